@@ -1,4 +1,4 @@
-//! Outcomes of negotiations with peers, and results about the paths to them.
+//! Records the outcomes of negotiations with peers, and the results about the paths to them.
 
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
@@ -18,33 +18,33 @@ const LATEST: usize = 8;
 /// The state or outcome of a negotiation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NegotiationState {
-    /// No call yet, in either direction.
+    /// Neither end has connected to the other yet.
     Waiting,
-    /// Both ends are bound.
+    /// An agreement is in force at both ends.
     Agreed,
-    /// Refused by one end, for this reason.
+    /// One end has refused the agreement, for this reason.
     Refused {
-        /// True if the peer refused.
+        /// True if the peer refused, and false if this host did.
         by_peer: bool,
-        /// The kind of reason.
+        /// The category of the reason, as counted in metrics.
         reason: RefusalReason,
-        /// The reason in words.
+        /// The reason as a text.
         detail: String,
     },
-    /// The peer does not answer: no Millrace runs there, or packets do not come through.
+    /// The peer does not answer: no Millrace runs there, or packets do not reach it.
     Absent(String),
     /// The peer did not answer in time.
     TimedOut(String),
-    /// The peer has another key than the settings name, or its certificate is not valid.
+    /// The peer has a key that the settings do not name, or its certificate is not valid.
     Untrusted(String),
-    /// The peer sent no valid message, or one that is not expected.
+    /// The peer sent an invalid message, or one that is not expected now.
     Malformed(String),
-    /// The agreement ended with its connection.
+    /// The agreement ended when its connection ended.
     Ended(String),
 }
 
 impl NegotiationState {
-    /// Names of the states, in the order of reports.
+    /// Names of the states, in the order in which reports list them.
     pub const NAMES: [&str; 8] =
         ["waiting", "agreed", "refused", "absent", "timed-out", "untrusted", "malformed", "ended"];
 
@@ -78,7 +78,7 @@ impl NegotiationState {
     }
 }
 
-/// Returns the name of a reason for refusal in messages and metrics.
+/// Returns the name of a reason for refusal, as used in messages and metrics.
 pub fn reason_name(reason: RefusalReason) -> &'static str {
     match reason {
         RefusalReason::Version => "version",
@@ -97,7 +97,7 @@ pub fn reason_name(reason: RefusalReason) -> &'static str {
 #[derive(Debug)]
 struct AgreementEntry {
     state: NegotiationState,
-    /// Time of the latest change to another kind of state, in ns of `CLOCK_MONOTONIC`.
+    /// Time of the latest change to a state of another kind, in ns of `CLOCK_MONOTONIC`.
     since_ns: u64,
     address: Option<IpAddr>,
     epoch: Option<u64>,
@@ -108,13 +108,13 @@ struct AgreementEntry {
     verdict_ns: Option<u64>,
     downgrades: BTreeMap<Downgrade, u64>,
     latest: VecDeque<(u64, Downgrade, u16)>,
-    /// Connections that were already compared with the peer's report, by their sequence numbers, while they are still
-    /// reported.
+    /// Connections that were already compared with the peer's report, by their sequence numbers. A connection is
+    /// removed when it is no longer reported.
     judged: HashSet<[u32; 2]>,
     timing: status::Negotiated,
-    /// True if this host has called the peer.
+    /// True if this host has connected to the peer.
     calls: bool,
-    /// ID of the current conversation. The end of an older conversation is ignored.
+    /// ID of the current negotiation. The end of an older negotiation is ignored.
     session: u64,
 }
 
@@ -139,7 +139,7 @@ impl AgreementEntry {
         }
     }
 
-    /// Sets the state. Its age starts again only if the kind of state is another.
+    /// Sets the state. The time of the latest change is updated only if the new state is of another kind.
     fn become_other(&mut self, state: NegotiationState, now_ns: u64) {
         if self.state.name() != state.name() {
             self.since_ns = now_ns;
@@ -148,29 +148,29 @@ impl AgreementEntry {
     }
 }
 
-/// The peer of an agreement.
+/// A peer with which an agreement is in force.
 #[derive(Debug)]
 pub struct AgreedPeer<'a> {
     /// The peer's name in the settings.
     pub name: &'a str,
-    /// True if this host has called it.
+    /// True if this host has connected to the peer.
     pub calls: bool,
-    /// The address to which its connections are bound.
+    /// The peer's address. The agreement applies to connections with this address.
     pub address: IpAddr,
 }
 
-/// The peers of the settings with the state of each. Times are those of `CLOCK_MONOTONIC`.
+/// The peers of the settings with the state of each. All times are times of `CLOCK_MONOTONIC`.
 #[derive(Debug, Default)]
 pub struct PeerAgreements {
     peers: BTreeMap<String, AgreementEntry>,
     /// Number of negotiations by outcome: a state, or a reason for refusal.
     negotiations: BTreeMap<String, u64>,
-    /// ID of the latest conversation.
+    /// ID of the latest negotiation.
     sessions: u64,
 }
 
 impl PeerAgreements {
-    /// Replaces the peers. The state of those that remain is kept.
+    /// Replaces the list of peers. The states of peers that are in both lists are kept.
     pub fn set_peers(&mut self, names: impl Iterator<Item = String>, now_ns: u64) {
         let mut before = std::mem::take(&mut self.peers);
         self.peers = names
@@ -186,14 +186,14 @@ impl PeerAgreements {
         self.peers.get(peer).is_some_and(|it| it.state == NegotiationState::Agreed)
     }
 
-    /// Reports whether an agreement with this run of the peer is in force for which this host has called. If both
-    /// hosts call at once, the peer's call is then superfluous.
+    /// Reports whether an agreement with this run of the peer is in force that this host's own connection has made. If
+    /// both hosts connect at the same time, the peer's connection is then superfluous.
     pub fn has_called(&self, peer: &str, epoch: u64) -> bool {
         let entry = self.peers.get(peer).filter(|it| it.state == NegotiationState::Agreed);
         entry.is_some_and(|it| it.calls && it.epoch == Some(epoch))
     }
 
-    /// Ends all agreements. Returns the addresses to unbind.
+    /// Ends all agreements. Returns the addresses for which no agreement applies any more.
     pub fn end_all(&mut self, now_ns: u64) -> Vec<IpAddr> {
         let agreed = self.peers.values_mut().filter(|it| it.state == NegotiationState::Agreed);
         let ended = agreed.map(|entry| {
@@ -207,13 +207,13 @@ impl PeerAgreements {
         ended.flatten().collect()
     }
 
-    /// Counts a call of an unknown peer.
+    /// Counts a connection of an unknown peer.
     pub fn count_stranger(&mut self) {
         self.count("stranger");
     }
 
-    /// Records an agreement. Returns the ID of the conversation, and the address to which the peer was bound before, if
-    /// that was another one.
+    /// Records an agreement. Returns the ID of the negotiation, and the peer's previous address if the agreement
+    /// applied to another one before.
     pub fn agreed(
         &mut self,
         peer: AgreedPeer<'_>,
@@ -224,7 +224,7 @@ impl PeerAgreements {
     ) -> Option<(u64, Option<IpAddr>)> {
         let entry = self.peers.get_mut(peer.name)?;
         self.sessions += 1;
-        // The caller has to unbind an address that the peer has left.
+        // If the peer's address has changed, the agreement must no longer apply to the old address.
         let before = entry.address.replace(peer.address).filter(|before| *before != peer.address);
         entry.epoch = Some(theirs.epoch);
         entry.host = Some(theirs.host.clone());
@@ -235,7 +235,7 @@ impl PeerAgreements {
         Some((self.sessions, before))
     }
 
-    /// Renews an agreement with the rules that are now agreed on. Returns false if another conversation has replaced
+    /// Renews an agreement with the rules that are now agreed on. Returns false if another negotiation has replaced
     /// this one.
     pub fn renewed(&mut self, peer: &str, session: u64, theirs: &Statement, rules: Vec<String>) -> bool {
         match self.peers.get_mut(peer).filter(|entry| entry.session == session) {
@@ -247,8 +247,8 @@ impl PeerAgreements {
         }
     }
 
-    /// Records the end of a conversation, and returns the address to unbind. `session` is the ID of the conversation
-    /// if its agreement was in force; the end of an older one is ignored.
+    /// Records the end of a negotiation, and returns the address to which the agreement no longer applies. `session` is
+    /// the ID of the negotiation if its agreement was in force; the end of an older one is ignored.
     pub fn ended(
         &mut self,
         peer: &str,
@@ -258,7 +258,7 @@ impl PeerAgreements {
     ) -> Option<IpAddr> {
         let entry = self.peers.get_mut(peer)?;
         let is_current = session == Some(entry.session);
-        // Another conversation with the peer has the agreement, which stays in force.
+        // Another negotiation with the peer maintains the agreement, which stays in force.
         if entry.state == NegotiationState::Agreed && !is_current {
             return None;
         }
@@ -267,7 +267,7 @@ impl PeerAgreements {
             other => other.name(),
         };
         entry.become_other(state, now_ns);
-        // A conversation that never was in force has nothing to unbind.
+        // A negotiation that never led to an agreement has no address to release.
         let address = entry.address.filter(|_| is_current);
         self.count(name);
         address
@@ -277,7 +277,7 @@ impl PeerAgreements {
         *self.negotiations.entry(name.to_owned()).or_default() += 1;
     }
 
-    /// Compares what both ends have seen of the same connections. Returns downgrades that were not known yet.
+    /// Compares what both ends have reported about the same connections. Returns downgrades that were not known yet.
     pub fn compare(
         &mut self,
         peer: &str,
@@ -290,11 +290,11 @@ impl PeerAgreements {
             entry.verdict.options = Some(pass);
             entry.verdict_ns = Some(now_ns);
         }
-        // Connections that are no longer reported are forgotten, so that the set stays bounded.
+        // Connections that the peer no longer reports are forgotten, so that the set stays bounded.
         entry.judged.retain(|known| own.iter().any(|it| it.sequence == *known));
         let mut found = Vec::new();
         for (connection, downgrade) in evidence::compare(own, theirs) {
-            // Each connection is judged once, although it is reported several times.
+            // Each connection is compared only once, although it is reported several times.
             if !entry.judged.insert(connection.sequence) {
                 continue;
             }
@@ -308,7 +308,7 @@ impl PeerAgreements {
         found
     }
 
-    /// Records new results about the path. An unknown value leaves the previous result.
+    /// Records new results about the path to a peer. An unknown value leaves the previous result unchanged.
     pub fn note(&mut self, peer: &str, verdict: &PathVerdict, now_ns: u64) {
         let Some(entry) = self.peers.get_mut(peer) else { return };
         let known = &mut entry.verdict;
@@ -335,7 +335,7 @@ impl PeerAgreements {
         Downgrade::ALL.iter().map(|kind| (kind.name().to_owned(), sum(kind))).collect()
     }
 
-    /// Returns the peers' part of the status.
+    /// Returns the status of all peers.
     pub fn status(&self, now_ns: u64) -> Vec<status::GraftPeerStatus> {
         self.peers.iter().map(|(name, entry)| entry.status(name, now_ns)).collect()
     }
@@ -416,11 +416,11 @@ mod tests {
     }
 
     #[test]
-    fn only_the_latest_negotiation_with_a_peer_counts() {
+    fn end_of_an_older_negotiation_is_ignored() {
         let mut table = table();
         let first = agree(&mut table, 7);
         assert!(table.is_agreed("b") && table.has_called("b", 7) && !table.has_called("b", 8));
-        // The peer has restarted, so this is another conversation.
+        // The peer has restarted, so this is another negotiation.
         let second = agree(&mut table, 8);
         assert!(!table.has_called("b", 7) && !table.has_called("b", 8));
         assert_eq!(table.ended("b", Some(first), NegotiationState::Ended("closed".into()), 3), None);
@@ -471,7 +471,7 @@ mod tests {
         assert_eq!((status.downgrades, status.latest_downgrades.len()), (20, LATEST));
         assert_eq!(status.path.options, Some(false));
         assert_eq!(table.downgrades()["stripped"], 20);
-        // A connection that was compared is forgotten when it is no longer reported.
+        // A connection that was compared is forgotten once the peer no longer reports it.
         table.compare("b", &own[..1], &theirs, 4);
         assert_eq!(table.peers["b"].judged.len(), 1);
     }

@@ -4,7 +4,8 @@ use millrace_base::settings::Problems;
 
 use crate::refusal::LoadRefusal;
 
-/// The reason why something failed, with its causes in the text. There is no source, since that would repeat them.
+/// The reason why something failed, with its causes in the text. The error has no `source`, since that would repeat the
+/// causes.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {

@@ -1,4 +1,4 @@
-//! Connections that have ended, as this host has seen them.
+//! Connections that have ended, with the measurements of this host.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -6,39 +6,39 @@ use millrace_graft_proto::select::kind::{self, Expected, TrafficClass};
 
 use crate::SideSetting;
 
-/// A connection that matched a rule with `select`, in place or tunnelled.
+/// A connection that matched a rule with `select`, either plain TCP or tunnelled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SelectedFlow {
-    /// The side that this host had.
+    /// The side of the connection on which this host was: client or server.
     pub side: SideSetting,
     /// Address and port of the application's own socket, also for a tunnelled connection.
     pub local: SocketAddr,
     /// Address and port of the other end.
     pub remote: SocketAddr,
-    /// Cgroup of the process that connected, if known: the ID of the cgroup that the rule names.
+    /// ID of the cgroup that the rule names and that contains the process that connected, if known.
     pub cgroup: Option<u64>,
-    /// Name of the process.
+    /// Command name of the process that connected, if known.
     pub command: Option<String>,
     /// Port of the server.
     pub port: u16,
-    /// Bytes of the application that the other end has confirmed.
+    /// Number of the application's bytes that the other end has confirmed.
     pub sent: u64,
-    /// Bytes that the application has received.
+    /// Number of bytes that the application has received.
     pub received: u64,
-    /// Time since the SYN.
+    /// Time from the SYN to the end of the connection.
     pub duration: Duration,
-    /// Number of times that the client has sent again after it had received something, if known.
+    /// Number of turns: how often the client has sent again after it had received something, if known.
     pub turns: Option<u32>,
-    /// Time in which bytes were to be sent or confirmed, so without the time that the application was idle.
+    /// Time during which bytes waited to be sent or confirmed, without the time in which the application was idle.
     pub busy: Option<Duration>,
     /// Time from the SYN to the latest received data.
     pub heard: Option<Duration>,
-    /// Name of a congestion control or of a kind of carrier.
+    /// Name of the congestion control, or of the kind of carrier, that the connection used.
     pub arm: String,
 }
 
 impl SelectedFlow {
-    /// Returns the traffic class under which the flow is remembered.
+    /// Returns the traffic class for which the connection is remembered.
     pub fn kind(&self) -> TrafficClass {
         TrafficClass {
             is_client: self.side == SideSetting::Client,
@@ -48,7 +48,7 @@ impl SelectedFlow {
         }
     }
 
-    /// Returns the bytes of both directions, as the client and the server have sent them.
+    /// Returns the numbers of bytes that the client and the server have sent.
     pub fn passed(&self) -> kind::FlowFigures {
         let (asked, answered) = match self.side {
             SideSetting::Client => (self.sent, self.received),
@@ -57,13 +57,14 @@ impl SelectedFlow {
         kind::FlowFigures { asked, answered, turns: self.turns }
     }
 
-    /// Returns the time that the path and the congestion control have taken, and for how many bytes. `None` if it
-    /// cannot be told from the time that the application was idle.
+    /// Returns the time that the path and the congestion control have taken, and for how many bytes. `None` if that
+    /// time cannot be separated from the time in which the application was idle.
     ///
-    /// `handshake` is the time of the TCP handshake in place. Received bytes are judged only if this host chooses how
-    /// they are sent (`judges_received`): in place, the other end's congestion control does.
+    /// `handshake` is the time of the TCP handshake of a connection that is not tunnelled. Received bytes are used only
+    /// if this host chooses how they are sent (`judges_received`): without a tunnel the other end's congestion control
+    /// does.
     pub fn cost(&self, handshake: Duration, judges_received: bool) -> Option<(Duration, u64)> {
-        // The direction with more bytes decides about the cost.
+        // The cost is computed for the direction with more bytes.
         if self.sent >= self.received {
             return Some((handshake + self.busy?, self.sent)).filter(|(_, bytes)| *bytes > 0);
         }
@@ -71,10 +72,10 @@ impl SelectedFlow {
     }
 }
 
-/// Events of the broker about redirected connections. Their IDs differ from the kernel's socket cookies.
+/// Events of the broker about redirected connections. Their IDs never equal the socket cookies of the kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CarriedFlow {
-    /// A redirected connection began.
+    /// The broker has accepted a redirected connection.
     Began {
         /// ID of the connection.
         id: u64,
@@ -82,28 +83,28 @@ pub enum CarriedFlow {
         local: SocketAddr,
         /// The other end's address and port.
         remote: SocketAddr,
-        /// Number of the rule that chose, as in the kernel, or 0 if no choice was made.
+        /// Number in the kernel of the rule that made the choice, or 0 if no choice was made.
         choice: u32,
-        /// Serial number of the choice.
+        /// Serial number of the choice that was made for the connection.
         serial: u32,
-        /// True if the connection tries another candidate to learn, rather than the best one.
+        /// True if the choice was another candidate than the best one, in order to learn.
         explored: bool,
-        /// Name of the carrier, or `None` if the connection began without one.
+        /// Name of the carrier, or `None` if the connection began without a carrier.
         carrier: Option<String>,
-        /// Expected purpose of the connection.
+        /// Predicted purpose of the connection.
         expected: Expected,
-        /// Command of the process that connected, as in [`SelectedFlow`].
+        /// Command name of the process that connected, as in [`SelectedFlow`].
         command: Option<String>,
-        /// ID of the cgroup that the rule names.
+        /// ID of the cgroup that the rule names and that contains the process.
         cgroup: Option<u64>,
-        /// Start of the connection, in ns of `CLOCK_MONOTONIC`.
+        /// Start time of the connection, in ns of `CLOCK_MONOTONIC`.
         began_ns: u64,
     },
-    /// A redirected connection is over.
+    /// A redirected connection has ended.
     Ended {
         /// ID of the connection.
         id: u64,
-        /// The connection with its figures.
+        /// The connection with its measurements.
         flow: SelectedFlow,
     },
 }
@@ -132,7 +133,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn application_time_is_not_charged_to_a_flow() {
+    fn idle_time_of_the_application_is_no_cost_of_a_connection() {
         let ms = Duration::from_millis;
         let rtt = Duration::from_millis(100);
         assert_eq!(flow(5000, 10, 300, 9000).cost(rtt, false), Some((ms(400), 5000)));

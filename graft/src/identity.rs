@@ -7,7 +7,7 @@ use ring::{
     signature::{ED25519, UnparsedPublicKey},
 };
 
-/// SHA-256 of an object file.
+/// SHA-256 of a graft's object file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectIdentity([u8; 32]);
 
@@ -19,12 +19,12 @@ impl ObjectIdentity {
         Self(bytes)
     }
 
-    /// Returns the bytes of the SHA-256.
+    /// Returns the 32 bytes of the SHA-256.
     pub fn bytes(&self) -> [u8; 32] {
         self.0
     }
 
-    /// Returns the first four bytes, which TCP options contain.
+    /// Returns the first four bytes of the hash, which TCP options contain.
     pub fn start(&self) -> [u8; 4] {
         let [a, b, c, d, ..] = self.0;
         [a, b, c, d]
@@ -56,7 +56,7 @@ impl FromStr for ObjectIdentity {
 pub struct SignatureKey([u8; 32]);
 
 impl SignatureKey {
-    /// Returns whether the signature of this text was made with this key.
+    /// Reports whether the signature of this text was made with this key.
     pub fn verifies(&self, text: &[u8], signature: &Signature) -> bool {
         UnparsedPublicKey::new(&ED25519, self.0).verify(text, &signature.0).is_ok()
     }
@@ -70,7 +70,7 @@ impl FromStr for SignatureKey {
     }
 }
 
-/// An ed25519 signature.
+/// An ed25519 signature of a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signature([u8; 64]);
 
@@ -98,17 +98,17 @@ fn bytes<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(bytes)
 }
 
-/// The identity by which a peer is authenticated.
+/// The key or the host name by which a peer is authenticated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerTrust {
-    /// The SHA-256 of its public key (SubjectPublicKeyInfo).
+    /// The SHA-256 of the peer's public key (SubjectPublicKeyInfo).
     Key(ObjectIdentity),
-    /// A host name in a certificate of the authority.
+    /// A host name in a certificate of the trusted authority.
     Host(String),
 }
 
 impl PeerTrust {
-    /// Reads the values of `key` and `host` from the settings. Exactly one of them is set.
+    /// Reads the values of `key` and `host` from the settings. Exactly one of them must be set.
     pub(crate) fn from_settings(key: Option<String>, host: Option<String>) -> Result<Self, String> {
         match (key, host) {
             (Some(key), None) => match key.parse() {

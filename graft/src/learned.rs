@@ -1,4 +1,4 @@
-//! The file in which a runtime stores what it has learned, for the next runtime.
+//! The file in which a runtime stores what it has learned, so that the next runtime can read it.
 //!
 //! The file names the peers of connections, so only its owner may read it. An invalid file is renamed, not
 //! overwritten.
@@ -22,18 +22,18 @@ use crate::{
 };
 
 const VERSION: u32 = 1;
-/// Limit of the file's size in bytes, which is more than a full file has.
+/// Limit of the file's size in bytes. It is more than a file with all entries has.
 const BYTES_MAX: usize = 64 << 20;
 
-/// The learned state, with the model that it belongs to.
+/// The learned state, and the model that it belongs to.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Learned {
     version: u32,
-    /// Identity of the model. `places` refers to its leaves.
+    /// Identity of the model. The entries in `places` refer to leaves of this model's tree.
     pub(crate) model: Option<String>,
     pub(crate) places: Vec<LearnedEntry>,
-    /// Best recent rate to each peer, in Mbit/s.
+    /// Best recent rate to each peer's address, in Mbit/s.
     pub(crate) rates: Vec<(IpAddr, f64)>,
     kinds: Vec<LearnedLesson>,
 }
@@ -46,8 +46,8 @@ pub(crate) struct LearnedEntry {
     pub known: OnlineState,
 }
 
-/// One observed flow of a traffic class. It names the path of its cgroup, since the cgroup's ID changes when the host
-/// restarts.
+/// One observed connection of a traffic class. It stores the path of its cgroup, since the cgroup's ID changes when the
+/// host restarts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LearnedLesson {
@@ -112,7 +112,7 @@ impl Learned {
 }
 
 impl LearnedLesson {
-    /// Returns a lesson for the file, or `None` if no rule names its cgroup any more.
+    /// Converts an observation for the file, or returns `None` if no rule names its cgroup any more.
     fn from_lesson(kind::ClassLesson { kind, seen }: kind::ClassLesson, settings: &Settings) -> Option<Self> {
         let TrafficClass { is_client, port, command, cgroup } = kind;
         let cgroup = match cgroup {
@@ -123,7 +123,8 @@ impl LearnedLesson {
         Some(Self { side, port, command, cgroup, saw: seen })
     }
 
-    /// Returns the lesson for this run, or `None` if no rule names its cgroup or the cgroup does not exist.
+    /// Converts an observation of the file for this run, or returns `None` if no rule names its cgroup or the cgroup
+    /// does not exist.
     fn to_lesson(&self, settings: &Settings) -> Option<kind::ClassLesson> {
         let cgroup = match &self.cgroup {
             None => 0,
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn learned_file_is_read_by_its_owner_alone() {
+    fn learned_file_is_readable_by_its_owner_only() {
         let directory = tempfile::tempdir().expect("a directory");
         let settings = settings(directory.path());
         let id = settings.cgroups().next().and_then(CgroupSetting::id).expect("it is there");
@@ -192,7 +193,7 @@ mod tests {
         let read = Learned::read(&path).expect("it is whole").expect("it is there");
         assert_eq!(read, learned);
         assert_eq!(taught(&read, &settings).lessons(), kinds(id).lessons());
-        // An incomplete file of a killed process is not read, and no symbolic link is followed.
+        // An incomplete file of a killed process is not read, and the runtime follows no symbolic link.
         let new = directory.path().join("learned.json.new");
         let other = directory.path().join("other");
         fs::write(&new, "{").expect("room");
@@ -203,7 +204,7 @@ mod tests {
         assert_eq!(Learned::read(&path).expect("it is whole"), Some(learned));
     }
 
-    /// The same cgroup has another ID after the host has restarted.
+    /// The same cgroup has a different ID after the host has restarted.
     #[test]
     fn cgroup_is_found_by_path_after_its_id_changes() {
         let directory = tempfile::tempdir().expect("a directory");

@@ -1,9 +1,9 @@
-//! Settings that were removed from Millrace, and the error text for files that still have them.
+//! Knows settings that were removed from Millrace, and the error text for files that still contain them.
 
 use millrace_base::settings::Problems;
 use serde::de::DeserializeOwned;
 
-/// Keys that were removed, with the text that says what replaces them.
+/// Keys that were removed, with the text that names their replacement.
 const LEFT: [(&str, &str); 4] = [
     (
         "classify",
@@ -25,9 +25,9 @@ const LEFT: [(&str, &str); 4] = [
     ),
 ];
 
-/// Keys that belonged to the settings file of sessions when sessions had a daemon of their own.
+/// Keys of the former settings file of sessions, from the time when sessions had a daemon of their own.
 const OF_SESSIONS: [&str; 4] = ["interface", "mode", "memory-mib", "parameters"];
-/// Keys about sessions that belonged to `[[peer]]` itself.
+/// Keys about sessions that were formerly in `[[peer]]` itself.
 const OF_PEER: [&str; 11] = [
     "local",
     "remote",
@@ -42,7 +42,7 @@ const OF_PEER: [&str; 11] = [
     "paths",
 ];
 
-/// Adds the replacement to the problem of each key that was removed or has moved.
+/// Adds the replacement to the error about each key that was removed or moved.
 pub(crate) fn advise(mut problems: Problems) -> Problems {
     for problem in &mut problems.problems {
         let key = problem.key.rsplit('.').next().unwrap_or_default();

@@ -14,30 +14,31 @@ const NAME_MAX: usize = 32;
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct GraftManifest {
-    /// Version of the interface in `graft.h`.
+    /// Version of the interface in `graft.h` that the graft uses.
     pub abi: u32,
-    /// Name of at most 32 bytes.
+    /// Name of the graft, at most 32 bytes.
     pub name: String,
     /// File name of the object, in the directory of the manifest.
     pub object: String,
-    /// Hash of the object. Grafts that are compiled in have none.
+    /// SHA-256 of the object file. Grafts that are compiled in have none.
     pub sha256: Option<String>,
-    /// Signature by one of the operator's trusted keys (ed25519).
+    /// Signature of the manifest by one of the operator's trusted keys (ed25519).
     pub signature: Option<String>,
     /// Description of the graft in one sentence.
     pub about: String,
-    /// Hooks that call the graft.
+    /// Kernel hooks that call the graft.
     pub hooks: Vec<ManifestHook>,
     /// Services that the graft provides.
     pub services: Vec<ManifestService>,
     /// Names of the classes of paths that the graft is meant for.
     #[serde(default)]
     pub paths: Vec<String>,
-    /// Oldest kernel that the graft was tried on, such as "6.1".
+    /// Oldest kernel on which the graft was tried, such as "6.1".
     pub kernel: String,
     /// Note on fairness: how the graft shares a bottleneck, and how that was tested.
     pub fairness: String,
-    /// Version of the state's layout. Grafts of the same name and version can replace each other and keep the state.
+    /// Version of the layout of the graft's state. Grafts of the same name and version can replace each other and keep
+    /// the state.
     pub state_version: u32,
     /// Parameters of the object file, by name.
     #[serde(default)]
@@ -68,11 +69,11 @@ pub enum ManifestService {
 pub struct ManifestParameter {
     /// Description of the parameter in one sentence.
     pub about: String,
-    /// Smallest value.
+    /// Smallest valid value of the parameter.
     pub min: u64,
-    /// Largest value.
+    /// Largest valid value of the parameter.
     pub max: u64,
-    /// True for a parameter of a packet function that both ends need to agree on.
+    /// True for a parameter of a packet function on which both ends need to agree.
     #[serde(default)]
     pub shared: bool,
 }
@@ -128,7 +129,7 @@ impl GraftManifest {
     /// Checks that the object is the one that the manifest was written for.
     ///
     /// # Errors
-    /// The object's hash differs from the manifest's, or the manifest has none.
+    /// The object's hash differs from the manifest's, or the manifest has no hash.
     pub fn check_identity(&self, identity: ObjectIdentity) -> Result<(), String> {
         let stated = self.sha256.as_deref().ok_or("sha256 is missing: `sha256sum` of the object")?;
         let stated: ObjectIdentity = stated.parse().map_err(|error| format!("sha256 {error}"))?;
@@ -172,8 +173,8 @@ impl GraftManifest {
     }
 }
 
-/// Returns the text that a signature covers: the manifest without the line of its signature. Only the first such line
-/// is removed. Lines that begin alike, as in a text of several lines, are signed.
+/// Returns the text that a signature covers: the manifest without the line of its signature. Only the first line that
+/// begins with `signature = ` is removed. Later ones, such as in a value of several lines, are signed.
 pub fn signed_text(text: &str) -> String {
     let lines: Vec<&str> = text.split_inclusive('\n').collect();
     let own = lines.iter().position(|line| line.starts_with("signature = "));
@@ -229,7 +230,7 @@ max = 100000
     }
 
     #[test]
-    fn only_trusted_signatures_count() {
+    fn only_signatures_of_trusted_keys_are_accepted() {
         let pair = |seed: u8| Ed25519KeyPair::from_seed_unchecked(&[seed; 32]).expect("a key");
         let key = |pair: &Ed25519KeyPair| -> SignatureKey {
             crate::identity::hex(pair.public_key().as_ref()).parse().expect("a key")
@@ -244,7 +245,7 @@ max = 100000
         assert!(manifest.check_signature(&signed, &[key(&other)]).is_err());
         let changed = signed.replace("max = 100000", "max = 200000");
         assert!(manifest.check_signature(&changed, &[key(&ours)]).is_err());
-        // Only the line of the signature itself is excluded.
+        // Only the line with the signature itself is not covered by the signature.
         let more = format!("{signed}about = \"\"\"\nsignature = \"\n\"\"\"\n");
         assert!(manifest.check_signature(&more, &[key(&ours)]).is_err());
         let unsigned = GraftManifest::parse(TEXT).expect("a manifest");

@@ -33,26 +33,26 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct Status {
-    /// Time since start, seconds.
+    /// Time since the start of the runtime, in seconds.
     pub uptime_s: f64,
     /// Mode in which XDP is attached, `native` or `generic`, by interface.
     pub interfaces: BTreeMap<String, String>,
     /// The sessions of the settings and those of applications.
     pub sessions: Vec<SessionStatus>,
-    /// Number of sessions that there is room for.
+    /// Number of sessions that fit in the kernel's tables.
     pub sessions_max: u32,
-    /// Bytes that the sessions take in the kernel, whether they exist or not. Keys are not counted, since they come
-    /// with sealed sessions.
+    /// Bytes of kernel memory that the tables of sessions take, whether the sessions exist or not. Keys are not
+    /// counted, since they are allocated with sealed sessions.
     pub memory_bytes: u64,
     /// The peers of the settings.
     pub peers: Vec<PeerStatus>,
-    /// Number of refused requests of applications, by the reason.
+    /// Number of refused requests of applications, by the reason of the refusal.
     pub refusals: BTreeMap<String, u64>,
-    /// Problems that an operator should look at.
+    /// Problems that need the operator's attention.
     pub trouble: Vec<String>,
 }
 
-/// The state of one session.
+/// The status of one session.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct SessionStatus {
@@ -64,31 +64,31 @@ pub struct SessionStatus {
     pub remote: String,
     /// Name of the session's present graft.
     pub graft: String,
-    /// Graft that replaces this one as soon as both ends have agreed.
+    /// Graft that replaces the present one as soon as both ends have agreed on it.
     pub changing_to: Option<String>,
-    /// Names of the graft's functions, in order.
+    /// Names of the functions in the session's graft, in order.
     pub functions: Vec<String>,
-    /// Smoothed round trip in microseconds, if a function of the graft acknowledges packets.
+    /// Smoothed round-trip time in microseconds, if a function of the graft acknowledges packets.
     pub round_trip_us: Option<u64>,
-    /// Protocol between the hosts: `udp`, or `253` for the IP protocol of that number.
+    /// Protocol between the hosts: `udp`, or `253` for IP protocol 253.
     pub protocol: String,
-    /// Name of the cipher, or `clear`.
+    /// Name of the session's cipher, or `clear` without encryption.
     pub sealed: String,
     /// True once both ends have agreed on keys. Before that, no datagram of a sealed session passes.
     pub has_keys: bool,
-    /// Number of packets by the reason of the verdict on them.
+    /// Number of packets by the reason of their verdict (passed or dropped).
     pub packets: BTreeMap<String, u64>,
-    /// Time in ns that each hook may take for a packet, or 0 for no limit.
+    /// Limit in ns of the time that each hook may take for a packet, or 0 for no limit.
     pub budget_ns: u32,
     /// Mean time in ns that each hook took for a packet in the latest second.
     pub mean_ns: BTreeMap<String, u64>,
-    /// Number of time samples above the budget since the session was opened.
+    /// Number of measured packets that took longer than the limit, since the session was opened.
     pub over_budget: u64,
     /// Number of completed changes of the graft.
     pub swaps: u64,
     /// Number of changes of the graft that failed.
     pub swaps_failed: u64,
-    /// The latest change of the graft.
+    /// The latest change of the session's graft.
     pub changed: Option<SessionChange>,
     /// Datagrams of this host's application that were lost by stateless changes of the graft.
     pub lost_sent: u64,
@@ -102,19 +102,19 @@ pub struct SessionStatus {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(default)]
 pub struct PathStatus {
-    /// Interface by which packets of this path leave.
+    /// Interface through which packets of this path leave this host.
     pub interface: String,
-    /// This end's address on the wire, in place of the session's own.
+    /// This end's address in packets on this path, instead of the session's own address.
     pub local: String,
-    /// The other end's address on the wire.
+    /// The other end's address in packets on this path, instead of the session's own address.
     pub remote: String,
-    /// True if packets arrive on this path, as far as is known.
+    /// True if packets on this path arrive at the other end, as far as is known.
     pub is_up: bool,
-    /// Share of the session's packets that leave by this path, relative to the other paths: from 0 to 16.
+    /// Weight of this path, from 0 to 16: its share of the session's packets relative to the other paths.
     pub weight: u32,
-    /// Packets sent on this path, including those of the daemons.
+    /// Number of packets sent on this path, including those of the daemons.
     pub sent: u64,
-    /// Packets received on this path.
+    /// Number of packets received on this path.
     pub came: u64,
 }
 
@@ -128,17 +128,17 @@ pub struct PeerStatus {
     pub remote: String,
     /// True if a message of the peer's daemon arrived in the latest 10 seconds.
     pub is_there: bool,
-    /// Reason why the peer's daemon is not connected.
+    /// Reason why the peer's daemon is not connected, if it is not.
     pub trouble: Option<String>,
-    /// Smallest recent round trip in microseconds. Unknown until the peer's daemon has answered.
+    /// Smallest recent round-trip time in microseconds. Unknown until the peer's daemon has answered.
     pub round_trip_us: Option<u64>,
-    /// Loss in the direction to the peer, in per cent.
+    /// Packet loss in the direction to the peer, in per cent.
     pub loss_percent: Option<f64>,
     /// Number of sessions in the peer's pool.
     pub pooled_sockets: usize,
-    /// Number of pooled sessions that applications have now.
+    /// Number of pooled sessions that applications use now.
     pub lent: usize,
-    /// Number of sessions that applications of this host have opened since the start.
+    /// Number of sessions that applications of this host have opened since the daemon's start.
     pub opened: u64,
 }
 
@@ -146,14 +146,16 @@ pub struct PeerStatus {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(default)]
 pub struct SessionChange {
-    /// True if the session has restarted, and false if it has kept its state.
+    /// True if the change restarted the session, and false if the session has kept its state.
     pub stateless: bool,
     /// Functions whose state was migrated from another version.
     pub migrated: Vec<String>,
-    /// Datagrams of this end that a stateless change has lost. Known once both ends have reported their counts.
+    /// Number of this end's datagrams that a stateless change has lost. Known once both ends have reported their
+    /// counts.
     pub lost_sent: Option<u64>,
-    /// Datagrams of the other end that a stateless change has lost, once that is known.
+    /// Number of the other end's datagrams that a stateless change has lost. Known once both ends have reported their
+    /// counts.
     pub lost_received: Option<u64>,
-    /// Reason for the change, if a rule of the settings (`when`) wanted it.
+    /// Reason for the change, if a rule of the settings (`when`) has caused it.
     pub why: Option<String>,
 }

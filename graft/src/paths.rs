@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::PathClass;
 
-/// Limit of peers that are remembered. The one that was seen longest ago is dropped first.
+/// Limit of peers that are remembered. If it is exceeded, the peer that was seen longest ago is dropped.
 const PEERS_MAX: usize = 4096;
 
 /// Measurements of the path to one peer.
@@ -22,37 +22,37 @@ const PEERS_MAX: usize = 4096;
 pub struct PeerPath {
     /// The peer's address.
     pub peer: IpAddr,
-    /// Name of the class of the path, by its smallest round trip.
+    /// Name of the path's class, which its smallest round-trip time determines.
     pub class: String,
-    /// Number of present connections.
+    /// Number of present TCP connections with the peer.
     pub connections: u32,
-    /// Smallest round trip that was measured, in microseconds.
+    /// Smallest round-trip time that was measured, in microseconds.
     pub rtt_min_us: u32,
-    /// Median of TCP's smoothed round trip over the present connections, in microseconds.
+    /// Median of TCP's smoothed round-trip times over the present connections, in microseconds.
     pub rtt_us: u32,
-    /// Variation of the round trip, in microseconds.
+    /// Variation of the round-trip time, in microseconds.
     pub rtt_variation_us: u32,
-    /// Largest delivery rate of the connections, in bytes per second.
+    /// Largest delivery rate of the present connections, in bytes per second.
     pub delivery_rate: Option<u64>,
-    /// Number of packets that were delivered, over all connections that were seen.
+    /// Number of packets that were delivered, summed over all connections that were seen.
     pub delivered: u64,
-    /// Number of packets that TCP took for lost, over all connections that were seen.
+    /// Number of packets that TCP considered lost, summed over all connections that were seen.
     pub lost: u64,
-    /// Largest distance, in packets, by which packets arrived out of order. TCP assumes at least 3.
+    /// Largest distance in packets by which packets arrived out of order, which is at least 3 in TCP.
     pub reordering: u32,
-    /// Seconds since there was a connection, or 0 if there is one.
+    /// Seconds since the last connection with the peer, or 0 if there is one now.
     pub idle_s: u64,
-    /// Result of the latest probe.
+    /// Result of the latest probe of the path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probed: Option<ProbedPackets>,
 }
 
-/// Result of a probe, which sends packets of its own.
+/// Result of a probe of the path, for which the daemon sends packets of its own.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct ProbedPackets {
-    /// Smallest round trip of the probe, in microseconds.
+    /// Smallest round-trip time of the probe, in microseconds.
     pub rtt_min_us: u32,
-    /// Median round trip of the probe, in microseconds.
+    /// Median round-trip time of the probe, in microseconds.
     pub rtt_us: u32,
     /// Share of the probe's packets that were lost, in per cent.
     pub loss_percent: f64,
@@ -65,8 +65,8 @@ pub struct ProbedPackets {
 }
 
 impl PeerPath {
-    /// Returns the features for a model. The loss of a probe comes before TCP's, since TCP also loses packets in
-    /// queues that it fills itself.
+    /// Returns the features of the path for a model. The loss of a probe is preferred to TCP's, since TCP also loses
+    /// packets in queues that it fills itself.
     pub fn features(&self) -> Features {
         let probed = self.probed.as_ref();
         let counted = (self.delivered > 0).then(|| self.loss_percent());
@@ -99,25 +99,25 @@ struct PeerFigures {
     lost: u64,
     reordering: u32,
     seen_s: u64,
-    /// The latest probe, and its time in seconds.
+    /// The latest probe, and its time in seconds of the same clock as `now_s`.
     probed: Option<(PathReport, u64)>,
 }
 
-/// Packet counts of one socket at the latest update.
+/// Packet counters of one socket at the latest update.
 #[derive(Debug, Default)]
 struct SocketPackets {
     delivered: u32,
     lost: u32,
-    /// True if the latest update did not find the socket.
+    /// True if the latest update did not find the socket any more.
     is_missed: bool,
 }
 
-/// Measures the paths to peers. A peer is still remembered after its connections have ended.
+/// Measures the paths to peers. A peer is remembered after its connections have ended.
 #[derive(Debug, Default)]
 pub struct Monitor {
     classes: Vec<PathClass>,
     peers: BTreeMap<IpAddr, PeerFigures>,
-    /// Packet counts of each socket at the latest update, by the kernel's cookie.
+    /// Packet counters of each socket at the latest update, by the socket's cookie.
     counted: HashMap<u64, SocketPackets>,
     now_s: u64,
 }
@@ -137,8 +137,8 @@ impl Monitor {
     pub fn update(&mut self, sockets: Vec<SocketState>, now_s: u64) {
         self.now_s = now_s;
         let live: HashSet<u64> = sockets.iter().map(|socket| socket.cookie).collect();
-        // The end of a socket may be reported after the first update that has not found it, so its counts are kept
-        // for one more.
+        // The end of a socket may be reported after the first update that has not found it, so its counters are kept
+        // for one more update.
         self.counted.retain(|cookie, counted| {
             let is_missed = !live.contains(cookie);
             !(std::mem::replace(&mut counted.is_missed, is_missed) && is_missed)
@@ -161,8 +161,8 @@ impl Monitor {
         self.forget();
     }
 
-    /// Records the final state of a connection that has ended. The periodic lists of sockets contain only connections
-    /// that live for a while.
+    /// Records the final state of a connection that has ended. The lists of sockets that are read once a second miss
+    /// shorter connections.
     pub fn note_ended(&mut self, socket: SocketState, now_s: u64) {
         if socket.srtt_us == 0 {
             return;
@@ -180,8 +180,8 @@ impl Monitor {
         self.forget();
     }
 
-    /// Records the result of a probe, also for a peer without connections. A probe without answers shows nothing
-    /// about the round trip.
+    /// Records the result of a probe, also for a peer without connections. A probe without answers does not change the
+    /// round-trip times.
     pub fn note_probe(&mut self, address: IpAddr, report: PathReport, now_s: u64) {
         self.now_s = self.now_s.max(now_s);
         let peer = self.peers.entry(address).or_default();
@@ -206,7 +206,7 @@ impl Monitor {
         self.peers.get(&peer).map(|known| self.path(peer, known))
     }
 
-    /// Returns the class of a path with this smallest round trip, in microseconds.
+    /// Returns the class of a path with this smallest round-trip time, in microseconds.
     pub fn class_of(&self, rtt_min_us: u32) -> String {
         let class = self.classes.iter().rev().find(|class| class.min_rtt_us <= rtt_min_us);
         class.map(|class| class.name.clone()).unwrap_or_default()
@@ -247,7 +247,8 @@ impl Monitor {
 }
 
 impl PeerFigures {
-    /// Adds the packets that a socket has counted since the latest update. The kernel's counters wrap around.
+    /// Adds the packets that a socket has counted since the latest update. The kernel's counters wrap around, so the
+    /// difference is computed modulo their size.
     fn count(&mut self, socket: &SocketState, before: &SocketPackets, now_s: u64) {
         self.delivered += u64::from(socket.delivered_packets.wrapping_sub(before.delivered));
         self.lost += u64::from(socket.lost_packets.wrapping_sub(before.lost));
@@ -297,7 +298,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn path_counts_outlive_connections_and_are_read_once() {
+    fn path_counters_outlive_connections_and_are_added_once() {
         let mut monitor = Monitor::new(default_classes());
         monitor.update(vec![socket(7, 1, 1000, 90, 10), socket(7, 2, 3000, 100, 0)], 1);
         monitor.update(vec![socket(7, 1, 2000, 190, 10)], 2);
@@ -343,7 +344,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn path_probes_count_with_and_without_connections() {
+    fn probe_result_is_recorded_with_and_without_connections() {
         let report =
             |answered, rtt_min_us| PathReport { answered, rtt_min_us, rtt_us: 900, ..PathReport::default() };
         let address = |last: u32| IpAddr::from(Ipv4Addr::from_bits(last));

@@ -11,7 +11,7 @@ use millrace_graft_kernel::{GraftObject, SHIPPED};
 
 use crate::{Error, GraftManifest, ObjectIdentity, identity::SignatureKey, manifest::ManifestHook};
 
-/// Largest object file in bytes; those of this project have some 30 KB.
+/// Largest object file in bytes. The objects of this project have some 30 KB.
 pub(crate) const OBJECT_MAX_BYTES: usize = 4 << 20;
 pub(crate) const MANIFEST_MAX_BYTES: usize = 64 << 10;
 /// Largest number of grafts in one directory.
@@ -24,7 +24,7 @@ const MANIFESTS: [(&str, &str); 4] = [
     ("westwood", include_str!("../pool/westwood.toml")),
 ];
 
-/// The origin of a graft.
+/// The origin of a graft's object file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PoolSource {
     /// The graft is compiled in.
@@ -33,7 +33,7 @@ pub enum PoolSource {
     File(PathBuf),
 }
 
-/// A graft that may be loaded: its manifest is usable, and its object matches it.
+/// A graft that can be loaded: its manifest is valid, and its object has the manifest's hash.
 #[derive(Clone, Debug)]
 pub struct PoolGraft {
     /// The graft's manifest.
@@ -42,7 +42,7 @@ pub struct PoolGraft {
     pub identity: ObjectIdentity,
     /// Origin of the graft.
     pub source: PoolSource,
-    /// Name of the graft as a congestion control in TCP.
+    /// Name of the graft's congestion control in TCP.
     pub congestion: String,
     /// Values of the parameters that are compiled into the object.
     pub defaults: BTreeMap<String, u64>,
@@ -53,13 +53,13 @@ pub struct PoolGraft {
 #[derive(Clone, Debug, Default)]
 pub struct GraftPool {
     grafts: BTreeMap<String, PoolGraft>,
-    /// Manifests that are not usable, with the reason.
+    /// Manifests that are not usable, with the reasons.
     pub unusable: Vec<(String, String)>,
 }
 
 impl GraftPool {
-    /// Reads the grafts that are compiled in, and those of the directories. A second graft of the same name is not
-    /// usable, so no file can replace another graft.
+    /// Reads the grafts that are compiled in, and those of the directories. If two grafts have the same name, only the
+    /// first is usable, so no file can replace another graft.
     ///
     /// # Errors
     /// A directory cannot be read.
@@ -90,7 +90,7 @@ impl GraftPool {
         let known = || self.grafts.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
         self.grafts.get(name).ok_or_else(|| {
             match self
-                // If a file of this name is not usable, the error says why.
+                // If a manifest of this name is not usable, the error says why.
                 .unusable
                 .iter()
                 .find(|(path, _)| Path::new(path).file_stem().is_some_and(|it| it == name))
@@ -110,11 +110,11 @@ impl GraftPool {
                 manifests.push(path);
             }
         }
-        // The limit applies before any file is read.
+        // The limit of files is checked before any file is read.
         if manifests.len() > GRAFTS_MAX {
             return Err(file_error(directory, format!("more than {GRAFTS_MAX} manifests")));
         }
-        // With a fixed order the same one of two grafts with one name is usable each time.
+        // The files are sorted, so that always the same one of two grafts with one name is usable.
         manifests.sort();
         for path in manifests {
             self.add(path.display().to_string(), PoolGraft::read(&path, keys));
@@ -136,14 +136,14 @@ impl GraftPool {
 }
 
 impl PoolGraft {
-    /// Reads a graft, given the path of its manifest.
+    /// Reads a graft, whose manifest is at the given path.
     ///
     /// # Errors
     /// The error names what is wrong with the manifest or the object.
     pub fn read(path: &Path, keys: &[SignatureKey]) -> Result<Self, String> {
         let text = file::text(path, MANIFEST_MAX_BYTES).map_err(|error| error.to_string())?;
         let manifest = GraftManifest::parse(&text)?;
-        // The signature covers the object by its hash, which is compared below.
+        // The signature covers the manifest's hash of the object, which is compared below.
         manifest.check_signature(&text, keys)?;
         let object = path.with_file_name(&manifest.object);
         let image = file::bytes(&object, OBJECT_MAX_BYTES)
@@ -222,7 +222,7 @@ impl PoolGraft {
         let known = MANIFESTS.iter().find(|(name, _)| *name == self.manifest.name);
         let text = match (&self.source, known) {
             (PoolSource::Shipped, Some((_, text))) => {
-                // A manifest that is compiled in has no hash, since the object is compiled in with it.
+                // The manifest of a compiled-in graft has no hash, since the object is compiled in with it.
                 let line = format!("object = \"{}\"\n", self.manifest.object);
                 text.replacen(&line, &format!("{line}sha256 = \"{}\"\n", self.identity), 1)
             }
@@ -236,7 +236,7 @@ impl PoolGraft {
         write(&format!("{}.toml", self.manifest.name), text.as_bytes())
     }
 
-    /// Checks the wanted values of parameters, and returns them as a list.
+    /// Checks the values that settings request for parameters, and returns them as a list.
     pub(crate) fn values(&self, wanted: &BTreeMap<String, u64>) -> Result<Vec<(String, u64)>, Error> {
         let checked = wanted.iter().map(|(name, value)| {
             self.manifest.check_parameter(name, *value).map_err(|error| self.error(error))?;

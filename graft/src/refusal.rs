@@ -5,13 +5,13 @@ use std::fmt;
 /// The reason why the kernel did not load a graft.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadRefusal {
-    /// The reason in the verifier's words.
+    /// The reason, in the verifier's words.
     pub reason: String,
-    /// File and line in the graft's source, if the object has debug information (`-g`).
+    /// File and line in the graft's source, if the object file has debug information (`-g`).
     pub place: Option<String>,
-    /// Source text of that line.
+    /// Source text of the line.
     pub source: Option<String>,
-    /// Advice for the author of the graft.
+    /// Advice how the author of the graft can correct it.
     pub hint: Option<&'static str>,
 }
 
@@ -43,10 +43,10 @@ const HINTS: [(&str, &str); 12] = [
 ];
 
 impl LoadRefusal {
-    /// Finds the refusal in the log of libbpf and the verifier. The search starts at the end of the log.
+    /// Finds the reason for the refusal in the log of libbpf and the verifier. The search starts at the end of the log.
     pub fn parse(log: &str) -> Self {
         let lines: Vec<&str> = log.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-        // The statistics at the end of the log are no reason.
+        // The log ends with statistics of the verifier, which are skipped.
         let end = lines.iter().rposition(|line| line.starts_with("processed ")).unwrap_or(lines.len());
         let verdict = lines[..end].iter().rposition(|line| is_verdict(line));
         let Some(at) = verdict else { return Self::without_verdict(&lines) };
@@ -59,7 +59,7 @@ impl LoadRefusal {
         Self { hint: hint(&reason), reason, place, source }
     }
 
-    /// Returns the refusal from a log in which libbpf failed before the verifier ran.
+    /// Returns the reason from a log in which libbpf failed before the verifier ran.
     fn without_verdict(lines: &[&str]) -> Self {
         let words = lines.iter().map(|line| line.trim_start_matches("libbpf: "));
         let reason = words.clone().find(|line| line.contains("failed") || line.contains("not found"));
@@ -68,8 +68,8 @@ impl LoadRefusal {
     }
 }
 
-/// Returns whether a line of the log is a message: neither an instruction (`12: (85) call ...`), nor a source line,
-/// nor a frame around them.
+/// Reports whether a line of the log is a message: neither an instruction (`12: (85) call ...`), nor a source line, nor
+/// a delimiter around them.
 fn is_verdict(line: &str) -> bool {
     let is_instruction = line.split_once(':').is_some_and(|(number, _)| number.parse::<u32>().is_ok());
     let is_frame =

@@ -1,4 +1,5 @@
-//! The runtime of grafts for TCP: grafts in the kernel, rules for connections, and changes of both under traffic.
+//! The runtime of grafts for TCP: it loads grafts into the kernel, applies rules to connections, and changes both while
+//! connections are open.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -39,7 +40,7 @@ pub(crate) mod agreement;
 mod selection;
 mod warm;
 
-/// File with the names of the congestion controls that TCP has at present.
+/// File that lists the congestion controls that TCP has at present.
 const CONTROLS: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
 const DEFAULT_CONTROL: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 
@@ -48,7 +49,7 @@ struct LoadedGraft {
     graft: PoolGraft,
     values: BTreeMap<String, u64>,
     control: CongestionProgram,
-    /// True if the settings load the graft. Otherwise it was loaded on request, and survives a reload.
+    /// True if the settings load the graft. A graft that was loaded on request is kept when the settings are reloaded.
     by_settings: bool,
 }
 
@@ -57,7 +58,7 @@ struct LoadedGraft {
 pub struct SwapResult {
     /// Number of live connections that were changed to the new graft.
     pub changed: ChangeCounts,
-    /// Time of the walk over all sockets, in microseconds.
+    /// Time for visiting all sockets, in microseconds.
     pub walk_us: u64,
 }
 
@@ -73,14 +74,14 @@ pub struct GraftRuntime {
     since: Instant,
     agreements: PeerAgreements,
     revision: u64,
-    /// Directory in which pinned links stay when the runtime ends.
+    /// Directory for links that stay pinned when the runtime ends.
     pins: Option<PinDirectory>,
     warm: Warm,
     /// State of the rules with `select`, for which a model chooses.
     selection: RuntimeSelection,
-    /// Peers with a broker, and whether a carrier to each is warm.
+    /// Peers with a broker, and whether a carrier to each is ready ("warm").
     carriers: BTreeMap<IpAddr, bool>,
-    /// True if cgroups of rules have come or gone, and the rules in the kernel were not updated yet.
+    /// True if cgroups that rules name were added or removed, and the rules in the kernel were not updated yet.
     has_news: bool,
     kinds: Arc<Mutex<Kinds>>,
 }
@@ -89,16 +90,16 @@ impl GraftRuntime {
     /// Loads the grafts and rules of the settings.
     ///
     /// # Errors
-    /// Fails if a graft or a rule of the settings cannot be used. Nothing is left in the kernel then.
+    /// Fails if a graft or a rule of the settings cannot be used. In that case nothing is left in the kernel.
     pub fn start(settings: Settings) -> Result<Self, Error> {
         Self::start_after(settings, None, false)
     }
 
-    /// Starts in place of an earlier runtime that has left its links in `pins`. With `persist`, the links of this one
-    /// stay when it ends, however it ends.
+    /// Replaces an earlier runtime that has left its links in `pins`. With `persist`, the links of this runtime stay
+    /// when it ends for any reason.
     ///
     /// # Errors
-    /// Fails as [`start`](Self::start) does, or if links cannot be pinned there.
+    /// Fails as [`start`](Self::start) does, or if links cannot be pinned in `pins`.
     pub fn start_after(
         settings: Settings,
         pins: Option<&PinDirectory>,
@@ -117,11 +118,11 @@ impl GraftRuntime {
             loaded.insert(name.clone(), LoadedGraft::load_next_to(pool.find(&name)?, values, pins)?);
         }
         check_known(&settings, &pool)?;
-        // The program finds its rules when it is attached.
+        // The rules are set before the program is attached, so that it applies them from the start.
         tcp.set_rules(&places(&settings, &loaded))?;
         tcp.attach(&cgroup)?;
-        // The program of an earlier runtime has been replaced. Its grafts that are not wanted any more are removed
-        // here.
+        // The program of an earlier runtime has been replaced. Grafts of that runtime that are not needed any more are
+        // removed here.
         pins.map(PinDirectory::clean);
         if let Some(pins) = kept {
             pins.create()?;
@@ -155,13 +156,13 @@ impl GraftRuntime {
         })
     }
 
-    /// Applies new settings completely or not at all: everything that can fail comes before the first change.
+    /// Applies new settings completely or not at all: all steps that can fail come before the first change.
     pub fn apply(&mut self, settings: Settings) -> Result<(), Error> {
         let cgroup = settings.cgroup.clone().or_else(root_cgroup);
         if cgroup.as_ref() != Some(&self.cgroup) {
             return Err(Error::Settings("cgroup cannot change while the daemon runs".to_owned()));
         }
-        // A change of [carry] would reset the tunnelled connections.
+        // Changed settings of [carry] would reset the tunnelled connections.
         if let (Some(old), Some(new)) = (&self.settings.carry, &settings.carry)
             && old != new
         {
@@ -195,7 +196,7 @@ impl GraftRuntime {
                 }
             }
         }
-        // Every check has passed, and the changes begin.
+        // Every check has passed, so the settings are applied from here on.
         for (name, graft, values) in changed {
             if let Some(loaded) = self.loaded.get_mut(&name) {
                 loaded.become_other(graft, values)?;
@@ -205,7 +206,7 @@ impl GraftRuntime {
             fresh.values_mut().try_for_each(|loaded| loaded.control.keep(pins))?;
         }
         self.loaded.append(&mut fresh);
-        // The model chooses again in the next update.
+        // The model makes its choices again in the next update.
         self.tcp.set_rules(&places(&settings, &self.loaded))?;
         self.tcp.forget_choices()?;
         self.selection.renew(&settings);
@@ -256,8 +257,8 @@ impl GraftRuntime {
         Ok(())
     }
 
-    /// Changes live connections of this network namespace from one graft to another, which is loaded if it was not.
-    /// If both names are the same, the graft is loaded again from its present files, with these values.
+    /// Changes live connections of this network namespace from one graft to another, which is loaded if necessary. If
+    /// both names are the same, the graft is loaded again from its present files, with these parameter values.
     pub fn swap(&mut self, from: &str, to: &str, values: BTreeMap<String, u64>) -> Result<SwapResult, Error> {
         self.read_pool()?;
         let old = self.loaded.get_mut(from).ok_or_else(|| Error::NotLoaded(from.to_owned()))?;
@@ -277,12 +278,12 @@ impl GraftRuntime {
         Ok(SwapResult { changed, walk_us: start.elapsed().as_micros().try_into().unwrap_or(u64::MAX) })
     }
 
-    /// Reads the sockets and the files of the pool. It has to be called about once a second.
+    /// Reads this host's sockets and the files of the pool. It has to be called about once a second.
     pub fn tick(&mut self) -> Result<(), Error> {
         self.warm.look(&self.settings.pool, &self.settings.trusted_keys);
         self.take_events()?;
         let sockets = self.sockets.read()?;
-        // Connections whose end was not reported are found by their missing sockets.
+        // Connections whose end was not reported are detected by their missing sockets.
         if self.selection.has_live() {
             let live: HashSet<u64> = sockets.iter().map(|socket| socket.cookie).collect();
             let untold = self
@@ -302,20 +303,20 @@ impl GraftRuntime {
         Ok(())
     }
 
-    /// Takes the outcomes of connections that have ended since the last call, so that the choice for new ones
-    /// improves. It costs little if there are none.
+    /// Evaluates connections that have ended since the last call, so that the choice for new ones improves. It costs
+    /// little if none has ended.
     pub fn learn(&mut self) -> Result<(), Error> {
         let peers = self.take_events()?;
         let paths: Vec<_> = peers.into_iter().filter_map(|peer| self.monitor.path_to(peer)).collect();
         if paths.is_empty() { Ok(()) } else { self.choose(&paths, false) }
     }
 
-    /// Reports whether any rule has a model choose.
+    /// Reports whether the settings have a rule for which a model chooses.
     pub fn selects(&self) -> bool {
         self.settings.rules.iter().any(|rule| rule.select.is_some())
     }
 
-    /// Records the reported events of connections. Returns the peers of connections that have ended.
+    /// Records events of connections that the kernel has reported. Returns the peers of connections that have ended.
     fn take_events(&mut self) -> Result<BTreeSet<IpAddr>, Error> {
         let mut peers = BTreeSet::new();
         for told in self.tcp.take_told()? {
@@ -334,9 +335,9 @@ impl GraftRuntime {
         Ok(peers)
     }
 
-    /// Updates the rules in the kernel after cgroups that rules name have come or gone.
+    /// Updates the rules in the kernel after cgroups that rules name were added or removed.
     fn follow_cgroups(&mut self) -> Result<(), Error> {
-        // After a failed update the next call tries again.
+        // If an update fails, the next call tries again.
         self.has_news |= self.settings.follow_cgroups();
         if self.has_news {
             self.tcp.set_rules(&places(&self.settings, &self.loaded))?;
@@ -346,10 +347,10 @@ impl GraftRuntime {
         Ok(())
     }
 
-    /// Lets the model choose for these paths, and writes the choices to the kernel. Existing connections keep their
+    /// Makes the model choose for these paths, and writes the choices to the kernel. Existing connections keep their
     /// settings.
     fn choose(&mut self, paths: &[status::PeerPath], is_all: bool) -> Result<(), Error> {
-        // Any process may load or unload congestion controls, so the list is read each time.
+        // Any process may load or unload congestion controls, so their list is read each time.
         let there = std::fs::read_to_string(CONTROLS).unwrap_or_default();
         let tcp = &self.tcp;
         let kinds = lock(&self.kinds);
@@ -369,33 +370,33 @@ impl GraftRuntime {
                 }
                 SelectionOrder::Forget { peer, rule } => self.tcp.choose_no_more(peer, rule),
             };
-            // A failure must not stop the other changes.
+            // A change that fails must not prevent the other changes.
             done = done.and(carried_out);
         }
         Ok(done?)
     }
 
-    /// Takes the broker's events about redirected connections.
+    /// Records the broker's events about redirected connections.
     pub fn note_carried(&mut self, all: impl IntoIterator<Item = CarriedFlow>) {
         all.into_iter().for_each(|carried| self.selection.note_carried(carried, &self.settings));
     }
 
-    /// Forgets all redirected connections, since the broker has ended.
+    /// Forgets all redirected connections, because the broker has ended.
     pub fn forget_carried(&mut self) {
         self.selection.forget_carried();
     }
 
-    /// Sets the peers with a broker, and whether a carrier to each is warm.
+    /// Sets the peers with a broker, and whether a carrier to each is ready ("warm").
     pub fn set_carriers(&mut self, carriers: BTreeMap<IpAddr, bool>) {
         self.carriers = carriers;
     }
 
-    /// Returns the kernel's maps of choices, which the broker's hooks use, too.
+    /// Returns the kernel's maps with the model's choices, which the broker's hooks use, too.
     pub fn share(&mut self) -> Result<SelectionMaps, Error> {
         Ok(self.tcp.share()?)
     }
 
-    /// Returns why a connection has its congestion control or carrier, or `None` if the connection is unknown or
+    /// Returns why a connection uses its congestion control or carrier, or `None` if the connection is unknown or
     /// forgotten.
     pub fn explain_connection(
         &mut self,
@@ -405,37 +406,37 @@ impl GraftRuntime {
         Ok(self.selection.connection(ends, clock::monotonic_ns()))
     }
 
-    /// Returns everything that was learned about connections.
+    /// Returns everything that this runtime has learned about connections.
     pub fn learned(&self) -> Learned {
         let mut learned = Learned::from_kinds(&lock(&self.kinds), &self.settings);
         self.selection.remember(&mut learned);
         learned
     }
 
-    /// Restores what an earlier runtime has learned, as far as it applies under these settings.
+    /// Restores what an earlier runtime has learned, as far as it is valid under these settings.
     pub fn recall(&mut self, learned: &Learned) {
         learned.teach(&mut lock(&self.kinds), &self.settings);
         self.selection.recall(learned, &self.settings);
     }
 
-    /// Records the result of a probe.
+    /// Records the result of a path probe.
     pub fn note_probe(&mut self, peer: IpAddr, report: PathReport) {
         self.monitor.note_probe(peer, report, clock::monotonic_ns() / 1_000_000_000);
     }
 
-    /// Returns the statistics of past connections. The broker adds tunnelled connections when they end.
+    /// Returns the statistics of past connections, to which the broker adds each tunnelled connection when it ends.
     pub fn kinds(&self) -> Arc<Mutex<Kinds>> {
         self.kinds.clone()
     }
 
-    /// Returns the known traffic classes with their expected purposes, the latest first.
+    /// Returns the known traffic classes with their predicted purposes, the latest first.
     fn all_purposes(&self) -> Vec<status::PurposeStatus> {
         let kinds = lock(&self.kinds);
         let of = |kind| status::PurposeStatus::from_kind(kind, &self.settings.expected(kind, &kinds));
         kinds.iter().map(of).collect()
     }
 
-    /// Returns the purposes of connections with a peer, by rule.
+    /// Returns the predicted purposes of connections with a peer, by rule.
     fn purposes(&self, peer: IpAddr) -> Vec<status::PurposeStatus> {
         let kinds = lock(&self.kinds);
         let is_for = |rule: &&RuleSetting| rule.peers.iter().any(|prefix| kernel::covers(*prefix, peer));
@@ -446,7 +447,7 @@ impl GraftRuntime {
             .collect()
     }
 
-    /// Returns the paths that are probed at intervals.
+    /// Returns the paths for which the settings schedule probes.
     pub fn probes(&self) -> &[settings::ProbeSettings] {
         &self.settings.probes
     }
@@ -481,7 +482,7 @@ impl GraftRuntime {
         &self.settings
     }
 
-    /// Returns the cgroup whose sockets the rules apply to.
+    /// Returns the cgroup to whose sockets the rules apply.
     pub fn cgroup(&self) -> &FilePath {
         &self.cgroup
     }
@@ -491,7 +492,7 @@ impl GraftRuntime {
         self.monitor.paths()
     }
 
-    /// Returns the class of a path with this smallest round trip, in microseconds.
+    /// Returns the class of a path with this smallest round-trip time, in microseconds.
     pub fn class_of(&self, rtt_min_us: u32) -> String {
         self.monitor.class_of(rtt_min_us)
     }
@@ -521,7 +522,7 @@ impl GraftRuntime {
             outcome: Some(known.outcome.name().to_owned()),
             reason: reason(known.outcome).to_owned(),
             rule: self.rule_at(known.rule),
-            // Four zero bytes mean that the peer has no graft.
+            // Four zero bytes mean that the peer uses no graft.
             peer_graft: (known.graft != [0; 4]).then(|| self.name_of(known.graft)),
             agreed: known.agreed,
             age_s: Some(age_ns as f64 / 1e9),
@@ -538,7 +539,7 @@ impl GraftRuntime {
         Ok(())
     }
 
-    /// Returns the problems that an operator should look at.
+    /// Returns the problems that need the operator's attention.
     pub fn trouble(&self) -> Vec<String> {
         let not_by_link = self.loaded.values().filter(|loaded| !loaded.control.is_by_link());
         let mut trouble: Vec<_> = not_by_link
@@ -553,7 +554,7 @@ impl GraftRuntime {
     }
 
     /// Returns the name of the rule with this index. The kernel has one rule for each pair of a port and a peer, and
-    /// behind them the rules for this host's control connections.
+    /// after those the rules for this host's control connections.
     fn rule_at(&self, index: u32) -> Option<String> {
         let rules = self.settings.rules.iter();
         let mut names = rules.flat_map(|rule| vec![&rule.name; rule.ports.len() * rule.peers.len()]);
@@ -561,7 +562,7 @@ impl GraftRuntime {
         names.nth(index as usize).cloned().or_else(|| own.then(|| "(control connections)".to_owned()))
     }
 
-    /// Returns whether a rule waits for its graft, which a peer has yet to send.
+    /// Reports whether a rule waits for its graft, which a peer has not sent yet.
     fn waits(&self, rule: &RuleSetting) -> bool {
         waits(rule, &self.settings, &self.loaded)
     }
@@ -587,7 +588,7 @@ impl LoadedGraft {
         Ok(Self { graft: graft.clone(), values, control, by_settings })
     }
 
-    /// Loads a graft in place of what an earlier runtime has left of it.
+    /// Loads a graft and replaces what an earlier runtime has left of it in the kernel.
     fn load_next_to(
         graft: &PoolGraft,
         values: BTreeMap<String, u64>,
@@ -605,7 +606,7 @@ impl LoadedGraft {
     }
 
     fn can_become(&self, graft: &PoolGraft, values: &BTreeMap<String, u64>) -> Result<(), Error> {
-        // Connections refer to a congestion control by its name.
+        // Sockets refer to a congestion control by its name, so a graft can only be replaced by one with the same name.
         if graft.congestion != self.control.name() {
             let other = graft.congestion.clone();
             let own = self.control.name().to_owned();
@@ -642,7 +643,7 @@ impl LoadedGraft {
     }
 }
 
-/// Checks whether the kernel would load the graft, without registering it as a congestion control.
+/// Checks whether the kernel accepts the graft's programs, without registering the graft as a congestion control.
 pub fn check(graft: &PoolGraft, values: &BTreeMap<String, u64>) -> Result<Timing, Error> {
     let wanted = graft.values(values)?;
     CongestionProgram::verify(&graft.image, &wanted).map_err(|error| refused(graft, error))
@@ -657,10 +658,10 @@ fn refused(graft: &PoolGraft, error: kernel::Error) -> Error {
     }
 }
 
-/// Returns the grafts that have to be loaded now, without those that a peer has yet to send.
+/// Returns the grafts that have to be loaded now. Grafts that a peer has not sent yet are left out.
 fn present(settings: &Settings, pool: &GraftPool) -> BTreeMap<String, BTreeMap<String, u64>> {
     let mut needed = settings.needed();
-    // Grafts that the model may choose are loaded, too, if they are in the pool.
+    // If the pool has grafts that the model may choose, they are loaded, too.
     if let Some(model) =
         settings.model.as_ref().filter(|_| settings.rules.iter().any(|it| it.select.is_some()))
     {
@@ -672,7 +673,7 @@ fn present(settings: &Settings, pool: &GraftPool) -> BTreeMap<String, BTreeMap<S
     needed
 }
 
-/// Checks that the pool has the grafts that peers are to use.
+/// Checks that the pool has the grafts that rules require peers to use.
 fn check_known(settings: &Settings, pool: &GraftPool) -> Result<(), Error> {
     let mut wanted = settings.rules.iter().filter_map(|rule| rule.peer_graft.as_ref());
     wanted.try_for_each(|name| pool.find(name).map(drop))
@@ -691,7 +692,7 @@ fn places(settings: &Settings, loaded: &BTreeMap<String, LoadedGraft>) -> Vec<ke
         let graft = rule.graft.as_ref().and_then(|name| loaded.get(name));
         let start = graft.map(|loaded| loaded.graft.identity.start()).unwrap_or_default();
         let mut places = rule.places(congestion(rule, loaded), start);
-        // A rule that waits for its graft keeps its index, and matches nothing.
+        // A rule that waits for its graft keeps its index, but matches nothing.
         if waits(rule, settings, loaded) {
             places.iter_mut().for_each(|place| place.ports = 0..=0);
         }
@@ -727,10 +728,10 @@ fn rule_status(rule: &RuleSetting, loaded: &BTreeMap<String, LoadedGraft>) -> st
     }
 }
 
-/// Returns the change of all connections that use `from` to `to`.
+/// Returns a change of sockets that makes all connections with `from` use `to`.
 fn everybody(from: &str, to: &str) -> SocketChange {
     let settings = kernel::Settings { congestion: Some(to.to_owned()), ..kernel::Settings::default() };
-    // A server's rule for all ports and peers matches each socket.
+    // A rule for a server that names all ports and all peers matches each socket.
     let rule = kernel::TcpRule {
         side: kernel::RuleSide::Server,
         peer: kernel::everybody(),
@@ -790,7 +791,7 @@ fn plain() -> String {
         .map_or_else(|_| "cubic".to_owned(), |name| name.trim().to_owned())
 }
 
-/// Returns a random number between 0 and 1. It only has to be unpredictable from outside.
+/// Returns a random number between 0 and 1. Only an outsider must be unable to predict it.
 fn chance() -> f64 {
     let bits = RandomState::new().build_hasher().finish();
     // An f64 has 53 bits for the fraction.

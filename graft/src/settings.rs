@@ -1,4 +1,4 @@
-//! The settings of the daemon, in TOML. `docs/reference/settings.md` has all keys.
+//! The settings file of the daemon, in TOML. `docs/reference/settings.md` has all keys.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -41,7 +41,8 @@ mod who;
 
 /// Longest name of a congestion control in the kernel, in bytes.
 const CONGESTION_MAX: usize = 15;
-/// Upper limit of the pacing rate: 4 GB/s or 34 Gbit/s is the most that a BPF program can pass to SO_MAX_PACING_RATE.
+/// Upper limit of the pacing rate: 4 GB/s or 34 Gbit/s is the highest value of SO_MAX_PACING_RATE that a BPF program
+/// can set.
 const PACING_MAX_MBIT: u32 = 34_000;
 const BUFFER_MAX_KIB: u32 = 1 << 20;
 const WINDOW_MAX: u32 = 10_000;
@@ -53,26 +54,26 @@ pub struct Settings {
     pub pool: Vec<PathBuf>,
     /// Each graft from a directory has to be signed by one of these keys. Without keys no signature is needed.
     pub trusted_keys: Vec<SignatureKey>,
-    /// Cgroup whose sockets the rules apply to. `None` is the root of cgroup version 2, which means all sockets of
-    /// this host.
+    /// Cgroup to whose sockets the rules apply. `None` is the root of cgroup version 2, which means all sockets of this
+    /// host.
     pub cgroup: Option<PathBuf>,
     /// Grafts that are loaded even if no rule uses them.
     pub load: Vec<LoadSetting>,
     /// Rules in the order in which they are tried.
     pub rules: Vec<RuleSetting>,
-    /// Classes of paths, sorted by round trip.
+    /// Classes of paths, sorted by round-trip time.
     pub classes: Vec<PathClass>,
     /// Agreements with peers by TLS.
     pub agreement: Option<AgreementSettings>,
-    /// Paths that are probed at intervals.
+    /// Paths that are probed at regular intervals.
     pub probes: Vec<ProbeSettings>,
     /// Carriers for connections of this host's applications.
     pub carry: Option<CarrySettings>,
-    /// Carriers for connections of hosts behind this one.
+    /// Carriers for connections of hosts behind this gateway.
     pub gateway: Option<GatewaySettings>,
-    /// Model of the rules with `select`.
+    /// Model that chooses for the rules with `select`.
     pub model: Option<Arc<Model>>,
-    /// File that keeps what was learned until the next runtime.
+    /// File that stores what was learned for the next runtime.
     pub learned: Option<PathBuf>,
     /// Purposes of connections that the operator has set.
     pub purposes: Vec<PurposeSettings>,
@@ -84,23 +85,23 @@ pub struct Settings {
 pub struct LoadSetting {
     /// Name of the graft in the pool.
     pub graft: String,
-    /// Values of its parameters, by name.
+    /// Values of the graft's parameters, by name.
     #[serde(default)]
     pub parameters: BTreeMap<String, u64>,
 }
 
-/// The peers whose agreement a rule needs.
+/// The peers to which a rule applies, by their agreement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Agree {
-    /// None: the rule applies whatever the peer has.
+    /// The rule applies to every peer, without an agreement.
     Nobody,
-    /// A peer that agrees by TCP options.
+    /// The rule applies to peers that agree by TCP options.
     Options,
-    /// A peer that agrees by TCP options and is bound by an agreement over TLS.
+    /// The rule applies to peers that agree by TCP options and have an agreement over TLS on the rule.
     Bound,
 }
 
-/// The side of a connection that this host has.
+/// The side of a connection on which this host is.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum SideSetting {
@@ -110,12 +111,12 @@ pub enum SideSetting {
     Server,
 }
 
-/// A rule: which connections it matches, and what it sets at this host's side.
+/// A rule: the connections that it matches, and what it sets for them at this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleSetting {
     /// Name of the rule.
     pub name: String,
-    /// Side of the connection that this host has.
+    /// Side of the connection on which this host is.
     pub side: SideSetting,
     /// Ports of the servers that the rule matches.
     pub ports: Vec<RangeInclusive<u16>>,
@@ -123,73 +124,73 @@ pub struct RuleSetting {
     pub peers: Vec<Prefix>,
     /// Condition on the process that connects. Only rules of clients have one.
     pub who: Who,
-    /// The peers whose agreement the rule needs.
+    /// The peers to which the rule applies, by their agreement.
     pub agree: Agree,
-    /// How connections reach the peer: in place, or tunnelled by a carrier.
+    /// How connections reach the peer: directly (`in-place`), or tunnelled by a carrier.
     pub tier: Tier,
     /// The moment at which connect() of a tunnelled connection returns.
     pub connect: Connect,
-    /// Addresses at which peers reach this host's servers, besides those that their carriers arrive at.
+    /// Addresses at which peers reach this host's servers, in addition to those to which the peers make carriers.
     pub addresses: Vec<IpAddr>,
-    /// Name of the graft in the pool that this side uses.
+    /// Name of the graft in the pool that this side of the connection uses.
     pub graft: Option<String>,
-    /// Name of the graft that the peer's side has to use, if the rule needs a bound peer.
+    /// Name of the graft that the peer's side has to use, if the rule requires an agreement over TLS.
     pub peer_graft: Option<String>,
-    /// Name of the congestion control in the kernel that this side uses.
+    /// Name of the congestion control in the kernel that this side of the connection uses.
     pub congestion: Option<String>,
     /// Upper limit of the sending rate, in Mbit/s.
     pub pacing_mbit: Option<u32>,
-    /// Send buffer in KiB.
+    /// Size of the send buffer in KiB.
     pub send_buffer_kib: Option<u32>,
-    /// Receive buffer in KiB.
+    /// Size of the receive buffer in KiB.
     pub receive_buffer_kib: Option<u32>,
     /// Initial congestion window in packets.
     pub initial_window: Option<u32>,
-    /// Facts about the connections for the model that chooses for the rule. `None`: no model chooses.
+    /// Facts about the rule's connections, if a model chooses for them. `None` means that no model chooses.
     pub select: Option<Select>,
 }
 
 /// Facts about a rule's connections, for the model that chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Select {
-    /// Profile of the connections, or `None` for the learned or usual one.
+    /// Profile of the connections, or `None` if it is learned or predicted from the port.
     pub profile: Option<TrafficProfile>,
     /// Expected size of a connection in KiB.
     pub size_kib: Option<u32>,
 }
 
-/// A class of paths, by their smallest round trip.
+/// A class of paths with similar smallest round-trip times.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PathClass {
     /// Name of the class.
     pub name: String,
-    /// Least round trip of its paths in microseconds. Default classes: `lan` from 0, `terrestrial` from 5000,
-    /// `long-delay` from 300000.
+    /// Smallest round-trip time of the class's paths, in microseconds. Default classes: `lan` from 0, `terrestrial`
+    /// from 5000, `long-delay` from 300000.
     pub min_rtt_us: u32,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct RawGraftSettings {
-    /// Directories with grafts, relative to the file.
+    /// Directories with grafts. Relative paths start at the settings file.
     #[serde(default)]
     pool: Vec<PathBuf>,
-    /// Public keys (ed25519), 64 hexadecimal digits each. With any key, grafts from directories have to be
-    /// signed.
+    /// Public keys (ed25519), 64 hexadecimal digits each. If there is any key, grafts from directories have to be
+    /// signed by one of them.
     #[serde(default)]
     trusted_keys: Vec<String>,
-    /// Directory of cgroup version 2 whose sockets the rules apply to. Default: all sockets of the host. A
-    /// reload does not change it.
+    /// Directory of cgroup version 2 to whose sockets the rules apply. Default: all sockets of the host. A reload does
+    /// not change it.
     cgroup: Option<PathBuf>,
     /// Grafts that are loaded even if no rule uses them.
     #[serde(default)]
     load: Vec<LoadSetting>,
-    /// Rules. The first rule that matches a connection applies. There is room for 64 pairs of a port and a peer, less
-    /// one for each port of a control connection.
+    /// Rules. The first rule that matches a connection applies. At most 64 pairs of a port and a peer fit in the
+    /// kernel's table, less one for each port of a control connection.
     #[serde(default)]
     rule: Vec<RawRule>,
-    /// Classes of paths, by their smallest round trip.
+    /// Classes of paths by their smallest round-trip time.
     class: Option<Vec<PathClass>>,
     /// Agreements with peers by TLS.
     agreement: Option<agreement::RawAgreement>,
@@ -199,41 +200,41 @@ struct RawGraftSettings {
     /// Grafts that are fetched from peers.
     #[serde(default)]
     fetch: Vec<agreement::RawFetch>,
-    /// Paths that are probed at intervals, at most 64.
+    /// Paths that are probed at regular intervals, at most 64.
     #[serde(default)]
     probe: Vec<probe::RawProbe>,
     /// Carriers for connections of applications of this host.
     carry: Option<carry::RawCarry>,
-    /// Carriers for connections of hosts behind this one.
+    /// Carriers for connections of hosts behind this gateway.
     gateway: Option<gateway::RawGateway>,
     /// File with the model for rules with `select`, as `millrace-lab train` makes it.
     model: Option<PathBuf>,
-    /// File that keeps what is learned when the daemon ends. Without it the outcomes are lost.
+    /// File that keeps what was learned across restarts of the daemon. Without it the outcomes are lost.
     learned: Option<PathBuf>,
-    /// Purposes of connections, at most 64.
+    /// Purposes of connections that you know in advance, at most 64.
     #[serde(default)]
     profile: Vec<purpose::RawPurpose>,
-    /// Functions on datagrams, and sessions for applications.
+    /// Settings of functions on datagrams, and of sessions for applications.
     sessions: Option<packets::RawPacketSettings>,
-    /// Lists of functions for sessions.
+    /// Grafts for sessions: lists of functions on datagrams.
     #[serde(default)]
     graft: Vec<packets::RawGraft>,
-    /// Sessions between fixed ports.
+    /// Sessions between fixed addresses and ports.
     #[serde(default)]
     session: Vec<packets::RawSession>,
 }
 
-/// The settings of a daemon with all of its parts.
+/// The settings of a daemon with both of its parts.
 #[derive(Clone, Debug)]
 pub struct DaemonSettings {
-    /// Grafts, rules, agreements and tunnelled connections.
+    /// Settings of the part for TCP: grafts, rules, agreements and tunnelled connections.
     pub in_place: Settings,
     /// Settings of the part for sessions, or `None` if the file has no `[sessions]`.
     pub sessions: Option<packet::Settings>,
 }
 
 impl DaemonSettings {
-    /// Reads a settings file. Relative paths in it start at its directory.
+    /// Reads a settings file. Relative paths in the file start at the file's directory.
     ///
     /// # Errors
     /// The file cannot be read, or something in it is wrong. The error lists all problems.
@@ -266,8 +267,8 @@ impl DaemonSettings {
         self.sessions.ok_or_else(|| Error::Settings("the settings have no [sessions]".to_owned()))
     }
 
-    /// Reports whether the file has anything for the part for TCP. An empty file has, since commands can load grafts
-    /// into that part.
+    /// Reports whether the file has settings for the part for TCP. An empty file counts, too, since commands can load
+    /// grafts into that part.
     pub fn wants_in_place(&self) -> bool {
         let Settings { agreement, cgroup, load, rules, probes, .. } = &self.in_place;
         let Settings { carry, gateway, model, learned, purposes, .. } = &self.in_place;
@@ -277,7 +278,7 @@ impl DaemonSettings {
         self.sessions.is_none() || agrees || has_files || has_lists || carry.is_some() || gateway.is_some()
     }
 
-    /// Checks the parsed settings: each part first, and then how the parts fit together.
+    /// Checks the parsed settings: first each part, and then whether the parts are consistent.
     fn from_raw(reader: &mut SettingsReader, mut raw: RawGraftSettings, directory: &Path) -> Option<Self> {
         let keys = reader.read_each("trusted-keys", std::mem::take(&mut raw.trusted_keys), |key| {
             key.parse().map_err(|error| format!("trusted-keys: {key:?} {error}"))
@@ -311,35 +312,36 @@ impl DaemonSettings {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct RawRule {
-    /// Name of the rule in `status` and `why`.
+    /// Name of the rule in the output of `status` and `why`.
     name: String,
-    /// Side of this host. `client`: it connects, and `port` is the peer's port. `server`: it accepts, and `port` is
-    /// its own port.
+    /// Side of the connection on which this host is. `client`: it connects, and `port` is the peer's port. `server`: it
+    /// accepts, and `port` is its own port.
     side: SideSetting,
-    /// Ports: 443, `"8000-8100"`, or a list of such.
+    /// Server ports: 443, `"8000-8100"`, or a list of such.
     port: Vec<PortSetting>,
     /// Prefixes of peers, such as `"203.0.113.0/24"`. Default: every peer.
     peer: Option<Vec<String>>,
     /// Name of the thread that connects, as in `/proc/PID/comm`, at most 15 bytes. For rules with `side = "client"`.
     command: Option<String>,
-    /// Directory of cgroup version 2: the rule matches connections of its processes, and of cgroups below it. For
-    /// rules with `side = "client"`. The directory may come and go; without it the rule matches nothing.
+    /// Directory of cgroup version 2: the rule matches connections of its processes, and of cgroups below it. For rules
+    /// with `side = "client"`. The directory may be created and removed at any time; while it does not exist the rule
+    /// matches nothing.
     cgroup: Option<PathBuf>,
-    /// Peers whose agreement the rule needs. `true`, the default: a peer that agrees by TCP options. `false`: no
-    /// peer. `"bound"`: a peer that is bound by an agreement on this rule.
+    /// Peers to which the rule applies. `true`, the default: peers that agree by TCP options. `false`: all peers.
+    /// `"bound"`: peers that have an agreement over TLS on this rule.
     agree: Option<RawAgree>,
-    /// How connections reach the peer. `"in-place"` is the default, `"carried"` tunnels them where that is possible,
-    /// and `"chosen"` leaves that to the model.
+    /// How connections reach the peer. `"in-place"`, the default, does not tunnel them, `"carried"` tunnels them where
+    /// that is possible, and `"chosen"` lets the model decide.
     #[serde(default)]
     tier: Tier,
-    /// When `connect()` of tunnelled clients returns: `"early"`, the default, is at once, and `"strict"` is after the
-    /// server has answered.
+    /// When `connect()` of tunnelled clients returns: with `"early"`, the default, at once, and with `"strict"` after
+    /// the server has answered.
     connect: Option<Connect>,
-    /// Addresses of this host at which peers reach its tunnelled servers, in addition to those at which their
-    /// carriers arrive.
+    /// Addresses of this host at which peers reach its tunnelled servers, in addition to those to which the peers make
+    /// carriers.
     #[serde(default)]
     addresses: Vec<IpAddr>,
-    /// Name of a graft in the pool, which is loaded with the rule.
+    /// Name of a graft in the pool. It is loaded with the rule.
     graft: Option<String>,
     /// Name of the graft in the pool that the peer's side has to use, with `agree = "bound"`.
     peer_graft: Option<String>,
@@ -347,9 +349,9 @@ struct RawRule {
     congestion: Option<String>,
     /// Upper limit of the sending rate in Mbit/s.
     pacing_mbit: Option<u32>,
-    /// Send buffer in KiB, up to `net.core.wmem_max`. The kernel no longer sizes it by itself then.
+    /// Size of the send buffer in KiB, up to `net.core.wmem_max`. The kernel then no longer adjusts the size itself.
     send_buffer_kib: Option<u32>,
-    /// Receive buffer in KiB, up to `net.core.rmem_max`. The kernel no longer sizes it by itself then.
+    /// Size of the receive buffer in KiB, up to `net.core.rmem_max`. The kernel then no longer adjusts the size itself.
     receive_buffer_kib: Option<u32>,
     /// Number of packets that are sent before the first acknowledgement.
     initial_window: Option<u32>,
@@ -412,13 +414,13 @@ impl Settings {
         DaemonSettings::parse(text, Path::new("")).map(|whole| whole.in_place)
     }
 
-    /// Reads a settings file. Relative paths in it start at its directory.
+    /// Reads a settings file. Relative paths in the file start at the file's directory.
     pub fn read(path: &Path) -> Result<Self, Error> {
         DaemonSettings::read(path).map(|whole| whole.in_place)
     }
 
-    /// Checks the parsed settings: each part first, and then how the parts fit together. Also returns the name and
-    /// the identity of each peer.
+    /// Checks the parsed settings: first each part, and then whether the parts are consistent. Also returns the name
+    /// and the identity of each peer.
     fn from_raw(
         reader: &mut SettingsReader,
         raw: RawGraftSettings,
@@ -469,7 +471,7 @@ impl Settings {
         Some((settings, known))
     }
 
-    /// Reports contradictions between parts of the settings.
+    /// Reports parts of the settings that contradict each other.
     fn check(&self, reader: &mut SettingsReader) {
         for (key, done) in [
             ("rule", self.check_rules()),
@@ -493,7 +495,7 @@ impl Settings {
             return Err(format!("graft {} is loaded twice", load.graft));
         }
         let places: usize = self.rules.iter().map(|rule| rule.ports.len() * rule.peers.len()).sum();
-        // The rules of control connections use the same table of the kernel.
+        // The rules of control connections occupy entries in the same table of the kernel.
         let room = RULES - self.own_rules().len();
         if places > room {
             return Err(format!(
@@ -505,7 +507,7 @@ impl Settings {
 
     fn check_classes(&self) -> Result<(), String> {
         match self.classes.first() {
-            // The classes are sorted, and each round trip has to be in one of them.
+            // Each round-trip time must belong to a class, so the first of the sorted classes begins at 0.
             Some(class) if class.min_rtt_us == 0 => Ok(()),
             _ => Err("one class needs min-rtt-us = 0".to_owned()),
         }
@@ -554,7 +556,7 @@ impl Settings {
         }
     }
 
-    /// Checks networks: no two peers may have an address behind them in common, nor a peer and this host.
+    /// Checks the networks behind gateways: two peers, or a peer and this host, must not have a common address there.
     fn check_networks(&self) -> Result<(), String> {
         if self.gateway.is_some() && self.carry.is_none() {
             return Err("[gateway] needs [carry], and an [agreement] with this host's key".to_owned());
@@ -583,10 +585,10 @@ impl Settings {
         }
     }
 
-    /// Adds interfaces of this host with hosts behind them whose connections are tunnelled.
+    /// Adds interfaces behind which there are hosts whose connections are tunnelled.
     ///
     /// # Errors
-    /// There are interfaces but no [gateway], or the gateway has no interfaces.
+    /// Interfaces are given without [gateway], or the gateway has no interfaces.
     pub fn add_gateway_interfaces(&mut self, interfaces: &[String]) -> Result<(), Error> {
         match &mut self.gateway {
             Some(gateway) => gateway.add(interfaces).map_err(Error::Settings)?,
@@ -604,7 +606,8 @@ impl Settings {
         }
     }
 
-    /// Returns rules for the control connections of agreements, which show whether TCP options pass to each peer.
+    /// Returns rules for the control connections of agreements. They show whether TCP options pass on the path to each
+    /// peer.
     pub(crate) fn own_rules(&self) -> Vec<kernel::TcpRule> {
         let Some(agreement) = &self.agreement else { return Vec::new() };
         let rule = |side, port| kernel::TcpRule {
@@ -625,8 +628,8 @@ impl Settings {
         clients.chain(server).collect()
     }
 
-    /// Checks which cgroups of rules exist. Returns whether any has come or gone, after which the rules in the kernel
-    /// have to be updated.
+    /// Checks which cgroups of rules exist. Returns whether any was added or removed, after which the rules in the
+    /// kernel have to be updated.
     pub(crate) fn follow_cgroups(&self) -> bool {
         self.rules.iter().fold(false, |is_new, rule| rule.who.follow() | is_new)
     }
@@ -640,23 +643,23 @@ impl Settings {
         self.rules.iter().filter_map(|rule| rule.who.cgroup.as_ref())
     }
 
-    /// Returns the rules for the redirecting hook: those whose connections are or may be tunnelled, and those before
-    /// them that keep connections in place.
+    /// Returns the rules for the redirecting hook: those that tunnel connections or may do so, and earlier ones that
+    /// exclude connections from redirection.
     pub fn redirect_rules(&self) -> Vec<Lead> {
         let clients: Vec<_> =
             self.rules.iter().enumerate().filter(|(_, rule)| rule.side == SideSetting::Client).collect();
-        // The hook need not know rules behind the last one that redirects.
+        // The hook does not need rules after the last one that redirects.
         let last = clients.iter().rposition(|(_, rule)| rule.tier != Tier::InPlace).map_or(0, |at| at + 1);
         clients.iter().take(last).flat_map(|(index, rule)| rule.rule_redirects(*index)).collect()
     }
 
-    /// Returns the rules of this side whose connections are or may be tunnelled.
+    /// Returns the rules for this side that tunnel connections or may do so.
     pub fn carried(&self, side: SideSetting) -> impl Iterator<Item = &RuleSetting> {
         self.rules.iter().filter(move |rule| rule.tier != Tier::InPlace && rule.side == side)
     }
 
-    /// Returns the first of these rules that matches a connection to or from this server's port and peer. `None`
-    /// stands for an unknown command or cgroup.
+    /// Returns the first rule that may tunnel a connection with this server port and peer. `None` stands for an unknown
+    /// command or cgroup.
     pub(crate) fn carried_by(
         &self,
         side: SideSetting,
@@ -668,7 +671,7 @@ impl Settings {
         self.carried(side).find(|rule| rule.is_for(port, peer) && rule.who.has(command, cgroup))
     }
 
-    /// Reports whether the graft has to be fetched from a peer.
+    /// Reports whether a graft has to be fetched from a peer.
     pub fn fetches(&self, graft: &str) -> bool {
         self.agreement.as_ref().is_some_and(|it| it.fetch.iter().any(|fetch| fetch.graft == graft))
     }
@@ -682,7 +685,7 @@ impl Settings {
     }
 }
 
-/// Returns the number of a rule in the kernel's map of choices, in which 0 stands for no rule.
+/// Returns the number of a rule in the kernel's map of choices. The number 0 stands for no rule.
 pub(crate) fn place_number(rule: usize) -> u32 {
     u32::try_from(rule + 1).unwrap_or_default()
 }
@@ -706,7 +709,7 @@ fn fetched_to(agreement: &Option<AgreementSettings>) -> Option<PathBuf> {
     agreement.as_ref()?.fetch_to.clone()
 }
 
-/// Returns the default classes of paths, which VTL uses, too.
+/// Returns the default classes of paths, which are those of the research system VTL.
 pub fn default_classes() -> Vec<PathClass> {
     let class = |name: &str, min_rtt_us| PathClass { name: name.to_owned(), min_rtt_us };
     vec![class("lan", 0), class("terrestrial", 5_000), class("long-delay", 300_000)]
@@ -743,7 +746,7 @@ impl RawRule {
             return Err(format!("congestion is 1 to {CONGESTION_MAX} bytes"));
         }
         let ports: Option<Vec<_>> = self.port.iter().map(PortSetting::range).collect();
-        // This prefix stands for every peer, also by IPv4.
+        // This prefix means every peer, with IPv4 or IPv6.
         let peers = self.peer.unwrap_or_else(|| vec!["::/0".to_owned()]);
         let peers: Result<Vec<Prefix>, _> =
             peers.iter().map(|peer| peer.parse().map_err(|error: ParseError| error.to_string())).collect();
@@ -792,13 +795,13 @@ impl RawRule {
 }
 
 impl RuleSetting {
-    /// Returns the rule for the kernel, once for each pair of a port and a peer.
+    /// Returns the rule as the kernel needs it, once for each pair of a port and a peer.
     pub(crate) fn places(&self, congestion: Option<String>, graft: [u8; 4]) -> Vec<kernel::TcpRule> {
         let kib = |kib: Option<u32>| kib.and_then(|kib| i32::try_from(u64::from(kib) * 1024 / 2).ok());
         let settings = kernel::Settings {
             congestion,
             pacing: self.pacing_mbit.map(|mbit| mbit * 125_000),
-            // The kernel doubles a buffer size that it is given, so it gets half.
+            // The kernel doubles the buffer size that a socket option sets, so half of it is passed.
             send_buffer: kib(self.send_buffer_kib),
             receive_buffer: kib(self.receive_buffer_kib),
             window: self.initial_window.and_then(|packets| i32::try_from(packets).ok()),
@@ -827,8 +830,8 @@ impl RuleSetting {
 }
 
 impl RuleSetting {
-    /// Returns the rule for the redirecting hook, once for each pair of a port and a peer. `index` is the rule's
-    /// position in the settings.
+    /// Returns the rule as the redirecting hook needs it, once for each pair of a port and a peer. `index` is the
+    /// rule's position in the settings.
     fn rule_redirects(&self, index: usize) -> Vec<Lead> {
         let strict = self.connect == Connect::Strict;
         let in_place = self.tier == Tier::InPlace;
@@ -845,7 +848,7 @@ impl RuleSetting {
         self.peers.iter().flat_map(|peer| self.ports.iter().map(move |ports| lead(peer, ports))).collect()
     }
 
-    /// Returns whether the rule matches this server port and this peer.
+    /// Reports whether the rule matches this server port and this peer.
     pub fn is_for(&self, port: u16, peer: IpAddr) -> bool {
         let has_port = self.ports.iter().any(|ports| ports.contains(&port));
         has_port && self.peers.iter().any(|prefix| kernel::covers(*prefix, peer))
@@ -937,7 +940,7 @@ mod tests {
             "cgroop = \"/a\"\n{rule}initial-window = 0\n{}[[peer]]\nname = \"b\"\n",
             rule.replace("\"a\"", "\"b\"").replace("80", "\"9-8\"")
         );
-        // Parsing errors come before errors of checks.
+        // Errors of parsing are listed before errors of checks.
         for (text, wanted) in [
             (
                 wrong.clone() + "min-cpus = -1\n[[class]]\nname = 7\nmin-rtt-us = 0\n",

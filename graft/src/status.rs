@@ -1,4 +1,4 @@
-//! The status of the part for TCP, as it is written in JSON.
+//! The status of the daemon's part for TCP, which `status` prints as JSON.
 
 use std::{
     collections::BTreeMap,
@@ -16,33 +16,33 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::paths::PeerPath;
 
-/// The status of the daemon's part for TCP, which answers in JSON.
+/// The status of the daemon's part for TCP, as JSON.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct Status {
-    /// Time since the start, in seconds.
+    /// Time since the start of the daemon, in seconds.
     pub uptime_s: f64,
-    /// The cgroup whose sockets the rules apply to.
+    /// The cgroup to whose sockets the rules apply.
     pub cgroup: String,
     /// Grafts that are loaded in the kernel.
     pub loaded: Vec<LoadedStatus>,
     /// Rules of the settings.
     pub rules: Vec<RuleStatus>,
-    /// Number of connections by outcome.
+    /// Number of connections that match a rule, by outcome.
     pub outcomes: BTreeMap<String, u64>,
-    /// Files of grafts that are not usable, with the reasons.
+    /// Manifests of grafts that are not usable, with the reasons.
     pub unusable: Vec<(String, String)>,
-    /// The outcome of the latest reload, if there was one.
+    /// The outcome of the latest reload of the settings, if there was one.
     pub reload: Option<Reload>,
-    /// Problems that an operator should look at.
+    /// Problems that need the operator's attention.
     pub trouble: Vec<String>,
-    /// Number of log lines that were dropped.
+    /// Number of log lines that were lost since the start.
     pub log_lines_dropped: u64,
-    /// Paths that connections have measured.
+    /// Paths that TCP connections have measured.
     pub paths: Vec<PeerPath>,
-    /// Peers that this host agrees with by TLS.
+    /// Peers with which this host negotiates agreements over TLS.
     pub peers: Vec<GraftPeerStatus>,
-    /// Number of negotiations by outcome.
+    /// Number of negotiations of agreements, by outcome.
     pub negotiations: BTreeMap<String, u64>,
     /// Number of connections whose two ends saw different TCP options, by the kind of downgrade.
     pub downgrades: BTreeMap<String, u64>,
@@ -50,55 +50,55 @@ pub struct Status {
     pub carry: Option<CarryStatus>,
     /// Choices of rules with `select`, if there are such rules.
     pub selection: Option<SelectionStatus>,
-    /// Known kinds of connections and their purposes, the latest first.
+    /// Known traffic classes and their purposes, the latest first.
     pub purposes: Vec<PurposeStatus>,
 }
 
-/// The connections that carriers tunnel.
+/// The status of tunnelled connections and their carriers.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct CarryStatus {
-    /// Address at which carriers of peers arrive.
+    /// Address at which this host accepts carriers of peers.
     pub listen: Option<SocketAddr>,
-    /// Number of connections of this host's applications, by verdict.
+    /// Number of connections of this host's applications, by the verdict of the redirecting program.
     pub verdicts: BTreeMap<String, u64>,
-    /// Number of packets at the sockets where SYNs are held back, by verdict.
+    /// Number of packets at the sockets that hold SYNs back, by the verdict on them.
     pub held: BTreeMap<String, u64>,
-    /// Carriers to all peers, with those that are missing.
+    /// Carriers to all peers, including those that are missing.
     pub carriers: Vec<CarrierStatus>,
-    /// Number of connections that are tunnelled now, from this host's applications and to its servers.
+    /// Number of connections that are tunnelled now: from this host's applications, and to its servers.
     pub connections: u64,
     /// Limit of connections that are tunnelled at the same time.
     pub connections_max: u64,
-    /// Number of ended connections by outcome: `done`, or the reason for another end.
+    /// Number of ended connections by outcome: `done`, or the reason for any other end.
     pub ended: BTreeMap<String, u64>,
     /// Number of connections that continued on another carrier.
     pub resumed: u64,
-    /// Bytes of applications that the other end has confirmed.
+    /// Number of bytes from applications that the other end has confirmed.
     pub sent_bytes: u64,
-    /// Bytes of applications that were received.
+    /// Number of bytes that were received for applications.
     pub received_bytes: u64,
-    /// Bytes of applications that were sent and are not confirmed.
+    /// Number of bytes from applications that were sent and are not confirmed yet.
     pub kept_bytes: u64,
     /// The gateway for hosts behind this one, if the settings have [gateway].
     pub gateway: Option<GatewayStatus>,
-    /// Number of reports about connections that were lost on the way to the selection.
+    /// Number of reports about connections that were dropped before the selection of congestion controls read them.
     pub untold: u64,
-    /// Answers of this host's firewall about connections that are to be tunnelled.
+    /// Verdicts of this host's firewall on connections that are to be tunnelled.
     pub firewall: Option<FirewallStatus>,
 }
 
-/// The firewall of this host, and its answers about connections.
+/// The firewall of this host, and its verdicts on connections.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct FirewallStatus {
-    /// True if this host has a firewall.
+    /// True if this host has a firewall that may affect connections.
     pub is_there: bool,
-    /// Firewall rules that keep connections in place, each with the expression that is the reason.
+    /// Firewall rules that keep connections from being tunnelled, each with the expression that is the reason.
     pub rules: Vec<String>,
-    /// Number of connections by the firewall's answer.
+    /// Number of connections by the firewall's verdict.
     pub openings: BTreeMap<String, u64>,
-    /// Number of first packets, by what the firewall did with them.
+    /// Number of first packets of connections, by what the firewall did with them.
     pub packets: BTreeMap<String, u64>,
 }
 
@@ -106,15 +106,15 @@ pub struct FirewallStatus {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct GatewayStatus {
-    /// Interfaces by which these hosts are reached.
+    /// Interfaces through which the hosts behind the gateway are reached.
     pub interfaces: Vec<String>,
-    /// Networks of these hosts.
+    /// Networks of the hosts behind the gateway.
     pub networks: Vec<String>,
-    /// Number of SYNs that are held back now.
+    /// Number of SYNs that the kernel holds back now.
     pub waiting: u64,
-    /// Number of packets of these hosts, by verdict.
+    /// Number of packets of the hosts behind the gateway, by the verdict on them.
     pub verdicts: BTreeMap<String, u64>,
-    /// A problem of the gateway that an operator should look at.
+    /// A problem of the gateway that needs the operator's attention.
     pub trouble: Option<String>,
 }
 
@@ -122,88 +122,89 @@ pub struct GatewayStatus {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct CarrierStatus {
-    /// Name of the peer.
+    /// Name of the peer to which the carrier leads.
     pub peer: String,
     /// Kind of the carrier: `quic`, `tcp`, `mptcp` or `sctp`.
     pub carrier: String,
-    /// Address that the carrier connects to or comes from.
+    /// Address to which the carrier connects, or from which it comes.
     pub way: String,
-    /// State: `warm`, `suspect` (nothing comes back, so no connection is redirected), `full` or `cold`.
+    /// State: `warm` (ready), `suspect` (nothing arrives, so no connection is redirected), `full` or `cold`.
     pub state: String,
-    /// Reason why the carrier is not warm.
+    /// Reason why the carrier is not ready.
     pub detail: String,
-    /// Time in this state, in seconds.
+    /// Time since the carrier has been in this state, in seconds.
     pub age_s: f64,
     /// Addresses of the hosts that the carrier reaches.
     pub addresses: Vec<IpAddr>,
     /// Networks behind the peer, if it is a gateway.
     pub networks: Vec<String>,
-    /// Smoothed round trip, in microseconds.
+    /// Smoothed round-trip time of the carrier, in microseconds.
     pub rtt_us: u64,
-    /// Congestion window, in bytes.
+    /// Congestion window of the carrier, in bytes.
     pub window_bytes: u64,
-    /// Largest UDP payload that the path allows, in bytes.
+    /// Largest UDP payload that fits the path, in bytes.
     pub mtu: u16,
-    /// Number of packets that were sent.
+    /// Number of packets that the carrier has sent.
     pub sent_packets: u64,
-    /// Number of packets that were lost.
+    /// Number of packets of the carrier that were lost.
     pub lost_packets: u64,
-    /// Bytes that the carrier has sent, including its acknowledgements and keep-alives.
+    /// Number of bytes that the carrier has sent, including its acknowledgements and keep-alives.
     pub sent_bytes: u64,
-    /// Bytes that the carrier has received.
+    /// Number of bytes that the carrier has received.
     pub received_bytes: u64,
-    /// Number of connections with the peer, over all of its carriers. Only the carrier in use shows it.
+    /// Number of connections with the peer, on all of its carriers. Only the carrier in use shows the number.
     pub connections: u64,
-    /// Number of idle connections of a pool.
+    /// Number of idle connections, if the carrier is a pool.
     pub pool_idle: u64,
-    /// Number of connections of a pool that are in use.
+    /// Number of connections in use, if the carrier is a pool.
     pub pool_busy: u64,
 }
 
-/// A peer of the settings, and the agreement with it.
+/// A peer of the settings, and the state of the agreement with it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct GraftPeerStatus {
     /// Name of the peer.
     pub name: String,
-    /// State: `waiting`, `agreed`, `refused`, `absent`, `timed-out`, `untrusted`, `malformed` or `ended`.
+    /// State of the agreement: `waiting`, `agreed`, `refused`, `absent`, `timed-out`, `untrusted`, `malformed` or
+    /// `ended`.
     pub state: String,
     /// Reason why no agreement is in force.
     pub detail: String,
-    /// Time in this state, in seconds.
+    /// Time since the agreement has been in this state, in seconds.
     pub age_s: f64,
-    /// Address of the peer in the latest agreement.
+    /// Address of the peer in the latest agreement with it.
     pub address: Option<IpAddr>,
     /// The peer's host, as its statement describes it.
     pub host: Option<HostOffer>,
     /// Number of grafts that the peer has.
     pub functions: usize,
-    /// Names of this host's rules that are agreed on.
+    /// Names of this host's rules to which both ends have agreed.
     pub rules: Vec<String>,
-    /// Results about the path to the peer.
+    /// Results of probes and connections about the path to the peer.
     pub path: PathVerdict,
-    /// Time since the latest of these results, in seconds.
+    /// Time since the latest result about the path, in seconds.
     pub path_age_s: Option<f64>,
-    /// Number of downgrades, which both ends' reports about their connections show.
+    /// Number of downgrades, which the reports of both ends about the same connections reveal.
     pub downgrades: u64,
-    /// The latest downgrades.
+    /// The latest downgrades, with their times.
     pub latest_downgrades: Vec<Downgraded>,
-    /// Durations of the steps of the latest negotiation.
+    /// Durations of the steps of the latest negotiation with the peer.
     pub negotiated: Negotiated,
 }
 
-/// A connection whose TCP options arrived changed or not at all.
+/// A connection whose TCP options were changed or removed on the path.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Downgraded {
-    /// Kind: `stripped`, `altered` or `forged`.
+    /// Kind of downgrade: `stripped`, `altered` or `forged`.
     pub kind: String,
-    /// Port of the server.
+    /// Server port of the connection.
     pub port: u16,
     /// Time since the downgrade was found, in seconds.
     pub age_s: f64,
 }
 
-/// The steps of a negotiation, as the caller measures them. All are 0 at the called end.
+/// Durations of the steps of a negotiation, measured by the end that connects. All are 0 at the other end.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct Negotiated {
@@ -213,7 +214,7 @@ pub struct Negotiated {
     pub tls_us: u64,
     /// Time from the offer to the peer's answer, in microseconds.
     pub offer_us: u64,
-    /// Time from the peer's answer until the rules apply at this end, in microseconds.
+    /// Time from the peer's answer until the rules are in force at this end, in microseconds.
     pub bind_us: u64,
 }
 
@@ -223,51 +224,51 @@ pub struct Negotiated {
 pub struct LoadedStatus {
     /// Name of the graft.
     pub name: String,
-    /// Name of the congestion control in TCP.
+    /// Name of the graft's congestion control in TCP.
     pub congestion: String,
-    /// SHA-256 of the object file.
+    /// SHA-256 of the graft's object file.
     pub identity: String,
     /// Values of the graft's parameters.
     pub parameters: BTreeMap<String, u64>,
-    /// True if the kernel removes the graft when this process is killed.
+    /// True if the kernel removes the graft when this process is killed, since it is not pinned.
     pub by_link: bool,
-    /// Time to open the object file, in microseconds.
+    /// Time for opening the object file, in microseconds.
     pub open_us: u64,
-    /// Time to load the object, in microseconds.
+    /// Time for loading the object into the kernel, in microseconds.
     pub load_us: u64,
-    /// Time to attach the object, in microseconds.
+    /// Time for attaching the object in the kernel, in microseconds.
     pub attach_us: u64,
-    /// Number of live connections of this network namespace that use the graft.
+    /// Number of live connections in this network namespace that use the graft.
     pub connections: u64,
 }
 
-/// A rule of the settings, as text.
+/// A rule of the settings, with its values as text.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct RuleStatus {
     /// Name of the rule.
     pub name: String,
-    /// Side of this host: `client` or `server`.
+    /// Side of the connection on which this host is: `client` or `server`.
     pub side: String,
     /// Ports of the servers that the rule matches.
     pub ports: Vec<String>,
     /// Addresses of the peers that the rule matches.
     pub peers: Vec<String>,
-    /// Condition on the process, as text. It is empty if every process matches.
+    /// Condition on the connecting process, as text. It is empty if every process matches.
     pub who: String,
     /// True if the cgroup that the rule names does not exist, so that no process matches.
     pub missing: bool,
-    /// True if the rule needs the peer's agreement.
+    /// True if the rule requires the peer's agreement.
     pub agree: bool,
-    /// True if the rule applies only to peers that are bound by an agreement.
+    /// True if the rule applies only to peers that have an agreement over TLS.
     pub bound: bool,
-    /// True if the rule waits for its graft, which a peer has yet to send.
+    /// True if the rule waits for its graft, which a peer has not sent yet.
     pub waits: bool,
     /// Congestion control that the rule sets.
     pub congestion: Option<String>,
 }
 
-/// Explains what connections with a peer use, and why.
+/// Explains which congestion control or carrier connections with a peer use, and why.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct PeerExplanation {
@@ -275,49 +276,49 @@ pub struct PeerExplanation {
     pub peer: String,
     /// Outcome of the latest connection that matched a rule.
     pub outcome: Option<String>,
-    /// The reason for the outcome, as text.
+    /// The reason for the latest outcome, as text.
     pub reason: String,
-    /// Name of the rule that matched.
+    /// Name of the rule that the latest connection matched.
     pub rule: Option<String>,
-    /// Graft that the peer uses: the first bytes of its identity, and its name if this host knows it.
+    /// Graft that the peer uses: the first bytes of the graft's SHA-256, and its name if this host knows it.
     pub peer_graft: Option<String>,
-    /// Number of connections with the peer on which both sides agreed.
+    /// Number of connections with the peer on which both ends agreed by TCP options.
     pub agreed: u64,
-    /// Time since the latest connection, in seconds.
+    /// Time since the latest connection with the peer, in seconds.
     pub age_s: Option<f64>,
     /// Measurements of the path to the peer.
     pub path: Option<PeerPath>,
-    /// The agreement with the peer by TLS.
+    /// The state of the agreement with the peer over TLS.
     pub agreement: Option<GraftPeerStatus>,
-    /// The carrier of the peer's connections, if they are to be tunnelled.
+    /// The carrier for the peer's connections, if they are tunnelled.
     pub carrier: Option<CarrierStatus>,
     /// The model's choices for the peer, by rule.
     pub chosen: Vec<ChosenStatus>,
-    /// The expected purposes of the peer's connections, by rule.
+    /// The predicted purposes of the peer's connections, by rule.
     pub purposes: Vec<PurposeStatus>,
 }
 
-/// The expected purpose of a kind of connections.
+/// The predicted purpose of a class of connections.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct PurposeStatus {
-    /// Name of the rule, in the answer to `why`.
+    /// Name of the rule. It is given in the answer to `why`.
     pub rule: String,
-    /// Side of this host, in `status`: `client` or `server`.
+    /// Side of this host, `client` or `server`. It is given in the answer to `status`.
     pub side: String,
     /// Port of the server.
     pub port: u16,
     /// Name of the command that connects.
     pub command: String,
-    /// Profile, which says by which figure a connection is judged.
+    /// Profile, which determines the measure by which a connection is judged.
     pub profile: String,
-    /// Size in KiB, in the direction that has more bytes.
+    /// Predicted size in KiB, in the direction that has more bytes.
     pub size_kib: Option<u32>,
-    /// Source of the expectation: `configured`, `learned`, `port` or `default`.
+    /// Source of the prediction: `configured`, `learned`, `port` or `default`.
     pub source: String,
-    /// Share of past connections that had the expected shape.
+    /// Share of past connections that matched the prediction.
     pub sure: f64,
-    /// Reason for the expectation, as text.
+    /// Reason for the prediction, as text.
     pub why: String,
 }
 
@@ -353,7 +354,7 @@ impl From<&Expected> for PurposeStatus {
     }
 }
 
-/// A choice for the connections of a rule on one path.
+/// A model's choice for the connections of a rule on the path to one peer.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct ChosenStatus {
@@ -361,40 +362,40 @@ pub struct ChosenStatus {
     pub rule: String,
     /// Address of the peer.
     pub peer: Option<IpAddr>,
-    /// Name of the candidate: a congestion control, or a kind of carrier.
+    /// Name of the chosen candidate: a congestion control, or a kind of carrier.
     pub arm: String,
-    /// Reason: `learned`; `doubted`, if the model's candidate had bad outcomes here; `found`, if another candidate
-    /// had better ones.
+    /// Reason for the choice: `learned`, by the model; `doubted`, if the model's candidate had bad outcomes on this
+    /// path; `found`, if another candidate had better ones.
     pub why: String,
-    /// Profile, which says by which figure the connections are judged.
+    /// Profile, which determines the measure by which the connections are judged.
     pub profile: String,
     /// Share of similar training cases in which the model's candidate was the best one.
     pub right: f64,
-    /// Decisions of the model on the way to this choice, as text.
+    /// Decisions in the model's tree that led to this choice, as text.
     pub way: Vec<String>,
-    /// Features of the path that were used, with its best rate.
+    /// Features of the path that the model used, with the path's best rate.
     pub known: String,
     /// Number of connections that have ended on this path.
     pub connections: u64,
-    /// Number of these connections that tried another candidate to learn.
+    /// Number of ended connections on this path that tried another candidate in order to learn.
     pub explored: u64,
     /// Candidates that were tried on this path.
     pub tried: Vec<CandidateStatus>,
-    /// Time of plain TCP on this path, as a multiple of the candidate's, by the outcomes of both.
+    /// Time that plain TCP takes on this path, as a multiple of the chosen candidate's time, by the outcomes of both.
     pub gain: Option<f64>,
 }
 
-/// The recent outcomes of one candidate.
+/// The recent outcomes of one candidate on one path.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct CandidateStatus {
-    /// Name of the candidate.
+    /// Name of the candidate: a congestion control, or a kind of carrier.
     pub arm: String,
-    /// Number of outcomes that are remembered.
+    /// Number of the candidate's outcomes that are remembered.
     pub outcomes: usize,
-    /// Number of bad outcomes among them.
+    /// Number of bad outcomes among the remembered ones.
     pub bad: usize,
-    /// Median cost, relative to what the path would have allowed.
+    /// Median cost of the candidate's connections, relative to what the path would have allowed.
     pub cost: Option<f64>,
 }
 
@@ -412,32 +413,32 @@ pub struct SelectionStatus {
     pub plain: String,
     /// Number of pairs of a rule and a path that have a choice.
     pub chosen: u64,
-    /// Number of paths with learned outcomes, counted by leaf of the model.
+    /// Number of paths with learned outcomes, counted separately for each leaf of the model's tree.
     pub learned_places: u64,
-    /// Number of live connections by tier and candidate (`in-place/bbr`).
+    /// Number of live connections by tier and candidate, such as `in-place/bbr`.
     pub live: BTreeMap<String, u64>,
-    /// Number of connections that have begun, by tier and candidate.
+    /// Number of connections that have begun since the start, by tier and candidate.
     pub connections: BTreeMap<String, u64>,
-    /// Number of connections that have begun, by the reason for their candidate.
+    /// Number of connections that have begun since the start, by the reason for their candidate.
     pub reasons: BTreeMap<String, u64>,
-    /// Number of ended connections: `good`, `bad` or `not-judged`.
+    /// Number of ended connections by their outcome: `good`, `bad` or `not-judged`.
     pub outcomes: BTreeMap<String, u64>,
     /// Number of connections that were not recorded, or whose end was not reported.
     pub forgotten: u64,
     /// Number of paths on which plain TCP can be compared with the choice.
     pub gain_paths: u64,
-    /// Time of plain TCP on these paths, as a multiple of the chosen candidate's: the geometric mean.
+    /// Time that plain TCP takes on these paths, as a multiple of the chosen candidate's time: the geometric mean.
     pub gain: Option<f64>,
     /// The paths with the most connections.
     pub paths: Vec<ChosenStatus>,
 }
 
 impl SelectionStatus {
-    /// Limit of paths that the status lists.
+    /// Limit of paths that the status of the selection lists.
     pub const PATHS_MAX: usize = 64;
 }
 
-/// One connection, and the reasons for its candidate.
+/// One connection, and the reason for its congestion control or carrier.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct GraftConnectionStatus {
@@ -445,45 +446,45 @@ pub struct GraftConnectionStatus {
     pub local: Option<SocketAddr>,
     /// Address and port of the peer.
     pub remote: Option<SocketAddr>,
-    /// Side of this host: `client` or `server`.
+    /// Side of the connection on which this host is: `client` or `server`.
     pub side: String,
-    /// Name of the rule.
+    /// Name of the rule that the connection matched.
     pub rule: String,
-    /// Tier: `in-place` or `carried`.
+    /// Tier: `in-place` (not tunnelled) or `carried` (tunnelled).
     pub tier: String,
     /// Name of the candidate that the connection uses.
     pub arm: String,
-    /// Carrier that the connection uses.
+    /// Carrier that the connection uses, if it is tunnelled.
     pub carrier: Option<String>,
     /// Reason for the candidate: `learned`, `explored`, `doubted` or `found`; `first`, if nothing was chosen yet;
     /// `fallback`, if the connection should have been tunnelled and could not be.
     pub why: String,
     /// Time since the connection began, in seconds.
     pub age_s: f64,
-    /// The outcome, once the connection has ended.
+    /// The outcome of the connection, once it has ended.
     pub ended: Option<EndedStatus>,
-    /// Time of plain TCP on this path, as a multiple of the candidate's, if it is known.
+    /// Time that plain TCP takes on this path, as a multiple of the candidate's time, if it is known.
     pub gain: Option<f64>,
     /// Default congestion control of this host, which is plain TCP.
     pub plain: String,
-    /// Purpose that was expected when the connection began.
+    /// Purpose that was predicted when the connection began.
     pub purpose: Option<PurposeStatus>,
     /// The choice for the connection's path, if there was one.
     pub chosen: Option<ChosenStatus>,
 }
 
-/// The end of a connection, and how it is judged.
+/// The measurements of an ended connection, and its outcome.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct EndedStatus {
-    /// Bytes that were sent.
+    /// Number of bytes that the application has sent.
     pub sent: u64,
-    /// Bytes that were received.
+    /// Number of bytes that the application has received.
     pub received: u64,
     /// Duration of the connection, in milliseconds.
     pub duration_ms: f64,
     /// Cost relative to what the path would have allowed, or `None` if the connection was not judged.
     pub cost: Option<f64>,
-    /// True if the cost is higher than usual on such paths.
+    /// True if the cost is higher than the usual cost on similar paths.
     pub is_bad: Option<bool>,
 }

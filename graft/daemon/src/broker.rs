@@ -13,9 +13,9 @@
 //! <--- opened                                        --> accepted
 //! ```
 //!
-//! An application gets its socket only when the other end's socket already receives. Datagrams of the session's
-//! previous user cannot arrive any more then. An application's connection to the daemon stands for its session: when
-//! the connection ends, the session ends. The broker runs in the thread that holds the runtime, and never blocks.
+//! An application gets its socket only when the other end's socket already receives. From then on no datagrams of the
+//! socket's previous session can arrive. An application's connection to the daemon stands for its session: when the
+//! connection ends, the session ends. The broker runs in the thread that holds the runtime, and never blocks.
 
 mod addresses;
 mod changing;
@@ -70,11 +70,11 @@ const WORDS: usize = 4096;
 
 /// The broker of sessions, which lends sockets of the peers' pools to applications.
 pub struct SessionBroker {
-    /// The socket that applications connect to. `None` if no peer has a pool, so there is nothing to ask for.
+    /// The Unix socket that applications connect to. `None` if no peer has a pool, since no session can be opened then.
     client_listener: Option<ClientListener>,
-    /// Connections of applications that were turned away or could not be accepted since the last log line about them.
+    /// Connections of applications that were refused or could not be accepted since the last log line about them.
     lost: LostLog,
-    /// Limits of the connections that the daemon makes for accepted sessions, by user.
+    /// Limits of the connections that the daemon makes for incoming sessions, by user.
     accepted: ClientPlaces,
     /// Connections of applications, by numbers that are never used again.
     clients: BTreeMap<u64, ClientConnection>,
@@ -91,14 +91,14 @@ pub struct SessionBroker {
     words: Receiver<(usize, PeerEvent)>,
     /// Grafts that a session may get, with the services of each.
     offers: Vec<Offer>,
-    /// The process that shuts sockets down if this daemon dies. `None` if no peer has a pool.
+    /// The process that shuts sockets down if this daemon dies. `None` if no peer has a pool of sockets.
     keeper: Option<SealWatchdog>,
     addresses: Addresses,
     /// Time of the latest periodic check.
     looked: Instant,
-    /// Number of rounds of reports so far.
+    /// Number of rounds in which reports on sessions were sent.
     reports: u64,
-    /// Number of refused requests of applications, by the reason.
+    /// Number of refused requests of applications, by the reason of the refusal.
     refusals: BTreeMap<String, u64>,
 }
 
@@ -121,11 +121,11 @@ impl SessionBroker {
                 sockets.insert(ends, PooledSocket::new(ends).with_context(|| taken(&ends))?);
             }
         }
-        // Without a pool no socket is lent, so there is nothing to guard.
+        // Without a pool no application gets a socket, so no process is needed that shuts sockets down.
         let keeper = (!sockets.is_empty())
             .then(SealWatchdog::start)
             .transpose()
-            .context("cannot start the keeper of sockets")?;
+            .context("cannot start the watchdog process of lent sockets")?;
         Ok(Some(Self {
             client_listener: (!sockets.is_empty()).then(|| ClientListener::open(socket)).transpose()?,
             lost: LostLog::default(),
@@ -168,18 +168,18 @@ impl SessionBroker {
         }
     }
 
-    /// Uses changed users, limits and grafts for requests from now on.
+    /// Applies changed users, limits and grafts of the settings to requests from now on.
     pub fn apply(&mut self, settings: &Settings) {
         self.peers.clone_from(&settings.peers);
         self.offers = offers(settings);
         self.accepted.set_of_user(accepted_of_user(settings));
     }
 
-    /// Handles all pending work. The thread calls this in a loop, with the `events` of the runtime since the last
-    /// call.
+    /// Handles all pending requests, messages and timers of sessions. The thread calls this in a loop, with the
+    /// `events` of the runtime since the last call.
     pub fn step(&mut self, runtime: &mut PacketRuntime, events: &[PacketEvent]) {
         let is_detached = events.iter().any(|event| matches!(event, PacketEvent::Detached { .. }));
-        // Programs that were attached again have new descriptors, which the keeper has to hold.
+        // Programs that were attached again have new descriptors, which the keeper process has to hold.
         if let Some(keeper) = self.keeper.as_mut().filter(|keeper| is_detached || !keeper.is_ready()) {
             keeper.guard(runtime.egress());
         }
@@ -192,7 +192,7 @@ impl SessionBroker {
                 PeerEvent::Said(say) => self.on_peer_message(runtime, peer, say),
             }
         }
-        // The runtime's messages about keys go to the daemon of the session's peer.
+        // The runtime's messages about session keys are sent to the daemon of the session's peer.
         for (peer, word) in runtime.key_words() {
             let at = self.peers.iter().position(|known| known.name == peer);
             at.into_iter().for_each(|at| self.say(at, &PeerMessage::Keys { word }));
@@ -237,14 +237,14 @@ impl SessionBroker {
         each.collect()
     }
 
-    /// Returns the number of refused requests of applications, by reason.
+    /// Returns the number of refused requests of applications, by reason of the refusal.
     pub fn refusals(&self) -> BTreeMap<String, u64> {
         self.refusals.clone()
     }
 
-    /// Accepts the applications that wait at the socket.
+    /// Accepts the applications that wait in the Unix socket's queue.
     fn welcome(&mut self) {
-        // One call accepts at most as many connections as the socket's backlog holds, so that other work goes on.
+        // One call accepts at most as many connections as the socket's backlog holds, so that sessions are not delayed.
         for _ in 0..64 {
             let peers = &self.peers;
             let is_named =
@@ -261,7 +261,7 @@ impl SessionBroker {
                     self.lost.user = caller.user;
                 }
                 Err(error) => {
-                    // The error may last, as a lack of descriptors does, so the loop stops here.
+                    // An error such as a lack of descriptors may persist, so the loop stops at the first one.
                     self.lost.error = Some(error);
                     return;
                 }
@@ -269,12 +269,12 @@ impl SessionBroker {
         }
     }
 
-    /// Starts another keeper if the old one has ended, and gives it all sealing programs and lent sockets.
+    /// Starts another keeper process if the old one has ended, and gives it all sealing programs and lent sockets.
     fn look_at_keeper(&mut self, runtime: &mut PacketRuntime) {
         if self.keeper.as_mut().is_none_or(SealWatchdog::is_alive) {
             return;
         }
-        error!("the keeper of sockets has ended; another one is started");
+        error!("the watchdog process of lent sockets has ended; another one is started");
         match SealWatchdog::start() {
             Ok(mut keeper) => {
                 keeper.guard(runtime.egress());
@@ -283,7 +283,7 @@ impl SessionBroker {
                 }
                 self.keeper = Some(keeper);
             }
-            Err(error) => error!("cannot start another keeper of sockets: {error}"),
+            Err(error) => error!("cannot start another watchdog process of lent sockets: {error}"),
         }
     }
 
@@ -294,12 +294,12 @@ impl SessionBroker {
     }
 }
 
-/// Connections of applications that were turned away or failed. They are logged once a second, so that strangers
-/// cannot flood the log.
+/// Connections of applications that were refused or could not be accepted. They are logged once a second, so that
+/// unauthorized users cannot flood the log.
 #[derive(Default)]
 struct LostLog {
     turned_away: u64,
-    /// User of the latest connection that was turned away.
+    /// User of the latest connection that was refused.
     user: u32,
     error: Option<io::Error>,
 }
@@ -316,14 +316,14 @@ impl LostLog {
             );
         }
         if let Some(error) = self.error {
-            // The usual cause is a lack of descriptors.
+            // The usual cause is that this process has no free file descriptors.
             error!("connections of applications cannot be accepted: {error}");
         }
     }
 }
 
 /// Returns the limit of a user's accepted connections: twice its sessions, since the connection of an ended session
-/// stays for some moments.
+/// stays open for up to some seconds.
 fn accepted_of_user(settings: &Settings) -> usize {
     2 * settings.peers.iter().map(|peer| peer.sessions_per_user).sum::<usize>()
 }

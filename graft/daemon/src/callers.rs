@@ -1,9 +1,9 @@
-//! Places for handshakes that run at the same time, by the caller's address. Callers from unknown addresses share
-//! some places, and one network gets only a part of these. A caller whose address the settings name, or from whose
-//! address a known key was shown before, has places of its own.
+//! Limits concurrent handshakes by the address of the connecting host. Unknown addresses share some slots, and one
+//! network gets only a part of these. An address that the settings name, or from which a known key was shown before,
+//! has slots of its own.
 //!
-//! A peer that calls from a new address is a stranger until it has shown its key. Strangers that stall must not keep
-//! it waiting, so a stranger whose handshake has run for `GRACE` makes way for the next one.
+//! A peer that connects from a new address is a stranger until it has shown its key. Strangers that stall must not
+//! keep the peer waiting, so a stranger whose handshake has run for `GRACE` loses its slot to the next one.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -16,14 +16,14 @@ use millrace_base::networks::NetworkPlaces;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// Concurrent handshakes of strangers: of all, and of one IPv4 address or IPv6 /64 (`OF_STRANGER`).
+/// Limits of concurrent handshakes of strangers: of all together, and of one IPv4 address or IPv6 /64 (`OF_STRANGER`).
 const STRANGERS: usize = 64;
 const OF_STRANGER: usize = 4;
-/// Time that a stranger's handshake has before it must make way for another one.
+/// Time after which a stranger's handshake may lose its slot to another stranger's.
 const GRACE: Duration = Duration::from_millis(250);
 /// Limit of concurrent handshakes from one known address.
 const OF_KNOWN: usize = 32;
-/// Number of addresses that are remembered for each peer.
+/// Number of addresses that are remembered for each peer, after which the oldest is forgotten.
 const REMEMBERED: usize = 8;
 
 #[derive(Clone)]
@@ -31,10 +31,10 @@ pub struct Callers(Arc<Mutex<CallerState>>);
 
 struct CallerState {
     strangers: NetworkPlaces,
-    /// Strangers that have a place, the oldest first.
+    /// Strangers whose handshakes have a slot, the oldest first.
     waiting: VecDeque<UnknownCaller>,
     known: HashMap<IpAddr, usize>,
-    /// Addresses from which each peer has shown its key, the latest last.
+    /// Addresses from which each peer has shown its key, the latest one last.
     shown: HashMap<String, VecDeque<IpAddr>>,
 }
 
@@ -44,12 +44,11 @@ struct UnknownCaller {
     makes_way: Arc<Notify>,
 }
 
-/// The place of one handshake. Dropping it frees the place.
+/// The slot of one handshake. Dropping this value frees the slot.
 pub struct CallerPlace {
     callers: Callers,
     address: IpAddr,
-    /// Notified when the place has gone to another stranger. `None` if the address is known: such a place is never
-    /// taken away.
+    /// Notified when another stranger has got the slot. `None` if the address is known: its slot is never taken away.
     makes_way: Option<Arc<Notify>>,
 }
 
@@ -64,7 +63,8 @@ impl Default for Callers {
 }
 
 impl CallerState {
-    /// Takes a place for a stranger. If none is free, the oldest stranger whose grace is over has to leave.
+    /// Takes a slot for a stranger. If none is free, the oldest stranger whose handshake has run for `GRACE` loses its
+    /// slot.
     fn enter(&mut self, address: IpAddr, now: Instant) -> Option<Arc<Notify>> {
         if self.strangers.enter(address).is_err() && !self.make_room(address, now) {
             return None;
@@ -76,14 +76,16 @@ impl CallerState {
 
     fn make_room(&mut self, address: IpAddr, now: Instant) -> bool {
         let Self { strangers, waiting, .. } = self;
-        // Strangers are in the order of their arrival, so the search ends at the first one that still has time.
+        // Strangers are in the order of their arrival, so the search ends at the first one that is younger than
+        // `GRACE`.
         let are_old = waiting.iter().take_while(|old| now.duration_since(old.since) >= GRACE);
         let goes = are_old.enumerate().find_map(|(at, old)| {
             strangers.leave(old.address);
             match strangers.enter(address) {
                 Ok(()) => Some(at),
                 Err(_) => {
-                    // The place of the old stranger does not help this one, so the old stranger gets it back.
+                    // The slot of the old stranger does not make the new one fit its network's limit, so the old
+                    // stranger keeps it.
                     let _ = strangers.enter(old.address);
                     None
                 }
@@ -94,7 +96,7 @@ impl CallerState {
         goes.is_some()
     }
 
-    /// Frees a stranger's place, unless it has already gone to another stranger.
+    /// Frees a stranger's slot, unless another stranger has already got it.
     fn leave(&mut self, makes_way: &Arc<Notify>) {
         let at = self.waiting.iter().position(|it| Arc::ptr_eq(&it.makes_way, makes_way));
         if let Some(gone) = at.and_then(|at| self.waiting.remove(at)) {
@@ -104,10 +106,10 @@ impl CallerState {
 }
 
 impl Callers {
-    /// Takes a place for a handshake from this address, or returns `None` if there is none. `is_named` says whether
-    /// the settings name the address as a peer's.
+    /// Takes a slot for a handshake from this address, or returns `None` if none is free. `is_named` says whether the
+    /// settings name the address as a peer's.
     pub fn enter(&self, address: IpAddr, is_named: bool, now: Instant) -> Option<CallerPlace> {
-        // An IPv4-mapped address is the same caller as the IPv4 address.
+        // An IPv4-mapped IPv6 address counts as its IPv4 address.
         let address = address.to_canonical();
         let state = &mut *self.0.lock();
         let is_known = is_named || state.shown.values().any(|all| all.contains(&address));
@@ -127,7 +129,7 @@ impl Callers {
 }
 
 impl CallerPlace {
-    /// Waits until the place has gone to another stranger, which never happens to a known address.
+    /// Waits until another stranger has got the slot, which never happens to a known address.
     pub async fn made_way(&self) {
         match &self.makes_way {
             Some(makes_way) => makes_way.notified().await,
@@ -135,7 +137,7 @@ impl CallerPlace {
         }
     }
 
-    /// Remembers that a peer has shown its key from this address, and frees the place.
+    /// Remembers that a peer has shown its key from this address, and frees the handshake's slot.
     pub fn has_shown(self, peer: &str) {
         let state = &mut *self.callers.0.lock();
         let all = state.shown.entry(peer.to_owned()).or_default();
@@ -168,14 +170,14 @@ mod tests {
 
     use super::*;
 
-    /// Fills all places with strangers from different networks.
+    /// Fills all slots with strangers from different networks.
     fn crowd(callers: &Callers, now: Instant) -> Vec<CallerPlace> {
         let each = (0..=255).map(|n| IpAddr::from(Ipv4Addr::new(10, n, 0, 1)));
         each.flat_map(|at| (0..64).filter_map(move |_| callers.enter(at, false, now))).collect()
     }
 
     #[test]
-    fn named_caller_enters_while_strangers_fill_their_places() {
+    fn named_host_gets_a_slot_while_strangers_fill_all_of_theirs() {
         let callers = Callers::default();
         let peer = IpAddr::from([192, 0, 2, 1]);
         let now = Instant::now();
@@ -191,14 +193,14 @@ mod tests {
     }
 
     #[test]
-    fn proven_caller_is_known_on_its_next_call() {
+    fn host_that_has_shown_its_key_gets_a_slot_of_its_own() {
         let callers = Callers::default();
         let now = Instant::now();
         let at = |n| IpAddr::from([192, 0, 2, n]);
         callers.enter(at(0), false, now).unwrap().has_shown("peer");
         let _strangers = crowd(&callers, now);
         assert!(callers.enter(at(0), false, now).is_some());
-        // The peer calls from as many other addresses as are remembered, so its first address is forgotten.
+        // The peer connects from as many other addresses as are remembered, so its first address is forgotten.
         for n in 1..=REMEMBERED as u8 {
             callers.enter(at(n), true, now).unwrap().has_shown("peer");
         }
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn one_network_cannot_take_all_places_of_strangers() {
+    fn one_network_cannot_take_all_slots_of_strangers() {
         let callers = Callers::default();
         let now = Instant::now();
         let each = (0..1000_u128).map(|n| IpAddr::from(Ipv6Addr::from_bits(0x2001_0db8_u128 << 96 | n)));
@@ -215,11 +217,11 @@ mod tests {
         assert!(callers.enter(IpAddr::from([192, 0, 2, 1]), false, now).is_some());
     }
 
-    /// A stranger whose time is over makes way for a newcomer, the oldest stranger first and one for each newcomer. A
-    /// stranger that still has time stays. If a network has all of its places, only strangers of that network make
-    /// way for its newcomers.
+    /// A stranger whose time is over loses its slot to a newcomer, the oldest stranger first and one for each newcomer.
+    /// A stranger that still has time keeps its slot. If a network has all of its slots, its newcomers get only slots
+    /// of strangers of that network.
     #[test]
-    fn stalled_stranger_makes_way_for_the_next_one() {
+    fn stalled_stranger_loses_its_slot_to_the_next_one() {
         let callers = Callers::default();
         let start = Instant::now();
         let has_made_way = |caller: &CallerPlace| {
@@ -235,7 +237,7 @@ mod tests {
         let gone: Vec<_> = strangers.iter().map(has_made_way).collect();
         assert_eq!(gone.iter().filter(|gone| **gone).count(), 1);
         assert!(gone[0]);
-        // Each of the first strangers frees its place when it is dropped, except the one whose place another has got.
+        // Each of the first strangers frees its slot when it is dropped, except the one whose slot another has got.
         drop(strangers);
         assert_eq!(crowd(&callers, start + GRACE).len(), STRANGERS - 1);
         assert!(!has_made_way(&peer));
@@ -246,8 +248,8 @@ mod tests {
         let full: Vec<_> = (0..OF_STRANGER).map(|_| callers.enter(own, false, start).unwrap()).collect();
         let _next = callers.enter(own, false, start + GRACE).unwrap();
         assert!(!has_made_way(&older) && has_made_way(&full[0]));
-        // If many callers come at the same time, only as many enter as there are places of strangers whose time is
-        // over.
+        // If many strangers connect at the same time, only as many are accepted as there are slots of strangers whose
+        // time is over.
         let all = (0..1000).filter_map(|_| callers.enter(own, false, start + GRACE));
         assert_eq!(all.collect::<Vec<_>>().len(), OF_STRANGER - 1);
     }

@@ -18,12 +18,12 @@ use super::{
 
 pub const DEFAULT_SOCKET: &str = "/run/millrace/graft.sock";
 
-/// Name of the daemon in errors.
+/// Name by which error messages refer to the daemon.
 pub const WHO: &str = "daemon of grafts";
 
-/// Name of the part for TCP: rules in place, agreements with peers, and tunnelled connections.
+/// Name of the part of the daemon for TCP: rules for sockets, agreements with peers, and tunnelled connections.
 pub const GRAFTS: &str = "grafts";
-/// Name of the part for functions on datagrams.
+/// Name of the part of the daemon for functions on datagrams.
 pub const SESSIONS: &str = "sessions";
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -47,7 +47,7 @@ pub enum GraftRequest {
     Why {
         peer: IpAddr,
     },
-    /// Asks for the report on one connection, which is named by its two addresses in either order.
+    /// Requests the report on one connection, which is named by its two addresses in either order.
     WhyConnection {
         local: SocketAddr,
         remote: SocketAddr,
@@ -61,32 +61,32 @@ pub enum GraftRequest {
         duration_ms: u64,
     },
     Probes,
-    /// Tunnels the connections of a cgroup's processes to these ports, or the connections of peers to its servers at
+    /// Tunnels connections of a cgroup's processes to these ports, or connections of peers to servers in the cgroup at
     /// these ports.
     Hook {
         cgroup: PathBuf,
         side: SideSetting,
-        /// First and last port of each range.
+        /// First and last port of each range of ports.
         ports: Vec<(u16, u16)>,
         peers: Vec<String>,
         /// If true, `connect()` of the cgroup's processes succeeds only once the server was reached.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         strict: bool,
     },
-    /// Swaps a session's graft. The answer comes once both ends have changed or have given up, and after a stateless
-    /// swap once the losses are counted.
+    /// Swaps a session's graft. The answer is sent once both ends have changed or have given up, and after a stateless
+    /// swap once the lost datagrams are counted.
     SwapSession {
         session: String,
         graft: String,
         #[serde(default)]
         stateless: bool,
     },
-    /// Asks for a page of metrics.
+    /// Requests a page of metrics.
     Metrics,
     Reload,
 }
 
-/// Status of all parts. A part that does not run has no entries.
+/// Status of all parts of the daemon. A part that does not run has no entries.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Status {
@@ -96,14 +96,14 @@ pub struct Status {
     pub sessions: Option<packet::Status>,
 }
 
-/// Report on the connections and sessions with a host.
+/// Report on the connections and sessions of this host with another host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PeerReport {
     #[serde(flatten)]
     pub in_place: status::PeerExplanation,
     pub sessions: Vec<packet::SessionStatus>,
-    /// Parts that have not answered, with reasons.
+    /// Parts of the daemon that have not answered, with the reasons.
     pub unknown: Vec<String>,
 }
 
@@ -123,9 +123,9 @@ pub enum GraftAnswer {
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct SessionSwapped {
-    /// Time until both ends had agreed, in microseconds.
+    /// Time until both ends had agreed on the swap, in microseconds.
     pub agreed_us: u64,
-    /// Time of this end's change, in microseconds.
+    /// Time that this end took for the swap itself, in microseconds.
     pub cut_us: u64,
     pub change: packet::SessionChange,
 }

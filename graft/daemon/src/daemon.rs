@@ -32,11 +32,11 @@ use super::{
 
 pub struct GraftSetup {
     pub config: PathBuf,
-    /// Interfaces with hosts behind them whose connections are tunnelled, in addition to those of the settings.
+    /// Interfaces behind which there are hosts whose connections are tunnelled, in addition to those of the settings.
     pub interfaces: Vec<String>,
-    /// Keeps grafts and rules in the kernel when the process ends.
+    /// True if grafts and rules stay in the kernel when the process ends.
     pub persist: bool,
-    /// Directory in bpffs under which grafts are pinned. An earlier process may have left some there.
+    /// Directory in bpffs under which grafts are pinned. An earlier process may have left pins in it.
     pub pins: Option<PathBuf>,
 }
 
@@ -45,9 +45,9 @@ pub struct GraftDaemon {
     interfaces: Vec<String>,
     runtime: Mutex<GraftRuntime>,
     pub reloads: Reloads,
-    /// Sends the runtime's revision, so that tasks learn of changed rules.
+    /// Channel that sends the runtime's revision, so that tasks learn of changed rules.
     changes: watch::Sender<u64>,
-    /// Grafts that a peer offered and this host could not use. They are not fetched again.
+    /// Grafts that a peer offered and that this host could not use. They are not fetched again.
     unfetched: Mutex<HashSet<ObjectIdentity>>,
     /// Reason why agreements do not run although the settings have [agreement].
     disagrees: Mutex<Option<String>>,
@@ -55,7 +55,7 @@ pub struct GraftDaemon {
     broker: Mutex<Option<TunnelBroker>>,
     /// Reason why the broker does not run although the settings have [carry].
     no_broker: Mutex<Option<String>>,
-    /// The learned state as it was last written, and the path of its file.
+    /// The learned state as it was last written, with the path of its file.
     kept: Mutex<Option<(PathBuf, Learned)>>,
     /// Reason why the learned state could not be read or written.
     not_kept: Mutex<Option<String>>,
@@ -113,13 +113,13 @@ impl GraftDaemon {
         Ok(daemon)
     }
 
-    /// Calls `work` with the locked runtime. `work` must not take longer than some 10 ms.
+    /// Calls `work` with the locked runtime. `work` must not take longer than about 10 ms.
     pub fn with<T>(&self, work: impl FnOnce(&mut GraftRuntime) -> T) -> T {
-        // Other tasks of this thread move to another one while it waits for the lock.
+        // The thread's other tasks move to another thread while this one waits for the lock.
         tokio::task::block_in_place(|| work(&mut self.runtime.lock()))
     }
 
-    /// Returns the runtime's revision as a value to watch.
+    /// Returns the runtime's revision as a value that tasks can watch.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
@@ -133,7 +133,8 @@ impl GraftDaemon {
         *self.disagrees.lock() = reason;
     }
 
-    /// Starts, updates or ends the broker as the settings say. Must be called inside of a tokio runtime.
+    /// Starts, updates or ends the broker of tunnelled connections according to the settings. Must be called inside of
+    /// a tokio runtime.
     pub fn follow_carry(&self) -> anyhow::Result<()> {
         let (settings, cgroup, shared, kinds) = {
             let mut runtime = self.runtime.lock();
@@ -146,7 +147,7 @@ impl GraftDaemon {
         let done = match &*broker {
             Some(running) if settings.carry.is_some() => running.apply(&settings),
             _ => {
-                // The old broker must be gone before another one binds its ports.
+                // The old broker must have ended before a new one binds its ports.
                 *broker = None;
                 self.runtime.lock().forget_carried();
                 TunnelBroker::start(&settings, &cgroup, &shared, kinds).map(|started| *broker = started)
@@ -182,8 +183,7 @@ impl GraftDaemon {
         }
     }
 
-    /// Passes the broker's events to the runtime. Both locks are held, so that events reach the runtime in
-    /// their order.
+    /// Passes the broker's events to the runtime. Both locks are held, so that the runtime gets the events in order.
     fn hear_broker(&self) {
         let broker = self.broker.lock();
         let mut runtime = self.runtime.lock();
@@ -209,17 +209,17 @@ impl GraftDaemon {
         if let Err(error) = runtime.tick() {
             warn!("cannot read the sockets of this host: {error}");
         }
-        // The revision changes when a cgroup that a rule names is added or removed, since agreements cover
-        // the previous rules.
+        // Adding or removing a cgroup that a rule names changes the revision, since agreements cover the rules for
+        // existing cgroups.
         let revision = runtime.revision();
-        // Watchers wake up only if the revision is another one.
+        // Watching tasks wake up only if the revision has changed.
         self.changes.send_if_modified(|known| std::mem::replace(known, revision) != revision);
         for (peer, report) in self.probes.take_fresh() {
             runtime.note_probe(peer, report);
         }
         self.probes.start_due(runtime.probes());
         let leads = runtime.settings().redirect_rules();
-        // The broker's lock comes before the runtime's, so the runtime's is released first.
+        // The lock order is the broker before the runtime, so the runtime's lock is released first.
         drop(runtime);
         if let Some(broker) = &*self.broker.lock() {
             broker.tick(leads);
@@ -243,7 +243,7 @@ impl GraftDaemon {
         }
         let done = what.1.write(&what.0);
         let trouble = done.err().map(|error| format!("the learned state cannot be written: {error}"));
-        // After a failure the state counts as not written, so the next call tries again.
+        // A state that could not be written does not count as written, so the next call tries again.
         *kept = Some(what).filter(|_| trouble.is_none());
         trouble.iter().for_each(|trouble| warn!("{trouble}"));
         *self.not_kept.lock() = trouble;
@@ -264,14 +264,14 @@ impl GraftDaemon {
         }
     }
 
-    /// Reads the settings again, and applies all of them or none.
+    /// Reads the settings again, and applies either all of them or none.
     pub fn read_settings(&self) -> anyhow::Result<()> {
         let mut runtime = self.runtime.lock();
         let settings = usable(&self.config, &self.interfaces);
         let done = settings.and_then(|settings| Ok(runtime.apply(settings.in_place)?));
         self.changes.send_replace(runtime.revision());
         done?;
-        // A graft that was not usable before may be usable with the new settings.
+        // A graft that this host could not use may be usable with the new settings.
         self.unfetched.lock().clear();
         info!("the new settings are in force");
         Ok(())
@@ -359,7 +359,7 @@ impl Observed for GraftDaemon {
     }
 }
 
-/// Reads the settings, and checks keys and certificates before anything is changed.
+/// Reads the settings, and checks keys and certificates before any setting is applied.
 pub fn usable(config: &Path, interfaces: &[String]) -> anyhow::Result<DaemonSettings> {
     let mut settings = DaemonSettings::read(config)?;
     settings.in_place.add_gateway_interfaces(interfaces)?;

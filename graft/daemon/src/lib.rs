@@ -1,4 +1,5 @@
-//! The daemon that runs grafts, and the requests on its control socket. Grafts themselves are in `millrace-graft`.
+//! The daemon that runs grafts, and the requests on its control socket. The crate `millrace-graft` contains grafts and
+//! their runtime.
 
 mod agreement;
 pub mod broker;

@@ -1,4 +1,4 @@
-//! Metrics of grafts, collected for each scrape.
+//! Metrics of grafts, collected whenever they are scraped.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -29,7 +29,7 @@ use super::{
 
 const PREFIX: &str = "millrace_graft";
 
-/// Encodes the metrics of the part for TCP for one scrape.
+/// Encodes the metrics of the part for TCP for one scrape of the metrics.
 pub fn encode(status: Status, probed: Vec<ProbeStatus>) -> Result<String, fmt::Error> {
     openmetrics::encode(PREFIX, GraftSnapshot(status, probed))
 }
@@ -42,7 +42,7 @@ pub fn of_daemon(uptime: Duration, reload: &Reload, parts: &[PartStatus]) -> Res
 /// Joins pages of OpenMetrics into one. Each metric family may be on one page only.
 pub fn joined(pages: impl Iterator<Item = String>) -> String {
     const END: &str = "# EOF\n";
-    // Every page ends with the same line, which the joined page may have only once.
+    // Every page ends with the same line, which the joined page may contain only once.
     let mut all: String = pages.map(|page| page.trim_end_matches(END).to_owned()).collect();
     all += END;
     all
@@ -93,7 +93,7 @@ impl Collector for GraftSnapshot {
         self.0.selection.as_ref().map_or(Ok(()), |it| select_metrics::encode(it, &mut out))?;
         self.purposes(&mut out)?;
         self.probes(&mut out)?;
-        // Labels are classes and not peers, since there are many peers that change often.
+        // Labels are path classes instead of peers, since there are many peers and they change often.
         encode_by_class(
             &mut out,
             "paths",
@@ -131,10 +131,10 @@ impl GraftSnapshot {
             let count = purposes.iter().filter(|it| it.profile == profile && it.source == source).count();
             ([("profile", profile), ("source", source)], count as u64)
         });
-        out.gauges("kinds", "Kinds of connections by profile, and by the source of that knowledge", kinds)
+        out.gauges("kinds", "Known traffic classes by profile, and by the source of the profile", kinds)
     }
 
-    /// Encodes the reports of probed paths. There are few, since each probe was asked for.
+    /// Encodes the reports of probed paths. Their number is small, since each probe was requested.
     fn probes(&self, out: &mut Out<'_>) -> fmt::Result {
         type Figure = (&'static str, &'static str, fn(&PathReport) -> f64);
         let figures: [Figure; 8] = [
@@ -165,7 +165,7 @@ impl GraftSnapshot {
             ),
             (
                 "probe_reordered",
-                "Answers to the latest probe that arrived behind those of later packets",
+                "Answers to the latest probe that arrived after those of later packets",
                 |it| f64::from(it.reordered),
             ),
         ];
@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sources_of_purposes_are_documented() {
+    fn every_source_of_a_purpose_is_documented() {
         let documented = include_str!("../../../docs/guide/selection.md");
         for source in ExpectationSource::ALL {
             assert!(documented.contains(&format!("| `{}` |", source.name())), "{}", source.name());
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn outcomes_are_documented() {
+    fn every_connection_outcome_is_documented() {
         let documented = include_str!("../../../docs/reference/reasons.md");
         for outcome in millrace_graft_kernel::TcpOutcome::ALL {
             assert!(documented.contains(&format!("| `{}` |", outcome.name())), "{}", outcome.name());

@@ -1,4 +1,4 @@
-//! Metrics of packet grafts, collected for each scrape.
+//! Metrics of packet grafts, collected whenever they are scraped.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, regis
 
 const PREFIX: &str = "millrace_packet_graft";
 
-/// Encodes the metrics of the part for sessions for one scrape.
+/// Encodes the metrics of the part for sessions for one scrape of the metrics.
 pub fn encode(status: Status) -> Result<String, fmt::Error> {
     openmetrics::encode(PREFIX, PacketSnapshot(status))
 }
@@ -26,7 +26,7 @@ impl Collector for PacketSnapshot {
             None,
             troubles,
         )?;
-        // The settings have at most 64 sessions, so a label with their names is bounded.
+        // The settings have at most 64 sessions, so a label with session names has few values.
         let sessions = &self.0.sessions;
         let help = "1 for the graft that a session uses";
         out.gauges(
@@ -57,11 +57,7 @@ impl Collector for PacketSnapshot {
             let directions = [("sent", it.lost_sent), ("received", it.lost_received)];
             directions.map(|(direction, count)| ([session_label(it), ("direction", direction)], count))
         });
-        out.counters(
-            "lost",
-            "Datagrams that had not arrived when a session started again, by direction",
-            lost,
-        )?;
+        out.counters("lost", "Datagrams that were lost when a session restarted, by direction", lost)?;
         let over = sessions.iter().map(|it| ([session_label(it)], it.over_budget));
         out.counters(
             "over_budget",
@@ -104,10 +100,10 @@ fn peers(out: &mut Out<'_>, status: &Status) -> fmt::Result {
     let up = peers.iter().map(|it| ([peer_label(it)], u64::from(it.is_there)));
     out.gauges("peer_up", "1 if the peer's daemon was heard in the latest 10 s", up)?;
     let known = peers.iter().filter_map(|it| Some(([peer_label(it)], it.round_trip_us? as f64 / 1e6)));
-    let help = "Least recent round trip between the daemons";
+    let help = "Smallest recent round trip between the daemons";
     out.gauges_f64("peer_round_trip", help, &Unit::Seconds, known)?;
     let lost = peers.iter().filter_map(|it| Some(([peer_label(it)], it.loss_percent? / 100.0)));
-    out.gauges_f64("peer_loss", "Part of the packets that is lost in this direction", &Unit::Ratios, lost)?;
+    out.gauges_f64("peer_loss", "Share of packets to the peer that are lost", &Unit::Ratios, lost)?;
     let sessions = peers.iter().flat_map(|it| {
         let free = it.pooled_sockets.saturating_sub(it.lent);
         [("lent", it.lent), ("free", free)]
@@ -200,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_are_documented() {
+    fn every_packet_verdict_reason_is_documented() {
         let documented = include_str!("../../../docs/reference/reasons.md");
         for reason in PacketReason::ALL {
             assert!(documented.contains(&format!("| `{}` |", reason.name())), "{}", reason.name());

@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_millis(10);
 
 pub struct PacketSetup {
     pub config: PathBuf,
-    /// Path of the socket on which applications ask for sessions. It is used if the settings have peers.
+    /// Path of the Unix socket on which applications request sessions. It is used if the settings have peers.
     pub messages: PathBuf,
 }
 
@@ -49,7 +49,7 @@ pub async fn run(setup: PacketSetup, frame: DaemonFrame) -> anyhow::Result<()> {
 type Reply = SyncSender<anyhow::Result<Option<GraftAnswer>>>;
 
 struct PacketDaemon {
-    /// Requests to the thread that holds the runtime.
+    /// Requests to the thread that holds the runtime of packet grafts.
     requests: Mutex<Sender<(GraftRequest, Reply)>>,
     thread: JoinHandle<()>,
     reloads: Reloads,
@@ -61,7 +61,7 @@ impl PacketDaemon {
         raise_descriptors(&settings)?;
         let runtime = PacketRuntime::start(settings.clone())?;
         let broker = SessionBroker::start(&settings, messages)?;
-        // The channel has no limit, but each sender waits for its answer.
+        // The channel has no limit, but it stays short, since each sender waits for its answer.
         let (requests, asked) = channel();
         let worker = Worker { runtime, broker, config, asked, waiting: None };
         let thread = std::thread::Builder::new().name("packets".into()).spawn(|| worker.run())?;
@@ -70,7 +70,7 @@ impl PacketDaemon {
 
     /// Sends a request to the thread and waits for its answer.
     fn ask(&self, request: GraftRequest) -> anyhow::Result<Option<GraftAnswer>> {
-        // With room for one answer, the thread never blocks on a client.
+        // The answer channel has space for one answer, so the thread never blocks on a client.
         let (reply, answer) = sync_channel(1);
         let ended = || anyhow!("the thread that runs sessions has ended: restart the daemon");
         self.requests.lock().send((request, reply)).map_err(|_| ended())?;
@@ -132,8 +132,7 @@ impl daemon::Daemon for PacketDaemon {
 
 /// State of the thread that holds the runtime and logs its events.
 struct Worker {
-    /// The broker is dropped before the runtime: it ends the lent sockets before the programs that seal are
-    /// detached.
+    /// The broker is dropped before the runtime: it shuts lent sockets down before the sealing programs are detached.
     broker: Option<SessionBroker>,
     runtime: PacketRuntime,
     config: PathBuf,
@@ -145,12 +144,12 @@ struct Worker {
 struct WaitingSwap {
     session: String,
     reply: Reply,
-    /// Result of a stateless swap that both ends have made, until the losses are counted.
+    /// Result of a stateless swap that both ends have made. It is kept until the lost datagrams are counted.
     swapped: Option<SessionSwapped>,
 }
 
 impl Worker {
-    /// Runs until the daemon drops its end of the request channel.
+    /// Runs until the daemon drops its sending end of the request channel.
     fn run(mut self) {
         loop {
             match self.asked.try_recv() {
@@ -167,7 +166,7 @@ impl Worker {
                 }
                 Err(error) => {
                     error!("a step of the sessions' runtime failed: {error}");
-                    // The error may last, so the loop must not spin.
+                    // The error may persist, so a pause keeps the loop from using all of a CPU.
                     std::thread::sleep(PATIENCE);
                 }
             }
@@ -185,7 +184,7 @@ impl Worker {
                 let swap = if stateless { PacketRuntime::swap_anew } else { PacketRuntime::swap };
                 match swap(&mut self.runtime, &session, &graft) {
                     Ok(()) => {
-                        // The answer follows when both ends have changed, or have given up.
+                        // The answer is sent when both ends have changed, or have given up.
                         self.waiting = Some(WaitingSwap { session, reply, swapped: None });
                         return;
                     }
@@ -210,7 +209,7 @@ impl Worker {
 
     fn reload(&mut self) -> Result<(), Error> {
         let settings = DaemonSettings::read(&self.config)?.into_sessions()?;
-        // The broker checks the settings before anything is applied, since its pools cannot change.
+        // The broker checks the settings before any is applied, since its pools cannot change.
         SessionBroker::check(self.broker.as_ref(), &settings).map_err(Error::Settings)?;
         self.runtime.apply(settings.clone())?;
         self.broker.iter_mut().for_each(|broker| broker.apply(&settings));
@@ -233,7 +232,7 @@ impl Worker {
                 );
                 let is_known = !change.stateless;
                 let swapped = SessionSwapped { agreed_us: took.map_or(0, us), cut_us: us(cut), change };
-                // After a stateless swap the answer waits until the losses are counted.
+                // After a stateless swap the answer waits until the lost datagrams are counted.
                 match is_known {
                     true => self.done(&session, Ok(swapped)),
                     false => self.wait_for_count(&session, swapped),
@@ -268,7 +267,7 @@ impl Worker {
                 );
             }
             PacketEvent::Keys { session } => info!(session, "both ends of a session have keys"),
-            // The broker handles this event.
+            // Only the broker handles this event.
             PacketEvent::Room { .. } => {}
             PacketEvent::Restarted { session } => info!(session, "the daemon at the other end was restarted"),
             PacketEvent::Refused { session, why } => warn!(session, "{why}"),
@@ -306,7 +305,7 @@ impl Worker {
     }
 }
 
-/// Raises the limit of descriptors to two for each session that there is room for, since a reload may bring as many
+/// Raises the limit of file descriptors to two for each session that fits in the tables, since a reload may add as many
 /// sealed sessions.
 fn raise_descriptors(settings: &Settings) -> anyhow::Result<()> {
     const OTHERS: u64 = 512;
@@ -328,7 +327,7 @@ fn raise_descriptors(settings: &Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns those of the sessions whose other end is this host.
+/// Returns the sessions whose other end is this host.
 fn sessions_with(status: Status, host: IpAddr) -> Vec<SessionStatus> {
     let is_with = |session: &SessionStatus| {
         session.remote.parse::<SocketAddr>().is_ok_and(|remote| remote.ip() == host)

@@ -40,7 +40,8 @@ pub fn encode(selection: &SelectionStatus, out: &mut Out<'_>) -> fmt::Result {
         selection.gain_paths,
     )?;
     if let Some(gain) = selection.gain {
-        let help = "Time of plain TCP on those paths as a multiple of the chosen arm's, geometric mean";
+        let help =
+            "Time of plain TCP as a multiple of the chosen arm's, geometric mean over the compared paths";
         out.gauge_f64("selected_gain", help, Unit::Other("ratio".to_owned()), gain)?;
     }
     Ok(())

@@ -61,7 +61,7 @@ pub fn status(out: &mut String, selection: &SelectionStatus, width: usize) {
     }
 }
 
-/// Passes the names and values of the lines about a path's choice to `say`.
+/// Passes the name and value of each line about a path's choice to `say`.
 pub fn chosen(chosen: &ChosenStatus, say: &mut impl FnMut(&'static str, String)) {
     let right = chosen.right * 100.0;
     let way = chosen.way.join("; ");
@@ -84,7 +84,7 @@ pub fn chosen(chosen: &ChosenStatus, say: &mut impl FnMut(&'static str, String))
     }
 }
 
-/// Returns the explanation of one connection's choice.
+/// Returns the explanation of the choice for one connection.
 pub fn connection(it: &GraftConnectionStatus, width: usize) -> String {
     let mut out = String::new();
     let end = |end: Option<std::net::SocketAddr>| end.map_or("-".to_owned(), |end| end.to_string());

@@ -1,4 +1,4 @@
-//! The part of the daemon for TCP, from its start to its end.
+//! Runs the part of the daemon for TCP, from its start to its end.
 
 use std::{sync::Arc, time::Duration};
 
@@ -35,13 +35,13 @@ pub async fn run(setup: GraftSetup, frame: DaemonFrame) -> anyhow::Result<()> {
     daemon.follow_carry()?;
     let every = |period| {
         let mut ticks = interval_at(Instant::now() + period, period);
-        // A late tick must not be followed by a burst of ticks.
+        // If one tick is late, the next one follows a full interval later, so that no burst follows.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks
     };
     let mut lessons = every(LEARN);
     let mut keeping = every(KEEP);
-    // Work in addition to requests: learning, writing the learned state, and following changed rules.
+    // Periodic work beside requests: learning, writing the learned state, and following changed rules.
     let beside = async {
         loop {
             tokio::select! {
@@ -59,7 +59,7 @@ pub async fn run(setup: GraftSetup, frame: DaemonFrame) -> anyhow::Result<()> {
         }
     };
     frame.run_beside(&daemon, beside).await?;
-    // The results of the latest connections are written before the end.
+    // The results of the latest connections are written to the file before the process ends.
     block_in_place(|| {
         daemon.learn();
         daemon.keep();
@@ -73,7 +73,7 @@ pub async fn run(setup: GraftSetup, frame: DaemonFrame) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The running agreements, and the settings that they follow.
+/// The running agreements, and the settings for which they were started.
 #[derive(Default)]
 struct AgreementSetup {
     running: Option<AgreementTasks>,
@@ -88,7 +88,8 @@ impl AgreementSetup {
             return Ok(());
         }
         if let Some(mut running) = self.running.take() {
-            // The tasks end first, so that none binds a peer after all were released.
+            // The tasks of agreements end before all peers are released, so that none commits to an agreement after
+            // that.
             running.end().await;
             daemon.with(millrace_graft::GraftRuntime::release_all)?;
         }

@@ -1,5 +1,5 @@
 //! IP sockets: UDP sockets that never fragment, and raw sockets. A raw socket has the Rust type of a UDP socket here,
-//! since both send and receive datagrams.
+//! since both kinds send and receive datagrams.
 
 use std::{
     io,
@@ -12,7 +12,7 @@ use rustix::net::sockopt::{
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
 
-/// IP protocol number for experiments (RFC 3692).
+/// IP protocol number for experiments (RFC 3692), which path probes use.
 pub const PROTOCOL_253: i32 = 253;
 
 /// Opens a UDP socket that can send to this address.
@@ -25,16 +25,16 @@ pub fn udp(to: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Opens a raw socket of this address's family, which needs CAP_NET_RAW.
+/// Opens a raw socket for this address's family, which requires CAP_NET_RAW.
 pub fn raw(of: SocketAddr, protocol: i32) -> io::Result<UdpSocket> {
     let socket = Socket::new(Domain::for_address(of), Type::RAW, Some(Protocol::from(protocol)))?;
     socket.set_nonblocking(true)?;
     UdpSocket::from_std(socket.into())
 }
 
-/// Makes the socket send whole datagrams only, also those larger than the path MTU that the kernel knows.
+/// Makes the socket send whole datagrams only, even if they exceed the path MTU that the kernel has cached.
 pub fn send_whole(socket: &UdpSocket, family: IpAddr) -> io::Result<()> {
-    // PROBE sets the don't-fragment bit, and ignores the path MTU that the kernel has cached.
+    // PMTUDISC_PROBE sets the don't-fragment bit, and ignores the path MTU that the kernel has cached.
     match family {
         IpAddr::V4(_) => set_ip_mtu_discover(socket, Ipv4PathMtuDiscovery::PROBE)?,
         IpAddr::V6(_) => set_ipv6_mtu_discover(socket, Ipv6PathMtuDiscovery::PROBE)?,
@@ -44,7 +44,7 @@ pub fn send_whole(socket: &UdpSocket, family: IpAddr) -> io::Result<()> {
 
 /// Returns the payload of a received packet. Raw IPv4 sockets deliver the IP header in front of it.
 pub fn payload(family: IpAddr, is_raw: bool, packet: &[u8]) -> &[u8] {
-    // The low half of the first byte is the header's length in words of 4 bytes (RFC 791, section 3.1).
+    // The low half of the first byte is the IP header's length in words of 4 bytes (RFC 791, section 3.1).
     let header = match (is_raw && family.is_ipv4(), packet.first()) {
         (true, Some(first)) => usize::from(first & 15) * 4,
         _ => 0,
@@ -56,7 +56,7 @@ pub fn payload(family: IpAddr, is_raw: bool, packet: &[u8]) -> &[u8] {
 pub fn checksum(packet: &[u8]) -> u16 {
     let byte = |pair: &[u8], at: usize| u32::from(pair.get(at).copied().unwrap_or(0));
     let mut sum: u32 = packet.chunks(2).map(|pair| byte(pair, 0) << 8 | byte(pair, 1)).sum();
-    // Carries are added to the low 16 bits until none is left.
+    // Carries are added to the low 16 bits until no carry remains.
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }

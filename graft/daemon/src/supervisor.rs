@@ -1,7 +1,8 @@
 //! The process that users start: it reads the settings, serves the control socket and HTTP, and starts a process for
 //! each part of the work.
 //!
-//! The supervisor holds no BPF program and parses nothing that a peer sends, so it goes on when a part ends or hangs.
+//! The supervisor holds no BPF program and parses nothing that a peer sends, so it keeps running when a part ends or
+//! hangs.
 
 use std::{ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
 
@@ -22,16 +23,16 @@ use super::{
     metrics,
 };
 
-/// Longest wait for a part's share of an answer that both parts give together.
+/// Longest wait for one part's share of an answer to which both parts contribute.
 const WHOLE_STATUS: Duration = Duration::from_secs(5);
-/// Longest wait for the answer to a user's request. Commands give up after the same time.
+/// Longest wait for a part's answer to a user's request. Commands give up after the same time.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Longest wait for a part to use new settings.
+/// Longest wait for a part to apply new settings.
 const RELOAD: Duration = Duration::from_secs(60);
 
 pub struct SupervisorSetup {
     pub config: PathBuf,
-    /// Interfaces that lead to hosts whose connections are tunnelled, in addition to those of the settings.
+    /// Interfaces behind which there are hosts whose connections are tunnelled, in addition to those of the settings.
     pub interfaces: Vec<String>,
     /// Arguments with which this program runs a part. The part's name follows them.
     pub arguments: Vec<OsString>,
@@ -62,7 +63,7 @@ pub async fn run(setup: SupervisorSetup) -> anyhow::Result<()> {
         Ok(()) => frame.run(&supervisor).await,
         Err(error) => Err(error),
     };
-    // The parts end in any case, also if they refused the settings at the start.
+    // The parts are stopped in any case, also if they refused the settings at the start.
     block_in_place(|| supervisor.parts().for_each(|part| part.stop()));
     done
 }
@@ -84,7 +85,7 @@ impl Supervisor {
     /// Starts or reloads each part that the settings want, and stops the other parts.
     ///
     /// # Errors
-    /// A part refuses the settings. The error joins the reasons of all such parts; the other parts use the new
+    /// A part refuses the settings. The error joins the reasons of all refusing parts, and the other parts use the new
     /// settings.
     fn follow(&self, settings: &DaemonSettings) -> anyhow::Result<()> {
         let wanted =
@@ -109,7 +110,7 @@ impl Supervisor {
         }
     }
 
-    /// Asks a part for its share of an answer that both parts give together. Returns `None` if the settings do not
+    /// Asks a part for its share of an answer to which both parts contribute. Returns `None` if the settings do not
     /// want the part.
     fn share(&self, part: &SupervisedPart, request: &GraftRequest) -> anyhow::Result<Option<GraftAnswer>> {
         if !part.is_wanted() {
@@ -121,7 +122,7 @@ impl Supervisor {
         Ok(Some(serde_json::from_value(Value::Object(answer))?))
     }
 
-    /// Returns the shares of both parts, and a reason for each part that should have answered and did not.
+    /// Returns the shares of both parts, and a reason for each part that has failed to answer.
     fn shares(&self, request: &GraftRequest) -> ([Option<GraftAnswer>; 2], Vec<String>) {
         let mut missing = Vec::new();
         let shares = [&self.grafts, &self.sessions].map(|part| {

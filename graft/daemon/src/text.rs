@@ -113,7 +113,7 @@ pub fn status(control::Status { in_place: status, parts, .. }: &control::Status,
     out
 }
 
-/// Writes the peers with agreements, and what the paths to them let through.
+/// Writes the peers with agreements, and which protocols and packet sizes pass on the paths to them.
 fn peers(out: &mut String, peers: &[GraftPeerStatus], width: usize) {
     const WHO: [(&str, Fit); 5] =
         [("PEER", Name), ("STATE", Whole), ("FOR", Whole), ("KERNEL", Name), ("RULES", Text)];
@@ -174,7 +174,7 @@ fn nat(nat: NatReport) -> &'static str {
     }
 }
 
-/// Describes paths in several tables, since addresses leave no room for all columns in one.
+/// Describes paths in several tables, since addresses are too wide for one table with all columns.
 pub fn paths(paths: &[PeerPath], width: usize) -> String {
     const WHO: [(&str, Fit); 5] =
         [("PEER", Whole), ("CLASS", Name), ("CONNS", Whole), ("REORDERING", Whole), ("IDLE", Whole)];
@@ -228,7 +228,7 @@ pub fn paths(paths: &[PeerPath], width: usize) -> String {
     out
 }
 
-/// Describes the latest reports of one path, the newest last.
+/// Describes the latest reports on one path, the newest last.
 pub fn probed(probed: &ProbeStatus, width: usize) -> String {
     const HEAD: [(&str, Fit); 8] = [
         ("MIN ms", Whole),
@@ -263,7 +263,7 @@ pub fn probed(probed: &ProbeStatus, width: usize) -> String {
     out
 }
 
-/// Number of kinds of connections that are shown. The JSON output has all of them.
+/// Number of traffic classes that are shown. The JSON output has all of them.
 const KINDS_SHOWN: usize = 20;
 
 fn purposes(out: &mut String, status: &status::Status, width: usize) {
@@ -368,7 +368,7 @@ pub fn explanation_text(
     out
 }
 
-/// Describes what a model would choose, and its decisions on the way.
+/// Describes the choice that a model would make, and the decisions that lead to it.
 pub fn what_if(features: &Features, decision: &ModelDecision<'_>, width: usize) -> String {
     let mut out = String::new();
     let leaf = decision.leaf;
@@ -418,7 +418,7 @@ pub fn pool(pool: &GraftPool, width: usize) -> String {
     out
 }
 
-/// Returns the text that `check` prints for a usable graft.
+/// Returns the text that `check` prints for a graft that this host can use.
 pub fn checked(graft: &PoolGraft, kernel: Option<f64>) -> String {
     let mut out = format!(
         "{}: usable\n  in TCP: {}\n  identity: {}\n",

@@ -1,8 +1,8 @@
 //! Mutual TLS 1.3 between daemons. A peer is known by its pinned key, or by a host name in a certificate of an
 //! authority.
 //!
-//! With a pinned key only the key of a certificate counts. The certificate may be self-signed, and its dates
-//! and names do not matter.
+//! With a pinned key only the certificate's key is checked. The certificate may be self-signed, and its dates and names
+//! do not matter.
 
 use std::{fs::OpenOptions, io::Write as _, os::unix::fs::OpenOptionsExt as _, path::Path, sync::Arc};
 
@@ -32,7 +32,7 @@ use rustls::{
     version::TLS13,
 };
 
-/// This host's certificate and key, and the peers that it knows.
+/// This host's certificate and key, and the peers whose keys or names it knows.
 #[derive(Clone)]
 pub struct Tls {
     shown: Arc<CertifiedKey>,
@@ -66,8 +66,10 @@ fn read_key(path: &Path) -> anyhow::Result<(PrivateKeyDer<'static>, Arc<dyn Sign
 }
 
 impl Tls {
+    /// Reads the key and certificates that the settings of agreements name.
+    ///
+    /// # Errors
     /// A key or certificate file cannot be read, or its content is not usable.
-    /// A file cannot be read, or is not what it should be.
     pub fn new(agreement: &AgreementSettings) -> anyhow::Result<Self> {
         let peers = agreement.peers.iter().map(|peer| (peer.name.as_str(), &peer.trust));
         let certificate = agreement.certificate.as_deref();
@@ -96,22 +98,22 @@ impl Tls {
         Ok(Self { shown: Arc::new(shown), known: Arc::new(KnownPeers::new(authority, peers)?) })
     }
 
-    /// Returns the same identity of this host, with this peer as the only known one.
+    /// Returns the same identity of this host, with the given peer as the only known one.
     pub fn restrict_to(&self, peer: &str) -> Self {
         Self { shown: self.shown.clone(), known: self.known.only(peer) }
     }
 
-    /// Returns the TLS settings for calls to this peer only.
+    /// Returns the TLS settings for connecting to this peer only.
     pub fn client(&self, peer: &AgreementPeer) -> anyhow::Result<ClientConfig> {
         self.restrict_to(&peer.name).caller()
     }
 
-    /// Returns the TLS settings for calls to any known peer.
+    /// Returns the TLS settings for connecting to any known peer.
     pub fn caller(&self) -> anyhow::Result<ClientConfig> {
         let expected = Verifier { known: self.known.clone() };
         let mut config = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])?
-            // rustls calls every custom verifier dangerous.
+            // rustls names the method for every custom verifier `dangerous`.
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(expected))
             .with_client_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(self.shown.clone())));
@@ -121,7 +123,7 @@ impl Tls {
         Ok(config)
     }
 
-    /// Returns the TLS settings for calls from any known peer.
+    /// Returns the TLS settings for accepting connections of any known peer.
     pub fn server(&self) -> anyhow::Result<ServerConfig> {
         let mut config = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])?
@@ -141,7 +143,7 @@ impl Tls {
     }
 }
 
-/// Makes a self-signed certificate that is valid from 2020 to 2100. Peers check the key alone.
+/// Creates a self-signed certificate that is valid from 2020 to 2100. Peers check only its key.
 fn self_signed(key: &PrivateKeyDer<'_>, path: &Path) -> anyhow::Result<CertificateDer<'static>> {
     let what = || format!("{}: a certificate for this key", path.display());
     let PrivateKeyDer::Pkcs8(der) = key else { bail!("{}: the key is not in PKCS#8 form", path.display()) };
@@ -165,8 +167,8 @@ fn algorithm(pkcs8: &[u8]) -> anyhow::Result<&'static rcgen::SignatureAlgorithm>
         .context("the key's algorithm is not supported: use Ed25519, P-256 or P-384")
 }
 
-/// Returns the crypto provider with the cipher first that is fastest on this host. The TLS client's order decides
-/// which cipher is used.
+/// Returns the crypto provider with the cipher suite first that is fastest on this host. The order of the TLS client
+/// decides which suite is used.
 fn provider() -> Arc<CryptoProvider> {
     let mut provider = ring::default_provider();
     let first = match has_aes() {
@@ -250,7 +252,7 @@ impl KnownPeers {
         })
     }
 
-    /// Returns the name of the peer that has the certificate's key, or a host name of the certificate.
+    /// Returns the name of the known peer that has the certificate's key, or a host name in the certificate.
     fn identify(
         &self,
         end: &CertificateDer<'_>,
@@ -260,11 +262,11 @@ impl KnownPeers {
     ) -> Result<String, Error> {
         let parsed = ParsedCertificate::try_from(end)?;
         let key = ObjectIdentity::from_image(&parsed.subject_public_key_info());
-        // A pinned key counts whatever the certificate says, so nothing more is verified.
+        // A pinned key identifies the peer whatever the certificate says, so nothing more is verified.
         if let Some((_, name)) = self.keys.iter().find(|(known, _)| *known == key) {
             return Ok(name.clone());
         }
-        // Without a pinned key, the certificate has to name a host of the settings.
+        // Without a pinned key, the certificate must contain a host name that the settings name.
         let found = self.hosts.iter().find(|(host, _)| verify_server_name(&parsed, host).is_ok());
         let (Some((host, name)), Some(roots)) = (found, &self.roots) else {
             return Err(Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure));
@@ -320,7 +322,8 @@ macro_rules! verify_signatures {
     };
 }
 
-/// Verifies the certificate of a called server. The server name of the call does not matter.
+/// Verifies the certificate of the server that this host connects to. The server name that the client has sent does not
+/// matter.
 impl ServerCertVerifier for Verifier {
     fn verify_server_cert(
         &self,
@@ -337,7 +340,7 @@ impl ServerCertVerifier for Verifier {
 }
 
 impl ClientCertVerifier for Verifier {
-    /// Callers get no hint of accepted authorities, since each has one certificate only.
+    /// The server names no accepted authorities, since each client has one certificate only.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }

@@ -1,5 +1,5 @@
-//! The times at which sessions have work to do. A step costs as much as the work that is due, however many sessions
-//! there are.
+//! The times at which sessions have work to do. The cost of a step depends on the work that is due, and not on the
+//! number of sessions.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -13,7 +13,7 @@ pub struct SessionAgenda {
 }
 
 impl SessionAgenda {
-    /// Sets the time of a session's next work, in place of an earlier one. `None` removes it.
+    /// Sets the time of a session's next work, which replaces an earlier time. `None` removes the session.
     pub fn put(&mut self, ends: SessionEnds, at: Option<Duration>) {
         let before = match at {
             Some(at) => self.of.insert(ends, at),
@@ -32,7 +32,7 @@ impl SessionAgenda {
         self.by_time.first().map(|(at, _)| *at)
     }
 
-    /// Takes the sessions whose work is due.
+    /// Returns the sessions whose work is due, and removes them.
     pub fn take(&mut self, now: Duration) -> Vec<SessionEnds> {
         let mut due = Vec::new();
         while self.next().is_some_and(|at| at <= now)
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn due_entries_of_the_agenda_are_taken_once() {
+    fn due_sessions_of_the_agenda_are_returned_once() {
         const MS: Duration = Duration::from_millis(1);
         let ends = |port: u16| {
             let address = std::net::SocketAddr::from(([10, 0, 0, 1], port));

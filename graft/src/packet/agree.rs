@@ -1,5 +1,5 @@
-//! The protocol by which both ends of a session change to another list of functions. The code has no I/O, and time is
-//! an argument.
+//! The protocol by which both ends of a session change to another list of functions. The code does no I/O, and gets the
+//! time as an argument.
 //!
 //! ```text
 //! one end                              the other
@@ -10,59 +10,60 @@
 //!   agreed <----------------------- Done(list)
 //! ```
 //!
-//! A change takes two round trips, and neither end ever sends packets that the other does not accept. Lost messages
-//! are repeated. When no packet of the old list can be under way any more, that list is no longer accepted. Messages
-//! of another attempt, such as replayed ones, have no effect: attempts are counted, and the other end changes only
-//! for the answer to a challenge that it has never sent before. Only an end that has switched to this list can give
-//! that answer. (Sealed messages cannot be replayed at all; these may be in clear.)
+//! A change takes two round trips, and neither end ever sends packets that the other does not accept. Lost messages are
+//! repeated. When no packet of the old list can be in flight any more, packets of the old list are no longer accepted.
+//! Messages of another attempt, such as replayed ones, have no effect: attempts are counted, and the other end changes
+//! only after the right answer to a challenge that it has never sent before. Only an end that has switched to the new
+//! list can compute that answer. (Sealed messages could not be replayed at all, but these messages may be unencrypted.)
 //!
 //! **Stateless.** A change may drop the session's state: packet numbers and the state of functions restart, and only
-//! the new list is accepted. Each end restarts where it would have switched, and sends nothing until it knows that
-//! the other end has restarted, too. Packets under way at that time are lost; `losses` counts them.
+//! the new list is accepted. Each end restarts at the point where it would otherwise have switched, and sends nothing
+//! until it knows that the other end has restarted, too. Packets in flight at that time are lost; `losses` counts them.
 
 use std::time::Duration;
 
 use super::paths::COUNT;
 
-/// ID of a change: the number of the list, and the number of the attempt in 14 bits.
+/// ID of a change: the number of the new function list, and the number of the attempt in 14 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ListId {
-    /// The list's number.
+    /// The number of the new function list.
     pub list: u16,
-    /// The attempt's number.
+    /// The number of the attempt to change.
     pub attempt: u16,
-    /// True if the session restarts without its state.
+    /// True if the change restarts the session without its state.
     pub anew: bool,
 }
 
-/// A message between the two ends.
+/// A message between the two ends of a session about a change of the function list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ListMessage {
-    /// The sender proposes a change.
+    /// The sender proposes a change to a list.
     Propose(ListId),
     /// The sender accepts packets of the new list.
     Ready(ListId),
-    /// The sender has switched to the list, and has not received the challenge.
+    /// The sender already sends with the new list, and has not received the challenge.
     Switched(ListId),
-    /// The end that is ready challenges the one that has proposed, with 31 bits that are never the same twice.
+    /// The end that accepts the new list challenges the end that has proposed it, with 31 bits that are never the same
+    /// twice.
     Challenge(u32),
-    /// Answer to the challenge, from the end that has switched to its list.
+    /// The answer to the challenge, from the end that has switched to the new list.
     Answer(u32),
-    /// Both ends send with the new list.
+    /// The sender knows that both ends send with the new list.
     Done(ListId),
-    /// The sender does not change to the list, or has given it up.
+    /// The sender refuses to change to the list, or has given up the change.
     Refuse(ListId),
-    /// Time at which the sender was started.
+    /// Time at which the sender's daemon was started.
     Hello(Since),
     /// Number of the application's datagrams that the sender had sent before it restarted, modulo 2^32.
     Sent(u32),
-    /// Number of those datagrams that have not arrived at the sender of this message.
+    /// Number of the receiver's datagrams before its restart that have not arrived at the sender of this message.
     Lost(u32),
-    /// Number of packets that the sender has received on a path of the session, modulo 2^30.
+    /// Number of packets that the sender has received on one path of the session, modulo 2^30.
     Came {
         /// Number of the path.
         path: u8,
-        /// Number of packets that have arrived on it.
+        /// Number of packets that have arrived on the path.
         count: u32,
     },
 }
@@ -74,34 +75,35 @@ pub struct Since(u32);
 impl Since {
     const BITS: u32 = 0x7fff_ffff;
 
-    /// Converts the time of a start.
+    /// Converts the time at which an end was started.
     pub fn new(unix_time: Duration) -> Self {
         Self((unix_time.as_millis() / 100) as u32 & Self::BITS)
     }
 
-    /// Returns whether this start is later than the other. Replayed messages have earlier starts.
+    /// Reports whether this start time is later than the other. Replayed messages have earlier start times.
     pub fn is_later_than(self, other: Self) -> bool {
         let difference = self.0.wrapping_sub(other.0) & Self::BITS;
         difference != 0 && difference <= Self::BITS / 2
     }
 }
 
-/// The actions that follow from a message or from time. The caller carries them out in this order.
+/// The actions that follow from a message or from a time-out. The caller carries them out in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ListAction {
-    /// Accept packets of this list as well, in place of another list that this end does not send with.
+    /// Accept packets of this list as well. It replaces any other list that this end accepts but does not send with.
     Accept(u16),
-    /// Send with the list that was accepted last.
+    /// Send packets with the list that was accepted last.
     Switch,
-    /// Prepare a restart with this list.
+    /// Prepare to restart the session with this list.
     Expect(u16),
-    /// Restart with this list. Accept no earlier packets, and send nothing until it is agreed.
+    /// Restart the session with this list. Accept no earlier packets, and send nothing until both ends agree on the
+    /// list.
     Begin(u16),
-    /// Stop accepting packets of the list that this end does not send with.
+    /// Stop accepting packets of the list that this end accepts but does not send with.
     Retire,
-    /// Send this message.
+    /// Send this message to the other end.
     Say(ListMessage),
-    /// Both ends send with this list.
+    /// Both ends send packets with this list.
     Agreed(u16),
     /// The change has failed, and the session stays as it was.
     Failed(u16, ListRefusal),
@@ -114,22 +116,22 @@ pub enum ListRefusal {
     Refused,
     /// The other end does not answer.
     Silent,
-    /// Another swap is under way.
+    /// Another change of the session's list is in progress.
     Busy,
-    /// A function cannot continue with the state of the previous version.
+    /// A function cannot continue with the state that its previous version left.
     NoState,
 }
 
-/// Pause before the first repetition of a message, and the longest pause (`AGAIN_MOST`). The pause doubles with each
-/// repetition. Repeated messages do no harm on a longer path, and a lost message costs little time.
+/// Pause before a message is repeated for the first time, and the longest pause (`AGAIN_MOST`). The pause doubles with
+/// each repetition. On a longer path the needless repetitions are harmless, and a lost message costs little time.
 const AGAIN: Duration = Duration::from_millis(20);
 const AGAIN_MOST: Duration = Duration::from_millis(250);
 /// Time limit for the other end's answer to a proposal.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Longest time that packets may be under way.
+/// Longest time that a packet may be in flight.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
 
-/// The schedule of a message's repetitions.
+/// The times at which an unanswered message is repeated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Again {
     next: Duration,
@@ -160,13 +162,13 @@ enum AgreeState {
         id: ListId,
         again: Again,
     },
-    /// The other end has proposed the list, and may already send with it.
+    /// The other end has proposed this list, and may already send with it.
     Following {
         id: ListId,
         challenge: u32,
         next: Duration,
     },
-    /// Both ends send with the new list, and still accept the old one.
+    /// Both ends send with the new list, and still accept packets of the old one.
     Lingering {
         until: Duration,
     },
@@ -176,38 +178,38 @@ enum AgreeState {
 ///
 /// # States
 ///
-/// * *Idle*: both ends send with one list, and no packet of another is under way.
+/// * *Idle*: both ends send with the same list, and no packet of another list is in flight.
 /// * *Proposing*: this end accepts packets of the new list, and repeats its proposal until the other end is ready,
 ///   refuses, or is silent for too long.
 /// * *Switching*: this end sends with the new list, and repeats that until the other end has done the same.
 /// * *Following*: the other end has proposed. This end accepts packets of the new list, and has sent a challenge.
-/// * *Lingering*: both ends send with the new list, and packets of the old one may be under way.
+/// * *Lingering*: both ends send with the new list, and packets of the old one may be in flight.
 ///
-/// [`Self::propose`] begins a change, [`Self::on_message`] takes each message, and [`Self::tick`] has to be called at
+/// [`Self::propose`] begins a change, [`Self::on_message`] handles each message, and [`Self::tick`] has to be called at
 /// the time of [`Self::next`]. Each returns actions that the caller carries out in their order, before the next call.
-/// If an action fails, [`Self::cannot`] returns what to do. Between calls, this end accepts every packet that the
-/// other end may send, except during a stateless change.
+/// If an action fails, [`Self::cannot`] returns what to do. Between calls, this end accepts every packet that the other
+/// end may send, except during a stateless change.
 #[derive(Debug)]
 pub struct ListAgreement {
     state: AgreeState,
-    /// The list with which this end sends.
+    /// The list with which this end sends packets.
     list: u16,
-    /// The latest change that this end has made.
+    /// The latest change that this end has completed.
     latest: Option<ListId>,
-    /// True if this end's proposal counts when both ends propose at the same time.
+    /// True if this end's proposal wins when both ends propose at the same time.
     goes_first: bool,
-    /// Number of this end's latest attempt, and of its latest challenge.
+    /// Numbers of this end's latest attempt, and of its latest challenge.
     attempt: u16,
     challenge: u32,
-    /// The other end's challenge for this end's proposal, once it has arrived.
+    /// The other end's challenge for this end's proposal, once the challenge has arrived.
     heard: Option<u32>,
-    /// True if this end has proposed the same list as the other end, and follows that end's proposal.
+    /// True if this end has proposed the same list as the other end, and has yielded to that end's proposal.
     gave_way: bool,
 }
 
 impl ListAgreement {
-    /// Creates one end. `random` has the first values of the counters, so that they differ from those of an earlier
-    /// run.
+    /// Creates the state of one end. `random` has the first values of the counters, so that they differ from those of
+    /// an earlier run.
     pub fn new(list: u16, goes_first: bool, random: [u8; 6]) -> Self {
         let [a, b, c, d, e, f] = random;
         Self {
@@ -222,20 +224,20 @@ impl ListAgreement {
         }
     }
 
-    /// Restarts with this list. A change that is under way is dropped.
+    /// Restarts with this list. A change that is in progress is dropped.
     pub fn begin(&mut self, list: u16) {
         (self.state, self.list, self.latest, self.heard) = (AgreeState::Idle, list, None, None);
     }
 
-    /// Returns the list with which this end sends.
+    /// Returns the list with which this end sends packets.
     pub fn list(&self) -> u16 {
         self.list
     }
 
-    /// Proposes a list. `now` is the time since any fixed moment.
+    /// Proposes a change to a list. `now` is the time since any fixed moment.
     pub fn propose(&mut self, now: Duration, list: u16, anew: bool) -> Vec<ListAction> {
         match self.state {
-            // The session uses this list already.
+            // The session already uses this list, so nothing changes.
             AgreeState::Idle if list == self.list && !anew => vec![ListAction::Agreed(list)],
             AgreeState::Idle => {
                 self.attempt = self.attempt.wrapping_add(1);
@@ -259,10 +261,10 @@ impl ListAgreement {
 
     fn answer(&mut self, now: Duration, word: ListMessage, is_known: bool) -> Vec<ListAction> {
         match (word, self.state) {
-            // An end without the list cannot follow.
+            // An end that does not have the list refuses to change to it.
             (ListMessage::Propose(id), _) if !is_known => vec![ListAction::Say(ListMessage::Refuse(id))],
             (ListMessage::Propose(id), _) => self.hear_proposal(now, id),
-            // The other end accepts packets of the new list, so this end may switch.
+            // The other end accepts packets of the new list, so this end may send with it.
             (ListMessage::Ready(id), AgreeState::Proposing { id: own, .. }) if id == own => {
                 self.changed(id);
                 self.state = AgreeState::Switching { id, again: Again::after(now) };
@@ -270,13 +272,13 @@ impl ListAgreement {
                 acts.extend(self.say_switched(id));
                 acts
             }
-            // The other end has missed this end's latest message, which is repeated.
+            // The other end repeats `Ready` because it has missed this end's answer, which is sent again.
             (ListMessage::Ready(id), _) if self.latest == Some(id) => self.say_switched(id),
             (ListMessage::Ready(id), _) => vec![ListAction::Say(ListMessage::Refuse(id))],
             (ListMessage::Refuse(id), AgreeState::Proposing { id: own, .. }) if id == own => {
                 self.give_up(id.list, ListRefusal::Refused)
             }
-            // The other end has given up its proposal.
+            // The other end has given up its proposal, so the new list is no longer accepted.
             (ListMessage::Refuse(id), AgreeState::Following { id: own, .. }) if id == own => {
                 self.state = AgreeState::Idle;
                 let failed = self.gave_way.then_some(ListAction::Failed(id.list, ListRefusal::Busy));
@@ -291,11 +293,11 @@ impl ListAgreement {
                 self.heard = Some(heard);
                 vec![ListAction::Say(ListMessage::Answer(id.answer(heard)))]
             }
-            // The answer was lost, or this is a replayed message. The challenge is repeated.
+            // The answer to the challenge was lost, or this message was replayed. The challenge is sent again.
             (ListMessage::Switched(id), AgreeState::Following { id: own, challenge, .. }) if id == own => {
                 vec![ListAction::Say(ListMessage::Challenge(challenge))]
             }
-            // Only an end that has switched can give this answer, so this end may switch, too.
+            // Only an end that has switched can compute this answer, so this end may switch, too.
             (ListMessage::Answer(answer), AgreeState::Following { id, challenge, .. })
                 if answer == id.answer(challenge) =>
             {
@@ -303,7 +305,7 @@ impl ListAgreement {
                 self.state = AgreeState::Lingering { until: now + LINGER };
                 vec![id.change(), ListAction::Say(ListMessage::Done(id)), ListAction::Agreed(id.list)]
             }
-            // The message `Done` of this end was lost.
+            // The message `Done` of this end was lost, so it is sent again.
             (ListMessage::Switched(id), _) if self.latest == Some(id) => {
                 vec![ListAction::Say(ListMessage::Done(id))]
             }
@@ -323,11 +325,11 @@ impl ListAgreement {
     fn hear_proposal(&mut self, now: Duration, id: ListId) -> Vec<ListAction> {
         match self.state {
             AgreeState::Following { id: own, challenge, .. } if id == own => say_ready(id, challenge),
-            // A repeated proposal of the latest change must not start another one.
+            // A late repetition of a proposal that is already completed must not start another change.
             AgreeState::Idle if id.list != self.list || (id.anew && self.latest != Some(id)) => {
                 self.follow(now, id)
             }
-            // Both ends have proposed at the same time. The end with the higher address gives way.
+            // Both ends have proposed at the same time. The end with the higher address drops its proposal.
             AgreeState::Proposing { id: own, .. } if !self.goes_first => {
                 let is_same = own.list == id.list;
                 let mut acts = if is_same { Vec::new() } else { self.give_up(own.list, ListRefusal::Busy) };
@@ -335,7 +337,7 @@ impl ListAgreement {
                 self.gave_way = is_same;
                 acts
             }
-            // The other end repeats its proposal, which is accepted later.
+            // The proposal is ignored for now: the other end repeats it, and it is accepted later.
             _ => Vec::new(),
         }
     }
@@ -350,7 +352,8 @@ impl ListAgreement {
         acts
     }
 
-    /// Sends the answer to the challenge if the challenge has arrived. Otherwise the other end repeats it.
+    /// Sends the answer to the challenge if the challenge has arrived. Otherwise sends `Switched`, so that the other
+    /// end repeats the challenge.
     fn say_switched(&self, id: ListId) -> Vec<ListAction> {
         let is_own = matches!(self.state, AgreeState::Switching { id: own, .. } if own == id);
         let heard = self.heard.filter(|_| is_own);
@@ -381,7 +384,7 @@ impl ListAgreement {
         vec![ListAction::Retire, ListAction::Failed(list, why)]
     }
 
-    /// Handles time-outs and repetitions. Call it at the time of [`next`](Self::next).
+    /// Handles time-outs and repetitions. It must be called at the time of [`next`](Self::next).
     pub fn tick(&mut self, now: Duration) -> Vec<ListAction> {
         match &mut self.state {
             AgreeState::Proposing { id, until, .. } if now >= *until => {
@@ -392,14 +395,15 @@ impl ListAgreement {
                 again.put_off(now);
                 vec![ListAction::Say(ListMessage::Propose(*id))]
             }
-            // The other end accepts the list with which this end sends, so this end repeats its message without a
-            // time limit.
+            // The other end accepts the list with which this end sends, so this end repeats `Switched` or the answer
+            // without a time limit.
             AgreeState::Switching { id, again } if now >= again.next => {
                 again.put_off(now);
                 let id = *id;
                 self.say_switched(id)
             }
-            // The other end may already send with the list, so it stays accepted until that end refuses.
+            // The other end may already send with the list, so packets of the list are accepted until that end refuses
+            // the change.
             AgreeState::Following { id, challenge, next } if now >= *next => {
                 *next = now + 4 * AGAIN_MOST;
                 say_ready(*id, *challenge)
@@ -412,7 +416,7 @@ impl ListAgreement {
         }
     }
 
-    /// Returns the time of the next `tick`, or `None` if no change is under way.
+    /// Returns the time of the next `tick`, or `None` if no change is in progress.
     pub fn next(&self) -> Option<Duration> {
         match self.state {
             AgreeState::Idle => None,
@@ -430,7 +434,7 @@ fn say_ready(id: ListId, challenge: u32) -> Vec<ListAction> {
 impl ListId {
     const CHALLENGE: u32 = 0x7fff_ffff;
     const ATTEMPT: u16 = 0x3fff;
-    /// Bit above the attempt: the change is stateless.
+    /// Bit above the attempt's number. It is set if the change is stateless.
     const ANEW: u32 = 1 << 30;
 
     fn preparation(self) -> ListAction {
@@ -441,7 +445,7 @@ impl ListId {
         if self.anew { ListAction::Begin(self.list) } else { ListAction::Switch }
     }
 
-    /// Returns the answer to a challenge, which depends on the list that the end has switched to.
+    /// Returns the answer to a challenge. It depends on the list that the answering end has switched to.
     fn answer(self, challenge: u32) -> u32 {
         (challenge ^ self.encode()) & Self::CHALLENGE
     }
@@ -461,7 +465,7 @@ impl ListId {
 }
 
 impl ListMessage {
-    /// Returns the kind (of eight) and the number of a message, as a frame in the kernel has them.
+    /// Returns the kind (one of eight) and the number of a message, as a frame in the kernel has them.
     pub fn encode(self) -> (u8, u32) {
         // Kinds 1, 3 and 7 have two messages each, which the highest bit of the number tells apart.
         const REFUSE: u32 = 1 << 31;
@@ -482,7 +486,7 @@ impl ListMessage {
         }
     }
 
-    /// Reads a message. Returns `None` if there is no such kind.
+    /// Reads a message. Returns `None` if the kind does not exist.
     pub fn decode(kind: u8, number: u32) -> Option<Self> {
         let id = ListId::decode(number);
         match (kind, number >> 31) {
@@ -523,7 +527,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// The lists that an end accepts and sends with, according to its actions.
+    /// One end of a simulated session: the lists that it accepts and sends with, according to its actions.
     #[derive(Debug)]
     struct AgreeEnd {
         agreement: ListAgreement,
@@ -588,7 +592,7 @@ mod tests {
         run_each(ends, proposals.map(|list| Some((list?, false))), knows, loses)
     }
 
-    /// Runs two ends for a minute, on a path with a delay of 10 ms that loses messages as `loses` decides. Each
+    /// Simulates two ends for a minute, on a path with a delay of 10 ms that loses messages as `loses` decides. Each
     /// proposal has a list, and is stateless or not.
     fn run_each(
         mut ends: [AgreeEnd; 2],
@@ -646,7 +650,7 @@ mod tests {
         }
     }
 
-    /// Each end restarts once, however often the proposal is repeated, even with the list that it already has.
+    /// Each end restarts only once, however often the proposal is repeated, even if the new list equals the old one.
     #[test]
     fn stateless_swap_restarts_both_ends() {
         for list in [1, 2] {
@@ -725,9 +729,10 @@ mod tests {
         assert_eq!(ListMessage::decode(hello.encode().0, hello.encode().1), Some(hello));
     }
 
-    /// An attacker replays all messages of both ends, to either end and in any order, also while both change again.
+    /// An attacker replays all messages of both ends, to either end and in any order, also while both ends make another
+    /// change.
     #[test]
-    fn old_swap_messages_change_nothing() {
+    fn replayed_swap_messages_change_nothing() {
         let mut ends = [AgreeEnd::new(true), AgreeEnd::new(false)];
         let mut recorded = Vec::new();
         let mut now = Duration::ZERO;
@@ -736,7 +741,7 @@ mod tests {
         let mut current = 1;
         let mut changed = 0;
         for round in 0..400_u32 {
-            // Both ends make changes, in turn, with and without the session's state.
+            // The two ends make changes in turn, with and without the session's state.
             let from = (round / 2 % 2) as usize;
             let list = 3 - current;
             let anew = round % 5 == 0;
@@ -764,8 +769,8 @@ mod tests {
                 let takes = |one: usize| ends[one].takes.contains(&ends[1 - one].sends);
                 assert!(ends[0].begun != ends[1].begun || takes(0) && takes(1), "{round} {ends:?}");
             }
-            // A replayed proposal may collide with a new one. Then the new one fails, and the session stays as it
-            // was.
+            // A replayed proposal may collide with a new one. Then the new change fails, and the session keeps its
+            // list.
             let is_changed = ends[from].failed.len() == failed;
             changed += u32::from(is_changed);
             current = if is_changed { list } else { current };
@@ -781,9 +786,9 @@ mod tests {
         assert!(changed > 100, "{changed}");
     }
 
-    /// One end receives replayed messages, and the other end receives none of the replies.
+    /// One end receives replayed messages, and its replies do not reach the other end.
     #[test]
-    fn end_that_receives_old_swap_messages_does_not_change() {
+    fn end_that_receives_replayed_swap_messages_does_not_change() {
         let recorded =
             [ListId { list: 2, attempt: 5, anew: false }, ListId { list: 2, attempt: 6, anew: true }];
         for id in recorded {

@@ -1,4 +1,4 @@
-//! Compares the budgets of functions with the times that the kernel's programs have measured.
+//! Compares the time budgets of grafts with the times that the BPF programs have measured.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -9,12 +9,12 @@ use millrace_graft_kernel::packet::{
 
 use crate::Error;
 
-/// Number of test runs at each hook for a list.
+/// Number of test runs for measuring a list of functions, at each hook.
 const TRIES: usize = 65;
 const PAYLOAD: usize = 1000;
 
 /// Returns the time that each hook takes for a datagram of 1000 bytes: the medians of test runs, without a network.
-/// Both ends are in this host's memory, with addresses that RFC 5737 reserves.
+/// Both ends of the session exist only in this host's memory, with addresses that RFC 5737 reserves.
 pub fn measure(hooks: &mut PacketHooks, list: &FunctionList) -> Result<[Duration; 3], Error> {
     let address = |host| SocketAddr::from((Ipv4Addr::new(192, 0, 2, host), 9));
     let ends = SessionEnds { local: address(1), remote: address(2) };
@@ -25,7 +25,7 @@ pub fn measure(hooks: &mut PacketHooks, list: &FunctionList) -> Result<[Duration
         hooks.open(FunctionSession { ends, key, list, budget_ns: 0, protocol: WireProtocol::Udp })?;
     }
     let tried = (0..TRIES).map(|_| {
-        // No acknowledgement arrives that would make room in a window, so each run begins with a new state.
+        // No acknowledgement arrives that would free space in a window, so each run begins with a new state.
         [ends, other].iter().try_for_each(|ends| hooks.replace(ends, list, 0))?;
         try_once(hooks)
     });
@@ -45,7 +45,7 @@ pub fn measure(hooks: &mut PacketHooks, list: &FunctionList) -> Result<[Duration
 /// Runs a datagram through both ends once.
 fn try_once(hooks: &PacketHooks) -> Result<[Duration; 3], Error> {
     let sent = hooks.run(FunctionHook::Tx, &datagram())?;
-    // The frame that the sender's hook has made is given to the receiver's hooks.
+    // The frame that the sender's hook has produced is the input of the receiver's hooks.
     let [rx, repair] = [FunctionHook::Rx, FunctionHook::Repair].map(|hook| hooks.run(hook, &sent.frame));
     Ok([sent.time, rx?.time, repair?.time])
 }
@@ -63,10 +63,10 @@ fn datagram() -> Vec<u8> {
     frame
 }
 
-/// Fewest samples for a mean that is significant.
+/// Minimum number of samples for a significant mean.
 const SAMPLES_MIN: u64 = 8;
 
-/// The times that a session's hooks took, between two readings.
+/// The times that a session's hooks took, between two readings of the counters.
 #[derive(Debug, Default)]
 pub struct BudgetMeter {
     last: [FunctionTimes; 3],
@@ -76,7 +76,8 @@ pub struct BudgetMeter {
 }
 
 impl BudgetMeter {
-    /// Takes the current times of each hook. Returns the hook whose mean exceeds the budget, if one does.
+    /// Evaluates the present times of each hook. Returns the hook with the largest mean above the budget, if one
+    /// exceeds it.
     pub fn look(&mut self, now: [FunctionTimes; 3], budget_ns: u32) -> Option<(FunctionHook, u64)> {
         let mut worst = None;
         self.over = now.iter().map(|times| times.over).sum();
@@ -85,7 +86,7 @@ impl BudgetMeter {
         {
             let samples = now.samples.saturating_sub(last.samples);
             if samples < SAMPLES_MIN {
-                // The few samples are added to those of the next interval.
+                // If an interval has too few samples, they are added to those of the next interval.
                 continue;
             }
             let ns = now.total_ns.saturating_sub(last.total_ns) / samples;
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn latest_interval_decides_about_the_budget() {
+    fn budget_is_compared_with_the_latest_interval() {
         let mut meter = BudgetMeter::default();
         let idle = FunctionTimes::default();
         assert_eq!(meter.look([times(100, 100_000), idle, idle], 1500), None);

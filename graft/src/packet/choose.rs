@@ -1,4 +1,4 @@
-//! Chooses the graft for an application's request, or says why there is none. The code has no I/O.
+//! Chooses the graft for an application's request, or explains why no graft is suitable. The code does no I/O.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -9,21 +9,22 @@ use millrace_messages::want::{ENCRYPTION, Qos, Want};
 use super::function::FunctionService;
 use super::settings::{GraftSetting, Settings};
 
-/// Size in bits that a packet is assumed to have, with its headers, when a window in packets is converted to a rate.
+/// Assumed size of a packet with its headers, in bits, for converting a window in packets to a rate.
 const PACKET_BITS: f64 = 8.0 * 1200.0;
 
-/// A graft of the settings with the capabilities that requests are compared with.
+/// A graft of the settings, with the capabilities that are compared with requests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Offer {
     /// Name of the graft.
     pub graft: String,
     /// Services that the graft provides.
     pub services: BTreeSet<FunctionService>,
-    /// Number of functions of the graft. Fewer are better.
+    /// Number of functions of the graft. Of several suitable grafts the one with fewer functions is chosen.
     pub functions: usize,
-    /// Largest number of packets under way.
+    /// Largest number of packets in flight, or `None` without a window.
     pub window: Option<u64>,
-    /// Number of packets out of 1000 that may be given up, and the time after which they are.
+    /// Number of packets out of 1000 that the graft may give up instead of retransmitting, and the time after which it
+    /// does.
     pub gives_up: Option<(u64, Duration)>,
     /// Number of packets that one parity packet protects.
     pub parity: Option<u64>,
@@ -33,32 +34,32 @@ pub struct Offer {
     pub trouble: Option<String>,
 }
 
-/// Measurements of the path to a peer.
+/// Measurements of the path to a peer, which `None` marks as unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PeerPathFigures {
-    /// Smallest recent round trip.
+    /// Smallest recent round-trip time.
     pub round_trip: Option<Duration>,
     /// Share of packets that are lost in one direction, from 0 to 1.
     pub loss: Option<f64>,
 }
 
-/// The reason why no graft is chosen.
+/// The reason why no graft was chosen for a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChoiceRefusal {
-    /// The session has the requested service in any case.
+    /// The request names a service that every session has anyway.
     #[error("redundant: {0}")]
     Redundant(String),
-    /// No graft provides what was requested.
+    /// No graft provides what the application has requested.
     #[error("impossible: {0}")]
     Impossible(String),
 }
 
-/// Returns an offer for each graft of the settings.
+/// Returns the capabilities of each graft of the settings.
 pub fn offers(settings: &Settings) -> Vec<Offer> {
     settings.grafts.values().map(|graft| Offer::from_graft(graft, settings)).collect()
 }
 
-/// Returns the graft with the fewest services in addition to the requested ones.
+/// Returns the suitable graft that provides the fewest services beyond the requested ones.
 pub fn choose<'a>(
     offers: &'a [Offer],
     want: &Want,
@@ -138,10 +139,10 @@ fn check_redundant(wanted: &BTreeSet<FunctionService>, qos: &Qos) -> Result<(), 
     }
 }
 
-/// Checks the requirements that depend on the path only.
+/// Checks the requirements that depend only on the path and not on the graft.
 fn check_path(qos: &Qos, path: &PeerPathFigures) -> Result<(), ChoiceRefusal> {
     match (qos.max_delay(), one_way(path)) {
-        // Without a measured round trip nothing is known to be impossible.
+        // Without a measured round-trip time no requirement is known to be impossible.
         (Some(most), Some(least)) if most < least => Err(ChoiceRefusal::Impossible(format!(
             "max_delay {} ms: half of the round trip that was measured is {} ms",
             ms(most),
@@ -167,8 +168,8 @@ impl Offer {
         }
     }
 
-    /// Reports whether the receiving library can put messages in order by waiting for earlier ones. They must arrive
-    /// for certain, and a window must bound how many wait.
+    /// Reports whether the receiving library can put messages in order by waiting for earlier ones. The graft must
+    /// deliver every message, and a window must bound how many messages wait.
     pub fn can_wait(&self) -> bool {
         self.services.contains(&FunctionService::Reliability)
             && self.services.contains(&FunctionService::FlowControl)
@@ -180,11 +181,12 @@ impl Offer {
         })
     }
 
-    /// Returns the cost of a graft: the number of services that were not requested, and the functions to run. Waiting
-    /// in the library costs less than the service `order`, which discards early packets, so that the sender repeats them.
+    /// Returns the cost of a graft: the number of services that were not requested, and the functions to run. Ordering
+    /// in the library costs less than the service `order`, which drops early packets so that the sender has to repeat
+    /// them.
     fn cost(&self, wanted: &BTreeSet<FunctionService>) -> (usize, bool, usize, &str) {
         let beside = self.services.difference(wanted).count();
-        // The name comes last, so that equal costs always give the same graft.
+        // The name is compared last, so that grafts of equal cost always give the same choice.
         (beside, self.services.contains(&FunctionService::Order), self.functions, &self.graft)
     }
 
@@ -206,7 +208,7 @@ impl Offer {
             None if self.services.contains(&FunctionService::Reliability) => round_trip,
             None => Duration::ZERO,
         };
-        // Without losses nothing is sent again, so no datagram is late.
+        // Without losses nothing is retransmitted, so no datagram is late.
         let is_lossy = path.loss.is_some_and(|loss| loss > 0.0);
         Some(round_trip / 2 + if is_lossy { again } else { Duration::ZERO })
     }
@@ -228,7 +230,7 @@ impl Offer {
         if let Some(rate) = self.rate.filter(|rate| *rate < least) {
             return Err(format!("its rate is {}", mbit(rate)));
         }
-        // At most one window of packets leaves in each round trip.
+        // At most one window of packets is sent in each round trip.
         if let (Some(window), Some(round_trip)) = (self.window, path.round_trip) {
             let most = window as f64 * PACKET_BITS / round_trip.as_secs_f64().max(1e-6);
             if most < least {
@@ -251,9 +253,10 @@ impl Offer {
         }
     }
 
-    /// Returns the share of packets that stay lost, if losses are independent, and a text for the refusal.
+    /// Returns the share of packets that are lost despite the graft, if losses are independent, and a text for the
+    /// refusal.
     fn loss(&self, path: f64) -> (f64, &'static str) {
-        // The graft gives up at most this share, whatever the path loses.
+        // The graft gives up at most this share of packets, whatever the path loses.
         if let Some((permille, _)) = self.gives_up {
             return (permille as f64 / 1000.0, "it may give up");
         }
@@ -262,7 +265,7 @@ impl Offer {
         }
         match self.parity {
             Some(packets) => {
-                // A lost packet stays lost if another packet of its parity group is lost, too.
+                // A lost packet cannot be recovered if another packet of its parity group is lost, too.
                 (path * (1.0 - (1.0 - path).powf(packets as f64)), "with its parity the path loses")
             }
             None => (path, "the path loses"),
@@ -339,7 +342,7 @@ mod tests {
             (&["partial-reliability"], loss(1.0), path(20, 0.01), "selective"),
             (&["partial-reliability"], delay(100), path(80, 0.01), "partial"),
             (&["partial-order"], delay(10), path(20, 0.0), "newest"),
-            // The path loses nothing, so nothing has to be sent again.
+            // The path loses nothing, so nothing has to be retransmitted.
             (&["reliability"], delay(30), path(40, 0.0), "selective"),
             (&[], loss(3.0), path(20, 0.02), "canonical"),
             (&[], loss(1.0), path(20, 0.02), "parity"),
@@ -354,8 +357,8 @@ mod tests {
         }
     }
 
-    /// If all lost packets arrive in the end and a window bounds how many wait, the library can wait for order. That
-    /// is cheaper than to refuse early packets.
+    /// If every lost packet is retransmitted and a window bounds how many wait, the library can put messages in order.
+    /// That is cheaper than to drop early packets.
     #[test]
     fn ordered_messages_may_use_a_graft_without_order() {
         use FunctionService::*;
@@ -428,7 +431,7 @@ mod tests {
         assert!(matches!(refused, Err(ChoiceRefusal::Impossible(_))));
     }
 
-    /// While nothing was measured yet, the session is allowed. It is checked while it runs.
+    /// As long as the path was not measured, the session is allowed. Its requirements are checked while it is open.
     #[test]
     fn unmeasured_path_refuses_no_request() {
         let qos = Qos { max_delay_ms: Some(1), min_throughput_mbit: Some(50.0), max_loss_percent: None };

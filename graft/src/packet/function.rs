@@ -14,7 +14,7 @@ use crate::manifest::{ManifestParameter, signed_text};
 use crate::pool::{MANIFEST_MAX_BYTES, OBJECT_MAX_BYTES};
 use crate::{Error, LoadRefusal};
 
-/// Number of hex digits of an object's identity in the name of a version in the kernel.
+/// Number of hex digits of the object's hash in the name of a function's version in the kernel.
 const IDENTITY_DIGITS: usize = 16;
 
 macro_rules! manifests {
@@ -37,7 +37,7 @@ manifests!(
     "pace"
 );
 
-/// A function that may be loaded: its manifest is usable, and its object matches it.
+/// A function that can be loaded: its manifest is valid, and its object has the manifest's hash.
 #[derive(Clone, Debug)]
 pub struct PacketFunction {
     /// The function's manifest.
@@ -47,20 +47,20 @@ pub struct PacketFunction {
     image: Vec<u8>,
 }
 
-/// The manifest of an object file.
+/// The manifest of a packet function's object file.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct FunctionManifest {
     /// Version of the interface in `graft_packet.h`.
     pub abi: u32,
-    /// Name of the function, with which the names of its programs begin.
+    /// Name of the function. The names of its BPF programs begin with it.
     pub name: String,
     /// File name of the object, in the directory of the manifest.
     #[serde(default)]
     pub object: String,
-    /// Hash of the object. Functions that are compiled in have none.
+    /// SHA-256 of the object file. Functions that are compiled in have none.
     pub sha256: Option<String>,
-    /// Signature by one of the operator's trusted keys (ed25519).
+    /// Signature of the manifest by one of the operator's trusted keys (ed25519).
     pub signature: Option<String>,
     /// Description of the function in one sentence.
     pub about: String,
@@ -73,29 +73,29 @@ pub struct FunctionManifest {
     /// Functions that have to run after this one.
     #[serde(default)]
     pub wants: Vec<String>,
-    /// True if its program at TC ingress only handles packets that other functions have recovered. Lists without such
-    /// functions leave it out.
+    /// True if the function's program at TC ingress only handles packets that other functions have recovered. Lists
+    /// without such functions leave the program out.
     #[serde(default)]
     pub only_recovered: bool,
-    /// Oldest kernel that the function was tried on.
+    /// Oldest kernel on which the function was tried.
     pub kernel: String,
     /// Version of the layout of the state that the function keeps for each session.
     pub state_version: u32,
-    /// Versions of the state that its program `NAME_migrate` converts to this one.
+    /// Versions of the state that the function's program `NAME_migrate` converts to this one.
     #[serde(default)]
     pub migrates: Vec<u32>,
-    /// Note on fairness, for a function that can fill a path: how it shares a bottleneck, and how that was tested.
+    /// Note on fairness, for a function that can fill a path: how it shares a bottleneck, and how this was tested.
     pub fairness: Option<String>,
-    /// Parameters, by name.
+    /// Parameters of the function, by name.
     #[serde(default)]
     pub parameters: BTreeMap<String, ManifestParameter>,
 }
 
-/// A service of functions. Applications ask for services by name.
+/// A service that functions provide. Applications request services by name.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "kebab-case")]
 pub enum FunctionService {
-    /// Drops duplicates.
+    /// Drops duplicates of packets.
     Once,
     /// Drops packets that arrive after a later one.
     PartialOrder,
@@ -103,20 +103,20 @@ pub enum FunctionService {
     Order,
     /// Retransmits lost packets.
     Reliability,
-    /// Retransmits lost packets, except for a bounded share.
+    /// Retransmits lost packets, except for a bounded share that it gives up.
     PartialReliability,
-    /// Recovers lost packets from other packets.
+    /// Recovers lost packets from parity packets.
     Recovery,
-    /// Keeps no more packets under way than the receiver has room for.
+    /// Has no more packets in flight than fit in the receiver's buffer.
     FlowControl,
-    /// Keeps no more packets under way than the path can carry.
+    /// Has no more packets in flight than the path can carry.
     CongestionControl,
-    /// Spaces packets out, by time stamps that the interface's queueing discipline obeys.
+    /// Paces packets, with time stamps that the interface's queueing discipline obeys.
     Pacing,
 }
 
 impl FunctionService {
-    /// The services, in the order of reports.
+    /// All services, in the order in which reports list them.
     pub const ALL: [Self; 9] = [
         Self::Once,
         Self::PartialOrder,
@@ -158,7 +158,7 @@ impl FunctionPool {
     /// Reads the functions that are compiled in, and those in the directories.
     ///
     /// # Errors
-    /// A file is not usable, or two have the same name.
+    /// A file is not usable, or two functions have the same name.
     pub fn read(directories: &[PathBuf], keys: &[SignatureKey]) -> Result<Self, Error> {
         let mut functions = Self::default();
         for &(name, text) in MANIFESTS {
@@ -225,7 +225,7 @@ impl PacketFunction {
         if object.name() != manifest.name {
             return Err(format!("{} is function {}, not {}", manifest.object, object.name(), manifest.name));
         }
-        // A manifest that names earlier versions needs the program that converts their state, and the
+        // A manifest may name earlier versions only if the object has the program that converts their state, and the
         // reverse.
         match (manifest.migrates.is_empty(), object.migrates()) {
             (true, true) => {
@@ -260,7 +260,7 @@ impl PacketFunction {
     /// loaded at once.
     pub(super) fn version(&self) -> FunctionVersion {
         let FunctionManifest { name, state_version, migrates, .. } = &self.manifest;
-        // These digits of the hash are enough to tell versions of one function apart.
+        // This number of digits is enough to tell the versions of one function apart.
         let identity: String = self.identity.to_string().chars().take(IDENTITY_DIGITS).collect();
         FunctionVersion {
             key: format!("{name}@{identity}"),
@@ -276,7 +276,8 @@ impl PacketFunction {
         object.parameters().iter().find(|it| it.name == parameter).map(|it| it.default)
     }
 
-    /// Returns the values of the parameters that both ends need to agree on, as text for the list's hash.
+    /// Returns the values of the parameters on which both ends need to agree, as text that is a part of the list's
+    /// hash.
     pub(super) fn shared_values(&self, values: Option<&BTreeMap<String, u64>>) -> String {
         let shared = self.manifest.parameters.iter().filter(|(_, parameter)| parameter.shared);
         let value = |name: &String| {
@@ -285,7 +286,7 @@ impl PacketFunction {
         shared.map(|(name, _)| format!(" {name}={}", value(name).unwrap_or_default())).collect()
     }
 
-    /// Opens the object for loading, with these values instead of the compiled ones.
+    /// Opens the object for loading, with these parameter values instead of the compiled ones.
     pub(super) fn open(&self, values: &BTreeMap<String, u64>) -> Result<packet::OpenedFunction, Error> {
         let name = &self.manifest.name;
         let failed = |message| Error::Graft { name: name.clone(), message };
@@ -314,7 +315,7 @@ impl FunctionManifest {
         if manifest.abi != PACKET_ABI {
             return Err(format!("abi {} is not supported: the supported one is {PACKET_ABI}", manifest.abi));
         }
-        // A path could name a file outside the manifest's directory.
+        // A name with a path could refer to a file outside the manifest's directory.
         if manifest.object.contains('/') || manifest.object.is_empty() {
             return Err("object has to be the name of a file in the manifest's directory".to_owned());
         }
@@ -351,7 +352,7 @@ fn manifests(directory: &Path) -> Result<Vec<PathBuf>, Error> {
             found.push(path);
         }
     }
-    // The order of a directory is arbitrary, and errors should name the same file each time.
+    // The files of a directory are in arbitrary order. They are sorted, so that errors name the same file each time.
     found.sort();
     Ok(found)
 }

@@ -1,4 +1,4 @@
-//! The key agreement of a session's two ends. The code has no I/O; time and random bytes are arguments.
+//! The key agreement of a session's two ends. The code does no I/O, and gets the time and random bytes as arguments.
 //!
 //! ```text
 //! the first end                          the second
@@ -10,12 +10,12 @@
 //!
 //! The messages use a connection between the two daemons that TLS has authenticated. Keys are derived from the TLS
 //! exporter of that connection and from the pair of nonces. Neither end ever seals with a key that the other cannot
-//! open, whatever is lost. Messages without an answer are repeated. Another connection renews all keys. Offers of the
-//! previous connection are not accepted: if the first end takes one, the second refuses. Each pair is used once: the
-//! first end asks once with a nonce, and the second end derives its nonces from a secret, which changes with each
-//! connection and as soon as one of them was taken.
+//! open, whatever is lost. Messages without an answer are repeated. A new connection renews all keys. Offers of the
+//! previous connection are not valid any more: if the first end takes one, the second end refuses. Each pair of nonces
+//! is used only once: the first end asks only once with a nonce. The second end derives its nonces from a secret, which
+//! changes with each connection and whenever one of its offers was taken.
 //!
-//! `Take` also contains the key that authenticates frames, which the first end makes once for its run. In a sealed
+//! `Take` also contains the key that authenticates frames, which the first end generates once for its run. In a sealed
 //! session that key is used inside the sealed datagram.
 
 use std::net::SocketAddr;
@@ -38,12 +38,12 @@ pub enum AeadCipher {
     Aes128Gcm,
 }
 
-/// Random bytes that one end adds to one agreement.
+/// Random bytes that one end contributes to one key agreement.
 pub type Nonce = [u8; 16];
-/// The key that authenticates frames.
+/// The key that authenticates frames of a session.
 pub type FrameKey = [u8; 16];
 
-/// The nonces of both ends.
+/// The nonces of both ends, from which keys are derived.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct NoncePair {
@@ -57,17 +57,17 @@ pub struct NoncePair {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KeyMessage {
-    /// The first end asks for keys.
+    /// The first end requests keys, with its nonce.
     Ask(Nonce),
     /// The second end offers a pair of nonces.
     Offer(NoncePair),
-    /// The first end takes the pair, and sends the key of frames.
+    /// The first end accepts the offered pair of nonces, and sends the key of frames.
     Take(NoncePair, FrameKey),
-    /// The second end uses the keys of the pair.
+    /// The second end uses the keys of this pair of nonces.
     Done(NoncePair),
-    /// The second end did not make the pair for this connection, or has restarted since.
+    /// The second end did not offer this pair on the present connection, or has restarted since.
     Refuse(NoncePair),
-    /// The second end has no keys, or its keys are worn out.
+    /// The second end has no keys, or its keys have to be renewed.
     Need,
 }
 
@@ -79,40 +79,40 @@ pub struct KeyWord {
     pub local: SocketAddr,
     /// The receiver's address and port in the session.
     pub remote: SocketAddr,
-    /// Cipher of the session at the sender, or `None` if the session is in clear there.
+    /// Cipher of the session at the sender, or `None` if the session is not encrypted there.
     pub cipher: Option<AeadCipher>,
-    /// Phase of the keys that the message is about.
+    /// Phase (0 or 1) of the keys that the message is about.
     pub phase: KeyPhase,
     /// The message itself.
     pub word: KeyMessage,
 }
 
-/// The actions that follow from a message or from time. The caller carries them out in this order.
+/// The actions that follow from a message or from a time-out. The caller carries them out in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyAction {
     /// Authenticate frames with this key.
     Frames(FrameKey),
-    /// Open with the keys of this pair, too, in place of the keys that had this phase.
+    /// Also open datagrams with the keys of this pair, which replace the keys that had the same phase.
     Install(KeyPhase, NoncePair),
-    /// Seal with the key of this phase.
+    /// Seal datagrams with the key of this phase.
     Use(KeyPhase),
-    /// Stop opening with the key of this phase.
+    /// Stop opening datagrams with the key of this phase.
     Discard(KeyPhase),
-    /// Send this message about the phase.
+    /// Send this message to the other daemon, with the phase that it is about.
     Say(KeyPhase, KeyMessage),
 }
 
-/// Pause before the first repetition of a message. It doubles with each repetition, so that ten thousand sessions
-/// that begin at once cause no storm.
+/// Pause before a message is repeated for the first time. It doubles with each repetition, so that ten thousand
+/// sessions that begin at the same time cause no burst.
 const AGAIN: Duration = Duration::from_millis(250);
-/// Number of times that the pause doubles.
+/// Number of repetitions after which the pause no longer doubles.
 const DOUBLINGS: u32 = 5;
-/// Pause between two requests of the second end, which cannot start an agreement itself. The first end also asks on
-/// its own.
+/// Pause before the second end repeats `Need`, since only the first end can start an agreement. The first end also asks
+/// on its own.
 const NEED: Duration = Duration::from_secs(4);
-/// Time that datagrams may be under way, and so the shortest time between two agreements.
+/// Longest time that datagrams may be in flight, which is also the shortest time between two key agreements.
 const LINGER: Duration = Duration::from_secs(2);
-/// Number of datagrams that did not open after which a key is renewed: half of the limit in RFC 9001, section 6.6.
+/// Number of datagrams that failed to open after which a key is renewed: half of the limit in RFC 9001, section 6.6.
 const FAILURES: u64 = 1 << 35;
 
 /// Secret from the TLS exporter of a connection between two daemons, which is the same at both ends (RFC 8446,
@@ -133,7 +133,7 @@ impl SessionSecret {
     /// Derives the secret of a session from that of a connection.
     pub fn new(exported: &Exported, ends: &SessionEnds) -> Self {
         let bytes = exported.0;
-        // Both ends name their addresses in the same order, and so derive the same keys.
+        // Both ends order their two addresses in the same way, and so derive the same keys.
         let is_first = is_first(ends);
         let [one, other] = if is_first { [ends.local, ends.remote] } else { [ends.remote, ends.local] };
         let context = format!("{} {} {} {}", one.ip(), one.port(), other.ip(), other.port());
@@ -194,9 +194,9 @@ impl AeadCipher {
         }
     }
 
-    /// Returns whether a key with these counts has to be renewed.
+    /// Reports whether a key with these counts of sealed and failed datagrams has to be renewed.
     pub fn is_worn(self, sealed: u64, failures: u64) -> bool {
-        // Half of the limit leaves time to agree on new keys.
+        // Renewal at half of the limit leaves time to agree on new keys.
         sealed >= self.limit() / 2 || failures >= FAILURES
     }
 }
@@ -205,9 +205,9 @@ impl AeadCipher {
 enum KeySide {
     First(KeyRequestState),
     Second {
-        /// Secret that the offered nonces are derived from.
+        /// Secret from which the nonces of this end's offers are derived.
         secret: [u8; 32],
-        /// Time of the next request for keys, or `None` if none is needed.
+        /// Time at which the next `Need` is sent, or `None` if this end needs no keys.
         needs: Option<Duration>,
     },
 }
@@ -215,7 +215,7 @@ enum KeySide {
 #[derive(Debug, Clone, Copy)]
 enum KeyRequestState {
     Idle,
-    /// This end asks for keys, with its nonce.
+    /// This end has sent `Ask` with its nonce, and waits for an offer.
     Asks {
         first: Nonce,
         next: Duration,
@@ -233,28 +233,29 @@ enum KeyRequestState {
 ///
 /// # States
 ///
-/// The first end is *idle*, *asks* with its nonce, or *takes* a pair that was offered. The second end keeps no state
-/// of an agreement: its nonces follow from a secret, and it only remembers whether it needs keys.
-/// [`Self::on_message`] takes each message, [`Self::tick`] has to be called at the time of [`Self::next`],
-/// [`Self::renew`] asks for new keys, and [`Self::reconnect`] has to be called for each new connection between the
-/// daemons. `on_message` and `tick` return actions that the caller carries out in their order, before the next call.
-/// Between calls, this end opens whatever the other end may seal: with the present keys, with the previous ones for a
-/// while, and with those that are agreed on.
+/// The first end is *idle*, *asks* with its nonce, or *takes* a pair that was offered. The second end keeps no state of
+/// an agreement: its nonces follow from a secret, and it only remembers whether it needs keys. [`Self::on_message`]
+/// handles each message, [`Self::tick`] has to be called at the time of [`Self::next`], [`Self::renew`] asks for new
+/// keys, and [`Self::reconnect`] has to be called for each new connection between the daemons. `on_message` and `tick`
+/// return actions that the caller carries out in their order, before the next call. Between calls, this end opens
+/// whatever the other end may seal: with the present keys, with the previous keys for `LINGER`, and with the keys that
+/// both ends have just agreed on.
 #[derive(Debug)]
 pub struct KeyAgreement {
     side: KeySide,
-    /// The key that authenticates frames. Both ends use the one that the first end has made.
+    /// The key that authenticates frames. Both ends use the key that the first end has generated.
     frames: FrameKey,
     /// True if the pending agreement uses an earlier connection, so that another agreement must follow.
     is_behind: bool,
-    /// The keys with which this end seals, and the time since when.
+    /// The keys with which this end seals, and the time at which it began to use them.
     current: Option<(KeyPhase, NoncePair, Duration)>,
-    /// Time until which the previous key still opens.
+    /// Time until which this end still opens datagrams of the previous key.
     lingers: Option<Duration>,
 }
 
 impl KeyAgreement {
-    /// Creates one end. `now` is the time since any fixed moment, and `random` has bytes that no other end has.
+    /// Creates the state of one end. `now` is the time since any fixed moment, and `random` has bytes that no other end
+    /// has.
     pub fn new(ends: &SessionEnds, frames: FrameKey, now: Duration, random: [u8; 32]) -> Self {
         let side = match is_first(ends) {
             true => KeySide::First(KeyRequestState::Asks { first: half(random), next: now, tries: 0 }),
@@ -263,13 +264,13 @@ impl KeyAgreement {
         Self { side, frames, is_behind: false, current: None, lingers: None }
     }
 
-    /// Reports whether this end seals with a key.
+    /// Reports whether this end has a key and seals with it.
     pub fn has_keys(&self) -> bool {
         self.current.is_some()
     }
 
     /// Starts an agreement on new keys unless one is pending. It begins when no datagrams of the keys before the
-    /// present ones can be under way.
+    /// present ones can be in flight any more.
     pub fn renew(&mut self, now: Duration, random: [u8; 32]) {
         let next = self.current.map_or(now, |(.., since)| now.max(since + LINGER));
         match &mut self.side {
@@ -281,12 +282,12 @@ impl KeyAgreement {
         }
     }
 
-    /// Derives keys from a new connection between the daemons from now on. Call this before any message of that
+    /// Derives keys from a new connection between the daemons from now on. It must be called before any message of that
     /// connection is handled.
     pub fn reconnect(&mut self, now: Duration, random: [u8; 32]) {
         match &mut self.side {
             KeySide::First(KeyRequestState::Idle) => self.renew(now, random),
-            // A request that is planned for later has to stay later.
+            // A request that is already scheduled keeps its time, since two agreements must be `LINGER` apart.
             KeySide::First(KeyRequestState::Asks { tries: 0, .. }) => {}
             KeySide::First(KeyRequestState::Asks { next, tries, .. }) => (*next, *tries) = (now, 0),
             KeySide::First(KeyRequestState::Takes { next, tries, .. }) => {
@@ -296,12 +297,12 @@ impl KeyAgreement {
         }
     }
 
-    /// Handles time-outs and repetitions. Call it at the time of [`next`](Self::next).
+    /// Handles time-outs and repetitions. It must be called at the time of [`next`](Self::next).
     pub fn tick(&mut self, now: Duration) -> Vec<KeyAction> {
         let mut acts = Vec::new();
         if self.lingers.is_some_and(|until| now >= until) {
             self.lingers = None;
-            // A key has one of two phases, so the other one is that of the previous key.
+            // A key has one of two phases, so the previous key has the other phase.
             acts.extend(self.current.map(|(phase, ..)| KeyAction::Discard(phase ^ 1)));
         }
         let phase = self.next_phase();
@@ -335,7 +336,7 @@ impl KeyAgreement {
         said.into_iter().chain(self.lingers).min()
     }
 
-    /// Handles a message. `random` has bytes that no other end has, new for each call.
+    /// Handles a message. `random` has bytes that no other end has, and that are new for each call.
     pub fn on_message(
         &mut self,
         now: Duration,
@@ -364,7 +365,7 @@ impl KeyAgreement {
         match (word, asking) {
             (KeyMessage::Offer(pair), KeyRequestState::Asks { first, .. }) if pair.first == first => {
                 self.side = KeySide::First(KeyRequestState::Takes { pair, next: now + AGAIN, tries: 1 });
-                // The new key takes the phase of the previous one, which is dropped with that.
+                // The new key gets the phase of the previous key, which this action discards.
                 self.lingers = None;
                 vec![
                     KeyAction::Install(phase, pair),
@@ -385,7 +386,8 @@ impl KeyAgreement {
                 self.is_behind = false;
                 Vec::new()
             }
-            // Datagrams of the previous key may still be under way. The other end repeats this message.
+            // Until then, datagrams of the previous key may still be in flight, and `Need` is ignored. The other end
+            // repeats it.
             (KeyMessage::Need, KeyRequestState::Idle)
                 if self.current.is_none_or(|(.., at)| now >= at + LINGER) =>
             {
@@ -407,14 +409,14 @@ impl KeyAgreement {
     ) -> Vec<KeyAction> {
         match word {
             KeyMessage::Ask(first) => vec![KeyAction::Say(phase, KeyMessage::Offer(offer(secret, first)))],
-            // The message `Done` of this end was lost.
+            // The message `Done` of this end was lost, so it is sent again.
             KeyMessage::Take(pair, _) if self.current.is_some_and(|(_, current, _)| current == pair) => {
                 vec![KeyAction::Say(phase, KeyMessage::Done(pair))]
             }
-            // An offer is valid only if this end's present secret gives it, so a pair of an earlier connection is
-            // refused.
+            // An offer is valid only if it follows from this end's present secret, so a pair of an earlier connection
+            // is refused.
             KeyMessage::Take(pair, frames) if offer(secret, pair.first) == pair => {
-                // Another secret makes sure that this pair is never offered again.
+                // A new secret makes sure that this pair is never offered again.
                 self.side = KeySide::Second { secret: random, needs: None };
                 self.agreed(now, phase, pair);
                 let done = KeyAction::Say(phase, KeyMessage::Done(pair));
@@ -430,7 +432,7 @@ impl KeyAgreement {
         self.current = Some((phase, pair, now));
     }
 
-    /// Returns the phase of the keys that the first end asks for next.
+    /// Returns the phase of the keys that the first end requests next.
     fn next_phase(&self) -> KeyPhase {
         self.current.map_or(0, |(phase, ..)| phase ^ 1)
     }
@@ -446,7 +448,8 @@ fn half(random: [u8; 32]) -> Nonce {
     nonce
 }
 
-/// Returns the pair for a nonce of the first end. It is always the same for a secret, and no other nonce has it.
+/// Returns the pair for a nonce of the first end. A secret always gives the same pair for a nonce, and different pairs
+/// for different nonces.
 fn offer(secret: &[u8; 32], first: Nonce) -> NoncePair {
     let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret), &first);
     let mut second = [0; 16];

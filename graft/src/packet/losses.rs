@@ -1,5 +1,5 @@
-//! Counts the application's datagrams that were lost when a session restarted. The code has no I/O, and time is an
-//! argument.
+//! Counts the application's datagrams that were lost when a session restarted. The code does no I/O, and gets the time
+//! as an argument.
 //!
 //! ```text
 //! one end                          the other, which has begun anew, too
@@ -7,36 +7,36 @@
 //!   knows what it has lost <---------- Lost
 //! ```
 //!
-//! Each end does this for its own datagrams. Earlier losses on the path are counted as well, unless functions repair
-//! them.
+//! Each end counts the losses of its own datagrams. Earlier losses on the path are counted as well, unless functions
+//! repair them.
 
 use std::time::Duration;
 
 use super::agree::{LINGER, ListMessage};
 
-/// Pause between two questions for the losses.
+/// Pause before this end repeats its question about losses.
 const AGAIN: Duration = Duration::from_millis(50);
-/// Time limit for an answer, which is the time until the next change may begin. Without an answer the losses stay
-/// unknown.
+/// Time limit for the answer. It ends when the next change of the session may begin, and without an answer the losses
+/// stay unknown.
 const PATIENCE: Duration = LINGER;
 
-/// The counters of this end when it restarted.
+/// Counters of this end's datagrams at the time of the restart.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Before {
     pub sent: u64,
     pub delivered: u64,
 }
 
-/// The losses in both directions, each `None` if it is not known.
+/// The numbers of lost datagrams in both directions, each `None` if it is not known.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PacketLosses {
-    /// Datagrams of this end that were lost.
+    /// Number of this end's datagrams that were lost.
     pub sent: Option<u64>,
-    /// Datagrams of the other end that were lost.
+    /// Number of the other end's datagrams that were lost.
     pub received: Option<u64>,
 }
 
-/// A count of losses, which is over when [`LossCount::tick`] returns an error.
+/// One count of the losses. It has ended when [`LossCount::tick`] returns an error.
 #[derive(Debug, Clone, Copy)]
 pub struct LossCount {
     before: Before,
@@ -50,7 +50,7 @@ impl LossCount {
         Self { before, next: now, until: now + PATIENCE, known: PacketLosses::default() }
     }
 
-    /// Handles a message. Returns the answer if the message is a question.
+    /// Handles a message of the other end. Returns the answer if the message is a question.
     pub fn on_message(&mut self, word: ListMessage) -> Option<ListMessage> {
         match word {
             ListMessage::Sent(sent) => {
@@ -60,7 +60,7 @@ impl LossCount {
                 Some(ListMessage::Lost(lost))
             }
             ListMessage::Lost(lost) => {
-                // The count cannot exceed the datagrams that were sent.
+                // The other end's count is limited to the number of datagrams that were sent.
                 self.known.sent = Some(u64::from(lost).min(self.before.sent));
                 None
             }
@@ -68,8 +68,8 @@ impl LossCount {
         }
     }
 
-    /// Returns the next message, or the losses at the end. An end that knows both losses goes on until the time is
-    /// over, as the other end may ask again.
+    /// Returns the next message, or the losses at the end. An end that knows both losses keeps answering until the time
+    /// limit, since the other end may ask again.
     pub fn tick(&mut self, now: Duration) -> Result<Option<ListMessage>, PacketLosses> {
         if now >= self.until {
             return Err(self.known);
@@ -97,10 +97,10 @@ impl LossCount {
     }
 }
 
-/// Returns the difference, or 0 if more datagrams have arrived than were sent: without a function that drops
-/// duplicates that is possible.
+/// Returns the difference, or 0 if more datagrams have arrived than were sent: duplicates may arrive if no function
+/// drops them.
 fn lost(sent: u32, delivered: u32) -> u32 {
-    // Both counters wrap, so a very large difference is a negative one.
+    // Both counters wrap around, so a very large difference stands for a negative one.
     let lost = sent.wrapping_sub(delivered);
     if lost > u32::MAX / 2 { 0 } else { lost }
 }
@@ -116,7 +116,7 @@ mod tests {
         let table = [
             ([(100, 40), (50, 97)], [(3, 10), (10, 3)]),
             ([(0, 0), (0, 0)], [(0, 0), (0, 0)]),
-            // No function numbers packets here, so a duplicate was delivered, too.
+            // No function of this graft numbers packets, so a duplicate was delivered, too.
             ([(10, 0), (0, 11)], [(0, 0), (0, 0)]),
             // The counters wrap around.
             ([((1 << 32) + 5, 0), (0, (1 << 32) - 2)], [(7, 0), (0, 7)]),

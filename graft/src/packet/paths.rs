@@ -1,42 +1,42 @@
-//! Divides the packets of a session among its paths. The code has no I/O, and time is an argument.
+//! Divides the packets of a session among its paths. The code does no I/O, and gets the time as an argument.
 //!
 //! Both ends report to each other, on every path, how many packets have arrived on each
-//! ([`ListMessage::Came`](super::agree::ListMessage)). A path on which nothing arrives gets no packets until
-//! something arrives again: reports use it all the time. A path that loses more than the best one gets a smaller
-//! share, in proportion. Other paths get a little more, up to a full share. Random losses thus change little, and
-//! packets that a queue has no room for use the other path.
+//! ([`ListMessage::Came`](super::agree::ListMessage)). A path on which nothing arrives gets no packets of applications
+//! until something arrives again. Reports are always sent on every path. A path that loses more than the best one gets
+//! a smaller share, in proportion. Other paths get a slightly larger share at each check, up to a full one. Random
+//! losses thus change little, and packets that would overflow a queue use the other path.
 
 use std::time::Duration;
 
-/// Interval of checks, and of reports on a session that has traffic.
+/// Interval of checks of all paths, and of reports on a session that has traffic.
 pub const LOOK: Duration = Duration::from_millis(100);
 /// Interval of reports on a session without traffic.
 pub const IDLE: Duration = Duration::from_secs(1);
-/// Time, in addition to a round trip, after which a path counts as down. No packet may be known to have arrived on it
-/// then, although more than `UNHEARD` were sent.
+/// Time after which a path counts as down, in addition to a round trip. It starts when more than `UNHEARD` packets were
+/// sent since one was known to have arrived.
 const SILENT: Duration = Duration::from_millis(200);
 const UNHEARD: u64 = 8;
-/// Longest round trip that is added to this time.
+/// Longest round-trip time that is added to `SILENT`.
 const ROUND_TRIP_MOST: Duration = Duration::from_secs(1);
 
-/// Difference to the best path's delivery ratio that is more than chance.
+/// Difference to the best path's delivery ratio from which a path counts as worse.
 const WORSE: f64 = 0.04;
-/// Factor by which each report counts less than the one after it.
+/// Factor that reduces the weight of earlier reports with each new one.
 const DECAY: f64 = 0.75;
-/// Fewest recent packets from which a delivery ratio is computed.
+/// Minimum number of recent packets for computing a delivery ratio.
 const SAMPLES_MIN: f64 = 16.0;
-/// Growth of a path's share at each check.
+/// Amount by which a path's share grows at each check.
 const GAIN: f64 = 0.05;
-/// Smallest share of a path that is up.
+/// Smallest share of a path on which packets arrive.
 const SHARE_LEAST: f64 = 1.0 / 16.0;
 
-/// Weight in the kernel of a path with a full share.
+/// Weight that the kernel uses for a path with a full share.
 pub const WEIGHT_MOST: u32 = 16;
-/// Number of bits that a count has in reports.
+/// Number of bits of a packet count in reports.
 const COUNT_BITS: u32 = 30;
 pub const COUNT: u32 = (1 << COUNT_BITS) - 1;
 
-/// The paths of one session, as one end sees them.
+/// The paths of one session, as one end measures them.
 #[derive(Debug, Clone)]
 pub struct Balance(Vec<BalancedPath>);
 
@@ -44,19 +44,19 @@ pub struct Balance(Vec<BalancedPath>);
 struct BalancedPath {
     /// True if packets have arrived on the path recently.
     is_up: bool,
-    /// True if the path was up before, so that it starts with the smallest share when it is up again.
+    /// True if packets have ever arrived on the path. After an outage it then starts again with the smallest share.
     was_up: bool,
-    /// Share of the path, from `SHARE_LEAST` to 1.
+    /// Share of packets for the path, from `SHARE_LEAST` to 1.
     share: f64,
-    /// The latest count that the other end has reported, and how many packets this end had sent by then.
+    /// The latest count that the other end has reported, and the number of packets that this end had sent by then.
     heard: Option<(u32, u64)>,
-    /// Number of packets that this end had sent when one was last known to have arrived.
+    /// Number of packets that this end had sent when the arrival of one was last reported.
     answered: u64,
-    /// Time since which too many packets are unanswered.
+    /// Time since which more than `UNHEARD` packets are sent without a reported arrival.
     waits: Option<Duration>,
-    /// Recently sent packets, older ones counting less.
+    /// Number of recently sent packets, in which older ones have less weight.
     sent: f64,
-    /// Recently arrived packets, older ones counting less.
+    /// Number of recently arrived packets, in which older ones have less weight.
     came: f64,
 }
 
@@ -66,12 +66,12 @@ impl Balance {
         Self(vec![path; paths])
     }
 
-    /// Takes a report of the other end: `count` packets have arrived on a path, on which this end has sent `sent`.
+    /// Handles a report of the other end: `count` packets have arrived on a path on which this end has sent `sent`.
     pub fn on_count(&mut self, path: u8, count: u32, sent: u64) {
         let Some(path) = self.0.get_mut(usize::from(path)) else { return };
         let Some((before, sent_before)) = path.heard.replace((count, sent)) else { return };
         let came = count.wrapping_sub(before) & COUNT;
-        // This report is older than one that has already arrived.
+        // This report was overtaken by a later one, so it is ignored.
         if came > COUNT / 2 {
             path.heard = Some((before, sent_before));
             return;
@@ -81,7 +81,7 @@ impl Balance {
         if came > 0 {
             path.answered = sent;
             path.waits = None;
-            // A path begins with a full share, and comes back with the smallest one.
+            // A path begins with a full share, and starts again with the smallest share after an outage.
             let share = if path.was_up { SHARE_LEAST } else { 1.0 };
             if !path.is_up {
                 (path.is_up, path.was_up, path.share) = (true, true, share);
@@ -90,7 +90,7 @@ impl Balance {
         }
     }
 
-    /// Updates all paths. Call it every [`LOOK`], with the number of packets sent on each path.
+    /// Updates all paths. It must be called every [`LOOK`], with the number of packets sent on each path.
     pub fn look(&mut self, now: Duration, round_trip: Option<Duration>, sent: &[u64]) {
         let patience = SILENT + round_trip.unwrap_or_default().min(ROUND_TRIP_MOST);
         for (path, sent) in self.0.iter_mut().zip(sent) {
@@ -100,7 +100,8 @@ impl Balance {
             let since = *path.waits.get_or_insert(now);
             path.is_up &= now < since + patience;
         }
-        // A path that delivers less than the best one loses share in proportion, at most half of it at once.
+        // The share of a path that delivers less than the best one is reduced in proportion, at most to half of it at
+        // once.
         let best = self.0.iter().filter_map(BalancedPath::ratio).fold(0.0, f64::max);
         for path in &mut self.0 {
             path.share = match path.ratio() {
@@ -111,7 +112,8 @@ impl Balance {
         }
     }
 
-    /// Returns the weights. If no path is up, all have their weight, since any may work again.
+    /// Returns the weights of all paths. If no path is up, each keeps its weight, since any may be the first to work
+    /// again.
     pub fn weights(&self) -> Vec<u32> {
         let is_any_up = self.0.iter().any(|path| path.is_up);
         let weight = |path: &BalancedPath| match path.is_up || !is_any_up {
@@ -127,7 +129,7 @@ impl Balance {
 }
 
 impl BalancedPath {
-    /// Returns the share of recent packets that have arrived, or `None` if there are too few to tell.
+    /// Returns the share of recent packets that have arrived, or `None` if too few were sent.
     fn ratio(&self) -> Option<f64> {
         (self.is_up && self.sent >= SAMPLES_MIN).then(|| (self.came / self.sent).min(1.0))
     }
@@ -139,7 +141,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Two paths, and how a test treats their packets.
+    /// Two simulated paths, and how a test treats their packets.
     struct PathWorld {
         balance: Balance,
         now: Duration,
@@ -152,8 +154,8 @@ mod tests {
             Self { balance: Balance::new(2), now: Duration::ZERO, sent: [0; 2], came: [0.0; 2] }
         }
 
-        /// Sends `packets` between two checks by the weights of the paths. Each path carries at most `room` packets,
-        /// and loses a part of them.
+        /// Sends `packets` between two checks, divided by the weights of the paths. Each path carries at most `room`
+        /// packets, and loses a part of them.
         fn looks(&mut self, looks: u32, packets: u32, room: [u32; 2], loss: [f64; 2]) {
             for _ in 0..looks {
                 let weights = self.balance.weights();
@@ -182,7 +184,7 @@ mod tests {
         let mut world = PathWorld::new();
         world.looks(50, 1000, [10_000; 2], [0.0, 0.0]);
         assert_eq!(world.weights(), [16, 16]);
-        // Random losses on both paths have no effect either.
+        // Random losses that are equal on both paths have no effect either.
         world.looks(100, 1000, [10_000; 2], [0.0, 0.02]);
         assert_eq!(world.weights(), [16, 16]);
     }
@@ -214,7 +216,7 @@ mod tests {
         assert!((1..4).contains(&world.weights()[1]), "carefully");
         world.looks(40, 1000, [10_000; 2], [0.0, 0.0]);
         assert_eq!(world.weights(), [16, 16]);
-        // All paths are cut, and any may be the first to work again.
+        // Packets pass on no path, and either may be the first to work again.
         world.looks(10, 1000, [0, 0], [0.0, 0.0]);
         assert!(world.weights().iter().all(|weight| *weight > 0));
     }
@@ -228,15 +230,15 @@ mod tests {
             world.balance.look(world.now, None, &world.sent);
         }
         assert!(world.balance.is_up(0) && world.balance.is_up(1));
-        // The wait for an answer starts with these packets, and not in the silence before them.
+        // The wait for an answer starts when these packets are sent, and not with the silence before them.
         world.sent = world.sent.map(|sent| sent + 100);
         world.balance.look(world.now, None, &world.sent);
         assert!(world.balance.is_up(0) && world.balance.is_up(1));
     }
 
-    /// Reports arrive on every path, so an old one may arrive after a newer one. Counts also wrap around.
+    /// Reports are sent on every path, so an old one may arrive after a newer one. Counts also wrap around.
     #[test]
-    fn old_path_reports_are_ignored() {
+    fn overtaken_path_reports_are_ignored() {
         let mut balance = Balance::new(1);
         balance.on_count(0, COUNT - 9, 0);
         balance.on_count(0, COUNT - 4, 10);

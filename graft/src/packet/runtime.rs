@@ -1,4 +1,5 @@
-//! The runtime of sessions: sessions in the kernel, and changes of their lists of functions while datagrams pass.
+//! The runtime of datagram sessions: it opens sessions in the kernel, and changes their lists of functions while
+//! datagrams pass.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -27,34 +28,35 @@ use crate::Error;
 
 /// Interval at which budgets, keys and interfaces are checked.
 const LOOK: Duration = Duration::from_secs(1);
-/// Interval of greetings to another end that does not answer.
+/// Interval of greetings while the other end of a session has not answered.
 const GREETINGS: Duration = Duration::from_secs(1);
-/// Time between the first messages of sessions, so that many sessions cause no burst. It also bounds how often an end
-/// is greeted.
+/// Time between the first messages of sessions, so that many sessions cause no burst. It also bounds how often all ends
+/// together are greeted.
 const SPREAD: Duration = Duration::from_millis(1);
 
 /// An event of a session or of an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the variants describe their fields")]
 pub enum PacketEvent {
-    /// Both ends use the graft. `took` is the time since the proposal, if it was this end's. `cut` is the time that
-    /// the change took at this end, until packets get the new list. If the session has restarted, `Counted` follows.
+    /// Both ends use the graft. `took` is the time since the proposal, if this end has proposed the change. `cut` is
+    /// the time that the kernel took to switch to the new list at this end. If the session has restarted, `Counted`
+    /// follows.
     Swapped { session: String, graft: String, took: Option<Duration>, cut: Duration, change: SessionChange },
     /// Number of datagrams that a stateless change has lost.
     Counted { session: String, losses: PacketLosses },
-    /// A rule of the settings wants another graft for the session, for this reason.
+    /// A rule of the settings requests another graft for the session, for the reason `why`.
     Ruled { session: String, graft: String, why: String },
     /// A change failed, and the session keeps its graft.
     NotSwapped { session: String, graft: String, why: ListRefusal },
     /// The graft exceeds its budget. `fallback` replaces it; if that is `None`, the session keeps the graft.
     OverBudget { session: String, graft: String, hook: FunctionHook, ns: u64, fallback: Option<String> },
-    /// The programs were detached by another process, or the interface was created again. `error` says why they could
-    /// not be attached again, if they could not.
+    /// The programs were detached by another process, or the interface was created again. `error` says why attaching
+    /// them again failed, or is `None` if they are attached again.
     Detached { interface: String, error: Option<String> },
-    /// A session got its first keys and passes datagrams now, or its keys were renewed.
+    /// A session got its first keys and now passes datagrams, or its keys were renewed.
     Keys { session: String },
-    /// The socket of a session has room again, after a full window refused a datagram. [`PacketRuntime::tell_room`]
-    /// asks for this event.
+    /// The window of a session has free space again, after a full one refused a datagram. [`PacketRuntime::tell_room`]
+    /// requests this event.
     Room { ends: SessionEnds },
     /// A router or a host has sent an ICMP error about packets of IP protocol 253. `why` names its address.
     Refused { session: String, why: String },
@@ -62,27 +64,27 @@ pub enum PacketEvent {
     Restarted { session: String },
 }
 
-/// The state of a session, as the broker needs it for lending the session.
+/// The state of a session that the broker needs before it lends the session to an application.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SessionView {
     /// Name of the session's graft.
     pub graft: String,
-    /// True if the session passes datagrams. A sealed session has keys then.
+    /// True if the session passes datagrams. A sealed session then has keys.
     pub is_open: bool,
-    /// True if no change of the graft is under way.
+    /// True if no change of the session's graft is in progress.
     pub is_idle: bool,
-    /// A problem of the session, in words.
+    /// A problem of the session, as text, or `None`.
     pub trouble: Option<String>,
 }
 
-/// Numbers of the application's datagrams that left, that arrived, and that were refused for want of room.
+/// Numbers of the application's datagrams that were sent, that arrived, and that a full window refused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SessionTraffic {
-    /// Datagrams that left.
+    /// Number of datagrams that were sent.
     pub sent: u64,
-    /// Datagrams that arrived.
+    /// Number of datagrams that have arrived.
     pub delivered: u64,
-    /// Datagrams that were refused for want of room.
+    /// Number of datagrams that a full window refused.
     pub refused: u64,
 }
 
@@ -95,7 +97,7 @@ pub struct PacketRuntime {
     settings: Settings,
     places: Vec<RuntimeInterface>,
     live: BTreeMap<SessionEnds, LiveSession>,
-    /// Sessions with rules by the round trip.
+    /// Sessions with rules that choose the graft by the round-trip time.
     ruled: Vec<SessionEnds>,
     /// Sessions that have several paths.
     pathed: Vec<SessionEnds>,
@@ -109,9 +111,9 @@ pub struct PacketRuntime {
     /// Events that happened between two calls of [`step`](Self::step).
     pending: Vec<PacketEvent>,
     since: Instant,
-    /// Memory of the sessions in the kernel, in bytes.
+    /// Kernel memory that all sessions take, in bytes.
     memory: u64,
-    /// Time of this start, as greetings tell it to the other ends.
+    /// Start time of this runtime, as greetings report it to the other ends.
     started: Since,
     looked: Duration,
     looked_at_rules: Duration,
@@ -167,8 +169,9 @@ impl PacketRuntime {
         Ok(runtime)
     }
 
-    /// Replaces the settings, completely or not at all. Sessions are opened and closed, and change their grafts as
-    /// [`swap`](Self::swap) does, also if a function has another version or a graft has another list.
+    /// Replaces the settings completely, or leaves them unchanged if that fails. Sessions are opened and closed, and
+    /// change their grafts as [`swap`](Self::swap) does, also if a function has another version or a graft has another
+    /// list.
     pub fn apply(&mut self, settings: Settings) -> Result<(), Error> {
         let applied = self.try_apply(settings);
         self.unload_unused();
@@ -192,12 +195,14 @@ impl PacketRuntime {
         for graft in settings.grafts.values().filter(|graft| old.grafts.get(&graft.name) != Some(*graft)) {
             check_budget(&mut self.hooks, graft)?;
         }
-        // Everything that can fail without a change comes before this line, so that a refused reload changes nothing.
+        // All steps that can fail without having changed anything come before this line, so that a refused reload
+        // changes nothing.
         let mut changes = Vec::new();
         let before: BTreeMap<_, _> = old.sessions.iter().map(|before| (before.ends, &before.graft)).collect();
         for session in &settings.sessions {
             if let Some(live) = self.live.get(&session.ends) {
-                // A graft that a command has chosen stays, unless the settings name another one than before.
+                // A graft that a command has chosen stays, unless the settings now name another graft for the session
+                // than before.
                 let is_new = before.get(&session.ends).is_some_and(|before| **before != session.graft);
                 let change = live.becomes(session, &settings, is_new && live.graft.name != session.graft)?;
                 changes.extend(change.map(|graft| (session.ends, graft)));
@@ -231,7 +236,7 @@ impl PacketRuntime {
             let anew = graft.anew;
             self.propose(ends, &graft, anew)?;
         }
-        // New sessions are opened last, when closed ones have left their room.
+        // New sessions are opened last, when closed ones have freed their entries.
         for session in self.settings.sessions.clone() {
             if !self.live.contains_key(&session.ends) {
                 self.open(session)?;
@@ -245,7 +250,7 @@ impl PacketRuntime {
         self.change(session, graft, false)
     }
 
-    /// Starts the same change, and restarts the session: packets under way are lost and counted.
+    /// Starts the same change, and restarts the session without its state: packets in flight are lost and counted.
     pub fn swap_anew(&mut self, session: &str, graft: &str) -> Result<(), Error> {
         self.change(session, graft, true)
     }
@@ -262,15 +267,15 @@ impl PacketRuntime {
         let ends = *ends;
         let graft = self.settings.graft(graft)?.clone();
         let anew = anew || graft.anew;
-        // A command comes before the rules by the round trip.
+        // A command takes precedence over the rules by round-trip time.
         self.live.entry(ends).and_modify(|live| live.ruled.overrule());
         self.propose(ends, &graft, anew)
     }
 
-    /// Waits at most `patience` for messages and work that is due, handles them, and returns the events to report.
+    /// Waits at most `patience` for messages or due work, handles them, and returns the events to report.
     pub fn step(&mut self, patience: Duration) -> Result<Vec<PacketEvent>, Error> {
         let mut events = std::mem::take(&mut self.pending);
-        // Events that are waiting already must not be delayed.
+        // Events that are already pending must be returned without a delay.
         let patience = if events.is_empty() { patience } else { Duration::ZERO };
         let patience =
             self.agenda.next().map_or(patience, |due| patience.min(due.saturating_sub(self.now())));
@@ -293,7 +298,7 @@ impl PacketRuntime {
                 self.live.get_mut(&heard.ends).map(|live| live.agreement.on_message(now, word, is_known));
             self.act(&heard.ends, acts.unwrap_or_default(), &mut events)?;
         }
-        // Work may have become due while messages were handled.
+        // Further work may have become due while messages were handled.
         due.extend(self.agenda.take(self.now()));
         for ends in due {
             self.tick(&ends, &mut events)?;
@@ -314,7 +319,7 @@ impl PacketRuntime {
         Ok(events)
     }
 
-    /// Does the work of a session that is due, or that follows from received messages.
+    /// Does the session's work that is due, or that follows from received messages.
     fn tick(&mut self, ends: &SessionEnds, events: &mut Vec<PacketEvent>) -> Result<(), Error> {
         let now = self.now();
         let acts = self.live.get_mut(ends).map(|live| live.agreement.tick(now)).unwrap_or_default();
@@ -326,7 +331,7 @@ impl PacketRuntime {
         Ok(())
     }
 
-    /// Schedules the session's next work. Called after each change of the session's state.
+    /// Schedules the session's next work. It must be called after each change of the session's state.
     fn plan(&mut self, ends: &SessionEnds) {
         self.agenda.put(*ends, self.live.get(ends).and_then(LiveSession::next));
     }
@@ -371,7 +376,7 @@ impl PacketRuntime {
         Ok(status)
     }
 
-    /// Returns the state of a session, or `None` if it does not exist. The kernel is not asked.
+    /// Returns the state of a session, or `None` if it does not exist. This does not read from the kernel.
     pub fn see(&self, ends: &SessionEnds) -> Option<SessionView> {
         let live = self.live.get(ends)?;
         let trouble = live.trouble.clone().or_else(|| live.unheard(&[]));
@@ -399,7 +404,8 @@ impl PacketRuntime {
         }))
     }
 
-    /// Returns the number of sent datagrams that are not acknowledged, or `None` if no function acknowledges.
+    /// Returns the number of sent datagrams that are not acknowledged, or `None` if no function of the graft
+    /// acknowledges packets.
     pub fn under_way(&self, ends: &SessionEnds) -> Result<Option<u32>, Error> {
         if !self.live.contains_key(ends) {
             return Ok(None);
@@ -408,13 +414,13 @@ impl PacketRuntime {
         Ok(known.round_trip.map(|_| known.next.wrapping_sub(known.delivered)))
     }
 
-    /// Makes [`step`](Self::step) report when a session that has refused a datagram has room again.
+    /// Makes [`step`](Self::step) report when the window of a session that has refused a datagram has free space again.
     pub fn tell_room(&mut self, ends: &SessionEnds) -> Result<(), Error> {
         Ok(self.hooks.tell_room(ends)?)
     }
 
-    /// Returns descriptors of the sealing programs, which keep sessions sealed for a moment after this runtime has
-    /// ended.
+    /// Returns descriptors of the sealing programs. Their holder keeps sessions sealed for a moment after this runtime
+    /// has ended.
     pub fn egress(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.hooks.egress()
     }
@@ -436,7 +442,7 @@ impl PacketRuntime {
         let budget_ns = graft.budget_ns;
         let opened = packet::FunctionSession { ends, key, list, budget_ns, protocol };
         match cipher {
-            // A session in clear waits for the key that authenticates frames.
+            // A session without encryption waits for the key that authenticates frames.
             None => {
                 self.hooks.open(opened)?;
                 self.hooks.hold(&ends)?;
@@ -450,7 +456,7 @@ impl PacketRuntime {
         if needs_clock(&graft) {
             self.hooks.set_clock(&ends, CLOCK)?;
         }
-        // At exactly one end the proposals come first.
+        // Comparing the addresses makes the proposals of exactly one end win.
         let agreement = ListAgreement::new(graft.list.id, ends.local < ends.remote, sealed::random()?);
         let live = LiveSession { greeting: first, ..LiveSession::new(session, graft, agreement, keying) };
         self.live.insert(ends, live);
@@ -460,7 +466,8 @@ impl PacketRuntime {
         Ok(())
     }
 
-    /// Greets the other end, if it has not answered yet. An end that starts later greets first.
+    /// Greets the other end, if it has not answered yet. The end that starts later sends the first greeting that can be
+    /// answered.
     fn greet(&mut self, ends: &SessionEnds) {
         let now = self.now();
         let pause = GREETINGS.max(SPREAD * self.live.len() as u32);
@@ -499,7 +506,7 @@ impl PacketRuntime {
         let Some(live) = self.live.get_mut(ends) else { return Ok(()) };
         let known = live.peer;
         if known.is_some_and(|known| !since.is_later_than(known)) {
-            // The other end repeats its greeting because it has not received this end's.
+            // The other end repeats its greeting because this end's greeting was lost.
             if known == Some(since) && now >= live.greeted + GREETINGS / 2 {
                 self.say_hello(ends);
             }
@@ -514,7 +521,7 @@ impl PacketRuntime {
             live.agreement.begin(graft.list.id);
             live.begin(graft.clone());
             live.routes.iter_mut().for_each(paths::SessionRoutes::begin_anew);
-            // No packet may pass between the reading of the counters and the new list.
+            // No packet may pass between reading the counters and installing the new list.
             self.hooks.pause(ends)?;
             let totals = self.totals(ends)?;
             self.live.entry(*ends).and_modify(|live| live.begun = totals);
@@ -523,7 +530,7 @@ impl PacketRuntime {
             self.hooks.set_budget(ends, graft.budget_ns)?;
             events.push(PacketEvent::Restarted { session });
         }
-        // A greeting that the other end cannot open yet is sent later.
+        // If the other end cannot open a greeting yet, this end sends it later.
         match self.live.get_mut(ends) {
             Some(live) if !live.is_open() => live.owe_greeting(now),
             _ => self.say_hello(ends),
@@ -531,8 +538,8 @@ impl PacketRuntime {
         Ok(())
     }
 
-    /// Repeats the number of the latest packet. Otherwise the loss of the last packets before a pause would go
-    /// unnoticed.
+    /// Sends the number of the latest packet again. Otherwise the loss of the last packets before a pause would not be
+    /// noticed.
     fn say_last(&mut self, tick: &Tick) {
         let Some(live) = self.live.get_mut(&tick.ends) else { return };
         let is_waiting =
@@ -561,7 +568,7 @@ impl PacketRuntime {
             let Some(live) = self.live.get_mut(&ends) else { continue };
             let graft = live.graft.clone();
             let Some((hook, ns)) = live.meter.look(times, graft.budget_ns) else { continue };
-            // A change that is under way may already replace the graft.
+            // A change that is in progress may already replace this graft.
             if live.agreement.next().is_some() {
                 continue;
             }
@@ -590,20 +597,20 @@ impl PacketRuntime {
     }
 }
 
-/// Adds room for the two sessions with which lists are measured.
+/// Adds capacity for the two sessions that measure the budgets of grafts.
 fn with_trials(room: SessionRoom) -> SessionRoom {
     SessionRoom { sessions: room.sessions + 2, ..room }
 }
 
-/// Returns whether the graft needs a clock, because its sender has to announce the latest packet: the other end
-/// cannot notice the loss of that packet.
+/// Reports whether the graft needs a clock, so that its sender announces the latest packet: otherwise the other end
+/// would not notice the loss of that packet.
 fn needs_clock(graft: &GraftSetting) -> bool {
     let needing =
         [FunctionService::Reliability, FunctionService::PartialReliability, FunctionService::FlowControl];
     needing.iter().any(|service| graft.services.contains(service))
 }
 
-/// Returns whether only one of the ends seems to have restarted: packets arrive, and none is delivered.
+/// Reports whether only one of the ends seems to have restarted: packets arrive, and none is delivered.
 fn is_out_of_step(counts: &[(PacketReason, u64)]) -> bool {
     let count = |wanted: PacketReason| {
         counts.iter().find(|(reason, _)| *reason == wanted).map_or(0, |(_, count)| *count)

@@ -28,17 +28,17 @@ use crate::identity::{PeerTrust, SignatureKey};
 pub use paths::{PathSetting, PathSettings};
 pub use peer::PeerSetting;
 
-/// Name of the graft that only frames datagrams. Pooled sessions have it while no application uses them, so it exists
-/// if there are peers.
+/// Name of the graft that only frames datagrams. Pooled sessions use it while no application has them, so the graft
+/// exists if there are peers.
 pub const CANONICAL: &str = "canonical";
 
-/// Values of parameters, by function and name.
+/// Values of parameters, by function and name of the parameter.
 pub type FunctionParameters = BTreeMap<String, BTreeMap<String, u64>>;
 
 /// The settings of packet grafts.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Interfaces that the datagrams of sessions pass.
+    /// Interfaces through which the datagrams of sessions pass.
     pub interfaces: Vec<String>,
     /// Mode in which XDP is attached.
     pub mode: XdpMode,
@@ -50,7 +50,7 @@ pub struct Settings {
     pub sessions: Vec<SessionSetting>,
     /// Limits of sessions that exist at the same time. Their memory is allocated at the start.
     pub room: SessionRoom,
-    /// Peers whose daemons agree with this one on sessions and their keys.
+    /// Peers whose daemons negotiate sessions and session keys with this one.
     pub peers: Vec<PeerSetting>,
     /// Key of this host, which is needed only if there are peers.
     pub host_key: Option<HostKey>,
@@ -58,22 +58,22 @@ pub struct Settings {
     pub functions: FunctionPool,
 }
 
-/// A graft: a list of functions, as the settings name it.
+/// A graft: a list of functions in the settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GraftSetting {
     /// Name of the graft.
     pub name: String,
     /// Functions in the order in which they run.
     pub functions: Vec<FunctionVersion>,
-    /// The list as the kernel has it.
+    /// The list of functions as the kernel has it.
     pub list: FunctionList,
-    /// Services that its functions provide together.
+    /// Services that the graft's functions provide together.
     pub services: BTreeSet<FunctionService>,
     /// Time in ns that each hook may take for a packet, or 0 for no limit.
     pub budget_ns: u32,
     /// Name of the graft that replaces this one when it exceeds its budget.
     pub fallback: Option<String>,
-    /// True if sessions that change to this graft restart, and lose packets under way.
+    /// True if sessions that change to this graft restart without their state, and lose packets in flight.
     pub anew: bool,
 }
 
@@ -86,13 +86,13 @@ pub struct SessionSetting {
     pub ends: SessionEnds,
     /// Name of the peer at the other end.
     pub peer: String,
-    /// Name of the graft that the session begins with.
+    /// Name of the graft with which the session begins.
     pub graft: String,
     /// Cipher of the session, or `None` if the settings have `clear`.
     pub cipher: Option<AeadCipher>,
     /// Protocol of the session's packets between the hosts.
     pub protocol: WireProtocol,
-    /// Rules that choose other grafts by the round trip, from the shortest to the longest.
+    /// Rules that choose other grafts by the round-trip time, from the shortest to the longest.
     pub when: Vec<When>,
     /// The paths of the session, if it has several.
     pub paths: Option<PathSettings>,
@@ -100,31 +100,31 @@ pub struct SessionSetting {
 
 const MIB: u64 = 1 << 20;
 
-/// Default age at which keys of sessions are renewed, and its limits, in seconds.
+/// Default and limits of the age at which session keys are renewed, in seconds.
 const RENEW_S: u64 = 600;
 const RENEW_LEAST_S: u64 = 5;
 const RENEW_MOST_S: u64 = 86_400;
 
-/// This host's identity towards its peers, which their daemons check by TLS.
+/// The identity that this host shows to its peers, whose daemons check it by TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostKey {
-    /// This host's private key, PEM.
+    /// Path of this host's private key, in PEM format.
     pub key: PathBuf,
-    /// Certificate of the key, PEM. Without one, peers know this host by its key.
+    /// Path of the key's certificate, in PEM format. Without one, peers know this host by its key.
     pub certificate: Option<PathBuf>,
-    /// Authority whose certificates of peers are accepted, PEM.
+    /// Path of the authority that signs certificates of peers, in PEM format.
     pub authority: Option<PathBuf>,
-    /// Lifetime of the sessions' keys. After that, both daemons make a new connection and new keys.
+    /// Lifetime of session keys. After it, both daemons make a new connection and agree on new keys.
     pub renew: Duration,
 }
 
-/// The table `[sessions]`.
+/// The section `[sessions]` of the settings file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct RawPacketSettings {
-    /// Interfaces that the sessions' datagrams pass.
+    /// Interfaces through which the sessions' datagrams pass.
     interface: Vec<String>,
-    /// Mode of XDP: `auto`, `native` or `generic`. If the gate is attached first, its mode holds.
+    /// Mode of XDP: `auto`, `native` or `generic`. If the gate is attached to the interface first, its mode is used.
     #[serde(default)]
     mode: RawMode,
     /// Directories with functions of your own: objects, each with a manifest.
@@ -133,11 +133,11 @@ pub(crate) struct RawPacketSettings {
     /// Values of functions' parameters, by function, such as `retry_us = 20000`.
     #[serde(default)]
     parameters: FunctionParameters,
-    /// Largest number of sessions, 1 to 16,384, and 64 by default. Their memory is taken at the start.
+    /// Largest number of sessions, 1 to 16,384, and 64 by default. Memory for all of them is allocated at the start.
     #[serde(default = "default_sessions")]
     max_sessions: u32,
-    /// Memory in MiB for packets that are kept (`repair`, `partial`, `gobackn`, `fec`), 2.3 MiB for each
-    /// session. The default, 37, is for 16.
+    /// Memory in MiB for packets that functions keep (`repair`, `partial`, `gobackn`, `fec`): 2.3 MiB for each session.
+    /// The default, 37, is enough for 16 sessions.
     #[serde(default = "default_memory_mib")]
     memory_mib: u32,
     /// Seconds after which sessions get new keys, 600 by default.
@@ -151,7 +151,7 @@ pub(crate) struct Sections {
     pub sessions: Vec<RawSession>,
     /// Peers by name, with their keys, and with their `[peer.sessions]` if they have one.
     pub peers: Vec<(String, PeerTrust, Option<peer::RawSessionPeer>)>,
-    /// This host's key. The lifetime of session keys is not in it yet, since `[sessions]` has that.
+    /// The key of this host. It does not contain the lifetime of session keys yet, which is in `[sessions]`.
     pub host_key: Option<HostKey>,
 }
 
@@ -179,13 +179,14 @@ pub(crate) struct RawGraft {
     name: String,
     /// Names of its functions, in order.
     functions: Vec<String>,
-    /// Time in nanoseconds that a hook may take for a packet; 0 for no limit. A graft that takes longer is
-    /// refused at the start.
+    /// Time in nanoseconds that a hook may take for a packet; 0 for no limit. A graft that takes longer in a test run
+    /// is refused at the start.
     #[serde(default)]
     budget_ns: u32,
     /// Graft that a session changes to when this one exceeds its budget. It needs to have the same services.
     fallback: Option<String>,
-    /// How sessions change to this graft: `"stateful"`, the default, or `"stateless"`.
+    /// How sessions change to this graft: `"stateful"`, the default, keeps their state, and `"stateless"` restarts
+    /// them.
     #[serde(default)]
     swap: RawSwap,
 }
@@ -207,31 +208,32 @@ pub(crate) struct RawSession {
     local: SocketAddr,
     /// Address and port of the other host.
     remote: SocketAddr,
-    /// Name of the peer.
+    /// Name of the peer at the other end.
     peer: String,
-    /// Name of the graft.
+    /// Name of the graft with which the session begins.
     graft: String,
-    /// `chacha20-poly1305`, the default, or `aes-128-gcm`; the same at both ends.
+    /// Cipher of the session: `chacha20-poly1305`, the default, or `aes-128-gcm`. It must be the same at both ends.
     cipher: Option<AeadCipher>,
     /// True for a session that is not encrypted. Frames stay authentic, but payloads can be read and changed
     /// on the way.
     #[serde(default)]
     clear: bool,
-    /// Protocol between the hosts: `"udp"`, the default, or `"253"`; the same at both ends.
+    /// Protocol between the hosts: `"udp"`, the default, or `"253"` for IP protocol 253. It must be the same at both
+    /// ends.
     #[serde(default)]
     protocol: RawProtocol,
-    /// Rules that choose other grafts by the round trip.
+    /// Rules that choose other grafts by the round-trip time.
     #[serde(default)]
     when: Vec<RawWhen>,
-    /// Paths, two to four, that are used at once.
+    /// The session's paths, two to four, which are used at the same time.
     #[serde(default)]
     path: Vec<PathSetting>,
-    /// Division of packets among paths: `spread`, the default, or `redundant`, which sends everything by all
-    /// of them.
+    /// How packets are divided among paths: `spread`, the default, or `redundant`, which sends every packet on all
+    /// paths.
     paths: Option<paths::Division>,
 }
 
-/// The protocol on the wire.
+/// The protocol of a session's packets between the hosts.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 enum RawProtocol {
     #[default]
@@ -253,14 +255,16 @@ impl From<RawProtocol> for WireProtocol {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct RawWhen {
-    /// Round trip in milliseconds from which the graft is used.
+    /// Round-trip time in milliseconds from which this graft is used.
     rtt_ms: u32,
-    /// Round trip in milliseconds below which the graft is left again. Default: four fifths of `rtt-ms`.
+    /// Round-trip time in milliseconds below which the session leaves this graft again. Default: four fifths of
+    /// `rtt-ms`.
     until_rtt_ms: Option<u32>,
-    /// Milliseconds for which the round trip has to stay beyond the limit before the graft changes, 1000 by default.
+    /// Milliseconds for which the round-trip time has to stay beyond the limit before the graft changes, 1000 by
+    /// default.
     #[serde(default = "hold_ms")]
     for_ms: u32,
-    /// Name of the graft.
+    /// Name of the graft that the rule chooses.
     graft: String,
 }
 
@@ -269,7 +273,7 @@ fn hold_ms() -> u32 {
 }
 
 impl Settings {
-    /// Checks the parsed sections: each part first, and then how the parts fit together.
+    /// Checks the parsed sections: first each part, and then whether the parts are consistent.
     pub(crate) fn from_raw(
         reader: &mut SettingsReader,
         raw: Sections,
@@ -335,8 +339,8 @@ impl Settings {
         }
         let mut ids = BTreeMap::new();
         for graft in self.grafts.values() {
-            // Grafts with the same list of functions share one list. Another list whose hash begins alike cannot be
-            // told from it.
+            // Grafts with the same list of functions share one list in the kernel. Another list whose hash begins with
+            // the same 16 bits cannot be distinguished from it.
             if let Some(other) = ids.insert(graft.list.id, &graft.list)
                 && *other != graft.list
             {
@@ -401,8 +405,8 @@ impl Settings {
         Ok(())
     }
 
-    /// Checks the rules by the round trip. Each graft has to measure the round trip, or the session could not change
-    /// back.
+    /// Checks the rules by round-trip time. Each graft has to measure the round-trip time, or the session could not
+    /// change back.
     fn check_when(&self, session: &SessionSetting) -> Result<(), Error> {
         let wrong = |message: String| Err(Error::Settings(format!("session {}: {message}", session.name)));
         for pair in session.when.windows(2) {
@@ -412,7 +416,7 @@ impl Settings {
                 );
             }
         }
-        // The session returns to its own graft below the first round trip, so that one has to measure, too.
+        // Below the first rule's round-trip time the session uses its own graft, so that graft has to measure, too.
         let own = (!session.when.is_empty()).then_some(&session.graft);
         for name in session.when.iter().map(|when| &when.graft).chain(own) {
             match self.graft(name) {
@@ -438,7 +442,8 @@ impl Settings {
                 room.sessions
             ));
         }
-        // A session may change to any graft of the settings, so one that keeps packets decides.
+        // A session may change to any graft of the settings. If one of them keeps packets, every session needs memory
+        // for them.
         match self.grafts.values().find(|graft| graft.keeps()) {
             Some(graft) if have > room.keepers as usize => {
                 let mib = (have as u64 * KEPT_BYTES).div_ceil(MIB);
@@ -453,18 +458,18 @@ impl Settings {
         }
     }
 
-    /// Returns the bytes that the sessions take in the kernel, without the kernel's own overhead.
+    /// Returns the bytes that all sessions take in the kernel, without the kernel's own overhead.
     pub fn memory(&self) -> Result<u64, Error> {
         let failed = |name: &str| {
             let name = name.to_owned();
             move |error: millrace_graft_kernel::Error| Error::Graft { name, message: error.to_string() }
         };
-        // A sealed session takes further memory for its keys.
+        // A sealed session takes additional memory for its keys.
         let sealed = self.sessions.iter().filter(|session| session.cipher.is_some()).count() as u64;
         let base = packet::base_bytes(&self.room, sealed > 0).map_err(failed("hooks"))?;
         let versions = self.grafts.values().flat_map(|graft| &graft.functions);
         let mut bytes = base + sealed * SEALED_BYTES;
-        // A function is loaded once, however many grafts have it.
+        // A function is loaded only once, however many grafts use it.
         for name in versions.map(|version| &version.name).collect::<BTreeSet<_>>() {
             let mut function = self.functions.find(name)?.open(&BTreeMap::new())?;
             bytes += function.bytes(&self.room).map_err(failed(name))?;
@@ -495,7 +500,7 @@ impl Settings {
     fn check_fallback(&self, graft: &GraftSetting) -> Result<(), Error> {
         let Some(name) = &graft.fallback else { return Ok(()) };
         let other = self.graft(name)?;
-        // Applications were promised these services, so the fallback needs them all.
+        // Applications were promised the services of the graft, so its fallback needs all of them.
         match graft.services.iter().find(|service| !other.services.contains(service)) {
             Some(service) => Err(Error::Settings(format!(
                 "graft {}: its fallback {name} does not have the service {service:?}",
@@ -532,7 +537,7 @@ fn room(sessions: u32, memory_mib: u32) -> Result<SessionRoom, Error> {
 }
 
 impl GraftSetting {
-    /// Returns whether the graft keeps packets, to send them again or to compute others from them.
+    /// Reports whether the graft keeps packets, to retransmit them or to compute other packets from them.
     fn keeps(&self) -> bool {
         let keeping =
             [FunctionService::Reliability, FunctionService::PartialReliability, FunctionService::Recovery];
@@ -544,7 +549,7 @@ impl GraftSetting {
         self.functions.iter().map(|function| function.name.clone()).collect()
     }
 
-    /// Reports whether the graft measures the round trip.
+    /// Reports whether the graft measures the round-trip time.
     fn measures(&self) -> bool {
         self.has("acknowledge")
     }
@@ -597,11 +602,11 @@ impl RawGraft {
             }
             services.extend(&function.manifest.services);
             identities.extend(function.identity.to_string().into_bytes());
-            // Parameters that both ends need to agree on are a part of the list's ID.
+            // The list's ID includes the parameters on which both ends need to agree.
             identities.extend(function.shared_values(parameters.get(name)).into_bytes());
             versions.push(function.version());
         }
-        // A frame has room for 16 bits of the hash. Lists whose bits collide are refused by `check`.
+        // A frame has space for 16 bits of the hash. `check` refuses lists whose 16 bits are equal.
         let id = match digest(&SHA256, &identities).as_ref() {
             [high, low, ..] => u16::from_be_bytes([*high, *low]),
             _ => 0,

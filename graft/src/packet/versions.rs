@@ -1,11 +1,11 @@
-//! Versions of functions, and the state that a session moves from one version to another.
+//! Versions of functions, and the migration of a session's state from one version to another.
 
-/// Version of a function, as read from its file.
+/// One version of a function, as read from its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionVersion {
     /// Name of the function.
     pub name: String,
-    /// Name in the kernel, where several versions may exist at the same time.
+    /// Name of the version in the kernel, where several versions may exist at the same time.
     pub key: String,
     /// Version of the layout of the state that the function keeps for a session.
     pub state: u32,
@@ -13,12 +13,12 @@ pub struct FunctionVersion {
     pub takes: Vec<u32>,
 }
 
-/// A migration of a session's state from one version of a function to another, by their keys.
+/// A migration of a session's state from one version of a function to another, by the versions' keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateMove {
     pub from: String,
     pub to: String,
-    /// Name of the function.
+    /// Name of the function whose state migrates.
     pub name: String,
 }
 
@@ -30,8 +30,8 @@ pub struct NoWay {
     pub to: u32,
 }
 
-/// Returns the migrations that a session needs to continue with another list. Versions with the same layout share the
-/// state (`alike`). A function that the previous list did not have starts without state.
+/// Returns the migrations that a session needs to continue with another list. Versions with the same layout of state
+/// share it (`alike`). A function that was not in the previous list starts without state.
 pub fn moves(from: &[FunctionVersion], to: &[FunctionVersion]) -> Result<Vec<StateMove>, NoWay> {
     let mut moves = Vec::new();
     for new in to {
@@ -65,7 +65,7 @@ mod tests {
     fn function_state_migrates_where_a_migration_exists() {
         let table = [
             (version("a", 1, 1, &[]), Ok(0)),
-            // Another file of the same function has the same layout of state.
+            // The second file of the same function has the same layout of state.
             (version("a", 2, 1, &[]), Ok(0)),
             (version("a", 3, 2, &[1]), Ok(1)),
             (version("a", 4, 3, &[2]), Err((1, 3))),
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_with_the_same_state_share_it() {
+    fn versions_with_the_same_state_layout_share_the_state() {
         let loaded = [version("a", 1, 1, &[]), version("b", 1, 2, &[]), version("a", 2, 2, &[1])];
         assert_eq!(find_identical(&loaded, &version("a", 3, 2, &[])), Some("a@2"));
         assert_eq!(find_identical(&loaded, &version("a", 4, 3, &[])), None);

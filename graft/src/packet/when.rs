@@ -1,42 +1,43 @@
-//! Rules that choose a session's graft by its round trip. The code has no I/O, and time is an argument.
+//! Rules that choose a session's graft by its round-trip time. The code does no I/O, and gets the time as an argument.
 //!
-//! The rules of a session are steps, from the shortest round trip to the longest. A session is on one step, or below
-//! the first one, where it has its own graft. It goes up when the round trip reaches the `rtt` of the next step, and
-//! down when the round trip is shorter than the `until` of its own. Both happen only after `hold`, so that a session
-//! does not change back and forth with every packet.
+//! The rules of a session are steps, from the shortest round-trip time to the longest. A session is on one step, or
+//! below the first one, where it uses its own graft. It goes up when the round-trip time reaches the `rtt` of the next
+//! step, and down when the time is shorter than the `until` of its present step. Both happen only after `hold`, so that
+//! a session does not change back and forth with every packet.
 
 use std::time::Duration;
 
-/// One rule, which is a step.
+/// One rule: a step of the round-trip time, with its graft.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct When {
-    /// Name of the graft.
+    /// Name of the graft that sessions on this step use.
     pub graft: String,
-    /// Round trip at which the step begins.
+    /// Round-trip time from which a session goes up to this step.
     pub rtt: Duration,
-    /// Round trip below which the step ends.
+    /// Round-trip time below which a session leaves this step.
     pub until: Duration,
-    /// Time for which the round trip must stay beyond a limit before the session changes, in either direction.
+    /// Time for which the round-trip time must stay beyond `rtt` or `until` before the session changes its step.
     pub hold: Duration,
 }
 
-/// Gap between measurements, as a time and as a number of round trips, after which the time before it does not count
-/// for `hold`.
+/// Gap between two measurements after which the time before the gap does not count for `hold`: an absolute time, or a
+/// number of round trips if that is longer.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_ROUND_TRIPS: u32 = 4;
 
-/// The step that a session is on.
+/// The step on which a session is, and the change that its round-trip time requires.
 #[derive(Debug, Default)]
 pub struct RuleWatch {
     /// Number of steps that the session has gone up.
     level: usize,
-    /// Direction of the change that the round trip asks for (true is up), and the time since when it does.
+    /// Direction of the change that the round-trip time requires (true is up), and the time since when it does.
     leaning: Option<(bool, Duration)>,
     looked: Duration,
 }
 
 impl RuleWatch {
-    /// Takes a new round trip. Returns the number of steps that the session is above, if that has changed.
+    /// Evaluates a new round-trip time. If the session goes up or down, returns the number of steps that it has gone
+    /// up.
     pub fn look(&mut self, now: Duration, rtt: Duration, steps: &[When]) -> Option<usize> {
         let pause = PAUSE.max(PAUSE_ROUND_TRIPS * rtt);
         if now.saturating_sub(self.looked) > pause {
@@ -54,7 +55,7 @@ impl RuleWatch {
             _ => now,
         };
         self.leaning = Some((is_up, since));
-        // The step that the session goes up to, or down from.
+        // The step to which the session goes up, or from which it goes down.
         let step = steps.get(level.max(self.level) - 1)?;
         if now.saturating_sub(since) < step.hold {
             return None;
@@ -69,7 +70,7 @@ impl RuleWatch {
     }
 }
 
-/// Returns the reason for a change to this step, in words.
+/// Returns the reason for a change to this step, as text.
 pub fn reason(level: usize, rtt: Duration, steps: &[When]) -> String {
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let above = level.checked_sub(1).and_then(|at| steps.get(at));
@@ -91,10 +92,10 @@ mod tests {
         When { graft: graft.into(), rtt: rtt_ms * MS, until: until_ms * MS, hold: hold_ms * MS }
     }
 
-    /// Table rows have round trips at intervals of 100 ms, each from a time to a time, and the expected changes as
-    /// time in ms and level.
+    /// Each row of the table has round-trip times with their start and end at intervals of 100 ms, and the expected
+    /// changes as time in ms and level.
     #[test]
-    fn rule_step_is_taken_after_its_delay() {
+    fn session_changes_its_step_after_the_hold_time() {
         type Trips = &'static [(u32, u32, u32)];
         type Row<'a> = (&'a str, &'a [When], Trips, &'a [(u32, usize)]);
         let one = [step("far", 300, 240, 500)];
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn removed_rule_ends_its_step() {
+    fn session_leaves_the_step_of_a_removed_rule() {
         let mut watch = RuleWatch::default();
         let steps = [step("far", 300, 240, 0)];
         assert_eq!(watch.look(MS, 400 * MS, &steps), Some(1));

@@ -23,24 +23,24 @@ use crate::{
     status,
 };
 
-/// Number of intervals without a message from the peer after which an agreement is over.
+/// Number of intervals without a message from the peer after which an agreement ends.
 const HOLD_INTERVALS: u64 = 3;
-/// Longest time for which an agreement holds, even if the peer names a longer one.
+/// Longest time for which an agreement holds without renewal, even if the peer's statement has a longer time.
 const HOLD_MAX: Duration = Duration::from_secs(3 * 3600);
 
-/// A statement of this host for one peer, and where its rules are in the kernel.
+/// A statement of this host for one peer, and the indices of the statement's rules in the kernel.
 #[derive(Clone, Debug)]
 pub struct OwnStatement {
-    /// The statement for the peer.
+    /// The statement that is sent to the peer.
     pub statement: Statement,
-    /// Index in the kernel of each rule of the statement.
+    /// Index of each rule of the statement in the kernel's list of rules.
     places: Vec<usize>,
     names: Vec<String>,
-    /// Revision of the settings that the statement was made from.
+    /// Revision of the settings from which the statement was made.
     revision: u64,
 }
 
-/// The result of a negotiation: both statements, and the terms that follow from them.
+/// The result of a negotiation: both statements, and the terms on which both ends agree.
 #[derive(Clone, Copy, Debug)]
 pub struct AgreedStatements<'a> {
     /// This host's statement.
@@ -49,16 +49,16 @@ pub struct AgreedStatements<'a> {
     pub theirs: &'a Statement,
     /// The rules and functions on which both ends agree.
     pub terms: &'a JudgeTerms,
-    /// The time for which the agreement holds unless it is renewed, in seconds.
+    /// The time in seconds for which the agreement holds unless it is renewed.
     pub hold_s: u32,
 }
 
-/// The ID of an agreement in force, under which the agreement is renewed.
+/// The ID of an agreement in force. It is needed to renew the agreement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AgreementSession(u64);
 
 impl GraftRuntime {
-    /// Returns the settings of agreements, if there are any.
+    /// Returns the settings of agreements, if the settings file has them.
     pub fn agreement(&self) -> Option<&AgreementSettings> {
         self.settings.agreement.as_ref()
     }
@@ -68,7 +68,7 @@ impl GraftRuntime {
         self.revision
     }
 
-    /// Returns this host's statement for a control connection between these addresses.
+    /// Returns this host's statement to the peer, for a control connection between these addresses.
     pub fn statement(
         &mut self,
         local: SocketAddr,
@@ -114,7 +114,7 @@ impl GraftRuntime {
         self.pool.iter().take(256).map(function).collect()
     }
 
-    /// Adds the rules that ask this peer for an agreement. Their indices follow the order of the kernel's list.
+    /// Adds the rules that require an agreement with this peer. Their indices follow the order of the kernel's list.
     fn add_rules(&self, own: &mut OwnStatement, peer: IpAddr) {
         let mut place = 0;
         for rule in &self.settings.rules {
@@ -140,7 +140,7 @@ impl GraftRuntime {
         }
     }
 
-    /// Returns the identity of a graft, also of one that a peer has yet to send.
+    /// Returns the identity of a graft, even if a peer has not sent the graft yet.
     fn hash_of(&self, graft: &str) -> Option<Hash> {
         let fetched = || self.agreement()?.fetch.iter().find(|it| it.graft == graft).map(|it| it.identity);
         let identity = self.pool.find(graft).ok().map(|it| it.identity).or_else(fetched)?;
@@ -160,8 +160,8 @@ impl GraftRuntime {
         Ok(newest)
     }
 
-    /// Judges the peer's statement. Also returns new downgrades, which are found by comparing what both ends have
-    /// seen of their connections.
+    /// Compares the peer's statement with this host's. Returns the terms or a refusal, and new downgrades, which show
+    /// when both ends have seen different TCP options of a connection.
     pub fn consider(
         &mut self,
         peer: &str,
@@ -177,7 +177,7 @@ impl GraftRuntime {
         if let Ok(JudgeTerms { nat, .. }) = &terms {
             self.agreements.note(peer, &PathVerdict { nat: Some(*nat), ..PathVerdict::default() }, now_ns);
         }
-        // Only the end that has called sends probes. The other end learns the results from the caller's statement.
+        // Only the connecting end sends probes. The other end learns the results from the connecting end's statement.
         let learned = PathVerdict { options: None, nat: None, ..theirs.path.clone() };
         if learned != PathVerdict::default() {
             self.agreements.note(peer, &learned, now_ns);
@@ -185,9 +185,9 @@ impl GraftRuntime {
         (terms, found)
     }
 
-    /// Puts the agreement in force at this end, for as long as the caller's statement says. `calls` is true if this host
-    /// has called. Returns `None` if it must not hold: the settings have changed meanwhile, or another conversation has
-    /// replaced this one.
+    /// Puts the agreement in force at this end, for as long as the connecting end's statement says. `calls` is true if
+    /// this host has connected. Returns `None` if the agreement is obsolete: the settings have changed since the
+    /// statement, or another negotiation has replaced this one.
     pub fn bind(
         &mut self,
         peer: &str,
@@ -197,7 +197,7 @@ impl GraftRuntime {
         timing: status::Negotiated,
     ) -> Result<Option<AgreementSession>, Error> {
         let AgreedStatements { own, theirs, terms, hold_s } = *agreed;
-        // A statement that was made from earlier settings must not be put in force.
+        // A statement that was made from earlier settings must not be used.
         if own.revision != self.revision {
             return Ok(None);
         }
@@ -220,7 +220,7 @@ impl GraftRuntime {
                     now_ns,
                 );
                 let Some((session, before)) = made else { return Ok(None) };
-                // The peer has another address now, so its old one is unbound.
+                // The peer's address has changed, so the agreement must no longer apply to the old one.
                 before.map_or(Ok(()), |before| self.tcp.unbind(before))?;
                 AgreementSession(session)
             }
@@ -230,7 +230,7 @@ impl GraftRuntime {
         Ok(Some(session))
     }
 
-    /// Records that a conversation has ended, or failed to begin.
+    /// Records that a negotiation has ended, or could not begin.
     pub fn ended(
         &mut self,
         peer: &str,
@@ -247,19 +247,19 @@ impl GraftRuntime {
         self.agreements.is_agreed(peer)
     }
 
-    /// Same as [`PeerAgreements::has_called`](crate::agreements::PeerAgreements::has_called).
+    /// Calls [`PeerAgreements::has_called`](crate::agreements::PeerAgreements::has_called).
     pub fn has_called(&self, peer: &str, epoch: u64) -> bool {
         self.agreements.has_called(peer, epoch)
     }
 
-    /// Ends all agreements, after keys or addresses have changed.
+    /// Ends all agreements, after keys or addresses of the settings have changed.
     pub fn release_all(&mut self) -> Result<(), Error> {
         let bound = self.agreements.end_all(clock::monotonic_ns());
         bound.into_iter().try_for_each(|address| self.tcp.unbind(address))?;
         Ok(())
     }
 
-    /// Counts a caller without a known key.
+    /// Counts a connection of a host without a known key.
     pub fn count_stranger(&mut self) {
         self.agreements.count_stranger();
     }
@@ -269,7 +269,7 @@ impl GraftRuntime {
         self.agreements.note(peer, verdict, clock::monotonic_ns());
     }
 
-    /// Returns a graft that the settings want from peers, that is missing here, and that this peer offers.
+    /// Returns a graft that the settings want to fetch, that is missing here, and that this peer offers.
     pub fn wanted_from(&self, theirs: &Statement) -> Option<settings::GraftFetch> {
         let fetch = &self.agreement()?.fetch;
         let given = |identity: ObjectIdentity| {
@@ -281,7 +281,7 @@ impl GraftRuntime {
     /// Returns the manifest and the object of a graft for a peer, if the settings allow that.
     pub fn give(&self, identity: Hash) -> Option<(String, Vec<u8>)> {
         self.agreement().filter(|agreement| agreement.give)?;
-        // Compiled-in grafts have no manifest file to send, and may have the same object under another name.
+        // Compiled-in grafts have no manifest file to send. The peer may have the same object under another name.
         let files = self.pool.iter().filter_map(|graft| match &graft.source {
             PoolSource::File(path) => Some((graft, path)),
             PoolSource::Shipped => None,
@@ -294,7 +294,7 @@ impl GraftRuntime {
     /// Stores a graft that a peer has sent, if it is the requested one and is signed by a trusted key.
     pub fn keep(&self, wanted: &settings::GraftFetch, manifest: &str, image: &[u8]) -> Result<(), Error> {
         let refused = |message: String| Error::Graft { name: wanted.graft.clone(), message };
-        // The hash decides, whatever the peer says about the object.
+        // The object is checked by its hash, whatever the peer says about it.
         if ObjectIdentity::from_image(image) != wanted.identity {
             return Err(refused(format!(
                 "a peer sent the graft {}, which was not requested",
@@ -323,13 +323,13 @@ impl GraftRuntime {
     }
 }
 
-/// Returns the random number of this run, which tells peers about a restart.
+/// Returns the random number of this run. A new number tells peers that this host has restarted.
 fn epoch() -> u64 {
     static EPOCH: OnceLock<u64> = OnceLock::new();
     *EPOCH.get_or_init(|| {
         let mut bytes = [0; 8];
         let made = ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut bytes);
-        // Without random numbers there is no TLS either, so the time is good enough.
+        // If the kernel provides no random numbers, TLS fails anyway, so the time is sufficient.
         if made.is_ok() { u64::from_ne_bytes(bytes) } else { clock::unix_ns().unsigned_abs() }
     })
 }
@@ -364,7 +364,7 @@ fn connection_report(connection: &kernel::TcpConnection) -> Option<ConnectionRep
         | TcpOutcome::Withheld
         | TcpOutcome::Unbound
         | TcpOutcome::NoMemory => Told::NotAsked,
-        // These outcomes belong to packets or to later events, and not to a connection.
+        // These outcomes are about packets or about later events, so they are not outcomes of a connection.
         TcpOutcome::Cookies
         | TcpOutcome::Answered
         | TcpOutcome::NoCongestion

@@ -1,8 +1,8 @@
-//! Rules with `select`, for which a model chooses. It chooses the congestion control or carrier for the connections
-//! of each path, and learns from their outcomes.
+//! Choices for rules with `select`. A model chooses the congestion control or carrier for the connections of each path,
+//! and learns from their outcomes.
 //!
-//! The selection has no access to the kernel: its caller passes the state in ([`SelectionWorld`]), and writes the
-//! changes that it returns ([`SelectionOrder`]).
+//! The code has no access to the kernel: its caller passes the host's state ([`SelectionWorld`]), and writes the
+//! returned changes ([`SelectionOrder`]).
 
 mod records;
 
@@ -34,14 +34,14 @@ use crate::{
     status::{self, CandidateStatus},
 };
 
-/// Factor by which the best rate of a path is reduced with each later connection.
+/// Factor that reduces the best known rate of a path with each later connection.
 const FADING: f64 = 0.99;
-/// Limit of choices that are remembered by serial number for connections that may still refer to them.
+/// Limit of choices that are remembered by serial number, for connections that may still refer to them.
 const MADE_MAX: usize = 2 * CHOICES;
 
-/// A peer, and a leaf of the model.
+/// Address of a peer, and a leaf of the model's tree.
 type SelectionKey = (IpAddr, u32);
-/// Index of a rule, and a peer.
+/// Index of a rule, and address of a peer.
 pub type SelectionPlace = (usize, IpAddr);
 
 /// A change that the caller writes to the kernel.
@@ -51,7 +51,7 @@ pub enum SelectionOrder {
     Forget { peer: IpAddr, rule: u32 },
 }
 
-/// One choice: which candidate the connections of a rule use on a path.
+/// One choice: the candidate that the connections of a rule use on a path.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SelectionResult {
     pub rule: String,
@@ -62,15 +62,16 @@ pub struct SelectionResult {
     pub way: Vec<String>,
     pub leaf: u32,
     pub usual: Option<f64>,
-    /// The candidate that the model prefers.
+    /// The candidate that the model prefers on this path.
     pub learned: String,
-    /// Share of similar training cases in which that candidate was the best one.
+    /// Share of similar training cases in which the model's candidate was the best one.
     pub right: f64,
     pub arm: String,
     pub why: DecisionReason,
-    /// Candidate that one connection was to try.
+    /// The other candidate that one connection is permitted to try, if any.
     pub other: Option<String>,
-    /// Generation of the model. Outcomes for the leaves of one model do not apply to another model.
+    /// Generation of the model that made the choice. Outcomes for the leaves of one model are not valid for another
+    /// model.
     generation: u32,
 }
 
@@ -91,18 +92,18 @@ struct CurrentSelection {
     choice: PathCandidates,
 }
 
-/// The state of the host that a choice depends on.
+/// The state of the host on which choices depend.
 pub struct SelectionWorld<'a> {
     pub settings: &'a Settings,
     /// Reports whether TCP has a congestion control of this name.
     pub controls: &'a dyn Fn(&str) -> bool,
-    /// Peers with a broker, and whether a carrier to each is warm.
+    /// Peers with a broker, and whether a carrier to each is ready ("warm").
     pub carriers: &'a BTreeMap<IpAddr, bool>,
-    /// Statistics of past connections, which show the purpose of new ones.
+    /// Statistics of past connections, from which the purpose of new ones is predicted.
     pub kinds: &'a Kinds,
     /// Returns a random number between 0 and 1, new for each call.
     pub chance: &'a dyn Fn() -> f64,
-    /// Returns whether no connection has used the permission yet to try another candidate.
+    /// Reports whether the permission to try another candidate is still unused by any connection.
     pub is_granted: &'a dyn Fn(IpAddr, u32) -> bool,
 }
 
@@ -112,16 +113,16 @@ pub struct RuntimeSelection {
     /// Default congestion control of this host.
     plain: String,
     model: Option<Arc<Model>>,
-    /// Identity of the model.
+    /// SHA-256 of the model.
     identity: Option<String>,
-    /// Number of models so far.
+    /// Number of models that were used so far.
     generation: u32,
-    /// Choices in the kernel.
+    /// The choices that are in the kernel, by rule and peer.
     current: BTreeMap<SelectionPlace, CurrentSelection>,
-    /// Choices by serial number, for connections that refer to them.
+    /// Choices by serial number, for connections that still refer to them.
     made: BTreeMap<u32, Arc<SelectionResult>>,
     next_serial: u32,
-    /// Best recent rate of each peer, in Mbit/s.
+    /// Best recent rate to each peer, in Mbit/s.
     rates: BTreeMap<IpAddr, f64>,
     records: ConnectionRecords,
 }
@@ -142,19 +143,19 @@ impl RuntimeSelection {
         }
     }
 
-    /// Takes new settings. Outcomes are kept if the model is the same, and all choices are made again.
+    /// Applies new settings. Outcomes are kept if the model is the same, and all choices are made again.
     pub fn renew(&mut self, settings: &Settings) {
         if !is_same(self.model.as_ref(), settings.model.as_ref()) {
             self.online = Online::new(self.plain.clone(), CHOICES);
             self.generation = self.generation.wrapping_add(1);
             self.identity = settings.model.as_deref().and_then(learned::identity);
         }
-        // An equal model is replaced, too: later comparisons of the same object are cheap.
+        // An equal model is also replaced by the new object, since comparing an object with itself is cheap.
         self.model.clone_from(&settings.model);
         self.current.clear();
     }
 
-    /// Adds what was learned to the state for the next runtime.
+    /// Adds what was learned to the state that the next runtime reads.
     pub fn remember(&self, learned: &mut Learned) {
         let known = self.online.learned_places().into_iter();
         learned.places = known.map(|((peer, leaf), known)| LearnedEntry { peer, leaf, known }).collect();
@@ -162,7 +163,7 @@ impl RuntimeSelection {
         learned.model.clone_from(&self.identity);
     }
 
-    /// Restores what an earlier runtime has learned. Outcomes are restored only if its model was the same.
+    /// Restores what an earlier runtime has learned. Outcomes are restored only if that runtime used the same model.
     pub fn recall(&mut self, learned: &Learned, settings: &Settings) {
         self.renew(settings);
         let rates = learned.rates.iter().filter(|(_, mbit)| mbit.is_finite() && *mbit > 0.0);
@@ -174,13 +175,13 @@ impl RuntimeSelection {
         }
     }
 
-    /// Forgets a choice that could not be written to the kernel, so that the next round makes it again.
+    /// Forgets a choice that could not be written to the kernel, so that the next update makes it again.
     pub fn undo(&mut self, peer: IpAddr, rule: u32) {
         self.current.retain(|(index, other), _| (number(*index), *other) != (rule, peer));
     }
 
-    /// Chooses for these paths, the latest used first, as far as there is room. If `is_all` is set, choices for other
-    /// paths are removed.
+    /// Chooses for these paths, the most recently used first, until the kernel's map is full. If `is_all` is set,
+    /// choices for other paths are removed.
     pub fn choose(
         &mut self,
         world: &SelectionWorld<'_>,
@@ -224,14 +225,14 @@ impl RuntimeSelection {
             }
             stays
         });
-        // Removed choices come first, to make room for new ones.
+        // Removed choices are written first, to free entries of the kernel's map for new ones.
         orders.splice(0..0, forgotten);
         let chosen = kept.iter().map(|(_, peer)| *peer);
         let peers: BTreeSet<_> = chosen.chain(self.online.keys().map(|(peer, _)| *peer)).collect();
         self.rates.retain(|peer, _| peers.contains(peer));
     }
 
-    /// Chooses for one rule and path. Returns false if nothing can be chosen.
+    /// Chooses the candidate for one rule and path. Returns false if no candidate can be chosen.
     fn look(
         &mut self,
         world: &SelectionWorld<'_>,
@@ -242,7 +243,7 @@ impl RuntimeSelection {
         orders: &mut Vec<SelectionOrder>,
     ) -> bool {
         let place = (index, path.peer);
-        // While the permission to try another candidate waits for a connection, no further one is given.
+        // While no connection has used the permission to try another candidate, no further permission is given.
         let granted = self.current.get(&place).is_some_and(|current| current.choice.grant.is_some());
         let waits = granted && (world.is_granted)(path.peer, number(index));
         let Some((made, choice)) = self.plan(world, rule, expected, path, !waits) else { return false };
@@ -293,7 +294,7 @@ impl RuntimeSelection {
             decision.leaf.ranking.iter().map(|rank| rank.arm.as_str()).filter(|arm| can(arm)).collect();
         let key = (path.peer, decision.leaf.number);
         let (choice, other) = self.online.plan(&key, &ranked, (world.chance)(), may_try);
-        // A tunnelled connection has a congestion control as well, in case the broker leaves it in place.
+        // A tunnelled connection also gets a congestion control, in case the broker does not tunnel it.
         let in_place = ranked.iter().copied().find(|arm| !arm.starts_with(CARRIED));
         let arm = |name: &str| CandidateChoice {
             congestion: match name.starts_with(CARRIED) {
@@ -322,10 +323,10 @@ impl RuntimeSelection {
         Some((made, kernel))
     }
 
-    /// Takes a kernel event about a connection in place. Returns the connection if it has ended.
+    /// Handles a kernel event about a connection that is not tunnelled. Returns the connection if it has ended.
     pub fn note(&mut self, told: &SelectedEvent, settings: &Settings) -> Option<SelectedFlow> {
         let index = told.rule.wrapping_sub(1) as usize;
-        // The settings may have changed since the connection began, so the index may be beyond the rules.
+        // The settings may have changed since the connection began, so its rule's index may not exist any more.
         let rule = settings.rules.get(index);
         let made = self.made.get(&told.serial).cloned();
         let arm = told.congestion.clone().unwrap_or_else(|| self.plain.clone());
@@ -373,8 +374,8 @@ impl RuntimeSelection {
                     heard: told.heard,
                     arm,
                 };
-                // A connection that began before any choice was made used plain TCP. Its outcome counts for the
-                // present leaf of its path.
+                // A connection that began before any choice was made used plain TCP. Its outcome counts for the present
+                // leaf of the connection's path.
                 let now = || self.current.get(&(index, flow.remote.ip())).map(|current| current.made.clone());
                 let made = made.or_else(now);
                 let judges_received =
@@ -386,7 +387,7 @@ impl RuntimeSelection {
         None
     }
 
-    /// Takes an event of the broker about a redirected connection.
+    /// Handles an event of the broker about a redirected connection.
     pub fn note_carried(&mut self, carried: CarriedFlow, settings: &Settings) {
         match carried {
             CarriedFlow::Began {
@@ -482,7 +483,7 @@ impl RuntimeSelection {
             let cost = cost.as_secs_f64() * 1e3 / ideal_ms;
             Some(ConnectionOutcome { cost, is_bad: cost > made.usual? })
         });
-        // Outcomes for an earlier model say nothing about this one.
+        // Outcomes of choices by an earlier model are not valid for this one.
         if let Some(made) = made.filter(|made| made.generation == self.generation) {
             self.online.passed(&made.key(), 1);
             if let Some(outcome) = outcome {
@@ -492,9 +493,9 @@ impl RuntimeSelection {
         self.records.end(id, flow, outcome);
     }
 
-    /// Records the rate that a transfer has achieved.
+    /// Records the rate in Mbit/s that a transfer has achieved.
     fn note_rate(&mut self, peer: IpAddr, took: Duration, bytes: u64) {
-        // A shorter transfer says little about the path's rate.
+        // The rate of a short transfer says little about the path, so it is ignored.
         const WORTH: u64 = 32 << 10;
         let mbit = bytes as f64 * 8.0 / 1e6 / took.as_secs_f64();
         if bytes >= WORTH && mbit.is_finite() {
@@ -511,8 +512,8 @@ impl RuntimeSelection {
     }
 
     /// Removes connections whose end was not reported, if two lists of sockets did not contain them: the end of a
-    /// connection may be reported after the first one. Connections of other network namespaces are in no list. They
-    /// are forgotten after reports were lost, which `untold` counts.
+    /// connection may be reported after the first list was read. Connections of other network namespaces are in no
+    /// list. They are removed only after reports of the kernel were lost, which `untold` counts.
     pub fn prune(&mut self, lives: impl Fn(u64) -> bool, untold: u64) {
         self.records.prune(lives, untold);
     }
@@ -589,13 +590,13 @@ impl RuntimeSelection {
     }
 }
 
-/// Returns how many times as long plain TCP takes, compared with the candidate.
+/// Returns the time that plain TCP takes on a path, as a multiple of the candidate's time.
 fn gain(tried: &[CandidateStatus], arm: &str, plain: &str) -> Option<f64> {
     let cost = |name: &str| tried.iter().find(|it| it.arm == name)?.cost;
     Some(cost(plain)? / cost(arm)?)
 }
 
-/// Compares models. Usually both are the same object.
+/// Reports whether two models are equal. Usually both are the same object.
 fn is_same(one: Option<&Arc<Model>>, other: Option<&Arc<Model>>) -> bool {
     match (one, other) {
         (Some(one), Some(other)) => Arc::ptr_eq(one, other) || one == other,

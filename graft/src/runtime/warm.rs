@@ -1,4 +1,4 @@
-//! Relocates grafts for this kernel before they are needed, which takes some 10 ms each: those of the pool when the
+//! Relocates grafts for this kernel before they are needed, which takes some 10 ms for each: those of the pool when the
 //! runtime starts, and those whose files appear or change later.
 
 use std::{fs, path::PathBuf, thread::JoinHandle, time::SystemTime};
@@ -11,27 +11,27 @@ use crate::{GraftPool, identity::SignatureKey};
 /// loaded.
 const FILES_MAX: usize = 1024;
 
-/// Name, size and time of a file, which show a change.
+/// Name, size and time of a file, which reveal a change.
 type Sign = (PathBuf, u64, SystemTime);
 
 #[derive(Default)]
-/// The files that were prepared last, and the thread that prepares.
+/// The files whose grafts were relocated last, and the thread that relocates them.
 pub(super) struct Warm {
     seen: Vec<Sign>,
     worker: Option<JoinHandle<()>>,
 }
 
 impl Warm {
-    /// Prepares the grafts in a thread. Errors are reported when a graft is loaded.
+    /// Relocates the grafts in a separate thread. Errors are only reported when a graft is loaded.
     pub fn prepare(&mut self, pool: &GraftPool, directories: &[PathBuf]) {
         self.seen = signs(directories);
         let images: Vec<Vec<u8>> = pool.iter().map(|graft| graft.image.clone()).collect();
         self.worker = Some(std::thread::spawn(move || load_each(images)));
     }
 
-    /// Prepares again if files have changed, once the earlier work is done.
+    /// Relocates grafts again if files have changed, once the earlier thread has ended.
     pub fn look(&mut self, directories: &[PathBuf], keys: &[SignatureKey]) {
-        // At most one thread prepares at a time.
+        // At most one thread relocates grafts at a time.
         if self.worker.as_ref().is_some_and(|worker| !worker.is_finished()) {
             return;
         }
@@ -87,7 +87,7 @@ mod tests {
         warm.prepare(&GraftPool::default(), &directories);
         let shipped = GraftPool::read(&[], &[]).expect("what is shipped");
         let graft = shipped.find("hybla").expect("hybla");
-        // Additional bytes at the end make it another file with another identity.
+        // Additional bytes at the end give the file another SHA-256, and so another identity.
         let image = [&graft.image[..], &u64::to_ne_bytes(std::process::id().into())].concat();
         assert!(!CongestionProgram::is_prepared(&image));
         CongestionProgram::prepare(&graft.image).expect("what is shipped is loaded");

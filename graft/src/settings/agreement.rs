@@ -21,7 +21,7 @@ use crate::{
 
 /// Limit of peers in the settings.
 const PEERS_MAX: usize = 256;
-/// Limit of addresses of a peer's broker. Each address has carriers of its own.
+/// Limit of addresses of a peer's broker. This host makes carriers to each address.
 const WAYS_MAX: usize = 4;
 const INTERVAL_S: u64 = 10;
 const INTERVAL_MAX_S: u64 = 3600;
@@ -29,23 +29,23 @@ const INTERVAL_MAX_S: u64 = 3600;
 /// The settings of agreements with peers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AgreementSettings {
-    /// Address at which peers call, or `None` if this host only calls.
+    /// Address at which peers connect to this host, or `None` if this host only connects to them.
     pub listen: Option<SocketAddr>,
-    /// This host's private key, PEM.
+    /// Path of this host's private key, in PEM format.
     pub key: PathBuf,
-    /// Certificate of this host from an authority, PEM. Without one, peers know this host by its key.
+    /// Path of this host's certificate from an authority, in PEM format. Without one, peers know this host by its key.
     pub certificate: Option<PathBuf>,
-    /// Authority that signs certificates of peers, PEM.
+    /// Path of the authority that signs certificates of peers, in PEM format.
     pub authority: Option<PathBuf>,
-    /// Interval at which the caller repeats its offer, to show that it is alive.
+    /// Interval at which the connecting end repeats its offer, to show that it still runs.
     pub interval: Duration,
-    /// True if peers may fetch the grafts of the pool.
+    /// True if peers may fetch grafts of this host's pool.
     pub give: bool,
     /// Grafts that are fetched from peers.
     pub fetch: Vec<GraftFetch>,
     /// Directory in which grafts from peers are stored.
     pub fetch_to: Option<PathBuf>,
-    /// The peers.
+    /// The peers of agreements and carriers.
     pub peers: Vec<AgreementPeer>,
 }
 
@@ -58,37 +58,38 @@ pub struct GraftFetch {
     pub identity: ObjectIdentity,
 }
 
-/// A peer that this host may agree with.
+/// A peer with which this host may have an agreement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AgreementPeer {
     /// Name of the peer.
     pub name: String,
-    /// Address at which this host calls the peer, or `None` if the peer calls.
+    /// Address at which this host connects to the peer, or `None` if the peer connects to this host.
     pub address: Option<SocketAddr>,
     /// Identity by which the peer is authenticated.
     pub trust: PeerTrust,
     /// Requirements that the peer's host has to meet.
     pub wants: Wants,
-    /// True if the path to the peer is probed, if this host calls.
+    /// True if the path to the peer is probed, which applies only if this host connects.
     pub probe: bool,
-    /// Addresses of the peer's broker, each for carriers of its own, in order of preference. If there are none, the
-    /// peer calls.
+    /// Addresses of the peer's broker, in order of preference. This host makes carriers to each. If there are none, the
+    /// peer makes the carriers.
     pub carry: Vec<SocketAddr>,
-    /// Addresses that the peer's key stands for, in addition to those of `carry`.
+    /// Addresses that clients on the peer may have, as the peer's key authorizes, in addition to those of `carry`.
     pub addresses: Vec<IpAddr>,
-    /// Networks behind the peer, if it is a gateway: its key stands for all of their addresses.
+    /// Networks behind the peer, if it is a gateway. The peer's key authorizes connections of clients with any of their
+    /// addresses.
     pub networks: Vec<Prefix>,
-    /// True if the settings have addresses of sessions with the peer.
+    /// True if the settings have addresses for sessions with the peer.
     pub has_sessions: bool,
 }
 
 impl AgreementPeer {
-    /// Returns whether the address is in a network behind the peer.
+    /// Reports whether the address is in a network behind the peer.
     pub fn has_behind(&self, address: IpAddr) -> bool {
         self.networks.iter().any(|network| kernel::covers(*network, address))
     }
 
-    /// Returns whether the settings name this address as one of the peer's host.
+    /// Reports whether the settings name this address as one of the peer's own host.
     pub fn is_at(&self, address: IpAddr) -> bool {
         let called = self.address.map(|at| at.ip());
         called == Some(address) || self.all_addresses().any(|at| at == address)
@@ -114,9 +115,9 @@ impl AgreementPeer {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct RawAgreement {
-    /// Address and port of control connections. Without it this host only connects to peers.
+    /// Address and port at which this host accepts control connections. Without it this host only connects to peers.
     listen: Option<String>,
-    /// Private key of this host, PEM (PKCS#8: P-256, P-384, Ed25519), relative to the settings.
+    /// Private key of this host, PEM (PKCS#8: P-256, P-384, Ed25519), with a path relative to the settings file.
     key: PathBuf,
     /// Certificate of the key from an authority, PEM.
     certificate: Option<PathBuf>,
@@ -128,22 +129,22 @@ pub(super) struct RawAgreement {
     /// Whether peers may fetch the grafts of `pool`.
     #[serde(default)]
     give: bool,
-    /// Directory in which grafts from peers are stored. It is part of the pool.
+    /// Directory in which grafts from peers are stored. It is a part of the pool.
     fetch_to: Option<PathBuf>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct RawPeer {
-    /// Name of the peer in `status` and `why`.
+    /// Name of the peer in the output of `status` and `why`.
     name: String,
-    /// Address and port at which this host calls the peer. Without it the peer connects to this host.
+    /// Address and port at which this host connects to the peer. Without it the peer connects to this host.
     address: Option<String>,
-    /// Addresses and ports of sessions with the peer.
+    /// Addresses and ports for sessions with the peer.
     pub(super) sessions: Option<peer::RawSessionPeer>,
-    /// SHA-256 of the peer's public key, which `millrace graft key` prints there.
+    /// SHA-256 of the peer's public key, which `millrace graft key` prints on the peer's host.
     key: Option<String>,
-    /// Name in the peer's certificate, which `authority` has to sign. It replaces `key`.
+    /// Name in the peer's certificate, which `authority` has to sign. It is used instead of `key`.
     host: Option<String>,
     /// Smallest number of CPUs. A peer with fewer is refused.
     #[serde(default)]
@@ -153,11 +154,11 @@ pub(super) struct RawPeer {
     min_memory_mib: u64,
     /// Oldest kernel, such as `"6.1"`. A peer with an older one is refused.
     min_kernel: Option<String>,
-    /// Whether the path to the peer is probed when this host connects: UDP, IP protocol 253, and sizes of packets.
-    /// Default: true.
+    /// Whether this host probes the path to the peer when it connects: whether UDP and IP protocol 253 pass, and up to
+    /// which packet size. Default: true.
     probe: Option<bool>,
-    /// Up to four addresses and ports of the peer's broker, in order of preference. Without any, the peer
-    /// connects to this host.
+    /// Up to four addresses and ports of the peer's broker, in order of preference. If there are none, the peer makes
+    /// the carriers to this host.
     #[serde(default)]
     carry: Vec<String>,
     /// Addresses of the peer: connections to them are tunnelled, and its clients may have these addresses. Addresses
@@ -174,13 +175,13 @@ pub(super) struct RawPeer {
 pub(super) struct RawFetch {
     /// Name of the graft.
     graft: String,
-    /// SHA-256 of the graft's object, which has to match. The manifest has to be signed by one of `trusted-keys`.
+    /// SHA-256 that the graft's object file must have. The manifest has to be signed by one of `trusted-keys`.
     sha256: String,
 }
 
 impl AgreementSettings {
-    /// Checks the settings of agreements. `carry_hears` is true if carriers of peers arrive here, and `None` without
-    /// `[carry]`.
+    /// Checks the settings of agreements. `carry_hears` is true if this host accepts carriers of peers, and `None`
+    /// without `[carry]`.
     pub(super) fn from_raw(
         raw: Option<RawAgreement>,
         peers: Vec<AgreementPeer>,
@@ -197,7 +198,7 @@ impl AgreementSettings {
         raw.with(peers, fetch, carry_hears, directory).map(Some)
     }
 
-    /// Returns this host's identity, without a lifetime of session keys.
+    /// Returns this host's identity. It does not contain a lifetime of session keys.
     pub(super) fn host_key(&self) -> HostKey {
         HostKey {
             key: self.key.clone(),
@@ -227,7 +228,7 @@ impl RawAgreement {
             return Err(format!("agreement: interval-s is from 1 to {INTERVAL_MAX_S}"));
         }
         let hears = listen.is_some() || carry_hears == Some(true);
-        // A peer that is only for sessions neither calls nor is called for agreements.
+        // With a peer that is only for sessions, neither host connects for an agreement.
         peers.retain(|peer| hears || peer.is_called() || !peer.has_sessions);
         check_peers(&peers, hears, self.authority.is_some())?;
         if let Some(peer) = peers.iter().find(|peer| !peer.carry.is_empty() && carry_hears.is_none()) {

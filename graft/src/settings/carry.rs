@@ -1,4 +1,4 @@
-//! Settings of carriers, which tunnel connections of applications.
+//! Settings of carriers, which tunnel TCP connections of applications.
 
 use std::{fmt, net::SocketAddr};
 
@@ -27,14 +27,14 @@ pub enum CarrierKind {
     Quic,
     /// A pool of TCP connections. Each carries one application's connection at a time.
     Tcp,
-    /// A pool of MPTCP connections. Each uses as many paths as the path managers of both hosts find.
+    /// A pool of MPTCP connections. Each uses as many paths as the MPTCP path managers of both hosts set up.
     Mptcp,
     /// A pool of SCTP connections, if the kernel has SCTP.
     Sctp,
 }
 
 impl CarrierKind {
-    /// The kinds, in the order of reports.
+    /// All kinds of carriers, in the order in which reports list them.
     pub const ALL: [Self; 4] = [Self::Quic, Self::Tcp, Self::Mptcp, Self::Sctp];
 
     /// Returns the name in settings and reports.
@@ -61,20 +61,20 @@ pub enum QuicCongestion {
     /// BBRv3, which ignores losses that no queue has caused.
     #[default]
     Bbr,
-    /// CUBIC as quinn has it, for which each loss is congestion.
+    /// CUBIC as implemented in quinn, which treats each loss as congestion.
     Cubic,
 }
 
-/// Whether connections that match a rule are tunnelled.
+/// Tells whether connections that match a rule are tunnelled.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Tier {
-    /// Connections go to the peer as usual.
+    /// Connections are not tunnelled: they go to the peer as plain TCP.
     #[default]
     InPlace,
     /// Connections are redirected to the broker, which tunnels them.
     Carried,
-    /// The model decides for each path.
+    /// The model decides for each path whether connections are tunnelled.
     Chosen,
 }
 
@@ -89,31 +89,31 @@ impl Tier {
     }
 }
 
-/// The time at which an application learns that its tunnelled connection is established.
+/// The time at which `connect()` of a tunnelled connection returns to the application.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Connect {
-    /// Immediately. The application's first bytes are sent along with the request to open the connection.
+    /// Immediately. The application's first bytes are sent together with the request to open the connection.
     #[default]
     Early,
-    /// When the server has accepted the connection.
+    /// After the server has accepted the connection.
     Strict,
 }
 
 /// The settings of tunnelled connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CarrySettings {
-    /// Address at which carriers of peers arrive, or `None` if this host only calls.
+    /// Address at which this host accepts carriers of peers, or `None` if it only makes carriers itself.
     pub listen: Option<SocketAddr>,
     /// Limit of concurrent tunnelled connections.
     pub connections: usize,
-    /// Limit of unconfirmed bytes of one connection in one direction.
+    /// Limit in bytes of unconfirmed data of one connection in one direction.
     pub window: u64,
-    /// Memory for the unconfirmed bytes of all connections.
+    /// Limit in bytes of the unconfirmed data of all connections together.
     pub memory: u64,
     /// Number of padding bytes that open the congestion window of a new carrier.
     pub warm: u64,
-    /// Kinds of carriers that this host makes, in order of preference. It accepts all of them from peers.
+    /// Kinds of carriers that this host makes, in order of preference. It accepts carriers of all kinds from peers.
     pub carriers: Vec<CarrierKind>,
     /// Congestion control of QUIC carriers.
     pub quic: QuicCongestion,
@@ -124,16 +124,16 @@ pub struct CarrySettings {
 /// Limits of the pool of TCP, MPTCP or SCTP connections to one peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolSettings {
-    /// Number of idle connections that are kept ready.
+    /// Number of idle connections that the pool keeps ready.
     pub warm: usize,
     /// Limit of connections, including those in use.
     pub most: usize,
-    /// Name of the congestion control in the kernel. `None` is BBR if the kernel has it.
+    /// Name of the congestion control in the kernel. `None` means BBR if the kernel has it.
     pub congestion: Option<String>,
 }
 
 impl CarrySettings {
-    /// Reports whether carriers of this kind are in use.
+    /// Reports whether this host makes or accepts carriers of this kind.
     pub fn has(&self, kind: CarrierKind) -> bool {
         self.carriers.contains(&kind)
     }
@@ -142,26 +142,28 @@ impl CarrySettings {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct RawCarry {
-    /// Address and port at which carriers of peers arrive, by UDP and TCP. Without it this host only connects.
+    /// Address and port at which this host accepts carriers of peers, by UDP and TCP. Without it this host only makes
+    /// carriers itself.
     listen: Option<String>,
-    /// Largest number of tunnelled connections, 10,000 by default. Further ones stay in place.
+    /// Largest number of tunnelled connections, 10,000 by default. Further connections are not tunnelled.
     connections: Option<usize>,
-    /// Limit in KiB of the unconfirmed bytes of one connection and direction, which a slow reader costs: 64 to 16384,
-    /// and 4096 by default.
+    /// Limit in KiB of the unconfirmed bytes of one connection in one direction, which is the memory that a slow reader
+    /// occupies: 64 to 16384, and 4096 by default.
     window_kib: Option<u32>,
     /// Memory in MiB for the unconfirmed bytes of all connections, 512 by default. With many connections each
     /// has a smaller window, at least 16 KiB.
     memory_mib: Option<u32>,
-    /// KiB of padding that each end sends over a new carrier to open its window: 0 to 1024, and 256 by
+    /// KiB of padding that each end sends on a new carrier to open its congestion window: 0 to 1024, and 256 by
     /// default.
     warm_kib: Option<u32>,
     /// Kinds of carrier in order of preference: `"quic"`, the default, `"tcp"`, `"mptcp"`, `"sctp"`.
     carrier: Option<Vec<CarrierKind>>,
-    /// Number of idle connections that are kept to one peer, for carriers by TCP, MPTCP or SCTP: 4 by default.
+    /// Number of idle connections that are kept ready for each peer, for carriers by TCP, MPTCP or SCTP: 4 by default.
     pool_warm: Option<u32>,
-    /// Largest number of connections to one peer, for the same carriers: 1000 by default.
+    /// Largest number of connections to one peer, for carriers by TCP, MPTCP or SCTP: 1000 by default.
     pool_most: Option<u32>,
-    /// Congestion control of these connections, by its name in the kernel. Default: BBR if the kernel has it.
+    /// Congestion control of carriers by TCP, MPTCP or SCTP, by its name in the kernel. Default: BBR if the kernel has
+    /// it.
     congestion: Option<String>,
     /// Congestion control of carriers by QUIC: `"bbr"`, the default, or `"cubic"`.
     quic_congestion: Option<QuicCongestion>,

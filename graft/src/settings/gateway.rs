@@ -1,4 +1,4 @@
-//! Settings of the gateway: carriers for connections of hosts behind this one.
+//! Settings of the gateway: carriers for connections of hosts behind this host.
 
 use millrace_graft_kernel::{covers, gateway::PREFIXES};
 use millrace_kernel::prefix::Prefix;
@@ -9,24 +9,24 @@ const INTERFACES_MAX: usize = 64;
 /// Longest name of an interface in the kernel, in bytes.
 const NAME_MAX: usize = 15;
 
-/// The settings for connections of hosts behind this one.
+/// The settings for connections of hosts behind this gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatewaySettings {
-    /// Interfaces by which these hosts are reached. The command line may name more.
+    /// Interfaces through which hosts behind the gateway are reached. The command line may name more.
     pub interfaces: Vec<String>,
-    /// Networks that these hosts are in.
+    /// Networks of the hosts behind the gateway.
     pub networks: Vec<Prefix>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct RawGateway {
-    /// Interfaces by which hosts behind this one are reached. A bridge or VLAN is named by its own interface, and not
-    /// by its ports.
+    /// Interfaces through which hosts behind this gateway are reached. A bridge or VLAN is named by its own interface,
+    /// and not by its ports.
     #[serde(default)]
     interface: Vec<String>,
-    /// Networks of these hosts. Connections of their clients are tunnelled, and peers may connect to their servers on
-    /// the ports of rules with `side = "server"`.
+    /// Networks of the hosts behind this gateway. Connections of their clients are tunnelled, and peers may connect to
+    /// their servers on the ports of rules with `side = "server"`.
     #[serde(default)]
     networks: Vec<String>,
 }

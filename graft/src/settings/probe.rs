@@ -1,16 +1,16 @@
-//! Settings of paths that are probed at intervals, and the limits of probes.
+//! Settings of paths that are probed at regular intervals, and the limits of all probes.
 
 use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 use serde::Deserialize;
 
-/// Limit of probes in the settings.
+/// Limit of probes that the settings may schedule.
 const PROBES_MAX: usize = 64;
 const PERIOD_MIN: Duration = Duration::from_millis(5);
 const DURATION_MAX: Duration = Duration::from_secs(600);
 const PACKETS_MAX: u128 = 10_000;
 const EVERY_MAX_S: u64 = 7 * 24 * 3600;
-/// Pause between the last packet of a probe and the next probe, since answers may take three seconds.
+/// Pause between the last packet of a probe and the next probe, since the answers may take up to three seconds.
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// The settings of a probe of one path.
@@ -20,7 +20,7 @@ pub struct ProbeSettings {
     pub peer: IpAddr,
     /// UDP port to probe, or `None` for a probe by ICMP.
     pub udp_port: Option<u16>,
-    /// Interval between packets.
+    /// Interval between packets of the probe.
     pub period: Duration,
     /// Duration of one probe.
     pub duration: Duration,
@@ -31,14 +31,14 @@ pub struct ProbeSettings {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct RawProbe {
-    /// Address to probe.
+    /// Address of the peer to probe.
     peer: IpAddr,
     /// UDP port to probe. Without it the probe uses ICMP.
     udp_port: Option<u16>,
-    /// Milliseconds between two packets: at least 5, and 100 by default.
+    /// Milliseconds between two packets of the probe: at least 5, and 100 by default.
     #[serde(default = "usual_period_ms")]
     period_ms: u64,
-    /// Milliseconds that a probe takes, 5000 by default: at most 600,000, and 10,000 packets.
+    /// Milliseconds that a probe takes, 5000 by default. The limits are 600,000 and the time for 10,000 packets.
     #[serde(default = "usual_duration_ms")]
     duration_ms: u64,
     /// Seconds from the start of one probe to the start of the next, 600 by default.
@@ -80,7 +80,7 @@ pub(super) fn check_count(raw: &[RawProbe]) -> Result<(), String> {
     }
 }
 
-/// Returns a check for one probe after another, which refuses a second probe of the same path.
+/// Returns a function that checks one probe after another, and refuses a second probe of the same path.
 pub(super) fn unlike_others() -> impl FnMut(RawProbe) -> Result<ProbeSettings, String> {
     let mut paths = BTreeSet::new();
     move |raw| {

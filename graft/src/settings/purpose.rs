@@ -1,4 +1,4 @@
-//! Purposes of connections: those that the settings name, and those that are learned.
+//! Purposes of connections: those that the settings set, and those that are learned.
 
 use std::{
     net::IpAddr,
@@ -18,14 +18,14 @@ use super::{CgroupSetting, PortSetting, RuleSetting, Select, Settings, SideSetti
 const PURPOSES_MAX: usize = 64;
 const SIZE_MAX_KIB: u32 = 1 << 30;
 
-/// The purpose of certain connections, as an operator has set it.
+/// An entry that sets the purpose of the connections that match it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PurposeSettings {
-    /// The profile, which says by which figure such connections are judged.
+    /// The profile, which determines the measure by which the connections are judged.
     pub profile: TrafficProfile,
     /// Condition on the process that connects.
     pub who: Who,
-    /// Ports of the servers, or none for all ports.
+    /// Ports of the servers, or an empty list for all ports.
     pub ports: Vec<RangeInclusive<u16>>,
     /// Expected size of a connection in KiB.
     pub size_kib: Option<u32>,
@@ -34,11 +34,11 @@ pub struct PurposeSettings {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct RawPurpose {
-    /// Name of one of the four profiles.
+    /// Name of one of the four profiles, which determines the measure by which connections are judged.
     name: TrafficProfile,
-    /// Command that connects, as in `/proc/PID/comm`. It only matches clients of this host.
+    /// Command that connects, as in `/proc/PID/comm`. It only matches clients on this host.
     command: Option<String>,
-    /// Cgroup of the rules that the profile applies to. Rules with a cgroup below it match, too.
+    /// Cgroup of the rules to which the profile applies. Rules with a cgroup below it match, too.
     cgroup: Option<PathBuf>,
     /// Ports, as in a rule, or all ports if left out. The profile applies to a rule if it has all of the rule's
     /// ports.
@@ -48,7 +48,7 @@ pub(super) struct RawPurpose {
     size_kib: Option<u32>,
 }
 
-/// Value of `select`: a profile, or `learned`.
+/// Value of `select`: the name of a profile, or `learned`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum RawSelect {
@@ -96,7 +96,8 @@ impl PurposeSettings {
         self.ports.is_empty() || self.ports.iter().any(has)
     }
 
-    /// Reports whether the entry applies. `command` and `cgroup` are those of the application, if they are known.
+    /// Reports whether the entry applies to a connection. `command` and `cgroup` are those of the application, if they
+    /// are known.
     fn is_for(&self, command: Option<&str>, cgroup: Option<&Path>) -> bool {
         let Who { command: wanted, cgroup: above } = &self.who;
         let is_below = |above: &CgroupSetting| cgroup.is_some_and(|cgroup| cgroup.starts_with(above.path()));
@@ -114,7 +115,7 @@ impl PurposeSettings {
 }
 
 impl Settings {
-    /// Returns the expected purpose of a rule's connections.
+    /// Returns the predicted purpose of a rule's connections.
     pub fn expected_of(&self, rule: &RuleSetting, kinds: &Kinds) -> Expected {
         let known = kinds.expect(&Question {
             is_client: rule.side == SideSetting::Client,
@@ -126,7 +127,7 @@ impl Settings {
         selected(rule.select, self.configured(who.0, who.1, &rule.ports, known))
     }
 
-    /// Returns the expected purpose of a tunnelled connection with this peer.
+    /// Returns the predicted purpose of a tunnelled connection with this peer.
     pub fn expected_with(&self, kind: &TrafficClass, peer: IpAddr, kinds: &Kinds) -> Expected {
         let side = if kind.is_client { SideSetting::Client } else { SideSetting::Server };
         let command = Some(kind.command.as_str()).filter(|name| !name.is_empty());
@@ -135,7 +136,7 @@ impl Settings {
         selected(rule.and_then(|rule| rule.select), self.expected(kind, kinds))
     }
 
-    /// Returns the expected purpose of connections of a traffic class, whoever the peer is.
+    /// Returns the predicted purpose of connections of a traffic class, with any peer.
     pub fn expected(&self, kind: &TrafficClass, kinds: &Kinds) -> Expected {
         let question = Question {
             is_client: kind.is_client,
@@ -145,12 +146,12 @@ impl Settings {
         };
         let known = kinds.expect(&question);
         let cgroup = self.cgroup_of(kind.cgroup).map(CgroupSetting::path);
-        // Only clients of this host have a command.
+        // The command is known only for clients on this host.
         let command = Some(kind.command.as_str()).filter(|_| kind.is_client);
         self.configured(command, cgroup, &question.ports, known)
     }
 
-    /// Returns the purpose of the first `[[profile]]` that applies, or the known purpose.
+    /// Returns the purpose of the first `[[profile]]` that applies, or else the learned purpose.
     fn configured(
         &self,
         command: Option<&str>,
@@ -168,7 +169,7 @@ impl Settings {
     }
 }
 
-/// Applies the rule's own `select`, which comes before the known purpose.
+/// Applies the rule's own `select`, which takes precedence over the learned purpose.
 fn selected(select: Option<Select>, expected: Expected) -> Expected {
     match select {
         Some(Select { profile: Some(profile), size_kib }) => Expected {
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn first_matching_purpose_counts() {
+    fn first_matching_profile_sets_the_purpose() {
         let settings = Settings::parse(RULES).expect("settings");
         let kinds = Kinds::default();
         let of = |rule: usize| settings.expected_of(&settings.rules[rule], &kinds);
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_of_a_carried_connection_comes_first() {
+    fn rule_takes_precedence_over_profile_for_tunnelled_connections() {
         let mut settings = Settings::parse(RULES).expect("settings");
         let kinds = Kinds::default();
         let of = |settings: &Settings, command: &str| {

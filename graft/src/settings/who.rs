@@ -15,19 +15,19 @@ use millrace_graft_kernel::{CGROUP_LEVELS, COMMAND_MAX, CallerRule, cgroup_id};
 pub struct Who {
     /// Name of the connecting thread in the kernel (`comm`).
     pub command: Option<String>,
-    /// Cgroup of the process. Processes in cgroups below it match, too.
+    /// Cgroup of the process. Processes in cgroups below this one match, too.
     pub cgroup: Option<CgroupSetting>,
 }
 
-/// Directory of a cgroup (version 2), which may come and go.
+/// Directory of a cgroup (version 2), which may be created and removed at any time.
 #[derive(Clone, Debug)]
 pub struct CgroupSetting {
     path: PathBuf,
-    /// ID of the cgroup at the latest check. All clones share it.
+    /// ID of the cgroup at the latest check, or `NO_CGROUP`. All clones of this value share the ID.
     id: Arc<AtomicU64>,
 }
 
-/// Cgroups are compared by path, whether they exist or not.
+/// Two cgroups are equal if their paths are, whether they exist or not.
 impl PartialEq for CgroupSetting {
     fn eq(&self, other: &Self) -> bool {
         self.path == other.path
@@ -43,7 +43,7 @@ impl CgroupSetting {
         cgroup
     }
 
-    /// Returns the path of the directory.
+    /// Returns the path of the cgroup's directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -53,7 +53,7 @@ impl CgroupSetting {
         Some(self.id.load(Relaxed)).filter(|id| *id != CallerRule::NO_CGROUP)
     }
 
-    /// Checks whether the cgroup exists. Returns whether it has come or gone.
+    /// Checks whether the cgroup exists. Returns whether it was created or removed since the latest check.
     fn follow(&self) -> bool {
         let now = cgroup_id(&self.path).unwrap_or(CallerRule::NO_CGROUP);
         self.id.swap(now, Relaxed) != now
@@ -84,31 +84,33 @@ impl Who {
         *self == Self::default()
     }
 
-    /// Returns the condition for the kernel, with the cgroup's ID of the latest call of [`follow`](Self::follow).
+    /// Returns the condition as the kernel needs it, with the cgroup's ID from the latest call of
+    /// [`follow`](Self::follow).
     pub(crate) fn caller(&self) -> CallerRule {
         let id = |cgroup: &CgroupSetting| cgroup.id().unwrap_or(CallerRule::NO_CGROUP);
         CallerRule { command: self.command.clone(), cgroup: self.cgroup.as_ref().map(id) }
     }
 
-    /// Checks whether the cgroup of the condition exists. Returns whether that has changed.
+    /// Checks whether the cgroup of the condition exists. Returns whether it was created or removed since the latest
+    /// check.
     pub(crate) fn follow(&self) -> bool {
         self.cgroup.as_ref().is_some_and(CgroupSetting::follow)
     }
 
-    /// Returns whether a connection matches. `command` and `cgroup` are `None` if they are not known of it.
+    /// Reports whether a connection matches. `command` and `cgroup` are `None` if they are unknown for the connection.
     pub(crate) fn has(&self, command: Option<&str>, cgroup: Option<u64>) -> bool {
         let is_in = |own: &CgroupSetting| cgroup.is_some() && own.id() == cgroup;
         self.command.as_deref().is_none_or(|own| command == Some(own))
             && self.cgroup.as_ref().is_none_or(is_in)
     }
 
-    /// Returns whether the cgroup of the condition does not exist.
+    /// Reports whether the condition names a cgroup that does not exist.
     pub fn is_missing(&self) -> bool {
         self.cgroup.as_ref().is_some_and(|cgroup| !cgroup.path.is_dir())
     }
 
-    /// Returns text such as `command rsync, cgroup /sys/fs/cgroup/backup.slice`, which is empty if every process
-    /// matches.
+    /// Returns the condition as text, such as `command rsync, cgroup /sys/fs/cgroup/backup.slice`. The text is empty if
+    /// every process matches.
     pub fn words(&self) -> String {
         let command = self.command.iter().map(|name| format!("command {name}"));
         let cgroup = self.cgroup.iter().map(|cgroup| format!("cgroup {}", cgroup.path.display()));

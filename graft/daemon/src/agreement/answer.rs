@@ -1,5 +1,5 @@
-//! Accepts conversations about agreements at the end that is called. A caller that has not shown a known key leaves
-//! no state, and the number of concurrent handshakes is bounded.
+//! Accepts the negotiations of agreements that peers start, at the end that listens. A host that has not shown a known
+//! key leaves no state, and the number of concurrent handshakes is bounded.
 
 use std::{
     net::SocketAddr,
@@ -25,8 +25,8 @@ use super::{
 };
 use crate::callers::Callers;
 
-/// Limit of concurrent conversations. The settings have at most as many peers, and a peer that has restarted has two
-/// for a moment.
+/// Limit of concurrent negotiations. The settings have at most half as many peers, because a peer that has restarted
+/// has two connections for a moment.
 const CONVERSATIONS_MAX: usize = 512;
 
 pub async fn listen(context: Arc<AgreementContext>, listener: TcpListener, config: Arc<ServerConfig>) {
@@ -43,7 +43,7 @@ pub async fn listen(context: Arc<AgreementContext>, listener: TcpListener, confi
             Ok(accepted) => accepted,
             Err(error) => {
                 warn!("the connection of a peer cannot be accepted: {error}");
-                // The usual cause is a lack of descriptors.
+                // The usual cause is that this process has no free file descriptors.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -51,7 +51,7 @@ pub async fn listen(context: Arc<AgreementContext>, listener: TcpListener, confi
         let address = remote.ip().to_canonical();
         let is_named = context.agreement.peers.iter().any(|peer| peer.is_at(address));
         let Some(caller) = callers.enter(address, is_named, Instant::now()) else {
-            debug!(%remote, "a caller was turned away: too many handshakes are under way");
+            debug!(%remote, "a connection was refused: too many handshakes are in progress");
             continue;
         };
         let context = context.clone();
@@ -73,7 +73,7 @@ pub async fn listen(context: Arc<AgreementContext>, listener: TcpListener, confi
     }
 }
 
-/// Does the TLS handshake, and returns the name of the peer. A caller without a known key is disconnected without a
+/// Does the TLS handshake, and returns the name of the peer. A host without a known key is disconnected without a
 /// message.
 async fn prove(
     context: &AgreementContext,
@@ -86,7 +86,7 @@ async fn prove(
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
             debug!(
-                "a caller was turned away, since its key is not in the settings or its handshake failed: {error}"
+                "a connection was refused, since the host's key is not in the settings or its handshake failed: {error}"
             );
             context.daemon.with(|runtime| runtime.count_stranger());
             return None;
@@ -104,7 +104,7 @@ async fn prove(
 async fn converse(context: &AgreementContext, stream: TlsStream<TcpStream>, peer: &str, remote: SocketAddr) {
     let Ok(local) = stream.get_ref().0.local_addr() else { return };
     let token = paths::token(stream.get_ref().1);
-    // Probes with this token are answered as long as the conversation lasts.
+    // Path probes with this token are answered as long as the negotiation's connection lasts.
     let _answered = token.zip(context.reflector.as_ref()).map(|(token, reflector)| reflector.know(token));
     let wire = AgreementWire(stream);
     let mut talk =
@@ -137,7 +137,7 @@ async fn go_on(
         };
         let AgreementMessage::Offer(theirs) = message else { return Err(unexpected(&message, "offer")) };
         talk.answer(&theirs).await?;
-        // The peer says how long its statement holds, and has to send another one within that time.
+        // The peer's statement says for how long it holds, and the peer has to send another statement within that time.
         patience = Duration::from_secs(u64::from(theirs.hold_s.clamp(1, 3 * 3600)));
     }
 }
@@ -151,10 +151,10 @@ fn silent(broken: WireError) -> ConversationEnd {
     }
 }
 
-/// Waits until the settings differ from the revision `spoken`, which is the one of this end's latest statement.
+/// Waits until the settings have another revision than `spoken`, the revision of this end's latest statement.
 async fn changed(changes: &mut tokio::sync::watch::Receiver<u64>, spoken: u64) {
     loop {
-        // A conversation that has sent no statement yet has revision 0.
+        // The revision is 0 before this end has sent its first statement.
         if spoken != 0 && *changes.borrow_and_update() != spoken || changes.changed().await.is_err() {
             return std::future::ready(()).await;
         }

@@ -1,4 +1,4 @@
-//! The caller's end of an agreement: calls a peer, sends an offer, and offers again while both ends live.
+//! The end that connects to a peer, offers it an agreement, and renews the offer while both ends run.
 
 use std::{
     net::SocketAddr,
@@ -18,15 +18,15 @@ use super::{
     wire::{AgreementWire, PATIENCE, WireError},
 };
 
-/// Pause before the next call, which doubles up to `PAUSE_MOST`.
+/// Pause before the next attempt to connect, which doubles after each failure up to `PAUSE_MOST`.
 const PAUSE_LEAST: Duration = Duration::from_millis(200);
 const PAUSE_MOST: Duration = Duration::from_secs(30);
-/// How often it is checked whether an agreement for which the peer has called still exists.
+/// Interval of checks whether the agreement that the peer has made by its own connection still exists.
 const LOOK: Duration = Duration::from_secs(1);
 /// Interval of probes of the path to the peer.
 const PROBE_EVERY: Duration = Duration::from_secs(600);
 
-/// Calls the peer and keeps the agreement with it, until this task is aborted.
+/// Connects to the peer and keeps the agreement with it in force, until this task is aborted.
 pub async fn call(
     context: Arc<AgreementContext>,
     peer: AgreementPeer,
@@ -42,17 +42,18 @@ pub async fn call(
         }
         let was_agreed = converse(&context, &peer, address, &config).await;
         pause = if was_agreed { PAUSE_LEAST } else { (pause * 2).min(PAUSE_MOST) };
-        // Only changes from now on shorten the pause.
+        // Only changes of the settings after this point cut the pause short.
         changes.borrow_and_update();
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            // The change of the settings may have removed the reason for the failure, so the pause is short again.
+            // The new settings may have removed the reason for the failure, so the pause starts from its shortest
+            // value.
             _ = changes.changed() => pause = PAUSE_LEAST,
         }
     }
 }
 
-/// Calls the peer once. Returns whether an agreement was reached.
+/// Connects to the peer once. Returns whether an agreement was reached.
 async fn converse(
     context: &AgreementContext,
     peer: &AgreementPeer,
@@ -124,7 +125,7 @@ async fn reach(
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
             return Err(match WireError::from(error) {
-                // A listener that is no daemon of grafts closes the connection.
+                // A listener that does not run the graft daemon closes the connection.
                 WireError::Closed => nobody(&"the connection was closed"),
                 broken => broken.into(),
             });
@@ -144,8 +145,8 @@ fn stream_ends(stream: &TlsStream<TcpStream>, address: SocketAddr) -> (SocketAdd
     (tcp.local_addr().unwrap_or(address), tcp.peer_addr().unwrap_or(address))
 }
 
-/// Sends an offer at once, again after each interval, and after each change of the settings. The path is probed in
-/// between.
+/// Sends an offer at once, again after each interval, and after each change of the settings. The path to the peer is
+/// probed between offers.
 async fn go_on(
     talk: &mut AgreementTalk<'_, TlsStream<TcpStream>>,
     peer: &AgreementPeer,
@@ -167,7 +168,7 @@ async fn go_on(
                 probing.spawn(paths::probe(talk.remote, token.unwrap_or_default()));
                 continue;
             }
-            // The offer that follows at once carries the result of the probe.
+            // The offer below is sent at once and carries the result of the path probe.
             Some(Ok(verdict)) = probing.join_next() => {
                 context.daemon.with(|runtime| runtime.note_path(&peer.name, &verdict));
             }

@@ -1,5 +1,5 @@
-//! Agreements with the peers of the settings, on connections that mutual TLS has authenticated: the caller, the
-//! called end and their conversation. `millrace-graft-proto` has the messages and how they are judged, and
+//! Agreements with the peers of the settings, on connections that mutual TLS has authenticated: the connecting end, the
+//! listening end and their negotiation. `millrace-graft-proto` has the messages and the rules for accepting them, and
 //! `millrace-graft` applies the result.
 
 mod answer;
@@ -17,18 +17,18 @@ use tokio::{net::TcpListener, task::JoinSet};
 use self::paths::Reflector;
 use super::{daemon::GraftDaemon, tls::Tls};
 
-/// The tasks that call peers and accept their calls. They end when this is dropped.
+/// The tasks that connect to peers and accept connections of peers. They end when this value is dropped.
 pub struct AgreementTasks {
     tasks: JoinSet<()>,
     pub listens: Option<SocketAddr>,
 }
 
-/// State that all conversations share.
+/// State that all negotiations of agreements share.
 struct AgreementContext {
     daemon: Arc<GraftDaemon>,
     agreement: AgreementSettings,
     tls: Tls,
-    /// Answers path probes, if this host is called by peers.
+    /// Answers path probes, if peers connect to this host.
     reflector: Option<Reflector>,
 }
 
@@ -36,7 +36,7 @@ impl AgreementTasks {
     /// Starts the tasks. The rules must be in force before, so that they also apply to the connections of agreements.
     ///
     /// # Errors
-    /// A key or a certificate is not usable, or a port cannot be listened on.
+    /// A key or a certificate is not usable, or this host cannot listen on a port.
     pub async fn start(daemon: Arc<GraftDaemon>, agreement: AgreementSettings) -> anyhow::Result<Self> {
         let tls = Tls::new(&agreement)?;
         let server = Arc::new(tls.server()?);
@@ -66,7 +66,7 @@ impl AgreementTasks {
         Ok(Self { tasks, listens })
     }
 
-    /// Ends all tasks. The ports are free when this returns.
+    /// Ends all tasks of agreements. Their ports are free when this returns.
     pub async fn end(&mut self) {
         self.tasks.shutdown().await;
     }

@@ -1,5 +1,5 @@
-//! Probes of the path to a peer: whether UDP and IP protocol 253 pass, and up to which packet size. The caller
-//! probes. The called end answers every sender that shows the token of a running conversation.
+//! Probes of the path to a peer: whether UDP and IP protocol 253 pass, and up to which packet size. The connecting end
+//! probes. The listening end answers every sender that shows the token of a running negotiation.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -19,7 +19,7 @@ use crate::sockets::{PROTOCOL_253, payload, raw, send_whole, udp};
 
 /// Sizes of the probes as IP packets, in bytes: those of common links and tunnels.
 const SIZES: [u16; 9] = [1280, 1380, 1400, 1420, 1450, 1480, 1492, 1500, 9000];
-/// How often each probe is sent, so that a lost packet is not taken for a verdict.
+/// Number of times that each probe is sent, so that one lost packet does not make a size or protocol count as blocked.
 const TIMES: u32 = 3;
 /// Time to wait for answers before the probes are sent again.
 const BETWEEN: Duration = Duration::from_millis(20);
@@ -62,7 +62,7 @@ async fn ask_udp(to: SocketAddr, token: ProbeToken) -> io::Result<(Option<bool>,
 }
 
 async fn ask_253(to: IpAddr, token: ProbeToken) -> io::Result<bool> {
-    // A raw socket has no ports.
+    // A raw socket has no ports, so the port is 0.
     let to = SocketAddr::new(to, 0);
     let socket = raw(to, PROTOCOL_253)?;
     Ok(!ask(&socket, to, token, &[HEADER_BYTES as u16]).await?.is_empty())
@@ -79,7 +79,8 @@ async fn ask(
     let mut buffer = vec![0; DATAGRAM_MAX];
     for time in 0..TIMES {
         for bytes in sizes.iter().filter(|bytes| !answered.contains(*bytes)) {
-            // A packet that the first link rejects stays unanswered, which is a verdict, too.
+            // A probe that the first link rejects as too long stays unanswered, so its size counts as one that does not
+            // pass.
             let _ = socket.send_to(&ProbePacket::ask(token, time, *bytes), to).await;
         }
         let patience = if time + 1 == TIMES { PATIENCE } else { BETWEEN };
@@ -102,7 +103,7 @@ pub struct Reflector {
     at: SocketAddr,
 }
 
-/// A token whose probes are answered until this is dropped.
+/// Registration of a token. Probes with the token are answered until this value is dropped.
 pub struct Answered(Reflector, ProbeToken);
 
 impl Reflector {
@@ -111,7 +112,7 @@ impl Reflector {
     }
 
     /// # Errors
-    /// The UDP port is taken. A missing raw socket is no error: IP protocol 253 does not pass then.
+    /// The UDP port is in use. A missing raw socket is no error, but probes of IP protocol 253 then stay unanswered.
     pub fn serve(&self, tasks: &mut JoinSet<()>) -> anyhow::Result<()> {
         let socket = std::net::UdpSocket::bind(self.at)
             .and_then(|socket| {
@@ -145,8 +146,8 @@ impl Reflector {
         let mut buffer = vec![0; DATAGRAM_MAX];
         loop {
             let Ok((length, from)) = socket.recv_from(&mut buffer).await else {
-                // The error may be about an earlier answer (ICMP). A lasting error must not keep a CPU busy, so there
-                // is a pause.
+                // The socket may report an ICMP error that an earlier answer has caused. A lasting error must not keep
+                // a CPU busy, so there is a pause.
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 continue;
             };

@@ -1,5 +1,5 @@
-//! The conversation about an agreement: offer, accept, confirm. Each end judges the other's statement, and binds its
-//! own side.
+//! The negotiation of an agreement: offer, accept, confirm. Each end checks the other's statement, and commits its own
+//! side to the agreement.
 
 use std::{net::SocketAddr, time::Instant};
 
@@ -21,7 +21,7 @@ use super::{
     wire::{AgreementWire, PATIENCE, WireError},
 };
 
-/// The state in which a conversation ends.
+/// The state of the agreement when its negotiation ends.
 pub struct ConversationEnd(pub NegotiationState);
 
 impl From<WireError> for ConversationEnd {
@@ -44,7 +44,7 @@ fn refused_by_peer(refusal: AgreementRefusal) -> ConversationEnd {
     })
 }
 
-/// One end of a conversation.
+/// One end of the negotiation of an agreement.
 pub struct AgreementTalk<'a, S> {
     pub context: &'a AgreementContext,
     pub peer: &'a str,
@@ -52,14 +52,14 @@ pub struct AgreementTalk<'a, S> {
     pub local: SocketAddr,
     pub remote: SocketAddr,
     pub session: Option<AgreementSession>,
-    /// True if this end has called the other.
+    /// True if this end has made the connection.
     pub calls: bool,
     /// Revision of the settings when this end last sent a statement.
     pub revision: u64,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
-    /// Sends offers as the caller, and binds the agreement according to the peer's answer.
+    /// Sends offers as the connecting end, and commits to the agreement according to the peer's answer.
     pub async fn offer(&mut self, timing: Negotiated) -> Result<(), ConversationEnd> {
         loop {
             let start = Instant::now();
@@ -67,7 +67,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
             self.wire.send(&AgreementMessage::Offer(Box::new(own.statement.clone()))).await?;
             let theirs = self.accepted().await?;
             let terms = self.consider(&own, &theirs).await?;
-            // After a fetched graft this host's statement is another one, so it is offered again.
+            // A fetched graft changes this host's statement, so the changed statement is offered again.
             if self.fetch(&theirs).await? {
                 continue;
             }
@@ -83,7 +83,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
         }
     }
 
-    /// Receives the peer's statement. Requests for grafts that arrive before it are served.
+    /// Receives the peer's statement. Requests for grafts that arrive before the statement are served.
     async fn accepted(&mut self) -> Result<Statement, ConversationEnd> {
         loop {
             match self.wire.receive(PATIENCE).await? {
@@ -95,7 +95,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
         }
     }
 
-    /// Answers an offer as the called end.
+    /// Answers an offer as the listening end.
     pub async fn answer(&mut self, theirs: &Statement) -> Result<(), ConversationEnd> {
         let mut changed = self.answer_once(theirs).await?;
         while let Some(theirs) = changed {
@@ -104,12 +104,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
         Ok(())
     }
 
-    /// Answers one offer. Returns another statement of the caller, if the caller offers again before it confirms.
+    /// Answers one offer. Returns the connecting end's next statement, if that end sends another offer before it
+    /// confirms this one.
     async fn answer_once(&mut self, theirs: &Statement) -> Result<Option<Statement>, ConversationEnd> {
         let own = self.speak()?;
         let terms = self.consider(&own, theirs).await?;
         let called = |peer| self.context.daemon.with(|runtime| runtime.has_called(peer, theirs.epoch));
-        // If both hosts have called, only one of the two conversations binds.
+        // If both hosts connected at the same time, only one of the two negotiations takes effect.
         if self.session.is_none() && called(self.peer) {
             return Err(self
                 .refuse(AgreementRefusal::new(
@@ -139,7 +140,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
         let agreed = AgreedStatements { own: &own, theirs, terms: &terms, hold_s: theirs.hold_s };
         match self.bind(&agreed, Negotiated::default(), Instant::now())? {
             true => Ok(None),
-            // The caller notices that the connection has ended, and calls again.
+            // The connecting end notices that the connection has ended, and connects again.
             false => {
                 Err(ConversationEnd(NegotiationState::Ended("this host's settings have changed".to_owned())))
             }
@@ -171,9 +172,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
         }
     }
 
-    /// Sends the refusal, and ends the conversation with it.
+    /// Sends the refusal, and ends the negotiation with it.
     pub async fn refuse(&mut self, refusal: AgreementRefusal) -> ConversationEnd {
-        // The conversation ends even if the peer does not receive this.
+        // The negotiation ends even if the peer does not receive the refusal.
         let _ = self.wire.send(&AgreementMessage::Refuse(refusal.clone())).await;
         ConversationEnd(NegotiationState::Refused {
             by_peer: false,
@@ -204,7 +205,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
         Ok(bound.is_some())
     }
 
-    /// Fetches a graft that this host's settings want from a peer that has it. Returns whether it was received.
+    /// Fetches a graft that this host's settings want from a peer that has it. Returns whether the graft was received.
     async fn fetch(&mut self, theirs: &Statement) -> Result<bool, ConversationEnd> {
         let daemon = &self.context.daemon;
         let wanted = daemon.with(|runtime| runtime.wanted_from(theirs));

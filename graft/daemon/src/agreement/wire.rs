@@ -1,4 +1,5 @@
-//! Messages on a TLS connection, each with a time limit, and the meaning of errors and of missing messages.
+//! Sends and receives messages of agreements on a TLS connection, each with a time limit, and maps errors and missing
+//! messages to states of the agreement.
 
 use std::{io, time::Duration};
 
@@ -9,7 +10,7 @@ use tokio::{
     time::timeout,
 };
 
-/// Time limit for an answer, and for sending one message.
+/// Time limit for receiving an answer, and for sending one message.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
@@ -87,8 +88,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementWire<S> {
         Ok(timeout(PATIENCE, write).await.map_err(|_| WireError::TimedOut(PATIENCE))??)
     }
 
-    /// Receives the next message. A cancelled call may leave half a message behind, so the connection must be
-    /// closed then.
+    /// Receives the next message. If the call is cancelled, half of a message may be left unread, so the connection
+    /// must then be closed.
     pub async fn receive(&mut self, patience: Duration) -> Result<AgreementMessage, WireError> {
         let read = async {
             let length = self.0.read_u32().await? as usize;
@@ -105,15 +106,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementWire<S> {
         timeout(PATIENCE, self.read(length)).await.map_err(|_| WireError::TimedOut(PATIENCE))?
     }
 
-    /// Reads this many bytes. The buffer grows with the bytes that arrive, not with the announced length.
+    /// Reads `length` bytes. The buffer grows with the bytes that arrive, not with the announced length.
     async fn read(&mut self, length: usize) -> Result<Vec<u8>, WireError> {
         let mut bytes = Vec::new();
         (&mut self.0).take(length as u64).read_to_end(&mut bytes).await?;
         if bytes.len() == length { Ok(bytes) } else { Err(WireError::Closed) }
     }
 
-    /// Waits until the other end closes the connection. A byte that arrives before that is an error, since the other
-    /// end has to wait.
+    /// Waits until the other end closes the connection. A byte that arrives before the end is an error, since the other
+    /// end may not send now.
     pub async fn closed(&mut self) -> WireError {
         match self.0.read_u8().await {
             Ok(_) => WireError::Unexpected { said: "something", wanted: "nothing" },
@@ -148,7 +149,7 @@ mod tests {
             far.receive(PATIENCE).await,
             Err(WireError::Malformed(MalformedMessage::TooLong(_)))
         ));
-        // The other end sends half of a message, and then nothing.
+        // The other end sends half of a message, and then nothing, so the read has to time out.
         near.write_all(&[0, 0, 0, 9, b'{']).await.unwrap();
         assert!(matches!(far.receive(SHORT).await, Err(WireError::TimedOut(_))));
         drop(near);

@@ -13,7 +13,7 @@ use nix::{
     },
 };
 
-/// linux/rtnetlink.h: RTMGRP_IPV4_IFADDR and RTMGRP_IPV6_IFADDR.
+/// RTMGRP_IPV4_IFADDR and RTMGRP_IPV6_IFADDR in linux/rtnetlink.h.
 const GROUPS: u32 = 0x10 | 0x100;
 
 pub struct Addresses(OwnedFd);
@@ -33,7 +33,7 @@ impl Addresses {
         let mut have_changed = false;
         loop {
             match recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
-                // ENOBUFS: more notifications came than the socket's buffer holds, so a change was missed.
+                // ENOBUFS: the socket's buffer was full, so the notification of a change was lost.
                 Ok(1..) | Err(Errno::ENOBUFS) => have_changed = true,
                 Err(Errno::EINTR) => {}
                 Ok(_) | Err(_) => return have_changed,
@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn local_addresses_are_recognised() {
         assert!(is_here("127.0.0.1:9".parse().unwrap()));
-        // An address for documentation (RFC 5737), and one of the discard prefix (RFC 6666).
+        // The first address is one for documentation (RFC 5737), and the second is from the discard prefix (RFC 6666).
         assert!(!is_here("192.0.2.1:9".parse().unwrap()));
         assert!(!is_here("[100::1]:9".parse().unwrap()));
     }

@@ -1,5 +1,5 @@
-//! Open sessions: changes of requirements and of the graft, reports on delivered datagrams, and detection of ends
-//! that are gone.
+//! Open sessions: changes of requirements and of the graft, reports on delivered datagrams, and detection of
+//! unreachable peers.
 
 use millrace_graft::packet::{PacketEvent, PacketRuntime, choose::choose};
 use millrace_graft_kernel::packet::SessionEnds;
@@ -13,7 +13,7 @@ use super::{
     peer_message::PeerMessage,
 };
 
-/// Interval in seconds of reports on a session if no end has asked for any.
+/// Interval in seconds of reports on a session whose peer has not asked for reports.
 const REPORT_EVERY: u64 = 8;
 
 impl SessionBroker {
@@ -45,16 +45,16 @@ impl SessionBroker {
                     self.give_up(id, SessionRefusal::Impossible, "the pooled socket cannot be used");
                 }
             }
-            // The accepting end has changed to the graft, and waits for `Go`.
+            // The accepting end has changed to the graft. It waits for the message `Go` of the opening end.
             (SessionStage::Swapping(_), Ok(_)) => session.stage = SessionStage::Swapping(true),
             (SessionStage::Swapping(_), Err(why)) if session.is_own => {
                 self.give_up(id, SessionRefusal::Unreachable, why)
             }
             (SessionStage::Open, Ok(graft)) => {
                 session.graft.clone_from(graft);
-                // A change that nobody here has asked for comes from the other end.
+                // If no application or rule at this end has requested the change, the other end has.
                 let by = session.changing.take().unwrap_or(ChangeOrigin::Other);
-                // The library can go on ordering messages only if the new graft retransmits all of them.
+                // The library can continue to deliver messages in order only if the new graft retransmits lost ones.
                 session.in_order &= self.offers.iter().any(|offer| offer.graft == *graft && offer.can_wait());
                 let services = session.services(&self.offers);
                 let client = session.client;
@@ -74,7 +74,7 @@ impl SessionBroker {
         }
     }
 
-    /// Tells the application of an open session that its socket has room to send again.
+    /// Tells the application of an open session that it can send again.
     fn tell_room(&mut self, ends: &SessionEnds) {
         let session = self
             .sessions
@@ -111,7 +111,7 @@ impl SessionBroker {
         };
         let offer = choose(&self.offers, &want, &far.path(), peer.cipher.is_some());
         let offer = offer.map_err(|refused| denied(&refused))?;
-        // Messages that were sent without order before cannot be ordered any more.
+        // Messages that were already sent without order cannot be put in order any more.
         if waits(&want, offer) && !session.in_order {
             let reason = format!(
                 "impossible: with graft {} messages are in order from a session's first one on: open another session",
@@ -132,7 +132,7 @@ impl SessionBroker {
         Ok(())
     }
 
-    /// Requests a change of the graft, which begins when no other change is under way.
+    /// Requests a change of the session's graft, which begins when no other change is in progress.
     pub(super) fn change(&mut self, runtime: &mut PacketRuntime, id: u64, graft: String, by: ChangeOrigin) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         if graft == session.graft {
@@ -148,7 +148,8 @@ impl SessionBroker {
     pub(super) fn try_change(&mut self, runtime: &mut PacketRuntime, id: u64) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let Some(graft) = session.quality.next.clone() else { return };
-        // A session makes one change at a time. If another one is under way, a later tick tries again.
+        // A session makes one change at a time. If another change is in progress, this one is tried again at the next
+        // check.
         match runtime.see(&session.ends) {
             Some(seen) if seen.is_idle => {}
             _ => return,
@@ -169,7 +170,7 @@ impl SessionBroker {
 
     pub(super) fn finish(&mut self, id: u64, messages: u32) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        // Only the first call counts.
+        // Only the first number of messages that the application reports is used.
         if session.sent.is_none() && session.stage == SessionStage::Open {
             session.sent = Some(messages);
             session.finish = Some(PendingMessage::new(PeerMessage::Finish { id, messages }));
@@ -178,7 +179,7 @@ impl SessionBroker {
 
     pub(super) fn tell_finish(&mut self, id: u64, messages: u32) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        // The application is told only once.
+        // The application is told only once that the other end has finished.
         if session.stage != SessionStage::Open || std::mem::replace(&mut session.has_told_finish, true) {
             return;
         }
@@ -186,16 +187,16 @@ impl SessionBroker {
         client.into_iter().for_each(|client| self.tell(client, &BrokerReply::Finished { messages }));
     }
 
-    /// Sends a report of each open session to its peer. An end that has asked for reports gets one each second, with
-    /// the number of delivered datagrams. Any other end gets one every `REPORT_EVERY` seconds, which only says that
-    /// the session exists here.
+    /// Sends the peer a report on each open session. A peer that has asked for reports gets one each second, with the
+    /// number of delivered datagrams. Any other peer gets one every `REPORT_EVERY` seconds, which only says that the
+    /// session still exists at this end.
     pub(super) fn report(&mut self, runtime: &mut PacketRuntime) {
         self.reports = self.reports.wrapping_add(1);
         let turn = self.reports % REPORT_EVERY;
         let open = self.sessions.iter().filter(|(_, session)| session.stage == SessionStage::Open);
         for (id, session) in open {
             let asks = session.want.qos.max_loss_percent.is_some();
-            // The session IDs spread these reports evenly over the seconds.
+            // The session ID determines the second of a session's report, so that the reports are spread evenly.
             if !session.is_asked && !asks && id % REPORT_EVERY != turn {
                 continue;
             }
@@ -208,7 +209,7 @@ impl SessionBroker {
         }
     }
 
-    /// Ends the open sessions with peers whose daemon was silent for `SILENCE`.
+    /// Ends the open sessions with each peer whose daemon was silent for `SILENCE`.
     pub(super) fn look_at_peers(&mut self, runtime: &mut PacketRuntime) {
         let silent = |session: &ClientSession| {
             self.links.fars.get(session.peer).is_some_and(|far| far.silence() > SILENCE)
@@ -236,7 +237,7 @@ impl SessionBroker {
         open.map(|(id, _)| *id).collect()
     }
 
-    /// Ends these sessions. The reason says how many sent datagrams were not acknowledged.
+    /// Ends the given sessions. The reason that both applications get says how many sent datagrams were not acknowledged.
     fn end_those(&mut self, runtime: &mut PacketRuntime, lives: &[u64], words: &str) {
         for id in lives {
             let ends = self.sessions.get(id).map(|session| session.ends);

@@ -1,4 +1,4 @@
-//! Requests of applications. Each connection of an application serves one session or one listener.
+//! Handles the requests of applications. Each connection of an application serves one session or one listener.
 
 use std::{
     io,
@@ -16,10 +16,10 @@ use tracing::info;
 
 use super::{SessionBroker, client_listener::ClientProcess, line::ClientLine};
 
-/// Time for a new connection to send its first request, and for an application to close the connection of an ended
-/// session.
+/// Time limit for a new connection to send its first request, and for an application to close the connection of an
+/// ended session.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Requests that are handled from one connection before the next connection has its turn.
+/// Limit of requests that are handled from one connection before the next connection is served.
 const REQUESTS: usize = 4;
 
 /// The connection of one application to the daemon.
@@ -43,7 +43,7 @@ pub enum ClientRole {
     },
     /// A session, by its session ID.
     Session(u64),
-    /// The session is over. The application may still read messages, and closes the connection then.
+    /// The session is over. The application may still read messages, and then closes the connection.
     Done,
 }
 
@@ -62,12 +62,12 @@ impl ClientConnection {
         (self.role, self.since) = (ClientRole::Done, Instant::now());
     }
 
-    /// Reports whether the time for a first request, or for closing after the session's end, is over.
+    /// Reports whether the time limit for a first request, or for closing after the session's end, has passed.
     pub fn is_tired(&self, now: Instant) -> bool {
         matches!(self.role, ClientRole::New | ClientRole::Done) && now > self.since + PATIENCE
     }
 
-    /// Sends a message, and returns whether the kernel took it.
+    /// Sends a message, and returns whether the kernel accepted it.
     pub fn tell(&self, word: &BrokerReply, descriptors: &[BorrowedFd<'_>]) -> bool {
         self.line.send(word, descriptors).is_ok()
     }
@@ -75,7 +75,7 @@ impl ClientConnection {
 
 impl SessionBroker {
     pub(super) fn read_clients(&mut self, runtime: &mut PacketRuntime) {
-        // A request may remove connections, so the numbers are copied first.
+        // Handling a request may remove connections, so the connections' numbers are copied first.
         let clients: Vec<_> = self.clients.keys().copied().collect();
         for client in clients {
             for _ in 0..REQUESTS {
@@ -129,7 +129,7 @@ impl SessionBroker {
 
     pub(super) fn refuse(&mut self, client: u64, why: SessionRefusal, reason: String) {
         *self.refusals.entry(why.name().to_owned()).or_default() += 1;
-        // A longer reason would not fit a record of the control socket.
+        // A longer reason would not fit into a record of the control socket.
         let reason = reason.chars().take(800).collect();
         self.tell(client, &BrokerReply::Refused { why, reason });
     }
@@ -137,8 +137,8 @@ impl SessionBroker {
     /// Sends a message to the application at this connection. An application that does not read is disconnected.
     pub(super) fn tell(&mut self, client: u64, word: &BrokerReply) {
         let Some(found) = self.clients.get_mut(&client) else { return };
-        // The socket is full if the application does not read. An application that has disconnected may have sent
-        // requests before, which are still handled.
+        // The socket is full if the application does not read. Requests that an application sent before it disconnected
+        // are still handled.
         let told = found.line.send(word, &[]);
         found.is_deaf |= told.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
     }
@@ -146,7 +146,7 @@ impl SessionBroker {
     fn listen(&mut self, client: u64, peer: &str, service: String) -> Result<(), (SessionRefusal, String)> {
         let peer = self.permitted(client, peer, &service)?;
         let role = ClientRole::Listener { peer, service };
-        // One application gets all sessions of a service.
+        // Only one application may listen for the sessions of a service.
         if self.clients.values().any(|other| other.role == role) {
             return Err((
                 SessionRefusal::Exhausted,
@@ -173,7 +173,7 @@ impl SessionBroker {
         self.begin(runtime, client, peer, service, want)
     }
 
-    /// Returns the peer's number if the caller may have sessions with the peer, else the refusal.
+    /// Returns the peer's number if the application's user may have sessions with the peer, else the refusal.
     fn permitted(&self, client: u64, peer: &str, service: &str) -> Result<usize, (SessionRefusal, String)> {
         if service.is_empty() || service.len() > NAME_MAX || peer.len() > NAME_MAX {
             return Err((SessionRefusal::Malformed, format!("names have 1 to {NAME_MAX} bytes")));

@@ -25,12 +25,12 @@ use super::{
 };
 
 const BACKLOG: i32 = 64;
-/// Limits of concurrent connections for users whom the settings name: of all together, and of one user.
+/// Limits of concurrent connections for users whom the settings name: the limit of all together, and that of one user.
 const NAMED: PlacePool = PlacePool { all: 512, of_user: 64 };
-/// The same limits for all other users, whose requests are always refused.
+/// Limits of concurrent connections for users whom the settings do not name, and whose requests are always refused.
 const STRANGERS: PlacePool = PlacePool { all: 64, of_user: 8 };
 
-/// The listening socket. Its file is removed when this is dropped.
+/// The listening socket. Its file is removed when this value is dropped.
 pub struct ClientListener {
     path: PathBuf,
     socket: OwnedFd,
@@ -39,10 +39,10 @@ pub struct ClientListener {
     strangers: ClientPlaces,
 }
 
-/// An accepted connection, or one that was turned away.
+/// An accepted or refused connection of an application.
 pub enum ClientArrival {
     Application(ClientLine, ClientProcess),
-    /// The user already has as many connections as it may have.
+    /// The user already has as many connections as its limit permits.
     TurnedAway(ClientProcess),
 }
 
@@ -72,14 +72,14 @@ impl ClientListener {
             // A stream socket answers at this path, so the path belongs to a running program.
             Err(_) => bail!("another daemon answers on it; choose another with --messages-socket"),
         }
-        // A thread closes connections, since that can block.
+        // A separate thread closes refused connections, since a close can block.
         let closer = Closer::start()?;
         let socket = put(path, |new| {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
             bind(&socket, &SocketAddrUnix::new(new)?)?;
             listen(&socket, BACKLOG)?;
-            // Every user may connect, since the kernel reports the user.
+            // Every user may connect, since the kernel reports which user is at the other end.
             std::fs::set_permissions(new, std::fs::Permissions::from_mode(0o666))?;
             Ok(socket)
         })?;
@@ -88,11 +88,11 @@ impl ClientListener {
         Ok(Self { path: path.to_owned(), socket, closer, named, strangers })
     }
 
-    /// Accepts the next connection, if one waits. `is_named` says whether the settings name the caller's user or
-    /// group.
+    /// Accepts the next connection, if one waits. `is_named` says whether the settings name the connecting user or its
+    /// groups.
     ///
     /// # Errors
-    /// The connection cannot be accepted, mostly for want of descriptors.
+    /// The connection cannot be accepted, mostly because this process has no free descriptors.
     pub fn accept(&self, is_named: impl FnOnce(&ClientProcess) -> bool) -> io::Result<Option<ClientArrival>> {
         // While the closing thread is busy, new connections stay in the listening socket's queue.
         if self.closer.is_full() {
@@ -100,7 +100,7 @@ impl ClientListener {
         }
         let connection = match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(connection) => connection,
-            // No connection waits, or the one that waited was closed.
+            // No connection waits in the queue, or the client has already closed it.
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {
                 return Ok(None);
             }
@@ -135,7 +135,7 @@ impl Drop for ClientListener {
 }
 
 impl ClientProcess {
-    /// Asks the kernel only. A look-up of user or group names could ask another machine, and block.
+    /// Looks up the user in the kernel only. A look-up of user or group names could ask another machine, and block.
     fn from_connection(connection: impl AsFd) -> io::Result<Self> {
         let who = socket_peercred(&connection)?;
         let mut groups = peer_groups(connection.as_fd())?;

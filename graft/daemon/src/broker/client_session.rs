@@ -15,15 +15,15 @@ use tracing::warn;
 
 use super::{peer_message::PeerMessage, quality::Quality};
 
-/// Pause before a message is sent again: at first, and at most (`AGAIN_MOST`).
+/// Pause before an unanswered message is sent again. It doubles from `AGAIN` up to `AGAIN_MOST`.
 pub const AGAIN: Duration = Duration::from_millis(100);
 const AGAIN_MOST: Duration = Duration::from_secs(1);
-/// Silence after which a daemon counts as gone or unreachable.
+/// Silence after which the peer's daemon counts as ended or unreachable.
 pub const SILENCE: Duration = Duration::from_secs(10);
-/// Maximum length in characters of a reason that is sent to the other daemon.
+/// Maximum length in characters of the reason that a refusal or an end of a session gives to the other daemon.
 const REASON_MAX: usize = 160;
 
-/// A session that an application has, or is about to have.
+/// A session that is open for an application, or is being opened.
 pub struct ClientSession {
     pub peer: usize,
     pub ends: SessionEnds,
@@ -34,22 +34,22 @@ pub struct ClientSession {
     /// Connection of the application here, or `None` once it has disconnected.
     pub client: Option<u64>,
     pub user: u32,
-    /// Name of the graft that was chosen last.
+    /// Name of the graft that the session uses, or changes to.
     pub graft: String,
     pub want: Want,
     /// True if the library, and not the graft, puts messages in order from the first one on.
     pub in_order: bool,
-    /// Time at which the session was asked for.
+    /// Time at which the application requested the session.
     pub since: Instant,
     /// Message that the other daemon has not answered yet.
     pub said: Option<PendingMessage>,
-    /// The message `Finish`, until the other daemon has answered it.
+    /// The message `Finish`, kept until the other daemon has answered it.
     pub finish: Option<PendingMessage>,
-    /// Number of messages that this end has sent, once it sends no more.
+    /// Number of messages that this end has sent, known once the application has finished sending.
     pub sent: Option<u32>,
-    /// True once the application here was told that the other end has finished.
+    /// True once the application here was told that the other end has finished sending.
     pub has_told_finish: bool,
-    /// Originator of a change of the graft that is not done yet.
+    /// The side that started the change of the graft, while the change is in progress.
     pub changing: Option<ChangeOrigin>,
     /// True if the other end has asked for reports on the datagrams that arrive here.
     pub is_asked: bool,
@@ -58,14 +58,14 @@ pub struct ClientSession {
 
 /// State of a session. The opening end goes through `Asking`, `Waiting`, `Swapping` and `Going` to `Open`. The
 /// accepting end begins in `Swapping` and opens when `Go` arrives. Messages of the other daemon and events of the
-/// runtime move a session; any state goes to `Ending`, and opening takes `PATIENCE` at most.
+/// runtime change the state. Every state can change to `Ending`, and a session that is not open after `PATIENCE` ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionStage {
     /// `Open` was sent, and has no answer yet.
     Asking,
-    /// The session was accepted. The graft is changed as soon as that is possible.
+    /// The other daemon has accepted the session. The graft is changed as soon as no other change is in progress.
     Waiting,
-    /// This end changes to the graft. At the accepting end, the value says whether that is done.
+    /// This end changes to the session's graft. At the accepting end, the value says whether the change is done.
     Swapping(bool),
     /// `Go` was sent, and `Ready` is awaited.
     Going,
@@ -132,14 +132,15 @@ impl ClientSession {
         }
     }
 
-    /// Starts to measure the session. Both ends have restarted the graft, and no application has sent anything yet.
+    /// Starts the measurements of the session's quality. Both ends have restarted the graft, and no application has
+    /// sent anything yet.
     pub fn begin(&mut self, runtime: &mut PacketRuntime) {
         if let (Some(seen), Ok(Some(traffic))) = (runtime.see(&self.ends), runtime.traffic(&self.ends)) {
             self.quality.begin(&traffic);
             self.graft = seen.graft;
         }
         if let Err(error) = runtime.tell_room(&self.ends) {
-            warn!("an application will not be told when its socket has room: {error}");
+            warn!("an application will not be told when it can send again: {error}");
         }
     }
 
@@ -155,10 +156,11 @@ impl ClientSession {
     }
 }
 
-/// Adds a session under its ID. The other end draws IDs, too, and may send one that another session here has.
+/// Adds a session under its ID. The other daemon also chooses random IDs, and may send one that another session here
+/// already has.
 ///
 /// # Errors
-/// A session with this ID exists, and stays as it is.
+/// A session with this ID exists already, and is not changed.
 pub fn insert(
     sessions: &mut BTreeMap<u64, ClientSession>,
     id: u64,
@@ -188,8 +190,8 @@ pub fn short(reason: &str) -> String {
 mod tests {
     use super::*;
 
-    /// A peer could answer our `Open` with an `Open` of the same session ID. If that were accepted, the user of its
-    /// listener could end our application's session.
+    /// A malicious peer could answer our `Open` with an `Open` of the same session ID. If that were accepted, the user
+    /// of the listener here could end our application's session.
     #[test]
     fn session_id_in_use_is_refused() {
         let ends = |port| SessionEnds {

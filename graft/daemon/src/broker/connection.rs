@@ -1,11 +1,10 @@
 //! Connections between the daemons of two hosts: QUIC on the first port of a pool, with the identities of the
 //! settings at both ends. Messages are QUIC datagrams, and session keys are derived with the TLS exporter.
 //!
-//! The host with the lower address calls, and the other one answers. The caller connects again when the
-//! connection reaches the maximum age of keys, or when nothing is received on it. The old connection is used
-//! until the new one is established. Packets from any address and port but the peer's are ignored, and a
-//! caller from there has to validate its address first. At most one handshake with each peer is therefore
-//! under way.
+//! The host with the lower address makes the connection. It connects again when the connection reaches the maximum age
+//! of keys, or when nothing is received on it. The old connection is used until the new one is established. Packets
+//! from any address and port but the peer's are ignored, and the peer has to validate its address first. At most one
+//! handshake with each peer is therefore in progress.
 
 use std::{
     net::{SocketAddr, UdpSocket},
@@ -36,23 +35,23 @@ use crate::tls::Tls;
 const ALPN: &[u8] = b"millrace-sessions/1";
 /// Label with which keys of sessions are exported (RFC 8446, section 7.5).
 const LABEL: &[u8] = b"EXPORTER-millrace-sessions";
-/// Time limit for a handshake.
+/// Time limit for a QUIC handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Pause before the caller tries to connect again.
+/// Pause before the connecting daemon tries again after a failure.
 const AGAIN: Duration = Duration::from_millis(500);
-/// Silence after which the caller connects again without waiting for the idle time-out, since the other daemon may
-/// have been restarted. Three round trips are added to it. Pings are sent four times a second.
+/// Silence after which the connecting daemon replaces the connection before its idle time-out, since the other daemon
+/// may have been restarted. Three round trips are added. Pings are sent four times a second.
 const QUIET: Duration = Duration::from_millis(1500);
-/// Assumed round trip of an unknown path, from which the first retransmission time-out follows.
+/// Round trip that QUIC assumes for an unknown path, and from which it computes the first retransmission time-out.
 const ROUND_TRIP: Duration = Duration::from_millis(100);
-/// Code for closing a connection that was replaced by a newer one.
+/// QUIC error code for closing a connection that was replaced by a newer one.
 const REPLACED: VarInt = VarInt::from_u32(1);
-/// Buffer for messages in each direction, in bytes.
+/// Size of the QUIC datagram buffer in each direction, in bytes.
 const DATAGRAM_BYTES: usize = 64 << 10;
 /// Limit of incoming handshakes that wait to be accepted.
 const WAITING: usize = 16;
 
-/// Connections with the daemons of all peers of the settings, which end when this is dropped.
+/// Connections with the daemons of all peers of the settings, which end when this value is dropped.
 pub struct PeerLinks {
     runtime: Option<Runtime>,
     pub fars: Vec<PeerDaemon>,
@@ -77,7 +76,7 @@ impl PeerDaemon {
         self.link.path.lock().path(Instant::now())
     }
 
-    /// Returns the present round trip, which includes queues on the path.
+    /// Returns the present round trip, which includes the time in queues on the path.
     pub fn round_trip_now(&self) -> Option<Duration> {
         self.link.path.lock().median()
     }
@@ -93,7 +92,7 @@ impl PeerDaemon {
     }
 }
 
-/// State of the connection with one peer's daemon, which its tasks share. A new connection replaces one that is old.
+/// State of the connection with one peer's daemon, which its tasks share. A new connection replaces the old one.
 struct PeerLink {
     peer: usize,
     name: String,
@@ -105,7 +104,8 @@ struct PeerLink {
 }
 
 impl PeerLinks {
-    /// Connects to the daemons of all peers. Their messages go to `heard`, each with the peer's number.
+    /// Connects to the daemons of all peers. The peers' messages are sent to the channel `heard`, each with the peer's
+    /// number.
     ///
     /// # Errors
     /// A port is in use, its address is not this host's, or the key cannot be read.
@@ -136,7 +136,7 @@ impl PeerLinks {
         let _inside = runtime.enter();
         let local = peer.daemons.local;
         let remote = peer.daemons.remote;
-        // Exactly one of the two daemons calls, so that there is one connection and not two.
+        // Exactly one of the two daemons connects, so that there is only one connection between them.
         let calls = local.ip() < remote.ip();
         let server = (!calls).then(|| server(tls)).transpose()?;
         let socket = UdpSocket::bind(local);
@@ -166,7 +166,7 @@ impl PeerLinks {
 
 impl Drop for PeerLinks {
     fn drop(&mut self) {
-        // No task has to finish its work, and a drop must not block.
+        // No task has work to finish at the end, so tasks are only aborted: a drop must not block.
         self.runtime.take().into_iter().for_each(Runtime::shutdown_background);
     }
 }
@@ -228,7 +228,7 @@ async fn reach(endpoint: &Endpoint, config: ClientConfig, remote: SocketAddr) ->
         // The peer is identified by its key in the settings, so the name in the certificate does not matter.
         let connection =
             endpoint.connect_with(config, remote, "millrace-graft")?.await.with_context(refused)?;
-        // The answering daemon sends its first message only to a caller whose key it knows.
+        // The listening daemon sends its first message only to a peer whose key it knows.
         connection.read_datagram().await.with_context(refused)?;
         anyhow::Ok(connection)
     };
@@ -241,7 +241,7 @@ async fn reach(endpoint: &Endpoint, config: ClientConfig, remote: SocketAddr) ->
 }
 
 async fn answer(link: Arc<PeerLink>, endpoint: Endpoint, remote: SocketAddr) {
-    // While no handshake is under way, this is a task that has finished.
+    // A finished task stands for "no handshake is in progress".
     let mut handshake = tokio::spawn(async {});
     while let Some(incoming) = endpoint.accept().await {
         let from = incoming.remote_address();
@@ -249,17 +249,17 @@ async fn answer(link: Arc<PeerLink>, endpoint: Endpoint, remote: SocketAddr) {
             // Packets from any address but the peer's get no answer.
             incoming.ignore();
         } else if !incoming.remote_address_validated() {
-            // The caller proves its address with the token of a Retry packet (RFC 9000, section 8.1.2).
+            // The connecting daemon proves its address with the token of a Retry packet (RFC 9000, section 8.1.2).
             let _ = incoming.retry();
         } else {
-            // A peer that calls again has given up its previous handshake.
+            // A peer that connects again has given up its previous handshake.
             handshake.abort();
             let link = link.clone();
             handshake = tokio::spawn(async move {
                 match meet(incoming).await {
                     Ok(connection) => {
                         link.take(&connection);
-                        // The caller waits for this message, which shows that it was accepted.
+                        // The connecting daemon waits for this first message, which shows that it was accepted.
                         send(&connection, &PeerMessage::Hello);
                     }
                     Err(error) => link.lacks(format!("a call from {from}/udp was refused: {error:#}")),
@@ -293,13 +293,13 @@ impl PeerLink {
     }
 
     fn lacks(&self, why: String) {
-        // The same reason is logged only once.
+        // A reason for the lack of a connection is logged only once.
         if self.connection().is_none() && self.trouble.lock().replace(why.clone()) != Some(why.clone()) {
             warn!(peer = self.name, "{why}");
         }
     }
 
-    /// Uses this connection instead of the previous one.
+    /// Replaces the previous connection with the given one.
     fn take(self: &Arc<Self>, connection: &Connection) {
         let mut exported = [0; 32];
         let is_exported = connection.export_keying_material(&mut exported, LABEL, &[]).is_ok();
@@ -307,14 +307,14 @@ impl PeerLink {
         // The broker learns of the connection before it gets a message that arrived on it, since both go through one
         // channel.
         let connected = (self.peer, PeerEvent::Connected(Exported(exported)));
-        // Without keys, or without room in the channel, the connection is of no use.
+        // A connection without exported keys, or whose event finds the channel full, cannot be used.
         if !is_exported || self.heard.try_send(connected).is_err() {
             return connection.close(0_u32.into(), b"this daemon cannot handle another connection now");
         }
         let before = current.replace(connection.clone());
         drop(current);
         match before {
-            // The code tells the other daemon that this end of a connection is no failure.
+            // The error code tells the other daemon that this close is no failure.
             Some(before) => {
                 before.close(REPLACED, b"a newer connection between these daemons replaces this one")
             }
@@ -341,7 +341,8 @@ impl PeerLink {
         }
     }
 
-    /// Passes a message on to the broker. A message that finds the channel full is dropped, and the peer repeats it.
+    /// Passes a message of the peer to the broker. A message that finds the channel full is dropped, and the peer
+    /// repeats it.
     fn on_message(&self, connection: &Connection, say: PeerMessage) {
         self.path.lock().heard = Instant::now();
         match say {
@@ -352,7 +353,7 @@ impl PeerLink {
         }
     }
 
-    /// Waits until the connection has to be replaced: it is too old, closed or silent.
+    /// Waits until the connection is too old, closed or silent, and has to be replaced.
     async fn wait_until_old(&self, connection: &Connection, renew: Duration) {
         let mut times = interval(PING_EVERY);
         let since = Instant::now();

@@ -1,4 +1,4 @@
-//! The end of sessions, and the timers of their states.
+//! Ends sessions, and enforces the time limits of their states.
 
 use std::time::{Duration, Instant};
 
@@ -19,11 +19,11 @@ const PATIENCE: Duration = Duration::from_secs(8);
 const LET_GO: Duration = Duration::from_secs(10);
 
 impl SessionBroker {
-    /// Removes the connection of an application that has disconnected, and ends its session.
+    /// Removes the connection of an application that has disconnected, and ends the application's session.
     pub(super) fn leave(&mut self, client: u64) {
         let Some(gone) = self.clients.remove(&client) else { return };
         if let ClientRole::Session(id) = gone.role {
-            // The reason tells the other end whether all messages were sent.
+            // The reason tells the other end whether the application sent all of its messages.
             let has_finished = self.sessions.get(&id).is_some_and(|session| session.sent.is_some());
             let reason = if has_finished {
                 "the other end has closed it"
@@ -39,12 +39,12 @@ impl SessionBroker {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let is_told = matches!(session.stage, SessionStage::Ending(_));
         let reason = short(reason);
-        // A session that is already ending has sent its `Close`, or has got one.
+        // A session that is already ending has sent its `Close`, or has received one.
         if !is_told {
             session.said =
                 Some(PendingMessage::new(PeerMessage::Close { id, messages: session.sent, reason }));
         }
-        // The application has gone, so nothing is repeated for it.
+        // The application has disconnected, so `Finish` is not repeated.
         (session.client, session.finish) = (None, None);
         session.stage = SessionStage::Ending(Instant::now() + LET_GO);
         let taken_back =
@@ -54,8 +54,8 @@ impl SessionBroker {
         }
     }
 
-    /// Ends a session that the other end has ended, or whose other end is gone. The application can read datagrams
-    /// that have arrived for a while.
+    /// Ends a session that the other end has ended, or whose peer is unreachable. For `LET_GO`, the application can
+    /// still read datagrams that have arrived.
     pub(super) fn end(&mut self, id: u64, reason: &str, is_told: bool) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let client = session.client;
@@ -63,7 +63,7 @@ impl SessionBroker {
         session.stage = SessionStage::Ending(Instant::now() + LET_GO);
         session.finish = None;
         let say = PeerMessage::Close { id, messages: None, reason: short(reason) };
-        // A session that the other end has ended needs no `Close`.
+        // Only a session that this end has ended sends `Close`.
         session.said = (!is_told).then(|| PendingMessage::new(say));
         match stage {
             SessionStage::Open => {
@@ -79,7 +79,7 @@ impl SessionBroker {
                     self.refuse(client, SessionRefusal::Unreachable, reason.clone());
                 });
             }
-            // The listening application has not been told of the session yet.
+            // The listening application does not know of the session yet, so it is told nothing.
             _ => session.client = None,
         }
     }
@@ -109,7 +109,7 @@ impl SessionBroker {
             match session.stage {
                 SessionStage::Open => self.try_change(runtime, id),
                 SessionStage::Ending(until) => {
-                    // The application can read until it closes its connection.
+                    // The session's connection stays open, so that the application can read until it closes it.
                     let is_read = session.client.is_none_or(|client| !self.clients.contains_key(&client));
                     let is_over = is_read && session.said.is_none();
                     if now >= until || is_over {
@@ -126,7 +126,7 @@ impl SessionBroker {
         }
     }
 
-    /// Removes an ended session, whose pooled socket is free then.
+    /// Removes an ended session and frees its pooled socket.
     fn let_go(&mut self, id: u64) {
         let Some(session) = self.sessions.remove(&id) else { return };
         self.keeper.iter().for_each(|keeper| keeper.forget(&session.ends));
@@ -155,7 +155,7 @@ impl SessionBroker {
                 let Some(seen) = runtime.see(&ends) else { continue };
                 if seen.is_idle {
                     socket.is_restless = false;
-                    // A failure does not matter: without the other end no datagram passes.
+                    // The error is ignored: unless the other end changes its graft too, no datagram passes.
                     let _ = runtime.swap_anew(&peer.session_name(&ends), CANONICAL);
                 }
             }

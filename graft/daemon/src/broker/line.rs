@@ -1,9 +1,9 @@
 //! The control connection of an application. A thread of its own reads its records, and closes it.
 //!
-//! An application may pass descriptors of any kind with its records. The kernel closes descriptors that nobody takes:
-//! in the thread that reads the record, or for unread records in the thread that closes the connection. Closing a TCP
-//! socket can block for its owner's linger time (`SO_LINGER`), hours if need be. So the thread that holds the runtime
-//! neither reads nor closes, and an application blocks only its own thread.
+//! An application may pass descriptors of any kind with its records. The kernel closes descriptors that the daemon does
+//! not accept: in the thread that reads the record, or for unread records in the thread that closes the connection.
+//! Closing a TCP socket can block for its owner's linger time (`SO_LINGER`), which may be hours. So the thread that
+//! holds the runtime neither reads nor closes, and an application blocks only its own thread.
 
 use std::{
     convert::Infallible,
@@ -21,21 +21,22 @@ use millrace_messages::wire::{BrokerReply, BrokerRequest, RECORD_MAX};
 
 use super::places::ClientPlace;
 
-/// Limit of records that were read and wait for the broker.
+/// Limit of records that were read from the connection and that the broker has not handled yet.
 const AHEAD: usize = 4;
-/// Stack of a thread in bytes: a record, and room for reading it.
+/// Stack size of a reading thread in bytes: a record, and the buffers for reading it.
 const STACK: usize = 64 * 1024 + 2 * RECORD_MAX;
 
 /// The broker's side of a connection. Dropping it closes the connection.
 pub struct ClientLine {
     control: Arc<ControlEnd>,
     requests: Receiver<ControlReceived<BrokerRequest>>,
-    /// Dropped after `control`, so that the thread then has the last reference to the connection.
+    /// Dropped after `control`. This wakes the thread, which then holds the last reference to the connection.
     _held: Sender<Infallible>,
 }
 
 impl ClientLine {
-    /// Starts the thread that reads requests. The thread holds `place` until it ends.
+    /// Starts the thread that reads requests. The thread occupies `place`, its share of the limit of connections, until
+    /// it ends.
     ///
     /// # Errors
     /// The thread cannot be started. The connection is handed back.
@@ -46,7 +47,7 @@ impl ClientLine {
         let work = move || {
             let Ok((control, place)) = handed.recv() else { return };
             read(&control, tell);
-            // The receive fails once the broker has dropped its side.
+            // The receive fails if the broker has dropped its side of the connection.
             let _ = let_go.recv();
             drop(control);
             drop(place);
@@ -55,9 +56,10 @@ impl ClientLine {
         if let Err(error) = builder.spawn(work) {
             return Err((connection, error));
         }
-        // Only now the connection is handed over, so that a failed start leaves it with the caller.
+        // The thread gets the connection only after it has started, so that a failed start leaves the connection with
+        // the caller.
         let control = Arc::new(ControlEnd::from(connection));
-        // The thread waits for this message, so it cannot have ended.
+        // The thread waits for the connection in this channel, so it has not ended.
         let _ = hand.send((control.clone(), place));
         Ok(Self { control, requests, _held: held })
     }
@@ -74,7 +76,7 @@ impl ClientLine {
     /// Sends a message without blocking.
     ///
     /// # Errors
-    /// The application is gone, or does not read (`WouldBlock`).
+    /// The application has disconnected, or does not read (`WouldBlock`).
     pub fn send(&self, word: &BrokerReply, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.control.send(word, descriptors)
     }
@@ -82,7 +84,7 @@ impl ClientLine {
 
 impl Drop for ClientLine {
     fn drop(&mut self) {
-        // This wakes the thread up, which reads an end.
+        // The shutdown wakes the thread up, which then reads the end of the connection.
         self.control.end();
     }
 }
@@ -140,8 +142,8 @@ mod tests {
         wait_for("the place to be free", || places.enter(7).is_some());
     }
 
-    /// Neither the read of a record with a lingering socket, nor the close of a connection that has one, blocks the
-    /// broker. The user's place stays taken until the socket has stopped lingering.
+    /// Neither reading a record with a lingering socket, nor closing a connection that has one, blocks the broker. The
+    /// connection counts towards its user's limit until the socket has stopped lingering.
     #[test]
     fn lingering_socket_blocks_only_its_own_connection() {
         let places = ClientPlaces::for_users(1);
@@ -149,7 +151,8 @@ mod tests {
         let (near, far) = lingering();
         hostile.send(&BrokerRequest::Finish { messages: 1 }, &[]).unwrap();
         hostile.send(&BrokerRequest::Finish { messages: 2 }, &[near.as_fd()]).unwrap();
-        // The record has to hold the last descriptor. Otherwise closing this one would linger in the test.
+        // Only the record may hold a descriptor of the socket. Otherwise the test itself would block when it closes its
+        // own one.
         drop(near);
         let held_up = begin(own, &places, 7);
         let (other, own) = ControlEnd::pair().unwrap();

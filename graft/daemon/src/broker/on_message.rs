@@ -21,7 +21,7 @@ impl SessionBroker {
         let is_known = |id: &u64| self.sessions.get(id).is_some_and(|session| session.peer == peer);
         match say {
             PeerMessage::Open { id, port, service, in_order } => {
-                // `Open` is repeated until it is answered, so one of a known session is accepted again.
+                // `Open` is repeated until it is answered, so a repeated `Open` of a known session is accepted again.
                 let known =
                     self.sessions.get(&id).is_some_and(|session| session.peer == peer && !session.is_own);
                 let answer =
@@ -54,7 +54,7 @@ impl SessionBroker {
             }
             PeerMessage::Close { id, messages, reason } => {
                 if is_known(&id) {
-                    // `Close` may arrive before `Finish`, and has the same number.
+                    // `Close` may arrive before `Finish`, and carries the same number of messages.
                     messages.into_iter().for_each(|messages| self.tell_finish(id, messages));
                     self.end(id, &reason, true);
                 }
@@ -71,13 +71,13 @@ impl SessionBroker {
                     delivered.into_iter().for_each(|delivered| session.quality.on_delivered(delivered));
                 }
             }
-            // The other end has a session that this end does not know.
+            // The other end reports a session that this end does not know, so this end closes it.
             PeerMessage::Report { id, .. } => {
                 let reason =
                     "the daemon at the other end does not know the session: it was restarted".to_owned();
                 self.say(peer, &PeerMessage::Close { id, messages: None, reason });
             }
-            // The session is over, or the message is not for this end.
+            // The message belongs to a session that is over, or is not for this end.
             _ => {}
         }
     }

@@ -19,7 +19,7 @@ use super::{
 };
 
 impl SessionBroker {
-    /// Opens a session that an application of this host asks for.
+    /// Opens a session that an application of this host requests.
     pub(super) fn begin(
         &mut self,
         runtime: &mut PacketRuntime,
@@ -35,7 +35,7 @@ impl SessionBroker {
         let offer = offer.map_err(|refused| denied(&refused))?;
         let graft = offer.graft.clone();
         let in_order = waits(&want, offer);
-        // No user has the number `u32::MAX`.
+        // `u32::MAX` stands for an unknown user, since the kernel assigns it to nobody.
         let user = self.clients.get(&client).map_or(u32::MAX, |client| client.caller.user);
         self.check_share(peer, user)?;
         let ends = self.free_socket(runtime, peer, None)?;
@@ -61,7 +61,7 @@ impl SessionBroker {
         let used =
             self.sessions.values().filter(|session| session.peer == peer && session.user == user).count();
         let ours: Vec<_> = found.pooled_sockets().map(|(ends, _)| ends).collect();
-        // A socket that an application still holds after its session counts as well.
+        // A socket that an application keeps open after its session counts towards the user's share as well.
         let held = ours.iter().filter(|ends| {
             let is_lent = self.sessions.values().any(|session| session.ends == **ends);
             !is_lent && self.sockets.get_mut(ends).is_some_and(|socket| socket.is_held_by(user))
@@ -80,8 +80,7 @@ impl SessionBroker {
         }
     }
 
-    /// Returns a free pooled socket of those that this end opens sessions on, the one that was released first. `but`
-    /// is left out.
+    /// Returns a free pooled socket on which this end may open sessions: the one that was released first, except `but`.
     fn free_socket(
         &mut self,
         runtime: &mut PacketRuntime,
@@ -127,7 +126,7 @@ impl SessionBroker {
         in_order: bool,
     ) -> Result<(), Denied> {
         let Some(found) = self.peers.get(peer) else { return Ok(()) };
-        // The other end opens sessions on the other half of the pool's ports.
+        // The other end may only open sessions on its own half of the pool's ports.
         let socket = found.pooled_sockets().find(|(ends, is_own)| ends.local.port() == port && !is_own);
         let unknown =
             || (SessionRefusal::Malformed, format!("the other end may not open sessions at port {port}"));
@@ -156,7 +155,7 @@ impl SessionBroker {
         let session = self.sessions.get_mut(&id)?;
         let datagram_bytes = self.peers.get(session.peer)?.datagram_bytes;
         let socket = self.sockets.get_mut(&session.ends)?.lend(session.user).ok()?;
-        // The keeper has to hold the socket before the application can send.
+        // The keeper process has to hold the socket before the application can send.
         self.keeper.iter().for_each(|keeper| keeper.keep(&session.ends, socket));
         let opened = OpenedSession {
             peer: self.peers.get(session.peer)?.name.clone(),
@@ -212,7 +211,7 @@ impl SessionBroker {
         let ends = session.ends;
         let service = session.service.clone();
         let in_order = session.in_order;
-        // An application at the other end still holds that pooled socket, so another one is tried.
+        // An application at the other end keeps the old pooled socket open, so another one is tried.
         if why == SessionRefusal::Busy
             && let Ok(other) = self.free_socket(runtime, peer, Some(ends))
             && let Some(session) = self.sessions.get_mut(&id)
@@ -225,7 +224,7 @@ impl SessionBroker {
             return;
         }
         self.give_up(id, why, &format!("the other end refuses: {reason}"));
-        // The other end has no state of a refused session.
+        // The other end keeps no state of a session that it has refused.
         self.sessions.remove(&id);
     }
 

@@ -1,4 +1,4 @@
-//! Messages between the daemons of two hosts, and path measurements from their pings.
+//! Defines the messages between the daemons of two hosts, and measures the path with their pings.
 
 use std::{
     collections::VecDeque,
@@ -19,19 +19,19 @@ pub const PING_EVERY: Duration = Duration::from_millis(250);
 /// reported.
 const PINGS: usize = 100;
 const PINGS_MIN: usize = 20;
-/// Time after which an answer counts as lost.
+/// Time after which a ping without an answer counts as lost.
 const PONG_WITHIN: Duration = Duration::from_secs(1);
-/// Number of the latest round trips that count. Their minimum is the path's round trip, and their median the present
-/// one.
+/// Number of the latest round trips that are evaluated. Their minimum is the path's round trip, and their median is the
+/// present round trip.
 const LATE: usize = 8;
-/// Largest size of a message in bytes. Every QUIC path has room for such a datagram.
+/// Largest size of a message in bytes. A datagram of this size fits every QUIC path.
 pub const MESSAGE_MAX: usize = 1024;
 
 /// A message between daemons. The sender of one that needs an answer repeats it until the answer arrives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case", deny_unknown_fields)]
 pub enum PeerMessage {
-    /// The called daemon has accepted the connection.
+    /// The listening daemon has accepted the connection.
     Hello,
     Ping {
         n: u32,
@@ -39,7 +39,7 @@ pub enum PeerMessage {
     Pong {
         n: u32,
     },
-    /// Opens a session between two applications. `id` is a random number. Answered by `Accept` or
+    /// Opens a session between two applications. `id` is a random number. The receiver answers with `Accept` or
     /// `Refuse`.
     Open {
         id: u64,
@@ -56,14 +56,15 @@ pub enum PeerMessage {
         why: SessionRefusal,
         reason: String,
     },
-    /// Both ends use the graft, and the sender's socket receives. Answered by `Ready`.
+    /// Both ends use the graft, and the sender's socket receives. The receiver answers with `Ready`.
     Go {
         id: u64,
     },
     Ready {
         id: u64,
     },
-    /// The sender's application sends no more, after this number of messages. Answered by `Finished`.
+    /// The sender's application has sent its last message; `messages` is their number. The receiver answers with
+    /// `Finished`.
     Finish {
         id: u64,
         messages: u32,
@@ -71,7 +72,7 @@ pub enum PeerMessage {
     Finished {
         id: u64,
     },
-    /// The sender's application has gone, or never got the session. Answered by `Closed`.
+    /// The session has ended at the sender, or was never opened there. The receiver answers with `Closed`.
     Close {
         id: u64,
         messages: Option<u32>,
@@ -84,8 +85,8 @@ pub enum PeerMessage {
     Keys {
         word: KeyWord,
     },
-    /// The session exists at the sender. `delivered` is the number of datagrams that have arrived for its
-    /// application, if the receiver has asked for it.
+    /// The session still exists at the sender. `delivered` is the number of datagrams that have arrived for the
+    /// sender's application, if the receiver has asked for reports.
     Report {
         id: u64,
         delivered: Option<u64>,
@@ -97,7 +98,7 @@ pub enum PeerMessage {
 pub enum PeerEvent {
     /// A new connection with the peer's daemon was made. All later messages arrive on it.
     Connected(Exported),
-    /// A message has arrived.
+    /// A message of the peer's daemon has arrived.
     Said(PeerMessage),
 }
 
@@ -107,7 +108,7 @@ pub fn send(connection: &Connection, say: &PeerMessage) -> bool {
         .is_ok_and(|text| text.len() <= MESSAGE_MAX && connection.send_datagram(text.into()).is_ok())
 }
 
-/// Path measurements that are taken with pings.
+/// Measurements of the path to the peer, which pings provide.
 pub struct PeerPings {
     next: u32,
     due: Instant,
@@ -125,8 +126,8 @@ impl Default for PeerPings {
 }
 
 impl PeerPings {
-    /// Sends a ping if it is due, and returns when the next one is. A ping that could not be sent says
-    /// nothing about the path.
+    /// Sends a ping if one is due, and returns the time of the next one. A ping that could not be sent says nothing
+    /// about the path.
     pub fn ping(&mut self, now: Instant, send: impl FnOnce(u32) -> bool) -> Instant {
         if now < self.due {
             return self.due;
@@ -161,15 +162,15 @@ impl PeerPings {
     }
 
     pub fn path(&self, now: Instant) -> PeerPathFigures {
-        // A ping that may still be answered does not count yet.
+        // A ping that may still be answered counts neither as lost nor as answered.
         let over: Vec<_> = self
             .newest
             .iter()
             .filter(|(_, at, _)| now.saturating_duration_since(*at) > PONG_WITHIN)
             .collect();
         let lost = over.iter().filter(|(_, _, round_trip)| round_trip.is_none()).count();
-        // A ping is lost if either direction loses a packet. This is the loss of one direction, if both directions
-        // lose alike.
+        // A ping is lost if either direction loses a packet. The result is the loss of one direction, assuming that
+        // both directions lose the same share.
         let one_way = |lost: f64| 1.0 - (1.0 - lost).sqrt();
         let loss = (over.len() >= PINGS_MIN).then(|| one_way(lost as f64 / over.len() as f64));
         PeerPathFigures { round_trip: self.late_acknowledgements().into_iter().min(), loss }
@@ -193,7 +194,7 @@ mod tests {
         for n in 0..200 {
             assert_eq!(pings.ping(at(n), |sent| sent == n), at(n + 1));
             assert_eq!(pings.ping(at(n), |_| panic!("not yet")), at(n + 1));
-            // Every fourth ping is lost, and the last one is answered late.
+            // Every fourth ping is lost, and the answer to the last one arrives late.
             if n % 4 > 0 {
                 let round_trip = Duration::from_millis(if n == 199 { 50 } else { 20 });
                 pings.pong(at(n) + round_trip, n);
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn ping_that_was_not_sent_counts_as_no_loss() {
+    fn ping_that_was_not_sent_does_not_count_as_lost() {
         let mut pings = PeerPings::default();
         let start = Instant::now() + Duration::from_secs(1);
         for n in 0..100 {

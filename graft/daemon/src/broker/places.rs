@@ -1,17 +1,17 @@
-//! Limits of connections: of all users together, and of each user.
+//! Counts connections against two limits: one for all users together, and one for each user.
 
 use std::{collections::HashMap, sync::Arc};
 
 use parking_lot::Mutex;
 
-/// Limits of connections.
+/// The limits of connections: of all users together, and of one user.
 #[derive(Clone, Copy, Debug)]
 pub struct PlacePool {
     pub all: usize,
     pub of_user: usize,
 }
 
-/// Present connections by user. A user may hold at most as many as are still free, so that users who come later get
+/// Present connections by user. A user may hold at most as many connections as are still free, so that later users get
 /// some, too.
 #[derive(Clone)]
 pub struct ClientPlaces {
@@ -19,7 +19,7 @@ pub struct ClientPlaces {
     taken: Arc<Mutex<HashMap<u32, usize>>>,
 }
 
-/// The place of one connection. Dropping it frees the place.
+/// One connection that counts towards the limits, until this value is dropped.
 pub struct ClientPlace(ClientPlaces, u32);
 
 impl ClientPlaces {
@@ -27,7 +27,7 @@ impl ClientPlaces {
         Self { pool, taken: Arc::default() }
     }
 
-    /// Creates places with a limit for each user, and none for all users together.
+    /// Creates limits for each user, without a limit for all users together.
     pub fn for_users(of_user: usize) -> Self {
         Self::new(PlacePool { all: usize::MAX, of_user })
     }
@@ -40,7 +40,7 @@ impl ClientPlaces {
         let mut taken = self.taken.lock();
         let left = self.pool.all.saturating_sub(taken.values().sum());
         let own = taken.get(&user).copied().unwrap_or_default();
-        // A user that already holds as many as are left gets no more.
+        // A user that already holds as many connections as are still free gets no more.
         if left == 0 || own >= self.pool.of_user.min(left) {
             return None;
         }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_user_cannot_take_all_places() {
+    fn one_user_cannot_take_all_connections() {
         let places = ClientPlaces::new(PlacePool { all: 64, of_user: 8 });
         let mut kept = Vec::new();
         let counts: Vec<_> = (0..12)

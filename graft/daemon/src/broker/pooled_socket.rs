@@ -9,8 +9,9 @@ use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 use tracing::warn;
 
-/// Receive buffer in bytes. A whole window of the longest datagrams has to fit before the other end knows how much
-/// room there is: 256 of them take some 1.1 MB with the kernel's overhead, and the kernel doubles the value.
+/// Receive buffer in bytes. It has to hold a whole window of the longest datagrams, before the other end knows the
+/// buffer's free space. 256 such datagrams take some 1.1 MB with the kernel's overhead, and the kernel doubles the
+/// value.
 const RECEIVE_BYTES: usize = 1 << 20;
 const RETURN: u16 = 6; // BPF_RET | BPF_K: how many bytes of the packet are kept
 
@@ -19,9 +20,9 @@ pub struct PooledSocket {
     ends: SessionEnds,
     socket: Option<Socket>,
     state: PooledSocketState,
-    /// Time at which an application gave the socket back last.
+    /// Time at which the socket was last taken back from an application.
     pub released: Option<Instant>,
-    /// True if functions of the graft may still run although the session's application has gone.
+    /// True if functions of the graft may still run although the session's application has disconnected.
     pub is_restless: bool,
 }
 
@@ -29,18 +30,19 @@ pub struct PooledSocket {
 /// taken back; a spent socket is replaced by a fresh one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PooledSocketState {
-    /// No application has ever had this socket.
+    /// No application has had this socket yet.
     Fresh,
     /// An application of this user has the socket.
     Lent(u32),
-    /// The socket was shut down. An application of this user may still hold a descriptor of it, which is of no use.
+    /// The socket was shut down. An application of this user may still hold a descriptor of it, which neither sends nor
+    /// receives.
     Spent(u32),
 }
 
 impl PooledSocket {
     /// # Errors
-    /// The address is not this host's, or the socket cannot be set up. A port in use is no error: an
-    /// application may still hold it from a previous daemon.
+    /// The address is not this host's, or the socket cannot be set up. A port in use is no error: an application may
+    /// still hold a socket of a previous daemon on it.
     pub fn new(ends: SessionEnds) -> io::Result<Self> {
         let (socket, state) = match closed(&ends) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
@@ -74,7 +76,7 @@ impl PooledSocket {
     pub fn lend(&mut self, user: u32) -> io::Result<&Socket> {
         let socket = self.socket.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         if self.state == PooledSocketState::Fresh {
-            // Only now the socket stops dropping everything that arrives.
+            // Until here a filter has dropped every datagram that arrived.
             socket.detach_filter()?;
             self.state = PooledSocketState::Lent(user);
         }
@@ -113,7 +115,7 @@ fn closed(ends: &SessionEnds) -> io::Result<Socket> {
     setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BYTES)?;
     socket.bind(&ends.local.into())?;
     socket.connect(&ends.remote.into())?;
-    // With this option a full window is reported to the application as an error.
+    // With this option a full window of unacknowledged datagrams is reported to the application as an error.
     let heard = match ends.local.is_ipv4() {
         true => setsockopt(&socket, sockopt::Ipv4RecvErr, &true),
         false => setsockopt(&socket, sockopt::Ipv6RecvErr, &true),

@@ -13,7 +13,7 @@ use millrace_messages::{Qos, QualityViolation};
 
 /// Number of the latest seconds that the measurements cover.
 const WINDOW: usize = 5;
-/// Fewest datagrams from which a loss is computed.
+/// Minimum number of sent datagrams for computing a loss.
 const DATAGRAMS_MIN: u64 = 20;
 /// Interval at which a continuing violation is reported again.
 const TELL_AGAIN: Duration = Duration::from_secs(10);
@@ -21,17 +21,17 @@ const TELL_AGAIN: Duration = Duration::from_secs(10);
 /// Measurements of an open session.
 #[derive(Default)]
 pub struct Quality {
-    /// Name of the graft that the session changes to as soon as no other change is under way.
+    /// Name of the graft that the session changes to as soon as no other change is in progress.
     pub next: Option<String>,
-    /// Counters of the pooled socket when this application got it.
+    /// Counters of the pooled socket when the session's application got it.
     base: QualityCounts,
     /// Counts of sent and of refused datagrams at the latest checks, the newest last.
     sent: VecDeque<u64>,
     refused: VecDeque<u64>,
-    /// Sent and lost datagrams at the latest reports of the other end. Datagrams that may have been under way then
-    /// are left out.
+    /// Numbers of sent and lost datagrams at the latest reports of the other end. Datagrams that may have been in
+    /// flight at that time are not counted.
     losses: VecDeque<QualityLoss>,
-    /// Time at which each violation was last reported, by its name.
+    /// Time at which each violation was last reported, by the violation's name.
     told: BTreeMap<String, Instant>,
 }
 
@@ -49,7 +49,7 @@ struct QualityLoss {
 }
 
 impl Quality {
-    /// Starts to count from these counters of the pooled socket.
+    /// Starts to count from these values of the pooled socket's counters.
     pub fn begin(&mut self, traffic: &SessionTraffic) {
         *self = Self::default();
         self.base =
@@ -62,7 +62,7 @@ impl Quality {
         self.losses.clear();
     }
 
-    /// Returns the number of datagrams that have arrived for this application.
+    /// Returns the number of datagrams that have arrived for the session's application.
     pub fn delivered(&self, traffic: &SessionTraffic) -> u64 {
         traffic.delivered.saturating_sub(self.base.delivered)
     }
@@ -74,7 +74,7 @@ impl Quality {
 
     /// Notes the number of datagrams that have arrived at the other end.
     pub fn on_delivered(&mut self, delivered: u64) {
-        // Datagrams that were sent after the second-last check may still be under way.
+        // Datagrams that were sent after the second-last check may still be in flight.
         let Some(&sent) = self.sent.iter().rev().nth(1) else { return };
         keep(&mut self.losses, QualityLoss { sent, lost: sent.saturating_sub(delivered) });
     }
@@ -87,7 +87,7 @@ impl Quality {
         (sent >= DATAGRAMS_MIN).then(|| last.lost.saturating_sub(first.lost) as f64 / sent as f64)
     }
 
-    /// Returns the number of datagrams sent in the last second, if sends were refused in it.
+    /// Returns the number of datagrams sent in the last second, or `None` if no send was refused in that second.
     fn limited(&self) -> Option<u64> {
         let newest = |values: &VecDeque<u64>| {
             let mut newest = values.iter().rev();
@@ -97,7 +97,7 @@ impl Quality {
         (newest(&self.refused)? > 0).then_some(sent)
     }
 
-    /// Returns the requirements that are not met.
+    /// Returns the requirements of the application that the session does not meet.
     pub fn violations(
         &self,
         qos: &Qos,
@@ -119,7 +119,7 @@ impl Quality {
             found.push(violation("max_loss", most, loss * 100.0));
         }
         if let (Some(least), Some(datagrams)) = (qos.min_throughput_mbit, self.limited()) {
-            // All datagrams are assumed to be full.
+            // The datagrams' real sizes are unknown, so all are assumed to have the maximum size.
             let mbit = (datagrams * datagram_bytes as u64 * 8) as f64 / 1e6;
             if mbit < least {
                 found.push(violation("min_throughput", least, mbit));
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_under_way_do_not_count_as_lost() {
+    fn datagrams_in_flight_do_not_count_as_lost() {
         let mut quality = Quality::default();
         quality.begin(&seen(500, 0));
         // The session sends 100 datagrams a second, and each arrives half a second later.
@@ -180,7 +180,7 @@ mod tests {
         }
         assert_eq!(quality.loss(), Some(0.0));
         assert!(names(&quality, 50).is_empty());
-        // From here on a tenth of the datagrams is lost.
+        // From this check on a tenth of the datagrams is lost.
         for second in 6..=12 {
             quality.look(&seen(500 + 100 * second, 0));
             quality.on_delivered(100 * (second - 1) - 10 * (second - 5));

@@ -1,5 +1,5 @@
-//! Checks each second whether sessions meet what was asked for, reports violations, and changes grafts where
-//! that is allowed.
+//! Checks each second whether sessions meet the requirements of their applications, reports violations, and changes
+//! grafts where the settings allow it.
 
 use std::time::Instant;
 
@@ -33,8 +33,8 @@ impl SessionBroker {
                 continue;
             };
             let measured = far.path();
-            // Queues delay datagrams, too, so the present round trip counts. The larger one of two measured losses
-            // counts.
+            // Queues delay datagrams, too, so the present round trip is used. Of the two measured losses the larger one
+            // is used.
             let path = PeerPathFigures {
                 round_trip: far.round_trip_now(),
                 loss: measured.loss.into_iter().chain(session.quality.loss()).reduce(f64::max),

@@ -1,5 +1,5 @@
-//! Shuts down the sockets of applications if the daemon is gone, however it ended: without the daemon their datagrams
-//! would leave unsealed.
+//! Shuts down the sockets of applications when the daemon ends for any reason: without the daemon their datagrams would
+//! be sent unsealed.
 //!
 //! The keeper is a process of its own that holds a descriptor of each lent socket, and of the programs that
 //! seal. The kernel detaches a program when its last descriptor is closed. If the daemon is killed, outgoing
@@ -30,10 +30,10 @@ use serde::{Deserialize, Serialize};
 enum KeeperMessage {
     /// Starts a new list of sealing programs and forgets those that were sent before.
     First,
-    /// Adds a sealing program, whose descriptor comes with the message.
+    /// Adds a sealing program, whose descriptor is attached to the message.
     Guard,
-    /// Adds a socket, whose descriptor comes with the message. It replaces the one that was kept for this
-    /// address and port.
+    /// Adds a lent socket, whose descriptor is attached to the message. It replaces the socket that was held for the
+    /// same address and port.
     Keep { at: String },
     /// Forgets the socket of this address and port.
     Forget { at: String },
@@ -54,12 +54,12 @@ impl SealWatchdog {
         // This path names the running program, even if its file was replaced.
         let mut command = Command::new("/proc/self/exe");
         command.args(["graft", "sessions-keep"]).stdin(theirs).stdout(Stdio::null());
-        // A signal from a terminal that ends the daemon must not end the keeper.
+        // The keeper has a process group of its own, so that a terminal's signal to the daemon does not end it.
         let process = command.process_group(0).spawn()?;
         Ok(Self { process, control, is_ready: false })
     }
 
-    /// Reports whether the keeper has got the sealing programs.
+    /// Reports whether the keeper has received the sealing programs.
     pub fn is_ready(&self) -> bool {
         self.is_ready
     }
@@ -82,16 +82,16 @@ impl SealWatchdog {
         self.tell(&KeeperMessage::Forget { at: ends.local.to_string() }, &[]);
     }
 
-    /// Sends a message to the keeper. Errors are ignored, since the end of the keeper is noticed elsewhere.
+    /// Sends a message to the keeper process. Errors are ignored, since the keeper's end is noticed elsewhere.
     fn tell(&self, tell: &KeeperMessage, descriptors: &[BorrowedFd<'_>]) {
         let _ = self.control.send(tell, descriptors);
     }
 }
 
-/// Runs the keeper process until the daemon is gone.
+/// Runs the keeper process until the daemon has ended.
 pub fn run() -> anyhow::Result<()> {
-    // Signals are blocked here: a service manager that ends all processes also ends the daemon, and then this
-    // process.
+    // Signals are blocked here: a service manager that ends all processes also ends the daemon, whose end then ends
+    // this process.
     SigSet::all().thread_block()?;
     let control = ControlEnd::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut guards = Vec::<OwnedFd>::new();
@@ -112,10 +112,10 @@ pub fn run() -> anyhow::Result<()> {
         }
     }
     for socket in sockets.values() {
-        // The error has no reader, and a socket that is already shut down needs nothing more.
+        // No process would read the error, and a socket that is already shut down needs no more.
         let _ = end_for_all(socket);
     }
-    // The sealing programs go last: no socket can send any more.
+    // The sealing programs are detached last, when no socket can send any more.
     drop(guards);
     Ok(())
 }

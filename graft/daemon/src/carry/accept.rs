@@ -1,5 +1,5 @@
-//! Accepts connections that peers make for their pools. A caller that has not shown a known key leaves no state but
-//! its address, and the number of concurrent handshakes is bounded.
+//! Accepts connections that peers make for their pools. A host that has not shown a known key leaves no state but its
+//! address, and the number of concurrent handshakes is bounded.
 
 use std::{
     sync::Arc,
@@ -24,8 +24,8 @@ use super::{
 };
 use crate::{callers::Callers, tls::Tls};
 
-/// Time limit for an answer of the calling end. Only that end knows the round trip, so this limit is long: it has to
-/// find dead connections only.
+/// Time limit for an answer of the connecting end. Only that end knows the round trip, so this limit is long: it only
+/// has to detect dead connections.
 const ASKED: Duration = Duration::from_secs(5);
 
 /// Accepts connections for as long as the broker runs.
@@ -42,7 +42,7 @@ pub async fn listen(
             Ok(accepted) => accepted,
             Err(error) => {
                 warn!("a pool connection of a peer cannot be accepted: {error}");
-                // The usual cause is a lack of descriptors.
+                // The usual cause is that this process has no free file descriptors.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -50,7 +50,7 @@ pub async fn listen(
         let remote = remote.ip().to_canonical();
         let Some(caller) = callers.enter(remote, context.carriers.are_at(remote), Instant::now()) else {
             context.table.count(refused::CROWDED);
-            debug!(%remote, "a caller was turned away: too many handshakes are under way");
+            debug!(%remote, "a connection was refused: too many handshakes are in progress");
             continue;
         };
         let context = context.clone();
@@ -65,7 +65,7 @@ pub async fn listen(
                 Ok(peer) => caller.has_shown(&peer),
                 Err(error) => {
                     context.table.count(refused::name(&error));
-                    debug!(%remote, "a caller was turned away: {error:#}");
+                    debug!(%remote, "a connection was refused: {error:#}");
                 }
             }
         });

@@ -16,13 +16,13 @@ use tokio::sync::watch;
 
 use super::{carrier_error::CarrierError, pool::ConnectionPool, stream::CarrierStream};
 
-/// Shortest silence after which a carrier is suspected, however short its round trip is.
+/// Minimum silence before a carrier is suspected to be dead, however short its round trip is.
 const SUSPECT_LEAST: Duration = Duration::from_millis(300);
 
-/// The broker at the other end: its authenticated name, and what it has said about itself.
+/// The broker at the other end: its authenticated name, and what its greeting says.
 pub struct CarrierPeer {
     pub peer: String,
-    /// Random number of the other broker's run, which changes with each start.
+    /// Random number of the other broker's run. It changes with each start of that broker.
     pub run: u64,
     /// Address that the other broker's packets come from.
     pub remote: IpAddr,
@@ -41,10 +41,9 @@ pub struct CarrierRoute {
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum CarrierAddress {
-    /// This host calls the peer at this address, which has this number among the peer's addresses.
+    /// This host connects to the peer at this address. The number is the address's position among the peer's addresses.
     Called(usize, SocketAddr),
-    /// The peer has called this host from `from`. `to` is the address of this host that it called, if that is
-    /// known.
+    /// The peer connects to this host from `from`. `to` is the address of this host that it connected to, if known.
     Calls { from: IpAddr, to: Option<IpAddr> },
 }
 
@@ -93,11 +92,11 @@ pub struct PeerCarrier {
     link: CarrierLink,
     /// Addresses of the hosts that are reached by this carrier.
     pub addresses: Vec<IpAddr>,
-    /// True while an answer is overdue and nothing has arrived on the carrier.
+    /// True while an answer is overdue and nothing has arrived on the carrier since the question.
     is_suspect: AtomicBool,
     /// Time of the last change of this carrier's state.
     since: Mutex<Instant>,
-    /// True if the connections on this carrier should move to another carrier.
+    /// True if the connections on this carrier should move to another carrier of the peer.
     left: watch::Sender<bool>,
 }
 
@@ -109,7 +108,7 @@ impl PeerCarrier {
         Self { far, way, link, addresses: Vec::new(), is_suspect, since, left }
     }
 
-    /// Opens a stream for one connection. Waits while there is no room, and may be cancelled.
+    /// Opens a stream for one connection. Waits while the peer permits no more streams. The call may be cancelled.
     pub async fn open(&self) -> Result<CarrierStream, CarrierError> {
         match &self.link {
             CarrierLink::Quic(connection) => {
@@ -129,7 +128,7 @@ impl PeerCarrier {
         }
     }
 
-    /// Closes the carrier with everything on it.
+    /// Closes the carrier and all streams on it.
     pub fn close(&self, why: &str) {
         match &self.link {
             CarrierLink::Quic(connection) => connection.close(0_u32.into(), why.as_bytes()),
@@ -151,12 +150,12 @@ impl PeerCarrier {
         }
     }
 
-    /// Returns the silence after which this carrier is suspected.
+    /// Returns the silence after which this carrier is suspected to be dead.
     pub fn patience(&self) -> Duration {
         (self.rtt() * 3).max(SUSPECT_LEAST)
     }
 
-    /// Returns a counter that grows with everything that arrives on the carrier.
+    /// Returns a counter that grows with every arrival of data on the carrier.
     pub fn last_arrival(&self) -> u64 {
         match &self.link {
             CarrierLink::Quic(connection) => connection.stats().udp_rx.datagrams,
@@ -168,7 +167,7 @@ impl PeerCarrier {
         self.is_suspect.load(Relaxed)
     }
 
-    /// Sets whether the carrier is suspected. Returns whether that has changed.
+    /// Sets whether the carrier is suspected to be dead. Returns whether that has changed.
     pub fn set_suspect(&self, is_suspect: bool) -> bool {
         let changed = self.is_suspect.swap(is_suspect, Relaxed) != is_suspect;
         if changed {
@@ -181,7 +180,7 @@ impl PeerCarrier {
         self.left.send_if_modified(|before| std::mem::replace(before, left) != left);
     }
 
-    /// Waits until the connections on this carrier should move to another carrier.
+    /// Waits until the connections on this carrier should move to another carrier of the peer.
     pub async fn wait_until_left(&self) {
         let _ = self.left.subscribe().wait_for(|left| *left).await;
     }

@@ -1,4 +1,4 @@
-//! Reasons for the end of a carrier's stream.
+//! Reasons why a stream of a carrier has ended.
 
 use millrace_graft_proto::carry::frame::MalformedFrame;
 

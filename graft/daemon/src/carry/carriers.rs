@@ -1,4 +1,4 @@
-//! The present carriers to all peers: which one a peer's connections use, and what the kernel knows about them.
+//! The present carriers to all peers: which one the connections with a peer use, and which carriers the kernel knows.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -24,7 +24,7 @@ use super::{
     table::TunnelTable,
 };
 
-/// How often it is checked whether anything has arrived on a suspected carrier.
+/// Interval of checks whether anything has arrived on a suspected carrier.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The carriers of the broker, by peer.
@@ -40,15 +40,15 @@ pub struct Carriers {
 struct PeerCarriersState {
     settings: AgreementPeer,
     all: Vec<Arc<PeerCarrier>>,
-    /// Addresses of the hosts that the latest carrier reached.
+    /// Addresses of the peer's hosts that the latest carrier reached.
     latest: Vec<IpAddr>,
-    /// Addresses of this host at which carriers of the peer have arrived.
+    /// Addresses of this host to which the peer has made carriers.
     come_to: BTreeSet<IpAddr>,
-    /// The best of the peer's carriers, which new connections use.
+    /// The preferred one of the peer's carriers, which new connections use.
     current: watch::Sender<Option<Arc<PeerCarrier>>>,
-    /// Reasons for missing carriers, by route.
+    /// Reasons why carriers are missing, by route.
     why: BTreeMap<CarrierRoute, String>,
-    /// Time since which the peer has no carrier, if it has none.
+    /// Time since which the peer has no carrier. It is unused while the peer has one.
     since: Instant,
     /// Pool connections that the peer has made to this host.
     served: Arc<SocketGroup>,
@@ -65,9 +65,9 @@ impl PeerCarriersState {
         Self { settings, all, latest, come_to, current, why, since, served: Arc::default() }
     }
 
-    /// Returns all addresses of the peer's hosts: those of the settings and of its carriers, and those of the
-    /// latest carrier, which may have ended. The list stays bounded although the peer may call from a new
-    /// address each time.
+    /// Returns all addresses of the peer's hosts: those of the settings and of its carriers, and those of the latest
+    /// carrier, which may have ended. The list stays bounded although the peer may connect from a new address each
+    /// time.
     fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let carried = self.all.iter().flat_map(|carrier| &carrier.addresses);
         self.settings.all_addresses().chain(carried.chain(&self.latest).copied())
@@ -101,7 +101,7 @@ impl PeerCarriersState {
             // A suspected carrier keeps its connections if there is no better one.
             carrier.set_left(carrier.is_suspect() && best.as_ref().is_some_and(|best| !best.is_suspect()));
         }
-        // Tasks wake up only if the carrier is another one.
+        // Watching tasks wake up only if the chosen carrier has changed.
         self.current.send_if_modified(|current| {
             let is_same = match (&*current, &best) {
                 (Some(current), Some(best)) => Arc::ptr_eq(current, best),
@@ -132,7 +132,8 @@ impl Carriers {
         Self { hooks, gateway, table, peers: Mutex::default(), connections: Mutex::default() }
     }
 
-    /// Sets the list of peers. Carriers to peers that are gone or have changed are closed, and the others stay.
+    /// Sets the list of peers. Carriers to peers that were removed or changed are closed, and all other carriers stay
+    /// open.
     pub fn set_peers(&self, peers: &[AgreementPeer]) {
         let mut states = self.peers.lock();
         states.retain(|name, state| {
@@ -153,14 +154,14 @@ impl Carriers {
         state.served.sever();
     }
 
-    /// Adds a carrier, which replaces the one by the same route. Returns `None` if the settings do not name the peer
-    /// any more.
+    /// Adds a carrier, which replaces an existing one by the same route. Returns `None` if the settings do not name the
+    /// peer any more.
     pub fn add(&self, mut carrier: PeerCarrier) -> Option<Arc<PeerCarrier>> {
         let mut states = self.peers.lock();
         let state = states.get_mut(&carrier.far.peer)?;
         carrier.addresses = state.settings.all_addresses().collect();
-        // A peer that has called, and whose addresses the settings do not list, is reached at the address that it
-        // called from.
+        // A peer that has connected to this host, and whose addresses the settings do not list, is reached at the
+        // address that it connected from.
         if !carrier.way.is_called() && carrier.addresses.is_empty() {
             carrier.addresses.push(carrier.far.remote);
         }
@@ -181,7 +182,7 @@ impl Carriers {
         let Some(state) = states.get_mut(&carrier.far.peer) else { return };
         let count = state.all.len();
         state.all.retain(|other| !Arc::ptr_eq(other, carrier));
-        // Another carrier by the same route has already replaced this one.
+        // Another carrier by the same route has already replaced the removed one.
         if state.all.len() == count {
             return;
         }
@@ -194,7 +195,7 @@ impl Carriers {
         self.tell(&states, false);
     }
 
-    /// Records why there is no carrier by this route.
+    /// Records why there is no carrier by a route.
     pub fn lacks(&self, peer: &str, way: &CarrierRoute, why: String) {
         let mut states = self.peers.lock();
         let Some(state) = states.get_mut(peer) else { return };
@@ -204,8 +205,8 @@ impl Carriers {
         }
     }
 
-    /// Reports whether this route needs no call. If the peer has called this host by QUIC, the first QUIC route needs
-    /// none.
+    /// Reports whether this host need not connect by this route. If the peer has made a QUIC carrier to this host, the
+    /// first QUIC route is not needed.
     pub fn has_live(&self, peer: &str, way: &CarrierRoute) -> bool {
         let stands_for =
             |other: &CarrierRoute| other == way || (way.is_first_quic() && other.is_incoming_quic());
@@ -214,14 +215,14 @@ impl Carriers {
         all.iter().any(|carrier| stands_for(&carrier.way) && !carrier.is_closed())
     }
 
-    /// Reports whether the peer has several carriers, so that one can take over from another.
+    /// Reports whether the peer has several carriers, so that another one can replace one that fails.
     pub fn has_several(&self, peer: &str) -> bool {
         let states = self.peers.lock();
         let all = states.get(peer).map_or(&[][..], |state| &state.all);
         all.iter().filter(|carrier| !carrier.is_closed()).count() > 1
     }
 
-    /// Returns the carrier to the host with this address, or to the gateway in front of it.
+    /// Returns the carrier to the host with this address, or to the gateway that serves the host's network.
     pub fn carrier_to(&self, address: IpAddr) -> Option<Arc<PeerCarrier>> {
         let states = self.peers.lock();
         let mut live = states.values().filter_map(PeerCarriersState::live);
@@ -229,7 +230,7 @@ impl Carriers {
         live.find(|carrier| carrier.addresses.contains(&address)).or_else(behind)
     }
 
-    /// Returns the peer's best carrier as a value to watch.
+    /// Returns a value to watch that holds the peer's preferred carrier.
     pub fn watch(&self, peer: &str) -> Option<watch::Receiver<Option<Arc<PeerCarrier>>>> {
         self.peers.lock().get(peer).map(|state| state.current.subscribe())
     }
@@ -247,8 +248,8 @@ impl Carriers {
         }
     }
 
-    /// Reports whether the peer reaches this address of this host over the network: a carrier of the peer has arrived
-    /// there.
+    /// Reports whether the peer reaches this address of this host over the network: the peer has made a carrier to the
+    /// address.
     pub fn reach(&self, peer: &str, address: IpAddr) -> bool {
         self.peers.lock().get(peer).is_some_and(|state| state.come_to.contains(&address))
     }
@@ -258,7 +259,7 @@ impl Carriers {
         self.peers.lock().values().any(|state| state.settings.is_at(address))
     }
 
-    /// Reports whether the peer's key stands for this address.
+    /// Reports whether the peer's key authorizes connections of clients with this address.
     pub fn stands_for(&self, peer: &str, address: IpAddr) -> bool {
         let stands_for = |peer: &AgreementPeer| peer.addresses.contains(&address) || peer.has_behind(address);
         self.peers.lock().get(peer).is_some_and(|state| stands_for(&state.settings))
@@ -294,7 +295,8 @@ impl Carriers {
         });
     }
 
-    /// Sets whether a present carrier is suspected, and chooses again. Returns whether anything has changed.
+    /// Sets whether a present carrier is suspected, and chooses the preferred carrier again. Returns whether anything
+    /// has changed.
     fn set_suspect(&self, carrier: &Arc<PeerCarrier>, is_suspect: bool) -> bool {
         let mut states = self.peers.lock();
         let Some(state) = states.get_mut(&carrier.far.peer) else { return false };
@@ -307,24 +309,25 @@ impl Carriers {
         true
     }
 
-    /// Updates the kernel's list of peers. Called after the room for connections or the addresses by which peers are
-    /// reached may have changed.
+    /// Updates the kernel's list of peers. It is called after free space for connections, or the addresses of peers,
+    /// may have changed.
     pub fn refresh(&self) {
         self.tell(&self.peers.lock(), true);
     }
 
-    /// Writes the list of peers to the kernel. Several peers may share an address behind a translator (NAT). If
-    /// `looks` is set, the local address towards each peer is looked up again.
+    /// Writes the list of peers to the kernel. Several peers may share an address behind a translator (NAT). If `looks`
+    /// is set, the local address of the route to each peer is looked up again.
     fn tell(&self, states: &BTreeMap<String, PeerCarriersState>, looks: bool) {
         let is_full = self.table.is_full();
         let mut warm = BTreeMap::<IpAddr, bool>::new();
         let mut networks = BTreeMap::<Prefix, bool>::new();
         for state in states.values() {
-            // While the table is full, the kernel has to see no carrier as warm.
+            // While the table of connections is full, the kernel is told that no carrier is ready ("warm"), so that it
+            // redirects nothing.
             let carrier = state.live().filter(|carrier| !carrier.is_suspect() && !is_full);
             for address in state.addresses() {
                 let is_warm = carrier.as_ref().is_some_and(|carrier| carrier.addresses.contains(&address));
-                // An address counts as warm if any peer's carrier there is.
+                // An address counts as warm (ready to carry connections) if any peer has a carrier to it.
                 *warm.entry(address).or_default() |= is_warm;
             }
             for network in networks_of(&state.settings) {
@@ -335,7 +338,7 @@ impl Carriers {
         self.gateway.iter().for_each(|gateway| gateway.set_peers(&networks));
     }
 
-    /// Returns the addresses of hosts with a broker, and whether a carrier to each of them is warm.
+    /// Returns the addresses of hosts with a broker, and whether a carrier to each of them is ready ("warm").
     pub fn warmth(&self) -> BTreeMap<IpAddr, bool> {
         let mut warmth = BTreeMap::new();
         let is_full = self.table.is_full();
@@ -352,8 +355,8 @@ impl Carriers {
         warmth
     }
 
-    /// Returns the status of the carrier that is used to the peer with this address, or to the gateway in
-    /// front of it.
+    /// Returns the status of the carrier to the host with this address, or to the gateway that serves the host's
+    /// network.
     pub fn status_to(&self, address: IpAddr) -> Option<status::CarrierStatus> {
         let states = self.peers.lock();
         let has = |state: &PeerCarriersState| {
@@ -366,13 +369,13 @@ impl Carriers {
         self.status_of(name, state).into_iter().next()
     }
 
-    /// Returns the status of all carriers. Those of one peer are in the order of preference.
+    /// Returns the status of all carriers. The carriers of one peer are in the order of preference.
     pub fn status(&self) -> Vec<status::CarrierStatus> {
         self.peers.lock().iter().flat_map(|(name, state)| self.status_of(name, state)).collect()
     }
 
-    /// Returns the status of the carriers to a peer, the preferred one first. Only the first shows the count of the
-    /// peer's connections.
+    /// Returns the status of the carriers to a peer, the preferred one first. Only the first one shows the number of
+    /// the peer's connections.
     fn status_of(&self, name: &str, state: &PeerCarriersState) -> Vec<status::CarrierStatus> {
         let connections = self.connections.lock().get(name).copied().unwrap_or_default();
         let mut live: Vec<_> = state.all.iter().filter(|carrier| !carrier.is_closed()).collect();
@@ -407,20 +410,20 @@ impl Carriers {
     }
 }
 
-/// Returns the position of a kind in the settings' list. A kind that is not in the list comes last.
+/// Returns the position of a kind of carriers in the settings' list. A kind that is not in the list comes last.
 pub fn place(kinds: &[CarrierKind], kind: CarrierKind) -> usize {
     kinds.iter().position(|it| *it == kind).unwrap_or(kinds.len())
 }
 
-/// Returns this host's address towards a peer, or the unspecified address if there is no route.
+/// Returns the local address of the route to a peer, or the unspecified address if there is no route.
 fn local_address(peer: IpAddr) -> IpAddr {
     let any: IpAddr = match peer {
         IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
     };
     let found = UdpSocket::bind((any, 0)).and_then(|socket| {
-        // Connecting a UDP socket sends nothing. It only makes the kernel choose a route, so port 9 (discard) will
-        // do.
+        // Connecting a UDP socket sends nothing. It only makes the kernel choose a route, so any port would do, such as
+        // 9 (discard).
         socket.connect((peer, 9))?;
         Ok(socket.local_addr()?.ip())
     });

@@ -11,7 +11,7 @@ use super::{
 };
 
 pub struct CarryContext {
-    /// Random number of this broker's run, which changes with each start.
+    /// Random number of this broker's run. It changes with each start.
     pub run: u64,
     pub hooks: Arc<Hooks>,
     pub table: Arc<TunnelTable>,
@@ -21,7 +21,7 @@ pub struct CarryContext {
     pub ports: PortRange,
     /// Asks this host's firewall whether a connection may be tunnelled.
     pub openings: TunnelOpenings,
-    /// The gateway for hosts behind this one, if there is one.
+    /// The gateway for hosts behind this host, if the settings have a gateway.
     pub gateway: Option<Arc<CarryGateway>>,
     /// Rules that say which servers of this host are reached by carriers.
     pub servers: RwLock<Vec<RuleSetting>>,
@@ -29,6 +29,6 @@ pub struct CarryContext {
     pub warm: u64,
     /// Kinds of carriers that may be used, in order of preference.
     pub carriers_wanted: Vec<CarrierKind>,
-    /// Past connections, from which the purpose of a new one is predicted.
+    /// Past connections, which predict how a new one will be used.
     pub purposes: Arc<Purposes>,
 }

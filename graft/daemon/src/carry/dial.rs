@@ -33,29 +33,32 @@ use super::{
 };
 use crate::{callers::Callers, tls::Tls};
 
-/// Interval of keep-alive packets.
+/// Interval of QUIC keep-alive packets on a carrier.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// Silence after which a carrier is closed.
 const IDLE: Duration = Duration::from_secs(6);
-/// Pause before the next call, which doubles up to `PAUSE_MOST`.
+/// Pause before the next attempt to connect, which doubles after each failure up to `PAUSE_MOST`.
 const PAUSE_LEAST: Duration = Duration::from_millis(200);
 const PAUSE_MOST: Duration = Duration::from_secs(10);
-/// How often it is checked whether a called peer still has its carrier.
+/// Interval of checks whether a peer that this host connected to still has its carrier.
 const LOOK: Duration = Duration::from_millis(500);
-/// Time limit for a handshake, during which the caller has not proved its key.
+/// Time limit for a handshake, during which the connecting host has not proved its key.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Buffer size of the socket in each direction. It holds what arrives while this process is not scheduled.
+/// Buffer size of the UDP socket in each direction, in bytes. It holds the packets that arrive while this process is
+/// not scheduled.
 const SOCKET_BYTES: usize = 4 << 20;
-/// Streams beyond the limit of connections: for greetings, and for refusals when there is no room.
+/// Number of streams beyond the limit of connections: for greetings, and for refusing connections when the table is
+/// full.
 const OTHER_STREAMS: u32 = 64;
-/// Limit of bytes that QUIC keeps until they are acknowledged, per carrier.
+/// Limit of sent bytes that QUIC keeps until they are acknowledged, per carrier.
 const SEND_WINDOW: u64 = 64 << 20;
 
 /// Returns a carrier's transport settings, with the limits for what the peer may send.
 fn transport(carry: &CarrySettings) -> Arc<TransportConfig> {
     let mut transport = TransportConfig::default();
     let streams = u32::try_from(carry.connections).unwrap_or(u32::MAX).saturating_add(OTHER_STREAMS);
-    // A confirmation may queue behind a whole window of data on its stream.
+    // A confirmation may wait behind a whole window of data on its stream, so the stream's limit is larger than that
+    // window.
     let stream_window = WINDOW_MAX + (1 << 20);
     let window = VarInt::try_from(carry.memory.max(stream_window)).unwrap_or(VarInt::MAX);
     transport
@@ -69,7 +72,7 @@ fn transport(carry: &CarrySettings) -> Arc<TransportConfig> {
         .keep_alive_interval(Some(KEEP_ALIVE))
         .max_idle_timeout(IDLE.try_into().ok())
         .congestion_controller_factory(match carry.quic {
-            // BBR does not take random losses for congestion.
+            // BBR is used, since it does not take random losses for congestion.
             QuicCongestion::Bbr => Arc::new(BbrFactory::over_lossy_paths()),
             QuicCongestion::Cubic => Arc::new(quinn::congestion::CubicConfig::default()),
         });
@@ -94,13 +97,13 @@ pub fn client_config(tls: &Tls, peer: &AgreementPeer, carry: &CarrySettings) -> 
 
 pub fn endpoint(at: SocketAddr, server: Option<ServerConfig>) -> anyhow::Result<Endpoint> {
     let socket = UdpSocket::bind(at).with_context(|| format!("cannot listen for carriers on {at}"))?;
-    // The process may exceed the system's limit for buffers if it has the privilege.
+    // A process with the privilege CAP_NET_ADMIN may exceed the system's limit for socket buffers.
     let _ = nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::RcvBufForce, &SOCKET_BYTES);
     let _ = nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::SndBufForce, &SOCKET_BYTES);
     Ok(Endpoint::new(EndpointConfig::default(), server, socket, Arc::new(TokioRuntime))?)
 }
 
-/// Calls a peer whenever it has no carrier by this route, for as long as the settings name the peer.
+/// Connects to a peer whenever it has no carrier by this route, for as long as the settings name the peer.
 pub async fn call(
     context: Arc<CarryContext>,
     peer: AgreementPeer,
@@ -164,7 +167,7 @@ async fn call_once(
 
 /// Serves the streams that the peer opens, until the carrier is closed.
 async fn streams(context: Arc<CarryContext>, carrier: Arc<PeerCarrier>, connection: Connection) {
-    // The transport limits the number of open streams, and so of these tasks.
+    // The transport settings limit the number of open streams, and so of the tasks for them.
     while let Ok(stream) = connection.accept_bi().await {
         tokio::spawn(host::serve(
             context.clone(),
@@ -176,11 +179,11 @@ async fn streams(context: Arc<CarryContext>, carrier: Arc<PeerCarrier>, connecti
     context.carriers.remove(&carrier, why);
 }
 
-/// Accepts calls of peers, until the endpoint is closed.
+/// Accepts connections of peers, until the QUIC endpoint is closed.
 pub async fn listen(context: Arc<CarryContext>, endpoint: Endpoint, tls: Arc<parking_lot::RwLock<Tls>>) {
     let callers = Callers::default();
     while let Some(incoming) = endpoint.accept().await {
-        // A caller whose address is not validated gets a Retry packet, and no state is kept for it.
+        // A host whose address is not validated gets a Retry packet, and no state is kept for it.
         if !incoming.remote_address_validated() {
             let _ = incoming.retry();
             continue;
@@ -188,14 +191,14 @@ pub async fn listen(context: Arc<CarryContext>, endpoint: Endpoint, tls: Arc<par
         let remote = incoming.remote_address().ip().to_canonical();
         let Some(caller) = callers.enter(remote, context.carriers.are_at(remote), Instant::now()) else {
             context.table.count(refused::CROWDED);
-            debug!(%remote, "a caller was turned away: too many handshakes are under way");
+            debug!(%remote, "a connection was refused: too many handshakes are in progress");
             incoming.ignore();
             continue;
         };
         let context = context.clone();
         let tls = tls.clone();
         tokio::spawn(async move {
-            // A stranger that stalls can lose its place to another caller.
+            // The handshake of a stranger that stalls can lose its slot to another host's.
             let met = tokio::select! {
                 met = meet(incoming, &tls) => met,
                 () = caller.made_way() => Err(refused::CallerDisplaced.into()),
@@ -209,7 +212,7 @@ pub async fn listen(context: Arc<CarryContext>, endpoint: Endpoint, tls: Arc<par
             };
             if let Err(error) = answered {
                 context.table.count(refused::name(&error));
-                debug!(%remote, "a caller was turned away: {error:#}");
+                debug!(%remote, "a connection was refused: {error:#}");
             }
         });
     }
@@ -219,7 +222,7 @@ pub async fn listen(context: Arc<CarryContext>, endpoint: Endpoint, tls: Arc<par
 struct DialledPeer {
     connection: Connection,
     peer: String,
-    /// Number of the run of the peer's broker.
+    /// Random number of the run of the peer's broker.
     run: u64,
     stream: CarrierStream,
 }
@@ -240,7 +243,7 @@ async fn meet(incoming: Incoming, tls: &parking_lot::RwLock<Tls>) -> anyhow::Res
 
 async fn answer(context: &Arc<CarryContext>, met: DialledPeer) -> anyhow::Result<()> {
     let DialledPeer { connection, peer, run, mut stream } = met;
-    // The carrier has to be ready for connections before the caller gets the greeting.
+    // The carrier has to be ready for connections before the connecting peer gets the greeting.
     let from = connection.remote_address().ip().to_canonical();
     let to = connection.local_ip().map(|to| to.to_canonical());
     let way =

@@ -1,5 +1,5 @@
-//! The nftables rules of this host's firewall, and which of them judge more than the first packets of connections.
-//! Connections under such rules are not tunnelled.
+//! The nftables rules of this host's firewall, and which of them examine more than the first packets of connections.
+//! Such rules would not see tunnelled packets, so connections under them stay plain TCP.
 
 use std::{
     fs, io,
@@ -10,7 +10,8 @@ use std::{
 use millrace_kernel::netfilter::{self, Chain, NetfilterRule, RuleProperty};
 use tracing::warn;
 
-/// Lowest local port that a kernel chooses for a client by default (`ip_local_port_range`), on any host.
+/// Lowest local port that Linux chooses for a client by default (`ip_local_port_range`). A rule about higher ports may
+/// mean clients.
 const CHOSEN: u16 = 32_768;
 const TCP: u8 = 6;
 
@@ -23,20 +24,21 @@ const IPV6: u8 = 10;
 const FORWARD: u32 = 2;
 const OUTPUT: u32 = 3;
 const POSTROUTING: u32 = 4;
-/// NF_NETDEV_EGRESS, which comes after the hooks that judge first packets.
+/// NF_NETDEV_EGRESS. Packets that test the firewall end before this hook, so the answer for rules there is unknown.
 const EGRESS: u32 = 1;
 
 /// Files that list the tables of legacy iptables, whose rules nftables does not show.
 const LEGACY: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
 
-/// Interval of checks for such tables. While rules of a new generation are not settled, they are read again at this
-/// interval, too.
+/// Interval of checks for tables of legacy iptables. Rules of a new generation are also read again at this interval
+/// until they are settled.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Time after which a change of the rules has certainly been made since it was counted, however busy the machine is.
+/// Time after which the kernel has certainly made a change of the rules that it has already counted, however busy the
+/// machine is.
 const UNSETTLED: Duration = Duration::from_secs(10);
 
-/// The end of connections that this host is.
+/// The end of a TCP connection that this host is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConnectionEnd {
     Client,
@@ -46,22 +48,22 @@ pub enum ConnectionEnd {
 /// A firewall rule that forces connections to be plain TCP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Obstacle {
-    /// The place of the rule, and the property of packets that it examines.
+    /// Position of the rule in the ruleset, and the property of packets that it examines.
     pub what: String,
-    /// Ports of servers whose connections are concerned.
+    /// Server ports whose connections the rule forces to be plain TCP.
     pub ports: RangeInclusive<u16>,
 }
 
-/// The firewall's rules, as they were read last.
+/// The nftables rules of this host, as they were read last.
 #[derive(Default)]
 pub struct FirewallRules {
-    /// State of the rules that were read. `None` if they were not read yet, or the kernel has no nftables.
+    /// Generation of the rules that were read last. `None` if they were not read yet, or the kernel has no nftables.
     read: Option<Generation>,
     is_hooked: bool,
     rules: Vec<NetfilterRule>,
-    /// Reason why the rules cannot be read.
+    /// Reason why the rules cannot be read, or `None`.
     trouble: Option<String>,
-    /// Time of the latest check for iptables tables, and whether there were any.
+    /// Time of the latest check for tables of legacy iptables, and whether there were any.
     legacy: Option<(Instant, bool)>,
 }
 
@@ -74,8 +76,9 @@ struct Generation {
 }
 
 impl Generation {
-    /// Reports whether the rules have to be read again. The kernel counts a change before it makes it, so a reader in
-    /// between gets the old rules with the new count. Rules of a new count are therefore read again for a while.
+    /// Reports whether the rules have to be read again. The kernel counts a change before it makes it, so a reader
+    /// between the two gets the old rules with the new count. After a new count the rules are therefore read again for
+    /// some seconds.
     fn is_outdated(&self, number: u32, now: Instant) -> bool {
         let is_unsettled = self.last_read - self.first_read < UNSETTLED;
         self.number != number || is_unsettled && now - self.last_read >= LOOK
@@ -102,7 +105,7 @@ impl FirewallRules {
         let now = Instant::now();
         if self.read.as_ref().is_none_or(|read| read.is_outdated(number, now)) {
             (self.is_hooked, self.rules) = netfilter::rules()?;
-            // The time of the first read stays while the kernel's count is the same.
+            // While the kernel's count is the same, the time of the first read is kept.
             let first_read =
                 self.read.as_ref().filter(|read| read.number == number).map(|read| read.first_read);
             self.read = Some(Generation { number, first_read: first_read.unwrap_or(now), last_read: now });
@@ -110,7 +113,7 @@ impl FirewallRules {
         Ok(())
     }
 
-    /// Reports whether this host has a firewall that could judge a connection.
+    /// Reports whether this host has a firewall that could affect a connection.
     pub fn is_there(&mut self) -> bool {
         self.is_hooked || self.trouble.is_some() || self.has_legacy()
     }
@@ -143,7 +146,7 @@ impl FirewallRules {
                 found
                     .push(Obstacle { what: format!("{}: {what}", name(rule)), ports: those_of(rule, ports) });
             }
-            // The rules behind this one in its chain get first packets only.
+            // Rules after one that accepts established connections see only first packets of connections.
             first_only |= lets_established_pass(rule);
         }
         found
@@ -156,19 +159,19 @@ fn passes(chain: &Chain) -> bool {
         && (chain.family == NETDEV || chain.hook != Some(FORWARD))
 }
 
-/// Reports whether the rule may apply to TCP packets of connections to these ports.
+/// Reports whether the rule may match TCP packets of connections to these server ports.
 fn may_be_for(rule: &NetfilterRule, ports: &RangeInclusive<u16>) -> bool {
     rule.looks.iter().all(|look| match look {
         RuleProperty::Protocol(protocol) => *protocol == TCP,
         RuleProperty::Ports(wanted) => {
-            // A rule about higher ports may mean the client's port.
+            // The rule's ports may be client ports if they are this high.
             *wanted.end() >= CHOSEN || (wanted.start() <= ports.end() && ports.start() <= wanted.end())
         }
         _ => true,
     })
 }
 
-/// Returns those of the ports that a rule may apply to.
+/// Returns the part of the given server ports that a rule may match.
 fn those_of(rule: &NetfilterRule, ports: &RangeInclusive<u16>) -> RangeInclusive<u16> {
     rule.looks.iter().fold(ports.clone(), |left, look| match look {
         RuleProperty::Ports(wanted) if *wanted.end() < CHOSEN => {
@@ -180,7 +183,7 @@ fn those_of(rule: &NetfilterRule, ports: &RangeInclusive<u16>) -> RangeInclusive
 
 fn obstacle(rule: &NetfilterRule, end: ConnectionEnd, first_only: bool) -> Option<String> {
     let chain = &rule.chain;
-    // First packets end before this hook, so they say nothing about its rules.
+    // The packets that test the firewall end before the egress hook, so rules there cannot be tested.
     if chain.family == NETDEV && chain.hook == Some(EGRESS) {
         return Some("egress of an interface".to_owned());
     }
@@ -195,7 +198,8 @@ fn obstacle(rule: &NetfilterRule, end: ConnectionEnd, first_only: bool) -> Optio
     })
 }
 
-/// Reports whether the rule accepts established connections. Rules after it in its chain get first packets only.
+/// Reports whether the rule accepts established connections. Later rules in its chain then see only first packets of
+/// connections.
 fn lets_established_pass(rule: &NetfilterRule) -> bool {
     let is_of_it = |look: &RuleProperty| {
         matches!(look, RuleProperty::Place | RuleProperty::Established | RuleProperty::Accepts)
@@ -246,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_judge_more_than_first_packets_are_named() {
+    fn rules_that_examine_more_than_first_packets_are_reported() {
         let quota = || RuleProperty::Other("quota".into());
         let established = [RuleProperty::Place, RuleProperty::Established, RuleProperty::Accepts];
         let out = Some(OUTPUT);

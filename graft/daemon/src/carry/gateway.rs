@@ -1,4 +1,5 @@
-//! The gateway for hosts behind this one: the SYNs that the kernel holds back for it, and the verdicts on them.
+//! The gateway, which tunnels connections of the hosts behind this host. The kernel holds back their SYNs until this
+//! broker admits, refuses or forwards each.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -28,18 +29,18 @@ use super::{
     watchdog::TunnelWatchdog,
 };
 
-/// Silence of this broker after which the kernel forwards SYNs by itself.
+/// Silence of this broker after which the kernel forwards all SYNs without asking it.
 const STAY: Duration = Duration::from_secs(10);
-/// Limit of SYNs that are held back at once.
+/// Limit of SYNs that the kernel holds back at the same time.
 const WAITING_MAX: usize = 4096;
-/// Time for an admitted SYN to become a connection. Its client may have given up meanwhile.
+/// Time limit for an admitted SYN to become a connection. Its client may have given up meanwhile.
 const ADMISSION: Duration = Duration::from_secs(5);
 /// Time for which the kernel forwards a flow that is not tunnelled. Its client repeats the SYN after 1, 3 and 7 s.
 const FORWARDED: Duration = Duration::from_secs(60);
 
 /// The gateway: its programs in the kernel, its routing, and the SYNs that are held back.
 pub struct CarryGateway {
-    /// The kernel's part, which is dropped first.
+    /// The BPF programs in the kernel. They are dropped first.
     kernel: kernel::GatewayPrograms,
     /// The process that removes the routing if the daemon dies. `None` once the routing was removed.
     keeper: Mutex<Option<TunnelWatchdog>>,
@@ -49,14 +50,14 @@ pub struct CarryGateway {
     wire: SynSender,
     /// Sends held SYNs once more, with a mark that the programs let pass.
     again: SynSender,
-    /// SYNs that are held back. An admitted one has the channel on which its connection is awaited.
+    /// SYNs that are held back. An admitted SYN has the channel on which a task waits for its connection.
     waiting: Mutex<HashMap<GatewayConnection, Option<oneshot::Sender<TcpStream>>>>,
-    /// Networks of peers as the kernel knows them, and whether each takes connections.
+    /// Networks of peers as the kernel knows them, and whether connections to each are tunnelled.
     peers: Mutex<BTreeMap<Prefix, bool>>,
     trouble: Mutex<Option<String>>,
 }
 
-/// A SYN that is held back. Dropping this removes it from the list of such SYNs.
+/// A SYN that is held back. Dropping this value removes it from the list of held SYNs.
 pub struct HeldSyn<'a>(&'a CarryGateway, GatewayConnection);
 
 impl Drop for HeldSyn<'_> {
@@ -67,12 +68,12 @@ impl Drop for HeldSyn<'_> {
 
 impl CarryGateway {
     /// # Errors
-    /// An interface does not exist, or the kernel refuses the programs or the routing.
+    /// An interface does not exist, or the kernel rejects the programs or the routing.
     pub fn start(
         settings: &settings::GatewaySettings,
         run: u64,
     ) -> anyhow::Result<(Self, KernelEvents<GatewaySyn>)> {
-        // A packet mark has 16 bits for the run.
+        // A packet mark has only 16 bits for the number of this broker's run.
         let run = GatewayRun((run & 0xffff) as u16);
         let listeners = Listeners::transparent()?;
         let ports = listeners.ports()?;
@@ -99,8 +100,8 @@ impl CarryGateway {
         Ok(self.kernel.set_rules(rules)?)
     }
 
-    /// Updates the peers in the kernel: `wanted` has all hosts and networks with a broker, and whether a carrier to
-    /// each is warm.
+    /// Updates the list of peers in the kernel. `wanted` has all hosts and networks with a broker, and whether a
+    /// carrier to each is ready.
     pub fn set_peers(&self, wanted: &BTreeMap<Prefix, bool>) {
         let mut told = self.peers.lock();
         told.retain(|network, _| {
@@ -117,7 +118,7 @@ impl CarryGateway {
             if told.get(network) == Some(warm) {
                 continue;
             }
-            // A failure is tried again with the next call.
+            // The next call tries again after a failure.
             match self.kernel.set_peer(*network, *warm) {
                 Ok(()) => drop(told.insert(*network, *warm)),
                 failed => warn_on_error("a peer cannot be written to the kernel's table", failed),
@@ -125,8 +126,8 @@ impl CarryGateway {
         }
     }
 
-    /// Tells the kernel that this broker runs, and repairs the routing: rules and routes that others have removed are
-    /// added again. Called about once a second.
+    /// Tells the kernel that this broker runs, and adds routing rules and routes again that others have removed. Called
+    /// about once a second.
     pub fn tick(&self) {
         let done = self.kernel.stay(STAY).and_then(|()| self.kernel.mend());
         let trouble = done.err().map(|error| format!("gateway: {error}"));
@@ -140,7 +141,7 @@ impl CarryGateway {
     /// Detaches the programs and removes the routing.
     pub fn detach(&self) {
         self.kernel.detach();
-        // When its pipe closes, the keeper removes the routing and ends.
+        // When its pipe closes, the keeper process removes the routing and ends.
         drop(self.keeper.lock().take());
     }
 
@@ -163,8 +164,8 @@ impl CarryGateway {
         self.settings.networks.iter().any(|network| covers(*network, address))
     }
 
-    /// Registers a SYN that is held back. Returns `None` if it is registered already, or if too many are and it is
-    /// forwarded.
+    /// Registers a SYN that is held back. Returns `None` if it is registered already, or if too many SYNs are held and
+    /// this one is forwarded.
     pub fn wait(&self, flow: GatewayConnection) -> Option<HeldSyn<'_>> {
         let mut waiting = self.waiting.lock();
         if waiting.contains_key(&flow) {
@@ -179,21 +180,21 @@ impl CarryGateway {
         Some(HeldSyn(self, flow))
     }
 
-    /// Ends the socket of an earlier connection between the same addresses, which may be in TIME-WAIT.
+    /// Ends the socket of an earlier connection between the same addresses and ports, which may be in TIME-WAIT.
     pub fn end_old(&self, flow: GatewayConnection) {
         if let Err(error) = self.kernel.end_old(flow) {
             debug!(client = %flow.client, "the socket of an earlier connection could not be ended: {error}");
         }
     }
 
-    /// Admits the SYN, and waits for its connection. Returns `None` if the client does not connect any more.
+    /// Admits the SYN, and waits for its connection. Returns `None` if the client does not connect in time.
     pub async fn admit(&self, ask: &GatewaySyn) -> Option<TcpStream> {
         let (sender, receiver) = oneshot::channel();
         self.waiting.lock().insert(ask.flow, Some(sender));
         let GatewayConnection { client, server } = ask.flow;
         match self.kernel.let_in(ask.flow) {
             Ok(true) => {}
-            // The client's connection is already forwarded.
+            // The client's connection was forwarded in the meantime.
             Ok(false) => return None,
             Err(error) => {
                 warn!(%client, "a held SYN cannot be admitted: {error}");
@@ -203,7 +204,7 @@ impl CarryGateway {
         }
         // The kernel has dropped the held packet, so its copy is sent to the listener.
         if let Err(error) = self.again.send(client, server, &ask.syn) {
-            // The client repeats its SYN a second later.
+            // If the copy cannot be sent, the client repeats its SYN a second later.
             debug!(%client, "a SYN could not be sent again: {error}");
         }
         let local = timeout(ADMISSION, receiver).await.ok().and_then(Result::ok);
@@ -211,7 +212,7 @@ impl CarryGateway {
         local
     }
 
-    /// Returns the next connection whose SYN was admitted, and the channel on which a task waits for the connection,
+    /// Returns the next connection whose SYN was admitted, and the channel of the task that waits for the connection,
     /// if one does.
     pub async fn next(&self) -> (TcpStream, SocketAddr, Option<oneshot::Sender<TcpStream>>) {
         let (local, client) = self.listeners.next().await;
@@ -223,7 +224,7 @@ impl CarryGateway {
         (local, client, waits)
     }
 
-    /// Refuses the connection with a reset, as the server would.
+    /// Refuses the connection with a reset, as the server would refuse it.
     pub fn refuse(&self, ask: &GatewaySyn) {
         let GatewayConnection { client, server } = ask.flow;
         if let Err(error) = self.wire.refuse(server, client, &ask.syn) {
@@ -245,7 +246,7 @@ impl CarryGateway {
     }
 }
 
-/// Returns the hosts and networks that the peer's broker stands for.
+/// Returns the hosts and networks for which the peer's broker accepts connections.
 pub fn networks_of(peer: &AgreementPeer) -> impl Iterator<Item = Prefix> {
     peer.all_addresses().map(Prefix::from).chain(peer.networks.iter().copied())
 }

@@ -25,10 +25,11 @@ use super::{
 
 /// Time for which connections to a server are forwarded after the peer's broker has refused one.
 const AVOID: Duration = Duration::from_secs(30);
-/// The same time, if the peer is busy or the carrier has no room for another connection.
+/// Time for which connections to a server are forwarded if the peer is busy, or the carrier permits no further
+/// connection.
 const AVOID_BUSY: Duration = Duration::from_secs(2);
 
-/// Passes on the connections whose SYNs were admitted, for as long as the broker runs.
+/// Passes connections whose SYNs were admitted to the tasks that wait for them, for as long as the broker runs.
 pub async fn accept(context: Arc<CarryContext>, gateway: Arc<CarryGateway>) {
     loop {
         let (local, client, waits) = gateway.next().await;
@@ -61,8 +62,8 @@ pub async fn answer(
 }
 
 async fn begin(context: &CarryContext, gateway: &CarryGateway, ask: &GatewaySyn) {
-    // The kernel may still have a socket of an earlier connection between these addresses. It must go, whether the
-    // new connection is tunnelled or forwarded.
+    // The kernel may still have a socket of an earlier connection between these addresses. It must be removed, whether
+    // the new connection is tunnelled or forwarded.
     if ask.is_old {
         gateway.end_old(ask.flow);
     }
@@ -108,14 +109,14 @@ async fn carry(
             gateway.forward(ask.flow);
             match reason {
                 CarryReason::Busy => gateway.avoid(server, AVOID_BUSY),
-                // The reason concerns this client only: connections of other clients may be tunnelled.
+                // The reason concerns this client only, so connections of other clients may still be tunnelled.
                 CarryReason::Client => {}
                 _ => gateway.avoid(server, AVOID),
             }
             PumpEnd::Refused(reason)
         }
         TunnelAttempt::Refused(reason) => {
-            // The client repeats its SYN until it gives up.
+            // The client repeats its SYN until its own time limit.
             gateway.forget(ask.flow);
             PumpEnd::Refused(reason)
         }
@@ -127,13 +128,13 @@ async fn carry(
     }
 }
 
-/// Returns the traffic class of a connection of a host behind this one, whose application is not known here.
+/// Returns the traffic class of a connection that a host behind this one makes. Its application is not known here.
 fn kind(server: SocketAddr) -> TrafficClass {
     TrafficClass { is_client: true, port: server.port(), command: String::new(), cgroup: 0 }
 }
 
-/// Connects to a server behind this host, from the client's address. The client's port is used if it is free here.
-/// The port of an earlier connection stays taken for a minute.
+/// Connects to a server behind this host, from the client's address. The client's port is used if it is free on this
+/// host. The port of an earlier connection stays in use for a minute.
 pub async fn connect(hooks: &Hooks, client: SocketAddr, server: SocketAddr) -> io::Result<TcpStream> {
     let is_taken = |kind| matches!(kind, io::ErrorKind::AddrNotAvailable | io::ErrorKind::AddrInUse);
     match connect_from(hooks, client, server).await {

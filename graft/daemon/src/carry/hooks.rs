@@ -1,5 +1,5 @@
-//! BPF hooks on cgroups: the daemon's own, and those that commands have asked for. All redirect connections to the
-//! same broker.
+//! BPF hooks on cgroups: the daemon's own hook, and those that commands have requested. All of them redirect
+//! connections to the same broker.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -25,17 +25,17 @@ use tokio::net::TcpSocket;
 
 use super::warn_on_error;
 
-/// Limit of hooks that commands have at the same time.
+/// Limit of concurrent hooks that commands have requested.
 const COMMANDS_MAX: usize = 64;
-/// Limit of cgroups that are remembered as being inside or outside of the daemon's own.
+/// Limit of cgroups for which it is remembered whether they are in the cgroup of the daemon's own hook.
 const KNOWN_MAX: usize = 4096;
 
-/// The hooks, and the state that each of them has to have.
+/// The BPF hooks, and the state that each of them must have.
 pub struct Hooks {
     config: Config,
     /// Cgroup of the daemon's own hook.
     cgroup: PathBuf,
-    /// Whether cgroups are in `cgroup`, by their IDs, which the kernel never uses twice.
+    /// Whether a cgroup is `cgroup` or below it, by the cgroup's ID, which the kernel never uses twice.
     inside: Mutex<HashMap<u64, bool>>,
     state: Mutex<HookState>,
 }
@@ -47,22 +47,22 @@ struct HookState {
     /// Ports whose connections are never redirected, whatever the rules say.
     plain: Vec<RangeInclusive<u16>>,
     commands: Vec<HookCommand>,
-    /// Hosts with a broker, as each hook knows them: this host's address towards each, and whether a carrier to it is
-    /// warm.
+    /// Hosts with a broker, as each hook knows them: the local address of the route to each, and whether a carrier to
+    /// it is ready ("warm").
     peers: BTreeMap<IpAddr, (IpAddr, bool)>,
-    /// Counters of the hooks of commands that have ended.
+    /// Sums of the counters of hooks whose commands have ended.
     past: BTreeMap<String, u64>,
-    /// Connections whose server sees the client's address while a guard exists, by the broker's address and the
-    /// server's port.
+    /// Connections whose server sees the client's address while a guard (`HookStatusText`) exists, by the broker's
+    /// address and the server's port.
     shown: HashSet<(SocketAddr, u16)>,
 }
 
 struct HookCommand {
     cgroup: PathBuf,
     hook: HookPrograms,
-    /// Rules by which the command's connections are redirected, if the command is a client.
+    /// Rules for redirecting the command's connections, if the command is a client.
     rules: Vec<Lead>,
-    /// Rules by which peers reach the command's servers, if it has any.
+    /// Rules for connections of peers to the command's servers, if it has any.
     serves: Vec<Lead>,
 }
 
@@ -102,7 +102,7 @@ impl Hooks {
         Ok(state.own.set_rules(&with_plain(&state.plain, rules))?)
     }
 
-    /// Sets the ports whose connections are not redirected from now on, whatever the rules say.
+    /// Sets the server ports to which connections are not redirected from now on, whatever the rules say.
     pub fn set_plain(&self, plain: Vec<RangeInclusive<u16>>) -> anyhow::Result<()> {
         let state = &mut *self.state.lock();
         if state.plain == plain {
@@ -123,12 +123,12 @@ impl Hooks {
         ports(rules.filter(|rule| !rule.in_place))
     }
 
-    /// Returns the ports of servers that commands run.
+    /// Returns the ports of servers that commands with a hook run.
     pub fn served_ports(&self) -> Vec<RangeInclusive<u16>> {
         ports(self.state.lock().commands.iter().flat_map(|command| &command.serves))
     }
 
-    /// Adds a hook for the processes of this cgroup, which stays until the cgroup is gone.
+    /// Adds a hook for the processes of this cgroup, which stays until the cgroup is removed or empty.
     pub fn add(&self, cgroup: &Path, side: SideSetting, leads: Vec<Lead>) -> anyhow::Result<()> {
         let mut state = self.state.lock();
         if state.commands.len() >= COMMANDS_MAX {
@@ -142,7 +142,7 @@ impl Hooks {
             SideSetting::Client => (leads, Vec::new()),
             SideSetting::Server => (Vec::new(), leads),
         };
-        // The new hook gets the present rules and peers before it is attached.
+        // The new hook gets the present rules and peers before it is attached, so that it redirects correctly at once.
         hook.set_rules(&with_plain(&state.plain, &rules))?;
         for (peer, (near, warm)) in &state.peers {
             hook.set_peer(*peer, *near, *warm)?;
@@ -152,7 +152,7 @@ impl Hooks {
         Ok(())
     }
 
-    /// Removes the hooks of cgroups that are gone or have no process any more.
+    /// Removes the hooks of cgroups that were removed or have no process any more.
     pub fn prune(&self) {
         let mut state = self.state.lock();
         let HookState { commands, past, .. } = &mut *state;
@@ -162,7 +162,7 @@ impl Hooks {
             let lives = events.is_ok_and(|events| events.lines().any(|line| line == "populated 1"));
             if !lives {
                 add_verdicts(past, &mut command.hook);
-                // The directory was made for the command, and is empty now.
+                // The cgroup's directory was made for the command, and is empty now.
                 let _ = std::fs::remove_dir(&command.cgroup);
             }
             lives
@@ -185,14 +185,15 @@ impl Hooks {
         is_inside || self.state.lock().commands.iter().any(|command| is_in(cgroup, &command.cgroup))
     }
 
-    /// Reports whether a command's server takes connections of this peer to this port.
+    /// Reports whether a command's rules let this peer connect to the command's server at this port.
     pub fn serves(&self, port: u16, peer: IpAddr) -> bool {
         let fits = |lead: &Lead| lead.ports.contains(&port) && millrace_graft_kernel::covers(lead.peer, peer);
         self.state.lock().commands.iter().flat_map(|command| &command.serves).any(fits)
     }
 
-    /// Updates the hosts with a broker in all hooks: `wanted` has all of them, and whether a carrier to each is warm.
-    /// `near` returns this host's address towards one, which is looked up again if `looks` is set.
+    /// Updates the hosts with a broker in all hooks: `wanted` has all hosts, and whether a carrier to each is ready
+    /// ("warm"). `near` returns the local address of the route to a host, and is called again for known hosts if
+    /// `looks` is set.
     pub fn set_peers(&self, wanted: &BTreeMap<IpAddr, bool>, looks: bool, near: impl Fn(IpAddr) -> IpAddr) {
         let mut state = self.state.lock();
         let gone: Vec<_> = state.peers.keys().copied().filter(|peer| !wanted.contains_key(peer)).collect();
@@ -204,7 +205,7 @@ impl Hooks {
         for (peer, warm) in wanted {
             let told = state.peers.get(peer).copied();
             let near = match told {
-                // The local address matters only for a warm peer.
+                // The local address is needed only for a host whose carrier is ready.
                 Some((near, was_warm)) if !warm || (was_warm && !looks) => near,
                 _ => near(*peer),
             };
@@ -212,7 +213,7 @@ impl Hooks {
                 continue;
             }
             let done = state.all().try_for_each(|hook| hook.set_peer(*peer, near, *warm));
-            // After a failure the next call tries again.
+            // If a hook cannot be updated, the next call tries again.
             if done.is_ok() {
                 state.peers.insert(*peer, (near, *warm));
             }
@@ -243,7 +244,8 @@ impl Hooks {
         self.state.lock().all().find_map(|hook| hook.arrival(from).ok().flatten())
     }
 
-    /// Tells the kernel that the connection from this address arrives here again when its SYN is repeated.
+    /// Tells the kernel that the connection from this address will be redirected to the broker again when its SYN is
+    /// repeated.
     pub fn expect(&self, from: SocketAddr, arrival: &RedirectedConnection) {
         warn_on_error(
             "a repeated SYN cannot be announced to the kernel",
@@ -251,19 +253,19 @@ impl Hooks {
         );
     }
 
-    /// Makes the server see this client's address as the other end, until the guard is dropped.
+    /// Makes the server see this client's address as the other end, until the returned guard is dropped.
     pub fn show(&self, guest: Guest, client: SocketAddr) -> anyhow::Result<HookStatusText<'_>> {
         let mut state = self.state.lock();
         let shown = HookStatusText { hooks: self, guest };
         state.shown.insert(key(guest));
         let done = state.all().try_for_each(|hook| hook.show(guest, client));
-        // On an error the guard is dropped, which needs the lock.
+        // On an error the guard is dropped, which locks the state again, so the lock is released here.
         drop(state);
         done?;
         Ok(shown)
     }
 
-    /// Reports whether a server sees a client's address instead of this address of the broker.
+    /// Reports whether the server of a connection sees its client's address instead of this address of the broker.
     pub fn is_shown(&self, guest: Guest) -> bool {
         self.state.lock().shown.contains(&key(guest))
     }
@@ -288,8 +290,8 @@ fn ports<'a>(rules: impl Iterator<Item = &'a Lead>) -> Vec<RangeInclusive<u16>> 
     ports
 }
 
-/// Puts rules that keep connections to the `plain` ports in place before `rules`. If the hook's table has no room for
-/// both, nothing is redirected.
+/// Puts rules that exclude connections to the `plain` ports from redirection before `rules`. If the hook's table has no
+/// space for both, nothing is redirected.
 fn with_plain(plain: &[RangeInclusive<u16>], rules: &[Lead]) -> Vec<Lead> {
     let in_place = |ports: RangeInclusive<u16>| Lead {
         peer: everybody(),
@@ -305,7 +307,7 @@ fn with_plain(plain: &[RangeInclusive<u16>], rules: &[Lead]) -> Vec<Lead> {
     }
 }
 
-/// Reports whether the cgroup is `top` or below it. The ID of a cgroup is the inode number of its directory.
+/// Reports whether the cgroup is `top` or below it. A cgroup's ID is the inode number of its directory.
 fn is_in(cgroup: u64, top: &Path) -> bool {
     let is_it = std::fs::metadata(top).is_ok_and(|about| about.ino() == cgroup);
     let below = || std::fs::read_dir(top).into_iter().flatten().flatten();
@@ -313,7 +315,7 @@ fn is_in(cgroup: u64, top: &Path) -> bool {
     is_it || below().filter(is_directory).any(|entry| is_in(cgroup, &entry.path()))
 }
 
-/// A guard: while it exists, the server sees the client's address.
+/// A guard: while it exists, the server sees the client's address as the other end.
 pub struct HookStatusText<'a> {
     hooks: &'a Hooks,
     guest: Guest,

@@ -1,6 +1,6 @@
-//! Connections from carriers to servers of this host: to listed ports only, and from clients that the peer's key
-//! stands for. A server that only this host can reach stays unreachable: its address has to be one at which the
-//! peer's carriers arrive, and its listener in a cgroup with a hook, unless a rule names the address.
+//! Connects streams of carriers to servers of this host: at listed ports only, and for clients that the peer's key may
+//! speak for. A server that only this host can reach stays unreachable. Its address must be one to which the peer makes
+//! carriers, and its listener must be in a cgroup with a hook, unless a rule names the address.
 
 use std::{
     io,
@@ -38,19 +38,19 @@ use super::{
     warm,
 };
 
-/// Time for a server to answer.
+/// Time limit for a server to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time to connect to a server on this host, whose firewall may block its own connections.
+/// Time limit for connecting to a server on this host, whose firewall may block the connection.
 const PATIENCE_ON_LO: Duration = Duration::from_secs(2);
 
-/// Limit of local ports that are tried because each has a connection to the same server already.
+/// Limit of local ports that are tried when each already has a connection to the same server.
 const PORT_TRIES: usize = 256;
 
-/// Serves a stream of a QUIC carrier.
+/// Serves one stream of a QUIC carrier.
 pub async fn serve(context: Arc<CarryContext>, far: Arc<CarrierPeer>, mut stream: CarrierStream) {
     match stream.first().await {
         Ok(CarryFrame::Data(bytes)) => warm::discard(stream, bytes.len() as u64).await,
-        // With an empty stream the peer asks whether anything comes back.
+        // With an empty stream the peer asks whether the carrier still works, so an answer is sent.
         Ok(CarryFrame::End) => stream.finish(),
         Ok(first) => begin(&context, &far, stream, first).await,
         Err(error) => {
@@ -60,8 +60,8 @@ pub async fn serve(context: Arc<CarryContext>, far: Arc<CarrierPeer>, mut stream
     }
 }
 
-/// Waits on a pool's connection until it gets a connection to serve. Before that, the peer may warm it up once, so
-/// that it cannot make this end send again and again.
+/// Waits on a pool's connection until it gets a connection to serve. Before that, the peer may exchange bytes that open
+/// the congestion window, but only once: otherwise it could make this end send without end.
 pub async fn wait(context: Arc<CarryContext>, far: Arc<CarrierPeer>, mut stream: CarrierStream) {
     let mut is_warm = false;
     loop {
@@ -71,7 +71,7 @@ pub async fn wait(context: Arc<CarryContext>, far: Arc<CarrierPeer>, mut stream:
                     return;
                 }
             }
-            // A late question about the connection that this stream carried before.
+            // The frame is a late question about the previous connection of this stream.
             Ok(CarryFrame::Ask | CarryFrame::Answer) if stream.asked.is_some() => {}
             Ok(first) => return begin(&context, &far, stream, first).await,
             Err(_) => return,
@@ -102,7 +102,7 @@ async fn begin(context: &CarryContext, far: &CarrierPeer, mut stream: CarrierStr
 async fn resume(context: &CarryContext, far: &CarrierPeer, stream: CarrierStream, id: u64, received: u64) {
     match context.table.find(&(far.peer.clone(), far.run, id)) {
         TunnelLookup::Live(streams) => drop(streams.send((stream, received)).await),
-        // All bytes were delivered, but the peer may not have received the last confirmation.
+        // All bytes were delivered, but the peer may not have received the last confirmation, so it is sent again.
         TunnelLookup::Finished(received) => {
             answer(stream, &[CarryFrame::Accepted { received }, CarryFrame::Confirm { delivered: received }])
                 .await;
@@ -118,8 +118,8 @@ async fn answer(mut stream: CarrierStream, frames: &[CarryFrame]) {
     }
 }
 
-/// Runs `work`, which connects to a server and may take long. No frame is read meanwhile, but an `Answer` now and
-/// then tells the other broker that its frames have arrived.
+/// Runs `work`, which connects to a server and may take long. No frame is read meanwhile, but an `Answer` at intervals
+/// tells the other broker that its frames have arrived.
 async fn telling<T>(stream: &mut CarrierStream, work: impl Future<Output = T>) -> T {
     tokio::pin!(work);
     // QUIC itself tells the peer that the carrier is alive, so nothing needs to be sent.
@@ -134,7 +134,7 @@ async fn telling<T>(stream: &mut CarrierStream, work: impl Future<Output = T>) -
                 }
             }
             sent = stream.sender.send(), if !stream.sender.is_empty() => {
-                // The carrier has failed. The peer resumes the connection on another stream.
+                // If the carrier has failed, the peer resumes the connection on another stream, so the work goes on.
                 if sent.is_err() {
                     return work.await;
                 }
@@ -151,8 +151,8 @@ async fn host(
 ) -> Result<PumpEnd, CarryReason> {
     let place = context.table.enter().ok_or(CarryReason::Busy);
     let key = (far.peer.clone(), far.run, open.id);
-    // A peer that resumes the connection before the server was reached waits on this channel, so the server is not
-    // connected to twice.
+    // A peer that resumes the connection before the server was reached waits on this channel, so that the server gets
+    // only one connection.
     let streams = context.table.host(key.clone());
     let reached = match &place {
         Ok(_) => telling(&mut stream, reach(context, far, &open)).await,
@@ -172,7 +172,7 @@ async fn host(
     let meter = TransferMeter::new(&context.purposes, kind, open.client.ip());
     let mut pump = TunnelPump::new(context, &local, stream, PumpRole::Server { streams }, meter);
     let ended = pump.run().await;
-    // Only a connection that ended regularly can be confirmed once more.
+    // Only a connection that ended regularly is remembered, to confirm its bytes once more.
     let received = matches!(ended, PumpEnd::Done).then_some(pump.received());
     context.table.finish(key, received);
     Ok(ended)
@@ -198,11 +198,11 @@ async fn reach<'a>(
     }
     let listener = find_listener(client.ip(), server)?;
     let owner = listener.map(|it| SocketOwner { uid: it.uid, gid: 0, mark: it.mark });
-    // Outside of cgroups with a hook the server would see this host as its client.
+    // If the listener's cgroup has no hook, the server would see this host's address as its client.
     if !is_named && listener.is_some_and(|it| !is_inside(context, it)) {
         return Err(CarryReason::NotListed);
     }
-    // The firewall judges the connection as if it came from the network.
+    // This host's firewall tests the connection as if it came from the network.
     if !context.openings.let_in(client, server, owner).await {
         return Err(CarryReason::NotListed);
     }
@@ -219,10 +219,10 @@ async fn reach<'a>(
             _ => io::ErrorKind::TimedOut,
         };
         match error {
-            // The local port has a connection to this server already, perhaps another program's, so the next one is
+            // The local port already has a connection to this server, perhaps another program's, so the next port is
             // tried.
             io::ErrorKind::AddrNotAvailable => {}
-            // A listener exists but the SYN has not reached it, so this host's firewall has dropped the SYN.
+            // A listener exists but has not received the SYN, so this host's firewall has dropped it.
             _ if is_judged => {
                 context.openings.note_unreached(server);
                 return Err(CarryReason::NotListed);
@@ -235,8 +235,8 @@ async fn reach<'a>(
     Err(CarryReason::Unreachable)
 }
 
-/// Connects to a server behind this host. The server sees the client's own address: the kernel would not
-/// route packets to another address back here.
+/// Connects to a server behind this host, always from the client's own address: the kernel would not route answers to
+/// any other address back to the broker.
 async fn reach_behind(
     context: &CarryContext,
     far: &CarrierPeer,
@@ -260,8 +260,8 @@ async fn reach_behind(
     }
 }
 
-/// Returns the address that the server sees as the client: the claimed one if the peer's key stands for it, and
-/// otherwise the address that its carrier comes from, as with NAT.
+/// Returns the address that the server sees as the client: the claimed one if the peer's key may speak for it, and
+/// otherwise the address that the peer's carrier comes from, as with NAT.
 fn client_of(context: &CarryContext, far: &CarrierPeer, open: &OpenFrame) -> Result<SocketAddr, CarryReason> {
     let said = open.client.ip();
     let remote = far.remote;
@@ -278,7 +278,7 @@ fn is_listed(context: &CarryContext, port: u16, client: IpAddr) -> bool {
     context.servers.read().iter().any(|rule| rule.is_for(port, client)) || context.hooks.serves(port, client)
 }
 
-/// Reports whether a rule names the server's address.
+/// Reports whether a rule of the settings names the server's address.
 fn is_named(context: &CarryContext, server: SocketAddr, client: IpAddr) -> bool {
     let names =
         |rule: &RuleSetting| rule.is_for(server.port(), client) && rule.addresses.contains(&server.ip());
@@ -287,7 +287,7 @@ fn is_named(context: &CarryContext, server: SocketAddr, client: IpAddr) -> bool 
 
 /// Returns the listening socket, or `None` if nobody listens and the connection is refused anyway.
 fn find_listener(client: IpAddr, server: SocketAddr) -> Result<Option<ListeningSocket>, CarryReason> {
-    // With client port 0 the kernel finds the listener, and no established connection.
+    // With client port 0 the kernel finds the listener, and never an established connection.
     listener(SocketAddr::new(client, 0), server).map_err(|error| {
         warn!(%server, "cannot connect to the server: the kernel does not report its listener: {error}");
         CarryReason::NotListed
@@ -299,8 +299,8 @@ fn is_inside(context: &CarryContext, listener: ListeningSocket) -> bool {
     listener.cgroup.is_none_or(|id| tokio::task::block_in_place(|| context.hooks.have(id)))
 }
 
-/// Reports whether the address is on one of this host's interfaces. A test by binding would be wrong, since a
-/// host may be set to allow binding to foreign addresses.
+/// Reports whether the address is on one of this host's interfaces. Binding a socket would be no reliable test, since a
+/// host may permit binding to foreign addresses.
 fn is_here(address: IpAddr) -> bool {
     let Ok(all) = nix::ifaddrs::getifaddrs() else { return false };
     all.filter_map(|interface| interface.address).any(|storage| {

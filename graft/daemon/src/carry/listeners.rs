@@ -14,11 +14,11 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tracing::warn;
 
 const BACKLOG: u32 = 4096;
-/// Addresses that no host has (RFC 7600, RFC 6666), for listeners that nobody can connect to.
+/// Addresses that are assigned to no host (RFC 7600, RFC 6666), for listeners that nobody can connect to.
 const NOBODY4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
 const NOBODY6: Ipv6Addr = Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 1);
 
-/// Listening sockets on loopback (IPv6 where there is any), or at addresses that nobody can connect to.
+/// Listening sockets on loopback (also IPv6 where the host has it), or at addresses that nobody can connect to.
 pub struct Listeners {
     v4: TcpListener,
     v6: Option<TcpListener>,
@@ -63,14 +63,14 @@ impl Listeners {
         }
     }
 
-    /// Accepts the next connection. Errors are logged, and it tries again.
+    /// Accepts the next connection. Errors are logged, and the accept is tried again.
     pub async fn next(&self) -> (TcpStream, SocketAddr) {
         loop {
             match self.accept().await {
                 Ok((local, from)) => return (local, canonical(from)),
                 Err(error) => {
                     warn!("a redirected connection cannot be accepted: {error}");
-                    // The usual cause is a lack of descriptors.
+                    // The usual cause is that this process has no free file descriptors.
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }
@@ -95,7 +95,7 @@ fn listen(at: SocketAddr, transparent: bool) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Returns the address in the form that the kernel uses: an IPv4-mapped one becomes IPv4.
+/// Returns the address in the form that the kernel uses: an IPv4-mapped IPv6 address becomes IPv4.
 pub fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }

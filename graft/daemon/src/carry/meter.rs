@@ -1,4 +1,5 @@
-//! The meter of one tunnelled connection counts its bytes and turns, and reports them to [`Purposes`] at the end.
+//! The meter of one tunnelled connection. It counts bytes and turns (requests after an answer), and reports them to
+//! [`Purposes`] at the end.
 
 use std::sync::Arc;
 
@@ -13,12 +14,12 @@ pub struct TransferMeter {
     purposes: Arc<Purposes>,
     kind: TrafficClass,
     expected: Expected,
-    /// A number that stands for the other host.
+    /// A number that identifies the other host.
     peer: u64,
     flow: FlowFigures,
-    /// True if the server has sent since the client last did.
+    /// True if the server has sent bytes since the client last did.
     was_answered: bool,
-    /// Number of times that the client has sent again after an answer.
+    /// Number of turns: how often the client has sent again after an answer.
     turns: u32,
 }
 
@@ -35,17 +36,17 @@ impl TransferMeter {
         }
     }
 
-    /// Returns the purpose that was expected when the connection began.
+    /// Returns the purpose that was predicted when the connection began.
     pub fn expected(&self) -> &Expected {
         &self.expected
     }
 
-    /// Reports whether the streams of other connections should be sent first, since this one does not mind delay.
+    /// Reports whether the streams of other connections should be sent first, since this connection tolerates delay.
     pub fn yields(&self) -> bool {
         self.expected.profile == TrafficProfile::Insensitive
     }
 
-    /// Counts bytes from the application at this end (`is_own`) or the other one.
+    /// Counts bytes from the application at this end (`is_own`) or at the other end.
     pub fn note(&mut self, is_own: bool, bytes: &[u8]) {
         let by_client = is_own == self.kind.is_client;
         let length = bytes.len() as u64;
@@ -64,7 +65,7 @@ impl TransferMeter {
         self.turns
     }
 
-    /// Records the flow of a connection that is over and was established.
+    /// Records the counts of an established connection that is over.
     pub fn end(&mut self) {
         let flow = FlowFigures { turns: Some(self.turns), ..self.flow };
         self.purposes.note(self.kind.clone(), self.peer, flow);

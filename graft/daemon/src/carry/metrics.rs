@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 use millrace_daemon::openmetrics::Out;
 use millrace_graft::status::{CarrierStatus, CarryStatus};
 
-/// Sums by peer and kind of carrier, in the order of their names.
+/// Sums of counters by peer and kind of carrier, sorted by name.
 type CarrierSums<'a> = BTreeMap<(&'a str, &'a str), u64>;
 
 const STATES: [&str; 4] = ["warm", "suspect", "full", "cold"];
@@ -55,7 +55,7 @@ pub fn encode(carry: &CarryStatus, out: &mut Out<'_>) -> fmt::Result {
         let count = carry.carriers.iter().filter(|it| it.state == *state).count() as u64;
         ([("state", *state)], count)
     });
-    out.gauges("carriers", "Carriers by state: warm, suspect (nothing comes back), full, cold", carriers)?;
+    out.gauges("carriers", "Carriers by state: warm, suspect (nothing arrives), full, cold", carriers)?;
     out.gauge("carried_connections", "Connections that carriers tunnel now", None, carry.connections)?;
     out.gauge(
         "carried_kept_bytes",

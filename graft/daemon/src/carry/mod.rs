@@ -1,12 +1,13 @@
-//! The broker, which tunnels applications' TCP connections. The kernel redirects chosen connections to it
-//! ([`hooks`]). It accepts them ([`led`], or [`strict`] where the application has to wait for the server), and each
-//! becomes a stream of a carrier to the peer's broker ([`carriers`]). That broker connects to the server ([`host`]),
-//! if the [`firewall`] of both hosts lets the connection begin ([`openings`]). Connections of hosts behind this one
-//! arrive by [`behind`]. [`pump`] moves the bytes at both ends. The format of a stream is in `millrace-graft-proto`.
+//! The broker, which tunnels applications' TCP connections. The kernel redirects chosen connections to it ([`hooks`]).
+//! It accepts them ([`led`], or [`strict`] where the application has to wait for the server), and forwards each on a
+//! stream of a carrier to the peer's broker ([`carriers`]). That broker connects to the server ([`host`]), if the
+//! [`firewall`] of both hosts accepts the connection's first packets ([`openings`]). Connections of hosts behind this
+//! one arrive by [`behind`]. [`pump`] moves the bytes at both ends. The format of a stream is in
+//! `millrace-graft-proto`.
 //!
-//! A [`carrier`] is a QUIC connection ([`dial`]), or a [`pool`] of TCP connections: the caller keeps it
-//! ([`keep`]), and the called end accepts its connections ([`take`]). [`tcp`] is their handshake, [`record`]
-//! and [`socket`] move their bytes, and [`stream`] is the part of either kind that carries one connection.
+//! A [`carrier`] is a QUIC connection ([`dial`]), or a [`pool`] of TCP connections: the connecting end maintains it
+//! ([`keep`]), and the listening end accepts its connections ([`take`]). [`tcp`] is their handshake, [`record`] and
+//! [`socket`] move their bytes, and [`stream`] is the part of either kind that carries one connection.
 //!
 //! [`meter`] counts the bytes of a connection. [`purposes`] predicts from that how the next one will be used.
 
@@ -78,7 +79,7 @@ use self::{
 };
 use super::tls::Tls;
 
-/// Number of descriptors that are kept for everything but tunnelled connections.
+/// Number of file descriptors that are reserved for everything but tunnelled connections.
 const OTHER_DESCRIPTORS: u64 = 256;
 
 /// The broker, which tunnels connections until it is dropped. Tunnelled connections are reset then.
@@ -88,19 +89,19 @@ pub struct TunnelBroker {
     strict: Arc<Strict>,
     endpoint: Option<Endpoint>,
     tls: Arc<RwLock<Tls>>,
-    /// Redirection rules as the kernel has them. They change when cgroups come and go.
+    /// Redirection rules that were last given to the kernel. They change when cgroups are added or removed.
     leads: Mutex<Vec<Lead>>,
-    /// Tasks that call each peer, with the peer's settings at their start.
+    /// Tasks that connect to each peer, with the peer's settings at the start of its tasks.
     calls: Mutex<BTreeMap<String, (AgreementPeer, Vec<AbortHandle>)>>,
     tasks: Mutex<JoinSet<()>>,
 }
 
 impl TunnelBroker {
-    /// Starts the broker, if the settings have [carry] and [agreement]. `kinds` has statistics of past connections,
-    /// to which connections that end here are added.
+    /// Starts the broker, if the settings have [carry] and [agreement]. `kinds` has statistics of past connections, to
+    /// which each connection that ends is added.
     ///
     /// # Errors
-    /// A key is not usable, an address cannot be listened on, or the kernel refuses a hook.
+    /// A key is not usable, the broker cannot listen on an address, or the kernel rejects a hook.
     pub fn start(
         settings: &Settings,
         cgroup: &Path,
@@ -113,7 +114,7 @@ impl TunnelBroker {
             Some(at) => Some(dial::endpoint(at, Some(dial::server_config(&tls, carry)?))?),
             None => None,
         };
-        // Missing kernel features are reported at the start, and not with the first call.
+        // Missing kernel features are reported at the start, and not with the first connection to a peer.
         tcp::check(&carry.carriers, &carry.pool)?;
         let pools = carry.listen.map_or(Ok(Vec::new()), |at| tcp::listen(at, &carry.carriers))?;
         let listeners = Listeners::bind()?;
@@ -174,7 +175,7 @@ impl TunnelBroker {
         Ok(Some(broker))
     }
 
-    /// Applies changed rules and peers. Connections with peers that stay go on.
+    /// Applies changed rules and peers. Connections with peers that are unchanged continue.
     pub fn apply(&self, settings: &Settings) -> anyhow::Result<()> {
         let agreement = settings.agreement.as_ref().context("no [agreement]")?;
         let tls = Tls::new(agreement)?;
@@ -182,7 +183,7 @@ impl TunnelBroker {
             endpoint.set_server_config(Some(dial::server_config(&tls, &self.carry)?));
         }
         let leads = redirect_rules(settings)?;
-        // The ports that stay plain are set before the rules, so that no connection is redirected by mistake.
+        // The ports that must stay plain TCP are set before the rules, so that no connection is redirected by mistake.
         self.follow_firewall(&leads)?;
         self.context.hooks.set_rules(&leads)?;
         self.context.gateway.as_ref().map_or(Ok(()), |gateway| gateway.set_rules(&leads))?;
@@ -212,7 +213,8 @@ impl TunnelBroker {
         Ok(())
     }
 
-    /// Calls the peer by each kind and address in a task of its own, so that another route is ready when one fails.
+    /// Connects to the peer by each kind of carrier and at each address, in a task for each, so that another route is
+    /// ready when one fails.
     fn call_by_all_ways(&self, tls: &Tls, peer: &AgreementPeer) -> anyhow::Result<Vec<AbortHandle>> {
         let mut handles = Vec::new();
         for (place, kind) in self.carry.carriers.iter().copied().enumerate() {
@@ -243,24 +245,25 @@ impl TunnelBroker {
         Ok(handles)
     }
 
-    /// Adds a hook for the processes of a cgroup, with a rule of its own, until the cgroup is gone.
+    /// Adds a hook for the processes of a cgroup, with a rule for this hook only, until the cgroup is removed or empty.
     pub fn hook(&self, cgroup: &Path, side: SideSetting, leads: Vec<Lead>) -> anyhow::Result<()> {
         self.follow_firewall(&leads)?;
         self.context.hooks.add(cgroup, side, leads)
     }
 
-    /// Makes the kernel leave connections in place that this host's firewall does not let be tunnelled, for the
-    /// present rules and `leads`.
+    /// Updates the server ports that the kernel does not redirect because this host's firewall forces them to be plain
+    /// TCP, for the present rules and `leads`.
     fn follow_firewall(&self, leads: &[Lead]) -> anyhow::Result<()> {
         let mut ports = self.context.hooks.ports();
         ports.extend(leads.iter().filter(|lead| !lead.in_place).map(|lead| lead.ports.clone()));
         self.context.hooks.set_plain(self.context.openings.plain_ports(&ports))
     }
 
-    /// Does the periodic work, about once a second. `leads` are the present redirection rules.
+    /// Does the periodic work, about once a second. `leads` are the redirection rules that the settings and cgroups
+    /// require now.
     pub fn tick(&self, leads: Vec<Lead>) {
         self.context.hooks.prune();
-        // The addresses by which this host reaches a peer may change while its carriers stay.
+        // The local addresses of the routes to a peer may change while its carriers stay open.
         self.context.carriers.refresh();
         self.context.gateway.iter().for_each(|gateway| gateway.tick());
         if let Err(error) = self.follow_firewall(&[]) {
@@ -276,8 +279,8 @@ impl TunnelBroker {
         }
     }
 
-    /// Applies changed cgroups to the rules. The gateway has no rules for single cgroups, so it is not
-    /// updated.
+    /// Applies the redirection rules after cgroups were added or removed. The gateway has no rules for single cgroups,
+    /// so it is not updated.
     fn follow_cgroups(&self, now: Vec<Lead>) -> anyhow::Result<()> {
         let mut told = self.leads.lock();
         if now != *told {
@@ -296,7 +299,7 @@ impl TunnelBroker {
         self.context.watch.take()
     }
 
-    /// Returns the addresses of hosts with a broker, and whether a carrier to each is warm.
+    /// Returns the addresses of hosts with a broker, and whether a carrier to each is ready ("warm").
     pub fn warmth(&self) -> BTreeMap<IpAddr, bool> {
         self.context.carriers.warmth()
     }
@@ -334,7 +337,7 @@ impl TunnelBroker {
 
 impl Drop for TunnelBroker {
     fn drop(&mut self) {
-        // The hooks go first, so that no connection arrives while the carriers are closed.
+        // The hooks are detached first, so that no connection is redirected here while the carriers are closed.
         self.context.hooks.detach();
         self.context.gateway.iter().for_each(|gateway| gateway.detach());
         if let Some(endpoint) = &self.endpoint {
@@ -368,7 +371,8 @@ fn run() -> anyhow::Result<u64> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// Raises the limit of descriptors. Returns the number of connections that it is enough for, at most `connections`.
+/// Raises the limit of file descriptors. Returns the number of connections that the limit suffices for, at most
+/// `connections`.
 fn descriptors(connections: usize) -> anyhow::Result<usize> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;

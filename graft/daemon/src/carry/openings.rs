@@ -1,6 +1,7 @@
-//! Asks the firewall of this host whether connections may be tunnelled. The first packets of a connection, a SYN and
-//! its answer, pass netfilter with their true addresses and owner, and end behind it. A connection whose first
-//! packets do not pass stays plain TCP, and the firewall judges it as usual. Without a firewall no packet is sent.
+//! Asks the firewall of this host whether connections may be tunnelled. For each connection the broker sends a SYN and
+//! its answer through netfilter, with the true addresses and owner. They are dropped after the last hook that could
+//! reject them. A connection whose first packets do not pass stays plain TCP, and the firewall handles it as usual.
+//! Without a firewall no packet is sent.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -31,27 +32,27 @@ use super::{
     syn,
 };
 
-/// IPPROTO_RAW: the kernel takes packets with their IP header.
+/// IPPROTO_RAW: a socket of this protocol sends packets that include their IP header.
 const PROTOCOL_RAW: i32 = 255;
-/// Time for a packet to pass INPUT. Mostly it has passed before the first check.
+/// Time limit for a test packet to pass INPUT. Mostly it has passed before the first check.
 const PATIENCE: Duration = Duration::from_millis(250);
-/// Interval of checks whether a packet has passed.
+/// Interval of checks whether a test packet has passed.
 const LOOK: Duration = Duration::from_millis(1);
-/// Time for which connections to a server stay plain TCP after this host's firewall has kept the broker from that
-/// server.
+/// Time for which connections to a server stay plain TCP after this host's firewall has blocked the broker's own
+/// connection to that server.
 const UNREACHED: Duration = Duration::from_secs(60);
 const UNREACHED_MOST: usize = 1024;
 
 macro_rules! verdicts {
     ($($(#[$doc:meta])* $name:ident = $text:literal),* $(,)?) => {
-        /// The firewall's answer for a connection.
+        /// The firewall's verdict on a connection.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Verdict { $($(#[$doc])* $name),* }
 
         impl Verdict {
             pub const ALL: &[Self] = &[$(Self::$name),*];
 
-            /// Returns the name in status, metrics and documentation.
+            /// Returns the verdict's name in status, metrics and documentation.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$name => $text),* }
             }
@@ -60,33 +61,33 @@ macro_rules! verdicts {
 }
 
 verdicts! {
-    /// The host has no firewall, so the connection is carried.
+    /// The host has no firewall, so the connection is tunnelled.
     NoFirewall = "no-firewall",
-    /// The firewall lets the connection begin, so it is carried.
+    /// The firewall accepts the connection's first packets, so the connection is tunnelled.
     Passes = "passes",
-    /// OUTPUT or POSTROUTING does not let the first packet pass, or queues it for a program.
+    /// OUTPUT or POSTROUTING drops the first packet, or queues it for a program in user space.
     Output = "output",
-    /// PREROUTING or INPUT does not let the first packet pass.
+    /// PREROUTING or INPUT does not accept the first packet.
     Input = "input",
     /// The firewall changes the addresses or ports of the first packet (NAT).
     Translated = "translated",
-    /// A rule judges more than the first packets of connections.
+    /// A rule examines more than the first packets of connections, so the connection stays plain TCP.
     Rule = "rule",
-    /// This host cannot reach its own server past its firewall.
+    /// This host's firewall blocks the broker's connections to the host's own server.
     Loopback = "loopback",
-    /// The firewall cannot be asked. The log says why at level debug.
+    /// The firewall's verdict cannot be determined. The log says why at level debug.
     Failed = "failed",
 }
 
-/// Asks the firewall about connections, and counts its answers.
+/// Determines whether the firewall accepts connections, and counts its verdicts.
 pub struct TunnelOpenings {
     kernel: Kernel,
-    /// The listeners at which first packets end that come in.
+    /// Listeners that receive the incoming test packets that have passed INPUT.
     _ends: Listeners,
     firewall: Mutex<FirewallRules>,
-    /// Rules that were logged and still exist.
+    /// Firewall rules that were logged and still exist.
     named: Mutex<Vec<String>>,
-    /// Servers of this host that the firewall kept the broker from, with the time.
+    /// Servers of this host that the firewall blocks for the broker's own connections, with the time of the attempt.
     unreached: Mutex<HashMap<SocketAddr, Instant>>,
     counts: [AtomicU64; Verdict::ALL.len()],
 }
@@ -105,8 +106,7 @@ impl TunnelOpenings {
         Ok(Self { kernel, _ends: ends, firewall, named, unreached, counts: Default::default() })
     }
 
-    /// Reports whether OUTPUT lets a connection of one of this host's applications begin, and INPUT the server's
-    /// answer.
+    /// Reports whether OUTPUT accepts a connection of one of this host's applications, and INPUT the server's answer.
     pub async fn let_out(&self, client: SocketAddr, server: SocketAddr, owner: SocketOwner) -> bool {
         let verdict = match self.ask_first(server, ConnectionEnd::Client) {
             Some(verdict) => verdict,
@@ -115,7 +115,7 @@ impl TunnelOpenings {
         self.count(verdict, client, server)
     }
 
-    /// Reports whether INPUT lets a connection to one of this host's servers begin, and OUTPUT the answer of its
+    /// Reports whether INPUT accepts a connection to one of this host's servers, and OUTPUT the answer of the server's
     /// `owner`, which is `None` if nobody listens.
     pub async fn let_in(&self, client: SocketAddr, server: SocketAddr, owner: Option<SocketOwner>) -> bool {
         let verdict = match self.ask_first(server, ConnectionEnd::Server) {
@@ -125,12 +125,12 @@ impl TunnelOpenings {
         self.count(verdict, client, server)
     }
 
-    /// Reports whether this host has a firewall, which may also judge packets on loopback.
+    /// Reports whether this host has a firewall, which may also examine packets on loopback.
     pub fn has_firewall(&self) -> bool {
         self.firewall.lock().is_there()
     }
 
-    /// Remembers for a while that this host's firewall keeps the broker from a server of this host.
+    /// Remembers for `UNREACHED` that this host's firewall blocks the broker's connections to a server of this host.
     pub fn note_unreached(&self, server: SocketAddr) {
         let mut unreached = self.unreached.lock();
         if unreached.len() < UNREACHED_MOST {
@@ -140,7 +140,7 @@ impl TunnelOpenings {
         warn!(%server, "the firewall blocks connections of this host to its own server on lo, so connections to the server are plain TCP: add a rule that accepts input from lo");
     }
 
-    /// Returns the verdict, if it is certain before any packet is sent.
+    /// Returns the verdict, if it is known without a test packet.
     fn ask_first(&self, server: SocketAddr, end: ConnectionEnd) -> Option<Verdict> {
         let mut firewall = self.firewall.lock();
         firewall.refresh();
@@ -178,15 +178,15 @@ impl TunnelOpenings {
     ) -> anyhow::Result<Verdict> {
         let theirs = number()?;
         let ours = number()?;
-        // The client's SYN comes first here, and then the server's answer.
+        // At the server's end the client's SYN is tested first, and then the server's answer.
         match (self.take(client, server, theirs, None).await?, owner) {
             (Verdict::Passes, Some(owner)) => self.send(server, client, owner, ours, Some(theirs)),
             (verdict, _) => Ok(verdict),
         }
     }
 
-    /// Sends a first packet, and reports whether it passes. A packet that waits for a program to judge it counts as
-    /// blocked.
+    /// Sends a test packet, and reports whether it passes the firewall. A packet that waits for a verdict of a program
+    /// in user space counts as blocked.
     fn send(
         &self,
         from: SocketAddr,
@@ -199,20 +199,20 @@ impl TunnelOpenings {
         let packet = syn::packet(from.ip(), to.ip(), &segment)
             .context("the addresses of client and server are of different families")?;
         let protocol = Some(Protocol::from(PROTOCOL_RAW));
-        // The socket belongs to the owner whom the firewall's rules may match.
+        // The socket belongs to the application's user, whom the firewall's rules may match.
         let socket = socket_of(owner, || Socket::new(Domain::for_address(to), Type::RAW, protocol))?;
         self.kernel.watch(socket.as_fd())?;
-        // Every send fails, since the packet ends behind the firewall. A raw IPv6 socket takes no port.
+        // Every send fails, since a BPF program drops the packet after the firewall. A raw IPv6 socket rejects a port.
         let _ = socket.send_to(&packet, &SocketAddr::new(to.ip(), 0).into());
         Ok(match self.kernel.passed_out(socket.as_fd())? {
             Some(ends) if ends == (from, to) => Verdict::Passes,
-            // The packet has other addresses or ports than it was sent with.
+            // The packet left with other addresses or ports than it was sent with, so NAT has changed it.
             Some(_) => Verdict::Translated,
             None => Verdict::Output,
         })
     }
 
-    /// Injects a first packet as if the other end had sent it, and reports whether it passes.
+    /// Injects a test packet as if the other end had sent it, and reports whether it passes the firewall.
     async fn take(
         &self,
         from: SocketAddr,
@@ -238,7 +238,7 @@ impl TunnelOpenings {
         }
     }
 
-    /// Counts the verdict. Returns whether the connection may be tunnelled.
+    /// Counts the verdict. Returns whether it permits tunnelling the connection.
     fn count(&self, verdict: Verdict, client: SocketAddr, server: SocketAddr) -> bool {
         self.counts[verdict as usize].fetch_add(1, Relaxed);
         let passes = matches!(verdict, Verdict::Passes | Verdict::NoFirewall);
@@ -248,7 +248,7 @@ impl TunnelOpenings {
         passes
     }
 
-    /// Returns those of the ports to which connections of this host have to be plain TCP.
+    /// Returns the ports among `wanted` to which connections of this host have to be plain TCP.
     pub fn plain_ports(&self, wanted: &[RangeInclusive<u16>]) -> Vec<RangeInclusive<u16>> {
         let mut firewall = self.firewall.lock();
         firewall.refresh();
@@ -261,8 +261,8 @@ impl TunnelOpenings {
         plain
     }
 
-    /// Returns the rules that force connections to be plain TCP: those of clients to the first ports, and those
-    /// of servers with the second ports.
+    /// Returns the rules that force connections to be plain TCP: for clients that connect to the first ports, and for
+    /// servers at the second ports.
     fn rules(&self, ports: [&[RangeInclusive<u16>]; 2]) -> Vec<String> {
         let firewall = self.firewall.lock();
         let mut all = Vec::new();
@@ -286,7 +286,7 @@ impl TunnelOpenings {
         let mut named = self.named.lock();
         for rule in rules.iter().filter(|rule| !named.contains(rule)) {
             warn!(
-                "connections are plain TCP because of a firewall rule that judges more than their first packets: {rule}"
+                "connections are plain TCP because of a firewall rule that examines more than their first packets: {rule}"
             );
         }
         *named = rules;
@@ -310,7 +310,7 @@ impl TunnelOpenings {
     }
 }
 
-/// Returns a random initial sequence number.
+/// Returns a random initial sequence number for a test packet.
 fn number() -> anyhow::Result<u32> {
     let mut bytes = [0; 4];
     SystemRandom::new().fill(&mut bytes).map_err(|_| anyhow::anyhow!("the system has no random numbers"))?;

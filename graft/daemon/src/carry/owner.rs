@@ -1,4 +1,4 @@
-//! Creates sockets that belong to another user, as firewalls see it.
+//! Creates sockets that belong to another user, as netfilter sees it.
 
 use std::{io, os::fd::AsFd};
 
@@ -6,7 +6,7 @@ use millrace_graft_kernel::hook::SocketOwner;
 use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 use socket2::SockRef;
 
-/// The user and group as which this thread creates files and sockets. Dropping this restores the previous ones.
+/// The user and group as which this thread creates files and sockets. Dropping this value restores the previous ones.
 struct Guise(Uid, Gid);
 
 impl Guise {
@@ -31,8 +31,8 @@ impl Drop for Guise {
     }
 }
 
-/// Creates a socket that belongs to this owner: netfilter's `skuid`, `skgid` and `mark`, and routing rules, see the
-/// owner in what the socket sends.
+/// Creates a socket that belongs to this owner: netfilter's `skuid`, `skgid` and `mark`, and routing rules, match the
+/// owner for packets that the socket sends.
 ///
 /// # Errors
 /// The socket cannot be created, or this process may not act as that owner.

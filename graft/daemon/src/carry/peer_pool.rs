@@ -1,4 +1,5 @@
-//! Pools that this host makes to a peer: as many connections as the settings want, for as long as they name the peer.
+//! Maintains the pools that this host makes to a peer, with as many connections as the settings want, for as long as
+//! they name the peer.
 
 use std::{net::SocketAddr, os::fd::AsFd as _, sync::Arc, time::Duration};
 
@@ -23,10 +24,10 @@ const PAUSE_LEAST: Duration = Duration::from_millis(200);
 const PAUSE_MOST: Duration = Duration::from_secs(10);
 /// Interval at which a pool is checked, and pause after a failed connection.
 const LOOK: Duration = Duration::from_millis(500);
-/// Limit of concurrent handshakes.
+/// Limit of concurrent TLS handshakes for a pool.
 const CALLS_MAX: usize = 16;
 
-/// The peer of a pool, how to call it, and the limits of the pool.
+/// The peer of a pool, the address and credentials to connect with, and the limits of the pool.
 pub struct PeerKeeper {
     pub context: Arc<CarryContext>,
     pub peer: AgreementPeer,
@@ -36,7 +37,7 @@ pub struct PeerKeeper {
     pub limits: settings::PoolSettings,
 }
 
-/// Keeps a pool to the peer full, until the settings do not name the peer any more.
+/// Maintains a full pool to the peer, until the settings do not name the peer any more.
 pub async fn keep(keeper: PeerKeeper) {
     let keeper = Arc::new(keeper);
     let mut pause = PAUSE_LEAST;
@@ -46,8 +47,8 @@ pub async fn keep(keeper: PeerKeeper) {
                 let why = keeper.clone().hold(&carrier.far, &pool).await;
                 pool.close();
                 keeper.context.carriers.remove(&carrier, why.to_owned());
-                // If nothing was received, the peer has closed the connection after the handshake, since it has as
-                // many from this host as it may. Then a pause follows.
+                // If nothing was received, the peer has closed the connection after the handshake because this host has
+                // as many connections as it may. A pause follows in that case.
                 if carrier.last_arrival() > 0 {
                     pause = PAUSE_LEAST;
                     continue;
@@ -70,8 +71,8 @@ impl PeerKeeper {
         tcp::call(self.way.kind, self.at, self.config.clone(), &self.limits, self.context.run, exempt).await
     }
 
-    /// Makes the first connection of the pool, and a carrier that uses it at once. Returns `None` if the
-    /// settings do not name the peer any more.
+    /// Makes the first connection of the pool, and a carrier that can be used at once. Returns `None` if the settings
+    /// do not name the peer any more.
     async fn begin(&self) -> anyhow::Result<Option<(Arc<PeerCarrier>, Arc<ConnectionPool>)>> {
         let met = self.call().await?;
         let peer = self.peer.name.clone();
@@ -84,7 +85,7 @@ impl PeerKeeper {
         Ok(self.context.carriers.add(carrier).map(|carrier| (carrier, pool)))
     }
 
-    /// Keeps enough connections in the pool until it has ended, and returns why it did.
+    /// Maintains enough connections in the pool until the pool has ended, and returns the reason for its end.
     async fn hold(self: Arc<Self>, far: &CarrierPeer, pool: &Arc<ConnectionPool>) -> &'static str {
         let mut calls = JoinSet::new();
         let mut not_before = Instant::now();
@@ -117,7 +118,7 @@ impl PeerKeeper {
         }
     }
 
-    /// Adds one connection to the pool. Returns false if the peer's broker was restarted.
+    /// Adds one connection to the pool. Returns false if the peer's broker was restarted, so that the pool is obsolete.
     async fn one_more(self: Arc<Self>, pool: Arc<ConnectionPool>, run: u64) -> anyhow::Result<bool> {
         let met = self.call().await?;
         if met.run != run {
@@ -125,7 +126,7 @@ impl PeerKeeper {
         }
         pool.note_rtt(met.rtt);
         let mut stream = stream(&pool, met)?;
-        // A pool that has grown is in use, so the data itself opens the windows of further connections.
+        // A pool that has grown is in use, so the connections' own data opens the congestion windows.
         if pool.is_small() {
             warm::exchange(&mut stream, self.context.warm).await?;
         }
@@ -140,7 +141,7 @@ fn stream(pool: &Arc<ConnectionPool>, met: AuthenticatedConnection) -> anyhow::R
     let Some(halves) = halves(&socket, &met.secrets) else {
         bail!("the cipher of the handshake is not supported")
     };
-    // A stream must not keep its pool alive.
+    // A stream must not own the pool it returns to, so it has a weak reference.
     let home = Arc::downgrade(pool);
     let home: Home = Arc::new(move |stream| {
         if let Some(pool) = home.upgrade() {

@@ -1,5 +1,5 @@
-//! Pools of connections to a peer's broker by TCP, MPTCP or SCTP. Each carries one application's connection at a
-//! time: the kernel gives back-pressure, and no connection waits for lost packets of another.
+//! Pools of connections to a peer's broker by TCP, MPTCP or SCTP. Each carries one application's connection at a time:
+//! the kernel provides back-pressure, and no connection waits for lost packets of another one.
 
 use std::{
     sync::{
@@ -19,21 +19,21 @@ use super::{
     stream::CarrierStream,
 };
 
-/// Time without use after which a surplus connection is closed.
+/// Time without use after which a connection beyond the pool's minimum is closed.
 const IDLE: Duration = Duration::from_secs(30);
 
 /// A pool of connections to one peer's broker.
 pub struct ConnectionPool {
     limits: settings::PoolSettings,
     pub crowd: Arc<SocketGroup>,
-    /// Idle connections, the most recently used last. Each has a permit of `free`.
+    /// Idle connections, the most recently used last. For each one the semaphore `free` has a permit.
     idle: Mutex<Vec<(CarrierStream, Instant)>>,
     free: Semaphore,
     /// Number of tasks that wait for a connection.
     waiting: AtomicUsize,
-    /// Round trip in microseconds, which the latest connection has measured.
+    /// Round trip in microseconds, as measured on the latest connection.
     rtt_us: AtomicU64,
-    /// Notified when there may be too few connections.
+    /// Notified when the pool may have too few connections.
     pub lacking: Notify,
 }
 
@@ -50,11 +50,11 @@ impl ConnectionPool {
         }
     }
 
-    /// Takes an idle connection, and waits for one if there is none. May be cancelled.
+    /// Takes an idle connection, and waits for one if there is none. The call may be cancelled.
     pub async fn open(&self) -> Result<CarrierStream, CarrierError> {
         let _waits = Waits::new(self);
         loop {
-            // If no connection is idle, the keeper of the pool makes another one.
+            // If no connection is idle, the task that maintains the pool makes another one.
             if self.free.available_permits() == 0 {
                 self.lacking.notify_one();
             }
@@ -63,14 +63,14 @@ impl ConnectionPool {
             // The pool may have too few idle connections now.
             self.lacking.notify_one();
             let last = self.idle.lock().pop();
-            // A connection that has ended, or has unread bytes, is dropped, and the next one is tried.
+            // A connection that has ended, or has unread bytes, is dropped, and another one is tried.
             if let Some((stream, _)) = last.filter(|(stream, _)| stream.is_quiet()) {
                 return Ok(stream);
             }
         }
     }
 
-    /// Adds a connection to the idle ones, when it is new or idle again.
+    /// Adds a new connection, or one that is no longer used, to the idle ones.
     pub fn put(&self, stream: CarrierStream) {
         if !self.is_closed() {
             self.idle.lock().push((stream, Instant::now()));
@@ -78,7 +78,7 @@ impl ConnectionPool {
         }
     }
 
-    /// Removes connections that have ended, and surplus ones that were idle for long.
+    /// Removes connections that have ended, and idle connections beyond the pool's minimum that were unused for long.
     pub fn sweep(&self) {
         let mut idle = self.idle.lock();
         let mut spare = idle.len().saturating_sub(self.limits.warm);
@@ -93,14 +93,14 @@ impl ConnectionPool {
         });
     }
 
-    /// Returns how many more connections are needed while `coming` are being made.
+    /// Returns how many more connections the pool needs while `coming` are being made.
     pub fn lacks(&self, coming: usize) -> usize {
         let wanted = self.limits.warm + self.waiting.load(Relaxed);
         let room = self.limits.most.saturating_sub(self.count() + coming);
         wanted.saturating_sub(self.idle_count() + coming).min(room)
     }
 
-    /// Reports whether the pool has no more connections than it always keeps.
+    /// Reports whether the pool has no more connections than its minimum.
     pub fn is_small(&self) -> bool {
         self.count() <= self.limits.warm
     }
@@ -113,7 +113,7 @@ impl ConnectionPool {
         self.idle.lock().len()
     }
 
-    /// Returns an idle connection. An error on it most likely concerns all of them.
+    /// Returns the socket of an idle connection. An error of that socket most likely concerns all idle connections.
     pub fn an_idle_one(&self) -> Option<Arc<CarrierSocket>> {
         self.idle.lock().first().and_then(|(stream, _)| stream.socket().cloned())
     }
@@ -131,7 +131,7 @@ impl ConnectionPool {
         Duration::from_micros(self.rtt_us.load(Relaxed))
     }
 
-    /// Notes the round trip that the latest connection has measured.
+    /// Records the round trip that was measured on the latest connection.
     pub fn note_rtt(&self, rtt: Duration) {
         self.rtt_us.store(micros(rtt), Relaxed);
     }

@@ -1,7 +1,7 @@
-//! Local ports for the broker's connections to servers of its host. If the broker closes a connection first, the
-//! kernel reserves the port for a minute, and there are 28,232 ports by default. A port that a socket names
-//! explicitly can be used again as soon as the connection is over, since timestamps tell leftover packets apart (RFC
-//! 6191). The ports are therefore chosen here, one after the other.
+//! Local ports for the broker's connections to servers of its host. If the broker closes a connection first, the kernel
+//! reserves the port for a minute, and Linux has 28,232 local ports by default. A port that a socket names explicitly
+//! can be used again as soon as the connection is over, since TCP timestamps identify old packets (RFC 6191). The
+//! broker therefore chooses the ports itself, one after the other.
 
 use std::{
     io,
@@ -12,7 +12,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::net::TcpSocket;
 
-/// Limit of used ports that are tried before a bind fails.
+/// Limit of used ports that are tried before binding a socket fails.
 const TRIES: usize = 4096;
 
 /// Remaining ports of the current round through the local port range of the network namespace.
@@ -23,8 +23,7 @@ impl PortRange {
         Self(Mutex::default())
     }
 
-    /// Binds the socket to the next port of `address` that the kernel lets it have and that `is_used` does not
-    /// exclude.
+    /// Binds the socket to the next port of `address` that is free in the kernel and that `is_used` does not exclude.
     ///
     /// # Errors
     /// No port is free, or the address is not this host's.

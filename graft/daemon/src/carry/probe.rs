@@ -1,5 +1,4 @@
-//! Asks whether a carrier still works that has fallen silent while connections use it, if another carrier could take
-//! over.
+//! Tests a carrier that is silent although connections use it, if another carrier could replace it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,7 +7,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{carrier::PeerCarrier, carriers::Carriers};
 
-/// Interval of checks for silence.
+/// Interval of checks whether a carrier is silent.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Watches a carrier for silence until it is closed.
@@ -23,7 +22,8 @@ pub async fn watch(carriers: Arc<Carriers>, carrier: Arc<PeerCarrier>) {
         if carrier.last_arrival() != heard || carriers.connections(peer) == 0 || !carriers.has_several(peer) {
             (heard, since, has_asked) = (carrier.last_arrival(), Instant::now(), false);
         } else if since.elapsed() >= carrier.patience() {
-            // After the first silence the other end is asked, and after the second one the carrier is suspected.
+            // After the first silent period the other end is asked, and after the second one the carrier is suspected
+            // to be dead.
             match has_asked {
                 true => carriers.suspect(&carrier),
                 false => {

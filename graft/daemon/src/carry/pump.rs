@@ -1,8 +1,8 @@
 //! One tunnelled connection: moves bytes both ways between an application's socket and a stream of a carrier, in one
 //! task.
 //!
-//! A pump holds at most a window of bytes in each direction. It always reads the stream, since confirmations of one
-//! direction come behind the data of the other. When the carrier is gone the pump waits for another one, and
+//! A pump holds at most a window of bytes in each direction. It always reads the stream, since confirmations for one
+//! direction are queued behind data of the other. When the carrier is gone the pump waits for another one, and
 //! continues from the byte that the other end names.
 
 use std::{io, io::IoSlice, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
@@ -30,15 +30,15 @@ use super::{
     watch::TunnelRecord,
 };
 
-/// Time to wait for another carrier. A peer that needs longer has given up the connection.
+/// Time limit for getting another carrier. A peer that needs longer has given up the connection.
 const HOLD: Duration = Duration::from_secs(30);
-/// Bytes of one read from the application, at least and at most, and of one batch of frames.
+/// Size in bytes of one read from the application, at least and at most, and of one batch of frames.
 const PIECE_LEAST: usize = 2 << 10;
 const PIECE_MOST: usize = 64 << 10;
 const BATCH: usize = 128 << 10;
-/// Received pieces that are written to the application's socket in one call.
+/// Limit of received pieces of data that are written to the application's socket in one call.
 const PIECES_MOST: usize = 64;
-/// Delivered bytes that are confirmed at once. Fewer bytes are confirmed together after `MOMENT`.
+/// Number of delivered bytes that are confirmed immediately. Fewer bytes are confirmed together after `MOMENT`.
 const WORTH: u64 = 64 << 10;
 const MOMENT: Duration = Duration::from_millis(5);
 
@@ -51,11 +51,11 @@ pub enum PumpEnd {
     Reset,
     /// The other end's application has reset the connection.
     PeerReset,
-    /// The connection was refused, and never established.
+    /// The server or the peer's broker refused the connection, so it was never established.
     Refused(CarryReason),
-    /// No other carrier came in time.
+    /// The carrier was lost, and no other one was available in time.
     Lost,
-    /// The other broker has sent an impossible frame.
+    /// The other broker has sent a frame that the protocol forbids.
     Malformed,
 }
 
@@ -78,11 +78,11 @@ impl From<Untrue> for PumpEnd {
     }
 }
 
-/// The end of the connection that this pump is at. It says how another stream is found when one is lost.
+/// The end of the connection at which this pump runs. It determines how another stream is found when one is lost.
 pub enum PumpRole {
-    /// This end has the client. It opens a stream of another carrier itself.
+    /// The client is at this end. The pump opens a stream of another carrier itself.
     Client { open: OpenFrame, carrier: Arc<PeerCarrier> },
-    /// This end has the server. The client's end opens another stream, which arrives here.
+    /// The server is at this end. The client's end opens another stream, which arrives in the channel `streams`.
     Server { streams: mpsc::Receiver<Resumption> },
 }
 
@@ -96,17 +96,17 @@ pub struct TunnelPump<'a> {
     role: PumpRole,
     pub out: OutgoingBytes,
     inn: IncomingBytes,
-    /// True once the server was reached.
+    /// True once the peer's broker has reached the server.
     is_accepted: bool,
-    /// Time at which delivered bytes below `WORTH` are confirmed.
+    /// Time at which delivered bytes are confirmed although they are fewer than `WORTH`.
     confirm_at: Option<Instant>,
-    /// Deadline for the first answer, and the carrier's count of arrivals when it was set.
+    /// Deadline for the first answer of the peer's broker, and the carrier's arrival counter when the deadline was set.
     answer_by: Option<(Instant, u64)>,
-    /// Silence of the pool's connection while it carries this one.
+    /// State of silence detection on the pool's connection that carries this tunnelled connection. `None` on QUIC.
     silence: Option<CarrierSilence>,
-    /// Frames that have arrived since `silence` was last updated.
+    /// Kinds of frames that have arrived since `silence` was last updated.
     came: BytesArrived,
-    /// The carrier's count of arrivals when the other end was asked.
+    /// The carrier's arrival counter at the time when the other end was asked.
     heard_when_asked: u64,
     /// Size of the next read from the application, in bytes.
     piece: usize,
@@ -114,11 +114,11 @@ pub struct TunnelPump<'a> {
     meter: TransferMeter,
 }
 
-/// When a connection began, and for how long it had unconfirmed bytes.
+/// Time at which a connection began, and how long it had unconfirmed bytes.
 struct PumpTimes {
     began: Instant,
     busy: Duration,
-    /// Time since which bytes wait to be confirmed.
+    /// Time since which sent bytes are unconfirmed, or `None`.
     busy_since: Option<Instant>,
     /// Time at which the latest data of the other end arrived.
     heard: Option<Instant>,
@@ -144,7 +144,7 @@ impl PumpTimes {
 impl Drop for TunnelPump<'_> {
     fn drop(&mut self) {
         self.context.table.kept.fetch_sub(self.out.unconfirmed(), Relaxed);
-        // A refused connection was never established, so its meter is not read.
+        // A refused connection was never established, so its meter is ignored.
         if self.is_accepted {
             self.meter.end();
         }
@@ -215,7 +215,7 @@ impl<'a> TunnelPump<'a> {
         Self::with(context, local, stream, PumpRole::Client { open, carrier }, meter, true)
     }
 
-    /// Runs the connection to its end, on as many carriers as that takes.
+    /// Runs the connection to its end, on one carrier after the other if carriers are lost.
     pub async fn run(&mut self) -> PumpEnd {
         loop {
             let ended = match self.go_on().await {
@@ -225,7 +225,7 @@ impl<'a> TunnelPump<'a> {
                 }
                 Err(PumpStop::Ended(ended)) => ended,
                 Err(PumpStop::Broken(CarrierError::Lost)) => {
-                    // The other end learns that the connection continues on another stream.
+                    // The stream's reset tells the other end that the connection continues on another stream.
                     self.stream.leave();
                     match self.resume().await {
                         Ok(true) => {
@@ -249,7 +249,7 @@ impl<'a> TunnelPump<'a> {
         self.inn.received()
     }
 
-    /// Returns how the connection went so far.
+    /// Returns the durations and byte counts of the connection so far.
     pub fn tunnel_record(&self) -> TunnelRecord {
         let since = self.times.busy_since.map(|since| since.elapsed());
         TunnelRecord {
@@ -296,7 +296,7 @@ impl<'a> TunnelPump<'a> {
                     ready?;
                     self.read(room)?;
                 }
-                // A reset by the application is noticed even while nothing is read.
+                // The application's reset must be noticed even while nothing is read from it.
                 ready = self.local.ready(Interest::ERROR), if room == 0 => {
                     ready?;
                     self.check()?;
@@ -329,7 +329,7 @@ impl<'a> TunnelPump<'a> {
         }
         let mut filled = 0;
         let mut lead = None;
-        // Only as much data is queued as the carrier can send soon.
+        // Only as much data is queued as the carrier can send soon, so that confirmations do not wait behind it.
         while filled < BATCH && !self.is_far_ahead(&mut lead) {
             match self.out.give(PIECE_MOST) {
                 Some(CarryFrame::Data(bytes)) => {
@@ -341,14 +341,14 @@ impl<'a> TunnelPump<'a> {
                 None => break,
             }
         }
-        // A confirmation along with data costs hardly anything.
+        // A confirmation that is sent along with data costs hardly anything, so even a single byte is confirmed.
         if filled > 0 {
             self.confirm(1);
         }
     }
 
-    /// Reports whether too many bytes are unconfirmed; a confirmation wakes the task again. `lead` caches the
-    /// limit, which is only looked up where it matters.
+    /// Reports whether too many bytes are unconfirmed; a confirmation wakes the task again. `lead` caches the limit,
+    /// which is only looked up if there are enough unconfirmed bytes.
     fn is_far_ahead(&self, lead: &mut Option<u64>) -> bool {
         let ahead = self.out.ahead();
         ahead >= LEAD_LEAST && ahead >= *lead.get_or_insert_with(|| self.stream.sender.lead())
@@ -374,7 +374,7 @@ impl<'a> TunnelPump<'a> {
                 self.meter.note(true, &buffer);
                 self.out.take(fitted(buffer));
                 self.times.note_unconfirmed(true);
-                // A full read doubles the next one, and a smaller one halves it.
+                // A read that fills its buffer doubles the size of the next one, and a smaller read halves it.
                 let is_full = length == self.piece;
                 self.piece =
                     if is_full { (2 * length).min(PIECE_MOST) } else { PIECE_LEAST.max(self.piece / 2) };
@@ -390,7 +390,8 @@ impl<'a> TunnelPump<'a> {
         match self.local.take_error()? {
             Some(error) => Err(error.into()),
             None => {
-                // This clears the readiness flag, so that the task does not wake for it again.
+                // The result `WouldBlock` clears the socket's readiness flag, so that the task does not wake up for it
+                // again.
                 let nothing = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
                 let _ = self.local.try_io(Interest::ERROR, nothing);
                 Ok(())
@@ -422,19 +423,19 @@ impl<'a> TunnelPump<'a> {
 
     fn end_if_due(&mut self) {
         if self.inn.end_is_due() {
-            // If the application is gone, the next read or write shows it.
+            // If the application has disconnected, the next read or write returns an error.
             let _ = socket2::SockRef::from(self.local).shutdown(std::net::Shutdown::Write);
             self.inn.deliver_end();
             self.confirm(1);
         }
     }
 
-    /// Handles the frames that have arrived, up to the last one of this connection. Behind it there may be the first
-    /// frame of the stream's next connection.
+    /// Handles the frames that have arrived, up to the last one of this connection. The first frame of the stream's
+    /// next connection may follow it.
     fn receive_frames(&mut self) -> Result<(), PumpStop> {
         while !self.is_all_said() {
             let Some(frame) = self.stream.receiver.frame()? else { break };
-            // Any frame shows that the other end has received the opening.
+            // Any frame shows that the other end has received `Open` or `Resume`.
             self.answer_by = None;
             self.came.on_frame(&frame);
             match frame {
@@ -490,9 +491,9 @@ impl<'a> TunnelPump<'a> {
         }
     }
 
-    /// Returns how long silence is tolerated. Where another carrier could take over at once, leaving a
-    /// carrier on which nothing arrives is cheap. If only this connection is silent, its answer may be in a
-    /// long queue behind others.
+    /// Returns the silence after which the stream is given up. It is shorter while the whole carrier is silent and
+    /// another carrier could replace it. If only this connection is silent, its answer may be in a long queue behind
+    /// others.
     fn patience(&self, asked: Duration) -> Duration {
         let PumpRole::Client { carrier, .. } = &self.role else { return asked };
         let is_asked = self.silence.as_ref().is_some_and(CarrierSilence::is_asked);
@@ -503,14 +504,14 @@ impl<'a> TunnelPump<'a> {
         }
     }
 
-    /// Queues one answer, however often the other end asks while nothing can be sent.
+    /// Queues at most one answer, however often the other end asks while nothing can be sent.
     fn answer(&mut self) {
         if self.stream.sender.is_empty() {
             self.stream.sender.push(&CarryFrame::Answer);
         }
     }
 
-    /// Acts on silence: asks the other end, or gives up the stream.
+    /// Handles silence of the pool's connection: asks the other end, or gives up the stream.
     async fn ask(&mut self) -> Result<(), PumpStop> {
         let patience = self.stream.asked.map(|asked| self.patience(asked));
         let (Some(silence), Some(patience)) = (&mut self.silence, patience) else { return Ok(()) };
@@ -525,7 +526,7 @@ impl<'a> TunnelPump<'a> {
             }
             SilenceAction::Tell => self.stream.sender.push(&CarryFrame::Answer),
             SilenceAction::Lost => {
-                // Data may be waiting if this process did not run for a while.
+                // Data may wait in the socket if this process was not scheduled for a while.
                 let received = timeout(Duration::ZERO, self.stream.receiver.receive()).await;
                 if let Ok(received) = received {
                     return Ok(received?);
@@ -539,8 +540,8 @@ impl<'a> TunnelPump<'a> {
         Ok(())
     }
 
-    /// Suspects a carrier on which nothing has arrived since the question, so that other connections need not find
-    /// out themselves.
+    /// Suspects a carrier on which nothing has arrived since the question, so that other connections need not wait for
+    /// their own time-outs.
     fn doubt(&self, carrier: &Arc<PeerCarrier>, heard_when_asked: u64) {
         if carrier.last_arrival() == heard_when_asked {
             carrier.doubt();
@@ -548,7 +549,7 @@ impl<'a> TunnelPump<'a> {
         }
     }
 
-    /// Switches to another stream, from the byte that the other end has received.
+    /// Switches to another stream, and sends again from the first byte that the other end has not received.
     fn switch(&mut self, (stream, received): Resumption) -> Result<(), PumpStop> {
         self.stream.leave();
         self.take_up(stream);
@@ -627,7 +628,7 @@ impl<'a> TunnelPump<'a> {
     }
 }
 
-/// Returns the bytes in a buffer of at most twice their size.
+/// Returns the bytes in a buffer of at most twice their size, so that little memory is wasted.
 fn fitted(buffer: BytesMut) -> Bytes {
     match buffer.len() < buffer.capacity() / 2 {
         true => Bytes::copy_from_slice(&buffer),
@@ -658,7 +659,7 @@ impl From<CarrierError> for PumpStop {
     }
 }
 
-/// An error of the application's socket ends the connection as a reset.
+/// Treats an error of the application's socket as a reset of the connection.
 impl From<io::Error> for PumpStop {
     fn from(_: io::Error) -> Self {
         Self::Ended(PumpEnd::Reset)
@@ -672,8 +673,8 @@ async fn wait_until(at: Option<Instant>) {
     }
 }
 
-/// Waits for another stream. The server's end returns one that has arrived. The client's end returns `None` when it
-/// should open one.
+/// Waits for another stream. At the server's end it returns one that has arrived. At the client's end it returns `None`
+/// when the client's end should open one.
 async fn called(role: &mut PumpRole) -> Option<Resumption> {
     match role {
         PumpRole::Server { streams } => match streams.recv().await {
@@ -687,8 +688,8 @@ async fn called(role: &mut PumpRole) -> Option<Resumption> {
     }
 }
 
-/// Sets the options of a broker's socket. The linger time of zero resets the connection when the socket is
-/// dropped before all is sent, also when this process is killed. Urgent data stays in order with the rest.
+/// Sets the options of a broker's socket. A linger time of zero resets the connection when the socket is dropped before
+/// all data is sent, also when this process is killed. Urgent data is delivered in order with other data.
 pub fn prepare(socket: &TcpStream) -> io::Result<()> {
     let socket = socket2::SockRef::from(socket);
     socket.set_linger(Some(Duration::ZERO))?;

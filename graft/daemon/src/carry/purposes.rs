@@ -1,4 +1,5 @@
-//! Purposes of connections: ended ones are remembered, and new ones of the same kind are expected to be alike.
+//! Predicts the purpose of connections: it remembers connections that have ended, and expects new ones of the same
+//! class to be used alike.
 
 use std::{
     net::IpAddr,
@@ -28,7 +29,7 @@ impl Purposes {
         self.lock().note(kind, peer, flow);
     }
 
-    /// Returns the expected purpose of a connection of this kind that begins with this peer.
+    /// Returns the predicted purpose of a new connection of this class with this peer.
     pub fn expected(&self, kind: &TrafficClass, peer: IpAddr) -> Expected {
         let settings = self.settings.read().clone();
         settings.expected_with(kind, peer, &self.lock())
@@ -39,7 +40,7 @@ impl Purposes {
         self.kinds.clone()
     }
 
-    /// Locks the counts. They are whole even if another holder of the lock has panicked.
+    /// Locks the counts. They are consistent even if another holder of the lock has panicked.
     fn lock(&self) -> MutexGuard<'_, Kinds> {
         self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
     }

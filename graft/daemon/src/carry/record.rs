@@ -2,8 +2,8 @@
 //!
 //! rustls does the handshake only. Its record layer reads 4 KiB at a time and copies each byte three times, which is
 //! most of the work of a proxy. Here received records are opened in place, and outgoing data is sealed where it was
-//! gathered. Keys are never updated: a connection that has used up its keys is closed, and its load continues on
-//! another one.
+//! gathered. Keys are never updated: a connection that has used up its keys is closed, and the tunnelled connection
+//! continues on another one.
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use ring::aead::{
@@ -11,13 +11,13 @@ use ring::aead::{
 };
 use rustls::ConnectionTrafficSecrets;
 
-/// Largest plain content of one record, in bytes.
+/// Largest plaintext of one record, in bytes.
 pub const PLAIN_MOST: usize = 1 << 14;
-/// Largest sealed content of one record, in bytes (RFC 8446, section 5.2).
+/// Largest ciphertext of one record, in bytes (RFC 8446, section 5.2).
 const SEALED_MOST: usize = PLAIN_MOST + 256;
 const HEAD: usize = 5;
 const TAG: usize = 16;
-/// Smallest sealed content of one record, in bytes: the type of the content, and a tag.
+/// Smallest ciphertext of one record, in bytes: the content type and the AEAD tag.
 const SEALED_LEAST: usize = 1 + TAG;
 /// Limit of records for one key of AES-GCM, rounded down (RFC 8446, section 5.5).
 const RECORDS_MOST: u64 = 1 << 24;
@@ -26,7 +26,7 @@ const APPLICATION_DATA: u8 = 23;
 const ALERT: u8 = 21;
 const VERSION: [u8; 2] = [3, 3];
 const FATAL: u8 = 2;
-/// Alert that an end sends if its application has reset the connection.
+/// Alert that an end sends after its application has reset the connection.
 const USER_CANCELED: u8 = 90;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,7 +41,7 @@ pub enum RecordError {
 #[derive(Debug, PartialEq, Eq)]
 pub enum RecordContent {
     Data(Bytes),
-    /// The other application has reset the connection.
+    /// The application at the other end has reset the connection.
     Reset,
     /// The other end has closed the connection.
     Over,
@@ -51,12 +51,13 @@ pub enum RecordContent {
 struct RecordKeys {
     key: LessSafeKey,
     iv: [u8; NONCE_LEN],
-    /// Number of the next record, from which its nonce follows.
+    /// Sequence number of the next record, from which its nonce is computed.
     next: u64,
 }
 
 impl RecordKeys {
-    /// Makes keys, with the number of the next record. Returns `None` if the AEAD is not supported.
+    /// Creates the keys of one direction, with the sequence number of the next record. Returns `None` if the AEAD is
+    /// not supported.
     fn new((next, secrets): &(u64, ConnectionTrafficSecrets)) -> Option<Self> {
         let (algorithm, key, iv) = match secrets {
             ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (&AES_128_GCM, key, iv),
@@ -73,7 +74,7 @@ impl RecordKeys {
             return Err(RecordError::Spent);
         }
         let mut nonce = self.iv;
-        // The record's number is XORed into the end of the IV (RFC 8446, section 5.3).
+        // The record's sequence number is XORed into the end of the IV (RFC 8446, section 5.3).
         let number = self.next.to_be_bytes();
         let low = nonce.iter_mut().skip(NONCE_LEN - number.len());
         low.zip(number).for_each(|(byte, number)| *byte ^= number);
@@ -109,7 +110,7 @@ impl Sealer {
         let start = out.len();
         out.extend_from_slice(&[0; HEAD]);
         put(out);
-        // The content is followed by its type (RFC 8446, section 5.2).
+        // The plaintext is followed by its content type (RFC 8446, section 5.2).
         out.push(kind);
         let length =
             u16::try_from(out.len() - start - HEAD + TAG).map_err(|_| RecordError::Record)?.to_be_bytes();
@@ -130,12 +131,12 @@ impl Opener {
         RecordKeys::new(secrets).map(Self)
     }
 
-    /// Opens the first record of those that were read. Returns `None` if it is not complete.
+    /// Opens the first record of the bytes that were read. Returns `None` if the record is not complete.
     pub fn open(&mut self, read: &mut BytesMut) -> Result<Option<RecordContent>, RecordError> {
         let Some(head) = read.first_chunk::<HEAD>().copied() else { return Ok(None) };
         let [kind, major, minor, length @ ..] = head;
         let length = usize::from(u16::from_be_bytes(length));
-        // The header of a sealed record always says application data of TLS 1.2.
+        // The header of an encrypted record always has the type application data and the version of TLS 1.2.
         if kind != APPLICATION_DATA
             || [major, minor] != VERSION
             || !(SEALED_LEAST..=SEALED_MOST).contains(&length)
@@ -163,7 +164,7 @@ impl Opener {
     }
 }
 
-/// Pieces of bytes to be sent. The first one may be the rest of a longer piece.
+/// Pieces of data to be sent. The first one may be the rest of a longer piece.
 #[derive(Debug, Default)]
 pub struct RecordBatch(pub Vec<Bytes>);
 

@@ -27,12 +27,12 @@ use super::{
     watch::{TunnelRecord, WatchedTunnel},
 };
 
-/// Time for which connections to a server go in place after a tunnelled one was refused, so that applications get the
-/// server's refusals directly.
+/// Time for which connections to a server are not redirected after a tunnelled one was refused, so that applications
+/// get the server's refusals directly.
 const AVOID: Duration = Duration::from_secs(2);
-/// Time to wait for a stream: the peer limits their number, and a pool has a limited number of idle connections.
+/// Time limit for getting a stream: the peer limits their number, and a pool may have no idle connection.
 const ROOM: Duration = Duration::from_millis(50);
-/// Time limit for connecting to a server in place.
+/// Time limit for connecting to a server by plain TCP.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Accepts the connections that are redirected here, for as long as the broker runs.
@@ -69,7 +69,8 @@ pub fn watch(
     context.watch.begin(arrival, from.port(), carrier, meter.expected().clone())
 }
 
-/// Returns what the kernel knows of a connection that was redirected here, and a place for it. Refusals are counted.
+/// Returns what the kernel knows of a connection that was redirected here, and its slot in the table. Refusals are
+/// counted.
 pub fn enter(context: &CarryContext, from: SocketAddr) -> Option<(RedirectedConnection, TunnelPlace<'_>)> {
     let Some(arrival) = context.hooks.arrival(from) else {
         debug!(%from, "a connection at the broker's port was not redirected by the kernel");
@@ -79,13 +80,13 @@ pub fn enter(context: &CarryContext, from: SocketAddr) -> Option<(RedirectedConn
     Some((arrival, place(context)?))
 }
 
-/// Takes a place, or counts the refusal and returns `None` if there is no room.
+/// Takes a slot for a connection, or counts the refusal and returns `None` if the table is full.
 pub fn place(context: &CarryContext) -> Option<TunnelPlace<'_>> {
     let Some(place) = context.table.enter() else {
         context.table.count(CarryReason::Busy.name());
         return None;
     };
-    // The kernel is told as soon as there is hardly any room left.
+    // As soon as the table is almost full, the kernel is told to redirect no more connections.
     if context.table.note_room() {
         context.carriers.refresh();
     }
@@ -115,11 +116,12 @@ async fn carry(
     };
     let client = SocketAddr::new(arrival.near, from.port());
     if !context.openings.let_out(client, arrival.far, arrival.owner).await {
-        // For a while the next connections to this server do not ask the firewall again.
+        // For `AVOID` the next connections to this server are not redirected, so the firewall is not tested again for
+        // them.
         context.hooks.avoid(arrival.far, AVOID);
         return connect_in_place(context, local, &arrival, Vec::new()).await;
     }
-    // The ID is how the peer finds the connection if it is resumed on another carrier.
+    // The peer finds the connection by this ID if it is resumed on another carrier.
     let open = OpenFrame { id: context.table.next_id(), server: arrival.far, client };
     let _counted = context.carriers.count(&carrier.far.peer);
     let refused = match carry_over(context, local, open, carrier, meter, seen).await {
@@ -151,8 +153,8 @@ pub fn meter(context: &CarryContext, arrival: &RedirectedConnection) -> Transfer
 
 struct NoStream;
 
-/// Tunnels the connection. If it was refused, also returns the bytes that the application has sent: none of them has
-/// reached the server.
+/// Tunnels the connection. If the peer refuses it, also returns the bytes that the application has sent: none of them
+/// has reached the server.
 async fn carry_over(
     context: &CarryContext,
     local: &TcpStream,
@@ -174,14 +176,14 @@ async fn carry_over(
     Ok((ended, given))
 }
 
-/// Opens a stream for one connection. Waits for a short time if the peer takes no more, or if a pool has to
+/// Opens a stream for one connection. Waits up to `ROOM` if the peer permits no more streams, or if the pool has to
 /// make another connection first.
 pub async fn stream(carrier: &PeerCarrier) -> Option<CarrierStream> {
     timeout(ROOM, carrier.open()).await.ok()?.ok()
 }
 
-/// Returns every byte read from the application so far. None was acknowledged, so all of them can be sent
-/// again in place.
+/// Returns every byte read from the application so far. None was acknowledged, so all of them can be sent again by
+/// plain TCP.
 fn take_unacked(pump: &mut TunnelPump<'_>) -> Vec<Bytes> {
     let mut given = Vec::new();
     if pump.out.rewind(0).is_ok() {
@@ -215,7 +217,8 @@ async fn connect_in_place(
     join(local, &mut remote).await
 }
 
-/// Connects to the server with the application's owner and mark, so that firewalls see no difference.
+/// Connects to the server with the application's owner and mark, so that firewalls treat the connection like the
+/// application's own.
 pub async fn connect(
     context: &CarryContext,
     server: SocketAddr,
@@ -227,12 +230,12 @@ pub async fn connect(
     Ok(remote)
 }
 
-/// Copies bytes in both directions until both ends are done.
+/// Copies bytes in both directions until both ends have sent everything.
 pub async fn join(local: &mut TcpStream, remote: &mut TcpStream) -> PumpEnd {
     if copy_bidirectional(local, remote).await.is_err() {
         return PumpEnd::Reset;
     }
-    // All bytes were copied, so closing the sockets must not reset the connections any more.
+    // All bytes were copied, so closing the sockets must not reset the connections: the linger time of zero is removed.
     for socket in [&*local, remote] {
         let _ = socket2::SockRef::from(socket).set_linger(None);
     }

@@ -1,12 +1,12 @@
-//! Reasons for turning away a broker that has called, with the names under which they are counted.
+//! Reasons for refusing a broker that has connected, with the names by which refusals are counted.
 
 use quinn::{ConnectionError, TransportErrorCode};
 use rustls::{AlertDescription, Error as Tls};
 
-/// No place was free for the caller's handshake.
+/// The limit of concurrent handshakes was reached.
 pub const CROWDED: &str = "crowded";
 
-/// The handshake has had its time, and its place was given to another caller.
+/// The handshake was too slow, and another host's handshake has got its slot.
 #[derive(Debug, thiserror::Error)]
 #[error("its place for a handshake was given to another caller")]
 pub struct CallerDisplaced;
@@ -32,8 +32,8 @@ pub fn name(why: &anyhow::Error) -> &'static str {
     }
 }
 
-/// Reports whether a handshake failed because both ends have different versions of carriers. ALPN names the version,
-/// and the ends negotiate nothing else.
+/// Reports whether a handshake failed because both ends have different versions of the carrier protocol. ALPN names the
+/// version, and is used for nothing else.
 fn speaks_otherwise(cause: &(dyn std::error::Error + 'static)) -> bool {
     let inner = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
     let tls = cause.downcast_ref().or_else(|| inner.and_then(|inner| inner.downcast_ref()));
@@ -46,7 +46,7 @@ fn speaks_otherwise(cause: &(dyn std::error::Error + 'static)) -> bool {
     cause.downcast_ref().is_some_and(is_about_the_version)
 }
 
-/// Reports whether a QUIC connection failed because the versions of carriers differ.
+/// Reports whether a QUIC connection failed because the versions of the carrier protocol differ.
 pub fn is_about_the_version(error: &ConnectionError) -> bool {
     let code = TransportErrorCode::crypto(AlertDescription::NoApplicationProtocol.into());
     match error {

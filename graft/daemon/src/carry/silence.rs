@@ -1,32 +1,32 @@
 //! Detects whether a pool's connection still works while it carries an application's connection. Both ends check
-//! independently: an end that has received nothing for a while asks, and the other end answers. An end that has
-//! received something and has nothing to send acknowledges it, so that a connection with a long queue is not taken
-//! for dead.
+//! independently: an end that has received nothing for some time sends the frame `Ask`, and the other end answers. An
+//! end that has received data and has none to send acknowledges it, so that a connection with a long queue does not
+//! seem dead.
 
 use std::time::Duration;
 
 use millrace_graft_proto::carry::frame::CarryFrame;
 use tokio::time::Instant;
 
-/// Longest silence before the other end is asked. The silence starts at half the time limit for an answer, and
-/// doubles with each answer that brings no data.
+/// Maximum silence before the other end is asked. That silence starts at half the time limit for an answer, and doubles
+/// with each answer that brings no data.
 const QUIET_MOST: Duration = Duration::from_secs(16);
-/// Time after which an end that has received something acknowledges it.
+/// Time after which an end that has received data, and has none to send, acknowledges it.
 const TELL: Duration = Duration::from_millis(250);
 
-/// The action that the silence of a connection calls for.
+/// The action that silence on a connection requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SilenceAction {
     Nothing,
-    /// The other end is to be asked.
+    /// This end has to ask whether the other end is still alive.
     Ask,
-    /// An acknowledgement is due, so that the other end knows that something has arrived.
+    /// This end has to send an acknowledgement, so that the other end knows that data has arrived.
     Tell,
     /// The other end was asked and has not answered.
     Lost,
 }
 
-/// Kinds of frames that have arrived since the silence was last updated.
+/// Kinds of frames that have arrived since `CarrierSilence` was last updated.
 #[derive(Debug, Default)]
 pub struct BytesArrived {
     has_talk: bool,
@@ -41,26 +41,27 @@ impl BytesArrived {
         }
     }
 
-    /// Reports whether anything but questions and answers has arrived. Bytes that complete no frame are a part of a
-    /// long one.
+    /// Reports whether anything but `Ask` and `Answer` frames has arrived. Bytes that complete no frame are a part of a
+    /// long frame.
     fn is_news(&self) -> bool {
         self.has_more || !self.has_talk
     }
 }
 
-/// Silence on one connection of a pool. While `asked_at` is `None` this end listens; after `quiet` without arrivals
-/// it asks. An asked connection is lost once `patience` is over, and any arrival ends the question.
+/// Silence on one connection of a pool. While `asked_at` is `None` no question is open; after `quiet` without arrivals
+/// this end asks. The connection is lost if nothing arrives within `patience` after that, and any arrival closes the
+/// question.
 #[derive(Debug)]
 pub struct CarrierSilence {
-    /// Time limit for an answer.
+    /// Time limit for an answer of the other end.
     patience: Duration,
-    /// Count of arrivals at the last update.
+    /// The arrival counter at the last update.
     heard: u64,
-    /// Time of the last arrival.
+    /// Time at which something last arrived on the connection.
     heard_at: Instant,
     /// Silence after which the other end is asked.
     quiet: Duration,
-    /// Time at which the other end was asked, while no answer has come.
+    /// Time at which the other end was asked, or `None` if no answer is overdue.
     asked_at: Option<Instant>,
     /// Time since which this end owes the other an acknowledgement.
     owes_since: Option<Instant>,
@@ -72,7 +73,7 @@ impl CarrierSilence {
         Self { patience, heard, heard_at: now, quiet, asked_at: None, owes_since: None }
     }
 
-    /// Updates the count of arrivals and the kinds of frames among them.
+    /// Updates the arrival counter and the kinds of frames that have arrived.
     pub fn note(&mut self, heard: u64, came: &BytesArrived, now: Instant) {
         if self.heard == heard {
             return;
@@ -86,7 +87,7 @@ impl CarrierSilence {
         }
     }
 
-    /// Sets the time limit for an answer. It also applies to an answer that is already awaited.
+    /// Sets the time limit for an answer, also for a question that is already open.
     pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
     }
@@ -99,7 +100,7 @@ impl CarrierSilence {
         self.owes_since = None;
     }
 
-    /// Returns the time at which an action is due.
+    /// Returns the time at which the next action is due.
     pub fn next_deadline(&self) -> Instant {
         let by_silence = match self.asked_at {
             Some(asked_at) => asked_at + self.patience,
@@ -108,7 +109,7 @@ impl CarrierSilence {
         self.owes_since.map_or(by_silence, |since| by_silence.min(since + TELL))
     }
 
-    /// Returns the action that is due. Everything that has arrived must be noted before.
+    /// Returns the action that is due now. All arrivals must have been noted before the call.
     pub fn due_action(&mut self, now: Instant) -> SilenceAction {
         match self.asked_at {
             Some(asked_at) if now >= asked_at + self.patience => return SilenceAction::Lost,
@@ -161,7 +162,7 @@ mod tests {
         silence.note(20, &MORE, at(4000));
         silence.on_sent();
         assert_eq!((silence.next_deadline(), silence.due_action(at(4500))), (at(4500), SilenceAction::Ask));
-        // The count of arrivals is unchanged, so nothing new has arrived.
+        // The arrival counter is unchanged, so nothing new has arrived.
         silence.note(20, &MORE, at(5000));
         assert_eq!(
             (silence.next_deadline(), silence.due_action(at(5499)), silence.due_action(at(5500))),
@@ -179,7 +180,7 @@ mod tests {
             (at(350), SilenceAction::Nothing, SilenceAction::Tell)
         );
         assert_eq!((silence.next_deadline(), silence.due_action(at(351))), (at(800), SilenceAction::Nothing));
-        // Any frame that is sent serves as an acknowledgement, and answers need none.
+        // Any frame that this end sends serves as an acknowledgement. Answers themselves need no acknowledgement.
         silence.note(3, &MORE, at(400));
         silence.on_sent();
         silence.note(4, &TALK, at(500));

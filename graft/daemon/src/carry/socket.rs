@@ -1,5 +1,5 @@
-//! A TCP connection between brokers after its handshake. One task uses both directions, each independently of the
-//! other.
+//! A TCP connection between brokers after its handshake. One task uses both directions, and each direction works
+//! independently of the other.
 
 use std::{
     io,
@@ -21,19 +21,19 @@ use super::{
     record::{Opener, RecordBatch, RecordContent, RecordError, Sealer},
 };
 
-/// Bytes that are sealed in one batch, and bytes of one read, at least and at most.
+/// Size in bytes of one sealed batch at most, and of one read at least and at most.
 const SEAL_MOST: usize = 128 << 10;
 const READ_LEAST: usize = 2 << 10;
 const READ_MOST: usize = 128 << 10;
-/// Time limit for telling the other end of a reset.
+/// Time limit for telling the other end that the application has reset the connection.
 const FAREWELL: Duration = Duration::from_secs(15);
 
-/// Connections that belong together and are closed together.
+/// A group of connections between brokers that are closed together.
 #[derive(Default)]
 pub struct SocketGroup {
     sockets: Mutex<Vec<Weak<CarrierSocket>>>,
     count: AtomicUsize,
-    /// Number of reads on all connections that brought bytes.
+    /// Number of reads on all connections of the group that returned bytes.
     heard: AtomicU64,
     sent: AtomicU64,
     received: AtomicU64,
@@ -56,7 +56,7 @@ impl SocketGroup {
         self.received.load(Relaxed)
     }
 
-    /// Shuts down all connections, including busy ones.
+    /// Shuts down all connections of the group, including busy ones.
     pub fn sever(&self) {
         for socket in self.sockets.lock().drain(..).filter_map(|it| it.upgrade()) {
             let _ = socket2::SockRef::from(&socket.stream).shutdown(Shutdown::Both);
@@ -76,7 +76,7 @@ impl SocketGroup {
 pub struct CarrierSocket {
     stream: TcpStream,
     crowd: Arc<SocketGroup>,
-    /// Number of reads on this connection that brought bytes.
+    /// Number of reads on this connection that returned bytes.
     heard: AtomicU64,
 }
 
@@ -135,7 +135,7 @@ impl Writing {
         self.sealed.is_empty()
     }
 
-    /// Sends a part of the batch. May be cancelled.
+    /// Sends a part of the batch. The call may be cancelled.
     pub async fn send(&mut self, batch: &mut RecordBatch) -> Result<(), CarrierError> {
         // All sealed bytes are sent before more are sealed, so the buffer stays small.
         if self.sealed.is_empty() {
@@ -163,7 +163,7 @@ impl Writing {
         Ok(())
     }
 
-    /// Frees the buffer of a connection that is idle.
+    /// Frees the send buffer of a connection that is idle.
     pub fn shrink(&mut self) {
         if self.sealed.is_empty() {
             self.sealed = Vec::new();
@@ -181,7 +181,7 @@ pub struct SocketReader {
     socket: Arc<CarrierSocket>,
     opener: Opener,
     read: BytesMut,
-    /// Opened contents in reverse order, the next one last.
+    /// Decrypted contents of records in reverse order, so that the next one is last.
     ready: Vec<Bytes>,
     piece: usize,
 }
@@ -191,12 +191,12 @@ impl SocketReader {
         &self.socket
     }
 
-    /// Returns bytes that have already been opened.
+    /// Returns the next content that was already decrypted.
     pub fn next(&mut self) -> Option<Bytes> {
         self.ready.pop()
     }
 
-    /// Reports whether the connection can be used: it is open, and has no unread bytes.
+    /// Reports whether the idle connection can be used: it is open, and has no unread bytes.
     pub fn is_quiet(&self) -> bool {
         // An idle connection has nothing to read: a byte or an end shows that it cannot be used.
         let nothing = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
@@ -205,7 +205,8 @@ impl SocketReader {
             && self.socket.stream.try_read(&mut [0]).is_err_and(|error| nothing(&error))
     }
 
-    /// Receives more bytes after all opened contents were taken. They may be less than a record. May be cancelled.
+    /// Receives more bytes, after the caller has taken all decrypted contents. They may be less than a record. The call
+    /// may be cancelled.
     pub async fn receive(&mut self) -> Result<(), CarrierError> {
         while self.ready.is_empty() {
             self.socket.stream.readable().await?;
@@ -231,9 +232,9 @@ impl SocketReader {
                 RecordContent::Over => return Err(CarrierError::Lost),
             }
         }
-        // `next` takes the contents from the end.
+        // `next` pops contents from the end of the list.
         self.ready.reverse();
-        // A full read doubles the next one, and a smaller one halves it.
+        // A read that fills its buffer doubles the size of the next one, and a smaller read halves it.
         self.piece = match length >= self.piece {
             true => (2 * self.piece).min(READ_MOST),
             // The read took everything that had arrived. The next bytes may come much later, so no buffer is kept for
@@ -249,8 +250,9 @@ impl SocketReader {
     }
 }
 
-/// Tells the other end that the application has reset the connection, and reads until the other end closes. If the
-/// socket were closed with unread bytes, the kernel would reset the connection before the alert arrives.
+/// Tells the other end that the application has reset the connection, and reads until the other end closes the
+/// connection. If the socket were closed with unread bytes, the kernel would reset the connection before the alert
+/// arrives.
 pub async fn farewell(mut writing: Box<Writing>, mut reading: Box<SocketReader>) {
     let all = async {
         writing.say_reset().await?;

@@ -1,5 +1,5 @@
-//! The stream of one tunnelled connection, which transports frames: a stream of a QUIC carrier, or a pool's
-//! connection while it is lent.
+//! The stream of one tunnelled connection, which transports frames: a stream of a QUIC carrier, or a connection of a
+//! pool while the tunnelled connection uses it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,21 +14,21 @@ use super::{
     socket::{self, CarrierSocket, SocketReader, Writing},
 };
 
-/// Shortest time limit for an answer to a question, however short the round trip.
+/// Shortest time limit for an answer to the frame `Ask`, however short the round trip is.
 const ASKED_LEAST: Duration = Duration::from_secs(1);
-/// Time for the first frame of a stream, and for its answer.
+/// Time limit for the first frame of a stream, and for the answer to it.
 pub const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Largest read from a QUIC stream, in bytes.
 const READ_MOST: usize = 64 << 10;
-/// Unconfirmed bytes that a connection may always have on a QUIC carrier, however slow the carrier is.
+/// Number of unconfirmed bytes that a connection may always have on a QUIC carrier, however slow the carrier is.
 pub const LEAD_LEAST: u64 = 256 << 10;
-/// Congestion windows of unconfirmed bytes that a connection may have on a fast carrier: one is under way,
+/// Number of congestion windows of unconfirmed bytes that a connection may have on a fast carrier. One is in flight,
 /// one is being confirmed, and the rest keeps the sender busy.
 const LEAD_WINDOWS: u64 = 4;
-/// Error code of a stream: the application has reset the connection.
+/// QUIC error code of a stream whose application has reset the connection.
 const RESET: VarInt = VarInt::from_u32(1);
-/// Error code of a stream: the connection continues on another stream.
+/// QUIC error code of a stream whose connection continues on another stream.
 const LEFT: VarInt = VarInt::from_u32(2);
 
 impl From<ReadError> for CarrierError {
@@ -40,23 +40,23 @@ impl From<ReadError> for CarrierError {
     }
 }
 
-/// Takes a pool's connection back when it is idle again.
+/// Function that returns a connection to its pool when it is idle again.
 pub type Home = Arc<dyn Fn(CarrierStream) + Send + Sync>;
 
-/// Both directions of a stream. One task uses them, each independently of the other.
+/// Both directions of a stream. One task uses both, and each works independently of the other.
 pub struct CarrierStream {
     pub sender: CarrierSender,
     pub receiver: CarrierReceiver,
     home: Option<Home>,
-    /// Time limit for an answer of the other end. `None` for a QUIC stream, and for a pool's connection whose other
-    /// end cannot be asked whether it is alive.
+    /// Time limit for an answer to the frame `Ask`. `None` for a QUIC stream, and for a pool's connection whose other
+    /// end does not know that frame.
     pub asked: Option<Duration>,
 }
 
 pub struct CarrierSender {
     link: SendLink,
     batch: RecordBatch,
-    /// True if the other end reads no more. Its own frames tell whether it is done or has reset the connection.
+    /// True if the other end has stopped reading. Frames from it tell whether it is done or has reset the connection.
     is_stopped: bool,
 }
 
@@ -83,7 +83,7 @@ impl CarrierStream {
         Self::with(SendLink::Quic(sender, connection.clone()), ReceiveLink::Quic(receiver), None)
     }
 
-    /// Makes a stream of a pool's connection.
+    /// Creates a stream that uses a pool's connection.
     pub fn tls(
         writing: Box<Writing>,
         reading: Box<SocketReader>,
@@ -103,7 +103,7 @@ impl CarrierStream {
         }
     }
 
-    /// Lets the streams of other connections send first.
+    /// Gives the stream a lower priority than the streams of other connections.
     pub fn yield_to_others(&self) {
         if let SendLink::Quic(stream, _) = &self.sender.link {
             let _ = stream.set_priority(-1);
@@ -115,7 +115,8 @@ impl CarrierStream {
         (send, std::mem::replace(&mut self.receiver.link, ReceiveLink::Gone))
     }
 
-    /// Resets the stream, because the application has reset the connection, or because the stream carries none.
+    /// Resets the stream, because the application has reset the connection, or because the stream carries no
+    /// connection.
     pub fn reset(&mut self) {
         match self.take() {
             (SendLink::Quic(send, _), ReceiveLink::Quic(receive)) => end(send, receive, RESET),
@@ -126,7 +127,7 @@ impl CarrierStream {
         }
     }
 
-    /// Leaves the stream, because its connection continues on another one. A pool's connection is closed.
+    /// Abandons the stream, because its connection continues on another one. A pool's connection is closed.
     pub fn leave(&mut self) {
         if let (SendLink::Quic(send, _), ReceiveLink::Quic(receive)) = self.take() {
             end(send, receive, LEFT);
@@ -151,7 +152,7 @@ impl CarrierStream {
         }
     }
 
-    /// Ends the stream after everything was sent. Bytes under way still arrive.
+    /// Ends the stream after everything was sent. Bytes that are still in flight arrive nevertheless.
     pub fn finish(mut self) {
         self.release();
     }
@@ -169,15 +170,15 @@ impl CarrierStream {
         }
     }
 
-    /// Returns the number of arrivals on a pool's connection.
+    /// Returns the arrival counter of a pool's connection.
     pub fn heard(&self) -> u64 {
         self.socket().map_or(0, |socket| socket.heard())
     }
 
-    /// Sends a single frame and waits for its answer. If nothing arrives soon on a pool's connection, it
-    /// counts as lost.
+    /// Sends a single frame and waits for its answer. If nothing arrives on a pool's connection within the time limit,
+    /// the connection counts as lost.
     pub async fn ask(&mut self, frame: &CarryFrame) -> Result<CarryFrame, CarrierError> {
-        // On a pool's connection the answer is due sooner.
+        // The time limit for an answer is shorter on a pool's connection.
         let patience = self.asked.map_or(PATIENCE, |asked| PATIENCE.min(2 * asked));
         self.sender.push(frame);
         self.sender.flush().await?;
@@ -188,13 +189,13 @@ impl CarrierStream {
         self.first_within(PATIENCE).await
     }
 
-    /// Waits for the first frame. No silence before it may last longer than `patience`.
+    /// Waits for the first frame of the stream. No silence before it may last longer than `patience`.
     async fn first_within(&mut self, patience: Duration) -> Result<CarryFrame, CarrierError> {
         let first = async {
             loop {
                 match timeout(patience, self.receiver.next()).await.map_err(|_| CarrierError::TimedOut)? {
-                    // The frame is about the stream's previous connection, or the other end is busy with the
-                    // question.
+                    // The frame is about the stream's previous connection, or tells that the other end is still
+                    // handling the request.
                     Ok(CarryFrame::Ask | CarryFrame::Answer) if self.asked.is_some() => {}
                     first => return first,
                 }
@@ -204,7 +205,7 @@ impl CarrierStream {
     }
 }
 
-/// Returns the time limit for an answer, for a path with this round trip.
+/// Returns the time limit for an answer on a path with this round trip.
 pub fn patience(rtt: Duration) -> Duration {
     (3 * rtt).max(ASKED_LEAST)
 }
@@ -232,9 +233,9 @@ impl CarrierSender {
         }
     }
 
-    /// Returns how many bytes may be unconfirmed. Confirmations of the other direction queue behind them: a
-    /// QUIC carrier accepts more than it can send soon, and would delay confirmations by all of that. Sockets
-    /// accept no more than they need.
+    /// Returns the limit of unconfirmed bytes. Confirmations of the other direction are queued behind those bytes. A
+    /// QUIC carrier buffers more than it can send soon, which would delay confirmations. TCP sockets need no limit
+    /// here.
     pub fn lead(&self) -> u64 {
         match &self.link {
             SendLink::Quic(_, connection) => LEAD_LEAST.max(LEAD_WINDOWS * connection.stats().path.cwnd),
@@ -242,7 +243,7 @@ impl CarrierSender {
         }
     }
 
-    /// Sends a part of the queue. May be cancelled.
+    /// Sends a part of the queue. The call may be cancelled.
     pub async fn send(&mut self) -> Result<(), CarrierError> {
         let stream = match &mut self.link {
             SendLink::Quic(stream, _) => stream,
@@ -252,7 +253,7 @@ impl CarrierSender {
         match stream.write_chunks(&mut self.batch.0).await {
             Ok(written) => drop(self.batch.0.drain(..written.chunks)),
             Err(WriteError::Stopped(code)) if code == LEFT => return Err(CarrierError::Lost),
-            // The other end's own frames tell why it reads no more.
+            // Frames from the other end tell why it has stopped reading.
             Err(WriteError::Stopped(_)) => {
                 self.is_stopped = true;
                 self.batch.0.clear();
@@ -287,7 +288,7 @@ impl CarrierReceiver {
         }
     }
 
-    /// Receives more bytes after all frames were taken. May be cancelled.
+    /// Receives more bytes, after the caller has taken all frames. The call may be cancelled.
     pub async fn receive(&mut self) -> Result<(), CarrierError> {
         match &mut self.link {
             ReceiveLink::Quic(stream) => {

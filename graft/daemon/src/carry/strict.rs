@@ -1,5 +1,5 @@
-//! Strict redirection: an application's SYN waits in the kernel until the server was reached, so that `connect()`
-//! returns what it would return without the broker.
+//! Strict redirection: the kernel holds an application's SYN until the server was reached, so that `connect()` has the
+//! same result as without the broker.
 
 use std::{collections::HashMap, io, net::SocketAddr, os::fd::AsFd as _, sync::Arc, time::Duration};
 
@@ -27,15 +27,15 @@ use super::{
     watch::TunnelRecord,
 };
 
-/// Time for an admitted SYN to become a connection. Its application may have given up meanwhile.
+/// Time limit for an admitted SYN to become a connection. Its application may have given up meanwhile.
 const ADMISSION: Duration = Duration::from_secs(5);
 
-/// The SYNs that the kernel holds, and the listeners to which admitted ones go.
+/// The SYNs that the kernel holds, and the listeners at which admitted SYNs arrive.
 pub struct Strict {
     hold: Hold,
     listeners: Listeners,
     wire: SynSender,
-    /// Channels on which admitted connections are awaited, by the client's address.
+    /// Channels of the tasks that wait for admitted connections, by the client's address.
     admitted: Mutex<HashMap<SocketAddr, oneshot::Sender<TcpStream>>>,
 }
 
@@ -52,13 +52,13 @@ impl Strict {
         &self.listeners
     }
 
-    /// Returns the number of SYNs by verdict.
+    /// Returns the number of held SYNs by verdict.
     pub fn verdicts(&self) -> impl Iterator<Item = (String, u64)> {
         let counts = self.hold.verdicts().unwrap_or_default();
         hold::VERDICTS.into_iter().map(str::to_owned).zip(counts)
     }
 
-    /// Admits the SYN, and waits for its connection. Returns `None` if the application does not connect any more.
+    /// Admits the SYN, and waits for its connection. Returns `None` if the application does not connect in time.
     async fn admit(&self, ask: &HoldSyn) -> Option<TcpStream> {
         let from = canonical(ask.from);
         let (sender, receiver) = oneshot::channel();
@@ -66,7 +66,7 @@ impl Strict {
         // The program has to let the SYN pass before it is sent once more.
         let sent = self.hold.let_in(ask.from).map_err(io::Error::other).and_then(|()| self.resend_syn(ask));
         if let Err(error) = sent {
-            // The application's SYN is repeated by the kernel a second later.
+            // The kernel repeats the application's SYN a second later, so the error is only logged.
             debug!(%from, "a SYN could not be sent again: {error}");
         }
         let local = timeout(ADMISSION, receiver).await.ok().and_then(Result::ok);
@@ -79,7 +79,7 @@ impl Strict {
         self.wire.send(ask.from, self.listeners.original_destination(ask.from)?, &ask.syn)
     }
 
-    /// Refuses the connection as if nobody listened.
+    /// Refuses the connection with a reset, as if nobody listened at the server's port.
     fn refuse(&self, ask: &HoldSyn) {
         let refused = self
             .listeners
@@ -100,9 +100,9 @@ impl Strict {
 pub async fn accept(strict: Arc<Strict>) {
     loop {
         let (local, from) = strict.listeners.next().await;
-        let _ = hold::release(local.as_fd()); // an accepted socket inherits the listener's program, which has no more use
+        let _ = hold::release(local.as_fd()); // an accepted socket inherits the listener's BPF program, and needs none
         let waits = strict.admitted.lock().remove(&from);
-        // If nobody waits any more, the connection is dropped here and so reset.
+        // If no task waits any more, the connection is dropped here, which resets it.
         if let (Ok(()), Some(waits)) = (prepare(&local), waits) {
             let _ = waits.send(local);
         }
@@ -140,7 +140,7 @@ async fn begin(context: &CarryContext, strict: &Strict, ask: &HoldSyn) {
             PumpEnd::Refused(CarryReason::Refused)
         }
         Err(reason) => {
-            // The kernel repeats the SYN until the application gives up.
+            // The kernel repeats the SYN until the application gives up, so the next SYN is handled again.
             context.hooks.expect(ask.from, &arrival);
             strict.forget(ask);
             PumpEnd::Refused(reason)
@@ -150,20 +150,21 @@ async fn begin(context: &CarryContext, strict: &Strict, ask: &HoldSyn) {
     redirected::leave(context, place, &ended);
 }
 
-/// A connection to a server that was reached. It is reset if it is dropped unused.
+/// A tunnelled connection whose server was reached. It is reset if it is dropped unused.
 enum ReachedServer {
     Carried(Box<OpenedStream>, Arc<PeerCarrier>),
     InPlace(TcpStream),
 }
 
-/// A stream by which the peer's broker has reached the server.
+/// A stream on which the peer's broker has reached the server.
 pub struct OpenedStream {
     open: OpenFrame,
     stream: Option<CarrierStream>,
 }
 
 impl OpenedStream {
-    /// Carries the connection to its end. The second value is `None` if the stream was already used.
+    /// Tunnels the connection until it ends. The second value has its measurements, or is `None` if the stream was
+    /// already used.
     pub async fn join(
         &mut self,
         context: &CarryContext,
@@ -189,7 +190,7 @@ impl Drop for OpenedStream {
 pub enum TunnelAttempt {
     Opened(Box<OpenedStream>),
     Refused(CarryReason),
-    /// The carrier takes no more connections now, or nothing was received on it.
+    /// The carrier permits no more connections now, or nothing was received on it.
     Nothing,
 }
 
@@ -224,7 +225,8 @@ async fn answer(
     let question = CarryFrame::Open(open);
     let answer = stream.ask(&question);
     tokio::pin!(answer);
-    // The first time-out keeps other connections away from the carrier, and the second one gives this one up.
+    // The first time-out keeps other connections away from the carrier, and the second one ends the attempt on this
+    // carrier.
     for patience in [carrier.patience(), 2 * carrier.patience()] {
         match timeout(patience, &mut answer).await {
             Ok(answered) => return Some(answered),
@@ -235,8 +237,8 @@ async fn answer(
     None
 }
 
-/// Connects to the server by a carrier. Without a carrier, or if the peer's broker does not carry the connection, it
-/// connects in place.
+/// Connects to the server by a carrier. Without a carrier, or if the peer's broker does not tunnel the connection, it
+/// connects by plain TCP.
 async fn reach(
     context: &CarryContext,
     from: SocketAddr,

@@ -1,5 +1,4 @@
-//! TCP segments that the broker sends itself: a held SYN once more, its refusal, and first packets that test the
-//! firewall.
+//! Builds and sends TCP segments: a held SYN again, a reset that refuses it, and first packets that test the firewall.
 
 use std::{
     io,
@@ -10,14 +9,14 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::sockets::checksum;
 
-/// IPPROTO_RAW: the kernel takes packets with their IP header.
+/// IPPROTO_RAW: a socket of this protocol sends packets that include their IP header.
 const PROTOCOL_RAW: i32 = 255;
 const TCP: u8 = 6;
 const HOPS: u8 = 64;
 const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
 const RST_ACK: u8 = 0x14;
-/// Options of plain TCP on Ethernet: maximum segment size, selective acknowledgements, a timestamp, and the
+/// TCP options of an ordinary SYN on Ethernet: maximum segment size, selective acknowledgements, a timestamp, and the
 /// window scale.
 const OPTIONS: [u8; 20] = [2, 4, 0x05, 0xb4, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0, 1, 3, 3, 7];
 const WINDOW: u16 = 64_240;
@@ -27,7 +26,7 @@ const CHECKSUM: std::ops::Range<usize> = 16..18;
 /// Raw sockets for TCP segments, which need CAP_NET_RAW.
 pub struct SynSender {
     v4: Socket,
-    /// `None` if this host has no IPv6.
+    /// Raw IPv6 socket. `None` if this host has no IPv6.
     v6: Option<Socket>,
 }
 
@@ -51,8 +50,8 @@ impl SynSender {
         socket.send_to(&packet, &SocketAddr::new(to.ip(), 0).into()).map(drop)
     }
 
-    /// Refuses a SYN of the socket at `to` in the name of `from`, with the reset of RFC 9293 for a port where
-    /// nobody listens.
+    /// Refuses a SYN of the client at `to` in the name of the server at `from`, with the reset of RFC 9293 for a port
+    /// where nobody listens.
     pub fn refuse(&self, from: SocketAddr, to: SocketAddr, syn: &[u8]) -> io::Result<()> {
         let answer = refusal(from.port(), to.port(), syn).ok_or(io::ErrorKind::InvalidInput)?;
         self.send(from, to, &answer)
@@ -66,7 +65,7 @@ fn refusal(from: u16, to: u16, syn: &[u8]) -> Option<[u8; HEADER]> {
     answer[..2].copy_from_slice(&from.to_be_bytes());
     answer[2..4].copy_from_slice(&to.to_be_bytes());
     answer[8..12].copy_from_slice(&sequence.wrapping_add(1).to_be_bytes());
-    // The upper half of this byte is the header's length in words of 4 bytes.
+    // The upper half of this byte is the TCP header's length in words of 4 bytes.
     answer[12] = (HEADER as u8 / 4) << 4;
     answer[13] = RST_ACK;
     Some(answer)
@@ -87,8 +86,8 @@ pub fn first(from: u16, to: u16, number: u32, answers: Option<u32>) -> Vec<u8> {
     segment
 }
 
-/// Returns the complete packet with its IP header, or `None` for addresses of two families or a segment
-/// without a TCP header.
+/// Returns the complete packet with its IP header, or `None` if the two addresses are of different families or the
+/// segment has no TCP header.
 pub fn packet(from: IpAddr, to: IpAddr, segment: &[u8]) -> Option<Vec<u8>> {
     let length = u16::try_from(segment.len()).ok()?.to_be_bytes();
     let (mut packet, pseudo) = match (from, to) {

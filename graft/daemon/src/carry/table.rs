@@ -1,5 +1,5 @@
-//! The table of tunnelled connections: their number, the memory of each, how they ended, and the lookup for a peer
-//! that resumes one.
+//! The table of tunnelled connections: counts them, shares memory among them, records how they ended, and finds the one
+//! that a peer resumes.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -11,17 +11,17 @@ use tokio::sync::mpsc;
 
 use super::stream::CarrierStream;
 
-/// Smallest window of a connection in bytes, however many connections there are. A smaller one is not worth the
-/// overhead of frames.
+/// Smallest window of a connection in bytes, however many connections there are. A smaller window would not be worth
+/// the overhead of frames.
 const WINDOW_LEAST: u64 = 16 << 10;
-/// Limit of finished connections that are remembered, since the other end may not know yet that they are
-/// over.
+/// Limit of finished connections that are remembered, since the peer may not know yet that a connection is over.
 const FINISHED_MAX: usize = 4096;
 
-/// The peer that has the client, the run of its broker, and the connection's number in that run.
+/// Identifies a tunnelled connection: the peer with the client, the run of that peer's broker, and the connection's
+/// number in that run.
 pub type TunnelKey = (String, u64, u64);
 
-/// A stream to continue a connection on, and the number of bytes that the other end has received.
+/// A stream on which a peer resumes a connection, and the number of bytes that the peer has received.
 pub type Resumption = (CarrierStream, u64);
 
 pub struct TunnelTable {
@@ -29,10 +29,10 @@ pub struct TunnelTable {
     connections_max: usize,
     /// Largest window of a connection, in bytes.
     window: u64,
-    /// Bytes that the windows of all connections share.
+    /// Limit of the bytes in the windows of all connections together.
     memory: u64,
     live: AtomicUsize,
-    /// True while the kernel should redirect no more connections here.
+    /// True while the table is almost full, so that the kernel should redirect no more connections.
     is_full: AtomicBool,
     ids: AtomicU64,
     hosted: Mutex<Hosted>,
@@ -43,17 +43,17 @@ pub struct TunnelTable {
     pub kept: AtomicU64,
 }
 
-/// Connections whose servers are at this end.
+/// Connections whose servers are at this end of the tunnel.
 #[derive(Default)]
 struct Hosted {
     live: HashMap<TunnelKey, mpsc::Sender<Resumption>>,
-    /// Number of bytes that were received of each finished connection.
+    /// Number of bytes that were received on each finished connection.
     finished: HashMap<TunnelKey, u64>,
     /// Finished connections, the oldest first.
     order: VecDeque<TunnelKey>,
 }
 
-/// The place of one connection. Dropping it frees the place.
+/// The slot of one connection in the table. Dropping this value frees the slot.
 pub struct TunnelPlace<'a>(&'a TunnelTable);
 
 impl Drop for TunnelPlace<'_> {
@@ -96,17 +96,17 @@ impl TunnelTable {
         self.connections_max
     }
 
-    /// Reports whether the kernel should redirect no more connections here.
+    /// Reports whether the table is almost full, so that the kernel should redirect no more connections.
     pub fn is_full(&self) -> bool {
         self.is_full.load(Relaxed)
     }
 
-    /// Updates whether there is room, after a connection was added or removed. Returns whether that changed.
-    /// Hysteresis keeps it from changing with each connection.
+    /// Updates whether the table is almost full, after a connection was added or removed. Returns whether that changed.
+    /// Hysteresis keeps the state from changing with each connection.
     pub fn note_room(&self) -> bool {
         let room = self.connections_max - self.live().min(self.connections_max);
         let was_full = self.is_full();
-        // A full table counts as free again only when a 16th of it is free.
+        // A full table counts as full until a 16th of it is free.
         let least = self.connections_max / if was_full { 16 } else { 64 };
         self.is_full.store(room <= least, Relaxed);
         was_full != (room <= least)
@@ -124,14 +124,13 @@ impl TunnelTable {
     }
 
     pub fn host(&self, key: TunnelKey) -> mpsc::Receiver<Resumption> {
-        // One resumption at a time is enough, since the peer waits for its answer.
+        // A queue of one resumption is enough, since the peer waits for its answer.
         let (sender, receiver) = mpsc::channel(1);
         self.hosted.lock().live.insert(key, sender);
         receiver
     }
 
-    /// Removes a connection that is over. A peer that resumes it is answered with the number of received
-    /// bytes.
+    /// Removes a connection that is over. A peer that resumes it later is told the number of received bytes.
     pub fn finish(&self, key: TunnelKey, received: Option<u64>) {
         let mut hosted = self.hosted.lock();
         hosted.live.remove(&key);

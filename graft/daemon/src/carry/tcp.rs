@@ -1,5 +1,5 @@
 //! Connections of pools, and how both ends make them. The handshake is mutual TLS 1.3 with the keys of the settings.
-//! Both ends exchange a greeting, and no more, before the record layer of this crate takes over the keys.
+//! Both ends exchange only a greeting before the record layer of this crate uses the keys.
 
 use std::{
     io,
@@ -26,16 +26,16 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 const MPTCP: i32 = 262;
 const BACKLOG: i32 = 1024;
-/// Silence after which keep-alive probes are sent. A connection without an answer is closed after as much silence as
-/// a QUIC carrier.
+/// Silence after which keep-alive probes are sent. A connection whose probes are not answered is closed after the same
+/// silence as a QUIC carrier.
 const SILENT: Duration = Duration::from_secs(2);
 const PROBES_APART: Duration = Duration::from_secs(1);
 const PROBES: u32 = 4;
 const UNHEARD: Duration = Duration::from_secs(6);
-/// Time limit for a handshake, during which the caller has not proved its key.
+/// Time limit for a handshake, during which the connecting host has not proved its key.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Congestion control where the settings name none.
+/// TCP congestion control that is used unless the settings name another one.
 const CONGESTION: &str = "bbr";
 const HELLO_BYTES: usize = 9;
 
@@ -43,15 +43,15 @@ const HELLO_BYTES: usize = 9;
 pub struct AuthenticatedConnection {
     pub stream: TcpStream,
     pub secrets: ExtractedSecrets,
-    /// Number of the other broker's run.
+    /// Random number of the run of the other broker.
     pub run: u64,
     pub rtt: Duration,
-    /// True if both ends speak the version in which an end may be asked whether it is still alive.
+    /// True if both ends speak the protocol version that has the frame `Ask`.
     pub asks: bool,
 }
 
 /// # Errors
-/// The kernel has no MPTCP or SCTP, if that is wanted.
+/// The kernel does not support the wanted protocol, MPTCP or SCTP.
 fn socket(kind: CarrierKind, at: SocketAddr) -> anyhow::Result<Socket> {
     let protocol = match kind {
         CarrierKind::Mptcp => Protocol::from(MPTCP),
@@ -76,13 +76,13 @@ fn prepare(socket: SockRef<'_>, pool: &settings::PoolSettings) -> anyhow::Result
     socket.set_tcp_nodelay(true)?;
     let probes = TcpKeepalive::new().with_time(SILENT).with_interval(PROBES_APART).with_retries(PROBES);
     socket.set_tcp_keepalive(&probes)?;
-    // Some kernels have no user time-out for MPTCP, which has time-outs of its own.
+    // Some kernels do not have the option TCP_USER_TIMEOUT for MPTCP, which has time-outs of its own.
     let _ = socket.set_tcp_user_timeout(Some(UNHEARD));
     match &pool.congestion {
         Some(name) => socket.set_tcp_congestion(name.as_bytes()).with_context(|| {
             format!("carry: congestion {name:?} is not on this host: load its module, or name one of net.ipv4.tcp_available_congestion_control")
         }),
-        // The host's default stays if this congestion control is missing.
+        // If this congestion control is missing, the socket keeps the host's default.
         None => {
             let _ = socket.set_tcp_congestion(CONGESTION.as_bytes());
             Ok(())
@@ -126,12 +126,12 @@ pub fn server_config(mut config: ServerConfig) -> ServerConfig {
     config
 }
 
-/// Returns the protocol versions in order of preference. The older one is for peers that know no other.
+/// Returns the protocol versions in order of preference. The older version is for peers that do not know the newer one.
 fn versions() -> Vec<Vec<u8>> {
     vec![ALPN_ASKS.to_vec(), ALPN.to_vec()]
 }
 
-/// Calls a peer's broker. `exempt` makes the hooks ignore the socket.
+/// Connects to a peer's broker. `exempt` makes the hooks ignore the socket.
 pub async fn call(
     kind: CarrierKind,
     at: SocketAddr,
@@ -158,7 +158,7 @@ async fn greet(stream: TcpStream, config: ClientConfig, run: u64) -> anyhow::Res
     let connector = TlsConnector::from(std::sync::Arc::new(config));
     let mut stream =
         connector.connect(ServerName::try_from("millrace-graft")?, stream).await.map_err(describe_error)?;
-    // The greeting's round trip is the first measurement of the path.
+    // The round trip of the greeting is the first measurement of the path.
     let start = Instant::now();
     say(&mut stream, run).await?;
     let run = read_hello(&mut stream).await.map_err(describe_error)?;
@@ -169,8 +169,8 @@ async fn greet(stream: TcpStream, config: ClientConfig, run: u64) -> anyhow::Res
     Ok(AuthenticatedConnection { stream, secrets: connection.dangerous_extract_secrets()?, run, rtt, asks })
 }
 
-/// Answers a call if `admit` accepts the caller's certificates. Otherwise no greeting is sent, from which the caller
-/// learns of its refusal.
+/// Accepts a connection of a peer if `admit` accepts its certificates. Otherwise no greeting is sent, so that the peer
+/// learns of the refusal.
 pub async fn answer<T>(
     stream: TcpStream,
     config: ServerConfig,
@@ -185,7 +185,7 @@ pub async fn answer<T>(
         let start = Instant::now();
         let theirs = read_hello(&mut stream).await?;
         let rtt = start.elapsed();
-        // The certificates are checked before the greeting, which tells the caller that it was accepted.
+        // The certificates are checked before the greeting, which tells the peer that it was accepted.
         let admitted = admit(stream.get_ref().1.peer_certificates().context("no certificate")?)?;
         say(&mut stream, run).await?;
         let (stream, connection) = stream.into_inner();
@@ -214,7 +214,7 @@ async fn read_hello(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<u64> {
     }
 }
 
-/// Explains an error that the operator can do something about.
+/// Adds an explanation to an error that the operator can correct.
 fn describe_error(error: io::Error) -> anyhow::Error {
     let alert = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match alert {

@@ -68,7 +68,7 @@ pub fn status(out: &mut String, carry: &CarryStatus, width: usize) {
     }
 }
 
-/// Describes by which carrier connections with a peer go.
+/// Describes which carrier the connections with a peer use.
 pub fn tier(carrier: &CarrierStatus) -> String {
     let name = &carrier.peer;
     let ms = carrier.rtt_us as f64 / 1e3;

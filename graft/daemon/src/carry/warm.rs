@@ -1,8 +1,7 @@
-//! Opens a new carrier's congestion window before it is needed, with bytes of no connection that the other end
-//! discards.
+//! Opens a new carrier's congestion window before it is needed, with filler bytes that the other end discards.
 //!
-//! A congestion window grows only with load. A connection on an unused carrier would therefore start as slowly as one
-//! of its own, except for the handshake.
+//! A congestion window grows only with load. A connection on an unused carrier would therefore start as slowly as a new
+//! TCP connection, except for the handshake.
 
 use bytes::Bytes;
 use millrace_graft_proto::carry::{
@@ -21,7 +20,8 @@ use super::{
 const PIECE: usize = 16 << 10;
 static NOTHING: [u8; PIECE] = [0; PIECE];
 
-/// Sends this many bytes, as fast as the congestion control allows and with lower priority than carried data.
+/// Sends this number of filler bytes, as fast as the congestion control allows and with lower priority than tunnelled
+/// data.
 pub async fn open(carrier: &PeerCarrier, bytes: u64) {
     if bytes == 0 {
         return;
@@ -51,8 +51,8 @@ async fn push(stream: &mut CarrierStream, bytes: u64) -> Result<(), CarrierError
     Ok(())
 }
 
-/// Warms a pool's connection at the end that has made it: first this end sends the bytes that it wants, and then the
-/// other end.
+/// Exchanges filler bytes at the end that made the pool's connection: this end sends `bytes` bytes, and then the other
+/// end sends the number of its own settings.
 pub async fn exchange(stream: &mut CarrierStream, bytes: u64) -> Result<(), CarrierError> {
     if bytes == 0 {
         return Ok(());
@@ -61,7 +61,8 @@ pub async fn exchange(stream: &mut CarrierStream, bytes: u64) -> Result<(), Carr
     receive_warmup(stream, 0).await
 }
 
-/// Warms a pool's connection at the called end, after `first` bytes of the other end's have arrived.
+/// Exchanges filler bytes at the end that accepted the pool's connection, after `first` bytes of the other end have
+/// arrived.
 pub async fn answer(stream: &mut CarrierStream, first: u64, bytes: u64) -> Result<(), CarrierError> {
     receive_warmup(stream, first).await?;
     say(stream, bytes).await
@@ -85,8 +86,8 @@ async fn receive_warmup(stream: &mut CarrierStream, first: u64) -> Result<(), Ca
     Err(CarrierError::Closed)
 }
 
-/// Discards the bytes that the other end sends, after `first` of them have arrived. More than `WARM_MAX` bytes are
-/// too many for warming, and the stream is reset.
+/// Discards the bytes that the other end sends, after `first` of them have arrived. If more than `WARM_MAX` filler
+/// bytes arrive, the stream is reset.
 pub async fn discard(mut stream: CarrierStream, first: u64) {
     let mut got = first;
     while got <= WARM_MAX {

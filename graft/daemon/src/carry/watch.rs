@@ -1,4 +1,4 @@
-//! Reports how tunnelled connections went to the selection, which learns from that.
+//! Reports the results of tunnelled connections to the selection of congestion controls, which learns from them.
 
 use std::{
     net::SocketAddr,
@@ -12,20 +12,20 @@ use millrace_graft_proto::select::{arms::CARRIED_WARM, kind::Expected};
 use millrace_kernel::clock;
 use parking_lot::Mutex;
 
-/// Limit of events that the selection has not taken yet. Further connections are not reported but counted as lost. A
-/// connection whose beginning was reported also has its end reported.
+/// Limit of queued events that the selection has not read yet. Further connections are not reported but counted as
+/// lost. If the beginning of a connection was reported, its end is reported, too.
 const MOST: usize = 8192;
 /// First ID of a tunnelled connection. Socket cookies, which are the IDs of other connections, are smaller.
 const FIRST: u64 = 1 << 63;
 
-/// How a carried connection went.
+/// Measurements of a tunnelled connection.
 #[derive(Debug, Default)]
 pub struct TunnelRecord {
     pub sent: u64,
     pub received: u64,
-    /// Time for which bytes were unconfirmed.
+    /// Time during which sent bytes were unconfirmed.
     pub busy: Duration,
-    /// Time from the beginning to the latest data of the other end.
+    /// Time from the connection's beginning to the latest data of the other end.
     pub heard: Option<Duration>,
     pub turns: u32,
 }
@@ -37,7 +37,7 @@ pub struct TunnelWatch {
     lost: AtomicU64,
 }
 
-/// A connection that is watched. Its end is reported if its beginning was.
+/// A connection whose events are reported. Its end is reported only if its beginning was.
 pub struct WatchedTunnel {
     id: u64,
     local: SocketAddr,
@@ -49,7 +49,7 @@ pub struct WatchedTunnel {
 }
 
 impl TunnelWatch {
-    /// Reports the beginning of a connection, with the carrier that it should use and its expected purpose.
+    /// Reports the beginning of a connection, with the carrier that it should use and its predicted purpose.
     pub fn begin(
         &self,
         arrival: &RedirectedConnection,
@@ -69,7 +69,7 @@ impl TunnelWatch {
         let WatchedTunnel { id, local, remote, began_ns, cgroup, .. } = watched;
         let command = watched.command.clone();
         let RedirectedConnection { choice, serial, explored, .. } = *arrival;
-        // The lock keeps the events in order.
+        // The lock keeps the queued events in order.
         let mut told = self.told.lock();
         watched.is_told = told.len() < MOST;
         if !watched.is_told {
@@ -92,12 +92,12 @@ impl TunnelWatch {
         watched
     }
 
-    /// Reports the end of a connection. `seen` is `None` if nothing of it was tunnelled.
+    /// Reports the end of a connection. `seen` is `None` if none of its bytes were tunnelled.
     pub fn end(&self, watched: &WatchedTunnel, seen: Option<TunnelRecord>) {
         if !watched.is_told {
             return;
         }
-        // Without a record the broker has connected in place.
+        // Without a record the broker has connected to the server by plain TCP.
         let arm = if seen.is_some() { CARRIED_WARM } else { "in-place-by-broker" };
         let was_carried = seen.is_some();
         let seen = seen.unwrap_or_default();
@@ -119,7 +119,7 @@ impl TunnelWatch {
         self.told.lock().push(CarriedFlow::Ended { id: watched.id, flow });
     }
 
-    /// Takes all events since the last call.
+    /// Returns all queued events, and empties the queue.
     pub fn take(&self) -> Vec<CarriedFlow> {
         std::mem::take(&mut *self.told.lock())
     }
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn untaken_records_are_bounded_and_counted() {
+    fn unread_connection_events_are_bounded_and_counted() {
         let watch = TunnelWatch::default();
         let arrival = RedirectedConnection {
             far: "192.0.2.1:80".parse().unwrap(),

@@ -1,6 +1,6 @@
-//! Removes a gateway's rules and routes when the daemon is gone, however it ended, since the kernel keeps them. The
-//! keeper is a process of its own that waits for the daemon's end. If the keeper was killed itself, the next daemon
-//! removes them.
+//! Removes a gateway's rules and routes when the daemon has ended for any reason, since the kernel would keep them. The
+//! keeper is a process of its own that waits for the daemon's end. If the keeper itself was killed, the next daemon
+//! removes the rules and routes.
 
 use std::{
     io::{self, Read as _},
@@ -18,7 +18,7 @@ impl TunnelWatchdog {
     pub fn start(run: GatewayRun, interfaces: &[String]) -> io::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         command.args(["graft", "gateway-keep", &run.0.to_string()]).args(interfaces);
-        // A signal from a terminal that ends the daemon must not end the keeper.
+        // The keeper has a process group of its own, so that a terminal's signal to the daemon does not end it.
         let process = command.stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0).spawn()?;
         Ok(Self(process))
     }
@@ -31,12 +31,12 @@ impl Drop for TunnelWatchdog {
     }
 }
 
-/// Runs the keeper process: waits until the daemon is gone, and removes its routing.
+/// Runs the keeper process: waits until the daemon has ended, and removes its routing.
 pub fn run(run: u16, interfaces: &[String]) -> anyhow::Result<()> {
-    // Signals are blocked here: a service manager that ends all processes also ends the daemon, and then this
-    // process.
+    // Signals are blocked here: a service manager that ends all processes also ends the daemon, whose end then ends
+    // this process.
     SigSet::all().thread_block()?;
-    // Standard input is a pipe from the daemon, which ends with the daemon.
+    // Standard input is a pipe from the daemon, which the kernel closes when the daemon ends.
     io::stdin().read_to_end(&mut Vec::new())?;
     remove_programs(interfaces);
     remove_leftovers(Some(GatewayRun(run)))?;

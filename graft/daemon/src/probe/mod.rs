@@ -1,5 +1,5 @@
-//! Measures paths to peers, on request and as the settings say: sends packets at even times, and evaluates their
-//! answers. The latest reports of each path are kept.
+//! Measures paths to peers, on request or as the settings schedule it: sends packets at regular intervals, and
+//! evaluates their answers. The latest reports on each path are kept.
 
 mod schedule;
 mod send;
@@ -21,13 +21,13 @@ use tracing::debug;
 
 use self::schedule::Schedule;
 
-/// Limit of remembered paths. The one that was probed longest ago is forgotten first.
+/// Limit of remembered paths, beyond which the path that was probed longest ago is forgotten.
 const PATHS_MAX: usize = 256;
-/// Limit of concurrent probes.
+/// Limit of probes that run at the same time.
 const RUNNING_MAX: usize = 8;
-/// Number of reports that are kept of each path.
+/// Number of reports that are kept for each path.
 const HISTORY: usize = 32;
-/// Limit of reports that the selection has not taken yet.
+/// Limit of reports that the selection of congestion controls has not read yet.
 const FRESH_MAX: usize = 64;
 
 /// A peer, and the protocol to probe it by.
@@ -44,15 +44,15 @@ impl ProbeTarget {
     }
 }
 
-/// Results of the probes of a path.
+/// Results of the probes of one path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProbeStatus {
     pub target: ProbeTarget,
     /// True while a probe runs.
     pub runs: bool,
-    /// Class of the path by its least recent round trip.
+    /// Class of the path, according to its smallest recent round trip.
     pub class: String,
-    /// Reports, the oldest first.
+    /// Reports on the path, the oldest first.
     pub history: Vec<ProbeRecord>,
     /// Reason why the latest probe failed.
     pub error: Option<String>,
@@ -74,12 +74,12 @@ struct ProbedPath {
     begun_ns: u64,
 }
 
-/// Probes of all paths.
+/// Probes of all paths, shared between tasks.
 #[derive(Clone, Default)]
 pub struct Probes(Arc<Mutex<ProbeHistory>>);
 
 #[derive(Default)]
-/// Probes of all paths, and the reports that were not taken yet.
+/// Probes of all paths, and the reports that the selection of congestion controls has not read yet.
 struct ProbeHistory {
     paths: BTreeMap<ProbeTarget, ProbedPath>,
     fresh: VecDeque<(IpAddr, PathReport)>,
@@ -96,7 +96,7 @@ impl Probes {
     /// Starts a probe, which runs in a task of its own. Must be called inside of a tokio runtime.
     ///
     /// # Errors
-    /// The probe would send too much, too many run, or one of this path runs already.
+    /// The probe would send too much, too many probes run, or one of this path runs already.
     pub fn start(&self, target: ProbeTarget, period: Duration, duration: Duration) -> anyhow::Result<()> {
         check(period, duration).map_err(anyhow::Error::msg)?;
         self.begin(target)?;
@@ -108,7 +108,7 @@ impl Probes {
         Ok(())
     }
 
-    /// Starts the probes of the settings that are due. Probes that were started on request count towards the limit.
+    /// Starts the scheduled probes that are due. Probes that were started on request count towards the limit.
     pub fn start_due(&self, wanted: &[settings::ProbeSettings]) {
         let now = Duration::from_nanos(clock::monotonic_ns());
         let due: Vec<_> = {
@@ -123,7 +123,7 @@ impl Probes {
         }
     }
 
-    /// Takes the reports that have come since the last call.
+    /// Returns the reports that have been added since the last call.
     pub fn take_fresh(&self) -> Vec<(IpAddr, PathReport)> {
         self.0.lock().fresh.drain(..).collect()
     }
@@ -138,7 +138,7 @@ impl Probes {
         if paths.get(&target).is_some_and(|path| path.runs) {
             bail!("{} is being probed by {} already", target.peer, target.protocol_name());
         }
-        // The path whose probe began longest ago is forgotten, unless its probe still runs.
+        // The path that was probed longest ago is forgotten, unless its probe still runs.
         if !paths.contains_key(&target) && paths.len() >= PATHS_MAX {
             let idle = paths.iter().filter(|(_, path)| !path.runs);
             let oldest = idle.min_by_key(|(_, path)| path.begun_ns).map(|(target, _)| *target);
@@ -168,7 +168,7 @@ impl Probes {
         }
     }
 
-    /// Returns the status of all probed paths. `class` names the class of a path by its least round trip.
+    /// Returns the status of all probed paths. `class` returns a path's class for its smallest round trip.
     pub fn all(&self, class: impl Fn(u32) -> String) -> Vec<ProbeStatus> {
         let paths = &self.0.lock().paths;
         let probed = |(target, path): (&ProbeTarget, &ProbedPath)| {

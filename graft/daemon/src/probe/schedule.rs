@@ -1,4 +1,4 @@
-//! The times at which paths are probed that the settings name.
+//! Schedules the probes of the paths that the settings name.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -6,10 +6,10 @@ use millrace_graft::settings;
 
 use super::ProbeTarget;
 
-/// Limit of concurrent probes of the settings. The other places are for probes on request.
+/// Limit of concurrent scheduled probes. The rest of the limit of all probes is for probes on request.
 pub const AT_ONCE: usize = 4;
 
-/// Times of the next probes, on any clock that does not go back.
+/// Times of the next scheduled probes, on any clock that does not go back.
 #[derive(Debug, Default)]
 pub struct Schedule {
     next: BTreeMap<ProbeTarget, Duration>,
@@ -22,8 +22,8 @@ impl From<&settings::ProbeSettings> for ProbeTarget {
 }
 
 impl Schedule {
-    /// Returns the probes that should begin now, at most `room` of them. A new one begins at once. Missed periods are
-    /// skipped.
+    /// Returns the probes that should begin now, at most `room` of them. A new path is probed at once. Missed periods
+    /// are skipped.
     pub fn due_probe<'a>(
         &mut self,
         wanted: &'a [settings::ProbeSettings],
@@ -36,7 +36,7 @@ impl Schedule {
             .map(|probe| (self.next.get(&probe.into()).copied().unwrap_or_default(), probe))
             .filter(|(next, _)| *next <= now)
             .collect();
-        // The probe that has waited longest begins first.
+        // The probe that is overdue longest begins first.
         due.sort_by_key(|(next, _)| *next);
         due.truncate(room);
         for (_, probe) in &due {
@@ -82,13 +82,13 @@ mod tests {
         assert_eq!(at(&mut schedule, 110), ["192.0.2.1"]);
         assert_eq!(at(&mut schedule, 120), ["192.0.2.1"]);
         assert_eq!(at(&mut schedule, 125), ["192.0.2.2"]);
-        // After the host slept, a probe begins once and not for each missed time.
+        // After the host was suspended, a probe begins once and not for each missed time.
         assert_eq!(at(&mut schedule, 1000).len(), 2);
         assert_eq!(at(&mut schedule, 1001), [""; 0]);
     }
 
     #[test]
-    fn waiting_probe_is_first_when_there_is_room() {
+    fn overdue_probe_is_first_when_a_slot_is_free() {
         let wanted = [probe(1, 10), probe(2, 10), probe(3, 10)];
         let mut schedule = Schedule::default();
         assert_eq!(begun(&mut schedule, &wanted, 1, 0), [""; 0]);

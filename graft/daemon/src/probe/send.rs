@@ -1,4 +1,4 @@
-//! The packets of a probe, and how their answers are recognised.
+//! Sends the packets of a probe, and recognises their answers.
 
 use std::{
     io,
@@ -16,7 +16,7 @@ use tokio::{
 use super::ProbeTarget;
 use crate::sockets::{checksum, payload, raw};
 
-/// Time to wait for the last answers. Later answers count as lost.
+/// Time to wait for answers after the last request. Later answers count as lost.
 const PATIENCE: Duration = Duration::from_secs(3);
 const DATA: &[u8; 16] = b"millrace probe..";
 const ECHO_HEADER: usize = 8;
@@ -34,7 +34,7 @@ fn micros(since: Instant) -> u64 {
     since.elapsed().as_micros().try_into().unwrap_or(u64::MAX)
 }
 
-/// The values in which echo requests of ICMP and ICMPv6 differ.
+/// The constants in which echo requests of ICMP and ICMPv6 differ.
 struct Echo {
     protocol: i32,
     ask: u8,
@@ -83,7 +83,7 @@ async fn icmp(peer: IpAddr, period: Duration, count: usize) -> io::Result<Vec<Pa
     let mut ticks = interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut buffer = [0; 2048];
-    // The end of the wait for answers is an estimate until the last request is sent.
+    // The end of the wait for answers is estimated, until the last request is sent.
     let mut last = start + period * u32::try_from(count).unwrap_or(u32::MAX) + PATIENCE;
     let mut answered = 0;
     while answered < count {
@@ -91,7 +91,8 @@ async fn icmp(peer: IpAddr, period: Duration, count: usize) -> io::Result<Vec<Pa
             _ = ticks.tick(), if samples.len() < count => {
                 let sequence = u16::try_from(samples.len()).unwrap_or(u16::MAX);
                 let sent_us = micros(start);
-                // A request that cannot be sent counts as lost. The reason applies to all requests, or passes.
+                // A request that cannot be sent counts as lost. Either all requests fail for the same reason, or the
+                // reason is temporary.
                 let _ = socket.send(&echo.packet(id, sequence)).await;
                 samples.push(PathSample { sent_us, answered_us: None });
                 if samples.len() == count {
@@ -120,7 +121,8 @@ fn identifier() -> io::Result<u16> {
     Ok(u16::from_ne_bytes(bytes))
 }
 
-/// Probes by UDP. Each packet has a socket of its own, so that an ICMP error of a closed port can be assigned to it.
+/// Probes by UDP. Each packet is sent on a socket of its own, so that an ICMP error of a closed port can be assigned to
+/// it.
 async fn udp(to: SocketAddr, period: Duration, count: usize) -> io::Result<Vec<PathSample>> {
     let start = Instant::now();
     let mut ticks = interval(period);
@@ -163,7 +165,7 @@ async fn ask(to: SocketAddr, start: Instant) -> io::Result<PathSample> {
     let mut buffer = [0; 64];
     Ok(match timeout(PATIENCE, socket.recv(&mut buffer)).await {
         Ok(Ok(_)) => PathSample { answered_us: Some(micros(start)), ..lost },
-        // An ICMP error "port unreachable" was sent by the peer, so it is an answer.
+        // The peer itself sends the ICMP error "port unreachable", so the error is an answer.
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
             PathSample { answered_us: Some(micros(start)), ..lost }
         }

@@ -9,7 +9,7 @@ fn ends() -> [SessionEnds; 2] {
     [SessionEnds { local: a, remote: b }, SessionEnds { local: b, remote: a }]
 }
 
-/// Unique numbers that the tests use in place of random ones.
+/// Unique numbers that the tests use instead of random ones.
 struct NonceCounter(u64);
 
 impl NonceCounter {
@@ -20,8 +20,8 @@ impl NonceCounter {
     }
 }
 
-/// The keys that an end opens and seals with, according to its actions. A key is a pair of nonces, with the number of
-/// the connection that it was derived from.
+/// A simulated end: the keys with which it opens and seals, according to its actions. A key is a pair of nonces, with
+/// the number of the connection that it was derived from.
 struct KeyTestEnd {
     side: usize,
     agreement: KeyAgreement,
@@ -29,7 +29,7 @@ struct KeyTestEnd {
     frames: FrameKey,
     opens: [Option<(NoncePair, u32)>; 2],
     seals: Option<(KeyPhase, NoncePair, u32)>,
-    /// Every key that the end has sealed with, in any of its runs.
+    /// Every key with which the end has sealed, in all of its runs.
     used: BTreeSet<([u8; 16], [u8; 16])>,
     installed: BTreeSet<([u8; 16], [u8; 16])>,
     agreed: u32,
@@ -89,13 +89,13 @@ impl KeyTestEnd {
     }
 }
 
-/// Two ends on a path with a delay of 10 ms, which advance in steps of a millisecond.
+/// Two simulated ends on a path with a delay of 10 ms, whose time advances in steps of a millisecond.
 struct KeyTestWorld {
     ends: [KeyTestEnd; 2],
     random: NonceCounter,
-    /// Messages under way: arrival time, receiver, message, and number of the connection.
+    /// Messages in flight: arrival time, receiver, message, and number of the connection.
     flying: Vec<(Duration, usize, (KeyPhase, KeyMessage), u32)>,
-    /// Every message that was ever sent, with its receiver.
+    /// Every message that was sent so far, with its receiver.
     said: Vec<(usize, (KeyPhase, KeyMessage))>,
     now: Duration,
 }
@@ -158,7 +158,7 @@ impl KeyTestWorld {
         (0..millis).for_each(|_| self.step(&loses));
     }
 
-    /// Runs for this many milliseconds, and checks after each that either end opens what the other one seals.
+    /// Simulates this many milliseconds, and checks after each that either end can open what the other one seals.
     fn run_understood(&mut self, millis: u32, loses: impl Fn(usize) -> bool) {
         for _ in 0..millis {
             self.step(&loses);
@@ -197,11 +197,11 @@ fn key_agreement_takes_two_round_trips() {
     assert!(world.ends.iter().all(|end| end.agreement.has_keys()));
 }
 
-/// Another connection replaces the present one at any moment of an agreement, and both ends learn of it one after the
+/// A new connection replaces the present one at any moment of a key agreement, and both ends learn of it one after the
 /// other. No end ever seals with a key that the other cannot open, and in the end both have keys of the latest
 /// connection.
 #[test]
-fn keys_follow_the_latest_connection() {
+fn keys_are_derived_from_the_latest_connection() {
     for delay in 0..80 {
         for early in [0, 1] {
             let mut world = KeyTestWorld::new();
@@ -221,7 +221,7 @@ fn keys_follow_the_latest_connection() {
     }
 }
 
-/// Either end asks for new keys while datagrams pass.
+/// Either end requests new keys while datagrams are in flight.
 #[test]
 fn keys_are_renewed_without_loss() {
     for side in [0, 1] {
@@ -245,7 +245,7 @@ fn restarted_end_gets_new_keys() {
     for side in [0, 1] {
         let mut world = KeyTestWorld::new();
         for round in 0..10 {
-            // Every other restart comes in the middle of an agreement.
+            // Every other restart happens in the middle of a key agreement.
             world.run(if round % 2 == 0 { 5000 } else { 25 }, |_| false);
             let now = world.now;
             let mut random = NonceCounter(1000 * (round + 1));
@@ -259,9 +259,9 @@ fn restarted_end_gets_new_keys() {
     }
 }
 
-/// Replayed messages neither bring old keys back, nor remove present ones.
+/// Replayed messages neither restore old keys nor remove present ones.
 #[test]
-fn old_key_messages_are_ignored() {
+fn replayed_key_messages_are_ignored() {
     let mut world = KeyTestWorld::new();
     for round in 0..6 {
         world.run(4000, |_| false);
@@ -271,18 +271,18 @@ fn old_key_messages_are_ignored() {
     }
     world.run(6000, |_| false);
     let seals = world.ends[0].seals;
-    // `Need` is left out, since it may make the end that has keys renew them.
+    // `Need` is not replayed here, since it may make the end that has keys renew them.
     for (side, said) in world.said.clone() {
         if said.1 == KeyMessage::Need {
             continue;
         }
-        // The reply is dropped. It would only refuse the replayed message.
+        // The reply is dropped, since it would only refuse the replayed message.
         world.hear(side, said.0, said.1, &|_| true);
         assert_eq!((world.ends[0].seals, world.ends[1].seals), (seals, seals), "{said:?}");
     }
     world.run_understood(5000, |_| false);
     assert_eq!((world.ends[0].seals, world.ends[1].seals), (seals, seals));
-    // `Need` is believed, but no more often than the previous key stays valid.
+    // A replayed `Need` has an effect, but at most once in the time for which the previous key stays valid.
     for _ in 0..10_000 {
         world.hear(0, 0, KeyMessage::Need, &|_| false);
         world.run_understood(1, |_| false);
@@ -294,7 +294,7 @@ fn old_key_messages_are_ignored() {
 
 /// Random messages never install a key twice, and the key that an end seals with is always installed.
 #[test]
-fn random_key_messages_do_no_harm() {
+fn random_key_messages_install_no_key_twice() {
     for side in [0, 1] {
         let mut world = KeyTestWorld::new();
         let mut random = NonceCounter(99);
@@ -349,7 +349,7 @@ fn keys_differ_by_session_cipher_and_direction() {
 }
 
 #[test]
-fn worn_keys_are_renewed_long_before_they_end() {
+fn keys_are_renewed_long_before_the_sealing_limit() {
     assert!(!AeadCipher::Aes128Gcm.is_worn((1 << 27) - 1, (1 << 35) - 1));
     assert!(AeadCipher::Aes128Gcm.is_worn(1 << 27, 0));
     assert!(!AeadCipher::Chacha20Poly1305.is_worn(1 << 40, 0));

@@ -1,4 +1,4 @@
-//! Changes of a session's graft: which state is kept, and which datagrams are lost.
+//! Changes a session's graft, and decides which state is kept and which datagrams are counted as lost.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use super::live::{CLOCK, LiveSession};
 use super::{Duration, PacketEvent, PacketRuntime, SessionTraffic, needs_clock};
 use crate::Error;
 
-/// PacketHooks for incoming packets.
+/// Hooks for incoming packets.
 const IN: [FunctionHook; 2] = [FunctionHook::Rx, FunctionHook::Repair];
 const OUT: [FunctionHook; 1] = [FunctionHook::Tx];
 
@@ -43,7 +43,8 @@ impl PacketRuntime {
         events: &mut Vec<PacketEvent>,
     ) -> Result<(), Error> {
         for act in acts {
-            // If an action fails, the agreement says how to give up, and the rest of the list is dropped.
+            // If an action fails, `ListAgreement::cannot` returns the actions that give up the change, and the
+            // remaining ones are dropped.
             match act {
                 ListAction::Accept(_) | ListAction::Expect(_) => {
                     if let Err(error) = self.make_ready(ends, act) {
@@ -64,13 +65,13 @@ impl PacketRuntime {
         Ok(())
     }
 
-    /// Returns the graft with this list. If two grafts have the same list, the proposed one counts.
+    /// Returns the graft with this list. If two grafts have the same list, the proposed one is returned.
     fn graft_for(&self, live: &LiveSession, list: u16) -> Option<GraftSetting> {
         let wanted = live.wanted.as_ref().and_then(|name| self.settings.grafts.get(name));
         wanted.filter(|wanted| wanted.list.id == list).or_else(|| self.graft_of(list)).cloned()
     }
 
-    /// Prepares the list that follows. Later changes of the settings do not affect it.
+    /// Prepares the new list. Later changes of the settings do not affect it.
     fn make_ready(&mut self, ends: &SessionEnds, act: ListAction) -> Result<(), Error> {
         let (ListAction::Accept(list) | ListAction::Expect(list)) = act else { return Ok(()) };
         let Some(live) = self.live.get(ends) else { return Ok(()) };
@@ -81,15 +82,15 @@ impl PacketRuntime {
             change.stateless = true;
         } else {
             change.migrated = self.accept(ends, live, &graft)?;
-            // The functions have their state by now, so packets of the list may arrive.
+            // The functions of the new list have their state now, so packets of the list may arrive.
             self.hooks.accept(ends, &graft.list)?;
         }
         self.live.entry(*ends).and_modify(|live| (live.next, live.change) = (Some(graft), change));
         Ok(())
     }
 
-    /// Copies the state for incoming packets to the functions of the list that follows, which have seen no packet
-    /// yet. Returns the functions that got another version's state.
+    /// Copies the state for incoming packets to the functions of the new list, which have handled no packet yet.
+    /// Returns the functions that got another version's state.
     fn accept(
         &self,
         ends: &SessionEnds,
@@ -115,15 +116,15 @@ impl PacketRuntime {
         Ok(moves)
     }
 
-    /// Switches sending to the list that follows. Its functions continue with the present state for outgoing packets.
+    /// Switches sending to the new list. Its functions continue with the present state for outgoing packets.
     fn switch(&mut self, ends: &SessionEnds) -> Result<(), Error> {
-        // The kernel has two places for lists. The bit of the epoch says which one is used for sending.
+        // The kernel has two entries for lists. The lowest bit of the epoch selects the one for sending.
         let epoch = self.hooks.epoch(ends)? ^ 1;
         let start = Instant::now();
         if let Some(live) = self.live.get(ends)
             && let Some(next) = &live.next
         {
-            // The state is copied as late as possible, since packets change it until the switch.
+            // The state is copied as late as possible, since packets change it until the kernel switches.
             self.move_states(ends, &live.graft, next, &OUT)?;
         }
         self.hooks.switch(ends, epoch)?;
@@ -133,13 +134,13 @@ impl PacketRuntime {
     }
 
     /// Restarts the session. No packet passes before the new list is in force, so that the counters are complete. No
-    /// packet leaves before both ends have the list.
+    /// packet is sent before both ends have the list.
     fn begin_anew(&mut self, ends: &SessionEnds) -> Result<(), Error> {
         let Some(graft) = self.live.get(ends).and_then(|live| live.next.clone()) else { return Ok(()) };
         let epoch = self.hooks.epoch(ends)? ^ 1;
         let start = Instant::now();
         self.hooks.pause(ends)?;
-        // The pause makes the counters final.
+        // While the session is paused, the counters do not change.
         let totals = self.totals(ends)?;
         self.hooks.replace(ends, &graft.list, epoch)?;
         let now = self.now();
@@ -154,7 +155,7 @@ impl PacketRuntime {
         Ok(())
     }
 
-    /// Returns the numbers of the application's datagrams since the session was opened.
+    /// Returns the counts of the application's datagrams since the session was opened.
     pub(super) fn totals(&mut self, ends: &SessionEnds) -> Result<Before, Error> {
         let SessionTraffic { sent, delivered, .. } = self.traffic(ends)?.unwrap_or_default();
         Ok(Before { sent, delivered })
@@ -164,7 +165,7 @@ impl PacketRuntime {
         let epoch = self.hooks.epoch(ends)? ^ 1;
         self.hooks.retire(ends, epoch)?;
         if let Some(live) = self.live.get_mut(ends) {
-            // After a failed change the list that should have followed is no longer needed.
+            // After a failed change the new list is no longer needed.
             (live.before, live.next) = (None, None);
         }
         self.unload_unused();
@@ -175,7 +176,7 @@ impl PacketRuntime {
         let now = self.now();
         self.hooks.resume(ends)?;
         let Some(live) = self.live.get_mut(ends) else { return Ok(()) };
-        // The session has this list already, perhaps under the name of another graft.
+        // The session already has this list, perhaps under the name of another graft.
         let next = live.next.take().filter(|next| next.list.id == list);
         let was_there = next.is_none();
         let next = match next {
@@ -258,7 +259,7 @@ impl LiveSession {
 }
 
 impl ListRefusal {
-    /// Returns the reason in words.
+    /// Returns the reason for a failed change, as text.
     pub fn text(self) -> &'static str {
         match self {
             Self::Refused => {

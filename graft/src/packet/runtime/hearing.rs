@@ -13,15 +13,15 @@ use millrace_graft_kernel::packet::{PacketReason, SessionEnds, WireProtocol};
 use super::live::LiveSession;
 use super::{PacketEvent, PacketRuntime};
 
-/// Time for which an ICMP error describes a path. The same kind of error is logged at most once in this time, whoever
-/// sends it.
+/// Time for which an ICMP error counts as a description of the path. Errors of one kind are logged at most once in this
+/// time, whoever sends them.
 const KNOWN: Duration = Duration::from_secs(60);
-/// Limit of errors that are read in one check.
+/// Limit of ICMP errors that are read from a socket in one check.
 const MOST: usize = 64;
 
 const IPV4_BYTES: u32 = 20;
 const IPV6_BYTES: u32 = 40;
-/// Size of the UDP header, or of the header that replaces it on the wire, in bytes.
+/// Size in bytes of the UDP header, or of the header that replaces it in packets of IP protocol 253.
 const WIRE_BYTES: u32 = 8;
 const FRAME_BYTES: u32 = 16;
 const SEALED_BYTES: u32 = 40;
@@ -34,13 +34,13 @@ pub(super) struct Hearing {
     told: HashMap<Discriminant<IcmpErrorKind>, Duration>,
 }
 
-/// The latest ICMP error about a session.
+/// The latest ICMP error about a session's packets.
 struct Latest {
     ends: SessionEnds,
     by: Option<IpAddr>,
     what: IcmpErrorKind,
     at: Duration,
-    /// Number of packets of the session that had been let in when the error arrived.
+    /// Number of the session's packets that this host had accepted when the error arrived.
     let_in: u64,
 }
 
@@ -53,7 +53,7 @@ impl PacketRuntime {
         }
     }
 
-    /// Stops to receive errors between addresses that have no such session any more.
+    /// Closes the sockets for addresses between which no session of IP protocol 253 exists any more.
     pub(super) fn stop_hearing(&mut self) {
         let live = &self.live;
         let is_used = |of: &(IpAddr, IpAddr)| {
@@ -67,7 +67,7 @@ impl PacketRuntime {
         for (&(local, remote), hearing) in &mut self.hearings {
             let errors = match &hearing.errors {
                 Ok(errors) => errors,
-                // The socket is opened again, since a route may exist by now.
+                // A socket that failed is opened again, since a route may exist by now.
                 Err(_) => {
                     hearing.errors = icmp::IcmpErrors::open(local, remote);
                     continue;
@@ -75,7 +75,7 @@ impl PacketRuntime {
             };
             for _ in 0..MOST {
                 let Ok(Some(error)) = errors.next() else { break };
-                // An error has to name the ports of a session: its sender has seen a packet of that session, or has
+                // An error must contain the ports of a session: its sender has seen a packet of that session, or has
                 // guessed the ports.
                 let [from, to] = error.ports;
                 let ends =
@@ -94,7 +94,7 @@ impl PacketRuntime {
         }
     }
 
-    /// Returns the addresses for which ICMP errors cannot be received, with the reasons.
+    /// Returns the addresses for which ICMP errors cannot be received, with the reasons for that.
     pub(super) fn unheard(&self) -> impl Iterator<Item = String> {
         self.hearings.iter().filter_map(|((_, remote), hearing)| {
             let error = hearing.errors.as_ref().err()?;
@@ -104,7 +104,7 @@ impl PacketRuntime {
         })
     }
 
-    /// Returns the latest error about a session, if it still holds.
+    /// Returns the latest ICMP error about a session, if it is still valid.
     pub(super) fn explain_silence(
         &self,
         ends: &SessionEnds,
@@ -112,7 +112,7 @@ impl PacketRuntime {
         counts: &[(PacketReason, u64)],
     ) -> Option<String> {
         let latest = self.hearings.get(&pair(ends))?.latest.as_ref().filter(|latest| latest.ends == *ends)?;
-        // A packet that has arrived since then proves that the other end is reachable.
+        // A packet that has arrived after the error proves that the other end is reachable.
         let is_there =
             !matches!(latest.what, IcmpErrorKind::TooLong { .. }) && let_in(counts) > latest.let_in;
         (!is_there && self.now() < latest.at + KNOWN).then(|| latest.words(live))
@@ -137,7 +137,7 @@ impl Latest {
     }
 }
 
-/// Returns the number of bytes that a packet has around the application's datagram.
+/// Returns the number of bytes of all headers around the application's datagram.
 fn around(ends: &SessionEnds, is_sealed: bool) -> u32 {
     let ip = if ends.local.is_ipv4() { IPV4_BYTES } else { IPV6_BYTES };
     ip + WIRE_BYTES + if is_sealed { SEALED_BYTES } else { FRAME_BYTES }

@@ -1,8 +1,9 @@
 //! Link addresses of the next hops of sessions that have several paths.
 //!
-//! The kernel hands a packet to its path only after it has resolved the link address of the next hop by the session's
-//! own addresses. If that path is cut, the kernel soon forgets the link address, and no packet would leave by any
-//! path. The address is therefore restored in the kernel as long as another path is up.
+//! The kernel passes a packet to the program that chooses its path only after it has resolved the next hop's link
+//! address on the route of the session's own addresses. If that route is cut, the kernel soon forgets the link address,
+//! and no packet would be sent on any path. The link address is therefore written to the kernel again as long as
+//! another path works.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,7 +14,8 @@ use millrace_kernel::neighbour::{LinkAddress, NextHop};
 /// Interval at which routes are looked up again.
 const ROUTES: Duration = Duration::from_secs(1);
 
-/// Pairs of a local and a remote address whose next hop matters, and whether another path is up.
+/// Pairs of a local and a remote address whose next hop is needed, and whether another path of the sessions between
+/// them is up.
 pub(super) type WantedHop = BTreeMap<(IpAddr, IpAddr), bool>;
 
 #[derive(Default)]
@@ -55,7 +57,7 @@ impl Hop {
         match (next.link_address(), &self.known) {
             (Ok(Some(now)), _) => self.known = Some(now),
             (Ok(None), Some(known)) if is_another_there => {
-                // The interface may be about to go, so a failure is tried again at the next check.
+                // The interface may be about to disappear, so a failed write is tried again at the next check.
                 let _ = next.set_link_address(known);
             }
             _ => {}

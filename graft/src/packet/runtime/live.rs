@@ -15,51 +15,51 @@ use super::super::{SessionChange, SessionStatus};
 use super::paths::SessionRoutes;
 use crate::Error;
 
-/// Silence after which a session repeats the number of its latest packet, up to `LAST_WORDS` times. A session that
-/// waits for acknowledgements repeats it until they arrive, with a pause that doubles.
+/// Silence after which a session announces the number of its latest packet again, up to `LAST_WORDS` times. A session
+/// that waits for acknowledgements repeats the announcement until they arrive, with a pause that doubles.
 const PAUSE: Duration = Duration::from_millis(100);
 pub(super) const LAST_WORDS: u32 = 5;
-/// Interval at which a session's clock checks for such a silence.
+/// Interval at which a session's timer checks whether nothing was sent for `PAUSE`.
 pub(super) const CLOCK: Duration = Duration::from_millis(20);
 
 /// The state of one open session.
 pub(super) struct LiveSession {
     pub session: SessionSetting,
-    /// The graft that both ends have agreed on last.
+    /// The latest graft on which both ends have agreed.
     pub graft: GraftSetting,
-    /// The graft that follows, from its acceptance here until both ends send with it.
+    /// The graft that replaces `graft`, from its acceptance at this end until both ends send with it.
     pub next: Option<GraftSetting>,
-    /// The graft that was replaced last, while its packets may be under way.
+    /// The graft that was replaced last, while packets of it may be in flight.
     pub before: Option<GraftSetting>,
     pub agreement: ListAgreement,
     pub meter: BudgetMeter,
-    /// Time of this end's proposal, if one is under way.
+    /// Time at which this end has proposed a change, while the change is in progress.
     pub proposed: Option<Duration>,
-    /// Name of the graft that was proposed.
+    /// Name of the graft that this end has proposed.
     pub wanted: Option<String>,
-    /// Time that the latest switch took at this end.
+    /// Time that the kernel took for the latest switch at this end.
     pub cut: Duration,
-    /// How `next` replaces `graft`, or how the latest change did.
+    /// Whether `next` replaces `graft` with or without the session's state. After the change, how the latest one did.
     pub change: SessionChange,
-    /// The count of the losses since the session restarted.
+    /// The count of lost datagrams after the latest restart of the session.
     pub count: Option<LossCount>,
-    /// True once the losses were reported.
+    /// True once the lost datagrams were reported in an event.
     pub is_counted: bool,
-    /// Counters when the session restarted or was opened.
+    /// Counters of datagrams at the time when the session was opened or last restarted.
     pub begun: Before,
     /// Problem of the session: its graft exceeds the budget, or could not be swapped.
     pub trouble: Option<String>,
-    /// The latest repetitions of the packet number.
+    /// The latest announcements of the session's last packet number.
     pub said: LastWords,
-    /// Time at which the other end was started, if it has reported that.
+    /// Start time of the other end, if it has reported that.
     pub peer: Option<Since>,
-    /// Time of the next greeting, while the other end is not known.
+    /// Time of the next greeting, while the other end has not answered.
     pub greeting: Duration,
-    /// Time of the latest greeting. A known end is greeted once more if it could not open that one.
+    /// Time of the latest greeting. An end that could not open it gets another one.
     pub greeted: Duration,
-    /// True if a known end has to be greeted once more.
+    /// True if an end that has already answered has to be greeted once more.
     pub owes_greeting: bool,
-    /// Reason why the latest message could not be sent. Messages may be lost anyway, and are repeated.
+    /// Reason why the latest message could not be sent. It is not handled as an error, since messages are repeated.
     pub mute: Option<String>,
     pub swaps: u64,
     pub swaps_failed: u64,
@@ -73,41 +73,41 @@ pub(super) struct LiveSession {
 
 /// The state of a session's keys.
 pub(super) struct Keying {
-    /// Cipher, or `None` for a session in clear, which has only the key of frames.
+    /// Cipher of the session, or `None` for an unencrypted session, which only has the key of frames.
     pub cipher: Option<AeadCipher>,
-    /// The key of frames that this end proposes, if it is the first end.
+    /// The key of frames that this end has generated. It is used if this end is the first one.
     pub frames: FrameKey,
-    /// The key agreement with the other daemon, or `None` if the daemons were never connected.
+    /// The key agreement with the other daemon, or `None` if the daemons have not connected yet.
     pub line: Option<LiveLine>,
-    /// True if the other end has another cipher, or sends in clear although this end does not.
+    /// True if the other end uses another cipher, or does not encrypt although this end does.
     pub is_unlike: bool,
 }
 
-/// The key agreement of a session, on the connection between the daemons.
+/// The key agreement of one session, on the connection between the two daemons.
 pub(super) struct LiveLine {
-    /// The secret of the present connection, or of the latest one.
+    /// The session's secret from the present connection, or from the latest one.
     pub secret: SessionSecret,
     pub agreement: keys::KeyAgreement,
 }
 
-/// The state of a session's rules by the round trip.
+/// The state of a session's rules that choose a graft by the round-trip time.
 #[derive(Default)]
 pub(super) struct Ruled {
     pub watch: RuleWatch,
-    /// Acknowledged and delivered packets at the latest check. Only if they have changed since, the round trip is a
-    /// current one.
+    /// Numbers of acknowledged and delivered packets at the latest check. If both are unchanged, the measured
+    /// round-trip time is outdated.
     pub seen: (u32, u32),
     pub due: Option<DueChange>,
 }
 
-/// A change that a rule wants and that is not made yet.
+/// A change that a rule requests and that was not made yet.
 pub(super) struct DueChange {
     pub graft: String,
     pub why: String,
     pub next: Duration,
 }
 
-/// The latest repetitions of the number of a session's last packet.
+/// The latest announcements of the number of a session's last packet.
 #[derive(Default)]
 pub(super) struct LastWords {
     pub next: u32,
@@ -165,7 +165,7 @@ impl LiveSession {
         }
     }
 
-    /// Restarts with this graft, after the other end was restarted.
+    /// Restarts the session with this graft, after the other end was restarted.
     pub fn begin(&mut self, graft: GraftSetting) {
         self.graft = graft;
         // Changes and counts of the earlier run do not apply any more.
@@ -181,24 +181,24 @@ impl LiveSession {
         self.agreement.next().into_iter().chain(keys).chain(count).chain(self.greets()).min()
     }
 
-    /// Returns the time of the next greeting, if the other end is not known yet and can open one.
+    /// Returns the time of the next greeting, if the other end has not answered yet and can open a greeting.
     pub fn greets(&self) -> Option<Duration> {
         ((self.peer.is_none() || self.owes_greeting) && self.is_open()).then_some(self.greeting)
     }
 
-    /// Schedules another greeting, for an end that could not open the earlier one.
+    /// Schedules another greeting, for an end that could not open the earlier one because it had no keys.
     pub fn owe_greeting(&mut self, now: Duration) {
         (self.owes_greeting, self.greeting) = (true, now);
     }
 
     /// Returns why nothing has arrived from the other end yet, as far as that is known. Any host may send packets of
-    /// another protocol, so that reason is a guess.
+    /// another protocol, so a reason about the protocol is only a guess.
     pub fn unheard(&self, counts: &[(PacketReason, u64)]) -> Option<String> {
         let protocol = self.session.protocol;
         let peer = &self.session.peer;
         let some =
             |wanted: PacketReason| counts.iter().any(|(reason, count)| *reason == wanted && *count > 0);
-        // The reasons follow the order of a start: connection, cipher, keys, and then packets.
+        // The reasons are checked in the order of a session's start: connection, cipher, keys, and then packets.
         if self.keying.line.is_none() {
             return Some(format!("nothing passes, since the daemon of peer {peer} is not connected yet"));
         }
@@ -226,21 +226,21 @@ impl LiveSession {
         Some(format!("no packet has come from the other end: {why}"))
     }
 
-    /// Returns whether datagrams can pass.
+    /// Reports whether datagrams can pass.
     pub fn is_open(&self) -> bool {
         self.keying.line.as_ref().is_some_and(|line| line.agreement.has_keys())
     }
 
-    /// Returns the grafts whose functions the session uses.
+    /// Returns the grafts whose functions the session uses at present.
     pub fn grafts(&self) -> impl Iterator<Item = &GraftSetting> {
         [Some(&self.graft), self.next.as_ref(), self.before.as_ref()].into_iter().flatten()
     }
 
-    /// Returns the graft that the session has to change to under new settings: either they name another graft for it
-    /// (`is_wanted`), or its graft has another list.
+    /// Returns the graft that the session has to change to under new settings: either they name another graft for the
+    /// session (`is_wanted`), or its graft has another list.
     ///
     /// # Errors
-    /// The session cannot change to that graft.
+    /// The session cannot change to the new settings or to that graft.
     pub fn becomes(
         &self,
         session: &SessionSetting,
@@ -261,7 +261,7 @@ impl LiveSession {
         let wanted = if is_wanted { &session.graft } else { &self.graft.name };
         let used = || Error::Used { name: wanted.clone(), user: format!("session {name}") };
         let graft = settings.grafts.get(wanted).ok_or_else(used)?;
-        // The same list of functions needs no agreement with the other end.
+        // If the list of functions is the same, no agreement with the other end is needed.
         if graft.list.id == self.agreement.list() {
             return Ok(None);
         }
@@ -285,7 +285,8 @@ impl LiveSession {
         }
     }
 
-    /// Takes new settings of the session's graft, except for its list. Returns the graft if it has changed.
+    /// Applies new settings of the session's graft, except for its list. Returns the graft if its settings have
+    /// changed.
     pub fn refreshed(&mut self, settings: &Settings) -> Option<&GraftSetting> {
         let graft = settings.grafts.get(&self.graft.name)?;
         // A changed list has to be agreed on with the other end, and is not handled here.

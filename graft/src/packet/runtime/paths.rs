@@ -1,4 +1,4 @@
-//! Sessions with several paths: the packets of each are divided by the reports of both ends.
+//! Sessions with several paths: the packets of each session are divided among its paths by the reports of both ends.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::PacketRuntime;
 use super::hops::WantedHop;
 use crate::Error;
 
-/// Time for which a session counts as busy after packets other than reports have passed.
+/// Time for which a session counts as busy after packets other than reports were sent or received.
 const CALM: Duration = Duration::from_secs(2);
 
 /// The paths of one session, and how its packets are divided.
@@ -22,7 +22,7 @@ pub(super) struct SessionRoutes {
     settings: PathSettings,
     each: Vec<packet::SessionPath>,
     balance: Balance,
-    /// Number of packets sent and received at the latest check.
+    /// Number of the session's packets that were sent and received by the latest check.
     passed: u64,
     /// Time until which the session counts as busy.
     busy_until: Duration,
@@ -49,7 +49,7 @@ pub(super) fn list_ends(settings: &Settings) -> Vec<SessionEnds> {
 /// may belong to another interface.
 ///
 /// # Errors
-/// The kernel would drop packets of a path. The error has the command that changes that.
+/// The kernel would drop packets of a path. The error contains the command that changes the filter.
 pub(super) fn check(settings: &Settings) -> Result<(), Error> {
     for session in &settings.sessions {
         let paths = session.paths.iter().flat_map(|paths| paths.each.iter().skip(1));
@@ -87,13 +87,12 @@ impl SessionRoutes {
         routes
     }
 
-    /// Restarts the counts after the other daemon was restarted.
+    /// Restarts the counts of packets after the other daemon was restarted.
     pub fn begin_anew(&mut self) {
         self.balance = Balance::new(self.each.len());
     }
 
-    /// Returns the present paths. Interfaces come and go; a path whose interface does not exist has index 0 and gets
-    /// no packets.
+    /// Returns the present paths. A path whose interface does not exist at present has index 0 and gets no packets.
     fn current(&self, interfaces: &InterfaceIndexes) -> Vec<packet::SessionPath> {
         let path = |(path, weight): (&super::super::settings::PathSetting, u32)| {
             let ifindex = interfaces.get(&path.interface).copied().unwrap_or_default();
@@ -107,7 +106,7 @@ impl SessionRoutes {
         self.settings.each.iter().zip(self.balance.weights()).map(path).collect()
     }
 
-    /// Returns whether any path other than the session's own is up.
+    /// Reports whether any path other than the session's own is up.
     fn is_another_up(&self) -> bool {
         let mut others = self.each.iter().enumerate().skip(1);
         others.any(|(at, path)| path.ifindex != 0 && self.balance.is_up(at))
@@ -175,8 +174,8 @@ impl PacketRuntime {
         if current != routes.each {
             let same = |(old, new): (&packet::SessionPath, &packet::SessionPath)| old.ifindex == new.ifindex;
             let is_redundant = routes.settings.is_redundant;
-            // New weights keep the counters of the kernel's paths. Another interface index makes them different
-            // paths, which start to count from zero.
+            // If only weights change, the kernel keeps the counters of the paths. Another interface index makes them
+            // new paths, whose counters start from zero.
             match routes.each.iter().zip(&current).all(same) {
                 true => self.hooks.weigh_paths(ends, &current, is_redundant)?,
                 false => {
@@ -187,7 +186,8 @@ impl PacketRuntime {
             routes.each = current;
         }
         let passed: u64 = counts.iter().map(|count| count.sent + count.came).sum();
-        // Reports on every path about each path are packets, too: more than these show traffic of the application.
+        // Both ends send a report about each path on every path. Only if more packets than these have passed, the
+        // application has traffic.
         let words = 4 * (routes.each.len() * routes.each.len()) as u64;
         if passed > routes.passed + words {
             routes.busy_until = now + CALM;

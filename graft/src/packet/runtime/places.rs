@@ -1,5 +1,5 @@
-//! The interfaces of sessions: programs are attached to them, and attached again if another process has detached
-//! them. If a graft paces, the interface must obey time stamps.
+//! The interfaces of sessions: BPF programs are attached to them, and attached again if another process has detached
+//! them. If a graft paces packets, the interface must obey time stamps of departure.
 
 use millrace_graft_kernel::packet::PacketHooks;
 use millrace_kernel::qdisc;
@@ -11,7 +11,7 @@ use super::super::settings::Settings;
 use super::{PacketEvent, PacketRuntime};
 use crate::Error;
 
-/// An interface that the programs are attached to.
+/// An interface to which the BPF programs are attached.
 pub(super) struct RuntimeInterface {
     pub name: String,
     pub index: i32,
@@ -31,7 +31,7 @@ fn index_of(name: &str) -> Result<i32, Error> {
     i32::try_from(index).map_err(|_| failed(nix::Error::ERANGE))
 }
 
-/// Checks the queueing disciplines: if a graft paces, all interfaces have to obey time stamps of departure.
+/// Checks the queueing disciplines: if a graft paces packets, all interfaces have to obey time stamps of departure.
 ///
 /// # Errors
 /// The error names the first interface that does not obey them, and the remedy.
@@ -45,7 +45,7 @@ pub(super) fn check_pacing(settings: &Settings) -> Result<(), Error> {
             let errno = nix::Error::from_raw(error.raw_os_error().unwrap_or_default());
             Error::Interface { name: interface.clone(), source: errno }
         };
-        // Only fq sends a packet at its time stamp of departure.
+        // Only the queueing discipline `fq` sends a packet at its time stamp of departure.
         if let Some(kind) = qdisc::other_than_fq(index_of(interface)?).map_err(failed)? {
             let graft = graft.name.clone();
             let interface = interface.clone();

@@ -1,4 +1,4 @@
-//! Sessions whose settings have rules that choose the graft by the round trip.
+//! Sessions whose settings have rules that choose the graft by the round-trip time.
 
 use std::time::Duration;
 
@@ -10,28 +10,28 @@ use super::live::{DueChange, LiveSession, Ruled};
 use super::{PacketEvent, PacketRuntime};
 use crate::Error;
 
-/// Interval of checks of round trips. Each check covers at most `AT_ONCE` sessions, so with more sessions the
-/// interval of each grows.
+/// Interval of checks of round-trip times. Each check covers at most `AT_ONCE` sessions, so with more sessions each
+/// session is checked less often.
 const LOOK: Duration = Duration::from_millis(50);
 const AT_ONCE: usize = 256;
 /// Pause after which a change that has failed is tried again.
 const RETRY: Duration = Duration::from_secs(10);
 
 impl Ruled {
-    /// Drops a change that is due, since an operator or the broker has chosen a graft. Their choice holds until the
-    /// round trip asks for another step.
+    /// Drops a change that is due, since an operator or the broker has chosen a graft. That graft stays until the
+    /// round-trip time requires another step.
     pub fn overrule(&mut self) {
         self.due = None;
     }
 
-    /// Notes that both ends have this graft. Returns the rule's reason if the change was due.
+    /// Records that both ends use this graft. Returns the rule's reason if a rule requested the change.
     pub fn agreed(&mut self, graft: &str) -> Option<String> {
         Some(self.due.take_if(|due| due.graft == graft)?.why)
     }
 }
 
 impl LiveSession {
-    /// Takes new rules. If they have changed, the session starts below the first step.
+    /// Applies new rules. If they have changed, the session starts below the first step.
     pub fn take_rules(&mut self, session: &SessionSetting) {
         if self.session.when != session.when || self.session.graft != session.graft {
             self.ruled = Ruled::default();
@@ -40,7 +40,7 @@ impl LiveSession {
         }
     }
 
-    /// Records the change that the rules want for the present round trip.
+    /// Records the change that the rules require for the present round-trip time.
     fn look_at_rules(&mut self, now: Duration, progress: &SessionProgress) -> Option<PacketEvent> {
         let rtt = progress.round_trip?;
         let seen = (progress.acked, progress.delivered);
@@ -57,7 +57,7 @@ impl LiveSession {
 
     /// Returns the graft to propose now, if a change is due.
     fn due_graft(&mut self, now: Duration) -> Option<String> {
-        // Only one change at a time is possible, and the other end may have one under way.
+        // Only one change at a time is possible, and the other end may have started one.
         let is_free = self.agreement.next().is_none();
         let due = self.ruled.due.as_mut().filter(|due| is_free && now >= due.next)?;
         due.next = now + RETRY;
@@ -65,7 +65,7 @@ impl LiveSession {
     }
 }
 
-/// Returns the sessions that have rules by the round trip.
+/// Returns the sessions that have rules by round-trip time.
 pub(super) fn list_ends(settings: &Settings) -> Vec<SessionEnds> {
     let ruled = settings.sessions.iter().filter(|session| !session.when.is_empty());
     ruled.map(|session| session.ends).collect()
@@ -78,7 +78,7 @@ impl PacketRuntime {
             return Ok(());
         }
         self.looked_at_rules = now;
-        // Every session has its turn before any session has its next one.
+        // The list is rotated, so that every session is checked before any is checked again.
         let first = self.ruled.len().min(AT_ONCE);
         let mut due: Vec<(SessionEnds, String)> = Vec::new();
         for &ends in &self.ruled[..first] {

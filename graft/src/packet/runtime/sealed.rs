@@ -1,5 +1,5 @@
-//! Keys of sessions. Both daemons agree on them, the kernel uses them, and they are renewed with each connection and
-//! before they are worn out.
+//! Keys of sessions. Both daemons agree on them, and the kernel uses them. They are renewed with each connection
+//! between the daemons, and before the limit of sealed datagrams.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use super::{PacketEvent, PacketRuntime, SPREAD};
 use crate::Error;
 
 impl PacketRuntime {
-    /// Returns whether all sessions have keys, so that datagrams pass.
+    /// Reports whether all sessions have keys, so that datagrams pass.
     pub fn is_open(&self) -> bool {
         self.live.values().all(|live| live.is_open())
     }
 
-    /// Starts key agreements on a new connection for the sessions with a peer, and renews existing keys. Call this
-    /// before the first message of the connection is given to [`hear_key_word`](Self::hear_key_word).
+    /// Starts key agreements on a new connection for the sessions with a peer, and renews existing keys. It must be
+    /// called before the connection's first message is passed to [`hear_key_word`](Self::hear_key_word).
     pub fn connected(&mut self, peer: &str, exported: &Exported) -> Result<(), Error> {
         let mut at = self.now();
         self.lines.insert(peer.to_owned(), exported.clone());
@@ -35,7 +35,7 @@ impl PacketRuntime {
     pub fn hear_key_word(&mut self, peer: &str, said: &KeyWord) -> Result<(), Error> {
         let now = self.now();
         let ends = SessionEnds { local: said.remote, remote: said.local };
-        // A peer may send messages only about its own sessions. Others are ignored.
+        // A peer may send messages only about its own sessions. Messages about other sessions are ignored.
         let live = self.live.get_mut(&ends).filter(|live| live.session.peer == peer);
         let Some(live) = live else { return Ok(()) };
         let acts = live.keying.on_key_message(now, said)?;
@@ -44,8 +44,8 @@ impl PacketRuntime {
         Ok(())
     }
 
-    /// Returns messages for the daemons of peers, to be sent on the connection of the latest call of
-    /// [`connected`](Self::connected). Messages that are lost are repeated.
+    /// Returns messages for the daemons of peers. Each must be sent on the connection of the latest call of
+    /// [`connected`](Self::connected), and lost ones are repeated.
     pub fn key_words(&mut self) -> Vec<(String, KeyWord)> {
         std::mem::take(&mut self.key_words)
     }
@@ -85,11 +85,11 @@ impl PacketRuntime {
                 (KeyAction::Use(phase), cipher) => {
                     match cipher {
                         Some(_) => self.hooks.seal_with(ends, phase)?,
-                        // A session in clear has waited for the key of frames.
+                        // An unencrypted session has been waiting for the key of frames, and now passes datagrams.
                         None => self.hooks.resume(ends)?,
                     }
                     self.pending.push(PacketEvent::Keys { session: live.session.name.clone() });
-                    // An end that has restarted could not open earlier greetings, so it gets another one.
+                    // An end that has restarted could not open earlier greetings, so it gets another greeting.
                     let now = self.now();
                     self.live.entry(*ends).and_modify(|live| live.owe_greeting(now));
                 }
@@ -104,7 +104,7 @@ impl PacketRuntime {
 }
 
 impl Keying {
-    /// Returns the state of a session whose daemons were not connected yet.
+    /// Returns the key state of a session whose daemons have not connected yet.
     pub(super) fn new(cipher: Option<AeadCipher>, frames: FrameKey) -> Self {
         Self { cipher, frames, line: None, is_unlike: false }
     }

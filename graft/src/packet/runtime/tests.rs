@@ -31,7 +31,7 @@ const GRAFTS: &str = r#"
 struct RuntimeSite([String; 2]);
 
 impl RuntimeSite {
-    /// Creates the namespaces. Returns `None`, after it has printed SKIP, if the test cannot run on this host.
+    /// Creates the network namespaces. Returns `None`, after it has printed SKIP, if the test cannot run on this host.
     fn new(test: &str) -> Option<Self> {
         if !nix::unistd::geteuid().is_root() {
             println!("SKIP {test}: needs root");
@@ -64,7 +64,7 @@ impl RuntimeSite {
         self.inside(side, || PacketRuntime::start(settings))
     }
 
-    /// Starts both runtimes, and waits until they have keys.
+    /// Starts both runtimes, and waits until their sessions have keys.
     fn both(&self, grafts: &str) -> [PacketRuntime; 2] {
         let mut runtimes = [0, 1].map(|side| self.start(side, grafts).expect("a runtime"));
         have_keys(self, &mut runtimes);
@@ -108,8 +108,8 @@ impl Drop for RuntimeSite {
     }
 }
 
-/// Stands in for the connection between two daemons: messages about keys arrive at once, and a runtime that has just
-/// started gets a new connection.
+/// Replaces the connection between two daemons: messages about keys arrive at once, and a runtime that has just started
+/// gets a new connection.
 fn relay(runtimes: &mut [PacketRuntime; 2]) {
     if runtimes.iter().any(|runtime| runtime.lines.is_empty()) {
         connect(runtimes);
@@ -184,7 +184,7 @@ fn with_peer(side: usize, text: &str) -> Settings {
         .expect("settings")
 }
 
-/// Returns the status. A runtime changes its state only in a step, which only the test makes. The kernel counts a
+/// Returns the status of a runtime. It changes its state only in a step, which only the test makes. The kernel counts a
 /// packet before the packet is sent or delivered.
 fn now(runtime: &mut PacketRuntime) -> Status {
     runtime.status().expect("a status") // exact: no other step is made, and the counters have been read
@@ -218,8 +218,8 @@ fn datagrams_sent_before_a_swap_arrive() {
         let bytes = to.recv(&mut buffer).expect("received");
         assert_eq!(&buffer[..bytes], b"afterwards");
     }
-    // A graft that a command has chosen stays until the settings change. Even then a change has to wait until the
-    // previous epoch is over.
+    // A graft that a command has chosen stays until the settings change. Even then a change has to wait until no packet
+    // of the previous list can be in flight.
     let apply = |runtimes: &mut [PacketRuntime; 2], graft| {
         let settings = settings(0, GRAFTS, graft);
         site.inside(0, || runtimes[0].apply(settings))
@@ -272,7 +272,7 @@ fn graft_over_its_budget_is_refused_or_replaced() {
 
     let mut runtimes = site.both(GRAFTS);
     let [near, far] = site.sockets();
-    // A budget of 1 ns makes every function exceed it in use.
+    // With a budget of 1 ns, every function exceeds its budget in use.
     runtimes[0].live.values_mut().for_each(|live| live.graft.budget_ns = 1);
     let mut buffer = [0; 100];
     let traffic = || {

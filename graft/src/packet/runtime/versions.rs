@@ -1,4 +1,4 @@
-//! The functions in the kernel, in the versions that settings and sessions use.
+//! Loads and unloads packet functions in the kernel, in the versions that settings and sessions use.
 
 use millrace_graft_kernel::packet::PacketHooks;
 
@@ -28,8 +28,8 @@ pub(super) fn load(
     Ok(())
 }
 
-/// Checks that parameters change only together with the version of their function. For the verifier they are
-/// constants of a loaded program.
+/// Checks that parameters change only together with the version of their function. A loaded program has them as
+/// constants, which the verifier has checked.
 pub(super) fn check_parameters(old: &Settings, new: &Settings) -> Result<(), Error> {
     let of = |settings: &Settings, name: &str| settings.parameters.get(name).cloned().unwrap_or_default();
     for function in new.functions.iter() {

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use super::{SessionSetting, Settings};
 use crate::Error;
 
-/// The paths of a session. The first one has the session's own addresses.
+/// The paths of a session. The first path uses the session's own addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathSettings {
     pub each: Vec<PathSetting>,
@@ -17,7 +17,7 @@ pub struct PathSettings {
     pub is_redundant: bool,
 }
 
-/// Addresses that replace the session's own on the wire. The ports stay the same.
+/// The addresses in packets of one path, instead of the session's own. The ports stay the same.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PathSetting {
@@ -25,7 +25,7 @@ pub struct PathSetting {
     pub local: IpAddr,
     /// Address of the other host.
     pub remote: IpAddr,
-    /// Interface by which packets of the path leave.
+    /// Interface through which packets of the path leave this host.
     pub interface: String,
 }
 
@@ -41,7 +41,7 @@ impl PathSettings {
     /// Checks the paths of a session.
     ///
     /// # Errors
-    /// The text says which path is wrong, and why.
+    /// The error text says which path is wrong, and why.
     pub(super) fn checked(
         mut each: Vec<PathSetting>,
         division: Option<Division>,
@@ -77,7 +77,7 @@ impl PathSettings {
 }
 
 impl SessionSetting {
-    /// Returns the addresses and ports that the session's packets have on the wire, without the session's own.
+    /// Returns the addresses and ports of the session's packets on its paths, except for the session's own.
     fn outside(&self) -> impl Iterator<Item = SessionEnds> {
         let paths = self.paths.iter().flat_map(|paths| paths.each.iter().skip(1));
         let with = |path: &PathSetting| {

@@ -14,11 +14,11 @@ use super::{CANONICAL, RawProtocol, SessionSetting};
 use crate::Error;
 use crate::identity::PeerTrust;
 
-/// Smallest number of ports of a pool: one for the daemons, and one for each end to open sessions on. A single port
-/// has no pool.
+/// Smallest number of ports of a pool: one for the daemons, and for each end one on which it opens sessions. With a
+/// single port there is no pool.
 const PORTS_MIN: usize = 3;
-/// Bytes that the library may put into a datagram. The default fits every IPv6 path, whose packets may have 1280
-/// bytes.
+/// Number of bytes that the library may put into a datagram. The default fits every IPv6 path, whose packets may have
+/// 1280 bytes.
 const DATAGRAM_MIN: usize = 64;
 const DATAGRAM_MAX: usize = 1500;
 const DATAGRAM_DEFAULT: usize = 1200;
@@ -31,7 +31,7 @@ pub struct PeerSetting {
     pub name: String,
     /// Key or certificate by which the peer's daemon is authenticated.
     pub trust: PeerTrust,
-    /// Addresses and ports of the connection between the daemons.
+    /// Addresses and ports of the connection between the two daemons.
     pub daemons: SessionEnds,
     /// Addresses and ports of the pool's sessions.
     pub ends: Vec<SessionEnds>,
@@ -39,11 +39,11 @@ pub struct PeerSetting {
     pub cipher: Option<AeadCipher>,
     /// Protocol of the sessions' packets between the hosts.
     pub protocol: WireProtocol,
-    /// Users that may ask for sessions.
+    /// Users that may open sessions with the peer.
     pub users: BTreeSet<u32>,
-    /// Groups whose members may ask for sessions.
+    /// Groups whose members may open sessions with the peer.
     pub groups: BTreeSet<u32>,
-    /// Largest number of sessions of one user.
+    /// Largest number of concurrent sessions of one user.
     pub sessions_per_user: usize,
     /// Largest number of bytes that the library puts into a datagram.
     pub datagram_bytes: usize,
@@ -57,32 +57,32 @@ pub struct RawSessionPeer {
     local: IpAddr,
     /// Address of the peer.
     remote: IpAddr,
-    /// Range of ports, the same at both ends. The daemons use the first one for UDP. The ends open sessions on the
-    /// other ports in turn, each on every second one.
+    /// Range of ports, the same at both ends. The daemons use the first one for UDP. Of the other ports, each end opens
+    /// sessions on every second one.
     ports: String,
     /// Users that may have sessions, by name or number. Root always may.
     #[serde(default)]
     users: Vec<String>,
-    /// Groups whose members may have sessions, by name or number. The groups of the connecting process count.
+    /// Groups whose members may have sessions, by name or number. The connecting process must be a member.
     #[serde(default)]
     groups: Vec<String>,
-    /// Largest number of sessions of one user, 8 by default.
+    /// Largest number of concurrent sessions of one user, 8 by default.
     sessions_per_user: Option<usize>,
-    /// Bytes that the library puts into one datagram: 1200 by default. The datagram has to be 60 to 80 bytes smaller
-    /// than the packets of the path.
+    /// Number of bytes that the library puts into one datagram, 1200 by default. The datagram has to be 60 to 80 bytes
+    /// smaller than the packets of the path.
     datagram_bytes: Option<usize>,
-    /// Cipher of the sessions: see `cipher` of a session.
+    /// Cipher of the pool's sessions, as for `cipher` of a session.
     cipher: Option<AeadCipher>,
-    /// True for sessions that are not encrypted: see `clear` of a session.
+    /// True if the pool's sessions are not encrypted, as for `clear` of a session.
     #[serde(default)]
     clear: bool,
-    /// Protocol of the sessions: see `protocol` of a session.
+    /// Protocol of the pool's sessions, as for `protocol` of a session.
     #[serde(default)]
     protocol: RawProtocol,
     /// Paths of each session of the pool.
     #[serde(default)]
     path: Vec<paths::PathSetting>,
-    /// Division of packets among paths: see `paths` of a session.
+    /// How packets are divided among paths, as for `paths` of a session.
     paths: Option<Division>,
 }
 
@@ -97,8 +97,8 @@ impl PeerSetting {
         !self.ends.is_empty()
     }
 
-    /// Returns the addresses and ports of the pool, and whether this end opens sessions on each. The two ends
-    /// alternate, so they never open the same one.
+    /// Returns the addresses and ports of the pool, and whether this end opens sessions on each. Ports alternate
+    /// between the ends, so both never open the same session.
     pub fn pooled_sockets(&self) -> impl Iterator<Item = (SessionEnds, bool)> {
         self.ends
             .iter()
@@ -106,12 +106,12 @@ impl PeerSetting {
             .map(|(at, ends)| (*ends, (at % 2 == 0) == (ends.local.ip() < ends.remote.ip())))
     }
 
-    /// Returns the name of a pooled session in status and log.
+    /// Returns the name of a pooled session in the status and the log.
     pub fn session_name(&self, ends: &SessionEnds) -> String {
         format!("{}/{}", self.name, ends.local.port())
     }
 
-    /// Returns the pooled sessions, as if the settings had a `[[session]]` for each port.
+    /// Returns the pooled sessions, as if the settings had one `[[session]]` for each port.
     pub(super) fn sessions(&self) -> impl Iterator<Item = SessionSetting> {
         self.ends.iter().map(|ends| SessionSetting {
             name: self.session_name(ends),
@@ -150,7 +150,7 @@ impl RawSessionPeer {
             local: SocketAddr::new(self.local, port),
             remote: SocketAddr::new(self.remote, port),
         };
-        // The first port belongs to the daemons.
+        // The first port is used by the daemons.
         let daemons = with(*pool.start());
         let ends = pool.skip(1).map(with).collect();
         let users = self.users.iter().map(|name| user(name)).collect::<Result<_, _>>().map_err(&wrong)?;

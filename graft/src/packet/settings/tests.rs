@@ -49,7 +49,7 @@ fn each_list_of_functions_has_its_own_identity() {
     assert_eq!(settings.host_key.expect("a key").renew, Duration::from_secs(600));
 }
 
-/// The parity is a part of the list's hash, since both ends need the same. Other parameters are not.
+/// The parity is a part of the list's hash, since both ends need the same value. Other parameters are not a part of it.
 #[test]
 fn list_identity_depends_on_parity_settings() {
     let id = |parameters: &str| {
@@ -131,7 +131,7 @@ fn session_without_protocol_is_udp() {
 }
 
 #[test]
-fn session_rules_are_steps_by_round_trip_time() {
+fn rules_by_round_trip_time_are_read_and_checked() {
     let measured = TEXT.replace("\"repair\"]", "\"repair\", \"acknowledge\"]");
     let measured = measured.replace("\"order\"]", "\"order\", \"acknowledge\"]");
     let rule = |rest: &str| format!("[[session.when]]\n{rest}\n");
@@ -169,13 +169,13 @@ fn with(line: &str, text: &str) -> String {
     text.replacen("[sessions]", &format!("[sessions]\n{line}"), 1)
 }
 
-/// Each session takes the same amount of memory, whatever it is used for.
+/// Each session takes the same amount of memory, whichever graft it uses.
 #[test]
 fn memory_of_sessions_is_known_before_it_is_allocated() {
     let of = |head: &str, text: &str| parse(&with(head, text)).expect(head).memory().expect("bytes");
     let [few, many] = ["max-sessions = 64", "max-sessions = 10064"].map(|head| of(head, TEXT));
     let each = (many - few) / 10_000;
-    // The state of all functions together, and 24 KB of `repair`, for each session.
+    // Each session takes memory for the state of all functions, and 24 KB for `repair`.
     assert!((16_464 + 24_000..48_000).contains(&each), "{each}");
     assert_eq!(
         of("memory-mib = 71", TEXT) - of("memory-mib = 48", TEXT),
@@ -189,7 +189,7 @@ fn memory_of_sessions_is_known_before_it_is_allocated() {
 }
 
 #[test]
-fn no_more_sessions_keep_packets_than_there_is_room_for() {
+fn sessions_beyond_the_memory_for_kept_packets_are_refused() {
     let session = |port: usize| {
         format!(
             "[[session]]\nname = \"{port}\"\nlocal = \"10.0.0.1:7000\"\nremote = \"10.0.0.3:{port}\"\npeer = \"far\"\ngraft = \"newest\"\n"

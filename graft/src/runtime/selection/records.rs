@@ -11,7 +11,7 @@ use millrace_graft_proto::select::online::ConnectionOutcome;
 use super::{SelectionResult, name_of};
 use crate::{SelectedFlow, SideSetting, status};
 
-/// Limit of live connections that are recorded. Further ones are only counted.
+/// Limit of live connections that are recorded. Further connections are only counted.
 const LIVE_MAX: usize = 16_384;
 const ENDED_MAX: usize = 1024;
 
@@ -22,26 +22,27 @@ pub struct ConnectionRecord {
     pub remote: SocketAddr,
     pub side: SideSetting,
     pub rule: String,
-    /// Reason for the candidate: `learned`, `explored`, `doubted`, `found`, `first`, `fallback` or `rule`.
+    /// Reason for the candidate that the connection uses: `learned`, `explored`, `doubted`, `found`, `first`,
+    /// `fallback` or `rule`.
     pub why: &'static str,
     pub arm: String,
-    /// Purpose that was expected, or `None` if the choice did not use it.
+    /// Purpose that was predicted, or `None` if the choice did not use a purpose.
     pub purpose: Option<status::PurposeStatus>,
     /// The choice for the path, or `None` if none was made yet.
     pub made: Option<Arc<SelectionResult>>,
     pub began_ns: u64,
     pub carried: bool,
-    /// Carrier that the connection uses, if it is tunnelled.
+    /// Carrier that the connection uses, or `None` if it is not tunnelled.
     pub carrier: Option<String>,
-    /// True if the socket is in another network namespace.
+    /// True if the connection's socket is in another network namespace.
     pub is_elsewhere: bool,
-    /// True if the latest list of sockets did not contain it.
+    /// True if the latest list of sockets did not contain the connection.
     pub unseen: bool,
-    /// The connection's figures and outcome, once it has ended.
+    /// The connection's measurements and outcome, once it has ended.
     pub ended: Option<(SelectedFlow, Option<ConnectionOutcome>)>,
 }
 
-/// Returns the reason for a connection's candidate. `missed` is true if the connection should have been tunnelled and
+/// Returns the reason for a connection's candidate. `missed` is true if the connection should have been tunnelled, but
 /// could not be.
 pub fn choice_reason(made: Option<&SelectionResult>, is_tried: bool, missed: bool) -> &'static str {
     match made {
@@ -57,13 +58,13 @@ pub struct ConnectionRecords {
     live: BTreeMap<u64, ConnectionRecord>,
     ended: VecDeque<ConnectionRecord>,
     by_why: BTreeMap<&'static str, u64>,
-    /// Number of connections by tier and candidate.
+    /// Number of connections by tier (tunnelled or not) and candidate.
     by_arm: BTreeMap<(&'static str, String), u64>,
-    /// Number of ended connections that were good, bad, and not judged.
+    /// Numbers of ended connections whose outcome was good, bad, and not judged.
     judged: [u64; 3],
-    /// Number of connections that were not recorded to their end.
+    /// Number of connections whose records were dropped before their end was known.
     forgotten: u64,
-    /// Number of lost reports at the latest check.
+    /// Number of lost reports of the kernel at the latest check.
     untold: u64,
 }
 
@@ -105,7 +106,7 @@ impl ConnectionRecords {
         let before = self.live.len();
         let is_lost = std::mem::replace(&mut self.untold, untold) < untold;
         self.live.retain(|id, record| {
-            // No list of sockets contains a socket of another network namespace.
+            // Sockets of another network namespace are in no list of sockets, so their absence proves nothing.
             if record.is_elsewhere {
                 return !is_lost;
             }

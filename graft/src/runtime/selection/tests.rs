@@ -3,7 +3,7 @@ use std::cell::Cell;
 use super::*;
 use crate::{flow::tests::flow, paths::Monitor};
 
-/// A model that chooses cubic for short paths, and for long ones a carrier, or pcc if there is no carrier.
+/// A model that chooses cubic for short paths. For long paths it chooses a carrier, or pcc if there is no carrier.
 const MODEL: &str = r#"{"version":1,"about":"a test","arms":["pcc","cubic","carried-warm"],"tree":{"split":{"by":"rtt","at":50,"unknown":"below",
     "below":{"leaf":{"number":0,"examples":9,"usual":2,"ranking":[{"arm":"cubic","right":1,"utility":1},{"arm":"pcc","right":0,"utility":0},
         {"arm":"carried-warm","right":0,"utility":0}]}},
@@ -66,7 +66,7 @@ impl SelectionBench {
         self.selection.choose(&world, paths, is_all)
     }
 
-    /// Reports a connection of the first rule in place, from its beginning to its end.
+    /// Reports a connection of the first rule that is not tunnelled, from its beginning to its end.
     fn connect(&mut self, id: u64, peer: &str, choice: &PathCandidates, explored: bool, busy_ms: u64) {
         let told = self.begin(id, peer, choice, explored);
         let what = SelectedEventKind::Ended;
@@ -75,7 +75,7 @@ impl SelectionBench {
     }
 
     fn now(&self) -> status::SelectionStatus {
-        self.selection.status() // exact: nobody else has it
+        self.selection.status() // exact: no other thread has the selection
     }
 
     fn begin(&mut self, id: u64, peer: &str, choice: &PathCandidates, explored: bool) -> SelectedEvent {
@@ -147,8 +147,8 @@ fn choice_follows_the_measurements_of_each_path() {
     assert_eq!(orders, [SelectionOrder::Forget { peer: "10.0.0.2".parse().expect("an address"), rule: 1 }]);
 }
 
-/// The model prefers the carrier on this path while the carrier is warm. Connections that the broker refuses use the
-/// best congestion control in place.
+/// The model prefers the carrier on this path while the carrier is ready ("warm"). Connections that the broker refuses
+/// use the best congestion control without a tunnel.
 #[test]
 fn candidate_is_chosen_by_path_and_carrier() {
     let mut bench = SelectionBench::new("chosen");
@@ -168,7 +168,7 @@ fn candidate_is_chosen_by_path_and_carrier() {
 }
 
 #[test]
-fn wrong_model_is_left_within_fifty_connections() {
+fn wrong_choice_of_a_model_is_replaced_within_fifty_connections() {
     let mut bench = SelectionBench::new("in-place");
     bench.chance = 1.0;
     let far = path("10.0.0.2", 100_000, 0);
@@ -200,8 +200,8 @@ fn wrong_model_is_left_within_fifty_connections() {
     assert_eq!(last.ended.expect("over").is_bad, Some(false));
 }
 
-/// A permission to try another candidate is for one connection, and none is given before enough connections have
-/// passed. Connections come in any order.
+/// A permission to try another candidate is for one connection, and the next is given only after enough other
+/// connections. Connections come in any order.
 #[test]
 fn two_percent_of_connections_try_another_candidate() {
     let mut bench = SelectionBench::new("in-place");
@@ -212,7 +212,7 @@ fn two_percent_of_connections_try_another_candidate() {
     let mut id = 0;
     for round in 0..400 {
         for _ in 0..round % 23 {
-            // The kernel gives the permission to the first connection.
+            // The kernel gives the permission to the first connection that asks for the choice.
             let takes = choice.grant.is_some();
             bench.connect(id, "10.0.0.2", &choice, takes, 200);
             choice.grant = choice.grant.filter(|_| !takes);
@@ -252,7 +252,7 @@ fn learned_results_are_per_peer_and_bounded() {
     assert_eq!(bench.selection.serial_of((0, "10.7.7.7".parse().expect("an address"))), 0);
 }
 
-/// A list of sockets may lack a connection whose end is reported later.
+/// A list of sockets may lack a connection whose end the kernel reports later.
 #[test]
 fn connection_without_an_end_report_is_removed_after_two_checks() {
     let mut bench = SelectionBench::new("in-place");
@@ -270,7 +270,7 @@ fn connection_without_an_end_report_is_removed_after_two_checks() {
 
 /// No list of sockets contains connections of other network namespaces.
 #[test]
-fn connections_of_other_namespaces_live_until_a_report_is_lost() {
+fn connections_of_other_namespaces_are_kept_until_a_report_is_lost() {
     let mut bench = SelectionBench::new("in-place");
     let far = path("10.0.0.2", 100_000, 0);
     let (_, choice) = only(&bench.choose(std::slice::from_ref(&far), true));
@@ -294,7 +294,7 @@ fn number_of_chosen_paths_is_bounded_to_the_most_recent() {
         .collect();
     assert_eq!(bench.choose(&paths, true).len(), CHOICES);
     assert_eq!(bench.selection.chosen_for_peer(paths[CHOICES].peer), []);
-    // The path that has no choice is used, and becomes one of the most recent.
+    // The path without a choice is used, and becomes one of the most recently used.
     let mut later = paths;
     later[CHOICES].idle_s = 0;
     let orders = bench.choose(&later, true);
@@ -315,7 +315,7 @@ fn flows_without_a_size_are_not_judged() {
     assert_eq!(bench.now().outcomes["not-judged"], 1);
 }
 
-/// State that one runtime has learned applies in the next one, if the model is the same.
+/// What one runtime has learned is valid in the next runtime, if the model is the same.
 #[test]
 fn learned_outcomes_outlast_a_runtime() {
     let mut bench = SelectionBench::new("in-place");

@@ -78,7 +78,7 @@ impl CableSite {
         let settings = DaemonSettings::parse(&text, self.directory.path()).unwrap().into_sessions().unwrap();
         let (heard, words) = sync_channel(64);
         self.inside(side, || {
-            // A process that has just ended may hold the port for a moment longer.
+            // A process that has just ended may keep the port in use for a moment longer.
             let started = || PeerLinks::start(&settings, &heard).map_err(|error| format!("{error:#}"));
             let links = wait_for("the port", started);
             let hooks = PacketHooks::start(settings).unwrap();
@@ -127,7 +127,7 @@ struct SteppedHost {
     words: Receiver<(usize, PeerEvent)>,
     /// Secrets that the daemon's connections have exported.
     exported: Vec<[u8; 32]>,
-    /// Nonces of session keys that the daemon has received.
+    /// Nonces of session keys that the daemon's runtime has received.
     pairs: Vec<NoncePair>,
 }
 
@@ -193,8 +193,8 @@ impl HostRecording {
     }
 }
 
-/// Opens a datagram of the first host according to docs/notes/design/0039-session-keys.md, without the code that
-/// seals.
+/// Opens a datagram of the first host as docs/notes/design/0039-session-keys.md describes it, without using the code
+/// that seals.
 fn open(sealed: &[u8], secret: &[u8], pair: &NoncePair) -> Option<Vec<u8>> {
     let salt = hkdf::Salt::new(hkdf::HKDF_SHA256, &[pair.first, pair.second].concat());
     let root = salt.extract(secret);
@@ -235,10 +235,10 @@ fn guesses(key: &File) -> Vec<Vec<u8>> {
 }
 
 /// An attacker records a session, gets the keys of both hosts later, and cannot open the recording: neither with
-/// anything derived from the keys nor by taking the place of a host. With the secret of the session's own
-/// connection every datagram opens, which proves that the right packets were recorded.
+/// anything derived from the keys nor by impersonating a host. With the secret of the session's own connection every
+/// datagram opens, which proves that the right packets were recorded.
 #[test]
-fn recorded_session_is_not_opened_by_the_keys_of_the_hosts() {
+fn recorded_session_cannot_be_decrypted_with_host_keys() {
     let Some(site) = CableSite::new("recorded") else { return };
     let identities = ["near.key", "far.key"].map(|name| site.key(name));
     let start = |side: usize| site.host(side, [["near.key", "far.key"][side], &identities[1 - side]]);
@@ -269,7 +269,7 @@ fn recorded_session_is_not_opened_by_the_keys_of_the_hosts() {
     let texts = sealed.iter().filter_map(text).filter(|text| text.starts_with(TEXT)).count();
     assert_eq!(texts, 20);
 
-    // The daemons have ended, so nobody has the secret any more.
+    // The daemons have ended, so no process has the secret any more.
     drop(hosts);
     for key in ["near.key", "far.key"] {
         let guesses = guesses(&site.directory.path().join(key));
@@ -283,7 +283,7 @@ fn recorded_session_is_not_opened_by_the_keys_of_the_hosts() {
     }
 }
 
-/// Messages of a stranger to the daemons' port are ignored, and do not keep the peer from connecting.
+/// Messages that an unknown host sends to the daemons' port are ignored, and do not keep the peer from connecting.
 #[test]
 fn stranger_is_ignored_while_the_peer_connects() {
     let Some(site) = CableSite::new("passed") else { return };
@@ -291,7 +291,8 @@ fn stranger_is_ignored_while_the_peer_connects() {
     site.key("stranger.key");
     let mut answers = site.host(1, ["far.key", &identities[0]]);
     ip(&format!("-n {} addr add 10.94.0.3/24 dev eth", site.namespaces[0]));
-    // First with an unknown key from the peer's address and port, and then with the right key from another port.
+    // The first attempt uses an unknown key from the peer's address and port, and the second one the right key from
+    // another port.
     let mut stranger = site.host(0, ["stranger.key", &identities[1]]);
     wait_for("refusals", || {
         site.inside(0, || stranger.step());

@@ -85,7 +85,7 @@ fn host(family: u8, side: usize, line: &str) -> Settings {
     with_peer(side, &text)
 }
 
-/// Steps one runtime until it reports an ICMP error with these words. Returns the text.
+/// Steps one runtime until it reports an ICMP error whose text contains these words. Returns the text.
 fn heard(site: &RuntimeSite, runtime: &mut PacketRuntime, wanted: &str, mut traffic: impl FnMut()) -> String {
     let until = Instant::now() + LONG;
     while Instant::now() < until {
@@ -150,7 +150,7 @@ fn path_mtu_and_missing_daemon_are_reported() {
     }
 }
 
-/// The sender of an ICMP error has to see a packet of the session, or to guess the session's ports.
+/// The sender of an ICMP error has to have seen a packet of the session, or to guess the session's ports.
 #[test]
 fn icmp_error_about_unknown_ports_is_ignored() {
     let Some(routed) = Routed::new("icmpf") else { return };

@@ -33,7 +33,7 @@ fn sockets(site: &RuntimeSite, at: u16) -> [UdpSocket; 2] {
     })
 }
 
-/// Steps both runtimes until the condition is true.
+/// Steps both runtimes until the given condition is true.
 fn until_it_is(site: &RuntimeSite, runtimes: &mut [PacketRuntime; 2], is: impl Fn(&PacketRuntime) -> bool) {
     let until = Instant::now() + 3 * LONG;
     while !runtimes.iter().all(&is) {
@@ -53,7 +53,7 @@ fn ten_thousand_sessions_work_within_the_stated_memory() {
         site.inside(side, || PacketRuntime::start(settings)).expect("a runtime")
     });
     assert_eq!(now(&mut runtimes[0]).memory_bytes, stated);
-    // Sessions are greeted one after the other, so this takes a while.
+    // The runtime greets one session after the other, so this takes a while.
     until_it_is(&site, &mut runtimes, |runtime| runtime.live.values().all(|live| live.peer.is_some()));
     let mut buffer = [0; 100];
     for at in [0, SESSIONS / 2, SESSIONS - 1] {
@@ -74,7 +74,7 @@ fn ten_thousand_sessions_work_within_the_stated_memory() {
     );
     let passed = status.sessions.iter().filter(|session| session.packets.get("sent") == Some(&1)).count();
     assert_eq!(passed, 3, "each of those that were used has its own counts");
-    // Settings with fewer sessions are accepted, and leave room for all sessions to return.
+    // Settings with fewer sessions are accepted, and keep enough memory for all sessions to return.
     let few = settings(0, 3, "clear = true");
     site.inside(0, || runtimes[0].apply(few)).expect("fewer");
     let all = settings(0, SESSIONS, "clear = true");

@@ -19,7 +19,8 @@ const LISTS: &str = r#"
     functions = ["window", "number", "repair", "acknowledge"]
 "#;
 
-/// Two hosts that two links connect, each through a switch, so that neither host notices when a link is cut.
+/// Two hosts with two links between them. Each link has a switch in the middle, so that neither host notices when the
+/// link is cut.
 struct Twofold {
     site: RuntimeSite,
     switches: String,
@@ -55,8 +56,8 @@ impl Twofold {
         ip(&format!("-n {} link set {interface}-1 master {interface}", self.switches));
     }
 
-    /// Puts the session's own addresses on an interface without a link, so that no neighbour has to be resolved
-    /// there.
+    /// Assigns the session's own addresses to an interface without a link, so that no neighbour has to be resolved for
+    /// them.
     fn put_addresses_aside(&self) {
         for (side, name) in self.site.0.iter().enumerate() {
             ip(&format!("-n {name} addr del 10.97.0.{}/24 dev eth", side + 1));
@@ -93,7 +94,7 @@ impl Drop for Twofold {
 }
 
 fn two_paths(side: usize, line: &str) -> Settings {
-    // The order of the paths in the settings must not matter, so the session's own path comes second.
+    // The session's own path is the second one in the settings, since the order of paths must not matter.
     with_paths(side, LISTS, line, &[(98, "eth2"), (97, "eth")])
 }
 
@@ -135,13 +136,13 @@ impl<'a> PathTraffic<'a> {
     ) -> Self {
         let sockets = sockets.each_ref().map(|socket| {
             socket.set_nonblocking(true).expect("a socket");
-            // The socket returns an error while the window has no room.
+            // The socket returns an error while the window is full.
             setsockopt(socket, sockopt::Ipv4RecvErr, &true).expect("a socket");
             socket.try_clone().expect("a socket")
         });
         let runtimes = hosts.both(settings);
         let mut new = Self { hosts, runtimes, sockets, sent: 0, came: BTreeSet::new() };
-        // The counts of a path include reports that arrived before the other end was started.
+        // The counts of a path include reports that arrived before the other end was started, so they are subtracted.
         new.until(|it| it.runtimes.iter().all(PacketRuntime::is_open) && it.are_up(2));
         new
     }
@@ -153,7 +154,7 @@ impl<'a> PathTraffic<'a> {
         self.runtimes.iter_mut().all(|runtime| up(runtime) == wanted)
     }
 
-    /// Returns whether this path is not used any more while the other one is.
+    /// Reports whether this path is not used any more while the other path is.
     fn is_left(&mut self, at: usize) -> bool {
         let paths = paths_of(&mut self.runtimes[0]);
         (paths[at].is_up, paths[at].weight, paths[1 - at].is_up) == (false, 0, true)
@@ -166,7 +167,7 @@ impl<'a> PathTraffic<'a> {
         }
         let mut buffer = [0; 2048];
         while let Ok(bytes) = self.sockets[1].recv(&mut buffer) {
-            // Reports that arrived before the other end was started are no messages.
+            // Reports that arrived before the other end was started are no messages, so they are subtracted.
             if bytes != 1000 {
                 continue;
             }
@@ -176,7 +177,7 @@ impl<'a> PathTraffic<'a> {
         }
     }
 
-    /// Sends as many messages as the window has room for.
+    /// Sends as many messages as fit in the window.
     fn send(&mut self, until: u32) {
         let most = self.sent + 20;
         while self.sent < until.min(most) {
@@ -217,7 +218,7 @@ fn message(number: u32) -> Vec<u8> {
     message
 }
 
-/// Every message of a clear and of a sealed session arrives once, and both paths carry about as many packets.
+/// Every message arrives once, in an unencrypted and in a sealed session, and both paths carry about as many packets.
 #[test]
 fn two_paths_carry_a_session() {
     let Some(hosts) = Twofold::new("paths") else { return };
@@ -230,8 +231,8 @@ fn two_paths_carry_a_session() {
         "protocol = \"253\"\nclear = true",
     ] {
         let mut traffic = PathTraffic::new(&hosts, &sockets, line);
-        // On a busy machine a path may be taken for cut, so counts are compared only over a time in which both paths
-        // had their full share.
+        // On a busy machine a path may seem to be cut. Counts are therefore compared only over a time in which both
+        // paths had their full share.
         let begin = Instant::now();
         loop {
             let before = traffic.runtimes.each_mut().map(paths_of);
@@ -254,7 +255,7 @@ fn two_paths_carry_a_session() {
     }
 }
 
-/// No message is lost when either path is cut, and the path is used again when it is back.
+/// No message is lost when either path is cut, and the path is used again after it was restored.
 #[test]
 fn cut_path_is_avoided_until_it_returns() {
     let Some(hosts) = Twofold::new("cut") else { return };
@@ -276,7 +277,7 @@ fn cut_path_is_avoided_until_it_returns() {
     }
 }
 
-/// The restarted daemon counts from zero, and its counts are accepted.
+/// The restarted daemon counts packets from zero, and the other end accepts its counts.
 #[test]
 fn cut_path_is_avoided_after_the_peer_daemon_restarted() {
     let Some(hosts) = Twofold::new("other-anew") else { return };
@@ -296,8 +297,8 @@ fn cut_path_is_avoided_after_the_peer_daemon_restarted() {
     });
 }
 
-/// The session's own addresses are on an interface without a link. The host then needs no link address on the cable
-/// that is cut.
+/// The session's own addresses are on an interface without a link. The host then needs no next hop's link address on
+/// the link that is cut.
 #[test]
 fn session_addresses_need_not_belong_to_a_path() {
     let Some(hosts) = Twofold::new("aside") else { return };
@@ -327,8 +328,8 @@ fn redundant_paths_deliver_what_any_of_them_delivers() {
     for more in ["clear = true", "", "protocol = \"253\"", "protocol = \"253\"\nclear = true"] {
         let line = &format!("paths = \"redundant\"\n{more}");
         let mut traffic = PathTraffic::new(&hosts, &sockets, line);
-        // On a busy machine a path may be taken for cut, so counts are compared only over a time in which that did
-        // not happen.
+        // On a busy machine a path may seem to be cut. Counts are therefore compared only over a time in which no path
+        // seemed to be cut.
         let begin = Instant::now();
         loop {
             let before = paths_of(&mut traffic.runtimes[0]);
@@ -342,7 +343,7 @@ fn redundant_paths_deliver_what_any_of_them_delivers() {
             }
             assert!(begin.elapsed() < LONG, "{line}: {after:?}");
         }
-        // The second copy of a message arrives after the first one, which the loop has waited for.
+        // The loop has waited for the first copy of each message. The second copies may still be in flight.
         traffic.until(|it| {
             let packets = &now(&mut it.runtimes[1]).sessions[0].packets;
             packets.get("duplicate").or(packets.get("replayed")).is_some_and(|twice| *twice >= 400)

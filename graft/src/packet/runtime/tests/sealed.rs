@@ -14,7 +14,8 @@ fn start(site: &RuntimeSite, side: usize, line: &str) -> PacketRuntime {
     site.inside(side, || PacketRuntime::start(settings)).expect("a runtime")
 }
 
-/// Captures packets on the cable at one host. Packets that arrive are captured after XDP, which has opened them.
+/// Captures the packets on the veth link at one host. Incoming packets are captured after XDP, which has already opened
+/// them.
 struct CableCapture(OwnedFd);
 
 impl CableCapture {
@@ -49,7 +50,7 @@ fn message(number: u32) -> Vec<u8> {
     text.repeat(1 + number as usize % 20).into_bytes()
 }
 
-/// Checks that all datagrams arrive once and unchanged, while `meddle` is called between them.
+/// Checks that all datagrams arrive once and unchanged, while `meddle` is called between two datagrams.
 fn assert_all_pass(
     site: &RuntimeSite,
     runtimes: &mut [PacketRuntime; 2],
@@ -74,8 +75,8 @@ fn assert_all_pass(
     }
 }
 
-/// Lists change and keys are renewed while datagrams pass. No payload on the cable can be read, and no packet occurs
-/// twice.
+/// Function lists change and keys are renewed while datagrams pass. No payload on the link can be read, and no packet
+/// occurs twice.
 #[test]
 fn datagrams_on_the_wire_are_sealed() {
     for cipher in ["chacha20-poly1305", "aes-128-gcm"] {
@@ -91,7 +92,7 @@ fn datagrams_on_the_wire_are_sealed() {
         let meddle = |number: u32, runtimes: &mut [PacketRuntime; 2]| {
             let graft = if number.is_multiple_of(400) { "complete" } else { "once" };
             if number.is_multiple_of(200) {
-                // The session is busy while its previous change is not over.
+                // The session refuses a change until packets of its previous list can no longer be in flight.
                 let _ = site.inside(0, || runtimes[0].swap("s", graft));
             }
             if number % 500 == 499 {
@@ -133,7 +134,7 @@ fn restart(site: &RuntimeSite, [one, other]: [PacketRuntime; 2], side: usize) ->
     }
 }
 
-/// Each runtime restarts in turn, and then both do. The keys are new after each restart.
+/// First each runtime restarts in turn, and then both restart together. The keys are new after each restart.
 #[test]
 fn restarted_ends_get_new_keys() {
     let Some(site) = RuntimeSite::new("sealed-anew") else { return };
@@ -146,7 +147,7 @@ fn restarted_ends_get_new_keys() {
             runtimes = restart(&site, runtimes, side);
         }
         have_keys(&site, &mut runtimes);
-        // Each end learns that the other one was started, although no application sends anything.
+        // Each end learns that the other one was restarted, although no application sends anything.
         let until = Instant::now() + LONG;
         let know = |runtimes: &[PacketRuntime; 2], side: usize| {
             runtimes[side].live.values().all(|live| live.peer == Some(runtimes[1 - side].started))
@@ -231,7 +232,7 @@ fn message_about_another_peers_session_is_ignored() {
     have_keys(&site, &mut runtimes);
 }
 
-/// Other connections replace the present one while datagrams pass in both directions without a pause. Each datagram
+/// New connections replace the present one while datagrams pass in both directions without a pause. Each datagram
 /// arrives once.
 #[test]
 fn no_datagram_is_lost_when_keys_are_rolled_over() {
@@ -241,7 +242,7 @@ fn no_datagram_is_lost_when_keys_are_rolled_over() {
     for cipher in ["chacha20-poly1305", "aes-128-gcm"] {
         let mut runtimes = [0, 1].map(|side| start(&site, side, &format!("cipher = \"{cipher}\"")));
         have_keys(&site, &mut runtimes);
-        // The events up to here are of no interest.
+        // The events before this line are not checked.
         step(&site, &mut runtimes);
         let sockets = site.sockets();
         let stop = AtomicBool::new(false);
@@ -278,8 +279,8 @@ fn no_datagram_is_lost_when_keys_are_rolled_over() {
     }
 }
 
-/// Sends at least `least` numbers, and more until `stop` is set, with some always under way. Returns how many were
-/// sent, once each has arrived once.
+/// Sends at least `least` numbered datagrams, and more until `stop` is set, with some always in flight. Returns how
+/// many were sent, once each has arrived once.
 fn exchange(from: &UdpSocket, to: &UdpSocket, least: u64, stop: &AtomicBool) -> u64 {
     const UNDER_WAY: u64 = 32;
     let mut sent = 0;

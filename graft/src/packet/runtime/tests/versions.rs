@@ -9,8 +9,8 @@ use millrace_graft_kernel::TALLIES;
 use super::*;
 use crate::ObjectIdentity;
 
-/// Writes a pool with a version of the function `tally`, which counts arrivals. The second version may be able to
-/// continue from the state of the first.
+/// Writes a pool with a version of the function `tally`, which counts packets that arrive. The second version may be
+/// able to continue from the state of the first.
 fn put(pool: &Path, version: usize, migrates: &str) {
     let image = TALLIES[version - 1];
     let identity = ObjectIdentity::from_image(image);
@@ -48,7 +48,7 @@ fn send(socket: &UdpSocket, stop: &AtomicBool) -> u32 {
     (0..)
         .find(|number: &u32| {
             socket.send(&number.to_be_bytes().repeat(50)).expect("sent");
-            std::thread::sleep(Duration::from_millis(1)); // exact: paces the sender
+            std::thread::sleep(Duration::from_millis(1)); // exact: the pause paces the sender
             stop.load(Ordering::Relaxed)
         })
         .unwrap_or_default()
@@ -73,8 +73,8 @@ fn receive(socket: &UdpSocket, pause: Duration, stop: &AtomicBool) -> Vec<u32> {
     }
 }
 
-/// Steps both runtimes, and sends from both hosts, until `over` is true. Returns the sent and the received datagrams
-/// of each direction.
+/// Steps both runtimes, and sends from both hosts, until `over` is true. Returns the sent and the received datagrams in
+/// each direction.
 fn under_traffic(
     site: &RuntimeSite,
     runtimes: &mut [PacketRuntime; 2],
@@ -96,7 +96,7 @@ fn under_traffic(
             assert!(Instant::now() < until, "it does not happen");
         }
         drop(stops);
-        // Retransmissions work without a step, but the latest packets have to be announced by one.
+        // Lost packets are retransmitted without a step, but only a step announces the latest packets.
         threads.map(|(sender, receiver)| {
             let sent = sender.join().expect("sent");
             while !receiver.is_finished() {
@@ -111,7 +111,7 @@ fn tally(runtime: &PacketRuntime, version: usize) -> Vec<u64> {
     let key = format!("tally@{}", &ObjectIdentity::from_image(TALLIES[version - 1]).to_string()[..16]);
     let ends = *runtime.live.keys().next().expect("a session");
     let state = runtime.hooks.state(&ends, &key).expect("a state").expect("one");
-    // The first version's state is a number of 4 bytes.
+    // The state of the first version is a number of 4 bytes.
     let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
     state.chunks(8).map(word).collect()
 }
@@ -131,7 +131,7 @@ fn new_function_version_takes_over_state_without_loss() {
     let mut kept = [0; 2];
     let passed = under_traffic(&site, &mut runtimes, |runtimes| {
         steps += 1;
-        // One end has the other version first, so its proposal is refused.
+        // One end has the second version first, so the other end refuses its proposal.
         if steps == 100 {
             put(pools[0].path(), 2, MIGRATES);
             site.inside(0, || runtimes[0].apply(read(0))).expect("applied");
@@ -152,7 +152,7 @@ fn new_function_version_takes_over_state_without_loss() {
                 other => assert!(matches!(other, PacketEvent::Keys { .. }), "{other:?}"),
             }
         }
-        // The previous version stays loaded until none of its packets can be under way any more.
+        // The previous version stays loaded until none of its packets can be in flight any more.
         for (runtime, kept) in runtimes.iter().zip(&mut kept).filter(|(runtime, _)| runtime.loaded.len() == 4)
         {
             *kept = tally(runtime, 1)[0];
@@ -169,7 +169,7 @@ fn new_function_version_takes_over_state_without_loss() {
         let came = passed[1 - side].1.len() as u64;
         let [packets, _, moved] = tally(runtime, 2)[..] else { panic!("a state") };
         assert!(moved > 0 && packets > moved, "{packets} {moved}");
-        // Each version has counted the packets of its own epoch.
+        // Each version has counted the packets of the lists to which it belongs.
         assert!(kept[side] >= moved, "{moved} {kept:?}");
         assert_eq!(packets - moved + kept[side], came, "{packets} {moved} {kept:?}");
         let session = now(runtime).sessions.remove(0);
@@ -195,7 +195,7 @@ fn session_without_a_state_migration_stays_or_restarts() {
         "{error}"
     );
     assert_eq!(runtimes[0].loaded.len(), 3, "all stays as it was");
-    // After a reload the session has the graft of the settings.
+    // After a reload the session has the graft that the settings name.
     for (side, runtime) in runtimes.iter_mut().enumerate() {
         let mut settings = read(side, "");
         settings.grafts.get_mut("counted").expect("a graft").anew = true;
@@ -211,7 +211,7 @@ fn session_without_a_state_migration_stays_or_restarts() {
     assert_eq!(tally(&runtimes[0], 1), [0]);
 }
 
-/// Each datagram has arrived, was reported as lost, or was not sent.
+/// Each datagram either arrived, was reported as lost, or was never sent.
 #[test]
 fn losses_of_a_restart_are_counted() {
     let Some(site) = RuntimeSite::new("lost") else { return };
@@ -230,7 +230,7 @@ fn losses_of_a_restart_are_counted() {
             steps += 1;
             if steps > 100 && told == 2 * proposed && proposed < 3 {
                 let graft = ["newest", "newest", "plain"][proposed];
-                // The next change can begin when the earlier epoch is over.
+                // The next change can begin when no packet of the previous list can be in flight.
                 proposed += usize::from(site.inside(0, || runtimes[0].swap_anew("s", graft)).is_ok());
             }
             for event in step(&site, runtimes) {
