@@ -328,7 +328,7 @@ settings! {
     /// [default: 64]
     #[arg(long, value_name = "N")]
     kernel_copies_per_run: u32,
-    /// Limit of runs of engine kernel's program for one packet; userspace sends the copies that are left [default: 64]
+    /// Limit of runs of the kernel engine's BPF program for one packet; userspace sends the remaining copies [default: 64]
     #[arg(long, value_name = "N")]
     kernel_runs: u32,
     /// File with the relay's certificate chain, PEM; read again when it changes and on SIGHUP
