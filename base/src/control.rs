@@ -53,11 +53,10 @@ impl ControlEnd {
         Ok((Self(one), Self(other)))
     }
 
-    /// Sends a record with descriptors. Fails if the other end has closed the connection, or with `WouldBlock` if its
-    /// receive buffer is full.
+    /// Sends a record with descriptors.
     ///
     /// # Errors
-    /// Fails if the other end is gone, or does not read (`WouldBlock`).
+    /// Fails if the other end has closed the connection, or with `WouldBlock` if its receive buffer is full.
     pub fn send(&self, record: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let text = serde_json::to_vec(record)?;
         if text.len() > RECORD_MAX {

@@ -7,7 +7,7 @@ use std::{
 };
 
 /// Reads a file of at most `most` bytes. The limit is checked while reading, because a device or pipe reports no
-/// length. Fails if the file is longer, or cannot be read.
+/// length.
 ///
 /// # Errors
 /// Fails if the file is longer, or cannot be read.

@@ -1,6 +1,6 @@
 //! Text layout: lines of cells in columns, and lines broken at a width.
 
-/// The side of its column that a cell is aligned to.
+/// The alignment of a cell within its column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ColumnSide {
     /// Aligned to the left, for names and texts.

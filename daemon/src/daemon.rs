@@ -339,7 +339,7 @@ pub struct EndSignals {
 }
 
 impl EndSignals {
-    /// Installs the handlers. Fails if the kernel does not allow it.
+    /// Installs the signal handlers.
     ///
     /// # Errors
     /// Fails if the kernel does not allow it.

@@ -85,7 +85,7 @@ impl Conversation {
         line.push(b'\n');
         let who = self.who;
         let ended = || format!("the {who} has stopped answering");
-        // An early return below means that the conversation can no longer be used.
+        // Until the answer has arrived, each early return leaves the conversation marked as ended.
         self.has_ended = true;
         self.stream.get_mut().write_all(&line).map_err(|_| anyhow::Error::msg(ended()))?;
         self.stream.get_mut().set_read_timeout(Some(LOOK))?;

@@ -293,14 +293,14 @@ mod tests {
     #[test]
     fn malformed_filter_is_a_violation() {
         let table: [(Draft, &[u8]); 9] = [
-            (Draft::D19, &[1, 5]),                                                  // no such type
-            (Draft::D19, &[2, 2, 0]),                                               // bytes after the filter
-            (Draft::D20, &[2, 0x80]),                                               // a field past the end
-            (Draft::D20, &[5, 1, 1, 1, 1, 1]),                                      // five fields
-            (Draft::D22, &[6]),                                                     // no such type
-            (Draft::D22, &[4, 1, 1, 1]),                                            // a field is missing
-            (Draft::D22, &[0, 0]),                                                  // bytes after the filter
-            (Draft::D21, &[11, 255, 255, 255, 255, 255, 255, 255, 255, 255, 0, 1]), // ends past the last group
+            (Draft::D19, &[1, 5]),             // the filter type is undefined
+            (Draft::D19, &[2, 2, 0]),          // bytes follow the filter
+            (Draft::D20, &[2, 0x80]),          // a field exceeds the message
+            (Draft::D20, &[5, 1, 1, 1, 1, 1]), // a filter has at most four fields
+            (Draft::D22, &[6]),                // the filter type is undefined
+            (Draft::D22, &[4, 1, 1, 1]),       // a field is missing
+            (Draft::D22, &[0, 0]),             // bytes follow the filter
+            (Draft::D21, &[11, 255, 255, 255, 255, 255, 255, 255, 255, 255, 0, 1]), // the end group overflows
             (Draft::D22, &[3, 255, 255, 255, 255, 255, 255, 255, 255, 255, 0, 1]),
         ];
         for (draft, bytes) in table {

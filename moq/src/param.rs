@@ -176,11 +176,11 @@ pub struct Parameters {
     pub subscriber_priority: Option<u8>,
     /// LOCATION_FILTER: the range of objects that the subscription or FETCH returns.
     pub filter: Option<Filter>,
-    /// The order of groups.
+    /// The order in which groups are prioritized or sent.
     pub group_order: Option<GroupOrder>,
     /// FILL_PARAMETERS: requests a fill, the objects from before the subscription. Draft-20 and later.
     pub fill: Option<Box<Parameters>>,
-    /// Range filters by type. Draft-19 and later.
+    /// Range filters, each with its type. Draft-19 and later.
     pub range_filters: Vec<RangeFilter>,
     /// The largest group ID that the subscriber knows, plus 1; 0 if it knows none.
     pub new_group_request: Option<u64>,
@@ -548,10 +548,10 @@ mod tests {
             decode(&[1, 0x41, 5, 7, 0, 0, 5, 3], Scope::UPDATE_SUBSCRIPTION).unwrap().assignment.unwrap();
         assert_eq!((short.rank, short.threshold), (0, 0));
         let bad: [&[u8]; 4] = [
-            &[1, 0x41, 5, 7, 0, 0, 0, 3],       // weight is 0
-            &[1, 0x41, 5, 7, 0, 0, 11, 3],      // weight is 11
-            &[1, 0x41, 4, 7, 0, 0, 5],          // value is too short
-            &[1, 0x41, 7, 7, 0, 0, 5, 3, 0, 0], // value is too long
+            &[1, 0x41, 5, 7, 0, 0, 0, 3],       // a weight of 0 is not allowed
+            &[1, 0x41, 5, 7, 0, 0, 11, 3],      // a weight of 11 is too large
+            &[1, 0x41, 4, 7, 0, 0, 5],          // the value is too short
+            &[1, 0x41, 7, 7, 0, 0, 5, 3, 0, 0], // the value is too long
         ];
         for bytes in bad {
             assert_eq!(
@@ -622,11 +622,11 @@ mod tests {
             assert_eq!(decode_in(draft, bytes, Scope::SUBSCRIBE), Ok(parameters.clone()));
         }
         let bad: [&[u8]; 5] = [
-            &[1, 0x23, 0],                // count is missing
-            &[1, 0x23, 2, 0, 0],          // bytes after the parameters
-            &[1, 0x23, 3, 1, 0x10, 1],    // FORWARD is not allowed inside
-            &[1, 0x23, 4, 1, 0x23, 1, 0], // FILL_PARAMETERS inside another
-            &[2, 0x23, 1, 0, 0, 1, 0],    // parameter is repeated
+            &[1, 0x23, 0],                // the number of inner parameters is missing
+            &[1, 0x23, 2, 0, 0],          // bytes follow the inner parameters
+            &[1, 0x23, 3, 1, 0x10, 1],    // FORWARD is not allowed in FILL_PARAMETERS
+            &[1, 0x23, 4, 1, 0x23, 1, 0], // FILL_PARAMETERS contains FILL_PARAMETERS
+            &[2, 0x23, 1, 0, 0, 1, 0],    // FILL_PARAMETERS is repeated
         ];
         for bytes in bad {
             let error = decode_in(Draft::D22, bytes, Scope::SUBSCRIBE).unwrap_err();
@@ -657,15 +657,15 @@ mod tests {
     #[test]
     fn parameter_outside_its_messages_closes_the_session() {
         let table: [(&[u8], Scope); 9] = [
-            (&[1, 0x04, 5], Scope::PUBLISH),          // rendezvous timeout: SUBSCRIBE only
-            (&[1, 0x09, 1, 2], Scope::SUBSCRIBE),     // largest object: answers only
-            (&[1, 0x20, 1], Scope::SUBSCRIBE_TRACKS), // priority: not for namespaces
-            (&[1, 0x0b, 1, 0], Scope::SUBSCRIBE),     // unknown
-            (&[1, 0x00, 1], Scope::SUBSCRIBE),        // unknown
-            (&[1, 0x10, 2], Scope::SUBSCRIBE),        // forward is 0 or 1
-            (&[1, 0x22, 3], Scope::SUBSCRIBE),        // group order is 1 or 2
-            (&[1, 0x21, 2, 0x02, 0], Scope::SUBSCRIBE), // bytes after the filter
-            (&[1, 0x21, 1, 0x05], Scope::SUBSCRIBE),  // unknown filter
+            (&[1, 0x04, 5], Scope::PUBLISH), // RENDEZVOUS_TIMEOUT is allowed in SUBSCRIBE only
+            (&[1, 0x09, 1, 2], Scope::SUBSCRIBE), // LARGEST_OBJECT is allowed in answers only
+            (&[1, 0x20, 1], Scope::SUBSCRIBE_TRACKS), // a priority is not allowed in namespace requests
+            (&[1, 0x0b, 1, 0], Scope::SUBSCRIBE), // the parameter type is undefined
+            (&[1, 0x00, 1], Scope::SUBSCRIBE), // the parameter type is undefined
+            (&[1, 0x10, 2], Scope::SUBSCRIBE), // FORWARD must be 0 or 1
+            (&[1, 0x22, 3], Scope::SUBSCRIBE), // GROUP_ORDER must be 1 or 2
+            (&[1, 0x21, 2, 0x02, 0], Scope::SUBSCRIBE), // bytes follow the filter
+            (&[1, 0x21, 1, 0x05], Scope::SUBSCRIBE), // the filter type is undefined
         ];
         for (bytes, allowed) in table {
             let error = decode(bytes, allowed).unwrap_err();

@@ -179,7 +179,8 @@ mod tests {
         }
     }
 
-    /// An event inside another one reaches only the process's subscriber.
+    /// The test needs a global subscriber, because an event that a layer emits inside another event reaches no other
+    /// subscriber.
     #[test]
     fn next_log_line_reports_how_many_lines_were_suppressed() {
         let left_out = LeftOut::default();

@@ -167,7 +167,7 @@ fn varint(code: u64) -> VarInt {
 }
 
 pub(crate) fn reset(stream: &mut SendStream, code: code::Reset) {
-    // This fails only when the stream has already ended.
+    // The call fails only if the stream has already ended.
     let _ = stream.reset(varint(code.0));
 }
 
@@ -586,7 +586,7 @@ impl SessionRequest {
 
     /// Ends our side of the stream.
     pub fn finish(&mut self) {
-        // This fails only when the stream has already ended.
+        // The call fails only if the stream has already ended.
         let _ = self.send.finish();
     }
 
@@ -644,7 +644,7 @@ impl DataStream {
 
     /// Sends STOP_SENDING, because the rest of the stream is not needed.
     pub fn stop(&mut self, code: code::Reset) {
-        // This fails only when the stream has already ended.
+        // The call fails only if the stream has already ended.
         let _ = self.stream.stop(varint(code.0));
     }
 }

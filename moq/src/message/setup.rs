@@ -47,7 +47,7 @@ pub struct SetupOptions {
     /// HOP_ID: the sender's identity in paths of announcements. If both endpoints send it, announcements of namespaces
     /// carry paths and costs.
     pub hop_id: Option<HopId>,
-    /// RELAY_COST: the cost that the sender states for receiving from it, which is added to the cost of announcements.
+    /// RELAY_COST: the cost of receiving objects from the sender, as the sender states it.
     pub relay_cost: Option<u64>,
 }
 

@@ -360,7 +360,7 @@ fn token_bucket_holds_as_many_tokens_after_years() {
     let wraps = u64::MAX / 64;
     let times = [0, 1, 4, 5, 9, 10, 20, 100].map(|years| years * YEAR);
     for now in times.into_iter().chain([wraps / 2, wraps - SECOND / 4, wraps]) {
-        // The first bucket is new and gets its first packet at this time. The second one has been in use before.
+        // The first bucket is zero, as in a new map entry. The second one is full from exactly this time on.
         let mut bucket = 0;
         if now % (wraps + 1) < wraps - 2 * SECOND {
             assert_eq!(taken(&mut bucket, &rate, now), 5, "a new one at {now}");
