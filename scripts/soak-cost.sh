@@ -64,7 +64,7 @@ asker &
 
 rss() { awk '/^VmRSS/ { print $2 }' "/proc/$cost/status"; } # exact: a look each few seconds
 # The dashboard's connections come and go with the viewers.
-files() { find "/proc/$cost/fd" -lname 'socket:*' -prune -o -type l -print | wc -l; } # exact: likewise
+files() { find "/proc/$cost/fd" -lname 'socket:*' -prune -o -type l -print 2>/dev/null | wc -l; } # exact: likewise
 maps() { awk '/^memlock:/ { sum += $2 } END { print sum / 1024 }' /proc/"$cost"/fdinfo/* 2>/dev/null; } # exact: likewise
 # exact: it is waited for at first, and then has all of them.
 programs() { awk '/^prog_id:/ { print $2 }' /proc/"$cost"/fdinfo/* 2>/dev/null | sort -un; }

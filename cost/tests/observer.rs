@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use millrace_cost::report::{Event, Report, ReportMode};
 use millrace_cost::{Config, Observer, TimingBudget};
-use millrace_testkit::{StopOnDrop, wait_for};
+use millrace_testkit::{StopOnDrop, wait_for, wait_until};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
@@ -339,7 +339,11 @@ fn processes_are_limited_to_requested_cpus() {
         beside(1, here_only, || {
             // A second observer of all CPUs shows when the thread has run, however busy its CPU is.
             let mut all = Observer::start(Config { mode, ..config() }).expect("it starts");
-            wait_for("the calls", || is_busy(&all.next(PERIOD).expect("a report")));
+            wait_until(
+                &format!("the calls in mode {mode:?}"),
+                || all.next(PERIOD).expect("a report"),
+                is_busy,
+            );
             is_busy(&observer.report().expect("a report"))
         })
     };
