@@ -21,8 +21,8 @@ impl Default for TimingBudget {
 }
 
 const MAX_PAUSE: Duration = Duration::from_secs(320);
-/// CPU time beyond the budget that timing may take before it is given up. If timing takes twice the default budget of 1
-/// %, it is given up after two seconds.
+/// CPU time beyond the budget that timing may take before it is given up. At twice the default budget of 1 %, that
+/// happens after two seconds.
 const DEBT: Duration = Duration::from_millis(20);
 /// Fraction of the budget that a trial may use. A trial near the whole budget would soon be followed by a switch back.
 const MARGIN: f64 = 0.5;

@@ -86,7 +86,7 @@ struct cost_cpu {
 	__u64 checked[COST_EVENTS]; /* calls of check_tid by event */
 	__u64 epoch;		    /* userspace: how often the programs that time events were attached */
 	__u64 hidden;		    /* userspace: 1 if processes are not charged with work on this CPU */
-	/* Runs of BPF programs at system calls and task switches. calls[] does not include these runs. */
+	/* Runs of the programs at system calls and task switches, also of those that ns[] and calls[] do not count. */
 	__u64 system_calls;  /* all system calls, also those without sockets */
 	__u64 switches;	     /* task switches */
 	__u64 other_storage; /* 1 once a task had storage of other BPF programs but not of these */

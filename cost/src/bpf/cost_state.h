@@ -121,7 +121,7 @@ static __always_inline __u64 word(__u64 clock, __u64 low)
 
 /* Returns the nanoseconds from the start time that is stored in `began` (a value of cpu->task) to `clock`. The result
  * is negative if an interrupt restarted cpu->task after `clock` was read: then nothing is left to count. The arithmetic
- * shift keeps the result right when the time overflows its bits. /
+ * shift keeps the result right when the time overflows its bits.
  */
 static __always_inline __s64 elapsed(__u64 began, __u64 clock)
 {
@@ -246,7 +246,7 @@ static __always_inline void make_room(const struct cost_cpu *cpu)
  * The caller may be preempted between reading the clock and storing cpu->task. The time of other tasks that run then
  * must not count as the caller's. So the start that is stored first is far in the future, and nothing is counted from
  * it. A task switch or the sampler replaces it by the right time. The compare-and-swap stores the time read here only
- * if neither has done so. /
+ * if neither has done so.
  */
 static __always_inline void reopen(struct cost_cpu *cpu, __u64 low)
 {
@@ -301,7 +301,7 @@ static __always_inline int begin(enum point point, __u64 direction, int local)
 }
 
 /* Ends the running call if it is timed at one of the points from `first` to `last`. A thread whose whole time is one
- * event continues that event. /
+ * event continues that event.
  */
 static __always_inline int end(enum point first, enum point last)
 {

@@ -53,8 +53,8 @@ pub(super) fn add_sampled(
 }
 
 impl Processes {
-    /// Returns the processes that used networking since the last report, and the IDs of exited processes, whose entries
-    /// the kernel's table no longer needs.
+    /// Returns the processes whose sums have grown since the last report, and the IDs of exited processes, whose
+    /// entries the kernel's table no longer needs.
     pub fn read(&mut self, sums: Vec<kernel::ProcessSums>) -> (Vec<ProcessCosts>, Vec<ProcessId>) {
         let mut taken = Vec::new();
         let mut forget = Vec::new();

@@ -43,7 +43,7 @@ fn rule(tier: &str) -> String {
 }
 
 fn selection(daemon: &GraftProcess<'_>) -> SelectionStatus {
-    // exact: callers repeat this read until it is as expected, or expect no change
+    // exact: callers repeat this read until the value is as expected, or expect no change
     daemon.status().selection.unwrap()
 }
 

@@ -130,7 +130,7 @@ impl ReportHistory {
         self.cpus = report.cpus.iter().map(|cpu| cpu.cpu).collect();
         let bytes = memory(&report);
         self.reports.push((report, bytes), reports, sum);
-        // True if the push above added up several stored reports, so the sizes must be counted again.
+        // If the push above added up several stored reports, their sizes in bytes must be counted again.
         let summed = self.reports.length > 1 && self.reports.latest.len() <= 1;
         self.bytes = if summed { self.sizes() } else { self.bytes + bytes };
         // The last report is kept, however large it is.
