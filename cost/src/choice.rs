@@ -91,7 +91,7 @@ impl MethodChoice {
         self.debt_ns = 0.0;
     }
 
-    /// Returns how often reports changed their mode.
+    /// Returns how often reports changed between the modes `events` and `sampling`.
     pub fn changes(&self) -> u64 {
         self.changes
     }

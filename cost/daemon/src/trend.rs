@@ -30,9 +30,9 @@ pub struct Picture {
     pub cpu: u32,
     /// Bars of the last minute: [`STEPS`] characters, the latest last.
     pub steps: String,
-    /// Time for which the share has been near its present level.
+    /// Time for which the share has stayed about the same (its level).
     pub level: Duration,
-    /// True if the share has been at this level since the first report.
+    /// True if the share has stayed about the same since the first report.
     pub from_the_start: bool,
 }
 
@@ -61,7 +61,7 @@ impl Trend {
 struct TrendLine {
     steps: VecDeque<TrendLevel>,
     level: TrendLevel,
-    /// The candidate for the next level, while the share differs from `level`.
+    /// The share, while it differs from `level`. It becomes the new level if it lasts for [`SETTLED`].
     off: Option<TrendLevel>,
 }
 

@@ -262,7 +262,7 @@ int cost_sample(struct bpf_perf_event_data *ctx)
 	bring_up_to_date(cpu);
 	/* Both exchanges are full barriers: either userspace sees `writing`, or this program sees the flipped half. */
 	__sync_lock_test_and_set(&cpu->writing, 1);
-	/* After close_softirq(), cpu->softirq has no event: the rest of cost_softirq_exit counts for the interrupted task. */
+	/* After close_softirq(), cpu->softirq has no event: the rest of cost_softirq_exit counts for the task. */
 	event = EVENT(EVENT(cpu->softirq) ? cpu->softirq : cpu->task);
 	sample(ctx, cpu, event == COST_SOFTIRQ ? 0 : event);
 	__sync_lock_test_and_set(&cpu->writing, 0);

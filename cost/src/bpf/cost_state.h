@@ -12,7 +12,7 @@
 SEC(".rodata.config")
 const volatile struct cost_config config = {};
 
-/* CPU -> its sums, and the words of its running events. */
+/* CPU -> its sums, and its running events with their start times. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -103,8 +103,8 @@ static __always_inline __u64 task_clock(const struct cost_cpu *cpu)
 	const volatile __u64 *softirq_ns = &cpu->softirq_ns;
 	__u64 before, now;
 
-	/* A softirq between reading softirq_ns and the clock would count for the task, so read both again. A second softirq in
-	 * between is too rare for a loop. */
+	/* A softirq between these two reads would count for the task, so repeat both reads once. A further softirq between the
+	 * repeated reads is too rare for a loop. */
 	before = *softirq_ns;
 	now = bpf_ktime_get_ns();
 	if (before != *softirq_ns) {
@@ -266,10 +266,10 @@ static __always_inline int is_preemptible(enum point point)
 
 /* Begins to time a call that sends or receives. `local` is true on an AF_UNIX or netlink socket.
  *
- * The task's word is 0, or open: then it has an event and its start. begin() opens the word for the outermost call
- * only, so nested calls need no depth. end() closes it and adds the time to the event's sum. In between, a task switch
- * closes the word of the task that leaves the CPU and saves its low bits in `inside`. When that task returns, its word
- * is opened again from there.
+ * cpu->task is 0, or the task's running event with its start. begin() sets cpu->task for the outermost call only, so
+ * nested calls need no depth. end() clears cpu->task and adds the time to the event's sum. In between, a task switch
+ * clears cpu->task, and saves the event and point of the task that leaves the CPU in `inside`. When that task returns
+ * to a CPU, its event continues from there.
  */
 static __always_inline int begin(enum point point, __u64 direction, int local)
 {

@@ -13,7 +13,7 @@ use millrace_messages::Session;
 use crate::messages::{GRAFTS, MessageHost, message, pair, wait_for_keys};
 use crate::site::{GraftSite, inside, ip, wait_for, wait_until};
 
-/// The largest weight of a path, whose share of the session's packets is then not reduced.
+/// The largest weight of a path. It means that the path's share of the session's packets is not reduced.
 const WEIGHT_MOST: u32 = 16;
 
 #[derive(Clone, Copy)]
