@@ -103,8 +103,8 @@ static __always_inline __u64 task_clock(const struct cost_cpu *cpu)
 	const volatile __u64 *softirq_ns = &cpu->softirq_ns;
 	__u64 before, now;
 
-	/* A softirq between these two reads would count for the task, so repeat both once. A softirq between the repeated
-	 * reads is too rare for a loop. */
+	/* A softirq between these two reads would count for the task, so repeat both once. A softirq between the
+	 * repeated reads is too rare for a loop. */
 	before = *softirq_ns;
 	now = bpf_ktime_get_ns();
 	if (before != *softirq_ns) {
