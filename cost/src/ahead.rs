@@ -50,7 +50,8 @@ struct LineBatch {
 
 impl ReportReader {
     /// Starts one thread that reads lines from the file and up to four threads that parse them. `before` is the
-    /// number of reports read before this file. Each sum begins at a position that is a multiple of its length.
+    /// number of reports read before this file. A sum of N reports begins at a report whose number, counted over all
+    /// files, is a multiple of N.
     pub fn ahead(mut self, before: usize) -> ReportsAhead {
         let parsers = thread::available_parallelism().map_or(1, NonZero::get).min(PARSERS);
         let together = Arc::new(AtomicUsize::new(1));
@@ -170,7 +171,7 @@ struct LogSums {
     path: PathBuf,
     done: Vec<Result<Summed, Error>>,
     sum: Merge,
-    /// Samples and nanoseconds of the reports in `sum` by position of the trace in `tables` and CPU.
+    /// Samples and nanoseconds of the reports in `sum` by the stack's position in `tables`, and by CPU.
     counts: FxHashMap<(u32, u32), (u64, u64)>,
     tables: Option<Arc<ReadTables>>,
     /// The mode of the reports in `sum`; `None` while `sum` is empty.

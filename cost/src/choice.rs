@@ -21,23 +21,24 @@ impl Default for TimingBudget {
 }
 
 const MAX_PAUSE: Duration = Duration::from_secs(320);
-/// CPU time beyond the budget that is tolerated. Twice the default budget of 1 % exceeds it after two seconds.
+/// CPU time beyond the budget that timing may take before it is given up. At twice the default budget of 1 %, that
+/// happens after two seconds.
 const DEBT: Duration = Duration::from_millis(20);
 /// Fraction of the budget that a trial may use. A trial near the whole budget would soon be followed by a switch back.
 const MARGIN: f64 = 0.5;
 /// The shortest trial of timing.
 pub(crate) const TRIAL: Duration = Duration::from_millis(100);
 
-/// The observer's next step.
+/// What the observer does next: continue, begin, try or end the timing of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MethodStep {
     /// Keep the present mode.
     Stay,
-    /// Stop timing, and find events in samples from here on.
+    /// Stop timing events. From the next report on, times come from samples.
     Sample,
     /// Time events in addition to sampling, to measure what timing takes.
     Try,
-    /// Timing goes on, and reports use it from here on.
+    /// Continue timing after a successful trial. From the next report on, times come from timing.
     Time,
 }
 
@@ -90,7 +91,7 @@ impl MethodChoice {
         self.debt_ns = 0.0;
     }
 
-    /// Returns how often reports changed their mode.
+    /// Returns how often reports changed between the modes `events` and `sampling`.
     pub fn changes(&self) -> u64 {
         self.changes
     }

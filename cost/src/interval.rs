@@ -83,8 +83,8 @@ fn around(share: f64, samples: u64, all: u64) -> Option<Interval> {
     }
 }
 
-/// Returns the interval of a timed event's share. The sum of both times is exact. Only how much of it was the
-/// observer's own programs rests on samples.
+/// Returns the interval of a timed event's share. The sum of the event's time and the observer's time in it is exact.
+/// Only the division between the two rests on samples.
 fn timed(ns: u64, observer_ns: u64, samples: u64, period_ns: u64) -> Option<Interval> {
     let all_ns = (ns + observer_ns) as f64;
     // Samples in the event and the observer together, estimated from their times. If every sample was the observer's,
@@ -103,7 +103,7 @@ fn timed(ns: u64, observer_ns: u64, samples: u64, period_ns: u64) -> Option<Inte
 #[derive(Debug, Clone, Copy, Default)]
 struct FigureSplit {
     timed: SampledFigure,
-    /// The share that rests on samples, and their number. `None` if the whole figure was timed.
+    /// The share that rests on samples, and the number of these samples. `None` if the whole figure was timed.
     sampled: Option<(f64, u64)>,
 }
 
@@ -148,8 +148,8 @@ impl FigureSplit {
         self.timed.and(SampledFigure::new(share, samples, around(share, samples, all))).interval()
     }
 
-    /// Returns the number of samples that the parts of the event are fractions of. For a timed event these are its own
-    /// samples, for a sampled one `all`, and for a mixture a number in between.
+    /// Returns the number of samples of which each part of the event is a fraction: for a timed event its own samples,
+    /// for a sampled one `all`, and for a mixture a number in between.
     fn base(&self, all: u64) -> u64 {
         match self.sampled {
             Some((_, sampled)) => {

@@ -74,7 +74,8 @@ pub struct Observer {
     cost: CostPrograms,
     resolver: Resolver,
     symbols_read: Instant,
-    /// Events for which at least one way to send or receive is timed. The others are only sampled.
+    /// Events of which BPF programs time at least one system call or request. Events that are not in this list are only
+    /// sampled.
     timed: Vec<Event>,
     missing: Vec<MissingMeasurement>,
     host: ReportHost,
@@ -111,7 +112,7 @@ struct Samples {
     /// Samples by CPU and event.
     counts: HashMap<(u32, Event), EventCount>,
     profiles: HashMap<u32, ProfileFold>,
-    /// Time of processes in untimed events, by samples, with a thread's name.
+    /// Time that each process spent in events that are only sampled, and the name of one of its threads.
     tasks: HashMap<SampledTask, (TaskCost, [u8; 16])>,
 }
 
@@ -579,8 +580,8 @@ fn missing_names(resolver: &mut Resolver) -> Option<MissingMeasurement> {
     })
 }
 
-/// Reports whether at least one way of the event is timed. Events that are no calls, such as softirqs, are always
-/// timed.
+/// Reports whether at least one system call or request of the event is timed. Events that are no calls, such as
+/// softirqs, are always timed.
 fn is_timed(event: kernel::KernelEvent, missing: &[kernel::MissingPoint]) -> bool {
     let mut ways = kernel::WAYS.iter().filter(|way| way.event == event).peekable();
     ways.peek().is_none() || ways.any(|way| missing.iter().all(|missing| missing.what != way.name))
@@ -622,7 +623,7 @@ fn missing_by_method(cost: &CostPrograms) -> Vec<MissingMeasurement> {
     refused.into_iter().chain(of_calls).collect()
 }
 
-/// Returns the figures that are missing in mode `sampling`.
+/// Returns the figures that reports cannot contain in mode `sampling`.
 fn missing_by_mode(mode: ReportMode) -> Option<MissingMeasurement> {
     (mode == ReportMode::Sampling).then(|| MissingMeasurement {
         event: None,

@@ -48,7 +48,7 @@ pub struct Taxonomy {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TaxonomyRule {
-    /// Name of the part.
+    /// Name of the part of the event.
     name: String,
     /// Name patterns of the functions that the rule matches.
     functions: Vec<NamePattern>,
@@ -88,7 +88,7 @@ struct FunctionsRule {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct UserRule {
-    /// Name of the part.
+    /// Name of the part of the process's CPU time.
     name: String,
     /// Name patterns of the functions that the rule matches.
     functions: Vec<NamePattern>,
@@ -97,7 +97,7 @@ struct UserRule {
 /// The rules that match a function. They are looked up once for each function, since there are hundreds of patterns.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FunctionRules {
-    /// Positions of the matching rules among the taxonomy's parts, in their order.
+    /// Indexes of the matching rules in the taxonomy's list of rules for parts, in ascending order.
     parts: Vec<usize>,
     root: CallRoot,
     program: bool,
@@ -243,7 +243,7 @@ impl Taxonomy {
                     (event, conditional) = (root, networking);
                     break;
                 }
-                // The kernel's code for calling programs has called another program here, not the observer's.
+                // The kernel's code that calls BPF programs has called a program here that is not the observer's.
                 CallRoot::Observer if !rules.program && others_program => {}
                 CallRoot::Observer => observer = true,
                 CallRoot::Nothing => others_program |= rules.program,
@@ -252,7 +252,8 @@ impl Taxonomy {
         let event = match event {
             _ if frames == 0 => None,
             _ if conditional && !networking => Some(Event::Kernel),
-            // Work of the events `Devices`, `IoUring` and the softirqs counts for these events even on a local socket.
+            // Work of the events `Devices`, `IoUring` and the softirqs counts for these events even on an AF_UNIX or
+            // netlink socket.
             Event::Send | Event::Receive | Event::Sockets | Event::Poll | Event::Workers if local => {
                 Some(Event::Local)
             }

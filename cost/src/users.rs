@@ -33,7 +33,7 @@ pub struct Users {
 struct KnownProcess {
     /// Result of [`memory`] when the names were read.
     memory: Option<u64>,
-    /// True if the memory was checked since the last [`Users::refresh`].
+    /// True if the process's memory map was compared with `memory` since the last [`Users::refresh`].
     checked: bool,
     names: HashMap<u64, Option<Box<str>>>,
 }
@@ -46,9 +46,10 @@ impl Default for Users {
 }
 
 impl Users {
-    /// Makes the next stack of each process check its memory again. Call this before a buffer is read: since the last
-    /// one, a process may have run another program, loaded a library or compiled functions, or its number may have been
-    /// reused. If a buffer has samples from before and after such a change, all of them get the later names.
+    /// Forces a check of each process's memory map at its next stack. Call this before a buffer of stacks is read:
+    /// since the last buffer, a process may have run another program, loaded a library or compiled functions, or its
+    /// number may have been reused. If a buffer has samples from before and after such a change, all of them get the
+    /// later names.
     pub fn refresh(&mut self) {
         self.processes.values_mut().for_each(|known| known.checked = false);
     }

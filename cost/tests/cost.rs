@@ -90,7 +90,7 @@ fn left_cpu() -> i64 {
     usage.voluntary_context_switches() + usage.involuntary_context_switches()
 }
 
-/// Returns a sum over the whole machine.
+/// Returns the sum of a figure of each CPU over all CPUs.
 fn total(cost: &CostPrograms, of: impl Fn(&CpuSums) -> u64) -> u64 {
     // exact: callers repeat this read, or know that the sum no longer changes
     cost.totals().iter().map(of).sum()
@@ -114,7 +114,7 @@ fn every_way_to_send_and_to_receive_counts_exactly() {
                 continue;
             }
             if let Some(missing) = missing {
-                // The kernel does not support this way at all, so its trial call failed.
+                // The kernel does not support this system call or request at all, so its trial call failed.
                 assert!(missing.reason.contains("a trial call failed"), "{missing:?}");
                 println!("SKIP {test}, {}: {}", way.name, missing.reason);
                 continue;
@@ -123,7 +123,7 @@ fn every_way_to_send_and_to_receive_counts_exactly() {
             for _ in 0..CALLS {
                 sockets.call(&way).expect("a call");
             }
-            // Each send has a matching receive and the reverse. attach() has already checked the function of each way.
+            // Each send has a matching receive and the reverse. attach() has already checked that each call is counted.
             assert_eq!(local_calls(cost) - before.1, 2 * CALLS, "{}", way.name);
             assert_eq!(calls(cost), before.0, "AF_UNIX does not count as networking: {}", way.name);
         }
@@ -376,14 +376,15 @@ fn io_uring_worker_splice_is_counted_at_functions() {
     });
 }
 
-/// Returns the name of the last symbol at or before an address, which is enough for these tests.
+/// Returns the name of the last symbol at or before an address, without checking that the address is inside the
+/// symbol's function.
 fn name_of(symbols: &[(u64, String)], address: u64) -> &str {
     let at = symbols.partition_point(|(start, _)| *start <= address);
     at.checked_sub(1).map_or("", |at| &symbols[at].1)
 }
 
 fn symbols() -> Vec<(u64, String)> {
-    // exact: callers look for symbols that were there before
+    // exact: callers look for symbols that existed before the first call
     let text = std::fs::read_to_string("/proc/kallsyms").expect("kallsyms");
     let mut symbols: Vec<_> = text
         .lines()

@@ -160,7 +160,7 @@ fn observer_reports_its_own_cost() {
     assert!(report.observer.user_ns + report.observer.system_ns > 0 && report.observer.share > 0.0);
 }
 
-/// The time of the observer's programs is in no event and in no part.
+/// The time of the observer's programs is not counted in any event or part of an event.
 #[test]
 fn observer_programs_are_in_no_event() {
     let Some(_alone) = alone("observer_programs_are_in_no_event") else { return };
@@ -413,7 +413,7 @@ fn other_kernel_work_is_reported_on_request() {
                 .iter()
                 .filter(|stack| stack.frames.contains(&u32::try_from(at).expect("a number")));
             let mut kernel = of_reads.filter(|stack| stack.event == Some(Event::Kernel));
-            // The networking share never includes it.
+            // The networking share never includes the event `kernel`.
             let networking = |cpu: &millrace_cost::report::CpuCost| -> f64 {
                 cpu.events.iter().filter(|of| of.event.is_networking()).map(|of| of.share).sum()
             };

@@ -21,7 +21,7 @@ unsafe extern "C" {
 
 const CALL_NS: u64 = 50_000;
 const OTHER_NS: u64 = 10_000_000;
-/// Allowed difference, which covers a few readings of the clock.
+/// Allowed difference in ns between expected and counted time, which covers a few readings of the simulated clock.
 const TOLERANCE_NS: u64 = 500;
 
 #[derive(Debug, Clone, Copy)]

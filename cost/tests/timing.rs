@@ -21,7 +21,8 @@ use nix::unistd::{Pid, getppid};
 
 /// Environment variable that is set if the machine's clock counts instructions, so other load cannot change a duration.
 const EXACT: &str = "MILLRACE_EXACT";
-/// Largest allowed difference, as a fraction of the time on a CPU.
+/// Largest allowed difference between the counted time of the calls and the thread's CPU time, as a fraction of the CPU
+/// time.
 const TOLERANCE: f64 = 0.01;
 const SPINNING: usize = 4;
 /// Samples a second on each CPU, the observer's default.

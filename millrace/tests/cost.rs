@@ -311,7 +311,7 @@ fn log_can_be_replayed() {
     let sum = text(&run(&["replay", &log]).stdout);
     assert!(has_head_of_cpus(&sum), "{sum}");
 
-    // A part of the log is a log of its own, which needs no line of the first one.
+    // Replaying a range of the log into a new log must give a complete log that refers to no line of the first log.
     let part = path("part");
     let whole = text(&run(&["replay", &log, "--json", "--stacks"]).stdout);
     let second: serde_json::Value = serde_json::from_str(whole.lines().nth(1).unwrap()).unwrap();
@@ -321,7 +321,7 @@ fn log_can_be_replayed() {
     let replayed = text(&run(&["replay", &part, "--json", "--stacks"]).stdout);
     assert!(replayed.contains("\"stacks\":{") && replayed.lines().eq(whole.lines().skip(1)));
 
-    // The log is cut in the last report, as when its writer was killed.
+    // The test cuts off the end of the log's last report, as happens when the log's writer is killed.
     let whole = std::fs::read(&log).unwrap();
     std::fs::write(&log, &whole[..whole.len() - 20]).unwrap();
     let torn = run(&["replay", &log, "--json"]);
@@ -333,7 +333,7 @@ fn log_can_be_replayed() {
     assert!(text(&torn.stdout).lines().eq(printed[..text(&torn.stdout).lines().count()].iter()));
 }
 
-/// A start that fails must leave history, directories and exported files unchanged.
+/// A `millrace cost` that fails to start must leave existing logs, directories and exported files unchanged.
 #[test]
 fn failed_start_leaves_existing_files_unchanged() {
     if !is_root("failed_start_leaves_existing_files_unchanged") {
@@ -408,7 +408,7 @@ fn slow_reader_of_reports_does_not_delay_the_observer() {
         reader.map_or(0, |reader| reader.map_while(Result::ok).count())
     };
     // The observer and its log continue while the reader is stopped.
-    let before = logged(); // exact: the test only checks that the number grows from here
+    let before = logged(); // exact: the test only checks that the count grows
     wait_until("more reports in the log", logged, |count| *count >= before + 20);
     let mut sequences = sequences(stdout);
     assert_eq!(sequences.next(), Some(0));
@@ -461,7 +461,7 @@ fn full_disk_does_not_end_the_cost_observer() {
     let mut stdin = child.stdin.take().unwrap();
     let mut sequences = sequences(child.stdout.take().unwrap());
     wait_for_line(&said, "log: log: No space left on device");
-    // The pipe had room for fewer than 40 reports. Single reports after that may be missing, too.
+    // The pipe had room for fewer than 40 reports. Single reports after the 40th may be missing, too.
     sequences.find(|sequence| *sequence >= 40).unwrap();
     stdin.write_all(b"there is room\n").unwrap();
     wait_for_line(&said, "log: works again; ");

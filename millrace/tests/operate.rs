@@ -35,7 +35,7 @@ fn stderr_of(output: &Output) -> String {
 }
 
 fn upstream_of(relay: &RunningRelay) -> UpstreamStatus {
-    // exact: callers repeat this read, or have waited for the state
+    // exact: callers repeat this read, or have waited for the expected state
     relay.status().upstream.clone().unwrap()
 }
 
@@ -414,8 +414,8 @@ fn asked(relay: &RunningRelay) -> [String; 2] {
     [format!("--http={}", relay.http), format!("--http-token-file={}", relay.path("token").display())]
 }
 
-/// The name has 60 characters and the address is IPv6. The view fits into a window of 80x24 that then grows, and keys
-/// end it.
+/// The broadcast's name has 60 characters, and the relay's address is IPv6. `millrace status --watch` must fit into a
+/// window of 80x24 that then grows, and keys must end it.
 #[test]
 fn live_status_fits_and_restores_the_terminal() {
     const NAME: &str = "a-name-of-sixty-characters/that-somebody-has-really-given-it";
@@ -568,7 +568,7 @@ fn reload_does_not_open_a_public_relay() {
         relay.logged(&["access rules", "1 HMAC secret"]).then_some(())
     });
     // The new settings would open the relay to anyone, which is allowed on loopback only. The relay still listens on
-    // all addresses, so it refuses them.
+    // all addresses, so it refuses the new settings.
     fs::write(&settings, "listen = ['127.0.0.1:0']\n").unwrap();
     relay.signal(Signal::SIGHUP);
     // exact: `wait_until` repeats this read

@@ -1,4 +1,4 @@
-//! The tests of `relay` with WebTransport clients as peers, and tests of features that only those have.
+//! The tests of `relay` with WebTransport clients as peers, and tests of features that only WebTransport clients have.
 #![allow(clippy::unwrap_used)]
 
 #[path = "relay/main.rs"]

@@ -232,7 +232,7 @@ impl LiveView {
         lines
     }
 
-    /// Returns the lines of the first view: the CPUs, and the parts in the rows that are left below.
+    /// Returns the lines of the first view: the table of CPUs, and below it as many parts of the network stack as fit.
     fn overview(&mut self, cpus: TextTable, parts: TextTable, width: usize, room: usize) -> Vec<String> {
         let room_of_cpus = cpus.rows.len().min(room / 2);
         let mut lines = self.rows(cpus, width, room_of_cpus);
@@ -296,8 +296,8 @@ impl LiveView {
     }
 }
 
-/// Inserts two columns after the share of networking: the bars of the last minute, and how long the share has kept its
-/// level. `pictures` and the table's rows are both in the order of the CPUs.
+/// Inserts two columns after the share of networking: the share's bars over the last minute, and how long the share has
+/// stayed about the same. `pictures` and the table's rows are both in the order of the CPUs.
 fn add_trend(cpus: &mut TextTable, pictures: &[Picture]) {
     const AT: usize = 2;
     cpus.columns.splice(AT..AT, ["last minute", "level for"]);

@@ -46,7 +46,7 @@ pub fn report(report: &Report, width: usize) -> String {
 
 pub const NOTE_ON_POOR: &str = "~: a figure that rests on fewer than 4 samples";
 
-/// Reports whether the report has a figure that [`NOTE_ON_POOR`] explains.
+/// Reports whether a figure of the report rests on few samples and is marked with `~`, which [`NOTE_ON_POOR`] explains.
 pub fn is_poor(report: &Report) -> bool {
     tables(report, false).iter().any(TextTable::is_poor)
 }
@@ -188,7 +188,8 @@ pub fn tables(report: &Report, arguments: bool) -> Vec<TextTable> {
     ]
 }
 
-/// Returns the events that have a column: every event that programs time, and other events if they occurred.
+/// Returns the events that have a column: every event that BPF programs time, and each event that is only sampled if it
+/// occurred.
 fn columns(report: &Report) -> Vec<Event> {
     let occurred = |event: &Event| report.share_of(*event) > 0.0;
     Event::ALL

@@ -9,12 +9,12 @@ use millrace_cost::report::Report;
 const STEP: Duration = Duration::from_secs(3);
 /// Number of bars in a CPU's trend, one character each.
 const STEPS: usize = 20;
-/// Time after which a share that differs from its level becomes the new level.
+/// Time after which a changed share of a CPU counts as its new level, the share that the CPU stays close to.
 const SETTLED: Duration = Duration::from_secs(3);
-/// Largest distance of a share from its level, as a fraction of one CPU. The larger of this and [`RELATIVE_TOLERANCE`]
-/// applies.
+/// Largest distance from the level (the share that a CPU stays close to) that is no change, as a fraction of one CPU.
+/// The larger of this and [`RELATIVE_TOLERANCE`] applies.
 const TOLERANCE: f64 = 0.05;
-/// Largest distance of a share from its level, as a fraction of the level.
+/// Largest distance from the level (the share that a CPU stays close to) that is no change, as a fraction of the level.
 const RELATIVE_TOLERANCE: f64 = 0.25;
 
 #[derive(Debug, Default)]
@@ -30,9 +30,9 @@ pub struct Picture {
     pub cpu: u32,
     /// Bars of the last minute: [`STEPS`] characters, the latest last.
     pub steps: String,
-    /// Time for which the share has been near its present level.
+    /// Time for which the share has stayed about the same (its level).
     pub level: Duration,
-    /// True if the share has been at this level since the first report.
+    /// True if the share has stayed about the same since the first report.
     pub from_the_start: bool,
 }
 
@@ -61,7 +61,7 @@ impl Trend {
 struct TrendLine {
     steps: VecDeque<TrendLevel>,
     level: TrendLevel,
-    /// The candidate for the next level, while the share differs from `level`.
+    /// The share, while it differs from `level`. It becomes the new level if it lasts for [`SETTLED`].
     off: Option<TrendLevel>,
 }
 
@@ -105,8 +105,8 @@ impl TrendLine {
         }
     }
 
-    /// Handles a share that differs from the level. After [`SETTLED`] at about the same share, that becomes the new
-    /// level.
+    /// Handles a share that differs from the level. If the CPU stays at about this share for [`SETTLED`], the share
+    /// becomes the new level.
     fn leave(&mut self, now: TrendLevel) {
         let off = match self.off.take() {
             Some(mut off) if off.is_about(now.share) => {

@@ -44,7 +44,7 @@ int cost_sys_enter(__u64 *ctx)
 	cpu = this_cpu();
 	if (!call.direction || !cpu)
 		return 0;
-	/* System calls do not nest: if the task's word still has a call, the end of that call was not seen. */
+	/* System calls do not nest: if cpu->task still holds a call, the end of that call was not seen. */
 	if (POINT(cpu->task))
 		cpu->task = 0;
 	return begin(SYSTEM_CALL, call.direction, is_local(call.file));
@@ -179,7 +179,7 @@ static __always_inline void leave(struct cost_cpu *cpu, struct task_struct *task
 	}
 }
 
-/* Returns the low bits of the word of a task that enters the CPU. */
+/* Returns the event and point (low bits of cpu->task) with which a task that enters the CPU continues. */
 static __always_inline __u64 return_to(struct cost_cpu *cpu, struct task_struct *task)
 {
 	__u64 *place, kept;
@@ -262,7 +262,7 @@ int cost_sample(struct bpf_perf_event_data *ctx)
 	bring_up_to_date(cpu);
 	/* Both exchanges are full barriers: either userspace sees `writing`, or this program sees the flipped half. */
 	__sync_lock_test_and_set(&cpu->writing, 1);
-	/* After close_softirq() the softirq's word has no event: the rest of cost_softirq_exit counts for the task. */
+	/* After close_softirq(), cpu->softirq has no event: the rest of cost_softirq_exit counts for the task. */
 	event = EVENT(EVENT(cpu->softirq) ? cpu->softirq : cpu->task);
 	sample(ctx, cpu, event == COST_SOFTIRQ ? 0 : event);
 	__sync_lock_test_and_set(&cpu->writing, 0);

@@ -143,7 +143,7 @@ static __always_inline int in_local_call(void)
 	__u64 number;
 	void *regs;
 
-	/* These threads make no system calls, so their saved registers mean nothing. */
+	/* Kernel threads and io_uring's workers make no system calls, so their saved registers mean nothing. */
 	if (task->flags & (PF_KTHREAD | PF_IO_WORKER))
 		return 0;
 	regs = (void *)bpf_task_pt_regs(task);

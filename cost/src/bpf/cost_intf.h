@@ -18,7 +18,7 @@ enum cost_event {
 	COST_EVENTS = 8,  /* size of the tables; a power of two, since indexes are masked */
 };
 
-/* How a system call uses a socket, and which argument is the socket. The first six are timed. */
+/* How a system call uses a socket, and which argument is the socket. System calls with the values 1 to 6 are timed. */
 enum cost_call {
 	COST_CALL_SEND = 1, /* always a socket */
 	COST_CALL_RECEIVE = 2,
@@ -54,13 +54,13 @@ struct cost_config {
 	__u8 ring;	  /* stacks travel through the ring buffer */
 	__u8 watch;	  /* the map `watched` is used */
 	__u8 pad[2];
-	__u8 point_events[COST_POINTS];	   /* enum cost_event of each point */
-	__u8 point_arguments[COST_POINTS]; /* enum cost_argument of each point */
+	__u8 point_events[COST_POINTS];	   /* enum cost_event of each timed function */
+	__u8 point_arguments[COST_POINTS]; /* enum cost_argument of each timed function */
 	__u8 calls[COST_CALLS];		   /* enum cost_call by system call number; 0: uses no socket */
 };
 
 /* The sums and the running event of one CPU. Programs on other CPUs never write to it. Userspace writes the fields
- * marked `userspace`, and resets the words before it attaches the programs.
+ * marked `userspace`, and sets `task`, `softirq` and `base` to 0 before it attaches the programs.
  */
 struct cost_cpu {
 	/* The running event, one word per context: start in ns << 9 | point << 3 | event; 0: no timed event.
@@ -68,7 +68,7 @@ struct cost_cpu {
 	 */
 	__u64 task;
 	__u64 softirq;
-	__u64 base;	  /* low bits of the word of a thread whose whole time is one event, or 0 */
+	__u64 base;	  /* the event of a thread whose whole time is one event, else 0 */
 	__u64 softirq_ns; /* time in all softirqs, which the task clock leaves out */
 	__u64 ns[COST_EVENTS];
 	__u64 calls[COST_EVENTS];
@@ -79,14 +79,14 @@ struct cost_cpu {
 	__u64 user_samples;   /* runs of the sampler that found user mode; lost samples are not examined */
 	__u64 lost_samples;   /* samples without room in the buffer */
 	__u64 lost_stacks;    /* stacks that the kernel could not walk */
-	__u64 lost_processes; /* charges without room in `processes` */
-	__u64 lost_tasks;     /* task switches inside a call without storage for it */
+	__u64 lost_processes; /* times that `processes` had no room for a process's sums */
+	__u64 lost_tasks;     /* task switches inside a call that could not be saved in `inside` */
 	__u64 writing;	      /* 1 while the sampler may be writing to either half */
 	__u64 check_tid;      /* userspace: thread whose calls are counted in checked[] */
 	__u64 checked[COST_EVENTS]; /* calls of check_tid by event */
 	__u64 epoch;		    /* userspace: how often the programs that time events were attached */
 	__u64 hidden;		    /* userspace: 1 if processes are not charged with work on this CPU */
-	/* Runs of the programs that time events which ns[] and calls[] do not count. */
+	/* Runs of the programs at system calls and task switches, also of those that ns[] and calls[] do not count. */
 	__u64 system_calls;  /* all system calls, also those without sockets */
 	__u64 switches;	     /* task switches */
 	__u64 other_storage; /* 1 once a task had storage of other BPF programs but not of these */

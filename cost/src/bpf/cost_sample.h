@@ -60,7 +60,7 @@ static __always_inline void sample(struct bpf_perf_event_data *ctx, struct cost_
 	}
 	if (!kernel) {
 		cpu->user_samples++;
-		/* A task in user mode is in no call: if its word is open, the end of a call was lost. */
+		/* A task in user mode is in no call: if cpu->task still holds one, the end of that call was lost. */
 		if (!cpu->softirq && POINT(cpu->task))
 			cpu->task = 0;
 		event = 0;

@@ -12,7 +12,7 @@
 SEC(".rodata.config")
 const volatile struct cost_config config = {};
 
-/* CPU -> its sums, and the words of its running events. */
+/* CPU -> its sums, and its running events with their start times. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -61,7 +61,8 @@ struct {
 	__uint(max_entries, COST_WATCHED);
 } watched SEC(".maps");
 
-/* Task -> the call that it was in when it left the CPU: the low bits of its word, with cost_cpu.epoch above them. */
+/* Task -> the call that it was in when it left the CPU: event and point as in cost_cpu.task, with cost_cpu.epoch above
+ * them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -69,14 +70,16 @@ struct {
 	__type(value, __u64);
 } inside SEC(".maps");
 
-/* The layout of a word: bits 0 to 2 are the event, bits 3 to 8 the point, the rest is the start in ns. */
+/* The layout of cost_cpu.task and cost_cpu.softirq, called words: bits 0 to 2 are the event, bits 3 to 8 the point, the
+ * rest is the start in ns. */
 #define POINT_SHIFT 3
 #define TIME_SHIFT  9
 #define LOW_BITS    ((1ULL << TIME_SHIFT) - 1)
 #define EVENT(word) ((word) & (COST_EVENTS - 1))
 #define POINT(word) (((word) & LOW_BITS) >> POINT_SHIFT)
 
-/* The place where a call is timed. The word of a thread whose whole time is one event has NO_POINT. */
+/* What times the running call: programs on a function, on system calls, or on io_uring requests. A thread whose whole
+ * time is one event has NO_POINT. */
 enum point {
 	NO_POINT = 0,
 	FIRST_FUNCTION = 1,
@@ -100,7 +103,8 @@ static __always_inline __u64 task_clock(const struct cost_cpu *cpu)
 	const volatile __u64 *softirq_ns = &cpu->softirq_ns;
 	__u64 before, now;
 
-	/* A softirq between both reads would count for the task, so read again. A second one is too rare for a loop. */
+	/* A softirq between these two reads would count for the task, so repeat both once. A softirq between the
+	 * repeated reads is too rare for a loop. */
 	before = *softirq_ns;
 	now = bpf_ktime_get_ns();
 	if (before != *softirq_ns) {
@@ -115,9 +119,9 @@ static __always_inline __u64 word(__u64 clock, __u64 low)
 	return clock << TIME_SHIFT | low;
 }
 
-/* Returns the nanoseconds from the start in the word `began` to `clock`. The result is negative if an interrupt
- * reopened the word after `clock` was read: then nothing is left to count. The arithmetic shift keeps the result right
- * when the time overflows its bits.
+/* Returns the nanoseconds from the start time that is stored in `began` (a value of cpu->task) to `clock`. The result
+ * is negative if an interrupt restarted cpu->task after `clock` was read: then nothing is left to count. The arithmetic
+ * shift keeps the result right when the time overflows its bits.
  */
 static __always_inline __s64 elapsed(__u64 began, __u64 clock)
 {
@@ -132,7 +136,7 @@ static __always_inline void add(__u64 *sum, __u64 value)
 	__sync_fetch_and_add(sum, value);
 }
 
-/* Adds the time from the start in `began` to `clock` to the sum of the event in `began`. */
+/* Adds the time from the start in `began` (a value of cpu->task) until `clock` to the sum of the event in `began`. */
 static __always_inline void count_time(struct cost_cpu *cpu, __u64 began, __u64 clock)
 {
 	__s64 ns = elapsed(began, clock);
@@ -237,12 +241,12 @@ static __always_inline void make_room(const struct cost_cpu *cpu)
 /* A distance into the future that no clock reaches, in ns. An event that ends before its start counts as 0. */
 #define NOT_YET (1ULL << 53)
 
-/* Closes the task's word and opens it again with these low bits and the present time.
+/* Counts the time of the event in cpu->task, and starts the event and point in `low` at the present time.
  *
- * The caller may be preempted between reading the clock and storing the word. The time of other tasks that run then
- * must not count as its own. So the word that is stored first starts far in the future, and closing it counts
- * nothing. A task switch and the sampler close it and open it again with the right time. The compare-and-swap stores
- * the time read here only if neither did.
+ * The caller may be preempted between reading the clock and storing cpu->task. The time of other tasks that run then
+ * must not count as the caller's. So the start that is stored first is far in the future, and nothing is counted from
+ * it. A task switch or the sampler replaces it by the right time. The compare-and-swap stores the time read here only
+ * if neither has done so.
  */
 static __always_inline void reopen(struct cost_cpu *cpu, __u64 low)
 {
@@ -262,10 +266,10 @@ static __always_inline int is_preemptible(enum point point)
 
 /* Begins to time a call that sends or receives. `local` is true on an AF_UNIX or netlink socket.
  *
- * The task's word is 0, or open: then it has an event and its start. begin() opens the word for the outermost call
- * only, so nested calls need no depth. end() closes it and adds the time to the event's sum. In between, a task switch
- * closes the word of the task that leaves the CPU and saves its low bits in `inside`. When that task returns, its word
- * is opened again from there.
+ * cpu->task is 0, or the task's running event with its start. begin() sets cpu->task for the outermost call only, so
+ * nested calls need no depth. end() clears cpu->task and adds the time to the event's sum. In between, a task switch
+ * clears cpu->task, and saves the event and point of the task that leaves the CPU in `inside`. When that task returns
+ * to a CPU, its event continues from there.
  */
 static __always_inline int begin(enum point point, __u64 direction, int local)
 {
@@ -296,8 +300,8 @@ static __always_inline int begin(enum point point, __u64 direction, int local)
 	return 0;
 }
 
-/* Ends the running call if its point is from `first` to `last`. A thread whose whole time is one event continues that
- * event.
+/* Ends the running call if it is timed at one of the points from `first` to `last`. A thread whose whole time is one
+ * event continues that event.
  */
 static __always_inline int end(enum point first, enum point last)
 {

@@ -94,7 +94,8 @@ static struct task tasks[2];
 static struct task *current;
 static __u64 now;
 
-/* The kind of interruption, the number of clock readings before it, and whether it comes after that reading. */
+/* The kind of interruption, the number of the clock reading at which it comes, and whether it comes after or before
+ * that reading. */
 static enum { NOTHING, PREEMPTION, SAMPLER } intruder;
 static int reading, behind;
 

@@ -1,4 +1,5 @@
-//! Attaches the programs that time events, and checks with trial calls that each way to send or receive is counted.
+//! Attaches the programs that time events, and checks with trial calls that each system call and request that sends or
+//! receives is counted.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -10,20 +11,20 @@ use super::sockets::{self, SocketPair};
 use super::ways::{SocketCall, WAYS};
 use super::{CostPrograms, load};
 
-/// A way to send or receive that is not timed on this kernel.
+/// A system call or request (AIO, io_uring) that sends or receives, but is not timed on this kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingPoint {
-    /// The event whose time does not include this way.
+    /// The event whose time does not include this system call or request.
     pub event: KernelEvent,
-    /// The way's name: a system call or request.
+    /// Name of the system call or request.
     pub what: &'static str,
-    /// The reason why this way is not timed, as text.
+    /// The reason why this system call or request is not timed.
     pub reason: String,
 }
 
 impl CostPrograms {
-    /// Attaches the programs that time events. Makes a trial call for each way to send or receive, and returns the ways
-    /// whose call was not counted.
+    /// Attaches the programs that time events. Makes a trial call of each system call and request that sends or
+    /// receives, and returns those that were not counted.
     pub fn attach(&mut self) -> Result<Vec<MissingPoint>, Error> {
         self.forget_the_past();
         for (tracepoint, program) in self.tracepoints.iter().copied() {
@@ -48,7 +49,8 @@ impl CostPrograms {
         self.attached.clear();
     }
 
-    /// Discards the events and charges that were open when the programs were detached: their ends were not seen.
+    /// Discards the events that were running when the programs were detached, since their ends were not seen. Discards
+    /// time that no process was charged with.
     fn forget_the_past(&self) {
         for cpu in self.all_cpus() {
             cpu.epoch.fetch_add(1, Ordering::Relaxed);
@@ -59,7 +61,8 @@ impl CostPrograms {
         }
     }
 
-    /// Attaches to one candidate function after another until a trial call of this way is counted exactly once.
+    /// Attaches to one candidate function after another until a trial call of this system call or request is counted
+    /// exactly once.
     fn attach_way(&mut self, way: &SocketCall, sockets: &SocketPair) -> Result<(), String> {
         if self.method == Some(TimingMethod::SystemCalls) {
             return match way.beyond_system_calls() {
@@ -89,14 +92,14 @@ impl CostPrograms {
         }
     }
 
-    /// Attaches both programs to a function. They stay attached even if this way does not use the function, since
-    /// another way may.
+    /// Attaches the programs for the function's entry and exit. They stay attached even if the present trial call does
+    /// not use the function, since other calls may.
     fn attach_point(&mut self, number: usize) -> Result<(), String> {
         let Some(point) = self.points.get(number).copied() else { return Err(String::new()) };
         if let Some(known) = self.attached.get(point.function) {
             return known.clone();
         }
-        // The program at the function's exit first: an event that began without it would never end.
+        // Attach the program at the function's exit first: an event that began without this program would never end.
         let done = ["cost_end", "cost_begin"].into_iter().try_for_each(|program| {
             let link = self.object.program_by_name(&format!("{program}_{number}"))?.attach_trace();
             self.probes.push(link.map_err(|source| Error::Function { function: point.function, source })?);

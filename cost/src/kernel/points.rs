@@ -90,7 +90,7 @@ fn all() -> Vec<TimedFunction> {
     points
 }
 
-/// Returns a byte for each point, in the form of the programs' configuration.
+/// Returns the value of `byte` for each timed function, as an array for the BPF programs' configuration.
 pub(super) fn bytes_of_points(
     points: &[TimedFunction],
     byte: impl Fn(&TimedFunction) -> u8,
@@ -134,8 +134,8 @@ mod tests {
         assert!(all().len() <= POINTS, "{}", all().len());
     }
 
-    /// Compares each socket's position with the kernel's BTF. With a wrong position, a program would read other memory
-    /// as a socket.
+    /// Compares the type of the argument in which each function gets its socket with the kernel's BTF. At a wrong
+    /// argument, a program would read other memory as a socket.
     #[test]
     fn socket_argument_positions_match_kernel_btf() {
         let kernel = RunningKernel::read().expect("BTF");

@@ -12,9 +12,9 @@ use super::sockets::SocketPair;
 /// The shortest durations of this thread's calls, in nanoseconds. Other load hardly changes a minimum.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CallTimes {
-    /// A call that sends or receives.
+    /// Duration of a call that sends or receives.
     pub socket_ns: f64,
-    /// A call that uses no socket.
+    /// Duration of a call that uses no socket.
     pub other_ns: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Makes trial calls: one for every way to send or receive on a socket.
+//! Makes trial calls: one for every system call and request that sends or receives on a socket.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Seek, SeekFrom, Write};

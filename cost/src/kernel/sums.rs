@@ -16,7 +16,8 @@ pub struct CpuSums {
     pub lost_stacks: u64,
     /// Times that a process was not charged because the table of processes was full.
     pub lost_processes: u64,
-    /// Task switches inside a call that was lost, because no memory was allocated to save it.
+    /// Number of task switches inside a call after which the call was no longer timed, since no memory was allocated to
+    /// save its state.
     pub lost_tasks: u64,
     pub(super) other_softirqs: u64,
     pub(super) system_calls: u64,

@@ -9,22 +9,23 @@ use std::io;
 use super::config::KernelEvent;
 use super::sockets::{BYTES, SocketPair};
 
-/// A way to send or receive on a socket.
+/// A system call or a request (AIO, io_uring) that sends or receives on a socket.
 #[derive(Clone, Copy)]
 pub struct SocketCall {
     /// Name of the system call, or of the request of AIO or io_uring.
     pub name: &'static str,
-    /// The event that the way counts for.
+    /// The event that the system call or request counts for.
     pub event: KernelEvent,
-    /// Kernel functions where the way may be timed, best first. Functions that several ways share come first, since
-    /// calls on the kernel's own sockets use them too. A trial call shows which function this kernel really uses.
+    /// Kernel functions where the system call or request may be timed, best first. Functions that several system calls
+    /// share come first, since calls on the kernel's own sockets use them too. A trial call shows which function this
+    /// kernel really uses.
     pub(super) functions: &'static [&'static str],
-    /// Makes a trial call of this way, and returns the number of bytes sent or received.
+    /// Makes a trial call of this system call or request, and returns the number of bytes sent or received.
     call: fn(&SocketPair) -> io::Result<usize>,
 }
 
 impl SocketCall {
-    /// Returns the reason why this way cannot be timed at system calls, or `None` if it can.
+    /// Returns the reason why this call cannot be timed by programs on system calls, or `None` if it can.
     pub(super) fn beyond_system_calls(&self) -> Option<&'static str> {
         self.name.starts_with("aio ").then_some(
             "io_submit takes requests for all kinds of files together, so its time is not that of a socket call",
@@ -71,7 +72,7 @@ const fn receive(
     SocketCall { name, event: KernelEvent::Receive, functions, call }
 }
 
-/// The known ways in the order of their trial calls.
+/// The known system calls and requests that send or receive, in the order of their trial calls.
 pub const WAYS: [SocketCall; 23] = [
     send("io_uring send", &["sock_sendmsg", "io_send"], SocketPair::uring_send),
     send(

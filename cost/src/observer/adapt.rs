@@ -10,7 +10,7 @@ use crate::choice::{MethodChoice, MethodStep, TRIAL, TimingBudget};
 use crate::report::Auto;
 use crate::share::{ns, rounded};
 
-/// The time in ns that the programs add to each call.
+/// The time in ns that the observer's BPF programs add to each call.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct CallPrices {
     timed_ns: f64,
@@ -83,8 +83,8 @@ impl AdaptiveSampling {
         step
     }
 
-    /// Records whether the programs were attached for a trial: `begun` has the sums at the start of the trial, or
-    /// `None` if attaching failed.
+    /// Records whether the programs were attached for a trial: `begun` contains the kernel's sums at the start of the
+    /// trial, or `None` if attaching failed.
     pub fn tried(&mut self, begun: Option<Vec<CpuSums>>) {
         let now = Instant::now();
         self.choice.tried(now, begun.is_some());
@@ -132,7 +132,8 @@ pub(super) struct Frequency {
     interrupt: Option<Duration>,
 }
 
-/// The lowest frequency that is chosen automatically. Fewer samples would show too little.
+/// The lowest frequency that is chosen automatically. With fewer samples, the parts of an event would have too wide
+/// margins of error.
 const LEAST_HZ: u32 = 100;
 
 impl Frequency {
@@ -140,7 +141,8 @@ impl Frequency {
         Self { hz, lowered_from_hz: None, interrupt: None }
     }
 
-    /// Halves `hz` until the interrupts take at most half of the budget. Most machines do not need that.
+    /// Halves `hz` until the sampling interrupts take at most half of the CPU time budget. Most machines do not need
+    /// that.
     pub fn within(budget: TimingBudget, hz: u32) -> io::Result<Self> {
         Ok(Self::with(budget, hz, interrupt_time()?))
     }

@@ -32,7 +32,7 @@ pub(super) struct ProcessCosts {
     cost: TaskCost,
 }
 
-/// Adds the sampled costs of processes, each with its number, its cgroup and the name of a thread.
+/// Adds the sampled costs of processes, each with its PID, its cgroup and the name of a thread.
 pub(super) fn add_sampled(
     taken: &mut Vec<ProcessCosts>,
     sampled: impl Iterator<Item = ((u32, u64), String, TaskCost)>,
@@ -40,7 +40,7 @@ pub(super) fn add_sampled(
     let mut places: HashMap<(u32, u64), usize> =
         taken.iter().zip(0..).map(|(of, at)| ((of.pid, of.cgroup), at)).collect();
     for ((pid, cgroup), name, cost) in sampled {
-        // Processes outside of the PID namespace all have the number 0, so they are not combined.
+        // Processes outside of the PID namespace all have the PID 0, so their entries are not combined.
         let known = places.get(&(pid, cgroup)).filter(|_| pid > 0).and_then(|at| taken.get_mut(*at));
         match known {
             Some(of) => of.cost.add(&cost),
@@ -53,8 +53,8 @@ pub(super) fn add_sampled(
 }
 
 impl Processes {
-    /// Returns the processes with new figures, and the IDs of exited processes, whose entries the kernel's table no
-    /// longer needs.
+    /// Returns the processes whose sums have grown since the last report, and the IDs of exited processes, whose
+    /// entries the kernel's table no longer needs.
     pub fn read(&mut self, sums: Vec<kernel::ProcessSums>) -> (Vec<ProcessCosts>, Vec<ProcessId>) {
         let mut taken = Vec::new();
         let mut forget = Vec::new();

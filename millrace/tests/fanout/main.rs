@@ -169,7 +169,8 @@ fn malformed_requests_get_no_answer() {
     assert_eq!(client.answer(1).what, RequestOutcome::Refused { why: RequestRefusal::Unknown, seconds: 0 });
 }
 
-/// The kernel checks the lease's time itself, so a fan-out process that hangs forwards nothing after the lease.
+/// The kernel itself checks when a receiver's lease (the time for which it requested the stream) ends. Even if the
+/// fan-out process hangs, nothing is forwarded after the lease.
 #[test]
 fn kernel_stops_sending_when_the_lease_expires() {
     if !root("kernel_stops_sending_when_the_lease_expires") {

@@ -260,7 +260,8 @@ fn block_and_allow_change_the_lists() {
     }
 }
 
-/// The gate attaches to the interface again after every kind of change, and logs what happened.
+/// The gate stays attached when its interface is renamed or set down. It attaches again when the interface is replaced
+/// or the program is detached, and logs what happened.
 #[tokio::test(flavor = "multi_thread")]
 async fn interface_that_returns_is_guarded_again() {
     if !is_root() {
@@ -333,7 +334,7 @@ async fn interface_that_returns_is_guarded_again() {
     until("the interface guarded again", &|it| it.attached && it.trouble.is_none() && it.reattached == 3);
     assert!(site.is_guarded());
 
-    // The gate on the new interface must work, track answers, and count the changes in its metrics.
+    // The gate on the new interface must work, track answers, and count the changes of its interface in its metrics.
     let first = site.connect(LONG).await.unwrap();
     hello(&first).await;
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);

@@ -64,7 +64,7 @@ fn rule(side: &str, agree: &str) -> String {
 const BOUND: &str = "\"bound\"";
 
 fn peer(daemon: &GraftProcess<'_>) -> GraftPeerStatus {
-    // exact: callers repeat this read until it is as expected, or expect no change
+    // exact: callers repeat this read until the value is as expected, or expect no change
     daemon.status().peers.remove(0)
 }
 
@@ -124,7 +124,7 @@ fn agreement_lasts_until_one_daemon_ends() {
         (false, false),
         "a connection was set although the peer has no daemon"
     );
-    assert_eq!(near.status().outcomes["unbound"], 1); // exact: the kernel counts while connect() runs
+    assert_eq!(near.status().outcomes["unbound"], 1); // exact: the kernel counts the outcome while connect() runs
     let absent = wait_for_state(&near, "absent");
     assert!(absent.detail.contains("no daemon of grafts answers on 10.96.0.1:9187"), "{absent:?}");
     drop(listener_before);
@@ -233,7 +233,8 @@ fn stripped_tcp_option_is_reported_as_a_downgrade() {
     let far = GraftProcess::start_on(&site, 1);
     let listener = site.listen();
     for daemon in [&near, &far] {
-        // The agreement's own connection counts as the first downgrade.
+        // The middlebox also strips the option from the connection over which the daemons agree, so this connection
+        // counts as the first downgrade.
         let is_agreed = |peer: &GraftPeerStatus| peer.downgrades > 0 && peer.state == "agreed";
         let first = wait_for_peer(daemon, "downgrade", is_agreed);
         assert_eq!(first.path.options, Some(false), "{first:?}");

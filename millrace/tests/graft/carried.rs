@@ -50,7 +50,7 @@ pub fn rule(side: &str, port: u16) -> String {
 }
 
 pub fn carry(daemon: &GraftProcess<'_>) -> CarryStatus {
-    // exact: callers repeat this read until it is as expected, or expect no change
+    // exact: callers repeat this read until the value is as expected, or expect no change
     daemon.status().carry.unwrap()
 }
 
@@ -387,8 +387,8 @@ fn strict<'a>(site: &'a GraftSite) -> [GraftProcess<'a>; 2] {
     [near, far]
 }
 
-/// Returns how many connections whose SYN was held back had this verdict. The kernel counts them as packets arrive, so
-/// callers wait.
+/// Returns how many connections whose SYN was held back had this verdict. The kernel counts these connections when
+/// further packets arrive, so callers wait for the number.
 fn held(daemon: &GraftProcess<'_>, verdict: &str) -> u64 {
     carry(daemon).held[verdict]
 }

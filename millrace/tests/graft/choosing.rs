@@ -43,7 +43,7 @@ fn rule(tier: &str) -> String {
 }
 
 fn selection(daemon: &GraftProcess<'_>) -> SelectionStatus {
-    // exact: callers repeat this read until it is as expected, or expect no change
+    // exact: callers repeat this read until the value is as expected, or expect no change
     daemon.status().selection.unwrap()
 }
 
@@ -221,7 +221,7 @@ fn at_most_two_percent_of_connections_explore_another_arm() {
             assert_eq!((told.why.as_str(), &told.arm), ("explored", &used), "{told:?}");
             assert!(daemon.succeed(&["why", &format!("{} {}", ends[0], ends[1])]).contains("to find out"));
         }
-        // The limit also counts connections before the loop, of which there was at least one.
+        // The daemon's limit of explorations also counts connections before the loop, of which there was at least one.
         assert!(explored * 100 <= (connections + 1) * 2, "{explored} of {connections}");
     }
     let now = selection(&daemon);

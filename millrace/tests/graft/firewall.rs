@@ -16,8 +16,8 @@ use crate::{
     site::{CLIENT, CLIENT6, GraftProcess, GraftSite, LONG, PORT, SERVER, SERVER6, inside, wait_until},
 };
 
-/// Ports of tunnelled connections, one for each case. A server that was refused is avoided for a while, so ports are
-/// not used twice.
+/// Ports of tunnelled connections, one for each test case. A server that was refused is avoided for a while, so ports
+/// are not used twice.
 const PORTS: std::ops::RangeInclusive<u16> = PORT..=PORT + 99;
 /// Time that a test waits to see that nothing happens.
 const SHORT: Duration = Duration::from_millis(200);
@@ -260,8 +260,8 @@ fn firewalls_filter_ipv6_and_strict_connections() {
     );
 }
 
-/// Firewall rules of these kinds match more than a connection's SYN and SYN-ACK. While such a rule exists, connections
-/// are plain TCP from the start, and the status of the rule's host names the rule.
+/// Firewall rules about lengths, rates, counts, DSCP or cgroups match more than a connection's SYN and SYN-ACK. While
+/// such a rule exists, connections are plain TCP from the start, and the status of the rule's host names the rule.
 #[test]
 fn firewall_rules_beyond_connection_setup_disable_tunnelling_and_are_named() {
     let Some(site) = GraftSite::new("plain") else { return };

@@ -519,7 +519,7 @@ fn gateway_serves_a_recreated_interface() {
 
 /// Returns the processes whose parent is the daemon.
 fn children(daemon: &GraftProcess<'_>) -> Vec<i32> {
-    // exact: callers repeat this read until it is as expected
+    // exact: callers repeat this read until the value is as expected
     let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
     let text =
         tasks.map(|task| fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default());
@@ -568,11 +568,11 @@ fn gateway_leaves_no_rules_however_it_ends() {
     // The far daemon has kept its end of the connection, since another carrier might have resumed it.
     is_reset(later);
 
-    // The keeper (the process that removes a killed gateway's rules) is killed first, and then the daemon.
+    // The watchdog process (keeper), which removes a killed gateway's rules, is killed first, and then the daemon.
     let near = GraftProcess::start_on(&sites.site, 0);
     let keeper = wait_until("its keeper", || children(&near), |all| all.len() == 1)[0];
     let keeper = nix::unistd::Pid::from_raw(keeper);
-    // The daemon is paused, so that it cannot start another keeper before it is killed itself.
+    // The daemon is paused, so that it cannot start another watchdog process before it is killed itself.
     near.pause();
     nix::sys::signal::kill(keeper, nix::sys::signal::Signal::SIGKILL).unwrap();
     near.kill();

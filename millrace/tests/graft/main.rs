@@ -53,7 +53,7 @@ fn graft_rule_is_applied_swapped_explained_and_removed() {
     let (near, far) = site.connect(&listener);
     assert_eq!(congestion(&near), "mr_hybla");
     assert_eq!(congestion(&far), default);
-    let status = daemon.status(); // exact: the kernel counts while connect() runs
+    let status = daemon.status(); // exact: the kernel counts the outcome while connect() runs
     assert_eq!(status.outcomes["one-sided"], 1);
     assert_eq!((status.loaded.len(), status.loaded[0].connections), (1, 1));
     assert_eq!(status.rules[0].congestion.as_deref(), Some("mr_hybla"));

@@ -107,7 +107,7 @@ impl<'a> MessageHost<'a> {
         self.status().peers[0].lent // exact: callers repeat this read until the value is as expected
     }
 
-    /// Returns the process ID of the daemon's part for sessions.
+    /// Returns the process ID of the daemon's child process (part) that handles sessions.
     pub fn part(&self) -> u32 {
         crate::site::part(&self.verb(&["status", "--json"]).1, "sessions")
     }
@@ -418,7 +418,8 @@ pub fn raw(site: &GraftSite, side: usize, service: &str) -> (control::ControlEnd
     (control, socket.into())
 }
 
-/// Garbage arrives at the daemon's socket, and in a session from an end that has agreed. Both must continue.
+/// Garbage arrives at the daemon's socket, and in a session from a peer with a valid key. The daemon and the session
+/// must continue.
 #[test]
 fn garbage_messages_are_ignored() {
     use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType, connect, send, socket as make};
@@ -432,7 +433,8 @@ fn garbage_messages_are_ignored() {
         send(&one, record, SendFlags::empty()).unwrap();
         kept.push(one);
     }
-    // A user opens more connections to the daemon than its share. The daemon closes those beyond the share.
+    // A user opens more connections to the daemon than the limit per user. The daemon closes the connections beyond the
+    // limit.
     kept.extend((0..200).map(|_| {
         let one = make(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
         let _ = connect(&one, &address);

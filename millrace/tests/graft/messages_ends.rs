@@ -158,12 +158,12 @@ fn killed_watchdog_process_is_replaced() {
     kill(first, Signal::SIGKILL).unwrap();
     wait_for("another keeper", || near_host.log().contains("another one is started"));
     wait_until("another process", || keeper_of(&near_host), |keeper| *keeper != first);
-    // The daemon gives the new keeper all sockets before it answers this request.
+    // The daemon gives the new watchdog process all sockets before it answers this request.
     let _ = near_host.lent();
     near.send(SECRET).unwrap();
     assert_eq!(message(&mut far), SECRET);
     // After the daemon's death, datagrams sent without the library must be encrypted until sending fails, as with the
-    // first keeper.
+    // first watchdog process.
     let capture = InterfaceCapture::new(&site, 0);
     let sender = thread::spawn(move || {
         let mut sent = 0_u64;
@@ -212,7 +212,7 @@ fn library_without_daemon_and_watchdog_sends_nothing() {
     );
 }
 
-/// Returns the keeper process that the daemon's part for sessions has started.
+/// Returns the watchdog process (keeper), a child of the daemon's process for sessions.
 fn keeper_of(host: &MessageHost<'_>) -> nix::unistd::Pid {
     let daemon = host.part().to_string();
     wait_for("its keeper", || {

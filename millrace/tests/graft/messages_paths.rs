@@ -13,7 +13,7 @@ use millrace_messages::Session;
 use crate::messages::{GRAFTS, MessageHost, message, pair, wait_for_keys};
 use crate::site::{GraftSite, inside, ip, wait_for, wait_until};
 
-/// Weight of a path whose whole capacity is used.
+/// The largest weight of a path. It means that the path's share of the session's packets is not reduced.
 const WEIGHT_MOST: u32 = 16;
 
 #[derive(Clone, Copy)]
@@ -116,7 +116,7 @@ fn start<'a>(site: &'a GraftSite, side: usize, family: PathFamily, more: &str) -
 /// Returns the paths of the session that has sent most packets.
 fn paths(host: &MessageHost<'_>) -> Vec<PathStatus> {
     let busiest = |session: &SessionStatus| session.paths.iter().map(|path| path.sent).sum::<u64>();
-    // exact: callers repeat this read until it is as expected, or know what has arrived
+    // exact: callers repeat this read until the value is as expected, or know what has arrived
     host.status().sessions.into_iter().max_by_key(busiest).unwrap().paths
 }
 

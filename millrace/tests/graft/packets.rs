@@ -217,7 +217,7 @@ fn sessions_go_over_protocol_253_when_both_ends_say_so() {
     }
 }
 
-/// Writes a function that counts packets, in one of two versions, into a host's pool.
+/// Writes a graft that counts packets, in version 1 or 2, into a host's directory of grafts.
 fn put_tally(site: &GraftSite, side: usize, version: usize) {
     let pool = site.path(&format!("pool{side}"));
     fs::create_dir_all(&pool).unwrap();

@@ -1,5 +1,5 @@
-//! Tests of carriers over TCP and MPTCP, and of changes from one kind of carrier to another. Connections must keep the
-//! same promises, with no byte lost, repeated or out of order.
+//! Tests of carriers over TCP and MPTCP, and of changes from one kind of carrier to another. With every kind of
+//! carrier, no byte of a connection may be lost, repeated or out of order.
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},
@@ -32,7 +32,8 @@ const CLIENT2: &str = "10.97.0.2";
 /// A second address of the server on the first link.
 const SERVER3: &str = "10.96.0.3";
 
-/// Starts both daemons with these kinds of carriers. Does not wait until a carrier is established.
+/// Starts both daemons. `carriers` is the TOML value of the setting `carrier`. Does not wait until a carrier is
+/// established.
 fn started<'a>(site: &'a GraftSite, carriers: &str, more: &str) -> [GraftProcess<'a>; 2] {
     let known = keys(site);
     let with = |text: String| text.replace("[carry]", &format!("[carry]\ncarrier = {carriers}"));
@@ -632,7 +633,7 @@ fn connection_resumed_before_its_server_is_reached_is_opened_once() {
     drop(tls);
     let (mut tls, mut decoder) = greeted(&site, 7);
     say(&mut tls, &CarryFrame::Resume { id: 1, received: 0 });
-    thread::sleep(Duration::from_millis(200)); // exact: in this time the daemon would refuse an unknown connection
+    thread::sleep(Duration::from_millis(200)); // exact: the daemon would refuse an unknown connection within this pause
     drop(listener.accept().unwrap());
     let CarryFrame::Accepted { received } = next_word(&mut tls, &mut decoder) else { panic!("not resumed") };
     let rest = b"once".get(received as usize..).unwrap();

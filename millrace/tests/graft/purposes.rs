@@ -109,7 +109,7 @@ fn rules_match_commands_and_cgroups_on_the_same_port() {
 }
 
 fn purpose(daemon: &GraftProcess<'_>, command: &str) -> Option<PurposeStatus> {
-    // exact: callers repeat this read until it is as expected
+    // exact: callers repeat this read until the value is as expected
     daemon.status().purposes.into_iter().find(|it| it.port == PORT && it.command == command)
 }
 

@@ -304,11 +304,11 @@ pub fn pause(process: u32) {
 /// in a container without an init process nobody reaps it.
 pub fn has_ended(process: u32) -> bool {
     let is_over = |task: std::io::Result<fs::DirEntry>| {
-        // exact: callers repeat this check until it is as expected
+        // exact: callers repeat this check until the process has ended
         let stat = task.and_then(|task| fs::read_to_string(task.path().join("stat"))).unwrap_or_default();
         stat.is_empty() || stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z'))
     };
-    // exact: callers repeat this check until it is as expected
+    // exact: callers repeat this check until the process has ended
     let tasks = format!("/proc/{process}/task");
     fs::read_dir(tasks).map_or_else(|error| error.kind() == ErrorKind::NotFound, |mut all| all.all(is_over))
 }
@@ -353,7 +353,7 @@ pub struct GraftProcess<'a> {
     site: &'a GraftSite,
     side: usize,
     process: Child,
-    /// Process ID of the part that is paused; 0 if none is.
+    /// ID of the daemon's child process that is paused; 0 if none is paused.
     paused: Cell<u32>,
 }
 
@@ -394,7 +394,7 @@ impl<'a> GraftProcess<'a> {
         daemon
     }
 
-    /// Returns the process ID of the daemon's part `grafts`, which most tests are about.
+    /// Returns the ID of the daemon's child process (part) `grafts`, which most tests are about.
     pub fn pid(&self) -> u32 {
         part(&self.succeed(&["status", "--json"]), "grafts")
     }

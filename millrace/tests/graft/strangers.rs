@@ -29,15 +29,15 @@ use crate::{
     },
 };
 
-/// A user passes sockets to the daemon whose close takes an hour (SO_LINGER): in a record that the daemon reads, in one
-/// that it does not read, and beyond the user's limit.
+/// A user passes sockets whose close takes an hour (SO_LINGER) to the daemon: in a message that the daemon reads, in
+/// one that it never reads, and over more connections than a user may have.
 #[test]
 fn lingering_sockets_of_users_delay_nobody() {
     let Some(site) = GraftSite::new("linger") else { return };
     let [mut near, _far] = hosts(&site, "");
     let mut kept = Vec::new();
-    // The daemon's part is stopped while the test closes its own descriptor, so that the part's descriptor is the last
-    // one. Otherwise the test's own close would linger.
+    // The daemon's process for sessions is stopped while the test closes its own descriptor, so that the daemon's
+    // descriptor is the last one. Otherwise the test's own close would linger.
     let pass = |near: &MessageHost<'_>, connections: usize, records: usize| {
         let part = near.part();
         pause(part);
@@ -54,7 +54,8 @@ fn lingering_sockets_of_users_delay_nobody() {
         wait_until("answers", || near.verb(&["sessions", "status"]), |(done, _)| *done);
         passed
     };
-    // The records are garbage. The first one ends the connection, and the others are never read.
+    // The messages are garbage. The first message makes the daemon close the connection, and later messages are never
+    // read.
     for records in [1, 3] {
         kept.extend(pass(&near, 2, records));
         for _ in 0..5 {
@@ -66,7 +67,7 @@ fn lingering_sockets_of_users_delay_nobody() {
         here.send(b"goes on").unwrap();
         assert_eq!(crate::messages::message(&mut there), b"goes on");
     }
-    // The user opens more connections than it may have, so the daemon closes some.
+    // The user opens more connections than the daemon allows for each user, so the daemon closes some.
     for _ in 0..3 {
         kept.extend(pass(&near, 40, 1));
         let (done, said) = near.verb(&["sessions", "status"]);
@@ -147,8 +148,8 @@ fn has_sctp(test: &str) -> bool {
     is_there
 }
 
-/// The settings name an address of the peer's host. Strangers connect all the time, and send just enough to stay in the
-/// daemon's table. The peer's carrier must be established nevertheless.
+/// The settings name an address of the peer's host. Strangers connect all the time, and send just enough to keep their
+/// handshakes, whose number the daemon limits, open. The peer's carrier must be established nevertheless.
 fn peer_is_warm_while_strangers_stall(kind: CarrierKind) {
     let Some(site) = GraftSite::new(&format!("stall-{}", kind.name())) else { return };
     if kind == CarrierKind::Sctp && !has_sctp("sctp_tunnel_of_a_peer_is_established_while_strangers_stall") {

@@ -101,7 +101,7 @@ fn aborted_stream_reports_no_regular_end() {
     let mut got = [0; 13];
     far.read_exact(&mut got).unwrap();
     assert_eq!(&got, b"the beginning");
-    // Dropping the end without closing it acts like the death of its process.
+    // Dropping the sender's end of the stream without closing it acts like the death of its process.
     drop(near);
     let error = far.read(&mut got).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");

@@ -44,7 +44,7 @@ fn catalog(relay: &InteropRelay) -> Vec<(String, u64, u64)> {
     json["tracks"].as_array().unwrap().iter().map(track).collect()
 }
 
-/// A ladder whose input is held back until the players have joined.
+/// A publisher of three renditions (ladder) whose input is held back until the players have joined.
 struct HeldLadder {
     clips: [InteropClip; 3],
     publisher: InteropProcess,

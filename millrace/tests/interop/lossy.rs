@@ -1,4 +1,4 @@
-//! Tests of the same media over links that lose packets, and between hosts whose addresses change.
+//! Tests of media over links that lose packets, and between hosts whose addresses change.
 
 use std::{net::Ipv4Addr, time::Duration};
 

@@ -27,7 +27,8 @@ fn sound_and_video_arrive_unchanged() {
     relay.assert_forwarded();
 }
 
-/// Each group has two streams, which the player writes in one order.
+/// The publisher sends each group of the video as two streams. The player must put the frames of both back into their
+/// original order.
 #[test]
 fn key_frames_and_deltas_arrive_as_one_track() {
     needs!(Ffmpeg);
@@ -42,7 +43,7 @@ fn key_frames_and_deltas_arrive_as_one_track() {
     assert_same_streams(&player.finish(), clip);
 }
 
-/// Each sample is an object. The player makes fragments of the samples again.
+/// Each object is one media sample. The player must assemble the samples into MP4 fragments again.
 #[test]
 fn loc_arrives_as_the_samples_that_went_in() {
     needs!(Ffmpeg);

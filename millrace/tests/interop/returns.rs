@@ -8,7 +8,7 @@ use super::{
     relay::InteropRelay,
 };
 
-/// Number of fragments in two and a half groups.
+/// Number of fragments in two and a half groups, after which the publisher is killed.
 const BEFORE: usize = 2 * GROUP + GROUP / 2;
 
 /// A restarted moq-pub numbers its groups from 0 again. Over QUIC moq-sub ends its session when a stream is reset, so

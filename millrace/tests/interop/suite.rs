@@ -6,7 +6,7 @@ use super::{
     relay::InteropRelay,
 };
 
-/// Number of cases in version 0.2.0.
+/// Number of conformance cases in version 0.2.0 of `moq-test-client`.
 const CASES: usize = 18;
 
 /// Cases that fail if a datagram is lost. Any of the three processes may drop one on a busy machine.

@@ -96,8 +96,8 @@ fn detached_program_defers_no_packet() {
     assert_forwarded(&status, 20 * OF_A_GROUP);
 }
 
-/// The relay keeps stream openings prepared for the kernel. This must not keep the engine's thread awake while no media
-/// arrives.
+/// The relay prepares streams to subscribers in advance, so that the kernel can open them. This must not keep the
+/// engine's thread awake while no media arrives.
 #[test]
 fn engine_sleeps_while_nothing_is_published() {
     needs_root!(engine_sleeps_while_nothing_is_published);

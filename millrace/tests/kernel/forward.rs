@@ -57,7 +57,7 @@ fn kernel_forwards_across_key_updates_by_every_side() {
         let ends = [&cast.publisher, &cast.subscribers[0]].map(|peer| peer.session.connection().clone());
         let show = GroupStream { groups: 30, objects: 20, ..SHOW };
         // A key update by the publisher changes the keys of incoming packets, and one by the subscriber makes the relay
-        // update its own.
+        // update the keys with which it sends.
         let status = play(&net, cast, &show, |group| ends[group as usize % 2].force_key_update());
         assert_forwarded(&status, show.groups * OF_A_GROUP);
     }

@@ -32,8 +32,8 @@ struct Holes {
 }
 
 impl Holes {
-    /// Number of STREAM frames forwarded after a gap from which the test concludes that the kernel continued the
-    /// stream.
+    /// If the kernel forwards at least this number of STREAM frames after a gap, the test counts the stream as
+    /// continued.
     const GOOD: u64 = 10;
 
     fn look(&mut self, status: &Status) {

@@ -254,7 +254,7 @@ impl<'a> RelayProcess<'a> {
     }
 
     fn engine(&self) -> Option<millrace_relay_daemon::status::EngineStatus> {
-        // exact: callers repeat this read, or have waited for the state
+        // exact: callers repeat this read, or have waited for the expected state
         let (_, body) = self.node.enter(|| fetch(HTTP.parse().unwrap(), "/status", None)).unwrap().ok()?;
         Some(serde_json::from_str::<Status>(&body).unwrap().relay.engine)
     }
@@ -270,7 +270,7 @@ impl<'a> RelayProcess<'a> {
 
 impl Drop for RelayProcess<'_> {
     fn drop(&mut self) {
-        let _ = self.child.kill(); // it may have ended
+        let _ = self.child.kill(); // the process may already have ended
         let _ = self.child.wait();
         show_log_on_panic("relay", &self.dir.path().join("log"));
     }

@@ -134,7 +134,7 @@ impl KernelNetwork {
 pub fn configure(lab: &Lab, change: impl FnOnce(&mut Config)) -> Config {
     let node = lab.node("relay").unwrap();
     let addr = SocketAddr::new(node.addr_v4().into(), PORT);
-    // Lateness depends on the machine's load, so no media is dropped for it.
+    // How late media is depends on the machine's load, so no media is dropped for being late.
     let max_delay = Some("off".parse().unwrap());
     let listen = Some(vec![addr.into()]);
     let settings = Settings { listen, public: Some(true), max_delay, ..Settings::default() };

@@ -17,7 +17,8 @@ use crate::{
     peer::{PeerStreamEnd, TestPeer, header, payload, track},
 };
 
-/// Number of stream openings for each subscriber that must be prepared before the test publishes the next object.
+/// Number of streams to each subscriber that the relay must have prepared before the test publishes the next object.
+/// The kernel can open only prepared streams.
 const ENOUGH: u64 = 2;
 pub const BYTES: usize = 800;
 
@@ -25,7 +26,7 @@ fn counts_or_default(counts: &Option<BTreeMap<String, u64>>) -> BTreeMap<String,
     counts.clone().unwrap_or_default()
 }
 
-/// Returns the increases of the counters since `before`, by reason, without those that did not change.
+/// Returns the increases of the counters since `before`, by name. Counters that did not change are left out.
 pub fn since(
     now: &Option<BTreeMap<String, u64>>,
     before: &Option<BTreeMap<String, u64>>,
@@ -71,8 +72,8 @@ pub fn ready_by(net: &KernelNetwork, publisher: PeerKind, subscribers: &[(&str, 
     cast
 }
 
-/// Waits until the relay has read all objects up to this one, and has again prepared stream openings for this number of
-/// subscribers.
+/// Waits until the relay has read all objects up to this one, and has again prepared streams, which the kernel can
+/// open, for this number of subscribers.
 pub async fn settled(net: &KernelNetwork, at: (u64, u64), subscribers: u64) {
     let what = format!("{at:?}, and openings for {subscribers}");
     let wanted = |status: &Status| {
@@ -141,8 +142,8 @@ fn open_a_stream_for_each_object(by: PeerKind) {
     nothing_is_left(&net);
 }
 
-/// Checks that this number of the publisher's streams began since `before`, and that the kernel has bound each. The
-/// preamble of a WebTransport session may have been counted, too.
+/// Checks that this number of the publisher's streams began since `before`, and that the kernel opened the subscribers'
+/// streams for each. The preamble of a WebTransport session may have been counted, too.
 pub fn assert_all_bound(now: &Status, before: &Status, streams: u64) {
     let mut openings = since(&now.engine.openings, &before.engine.openings);
     openings.retain(|(name, _)| name != "preamble");

@@ -105,8 +105,8 @@ fn unvalidated_client_ports_cause_no_kernel_commands() {
     };
     StrangerClient::new(&net).while_changing(hop, |stranger| {
         stranger.wait_for_changes();
-        // Commands are expected for keys and for the first path, to which quinn also returns if the client had to wait.
-        // exact: the value is only an upper bound of the commands so far
+        // Commands are expected for keys and for the client's first path. quinn also returns to this path if the client
+        // had to wait. exact: the value is only an upper bound of the commands so far
         let commands = net.status().engine.commands;
         assert!(commands < CHANGES / 4, "{commands} commands");
         a_newcomer_is_served(&net);

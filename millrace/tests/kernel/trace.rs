@@ -58,7 +58,7 @@ impl TraceViewerProcess {
 
 impl Drop for TraceViewerProcess {
     fn drop(&mut self) {
-        let _ = self.process.kill(); // it may have ended
+        let _ = self.process.kill(); // the process may already have ended
         let _ = self.process.wait();
     }
 }
@@ -75,7 +75,7 @@ fn session_of(net: &KernelNetwork, node: &str) -> RelaySessionStatus {
     net.status().relay.sessions.into_iter().find(|session| session.remote.ip() == ip).unwrap()
 }
 
-/// The events of a trace, in the units of the counters.
+/// The numbers of a trace's events, counted in the same way as the relay's counters.
 #[derive(Debug, Default, PartialEq)]
 struct CountedEvents {
     copies: BTreeMap<String, u64>,
@@ -101,7 +101,7 @@ impl CountedEvents {
         counted
     }
 
-    /// Returns what a session's counters counted since `before`, when the trace began.
+    /// Returns how much a session's counters have grown since `before`, its status when the trace began.
     fn by(session: &RelaySessionStatus, before: &RelaySessionStatus) -> Self {
         Self {
             copies: session.kernel_copies.clone().unwrap_or_default(),

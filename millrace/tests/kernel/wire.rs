@@ -183,8 +183,8 @@ fn path_usable_only_by_userspace_is_left_to_userspace() {
         subscribers(&status).partition(|one| one.remote.ip() == IpAddr::from([10, 77, 1, 2]));
     let [lost, found]: [&RelaySessionStatus; 2] = [lost[0], found.into_iter().next().unwrap()];
     assert!(found.kernel.packets >= SHOW.groups * OF_A_GROUP, "{found:#?}");
-    // The kernel stops after the bytes of 8 packets of the largest size have not arrived. These packets are smaller, so
-    // there may be up to 12.
+    // The kernel stops after the bytes of 8 packets of the largest size have not arrived. The packets of this test are
+    // smaller, so the kernel may send up to 12.
     assert!((1..=12).contains(&lost.kernel.packets), "the kernel did not try the first packets: {lost:#?}");
     // A relay that gets little CPU time may treat the losses as persistent congestion. Its window is then too small to
     // try all packets.

@@ -179,7 +179,8 @@ fn relay_found_by(etcd: &Etcd, hop: u16, region: &str) -> TestRelay {
     })
 }
 
-/// Returns the number of relays whose URL is earlier in alphabetical order than that of `relay`. It connects to these.
+/// Returns the number of relays whose URL is earlier in alphabetical order than that of `relay`. `relay` connects to
+/// these relays.
 fn earlier_than(relay: &TestRelay, all: &[&TestRelay]) -> usize {
     all.iter().filter(|other| other.url().as_str() < relay.url().as_str()).count()
 }

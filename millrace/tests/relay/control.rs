@@ -313,7 +313,7 @@ async fn garbage_inside_a_subgroup_closes_the_publisher_only() {
     subgroup.object(0, 10).await;
     let mut received = subscriber.next_subgroup().await;
     assert_eq!(received.objects(1).await, [0]);
-    // An object of length 0 with an unknown status.
+    // The object has length 0 and an unknown status.
     subgroup.stream.write_all(&[0, 0, 0x3f]).await.unwrap();
     assert_eq!(closed_with(publisher.ended().await), code::Session::PROTOCOL_VIOLATION);
     assert_eq!(received.all().await, (vec![], PeerStreamEnd::Reset));

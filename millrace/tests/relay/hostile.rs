@@ -128,7 +128,8 @@ async fn hostile_webtransport_clients_harm_no_bystander() {
         return;
     }
     let counted = attacked_over(LabTransport::Webtransport).await;
-    // The cases are half requests, malformed ones, and requests, streams and datagrams outside a session.
+    // The reasons stand for incomplete requests, malformed requests, and requests, streams and datagrams outside a
+    // session.
     for reason in ["web_late", "web_request", "http_request", "http_stream", "http_datagram"] {
         assert!(counted[reason] > 0, "{reason}: {counted:?}");
     }
@@ -156,7 +157,8 @@ async fn attacked_over(transport: LabTransport) -> BTreeMap<String, u64> {
         for scenario in scenario::over(transport) {
             let report = attack(&relay, transport, scenario).await;
             println!("{}: {:?}", scenario.name, report.rounds);
-            // In these scenarios the client must reach its end without an error.
+            // In the scenarios of `GO_ON`, and in those over WebTransport, the client must complete its round without
+            // an error.
             if GO_ON.contains(&scenario.name) || scenario.name.starts_with("web-") {
                 assert_eq!(report.rounds[0].ended, None, "{}", scenario.name);
             }
@@ -515,7 +517,7 @@ async fn incomplete_messages_of_a_session_are_bounded() {
         let (subscriber, _request, _, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
         let connection = publisher.session.connection().clone();
         let mut streams = Vec::new();
-        // The relay closes the connection before all of them have arrived.
+        // The relay closes the connection before all 200 incomplete messages have arrived.
         let sending = async {
             for group in 0..200 {
                 let mut stream = match objects {

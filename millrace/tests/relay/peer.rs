@@ -54,7 +54,8 @@ impl TestRelay {
         let site = RelaySite::of_this_test();
         let host = site.host();
         let listen = SocketAddr::new(host.v4().into(), host.port(0));
-        // Lateness depends on the machine's load. Tests of late media set the limit themselves.
+        // How late media is depends on the machine's load, so no limit applies. Tests of late media set `max_delay`
+        // themselves.
         let max_delay = Some("off".parse().unwrap());
         let listen = Some(vec![listen.into()]);
         let settings = Settings { listen, public: Some(true), max_delay, ..Settings::default() };

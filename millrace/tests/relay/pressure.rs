@@ -129,7 +129,7 @@ async fn objects_past_their_delivery_timeout_are_not_sent() {
     subgroup.object(0, 4_000_000).await;
     subgroup.finish();
     let received = subscriber.next_subgroup().await;
-    // exact: this is longer than the delivery timeout, which the test checks
+    // exact: this pause is longer than the delivery timeout, which the test checks
     tokio::time::sleep(Duration::from_millis(510)).await;
     // Reading gives credit, but by now the delivery timeout has passed.
     assert_eq!(received.all().await, (vec![0], PeerStreamEnd::Reset));
@@ -154,7 +154,7 @@ async fn late_group_is_dropped_when_the_next_begins() {
             status.sessions.iter().any(|session| session.pending > 1_000_000)
         })
         .await;
-    // exact: this is longer than the longest delay, which the test checks
+    // exact: this pause is longer than the longest delay, which the test checks
     tokio::time::sleep(4 * max_delay).await;
     assert_eq!(relay.status().drops["late"], 0); // exact: no further object will arrive
     publish(&publisher, 1..2, 100).await;
@@ -183,7 +183,7 @@ async fn requested_earlier_objects_are_not_late() {
     publish(&publisher, 1..2, 100).await;
     let one = late.next_subgroup().await;
     let other = late.next_subgroup().await;
-    // exact: this is longer than the longest delay, which the test checks
+    // exact: this pause is longer than the longest delay, which the test checks
     tokio::time::sleep(4 * max_delay).await;
     let whole = || (vec![0], PeerStreamEnd::Fin);
     assert_eq!(tokio::join!(one.all(), other.all()), (whole(), whole()));

@@ -27,7 +27,8 @@ struct CuttableRoute {
 }
 
 impl CuttableRoute {
-    /// Starts a forwarder. `front` and `back` are bound in the relay's network.
+    /// Starts a forwarder. The sockets `front` (to the client) and `back` (to the relay) are bound in the relay's
+    /// network namespace.
     fn to(relay: SocketAddr, front: std::net::UdpSocket, back: std::net::UdpSocket) -> Self {
         let addr = front.local_addr().unwrap();
         let open = |socket: std::net::UdpSocket| {

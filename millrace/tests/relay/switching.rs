@@ -269,7 +269,7 @@ async fn adapted_gets_what_a_set_chooses(is_late: bool) {
     if is_late {
         _low = Some(publisher.accept_subscribe(&low, TRACKS[0].1).await);
         relay.until("subscriptions to both", |status| status.tracks.len() == 2).await;
-        // exact: this is several times as long as an adapted subscription waits for its first choice
+        // exact: this pause is several times as long as an adapted subscription waits for its first choice
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     let mut scene = SwitchingScene {

@@ -88,7 +88,7 @@ async fn http_requests_next_to_a_session_close_it() {
         let _control = client.set_up(&session, SetupOptions::default()).await;
         relay.until("a session", |status| status.sessions.len() == 1).await;
         let mut held = Vec::new();
-        // The client's HTTP/3 control stream counts as one of these streams.
+        // The client's HTTP/3 control stream counts toward the limit on unidirectional streams.
         for _ in u64::from(is_uni)..Foreign::MOST {
             held.push(foreign(&client, is_uni).await);
         }

@@ -23,7 +23,7 @@ use tokio::sync::mpsc;
 
 use super::{DashboardShared, assets, metrics};
 
-/// Longest time that a request for a sum waits while other sums are computed.
+/// Longest time that a request for a sum of reports waits while the sums of other requests are computed.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 /// Content security policy that allows only this server's own files, and forbids framing.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \

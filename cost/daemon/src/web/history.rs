@@ -1,6 +1,5 @@
-//! Stores reports for the dashboard: recent reports in full, and the mean shares of older ones as points. Of a log,
-//! every report is stored. When memory is full, neighbouring reports are added up, so each stored sum covers more
-//! reports.
+//! Stores reports for the dashboard: recent reports in full, and the mean shares of older ones as points. If the
+//! reports come from a log, every report is stored: when memory is full, neighbouring reports are added up.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -12,7 +11,7 @@ use serde::Serialize;
 
 /// Largest number of points in the history: one hour with the usual period of 1 s.
 const POINTS: usize = 3600;
-/// Number of neighbouring sums that are merged into one when memory is full.
+/// Number of neighbouring sums of reports that are merged into one sum when memory is full.
 const STEPS: usize = 4;
 
 pub(super) struct ReportHistory {
@@ -52,18 +51,17 @@ pub(super) struct Points {
     whole_reports: usize,
 }
 
-/// A list of sums in the order of time, each of `length` items. The latest items wait in `latest` until there are
-/// enough for a sum.
+/// Sums of `length` consecutive items each, in the order of time. An item is a report or a point. The latest items wait
+/// in `latest` until there are enough for a sum.
 struct HistorySteps<T> {
     sums: VecDeque<T>,
     length: usize,
     latest: Vec<T>,
-    /// Number of items in `latest`, where the first entry may be the sum of several.
+    /// Number of items that the entries of `latest` contain together. The first entry may be the sum of several items.
     pending: usize,
 }
 
-/// Largest number of entries in [`HistorySteps::latest`]. At this number they are added up to one entry, so that they
-/// take little memory.
+/// Number of entries in [`HistorySteps::latest`] at which all of these entries are added up to one, to save memory.
 const WAITING: usize = 16;
 
 impl<T> HistorySteps<T> {
@@ -71,7 +69,7 @@ impl<T> HistorySteps<T> {
         Self { sums: VecDeque::new(), length: 1, latest: Vec::new(), pending: 0 }
     }
 
-    /// Adds an entry that is the sum of `items` items.
+    /// Adds `item`, which is the sum of `items` reports or points.
     fn push(&mut self, item: T, items: usize, sum: impl Fn(&[T]) -> T) {
         if self.length == 1 {
             return self.sums.push_back(item);
@@ -119,8 +117,8 @@ impl ReportHistory {
         }
     }
 
-    /// Adds a report, or the sum of `reports` reports. A sum must have no more reports than either number that
-    /// [`steps`](Self::steps) returns, and must not cross the end of a stored sum.
+    /// Adds a report, or the sum of `reports` reports. A sum must have at most as many reports as the smaller number
+    /// that [`steps`](Self::steps) returns. Its reports must all belong to the same stored sum.
     pub fn push(&mut self, report: Arc<Report>, reports: usize) {
         self.points.push(HistoryPoint::new(&report), reports, HistoryPoint::mean);
         if self.points.len() > POINTS {
@@ -132,7 +130,7 @@ impl ReportHistory {
         self.cpus = report.cpus.iter().map(|cpu| cpu.cpu).collect();
         let bytes = memory(&report);
         self.reports.push((report, bytes), reports, sum);
-        // True if the push above added up several stored reports, so the sizes must be counted again.
+        // If the push above added up several stored reports, their sizes in bytes must be counted again.
         let summed = self.reports.length > 1 && self.reports.latest.len() <= 1;
         self.bytes = if summed { self.sizes() } else { self.bytes + bytes };
         // The last report is kept, however large it is.
@@ -290,8 +288,8 @@ mod tests {
         assert_eq!(calls, 7 * REPORTS);
     }
 
-    /// The reader of a log may add up reports before it stores them. The history then has the same number of reports in
-    /// each point and sum.
+    /// The reader of a log may add up reports before it stores them. The numbers of reports in a point and in a stored
+    /// sum are then the same as without this.
     #[test]
     fn history_of_summed_reports_equals_that_of_single_reports() {
         const REPORTS: u64 = 20_000;

@@ -17,8 +17,8 @@ use super::DashboardShared;
 use crate::losses::ReportLoss;
 
 const PREFIX: &str = "millrace_cost";
-/// Largest number of different parts. All parts beyond it are added up as one part, [`FURTHER`], since new BPF programs
-/// may always have new names.
+/// Largest number of different parts of the network stack in the metrics. All further parts are added up as one part,
+/// [`FURTHER`], since new BPF programs may always have new names.
 const MAX_PARTS: usize = 100;
 const FURTHER: &str = "further parts";
 
@@ -87,7 +87,7 @@ impl DashboardTotals {
             sum.ns += event.ns;
             if let Some(calls) = event.calls {
                 *sum.calls.get_or_insert_default() += calls;
-                // Time that only samples attribute to a timed event has no calls.
+                // Leave out the part of the event's time that comes from samples alone: its calls were not counted.
                 sum.counted_ns += event.ns.saturating_sub(event.sampled * sample_ns);
             }
             sum.observer_ns += event.observer_ns;

@@ -281,7 +281,8 @@ impl DashboardState {
 
 impl DashboardViewer {
     fn send(&mut self, report: &Bytes) -> bool {
-        // The notice of drops needs room for the report behind it, or it would cause the next drop itself.
+        // Queue the `dropped` message only if the next report fits too. Otherwise the message itself would cause
+        // another drop.
         if self.dropped > 0
             && self.frames.capacity() >= 2
             && self.frames.try_send(frame("dropped", &self.dropped.to_string())).is_ok()

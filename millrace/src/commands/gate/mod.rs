@@ -261,7 +261,8 @@ fn change(
 
 /// Largest number of prefixes in one request, which keeps the request's line within the control socket's limit.
 const PREFIXES_AT_ONCE: usize = 1000;
-/// Largest number of overriding entries that a message lists. Of further ones it states only the number.
+/// Largest number of entries in the policy's lists that override a request and that the message names. Of further
+/// entries, the message states only the number.
 const EXCEPTIONS_SHOWN: usize = 5;
 
 /// Parses all prefixes, also those on standard input. If one of them is not a prefix, none is sent, so the gate's lists
