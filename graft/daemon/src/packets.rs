@@ -42,7 +42,7 @@ pub struct PacketSetup {
 pub async fn run(setup: PacketSetup, frame: DaemonFrame) -> anyhow::Result<()> {
     let daemon = Arc::new(PacketDaemon::start(setup.config, &setup.messages)?);
     frame.run(&daemon).await?;
-    info!("the programs for sessions were removed from the kernel");
+    info!("the BPF programs for sessions were removed from the kernel");
     Ok(())
 }
 
@@ -165,7 +165,9 @@ impl Worker {
                     events.into_iter().for_each(|event| self.happened(event));
                 }
                 Err(error) => {
-                    error!("a step of the sessions' runtime failed: {error}");
+                    error!(
+                        "the daemon could not handle messages and timers of its sessions, and tries again: {error}"
+                    );
                     // The error may persist, so a pause keeps the loop from using all of a CPU.
                     std::thread::sleep(PATIENCE);
                 }
@@ -272,12 +274,15 @@ impl Worker {
             PacketEvent::Restarted { session } => info!(session, "the daemon at the other end was restarted"),
             PacketEvent::Refused { session, why } => warn!(session, "{why}"),
             PacketEvent::Detached { interface, error: None } => {
-                warn!(interface, "an interface had lost the programs, which were attached again")
+                warn!(
+                    interface,
+                    "the BPF programs for sessions had been detached from an interface, and were attached again"
+                )
             }
             PacketEvent::Detached { interface, error: Some(error) } => {
                 error!(
                     interface,
-                    "an interface has lost the programs, which cannot be attached again: {error}"
+                    "the BPF programs for sessions were detached from an interface, and cannot be attached again: {error}"
                 )
             }
         }

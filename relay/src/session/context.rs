@@ -381,7 +381,7 @@ impl SessionContext {
                 self.close(code, &reason);
             }
             SessionError::Refused { code, reason } => {
-                info!(session = self.id, %code, reason, "closing the session: the relay refuses it");
+                info!(session = self.id, %code, reason, "this relay does not admit the session's peer, and closes the session: `reason` says why");
                 self.close(code, &reason);
             }
             SessionError::Lost(reason) => {
