@@ -42,7 +42,7 @@ pub struct PacketSetup {
 pub async fn run(setup: PacketSetup, frame: DaemonFrame) -> anyhow::Result<()> {
     let daemon = Arc::new(PacketDaemon::start(setup.config, &setup.messages)?);
     frame.run(&daemon).await?;
-    info!("the BPF programs for sessions were removed from the kernel");
+    info!("the sessions' BPF programs were removed from the kernel");
     Ok(())
 }
 
@@ -165,9 +165,7 @@ impl Worker {
                     events.into_iter().for_each(|event| self.happened(event));
                 }
                 Err(error) => {
-                    error!(
-                        "the daemon could not handle messages and timers of its sessions, and tries again: {error}"
-                    );
+                    error!("cannot handle the sessions' messages and timers; trying again: {error}");
                     // The error may persist, so a pause keeps the loop from using all of a CPU.
                     std::thread::sleep(PATIENCE);
                 }
@@ -274,15 +272,12 @@ impl Worker {
             PacketEvent::Restarted { session } => info!(session, "the daemon at the other end was restarted"),
             PacketEvent::Refused { session, why } => warn!(session, "{why}"),
             PacketEvent::Detached { interface, error: None } => {
-                warn!(
-                    interface,
-                    "the BPF programs for sessions had been detached from an interface, and were attached again"
-                )
+                warn!(interface, "the sessions' BPF programs had been detached, and were attached again")
             }
             PacketEvent::Detached { interface, error: Some(error) } => {
                 error!(
                     interface,
-                    "the BPF programs for sessions were detached from an interface, and cannot be attached again: {error}"
+                    "the sessions' BPF programs were detached, and cannot be attached again: {error}"
                 )
             }
         }

@@ -55,11 +55,7 @@ pub fn note_found(
         }
         let are_new = *state.relays != *relays;
         if are_new {
-            info!(
-                relays = relays.len(),
-                before = state.relays.len(),
-                "the relays that the discovery store lists have changed"
-            );
+            info!(relays = relays.len(), before = state.relays.len(), "the discovered relays have changed");
             state.relays = relays.into();
         }
         let are_others = *state.unusable != *unusable;
