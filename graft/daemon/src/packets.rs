@@ -228,7 +228,7 @@ impl Worker {
                     agreed_us = took.map(us),
                     stateless = change.stateless,
                     migrated,
-                    "a session has changed to a graft"
+                    "a session has changed its graft"
                 );
                 let is_known = !change.stateless;
                 let swapped = SessionSwapped { agreed_us: took.map_or(0, us), cut_us: us(cut), change };

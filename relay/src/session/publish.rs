@@ -291,7 +291,7 @@ impl Publications {
                     session = self.context.id(),
                     silent = rival.publisher,
                     track = %track.name().typed(),
-                    "took the track over from another session of its publisher, which does not answer"
+                    "took the track over from another session of its publisher: that session does not answer"
                 );
             }
         }
