@@ -101,8 +101,8 @@ fn cpus(cost: &CostPrograms) -> usize {
 }
 
 #[test]
-fn every_way_to_send_and_to_receive_counts_exactly() {
-    let test = "every_way_to_send_and_to_receive_counts_exactly";
+fn every_send_and_receive_call_is_counted_exactly() {
+    let test = "every_send_and_receive_call_is_counted_exactly";
     let Some(_alone) = alone(test) else { return };
     with_each_method(test, |cost, missing| {
         let sockets = SocketPair::new().expect("sockets");

@@ -92,7 +92,7 @@ fn end(mut threads: Vec<JoinHandle<()>>) {
             return tracing::warn!(
                 threads = threads.len(),
                 name,
-                "threads cannot close their connections: they go on until the daemon ends"
+                "threads have not closed their connections in time: the daemon no longer waits for these threads"
             );
         }
         thread::sleep(PATIENCE);

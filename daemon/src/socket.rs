@@ -217,7 +217,7 @@ impl ControlSocket {
         loop {
             match self.accept().await.into_std() {
                 Ok(stream) => conversations.begin(stream, answerer()),
-                Err(error) => tracing::warn!(%error, "cannot take over a connection to the control socket"),
+                Err(error) => tracing::warn!(%error, "cannot prepare an accepted control connection"),
             }
             while self.closer.is_full() {
                 tokio::time::sleep(PAUSE).await;

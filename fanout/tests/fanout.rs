@@ -65,9 +65,9 @@ struct DelayFigures {
 
 #[test]
 #[ignore = "soak: measures, on a quiet machine"]
-fn ways_to_continue_a_fan_out_are_measured() {
+fn delays_of_each_fan_out_method_are_measured() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP ways_to_continue_a_fan_out_are_measured: needs root");
+        println!("SKIP delays_of_each_fan_out_method_are_measured: needs root");
         return;
     }
     println!(

@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn unseen_answers_are_reported_as_trouble() {
+    fn missing_server_answers_are_reported_as_trouble() {
         let scope = |counts: &[(Pass, u64)]| {
             let passed = counts.iter().map(|(pass, packets)| PassCount {
                 reason: pass.name().to_owned(),

@@ -316,7 +316,7 @@ async fn asked(connection: &Connection) -> bool {
 /// Checks two kinds of connections that the gate cannot track: one that changes address and ID at once, as quinn does,
 /// and one from before the gate. Their packets count as unknown, and pass while no rule refuses them.
 #[tokio::test(flavor = "multi_thread")]
-async fn untracked_change_of_connection_counts_as_unknown() {
+async fn packets_of_untrackable_connections_count_as_unknown() {
     if !is_root() {
         return;
     }

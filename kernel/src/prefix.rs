@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_lengths_count_the_mapping() {
+    fn raw_ipv4_prefix_length_includes_the_mapped_96_bits() {
         let raw = |text: &str| text.parse::<Prefix>().expect("a prefix").raw();
         assert_eq!(raw("10.1.2.3/8"), ([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 0, 0, 0], 104));
         assert_eq!(raw("::/0"), ([0; 16], 0));

@@ -265,7 +265,7 @@ fn redirected_subscriber_waits_for_its_publisher() {
     subscriber.wait_for(" delivered, ");
     publisher.signal(Signal::SIGSTOP);
     first.signal(Signal::SIGTERM);
-    subscriber.wait_for("its publisher may arrive later, trying again in");
+    subscriber.wait_for("the track's publisher may arrive later, trying again in");
     publisher.signal(Signal::SIGCONT);
     both_go_on(&subscriber, &second);
 }

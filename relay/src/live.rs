@@ -297,7 +297,7 @@ impl LiveTrack {
         } else if self.subscription_count() > 0 {
             let track = self.name().typed();
             let seconds = wait.as_secs_f64();
-            info!(%track, seconds, "the track's publisher left: subscriptions wait this long for another one (linger)");
+            info!(%track, seconds, "the track's publisher left: subscriptions wait this many seconds (linger) for another publisher");
         }
     }
 

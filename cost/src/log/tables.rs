@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn log_positions_outside_the_tables_are_ignored() {
+    fn log_indices_outside_the_tables_are_ignored() {
         let mut text = br#"{"a":1,"tables":{"anew":false,"functions":["f"],"traces":[[null,null,[0,9]]],"unmeasured":[],"#.to_vec();
         text.extend(br#""stacks":[[0,0,1,5],[4,0,1,5]],"missing":[[3,null]]}}"#);
         let rest = cut(&mut text, &mut Arc::default()).expect("tables").expect("a line of a log");

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn trial_of_timing_ignores_the_share_before_it() {
+    fn trial_of_timing_ignores_the_earlier_cpu_share_of_timing() {
         let prices = CallPrices { timed_ns: 100.0, other_ns: 10.0 };
         let mut adaptive =
             AdaptiveSampling::new(TimingBudget::default(), prices, Frequency::as_asked(0), vec![0]);

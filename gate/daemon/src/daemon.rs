@@ -106,7 +106,7 @@ impl GateDaemon {
     pub fn tick(&self) {
         self.watch.lock().tick(&self.gate).into_iter().for_each(|it| self.recent.lock().push(it));
         for (scope, prefix) in self.lists.expire(&self.gate, Instant::now()) {
-            info!(%prefix, scope, "removed from the gate's block or allow list: the entry expired");
+            info!(%prefix, scope, "removed an expired entry from the gate's block or allow list");
         }
     }
 

@@ -47,7 +47,7 @@ fn log_interface(before: Option<&Interface>, now: &Interface) {
     }
     match trouble {
         Some(reason) if *attached => {
-            warn!(interface = name, reason, "still guarding the interface, but something is wrong with it")
+            warn!(interface = name, reason, "still guarding the interface, but with a problem")
         }
         Some(reason) => error!(interface = name, reason, "not guarding the interface"),
         None if before.is_some_and(|before| before.reattached != *reattached) => {

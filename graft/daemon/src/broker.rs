@@ -274,7 +274,7 @@ impl SessionBroker {
         if self.keeper.as_mut().is_none_or(SealWatchdog::is_alive) {
             return;
         }
-        error!("the watchdog process of lent sockets has ended; another one is started");
+        error!("the watchdog process for applications' sockets has ended; another one is started");
         match SealWatchdog::start() {
             Ok(mut keeper) => {
                 keeper.guard(runtime.egress());
@@ -283,7 +283,7 @@ impl SessionBroker {
                 }
                 self.keeper = Some(keeper);
             }
-            Err(error) => error!("cannot start another watchdog process of lent sockets: {error}"),
+            Err(error) => error!("cannot start a new watchdog process for applications' sockets: {error}"),
         }
     }
 

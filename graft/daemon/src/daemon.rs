@@ -84,11 +84,11 @@ impl GraftDaemon {
         // Kernels before 6.4 keep the congestion controls of a killed process.
         match remove_leftovers()? {
             0 => {}
-            count => warn!(count, "congestion controls that a killed process left were removed"),
+            count => warn!(count, "removed congestion controls that a killed process had left"),
         }
         match gateway::remove_leftovers(None) {
             Ok(0) => {}
-            Ok(count) => warn!(count, "rules and routes that a killed gateway left were removed"),
+            Ok(count) => warn!(count, "removed rules and routes that a killed gateway had left"),
             Err(error) => warn!("cannot find out whether a killed gateway has left rules or routes: {error}"),
         }
         let settings = usable(&setup.config, &setup.interfaces)?.in_place;
@@ -179,7 +179,7 @@ impl GraftDaemon {
         }
         self.hear_broker();
         if let Err(error) = self.runtime.lock().learn() {
-            warn!("cannot learn from the results of connections: {error}");
+            warn!("cannot update the selection model from results of connections: {error}");
         }
     }
 

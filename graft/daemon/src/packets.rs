@@ -42,7 +42,7 @@ pub struct PacketSetup {
 pub async fn run(setup: PacketSetup, frame: DaemonFrame) -> anyhow::Result<()> {
     let daemon = Arc::new(PacketDaemon::start(setup.config, &setup.messages)?);
     frame.run(&daemon).await?;
-    info!("the programs for sessions were removed from the kernel");
+    info!("the sessions' BPF programs were removed from the kernel");
     Ok(())
 }
 
@@ -165,7 +165,7 @@ impl Worker {
                     events.into_iter().for_each(|event| self.happened(event));
                 }
                 Err(error) => {
-                    error!("a step of the sessions' runtime failed: {error}");
+                    error!("cannot handle the sessions' messages and timers; trying again: {error}");
                     // The error may persist, so a pause keeps the loop from using all of a CPU.
                     std::thread::sleep(PATIENCE);
                 }
@@ -228,7 +228,7 @@ impl Worker {
                     agreed_us = took.map(us),
                     stateless = change.stateless,
                     migrated,
-                    "a session has changed to a graft"
+                    "a session has changed its graft"
                 );
                 let is_known = !change.stateless;
                 let swapped = SessionSwapped { agreed_us: took.map_or(0, us), cut_us: us(cut), change };
@@ -272,12 +272,12 @@ impl Worker {
             PacketEvent::Restarted { session } => info!(session, "the daemon at the other end was restarted"),
             PacketEvent::Refused { session, why } => warn!(session, "{why}"),
             PacketEvent::Detached { interface, error: None } => {
-                warn!(interface, "an interface had lost the programs, which were attached again")
+                warn!(interface, "the sessions' BPF programs had been detached, and were attached again")
             }
             PacketEvent::Detached { interface, error: Some(error) } => {
                 error!(
                     interface,
-                    "an interface has lost the programs, which cannot be attached again: {error}"
+                    "the sessions' BPF programs were detached, and cannot be attached again: {error}"
                 )
             }
         }

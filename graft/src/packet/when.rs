@@ -95,7 +95,7 @@ mod tests {
     /// Each row of the table has round-trip times with their start and end at intervals of 100 ms, and the expected
     /// changes as time in ms and level.
     #[test]
-    fn session_changes_its_step_after_the_hold_time() {
+    fn session_follows_round_trip_rules_after_the_hold_time() {
         type Trips = &'static [(u32, u32, u32)];
         type Row<'a> = (&'a str, &'a [When], Trips, &'a [(u32, usize)]);
         let one = [step("far", 300, 240, 500)];
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn session_leaves_the_step_of_a_removed_rule() {
+    fn removed_round_trip_rule_changes_no_session() {
         let mut watch = RuleWatch::default();
         let steps = [step("far", 300, 240, 0)];
         assert_eq!(watch.look(MS, 400 * MS, &steps), Some(1));

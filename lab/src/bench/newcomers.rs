@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn queue_is_compared_with_connections() {
+    fn command_queue_longer_than_connection_count_is_reported() {
         let mut status = Status::default();
         let mut seen = NewcomerResult::default();
         (status.handshakes, status.engine.commands_waiting) = (3, 3);

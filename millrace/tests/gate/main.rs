@@ -253,7 +253,7 @@ fn block_and_allow_change_the_lists() {
 
     gate.succeed(&["block", "192.0.2.0/24", "--for=1s"]);
     wait_until("the end of the block", listed, Vec::is_empty);
-    wait_for("the log line", || gate.logged("the entry expired"));
+    wait_for("the log line", || gate.logged("removed an expired entry"));
     for time in ["10x", "m", "0s", "366d", "-1s"] {
         let output = gate.verb(&["block", "192.0.2.0/24", &format!("--for={time}")]);
         assert_eq!(output.status.code(), Some(2), "{time}");

@@ -251,7 +251,7 @@ fn stripped_tcp_option_is_reported_as_a_downgrade() {
             || daemon.status().downgrades,
             |counts| counts["stripped"] >= 2,
         );
-        wait_for("the downgrade in the log", || daemon.log().contains("a TCP option was changed on the way"));
+        wait_for("the downgrade in the log", || daemon.log().contains("TCP option that negotiates grafts"));
     }
 }
 

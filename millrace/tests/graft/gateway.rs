@@ -579,7 +579,7 @@ fn gateway_leaves_no_rules_however_it_ends() {
     assert!(sites.left(0).iter().any(|line| line.contains("fwmark")), "{:?}", sites.left(0));
     plain();
     let near = GraftProcess::start_on(&sites.site, 0);
-    assert!(near.log().contains("a killed gateway left were removed"), "{}", near.log());
+    assert!(near.log().contains("routes that a killed gateway had left"), "{}", near.log());
     wait_for_state(&near, "warm");
     plain();
     assert!(packets(&near, "let-in") >= 1);

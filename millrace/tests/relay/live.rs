@@ -102,7 +102,7 @@ async fn a_session_can_publish_and_subscribe_to_itself() {
 }
 
 #[tokio::test]
-async fn joining_inside_a_group_by_filter() {
+async fn subscription_filter_may_start_inside_a_group() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;

@@ -78,7 +78,7 @@ pub(crate) async fn successor(session: &Session, remote: &Remote) -> (Arc<Sessio
             Ok(session) => return (session, next),
             Err(error) if error.may_pass() => {
                 tracing::info!(
-                    "staying with the peer that sent GOAWAY until another attempt to connect succeeds: {error}"
+                    "staying with the peer that sent GOAWAY, and trying again to connect to its successor: {error}"
                 );
             }
             Err(error) => {

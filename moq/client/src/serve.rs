@@ -599,8 +599,8 @@ impl ServedSubscription {
             true => tracing::info!(%track, "the relay asks for the objects of the track"),
             false => tracing::warn!(
                 %track,
-                "standing by: the relay asks for no objects of this track now, because another session publishes it or it \
-                 has no subscriber"
+                "standing by: the relay asks for no objects of this track now, because another session publishes the \
+                 track or the track has no subscriber"
             ),
         }
     }

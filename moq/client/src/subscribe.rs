@@ -382,7 +382,7 @@ async fn retry_session<F: Future<Output = Result<SubscriberEnd, Error>>>(
                 now.remote = remote;
                 let next = pause.next_pause();
                 tracing::warn!(
-                    "cannot subscribe: {error}; its publisher may arrive later, trying again in {next:?}"
+                    "cannot subscribe: {error}; the track's publisher may arrive later, trying again in {next:?}"
                 );
                 next
             }

@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn budget_allows_a_second_at_once_and_then_the_rate() {
+    fn budget_allows_one_seconds_requests_at_once_and_then_the_rate() {
         let usage = BudgetUsage::new(Budget { requests_per_second: 10, tracks: 1 });
         let start = Instant::now();
         let taken = |now| (0..100).filter(|_| usage.request(now, 1).is_ok()).count();

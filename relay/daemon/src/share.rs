@@ -278,7 +278,7 @@ impl ReportedShares {
                     );
                 }
                 Some(false) => {
-                    info!(interface, percent, "the kernel sends the media on this interface again")
+                    info!(interface, percent, "the kernel again sends most media on this interface")
                 }
                 None => {}
             }
@@ -296,7 +296,7 @@ impl ReportedShares {
                         percent, reason, remedy, "userspace sends most of the media to this session"
                     );
                 }
-                Some(false) => info!(session, percent, "the kernel sends the media to this session again"),
+                Some(false) => info!(session, percent, "the kernel again sends most media to this session"),
                 None => {}
             }
         }

@@ -51,17 +51,17 @@ pub fn note_found(
     found.send_if_modified(|state| {
         let recovered = state.read_error.take().is_some();
         if recovered {
-            info!("the store of relays answers again");
+            info!("the discovery store answers again");
         }
         let are_new = *state.relays != *relays;
         if are_new {
-            info!(relays = relays.len(), before = state.relays.len(), "the store's relays have changed");
+            info!(relays = relays.len(), before = state.relays.len(), "the discovered relays have changed");
             state.relays = relays.into();
         }
         let are_others = *state.unusable != *unusable;
         if are_others {
             if let Some(first) = unusable.first() {
-                warn!(entries = unusable.len(), first, "ignored unusable entries of the store");
+                warn!(entries = unusable.len(), first, "ignored unusable entries of the discovery store");
             }
             state.unusable = unusable.into();
         }
@@ -72,7 +72,7 @@ pub fn note_found(
 /// Records that the relays could not be read. The relays that were found stay.
 pub fn note_unread(found: &watch::Sender<DiscoveryState>, error: &StoreError) {
     if is_new(found, error, |state| &mut state.read_error) {
-        warn!(%error, "cannot read the store of relays: the relays that were found stay in use");
+        warn!(%error, "cannot read the discovery store: the relays that it listed before stay in use");
     }
 }
 
@@ -87,7 +87,7 @@ pub fn note_registered(found: &watch::Sender<DiscoveryState>) {
 /// Records that this relay's record could not be written to the store.
 pub fn note_unregistered(found: &watch::Sender<DiscoveryState>, error: &StoreError) {
     if is_new(found, error, |state| &mut state.record_error) {
-        warn!(%error, "cannot keep this relay's record in the store: trying again");
+        warn!(%error, "cannot keep this relay's record in the discovery store: trying again");
     }
 }
 

@@ -87,7 +87,7 @@ impl ForwardingInterfaces {
             if self.persist && place.reattach(relay) {
                 info!(
                     interface = place.interface.name,
-                    "the kernel forwards packets from this interface again"
+                    "the kernel again forwards packets from this interface"
                 );
             }
         }

@@ -21,7 +21,7 @@ pub(super) struct FullTables([AtomicBool; TABLES.len()]);
 impl FullTables {
     /// Logs the error because of which userspace serves a connection or stream. Warns once for each table that is full.
     pub fn explain(&self, error: &Error, what: &str) {
-        debug!(%error, "the kernel engine has no free entry: {what}");
+        debug!(%error, "the kernel engine could not add an entry to one of its tables: {what}");
         if let Some((_, holds, setting)) = self.found_full(error) {
             warn!(
                 "the kernel engine has no room for more {holds}, so userspace serves further ones: set {setting} higher, and restart \

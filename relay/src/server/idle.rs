@@ -29,7 +29,7 @@ impl ServerShared {
         info!(
             session = session.id(),
             held,
-            "closing an idle session, since others need the memory of its receive window (bytes in `held`)"
+            "closing an idle session, since other sessions need the memory of its receive window (bytes in `held`)"
         );
         self.past.count_reclaimed_window();
         let reason = "nothing came for long, and others need the room of the receive window: connect again";

@@ -136,7 +136,7 @@ async fn announce_namespaces(context: &Arc<SessionContext>) -> Result<(), Sessio
                         announced.insert(namespace, withdraw);
                     }
                     Err(refused) => {
-                        info!(namespace = %namespace.typed(), reason = refused.reason, "the upstream relay refused a namespace that is published here")
+                        info!(namespace = %namespace.typed(), reason = refused.reason, "the upstream relay refused a namespace that is published at this relay")
                     }
                 }
             }

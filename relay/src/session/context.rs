@@ -381,7 +381,7 @@ impl SessionContext {
                 self.close(code, &reason);
             }
             SessionError::Refused { code, reason } => {
-                info!(session = self.id, %code, reason, "closing the session: the relay refuses it");
+                info!(session = self.id, %code, reason, "closing the session: this relay does not serve the session's peer (why: `reason`)");
                 self.close(code, &reason);
             }
             SessionError::Lost(reason) => {

@@ -127,7 +127,7 @@ fn on_message(context: &SessionContext, incoming: IncomingMessage) -> Result<(),
     match incoming {
         IncomingMessage::GoAway(goaway) => {
             context.set_peer_goes_away(goaway.uri);
-            info!(session = context.id(), "the session's peer sent GOAWAY: it will leave");
+            info!(session = context.id(), "the session's peer sent GOAWAY: the peer will leave");
             Ok(())
         }
         IncomingMessage::Message(message) => Err(SessionError::misplaced(&message, "on the control stream")),

@@ -58,7 +58,7 @@ pub async fn watch_health(context: &SessionContext) -> std::convert::Infallible 
             changed = health.changed() => {
                 let is_dead = changed == Health::Dead;
                 match is_dead {
-                    true => warn!(session = context.id(), "a relay of the cluster does not answer: other routes are preferred"),
+                    true => warn!(session = context.id(), "a relay of the cluster does not answer: routes through other relays are preferred"),
                     false => info!(session = context.id(), "the relay of the cluster answers again"),
                 }
                 // A peer that has sent GOAWAY stays suspect even if it answers.
@@ -121,7 +121,7 @@ fn take(
     let is_allowed = context.terms().is_none_or(|terms| terms.allow(&namespace)) && !namespace.is_forbidden();
     if !is_allowed || namespace.is_session_level() {
         OperatorCounters::count(&hub.counters.routes_refused);
-        debug!(session = context.id(), namespace = %namespace.typed(), "ignoring a route: the relay of the cluster may not announce this namespace");
+        debug!(session = context.id(), namespace = %namespace.typed(), "ignoring a route: the relay of the cluster is not allowed to announce this namespace");
         return;
     }
     let session = context.id();

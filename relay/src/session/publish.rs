@@ -291,7 +291,7 @@ impl Publications {
                     session = self.context.id(),
                     silent = rival.publisher,
                     track = %track.name().typed(),
-                    "took the track over from another session of its publisher, which does not answer"
+                    "took the track over from another session of its publisher: that session does not answer"
                 );
             }
         }
@@ -315,7 +315,7 @@ impl Publications {
         match track.place(upstream, group, Instant::now()) {
             Numbering::Follows => true,
             Numbering::Anew => {
-                info!(session, track = %track.name().typed(), group, "the publisher numbers the track's groups from the beginning: subscribers get these numbers");
+                info!(session, track = %track.name().typed(), group, "the publisher has restarted the track's group numbering: subscribers get the new group IDs");
                 let namespace = track.name().namespace();
                 // Players start over once for each namespace, however many of its tracks are renumbered.
                 if self.renumbered.lock().insert(namespace.clone()) {
@@ -330,7 +330,7 @@ impl Publications {
                         session,
                         track = %track.name().typed(),
                         group,
-                        "the publisher becomes a standby: another session publishes this track with other group IDs, and answers"
+                        "the publisher becomes a standby: another session, which still answers, publishes this track with other group IDs"
                     );
                 }
                 false
@@ -404,7 +404,7 @@ impl Publications {
             info!(
                 session = self.context.id(),
                 track = %published.track.name().typed(),
-                "a second session publishes this track: its objects are copies if the group IDs agree, else it becomes a standby"
+                "a second session publishes this track: its objects count as copies if its group IDs match those of the first session, else it becomes a standby"
             );
         }
         if self.context.is_upstream() && self.context.peer_goes_away() {

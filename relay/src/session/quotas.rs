@@ -45,7 +45,7 @@ impl Quotas {
         if place.is_none() && !self.is_told.swap(true, Relaxed) {
             info!(
                 session = self.session,
-                "the session publishes more tracks than its share in the kernel, an eighth of kernel-tracks: userspace opens streams for the others"
+                "the session publishes more tracks than its share in the kernel, an eighth of kernel-tracks: userspace opens streams for the other tracks"
             );
         }
         place

@@ -353,7 +353,7 @@ fn mapped(address: IpAddr) -> Ipv6Addr {
 /// Checks that a token bucket holds the right number of tokens at any time, even if the time in ticks no longer fits
 /// into 63 or 64 bits.
 #[test]
-fn token_bucket_holds_as_many_tokens_after_years() {
+fn token_bucket_is_exact_after_years() {
     const SECOND: u64 = 1_000_000_000;
     const YEAR: u64 = 365 * 24 * 3600 * SECOND;
     let rate = BucketRateCopy { cost: SECOND / 10 * 64, burst: SECOND / 2 * 64 };

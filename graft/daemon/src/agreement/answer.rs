@@ -51,7 +51,7 @@ pub async fn listen(context: Arc<AgreementContext>, listener: TcpListener, confi
         let address = remote.ip().to_canonical();
         let is_named = context.agreement.peers.iter().any(|peer| peer.is_at(address));
         let Some(caller) = callers.enter(address, is_named, Instant::now()) else {
-            debug!(%remote, "a connection was refused: too many handshakes are in progress");
+            debug!(%remote, "refused a connection for an agreement: too many handshakes are in progress");
             continue;
         };
         let context = context.clone();

@@ -128,7 +128,7 @@ impl Reflector {
             Ok(socket) => {
                 tasks.spawn(self.clone().answer(socket, true));
             }
-            Err(error) => warn!("probes of IP protocol 253 are not answered: {error}"),
+            Err(error) => warn!("this host cannot answer path probes of IP protocol 253: {error}"),
         }
         Ok(())
     }

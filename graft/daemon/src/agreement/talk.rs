@@ -266,7 +266,7 @@ pub fn unexpected(said: &AgreementMessage, wanted: &'static str) -> Conversation
 fn report(peer: &str, found: &[(Downgrade, u16)]) {
     for (downgrade, port) in found {
         let kind = downgrade.name();
-        warn!(peer, port, kind, "a TCP option was changed on the way");
+        warn!(peer, port, kind, "the TCP option that negotiates grafts was changed on the path");
     }
 }
 

@@ -50,7 +50,7 @@ pub async fn listen(
         let remote = remote.ip().to_canonical();
         let Some(caller) = callers.enter(remote, context.carriers.are_at(remote), Instant::now()) else {
             context.table.count(refused::CROWDED);
-            debug!(%remote, "a connection was refused: too many handshakes are in progress");
+            debug!(%remote, "refused a pool connection: too many handshakes are in progress");
             continue;
         };
         let context = context.clone();
@@ -65,7 +65,7 @@ pub async fn listen(
                 Ok(peer) => caller.has_shown(&peer),
                 Err(error) => {
                     context.table.count(refused::name(&error));
-                    debug!(%remote, "a connection was refused: {error:#}");
+                    debug!(%remote, "refused a pool connection: {error:#}");
                 }
             }
         });

@@ -191,7 +191,7 @@ pub async fn listen(context: Arc<CarryContext>, endpoint: Endpoint, tls: Arc<par
         let remote = incoming.remote_address().ip().to_canonical();
         let Some(caller) = callers.enter(remote, context.carriers.are_at(remote), Instant::now()) else {
             context.table.count(refused::CROWDED);
-            debug!(%remote, "a connection was refused: too many handshakes are in progress");
+            debug!(%remote, "refused a QUIC connection for a carrier: too many handshakes are in progress");
             incoming.ignore();
             continue;
         };
@@ -212,7 +212,7 @@ pub async fn listen(context: Arc<CarryContext>, endpoint: Endpoint, tls: Arc<par
             };
             if let Err(error) = answered {
                 context.table.count(refused::name(&error));
-                debug!(%remote, "a connection was refused: {error:#}");
+                debug!(%remote, "refused a QUIC connection for a carrier: {error:#}");
             }
         });
     }

@@ -197,7 +197,7 @@ impl CarryGateway {
             // The client's connection was forwarded in the meantime.
             Ok(false) => return None,
             Err(error) => {
-                warn!(%client, "a held SYN cannot be admitted: {error}");
+                warn!(%client, "the kernel cannot pass a client's held SYN to the gateway's listener: {error}");
                 self.forget(ask.flow);
                 return None;
             }

@@ -253,7 +253,7 @@ async fn reach_behind(
         Ok(Ok(stream)) => Ok(stream),
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Err(CarryReason::Refused),
         Ok(Err(error)) => {
-            debug!(server = %open.server, "no connection to a server behind this host: {error}");
+            debug!(server = %open.server, "cannot connect to a server behind this gateway: {error}");
             Err(CarryReason::Unreachable)
         }
         Err(_) => Err(CarryReason::Unreachable),

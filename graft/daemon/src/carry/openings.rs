@@ -318,6 +318,6 @@ fn number() -> anyhow::Result<u32> {
 }
 
 fn failed(error: anyhow::Error) -> Verdict {
-    debug!("the firewall cannot be asked: {error:#}");
+    debug!("cannot test whether this host's firewall accepts a connection: {error:#}");
     Verdict::Failed
 }

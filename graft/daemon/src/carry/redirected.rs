@@ -205,7 +205,7 @@ async fn connect_in_place(
     let mut remote = match connect(context, arrival.far, arrival.owner).await {
         Ok(remote) => remote,
         Err(error) => {
-            debug!(server = %arrival.far, "cannot connect to the server in place: {error}");
+            debug!(server = %arrival.far, "cannot connect to the server of a redirected connection by plain TCP: {error}");
             return PumpEnd::Reset;
         }
     };

@@ -118,7 +118,7 @@ impl Probes {
         };
         for probe in due {
             if let Err(error) = self.start(probe.into(), probe.period, probe.duration) {
-                debug!(peer = %probe.peer, "a probe that the settings schedule cannot start now: {error}");
+                debug!(peer = %probe.peer, "a scheduled probe cannot start now: {error}");
             }
         }
     }

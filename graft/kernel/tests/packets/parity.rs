@@ -55,7 +55,7 @@ fn parity_of(row: u8, payloads: &[Vec<u8>]) -> Vec<u8> {
 /// of three consecutive rows or of one row are Vandermonde matrices of distinct elements, which are invertible. This
 /// test checks all other parts.
 #[test]
-fn every_square_part_of_the_code_can_be_inverted() {
+fn every_square_submatrix_of_the_parity_code_is_invertible() {
     let elements: Vec<u16> = (0..PACKETS_MOST).map(power).collect();
     let raised = |element: u16, exponent: usize| (0..exponent).fold(1, |product, _| times(product, element));
     for (at, &one) in elements.iter().enumerate() {

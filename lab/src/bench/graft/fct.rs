@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cells_are_parsed() {
+    fn cell_is_parsed_as_size_loss_and_round_trip() {
         let cell: FctCell = "8192:0.5:100".parse().expect("a cell");
         assert_eq!(cell, FctCell { kib: 8192, network: NetworkProfile::random(0.5, 100) });
         for bad in ["", "1:2", "1:2:3:4", "a:1:1", "1:a:1", "1:1:-1", "1:1/8:1"] {

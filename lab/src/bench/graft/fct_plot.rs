@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_control_and_cell_is_in_the_picture() {
+    fn every_congestion_control_size_and_delay_is_in_the_picture() {
         let point = |control: &str, kib, loss, rtt_ms| FctPoint {
             control: control.into(),
             kib,

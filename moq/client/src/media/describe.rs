@@ -98,7 +98,7 @@ impl Described {
             tracing::warn!(
                 track = track.id,
                 scheme = protection.scheme,
-                "this track is encrypted: `catalog` describes that, `catalog.json` omits the track, because its format cannot describe encryption"
+                "this track is encrypted: `catalog` describes the encryption, and `catalog.json`, whose format cannot describe encryption, omits the track"
             );
         }
         let own_bitrate = rendition.bitrate.filter(|_| track.is_video());

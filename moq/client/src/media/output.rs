@@ -177,7 +177,7 @@ impl TrackOutput {
             self.is_warned = true;
             tracing::warn!(
                 track = %self.track.name().typed(),
-                "the video has no key frames: groups are cut by time, and viewers that join may see nothing; make the encoder insert one every second or two (ffmpeg: -g)"
+                "the video has no key frames: groups are cut by time, and viewers that join may see nothing; make the encoder insert a key frame every second or two (ffmpeg: -g)"
             );
         }
         if begins || is_forced {

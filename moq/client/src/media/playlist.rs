@@ -113,7 +113,7 @@ impl Playlist {
             let Some(joined) = join(&self.init, init)? else {
                 tracing::warn!(
                     track = part.name,
-                    "the track is not played: its fragments have the same track ID as another's"
+                    "the track is not played: its fragments have the track ID of another played track"
                 );
                 return Ok(self);
             };

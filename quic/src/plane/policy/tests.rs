@@ -221,7 +221,7 @@ fn owner_with_most_bytes_loses_streams_first() {
 }
 
 #[test]
-fn level_keeps_its_reserve_above_the_byte_limit() {
+fn each_priority_level_keeps_its_reserve_when_bytes_exceed_the_limit() {
     let now = Instant::now();
     let of = |publisher: u8, count: u64| {
         (0..count).map(move |at| stream(u64::from(publisher) * 100 + at, 1, publisher, 1000, now + ms(at)))

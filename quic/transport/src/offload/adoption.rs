@@ -29,7 +29,7 @@ impl LockedOffload<'_> {
         let delegation = match offloaded.places.within(|| offload.prepare(ingress, &request)) {
             Ok(delegation) => delegation,
             Err(declined) => {
-                debug!(%declined, "userspace opens the track's streams to a subscriber: the kernel declined");
+                debug!(%declined, "the kernel declined to open the track's streams to a subscriber: userspace opens the streams");
                 return false;
             }
         };

@@ -57,7 +57,7 @@ mod tests {
     const WINDOW: u64 = 120_000;
 
     #[test]
-    fn additional_ack_range_is_longer_than_any_ack_delay() {
+    fn packet_with_additional_ack_range_exceeds_the_limit_at_any_ack_delay() {
         let mut deferral = Deferral::default();
         let now = Instant::now();
         assert_eq!(deferral.limits(now, BUDGET, WINDOW, 0).0, 0, "the length is unknown at first");

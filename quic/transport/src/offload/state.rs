@@ -453,7 +453,7 @@ impl Offloaded {
     pub fn on_ack(&mut self, now: Instant, ranges: &[RangeInclusive<u64>], remote: SocketAddr) {
         if self.trial.on_ack(now, ranges) {
             self.failed_trials += 1;
-            warn!(%remote, "packets that the kernel sends to this peer do not arrive: userspace sends them");
+            warn!(%remote, "packets that the kernel sends to this peer do not arrive: userspace sends for now");
         }
     }
 }

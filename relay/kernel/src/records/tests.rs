@@ -93,7 +93,7 @@ fn publisher_takes_the_record_of_the_newest_subscriber() {
 }
 
 #[test]
-fn record_is_not_taken_from_a_connection_of_the_same_kind() {
+fn record_is_taken_only_from_a_subscriber_for_a_publisher_or_upstream() {
     let mut scene = RecordScene::new(2);
     scene.all(Worth::Publisher, &["one", "other"]);
     scene.decide();

@@ -371,8 +371,8 @@ fn copy_that_fits_only_without_its_preamble_is_too_large() {
 /// The program and userspace may both open a publisher's stream. The first side to claim the stream opens the
 /// subscribers' streams.
 #[test]
-fn publisher_stream_is_opened_by_one_side_only() {
-    if !root("publisher_stream_is_opened_by_one_side_only") {
+fn publisher_stream_is_opened_only_once_by_program_or_userspace() {
+    if !root("publisher_stream_is_opened_only_once_by_program_or_userspace") {
         return;
     }
     let mut stage = OpeningStage::new("onc");

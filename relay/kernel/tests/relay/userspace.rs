@@ -185,8 +185,8 @@ fn sealed(id: &[u8], len: usize, scene: &mut RelayScene) -> Vec<u8> {
 }
 
 #[test]
-fn short_packets_of_a_subscriber_are_deferred() {
-    if !root("short_packets_of_a_subscriber_are_deferred") {
+fn small_packets_of_a_subscriber_go_to_the_deferred_socket() {
+    if !root("small_packets_of_a_subscriber_go_to_the_deferred_socket") {
         return;
     }
     const ROOM: u64 = 20;

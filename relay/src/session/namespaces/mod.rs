@@ -137,7 +137,7 @@ impl SessionNamespaces {
             return self.context.refuse(stream.send, refusal).await;
         }
         wire::send(&mut stream.send, RequestOk::default()).await?;
-        debug!(session, namespace = %namespace.typed(), path = %said.path, "route announced");
+        debug!(session, namespace = %namespace.typed(), path = %said.path, "the session's peer announced a route");
         let change = |parameters: &Parameters| {
             said.path = parameters.hop_path.clone().unwrap_or_else(|| said.path.clone());
             said.cost = parameters.route_cost.unwrap_or(said.cost);
@@ -146,7 +146,7 @@ impl SessionNamespaces {
         };
         let result = self.until_withdrawn(&mut stream, change).await;
         drop(route);
-        debug!(session, namespace = %namespace.typed(), "route withdrawn");
+        debug!(session, namespace = %namespace.typed(), "a route of the session's peer has ended");
         let _ = stream.send.finish(); // An error means that the peer has stopped or reset the stream.
         result
     }

@@ -153,7 +153,7 @@ impl SubscriptionEntry {
         debug!(
             session = self.context().id(),
             track = %track.name().typed(),
-            "the subscriber's right to a rendition has ended: the subscription goes on with others"
+            "the subscriber's right to a rendition has ended: the subscription goes on with the other renditions"
         );
     }
 }

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counter_is_checked_in_pieces_of_any_size() {
+    fn stream_of_numbers_is_checked_in_pieces_of_any_size() {
         let mut bytes = vec![0; 1003];
         DrainCount::default().fill(&mut bytes);
         assert_eq!(bytes[8..16], 1_u64.to_be_bytes());

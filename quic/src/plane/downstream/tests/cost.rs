@@ -3,10 +3,10 @@
 use super::*;
 
 /// Prints the processor time of a packet-sized object for one subscriber, without sealing, and asserts nothing: `cargo
-/// test -p millrace-quic --release --lib cost_per_object -- --ignored --nocapture`
+/// test -p millrace-quic --release --lib processor_time_per_object_is_measured -- --ignored --nocapture`
 #[test]
 #[ignore = "soak: measures, on a quiet machine"]
-fn cost_per_object() {
+fn processor_time_per_object_is_measured() {
     const SUBSCRIBERS: usize = 1000;
     const OBJECTS: u32 = 300;
     const OBJECT: u64 = 1130;

@@ -293,8 +293,8 @@ fn bytes_received_only_by_userspace_are_not_forwarded() {
 
 /// A forwarded packet may be lost on its way to userspace, which then receives another version of its bytes.
 #[test]
-fn differing_positions_at_one_offset_are_detected() {
-    if !root("differing_positions_at_one_offset_are_detected") {
+fn differing_parser_states_at_one_offset_are_detected() {
+    if !root("differing_parser_states_at_one_offset_are_detected") {
         return;
     }
     let x = subgroup(&[1000, 100]);
