@@ -181,7 +181,8 @@ impl<'a> PayloadCursor<'a> {
     fn frame(&mut self) -> Result<Frame<'a>, Error> {
         let kind = self.varint()?;
         Ok(match kind {
-            // A run of zero bytes is returned as one PADDING item, so that padding takes one iteration, not one a byte.
+            // A run of zero bytes is returned as one PADDING item, so that a run of padding takes one iteration instead
+            // of one iteration per byte.
             PADDING => {
                 let run = self.rest.iter().take_while(|byte| **byte == 0).count();
                 self.bytes(run)?;
@@ -253,7 +254,8 @@ impl<'a> PayloadCursor<'a> {
     }
 }
 
-/// Returns the header length of a STREAM frame with a Length field, for `len` bytes of data, which do not count.
+/// Returns the header length of a STREAM frame with a Length field, that precedes `len` bytes of data. The data's
+/// length is not included.
 pub const fn stream_overhead(id: u64, offset: u64, len: usize) -> usize {
     let offset_len = if offset == 0 { 0 } else { varint::len(offset) };
     1 + varint::len(id) + offset_len + varint::len(len as u64)

@@ -261,8 +261,9 @@ impl<T: Clone> Recovery<T> {
     /// `app_limited` tells that the data plane had nothing to send although the congestion window allowed it.
     ///
     /// # Errors
-    /// The frame names a packet number that was not sent, or whose sender has not reported it yet. The frame's other
-    /// numbers have been processed. The same frame may be passed again after the report.
+    /// Fails if the frame names a packet number that was not sent, or whose sender has not reported it yet. The frame's
+    /// other numbers have been processed in this case. The caller may pass the same frame again after the sender's
+    /// report.
     pub fn on_ack(
         &mut self,
         now: Instant,
@@ -367,8 +368,8 @@ impl<T: Clone> Recovery<T> {
         self.probes
     }
 
-    /// Returns whether the next acknowledgement is not urgent: no loss is suspected, no probe was needed, and no
-    /// packet of the QUIC stack is in flight.
+    /// Returns whether this process need not read the peer's next acknowledgement at once: no loss is suspected, no
+    /// probe was needed, and no packet of the QUIC stack is in flight.
     pub fn is_steady(&self) -> bool {
         self.loss_time.is_none() && self.pto_count == 0 && self.probes == 0 && self.stack_in_flight == 0
     }

@@ -147,7 +147,7 @@ mod tests {
         let alarm = Alarm::since(now.checked_sub(age).expect("the clock reaches so far back"));
         let at = now + Duration::from_millis(20);
         alarm.at(alarm.time(at));
-        // The first wait returns at once, because `at` woke the driver.
+        // The first wait returns at once, because the call `alarm.at` notified the alarm.
         alarm.wait().await;
         alarm.wait().await;
         assert!(Instant::now() >= at, "too early, {age:?} after the start");

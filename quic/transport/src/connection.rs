@@ -40,17 +40,18 @@ const ANSWER_LOOKS: Duration = Duration::from_millis(20);
 ///
 /// # Order of calls
 ///
-/// 1. [`Self::bind`], if the application uses a WebTransport session.
-/// 2. Opening the unidirectional streams of the QUIC stack: as many as `control_streams` says.
-/// 3. [`Self::start`]. Before this call data may be queued, but the data plane sends nothing.
-/// 4. [`Self::downstream`] to queue streams and datagrams, then [`Self::transmit_now`] or [`Self::transmit`]. Both may
-///    be called from any thread. Timers, retransmissions and the peer's credit cause further packets without a call.
-/// 5. [`Self::events`] or [`Self::take_events`], to learn which streams have ended. There is one queue of events, so
-///    only one task should read it.
+/// 1. The application calls [`Self::bind`] if it uses a WebTransport session.
+/// 2. It opens `control_streams` unidirectional streams through [`Self::quic`].
+/// 3. It calls [`Self::start`]. Before this call data may be queued, but the data plane sends nothing.
+/// 4. It calls [`Self::downstream`] to queue streams and datagrams, then [`Self::transmit_now`] or [`Self::transmit`].
+///    All three may be called from any thread. Timers, retransmissions and the peer's credit cause further packets
+///    without a call.
+/// 5. It calls [`Self::events`] or [`Self::take_events`] to learn which streams have ended. A connection has one queue
+///    of events, so only one task should read it.
 ///
-/// Between calls, every byte of the data plane is acknowledged, in flight or waiting. Both senders together stay within
-/// the congestion window and the peer's credit. When the connection is closed, by either end or by a timeout, the data
-/// plane stops and reports no further events.
+/// While no method runs, every byte of the data plane is acknowledged, in flight or waiting. Both senders together stay
+/// within the congestion window and the peer's credit. When the connection is closed, by either end or by a timeout,
+/// the data plane stops and reports no further events.
 ///
 /// ```no_run
 /// use bytes::Bytes;
@@ -95,7 +96,7 @@ impl Connection {
     /// streams for itself. This must be called before [`Self::start`].
     pub fn bind(&self, binding: Binding, streams: u64) {
         self.shared.bind(binding, streams);
-        let _ = self.binding.set(binding); // fails at a second call, which is ignored
+        let _ = self.binding.set(binding); // `set` fails at a second call of `bind`; its error is ignored
     }
 
     /// Returns how the application's streams are mapped to the connection: bare, or in a WebTransport session.

@@ -240,7 +240,7 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// The same as for [`Self::connect`].
+    /// Fails for the same reasons as [`Self::connect`].
     pub async fn connect_as(
         &self,
         addr: SocketAddr,
@@ -260,7 +260,7 @@ impl Endpoint {
     /// Sets the roots that certificates of new clients have to chain to. Without roots, no certificate is requested.
     ///
     /// # Errors
-    /// The roots cannot be used. Then the earlier roots stay in use.
+    /// Fails if the new roots cannot be used. In that case the earlier roots stay in use.
     pub fn set_client_roots(&self, roots: Option<&Arc<RootCertStore>>) -> Result<(), rustls::Error> {
         self.inner.clients.set(roots)
     }
@@ -296,7 +296,7 @@ impl Incoming {
     /// Sends a Retry packet, so that the peer proves its address by returning a token. This end keeps no state until
     /// the token arrives.
     pub fn retry(self) {
-        let _ = self.incoming.retry(); // fails if the peer has sent a token already, and drops the attempt
+        let _ = self.incoming.retry(); // `retry` fails if the peer has sent a token already; it then drops the attempt
     }
 
     /// Accepts the connection attempt and completes the handshake.

@@ -24,7 +24,7 @@ pub fn with_addresses(addresses: impl Iterator<Item = IpAddr>) -> Vec<String> {
 /// unspecified address stands for all interfaces that are up and have an address, except a link-local one.
 ///
 /// # Errors
-/// The kernel does not list the interfaces.
+/// Fails if the kernel does not list the interfaces.
 pub fn list_interfaces(listen: &[SocketAddr]) -> nix::Result<Vec<String>> {
     let all = all()?;
     let is_served = |it: &&InterfaceAddress| {

@@ -49,7 +49,7 @@ pub trait OffloadEngine: Send + Sync {
     /// Serves the connections of an endpoint with this socket, within a tokio runtime.
     ///
     /// # Errors
-    /// The socket cannot be registered with the runtime.
+    /// Fails if the socket cannot be registered with the runtime.
     fn attach(self: Arc<Self>, socket: UdpSocket) -> io::Result<Attached>;
 
     /// Returns the network interfaces from which the engine forwards packets, or should forward them.
@@ -252,7 +252,7 @@ pub trait Offload: Send + Sync {
     /// be bound to. The ingress has to be from the same engine.
     ///
     /// # Errors
-    /// The same as for [`Self::delegate`].
+    /// Fails for the same reason as [`Self::delegate`].
     fn prepare(
         self: Arc<Self>,
         ingress: &Arc<dyn OffloadIngress>,
@@ -262,7 +262,7 @@ pub trait Offload: Send + Sync {
     /// Forwards bytes that arrive at `ingress`, which has to be from the same engine, on a stream of this connection.
     ///
     /// # Errors
-    /// The offload cannot forward the stream, now or ever, so the plane sends it.
+    /// Fails if the offload cannot forward the stream, now or ever. The data plane then sends the stream.
     fn delegate(
         self: Arc<Self>,
         ingress: &Arc<dyn OffloadIngress>,
@@ -272,7 +272,7 @@ pub trait Offload: Send + Sync {
     /// Forwards datagrams that arrive at `ingress`, which has to be from the same engine, on this connection.
     ///
     /// # Errors
-    /// The same as for [`Self::delegate`].
+    /// Fails for the same reason as [`Self::delegate`].
     fn delegate_datagrams(
         self: Arc<Self>,
         ingress: &Arc<dyn OffloadIngress>,

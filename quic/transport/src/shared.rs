@@ -244,7 +244,7 @@ impl SharedConnection {
 
     /// Sets the connection's claim to an offload.
     pub fn set_claim(&self, claim: Box<dyn OffloadClaim>) {
-        let _ = self.claim.set(claim); // fails at a second call, which is ignored
+        let _ = self.claim.set(claim); // `set` fails at a second call of `set_claim`; its error is ignored
     }
 
     /// Sets how valuable an offload is for the connection.

@@ -2,8 +2,8 @@
 //! offload owns while it may open streams: see [`Downstream::next_stream`].
 //!
 //! The data plane gets the source of a stream that the offload has opened only later, when it *adopts* the stream.
-//! Before, the plane sends and retransmits nothing on the stream, and only notes the offload's packets and the peer's
-//! feedback.
+//! Until it adopts the stream, the plane sends and retransmits nothing on it, and only notes the offload's packets and
+//! the peer's feedback.
 
 use std::{sync::Arc, time::Instant};
 

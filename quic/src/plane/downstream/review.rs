@@ -19,7 +19,8 @@ const LEAST: Duration = Duration::from_millis(5);
 /// Longest time between two reviews of the backlog.
 const MOST: Duration = Duration::from_millis(50);
 
-/// Shortest time between two reviews for each waiting stream and datagram, so that reviews take little CPU time.
+/// Lower bound of the time between two reviews, divided by the number of waiting streams and datagrams. It keeps
+/// reviews from taking much CPU time.
 const PER_ONE: Duration = Duration::from_micros(50);
 
 impl StreamOwner {
@@ -232,7 +233,8 @@ impl Downstream {
                 bytes: stream.pending(),
                 since: head.received_at.map(waits_since),
                 superseded: is_superseded.then(|| stream.newest_at().map(waits_since)).flatten(),
-                // Detecting and retransmitting lost data takes about two round trips, which are added to its limit.
+                // Detecting and retransmitting lost data takes about two round trips, which are added to the time that
+                // lost data may wait.
                 max_delay: stream.max_delay.map(|most| if head.is_repair { most + repair } else { most }),
                 standing: match (head.is_asked, is_newest) {
                     (true, _) => StreamImportance::Asked,

@@ -24,7 +24,7 @@ impl OffloadPlaces {
     /// Calls `make`, which creates a delegation, and counts the delegation against a limit until it is dropped.
     ///
     /// # Errors
-    /// Both limits are reached, or `make` has failed.
+    /// Fails if both limits are reached, or if `make` fails.
     pub fn within(
         &mut self,
         make: impl FnOnce() -> Result<Box<dyn Delegation>, Declined>,

@@ -1,7 +1,7 @@
 //! A filter for the largest recent value.
 
 /// The largest value of the current and the last `length - 1` periods. A period is a round trip or a cycle, counted by
-/// the caller. It stores the three values that may still become the largest (Kathleen Nichols' windowed min/max
+/// the caller. The filter stores the three values that may still become the largest (Kathleen Nichols' windowed min/max
 /// algorithm).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WindowedMax {

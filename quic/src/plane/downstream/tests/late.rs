@@ -63,7 +63,7 @@ const FRAMES: u64 = 25;
 
 /// A camera with groups of one second: a key frame of 12 kB and delta frames of 3 kB, together 84 kB per second.
 struct LateCamera {
-    /// True if delta frames are sent in a second, less urgent subgroup.
+    /// True if delta frames are sent in a separate subgroup that is less urgent than the key frame's.
     subgroups: bool,
     policy: policy::PolicyKind,
     /// Rate of the link, bytes per second.

@@ -114,8 +114,8 @@ impl RoomRun {
     }
 }
 
-/// The link has 8 Mbit/s. Only key frames fill it, so they show the sender this rate, at which it then sends key
-/// frames.
+/// The link has 8 Mbit/s. Only key frames are large enough to fill the link. The sender measures the link's rate by
+/// them, and then sends key frames at that rate.
 #[test]
 fn key_frames_are_sent_at_the_rate_of_the_path() {
     let rate = 1_000_000;
