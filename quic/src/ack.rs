@@ -205,7 +205,7 @@ impl NumberMap {
     }
 
     /// Notes that the stack's packet `number` was acknowledged, and forgets packets more than `KEPT` below it. Returns
-    /// whether `number` is the largest so far.
+    /// whether `number` is the largest acknowledged number so far.
     pub fn on_acked(&mut self, number: u64) -> bool {
         // Acknowledgements of numbers that were never sent, and repeated ones, are ignored.
         if number >= self.next() || self.acked.is_some_and(|acked| number <= acked) {

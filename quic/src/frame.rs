@@ -41,7 +41,7 @@ const STREAM_FIN: u64 = 0x01;
 const STREAM_LEN: u64 = 0x02;
 const STREAM_OFF: u64 = 0x04;
 
-/// The kind of streams that a MAX_STREAMS or STREAMS_BLOCKED frame is about.
+/// The direction of the streams that a MAX_STREAMS or STREAMS_BLOCKED frame limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are those of RFC 9000")]
 pub enum Direction {

@@ -76,7 +76,7 @@ pub struct QueueLimits {
 pub struct Drop {
     /// The stream.
     pub key: StreamKey,
-    /// The reason for the reset, by which resets are counted.
+    /// The reason for the reset. Resets are counted separately for each reason.
     pub reason: DropReason,
 }
 

@@ -26,7 +26,8 @@ pub(crate) struct Alarm {
     /// The driver's next deadline, at which it wakes even if it is not notified.
     next: AtomicU64,
     notify: Notify,
-    /// Requests since the driver last read them: connection numbers, and the times at which these have to be served.
+    /// Wake-up requests that the driver has not read yet: connection numbers, each with the time at which the
+    /// connection has to be served.
     asked: Mutex<Vec<(u64, u64)>>,
     /// The number that the next new connection gets.
     number: AtomicU64,
@@ -62,13 +63,13 @@ impl AlarmTurn {
     }
 
     /// Lowers the time at which the connection is served next. Returns whether `time` is earlier than the time set
-    /// before; then the driver has to note it in its agenda.
+    /// before. If so, the driver has to add `time` to its agenda.
     pub fn put(&self, time: u64) -> bool {
         time < self.at.load(Ordering::SeqCst) && time < self.at.fetch_min(time, Ordering::SeqCst)
     }
 
-    /// Clears the connection's time, because the driver serves the connection now. Later deadlines have to be requested
-    /// again.
+    /// Clears the connection's time, because the driver serves the connection now. Deadlines later than now have to be
+    /// requested again.
     pub fn begin(&self) {
         self.at.store(u64::MAX, Ordering::SeqCst);
     }
@@ -131,7 +132,8 @@ impl Alarm {
         self.next.store(u64::MAX, Ordering::Release);
     }
 
-    /// Sets the driver's next deadline to `time`, unless it is earlier already. The driver calls this before it waits.
+    /// Sets the driver's next deadline to `time`, unless that deadline is earlier already. The driver calls this before
+    /// it waits.
     pub fn lower(&self, time: u64) {
         self.next.fetch_min(time, Ordering::AcqRel);
     }

@@ -29,7 +29,7 @@ use crate::{
 
 /// Longest time for which objects wait until quinn has sent the control message that has to precede them.
 const CONTROL_PATIENCE: Duration = Duration::from_millis(2);
-/// Interval at which a waiting probe checks whether the peer has answered.
+/// Interval at which [`Connection::answers`] checks whether the peer has answered its probe.
 const ANSWER_LOOKS: Duration = Duration::from_millis(20);
 
 /// One QUIC connection with two senders.
@@ -251,7 +251,7 @@ impl Connection {
         let before = self.received();
         let looks = (patience.as_nanos() / ANSWER_LOOKS.as_nanos()) as u32;
         for look in 0..looks {
-            // A second probe is sent at half time, because the first may be lost.
+            // A second probe is sent after half of `patience`, because the first probe may be lost.
             if look == 0 || look == looks / 2 {
                 self.nudge();
             }
@@ -290,7 +290,7 @@ impl Connection {
         self.shared.window.status(now)
     }
 
-    /// Sets quinn's receive window to the present size.
+    /// Sets quinn's receive window to the size that `ConnectionWindow` has computed.
     pub(crate) fn resize_window(&self) {
         let bytes = self.shared.window.bytes();
         self.quic.set_receive_window(bytes.into());
@@ -312,9 +312,9 @@ impl Connection {
 }
 
 /// A monitor that detects whether the peer of a connection is alive. If the peer has stopped sending media, or does not
-/// acknowledge packets, the monitor probes it with two packets. A living peer acknowledges the first one. A restarted
-/// peer answers at least the second one with a stateless reset. The second packet is sent even if congestion control
-/// blocks all other packets.
+/// acknowledge packets, the monitor probes it with two packets. A living peer acknowledges the first packet. A
+/// restarted peer answers at least the second packet with a stateless reset. The second packet is sent even if
+/// congestion control blocks all other packets.
 pub struct PeerWatch<'a> {
     connection: &'a Connection,
     looks: tokio::time::Interval,

@@ -76,7 +76,7 @@ fn source_towards(ip: IpAddr) -> io::Result<IpAddr> {
 /// Returns the link type of an interface, such as `ARPHRD_ETHER`.
 ///
 /// # Errors
-/// The kernel does not list the interfaces.
+/// Fails if the kernel does not list the interfaces.
 pub fn kind(name: &str) -> nix::Result<Option<u16>> {
     Ok(kind_among(&all()?, name))
 }

@@ -288,7 +288,7 @@ impl Controller for Bbr {
     }
 
     /// Returns the bandwidth-delay product, because an unpaced burst may queue as a whole at the bottleneck. The result
-    /// is at least [`UNPACED_LEAST`] and the bytes of [`UNPACED_QUEUE`], but never more than the congestion window.
+    /// is at least `UNPACED_LEAST` and the bytes of `UNPACED_QUEUE`, but never more than the congestion window.
     fn unpaced_window(&self) -> u64 {
         let burst = (self.bw() as f64 * UNPACED_QUEUE.as_secs_f64()) as u64;
         self.times_bdp(1.0, self.bw()).max(burst).max(UNPACED_LEAST).min(self.cwnd)

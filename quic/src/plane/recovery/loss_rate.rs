@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 use super::RecoveryCounts;
 
 /// The recent loss rate: the fraction of lost packets among those acknowledged or declared lost in the current and the
-/// previous period of [`Self::PERIOD`]. Packets wrongly declared lost do not count.
+/// previous period of `PERIOD`. Packets wrongly declared lost do not count.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LossRate {
     began: Instant,

@@ -9,7 +9,8 @@ use crate::windows::WindowShare;
 /// The limits on one connection's delegated streams, which it shares with other connections.
 #[derive(Default)]
 pub(in crate::offload) struct OffloadPlaces {
-    /// The client's limit, and a second limit common to all clients, which is used when the client's is reached.
+    /// The client's limit, and a second limit that several clients share, which is used when the client's own limit is
+    /// reached.
     shares: Option<[Arc<WindowShare>; 2]>,
     /// Number of delegations that were declined because both limits were reached.
     pub declined: u64,

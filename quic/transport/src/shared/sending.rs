@@ -153,7 +153,7 @@ impl SharedConnection {
         const FIXED_BIT: u8 = 0x40;
         let mut packet = [0; LEN];
         if SystemRandom::new().fill(&mut packet).is_err() {
-            return; // no probe now; the caller sends further ones
+            return; // no probe is sent now; the caller sends further probes
         }
         let flow = {
             let state = self.state.lock();
