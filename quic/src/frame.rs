@@ -309,7 +309,7 @@ pub fn write_padding(len: usize, out: &mut Vec<u8>) {
     out.resize(out.len() + len, PADDING as u8);
 }
 
-/// Overwrites a whole frame with PING and PADDING. These have no effect, but the packet stays ack-eliciting.
+/// Overwrites a whole frame with PING and PADDING. PING and PADDING have no effect, but the packet stays ack-eliciting.
 pub fn blank(frame: &mut [u8]) {
     frame.fill(PADDING as u8);
     if let Some(first) = frame.first_mut() {

@@ -154,7 +154,7 @@ impl ReceivedStreams {
         if id & UNIDIRECTIONAL == 0 {
             return TakenPart::All;
         }
-        // Most frames continue their stream and do not end it.
+        // Most STREAM frames begin where the received bytes of their stream end, and have no FIN.
         if let Some(extent) =
             self.open.get_mut(&id).filter(|extent| !frame.fin && extent.ends_at(range.start))
         {
@@ -162,8 +162,8 @@ impl ReceivedStreams {
             return TakenPart::All;
         }
         if !self.open.contains_key(&id) {
-            // The two lowest bits of a stream ID are the stream's type (RFC 9000, section 2.1); the others are its
-            // index.
+            // The two lowest bits of a stream ID are the stream's type (RFC 9000, section 2.1); the other bits are the
+            // stream's index.
             if self.over.contains(id >> 2) {
                 return if range.is_empty() { TakenPart::All } else { TakenPart::Part(NewBytes::default()) };
             }

@@ -242,7 +242,7 @@ impl Downstream {
     /// Notes that the stream's source has more bytes, or has ended. The call has no effect after the stream has ended.
     pub fn wake(&mut self, key: StreamKey) {
         let Some(stream) = self.streams.get_mut(key) else { return };
-        // A stream without credit never reads its source, so this is the place to detect that bytes were evicted.
+        // A stream without credit never reads its source, so this function checks whether the source has evicted bytes.
         if stream.lost_its_source() {
             let code = self.config.reset_codes.behind;
             return self.begin_reset(key, code, Cause::Evicted);

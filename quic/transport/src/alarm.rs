@@ -54,7 +54,7 @@ impl AlarmTurn {
     }
 
     /// Makes the driver serve the connection at `time` or before. State that the driver needs has to be stored before
-    /// this call. Usually an earlier time is set already. Then the call costs only one atomic load.
+    /// this call. Usually an earlier time is set already, and the call costs only one atomic load.
     pub fn wake_by(&self, time: u64) {
         if self.put(time) {
             self.alarm.asked.lock().push((self.number, time));
@@ -97,7 +97,7 @@ impl Alarm {
 
     /// Makes the driver wake at `time` or before.
     fn at(&self, time: u64) {
-        // Usually the driver wakes earlier anyway. Then the load shows that no write is needed.
+        // Usually the driver already wakes before `time`. In this case the load shows that no write is needed.
         if time < self.next.load(Ordering::Relaxed) && time < self.next.fetch_min(time, Ordering::AcqRel) {
             self.notify.notify_one();
         }

@@ -114,8 +114,8 @@ impl Connection {
         &self.foreign
     }
 
-    /// Locks the data plane of this connection. The caller has to release the lock soon, because quinn takes it for
-    /// every packet. Call [`Connection::transmit`] afterwards to send queued data.
+    /// Locks the data plane of this connection. The caller has to release the lock soon, because quinn's crypto takes
+    /// the same lock for every packet. Call [`Connection::transmit`] afterwards to send queued data.
     pub fn downstream(&self) -> MappedMutexGuard<'_, Downstream> {
         self.shared.downstream()
     }
@@ -215,7 +215,8 @@ impl Connection {
         self.shared.suite()
     }
 
-    /// Requests a key update from quinn if the data plane still needs newer keys. Returns whether it needs them.
+    /// Requests a key update from quinn if the data plane still needs newer keys. Returns whether the data plane still
+    /// needs newer keys.
     pub(crate) fn renew_keys(&self) -> bool {
         if !self.shared.wants_keys() {
             return false;

@@ -38,7 +38,7 @@ use crate::{
 };
 
 /// The largest UDP payload that servers may send to this end. A relay forwards such packets with a longer connection
-/// ID, packet number and stream header; they still have to fit into Ethernet's MTU.
+/// ID, packet number and stream header; the forwarded packets still have to fit into Ethernet's MTU.
 const MAX_FROM_SERVERS: u16 = 1452 - 24;
 /// The largest UDP payload that clients may send to this end. Such a packet may be forwarded to another relay, whose
 /// copies may have longer headers again, and still have to fit into Ethernet's MTU.
@@ -88,7 +88,7 @@ pub enum ConnectError {
 /// An endpoint: one UDP socket and its QUIC connections. A [`Connection`] may outlive its endpoint.
 ///
 /// A server passes each [`Incoming`] of [`Self::accept`] on to [`Incoming::accept`]. A client calls [`Self::connect`].
-/// One endpoint may do both.
+/// One endpoint may be server and client at the same time.
 ///
 /// ```no_run
 /// use std::sync::Arc;

@@ -150,7 +150,7 @@ pub trait Offload: Send + Sync {
     fn set_session(&self, session: u32);
 
     /// Sets the layout of the application's streams and datagrams on the connection, in both directions. This is called
-    /// at most once, before any delegation or ingress. Without it the binding is [`Binding::Bare`].
+    /// at most once, before any delegation or ingress. Without this call the binding is [`Binding::Bare`].
     fn set_binding(&self, binding: Binding);
 
     /// Sets the keys of a generation for sealing. They are derived from `secret`, except the header key, which is that
@@ -303,15 +303,15 @@ pub trait OffloadOwner: Send + Sync {
     /// grants and delegations, and calls [`Offload::release`].
     fn on_offload_recalled(&self, now: Instant);
 
-    /// Notes that the released offload sends no more, and that [`Offload::drain`] returns its last packets. The owner
-    /// drops the offload afterwards.
+    /// Notes that the released offload sends no more packets, and that [`Offload::drain`] returns the last ones. The
+    /// owner drops the offload afterwards.
     fn on_released(&self, now: Instant);
 
     /// Notes that [`Offload::drain`] has new sent packets to return.
     fn on_sent(&self, now: Instant);
 
-    /// Notes that the offload has returned these streams: it sends no more on them, and [`Offload::drain`] returns
-    /// their last packets.
+    /// Notes that the offload has returned these streams: it sends no more packets of these streams, and
+    /// [`Offload::drain`] returns the last ones.
     fn on_returned(&self, now: Instant, keys: &[StreamKey]);
 
     /// Notes that the offload has begun to send on this path.

@@ -5,9 +5,9 @@
 //! holds a small window, and a peer whose data is not read holds one window at most.
 //!
 //! A window that is four times as large as it needs to be is halved. The peer gets no larger limit until it has used up
-//! the difference, which counts in the budget until then. So the window of a peer that becomes slow shrinks. A peer
-//! that becomes silent holds its window as long as the connection exists. When the budget is used up,
-//! [`Windows::take_pressed`] reports it, and the application may close idle connections.
+//! the bytes by which the window shrank. Until then these bytes count in the budget. So the window of a peer that
+//! becomes slow shrinks. A peer that becomes silent holds its window as long as the connection exists. When the budget
+//! is used up, [`Windows::take_pressed`] reports it, and the application may close idle connections.
 
 use std::{
     sync::{

@@ -540,8 +540,8 @@ impl Bbr {
         rtt > min + QUEUE.max(min / 2)
     }
 
-    /// Ends Startup after many losses. A sender that does not fill the path did not cause its losses, so they do not
-    /// end Startup. On a lossy path losses do not count while the bandwidth grows.
+    /// Ends Startup after many losses. A sender that does not fill the path did not cause its losses, so its losses do
+    /// not end Startup. If the controller tolerates path loss, losses do not count while the bandwidth grows.
     fn check_startup_losses(&mut self, delivered: &AckEffect) {
         let sample = &delivered.sample;
         let grows = self.path_loss.is_some() && self.full_bw_rounds == 0;

@@ -46,7 +46,7 @@ impl Downstream {
         self.by_id.contains_key(&id)
     }
 
-    /// Returns the two low bits of the data plane's stream IDs, which are the same in all of them.
+    /// Returns the two low bits of the data plane's stream IDs, which are the same in all its stream IDs.
     pub fn stream_bits(&self) -> u64 {
         self.stream_id(0)
     }

@@ -106,8 +106,8 @@ impl Downstream {
     /// Drops streams if more of them have bytes to send than the limit allows.
     pub(super) fn shed(&mut self) {
         if self.waiting_streams() > self.config.queue.streams {
-            // Abandoned streams count here, but the policy does not see them. So they are reset before the policy
-            // selects streams.
+            // Abandoned streams count towards the limit, but the policy does not see them. So abandoned streams are
+            // reset before the policy selects further streams.
             self.finish_given_up();
             let queue = self.backlog();
             let drops = self.policy.overflow(&queue, &self.config.queue);
@@ -199,8 +199,8 @@ impl Downstream {
         oldest.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
-    /// Notes the owners for which requested old data waits to be sent. The age of their live data counts only from now
-    /// on.
+    /// Notes the owners for which requested old data waits to be sent. The age of these owners' live data counts only
+    /// from now on.
     fn note_asked(&mut self, now: Instant) {
         for (_, stream) in self.streams.iter() {
             if stream.head().is_some_and(|head| head.is_asked)

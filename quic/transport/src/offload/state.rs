@@ -63,7 +63,7 @@ pub(crate) struct Offloaded {
     trial: OffloadTrial,
     failed_trials: u64,
     pub(super) places: OffloadPlaces,
-    /// The header keys of both directions, which are those of generation 0.
+    /// The header protection keys of both directions. All generations use the header keys of generation 0.
     seal_header: Option<[u8; 32]>,
     open: Option<OpenKeys>,
     /// This end's connection IDs that the peer has used as destination, the most recent last.
@@ -89,8 +89,8 @@ pub(crate) struct Offloaded {
     past: ConnectionStatus,
     delivered: DeliveredDatagrams,
     deferral: Deferral,
-    /// True if the loss timer was just postponed so that deferred acknowledgements are read first. It is not postponed
-    /// twice in a row.
+    /// True if the loss timer was just postponed so that deferred acknowledgements are read first. The timer is not
+    /// postponed twice in a row.
     waited: bool,
 }
 
@@ -198,8 +198,8 @@ impl Offloaded {
         self.install_both_seal_keys(seal);
     }
 
-    /// Withdraws all grants and delegations from the offload. The offload returns its streams one by one. Afterwards
-    /// [`Self::finish_release`] has to be called.
+    /// Withdraws all grants and delegations from the offload. The offload returns its streams one by one. When all
+    /// streams are returned, the caller has to call [`Self::finish_release`].
     pub fn release(&mut self, downstream: &mut Downstream) {
         let Some(offload) = self.offload().map(Arc::clone) else { return };
         // The budget is withdrawn first, so that nothing is sent while streams are recalled.
@@ -538,13 +538,14 @@ impl LockedOffload<'_> {
         self.upstream(|offload, seen, held| offload.ingress(origin, seen, held))
     }
 
-    /// Returns an ingress for the peer's datagrams under a track alias, or `None` if the offload cannot forward them.
+    /// Returns an ingress for the peer's datagrams under a track alias, or `None` if the offload cannot forward
+    /// datagrams.
     pub fn ingress_datagrams(&mut self, alias: u64) -> Option<Arc<dyn OffloadIngress>> {
         self.upstream(|offload, seen, held| offload.ingress(OffloadOrigin::Datagrams(alias), seen, held))
     }
 
-    /// Returns openings, with which the offload forwards the peer's new streams of a track alias after the subgroup
-    /// `last` (group and ID). Returns `None` if the offload cannot forward them.
+    /// Returns the openings by which the offload forwards the peer's new streams of a track alias, after the subgroup
+    /// `last` (group and ID). Returns `None` if the offload cannot forward new streams.
     pub fn openings(&mut self, alias: u64, last: (u64, u64)) -> Option<Arc<dyn OffloadOpenings>> {
         self.upstream(|offload, seen, held| offload.openings(alias, last, seen, held))
     }

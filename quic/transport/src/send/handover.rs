@@ -2,9 +2,9 @@
 //! numbers.
 //!
 //! Several threads seal packets of a connection, one after the other, but send them without the connection's lock. If a
-//! thread is interrupted between sealing and sending, others would send later packets first, and receivers would
-//! consider the earlier ones lost. So if another batch has unsent packets of the connection, a thread hands its packets
-//! to the sender of that batch.
+//! thread is interrupted between sealing and sending, other threads would send later packets first, and the peer would
+//! consider the earlier packets lost. So if another batch has unsent packets of the connection, a thread hands its
+//! packets to the sender of that batch.
 
 use parking_lot::Mutex;
 

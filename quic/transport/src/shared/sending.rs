@@ -70,7 +70,8 @@ impl SharedConnection {
         usable
     }
 
-    /// Returns whether the data plane has keys that are not used up. Requests a key update long before they are.
+    /// Returns whether the data plane has keys that are not used up. Requests a key update long before the keys are
+    /// used up.
     pub(super) fn has_keys(&self, state: &mut SharedState) -> bool {
         self.is_usable(&state.numbers, &mut state.plane)
     }

@@ -91,7 +91,7 @@ pub struct PairOptions {
     pub suite: KeySuite,
     pub server: Config,
     pub client: TransportConfig,
-    /// The address on which the server listens, and the address to which the client connects.
+    /// Two addresses: the one on which the server listens, and the one to which the client connects.
     pub listen: [Ipv4Addr; 2],
 }
 

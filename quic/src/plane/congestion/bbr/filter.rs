@@ -40,8 +40,8 @@ impl WindowedMax {
                 return;
             }
         }
-        // The second and third largest values have to come from later parts of the window. Otherwise they would expire
-        // together with the largest.
+        // The second largest value has to be from a later period than the largest, and the third from a later period
+        // than the second. Otherwise these values would expire together.
         let age = period.saturating_sub(self.best[0].period);
         if self.best[1].period == self.best[0].period && age > length / 4 {
             self.best[1] = new;

@@ -70,7 +70,7 @@ struct LateCamera {
     rate: u64,
 }
 
-/// The simulator and the streams after a run.
+/// The simulator and the streams, after all of the camera's frames were simulated.
 struct LateOutcome {
     sim: Sim,
     /// Streams by group and subgroup.

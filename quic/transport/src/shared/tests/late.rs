@@ -378,7 +378,8 @@ fn packet_numbers_stay_unique_when_offloads_are_released_and_replaced() {
             draw(&mut numbers);
         });
         shared.on_offload_recalled(now);
-        // The offload may still send after the release was requested, because runs of its program may be in progress.
+        // The offload may still send after the release was requested, because its BPF program may be running at that
+        // moment.
         (0..10).for_each(|_| {
             kernel(&mut numbers);
             draw(&mut numbers);
