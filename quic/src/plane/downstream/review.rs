@@ -19,8 +19,8 @@ const LEAST: Duration = Duration::from_millis(5);
 /// Longest time between two reviews of the backlog.
 const MOST: Duration = Duration::from_millis(50);
 
-/// Lower bound of the time between two reviews, divided by the number of waiting streams and datagrams. It keeps
-/// reviews from taking much CPU time.
+/// Shortest time between two reviews, per waiting stream or datagram: with more of them, reviews are rarer, so that
+/// reviews take little CPU time.
 const PER_ONE: Duration = Duration::from_micros(50);
 
 impl StreamOwner {

@@ -198,8 +198,8 @@ impl Offloaded {
         self.install_both_seal_keys(seal);
     }
 
-    /// Withdraws all grants and delegations from the offload. The offload returns its streams one by one. When all
-    /// streams are returned, the caller has to call [`Self::finish_release`].
+    /// Withdraws all grants and delegations from the offload. The offload returns its streams one by one. After
+    /// `OffloadOwner::on_released`, the caller has to call [`Self::finish_release`].
     pub fn release(&mut self, downstream: &mut Downstream) {
         let Some(offload) = self.offload().map(Arc::clone) else { return };
         // The budget is withdrawn first, so that nothing is sent while streams are recalled.
