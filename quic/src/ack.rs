@@ -99,7 +99,8 @@ impl<'a> AckFrame<'a> {
         let Some(largest) = ranges.first().map(|range| *range.end()) else { return };
         let counts = self.ecn.unwrap_or_default();
         let others = 1 + varint::len(largest) + blocks(ranges).map(varint::len).sum::<usize>() + counts.len();
-        // The ACK Delay field gets the bytes of `room` that the other fields do not need. Its length limits its value.
+        // The ACK Delay field gets the bytes of `room` that the other fields do not need. The field's length limits the
+        // delay that it can hold.
         let longest = match room.saturating_sub(others) {
             0..=1 => (1 << 6) - 1,
             2..=3 => (1 << 14) - 1,
@@ -144,7 +145,7 @@ impl Iterator for AckRangeIter<'_> {
     }
 }
 
-/// Number of packets below the largest acknowledged one whose numbers the map still translates. A peer repeats an
+/// Number of packets below the largest acknowledged packet for which the map keeps the translation. A peer repeats an
 /// acknowledged range until it knows that its ACK arrived, and the stack has processed older ranges by then.
 const KEPT: usize = 1024;
 
@@ -189,8 +190,8 @@ impl NumberMap {
         }
     }
 
-    /// Returns the virtual numbers of the packets with wire numbers in `range`. They form one range, because virtual
-    /// numbers have no gaps.
+    /// Returns the virtual numbers of the packets with wire numbers in `range`. The result is one range, because
+    /// virtual numbers have no gaps.
     pub fn translate(&self, range: RangeInclusive<u64>) -> Option<RangeInclusive<u64>> {
         // Wire numbers grow with virtual ones, so both ends are found by binary search.
         let start = self.packets.partition_point(|packet| packet.wire < *range.start());
@@ -205,7 +206,7 @@ impl NumberMap {
     }
 
     /// Notes that the stack's packet `number` was acknowledged, and forgets packets more than `KEPT` below it. Returns
-    /// whether `number` is the largest so far.
+    /// whether `number` is the largest acknowledged number so far.
     pub fn on_acked(&mut self, number: u64) -> bool {
         // Acknowledgements of numbers that were never sent, and repeated ones, are ignored.
         if number >= self.next() || self.acked.is_some_and(|acked| number <= acked) {

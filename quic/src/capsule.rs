@@ -37,9 +37,9 @@ pub enum MalformedCapsule {
 
 /// A parser of the bytes that follow the CONNECT request on a WebTransport session's stream.
 ///
-/// The parser reads HTTP/3 frames, and capsules inside of DATA frames. The input may be split anywhere. [`Self::next`]
-/// is called until it returns a [`Closed`], which ends the session. [`Self::finish`] is called if the stream ends
-/// without one.
+/// The parser reads HTTP/3 frames, and capsules inside of DATA frames. The input may be split anywhere. The caller
+/// calls [`Self::next`] until it returns a [`Closed`], which ends the session. If the stream ends before a [`Closed`]
+/// was returned, the caller calls [`Self::finish`].
 #[derive(Debug, Default)]
 pub struct Capsules {
     frame: Unit,
@@ -94,7 +94,7 @@ impl Capsules {
     /// Consumes `input`, up to the capsule that closes the session.
     ///
     /// # Errors
-    /// The closing capsule is malformed, so nothing after it can be interpreted.
+    /// Fails if the closing capsule is malformed, so that nothing after it can be interpreted.
     pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<Closed>, MalformedCapsule> {
         while !input.is_empty() {
             if self.frame.left == 0 {
@@ -137,7 +137,7 @@ impl Capsules {
     /// Notes that the stream has ended.
     ///
     /// # Errors
-    /// The stream ended inside a frame or a capsule.
+    /// Fails if the stream ended inside a frame or a capsule.
     pub fn finish(&self) -> Result<(), MalformedCapsule> {
         match self.frame.is_over() && self.capsule.is_over() {
             true => Ok(()),

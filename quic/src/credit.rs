@@ -12,8 +12,9 @@ const GRANT: u64 = 64 * 1024;
 /// of it.
 const LEAST: u64 = 1200;
 
-/// The sent offsets of at least this many most recent streams are remembered, and of at most twice as many. A
-/// retransmission on a forgotten stream counts as new data, so the grant is topped up earlier than needed.
+/// Smallest number of most recent streams whose sent offsets are remembered. At most twice as many streams are
+/// remembered. A retransmission on a forgotten stream counts as new data, so the grant is topped up earlier than
+/// needed.
 const STREAMS: usize = 512;
 
 /// The split of one connection's credit, in bytes.

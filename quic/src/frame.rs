@@ -41,7 +41,7 @@ const STREAM_FIN: u64 = 0x01;
 const STREAM_LEN: u64 = 0x02;
 const STREAM_OFF: u64 = 0x04;
 
-/// The kind of streams that a MAX_STREAMS or STREAMS_BLOCKED frame is about.
+/// The direction of the streams that a MAX_STREAMS or STREAMS_BLOCKED frame limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are those of RFC 9000")]
 pub enum Direction {
@@ -181,7 +181,8 @@ impl<'a> PayloadCursor<'a> {
     fn frame(&mut self) -> Result<Frame<'a>, Error> {
         let kind = self.varint()?;
         Ok(match kind {
-            // A run of zero bytes is returned as one PADDING item, so that padding takes one iteration, not one a byte.
+            // A run of zero bytes is returned as one PADDING item, so that a run of padding takes one iteration instead
+            // of one iteration per byte.
             PADDING => {
                 let run = self.rest.iter().take_while(|byte| **byte == 0).count();
                 self.bytes(run)?;
@@ -253,7 +254,8 @@ impl<'a> PayloadCursor<'a> {
     }
 }
 
-/// Returns the header length of a STREAM frame with a Length field, for `len` bytes of data, which do not count.
+/// Returns the header length of a STREAM frame with a Length field, that precedes `len` bytes of data. The data's
+/// length is not included.
 pub const fn stream_overhead(id: u64, offset: u64, len: usize) -> usize {
     let offset_len = if offset == 0 { 0 } else { varint::len(offset) };
     1 + varint::len(id) + offset_len + varint::len(len as u64)
@@ -307,7 +309,7 @@ pub fn write_padding(len: usize, out: &mut Vec<u8>) {
     out.resize(out.len() + len, PADDING as u8);
 }
 
-/// Overwrites a whole frame with PING and PADDING. These have no effect, but the packet stays ack-eliciting.
+/// Overwrites a whole frame with PING and PADDING. PING and PADDING have no effect, but the packet stays ack-eliciting.
 pub fn blank(frame: &mut [u8]) {
     frame.fill(PADDING as u8);
     if let Some(first) = frame.first_mut() {

@@ -131,7 +131,8 @@ impl TrafficSecret {
     }
 
     /// Returns the bytes of [`packet_key`](Self::packet_key) and [`header_key`](Self::header_key), for a sender or
-    /// receiver in the kernel. Only the header key of the first generation is used.
+    /// receiver in the kernel. All key generations protect headers with the header key of the first one, so callers use
+    /// only that.
     pub fn key_material(&self) -> KeyMaterial {
         let mut material = KeyMaterial { key: [0; 32], iv: [0; aead::NONCE_LEN], header: [0; 32] };
         let len = self.suite.key_len();

@@ -14,17 +14,18 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 
 /// Bits of the word that hold the next packet number; the key generation is above them.
 ///
-/// 2^48 numbers last for nine years at a million packets per second, so the number never carries over.
+/// 2^48 numbers last for nine years at a million packets per second, so the packet number never overflows into the key
+/// generation.
 pub const NUMBER_BITS: u32 = 48;
 
 const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
 
 /// The packet numbers of one connection's 1-RTT space, shared by all its senders. `W` owns the word, which may be in
-/// memory that other processes or the kernel map too. `Borrow` has to return the same word every time.
+/// memory that other processes or the kernel map too. `W`'s `Borrow` has to return the same word every time.
 ///
 /// A sender calls [`Self::draw`], and seals with the keys of the generation that it gets. Only [`Self::draw_in`]
 /// changes the generation, and only to a newer one. No lock is needed: the order of the atomic operations is the order
-/// of the numbers. Between calls the word holds the next number and the newest generation.
+/// of the numbers. While no method runs, the word holds the next packet number and the newest key generation.
 ///
 /// ```
 /// use millrace_quic::number::PacketNumbers;

@@ -114,7 +114,8 @@ pub fn unprotect(packet: &mut [u8], number_at: usize, key: &HeaderKey) -> Result
 }
 
 fn mask(packet: &[u8], number_at: usize, key: &HeaderKey) -> Option<[u8; 5]> {
-    // The sample begins where a number of 4 bytes would end, whatever its length is (RFC 9001, section 5.4.2).
+    // The sample begins where a packet number of 4 bytes would end, even if the packet number is shorter (RFC 9001,
+    // section 5.4.2).
     let sample = packet.get(number_at + 4..)?.first_chunk::<SAMPLE_LEN>()?;
     Some(key.mask(sample))
 }
@@ -149,7 +150,7 @@ pub struct OpenedPacket {
     pub number: u64,
     /// The key phase bit: the lowest bit of the key generation.
     pub key_phase: bool,
-    /// Range of the frames in the packet.
+    /// Range of the packet's bytes that hold the decrypted frames.
     pub payload: Range<usize>,
 }
 

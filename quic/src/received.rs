@@ -154,7 +154,7 @@ impl ReceivedStreams {
         if id & UNIDIRECTIONAL == 0 {
             return TakenPart::All;
         }
-        // Most frames continue their stream and do not end it.
+        // Most STREAM frames begin where the received bytes of their stream end, and have no FIN.
         if let Some(extent) =
             self.open.get_mut(&id).filter(|extent| !frame.fin && extent.ends_at(range.start))
         {
@@ -162,8 +162,8 @@ impl ReceivedStreams {
             return TakenPart::All;
         }
         if !self.open.contains_key(&id) {
-            // The two lowest bits of a stream ID are the stream's type (RFC 9000, section 2.1); the others are its
-            // index.
+            // The two lowest bits of a stream ID are the stream's type (RFC 9000, section 2.1); the other bits are the
+            // stream's index.
             if self.over.contains(id >> 2) {
                 return if range.is_empty() { TakenPart::All } else { TakenPart::Part(NewBytes::default()) };
             }
@@ -237,9 +237,9 @@ impl RepeatedFrame {
         Self { at, id: frame.id, end, fin: frame.fin, part }
     }
 
-    /// Appends STREAM frames with only the new bytes. If its last bytes are not new, an empty frame at the original end
-    /// lets the reader check flow control and final size. If bytes beyond the frame's FIN were received before, an
-    /// empty frame at their end makes the reader detect that error.
+    /// Appends STREAM frames with only the new bytes. If the frame's last bytes are not new, an empty frame at the
+    /// frame's original end lets the reader check flow control and final size. If bytes beyond the frame's FIN were
+    /// received before, an empty frame at the end of those bytes makes the reader detect the peer's error.
     fn write(&self, payload: &[u8], out: &mut Vec<u8>) {
         let Self { id, end, fin, .. } = *self;
         let NewBytes { new, beyond } = &self.part;
@@ -254,7 +254,8 @@ impl RepeatedFrame {
     }
 }
 
-/// Returns the payload without the bytes that were received before. `repeats` are in the payload's order.
+/// Returns the payload without the bytes that were received before. `repeats` lists the frames with such bytes, in the
+/// payload's order.
 pub fn cut(payload: &[u8], repeats: &[RepeatedFrame]) -> Vec<u8> {
     let mut out = Vec::with_capacity(payload.len() + 64);
     let mut at = 0;

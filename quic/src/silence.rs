@@ -42,8 +42,9 @@ pub struct PacketTotals {
 
 /// A monitor that detects a silent peer from the number of packets received. It has three states: *quiet* (few packets
 /// arrive, so their absence means nothing), *live* (packets arrive often), and *silent*. A live peer becomes silent
-/// after `PATIENCE` without a packet. A quiet peer does so only if acknowledgements from it are missing. A packet ends
-/// the silence. Only [`Silence::look`] changes the state. Time in which this process was stopped does not count.
+/// after `PATIENCE` without a packet. A quiet peer becomes silent only if acknowledgements from it are missing. A
+/// packet ends the silence. Only [`Silence::look`] changes the state. Time in which this process was stopped does not
+/// count.
 #[derive(Debug)]
 pub struct Silence {
     packets: PacketTotals,

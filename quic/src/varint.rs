@@ -16,7 +16,7 @@ pub const fn len(value: u64) -> usize {
 /// Appends `value` in its shortest form.
 ///
 /// Values above [`MAX`] have no encoding; their top two bits would be read as a length. So callers pass only values
-/// that were decoded from QUIC, or counts, which are smaller.
+/// that were decoded from QUIC, or counts, which are smaller than [`MAX`].
 pub fn encode(value: u64, out: &mut Vec<u8>) {
     debug_assert!(value <= MAX);
     let bytes = value.to_be_bytes();

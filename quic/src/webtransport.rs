@@ -67,7 +67,7 @@ impl Preamble {
 /// The protocol layer to which a stream belongs, found from the stream's first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begins {
-    /// The owner is not known yet: more bytes of the stream are needed.
+    /// The layer is not known yet: more bytes of the stream are needed.
     Unknown,
     /// The stream is the application's, after a preamble of this length.
     Ours(usize),
@@ -97,12 +97,14 @@ impl Binding {
         }
     }
 
-    /// Returns the owner of a peer's unidirectional stream that begins with `front`.
+    /// Returns the protocol layer to which a peer's unidirectional stream belongs, if `front` are the stream's first
+    /// bytes.
     pub fn begins_uni(self, front: &[u8]) -> Begins {
         self.begins(STREAM, front)
     }
 
-    /// Returns the owner of a peer's bidirectional stream that begins with `front`.
+    /// Returns the protocol layer to which a peer's bidirectional stream belongs, if `front` are the stream's first
+    /// bytes.
     pub fn begins_bidi(self, front: &[u8]) -> Begins {
         self.begins(FRAME, front)
     }

@@ -153,7 +153,7 @@ impl Controller for SimulatedPath {
     fn on_congestion_event(&mut self, now: Instant, sent: Instant, is_persistent: bool, lost: u64) {
         let mut left = lost;
         // quinn says how many bytes were lost, and when the last of them was sent. This controller assumes that the
-        // oldest flights lost them.
+        // lost bytes belong to the oldest flights.
         while left > 0 {
             let Some(flight) = self.flights.front().filter(|flight| flight.sent <= sent).cloned() else {
                 break;

@@ -75,7 +75,7 @@ impl DatagramPool {
     }
 }
 
-/// Numbers of datagrams that were dropped because `expires` or `late` had passed.
+/// Two counts of datagrams: those dropped because `expires` had passed, and those dropped because `late` had passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overdue {
     pub expired: u64,

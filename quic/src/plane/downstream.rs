@@ -95,11 +95,11 @@ struct Newest {
 /// The data plane of one connection. It does no I/O: time is an argument, `now`, and never goes back.
 ///
 /// A stream is opened ([`Self::open`]), gets an ID when its first frame is written, and ends when the peer has
-/// acknowledged its FIN or its reset; [`Self::poll_event`] reports each step. To send, call [`Self::poll_frames`] until
-/// it returns `None`, and pass each returned packet content on to [`Self::on_sent`] or [`Self::on_not_sent`]. Frames of
-/// the peer go to [`Self::on_ack`] and the other `on_...` methods in the order of their arrival. [`Self::timeout`]
-/// tells when to call [`Self::on_timeout`]; any other call may change it. At any time each byte of a stream is
-/// acknowledged, in flight, or part of a hole.
+/// acknowledged its FIN or its reset; [`Self::poll_event`] reports when the stream gets its ID and when it ends. To
+/// send, call [`Self::poll_frames`] until it returns `None`, and pass each returned packet content on to
+/// [`Self::on_sent`] or [`Self::on_not_sent`]. Frames of the peer go to [`Self::on_ack`] and the other `on_...` methods
+/// in the order of their arrival. [`Self::timeout`] tells when to call [`Self::on_timeout`]; any other call may change
+/// it. At any time each byte of a stream is acknowledged, in flight, or part of a hole.
 ///
 /// ```
 /// use std::time::{Duration, Instant};
@@ -134,7 +134,8 @@ pub struct Downstream {
     streams: StreamSlots,
     by_id: HashMap<u64, StreamKey>,
     owners: HashMap<u64, StreamOwner>,
-    /// Streams with something to send: this field and the next three are the queues of `SchedulerQueue`.
+    /// Streams with something to send. This field and the next three fields hold the streams of one `SchedulerQueue`
+    /// variant each.
     ready: StreamQueues,
     unopened: StreamQueues,
     blocked: StreamQueues,
@@ -241,7 +242,7 @@ impl Downstream {
     /// Notes that the stream's source has more bytes, or has ended. The call has no effect after the stream has ended.
     pub fn wake(&mut self, key: StreamKey) {
         let Some(stream) = self.streams.get_mut(key) else { return };
-        // A stream without credit never reads its source, so this is the place to detect that bytes were evicted.
+        // A stream without credit never reads its source, so this function checks whether the source has evicted bytes.
         if stream.lost_its_source() {
             let code = self.config.reset_codes.behind;
             return self.begin_reset(key, code, Cause::Evicted);

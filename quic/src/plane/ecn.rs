@@ -198,7 +198,8 @@ mod tests {
         assert_eq!(ecn.on_ack(5, 100, counts(5, 0, 0)), 0);
         assert_eq!(ecn.on_ack(5, 100, counts(7, 0, 3)), 3);
         assert_eq!(ecn.on_ack(0, 100, counts(7, 0, 3)), 0);
-        // The ACK frame before this one was lost, so this frame's counts cover packets of both.
+        // The ACK frame before this one was lost, so this frame's counts cover the packets that both ACK frames
+        // acknowledge.
         assert_eq!(ecn.on_ack(2, 100, counts(9, 0, 5)), 2);
         assert_eq!(ecn.on_ack(0, 100, None), 0, "nothing marked was acknowledged");
         assert_eq!(ecn.state(), EcnState::Capable);

@@ -21,7 +21,7 @@ pub struct WaitingStream {
     pub owner: u64,
     /// The stream's priority level. A smaller level is more urgent.
     pub level: PriorityLevel,
-    /// Position in the order of sending among the streams of the same owner and priority level.
+    /// Sort key (group, then subgroup) that orders sending among the streams of the same owner and priority level.
     pub order: (u64, u64),
     /// The subgroup's ID.
     pub subgroup: u64,
@@ -76,7 +76,7 @@ pub struct QueueLimits {
 pub struct Drop {
     /// The stream.
     pub key: StreamKey,
-    /// The reason for the reset, by which resets are counted.
+    /// The reason for the reset. Resets are counted separately for each reason.
     pub reason: DropReason,
 }
 

@@ -8,15 +8,15 @@ use super::types::{Priority, PriorityLevel, StreamKey};
 /// Largest number of queues without streams whose round-robin position and allocation are kept.
 const IDLE_QUEUES: usize = 64;
 
-/// Identifies a queue by the priority level and the owner of its streams.
+/// The identity of a queue: the priority level and the owner that all its streams have.
 type QueueId = (PriorityLevel, u64);
 
 /// Streams that wait for the same resource: a queue for each owner and level, sorted by group and subgroup.
 #[derive(Default)]
 pub struct StreamQueues {
     queues: BTreeMap<QueueId, OwnerQueue>,
-    /// Queues that have streams, as (priority level, last turn, owner). Within a level, the queue that was served
-    /// longest ago comes first.
+    /// Queues that have streams, as (priority level, number of the last round-robin turn, owner). Within a level, the
+    /// queue that was served longest ago comes first.
     order: BTreeSet<(PriorityLevel, u64, u64)>,
     /// Number of round-robin turns so far, over all queues.
     turns: u64,

@@ -122,7 +122,7 @@ pub struct Recovery<T> {
     lost: VecDeque<LostEntry<T>>,
     largest_acked: Option<u64>,
     packet_threshold: u64,
-    /// Bytes in flight of all senders, and of the QUIC stack alone.
+    /// Bytes in flight of all senders. The field below counts those of the QUIC stack alone.
     in_flight: u64,
     stack_in_flight: u64,
     /// Number of the data plane's packets in flight.
@@ -149,7 +149,7 @@ pub struct Recovery<T> {
 }
 
 enum Slot<T> {
-    /// The number was skipped, or its sender has not reported the packet yet.
+    /// The packet number was skipped, or the packet's sender has not reported the packet yet.
     Unused,
     /// The packet was forgotten: its number was skipped, or it was lost or acknowledged long ago.
     Past,
@@ -261,8 +261,9 @@ impl<T: Clone> Recovery<T> {
     /// `app_limited` tells that the data plane had nothing to send although the congestion window allowed it.
     ///
     /// # Errors
-    /// The frame names a packet number that was not sent, or whose sender has not reported it yet. The frame's other
-    /// numbers have been processed. The same frame may be passed again after the report.
+    /// Fails if the frame names a packet number that was not sent, or whose sender has not reported it yet. The frame's
+    /// other numbers have been processed in this case. The caller may pass the same frame again after the sender's
+    /// report.
     pub fn on_ack(
         &mut self,
         now: Instant,
@@ -367,8 +368,8 @@ impl<T: Clone> Recovery<T> {
         self.probes
     }
 
-    /// Returns whether the next acknowledgement is not urgent: no loss is suspected, no probe was needed, and no
-    /// packet of the QUIC stack is in flight.
+    /// Returns whether this process need not read the peer's next acknowledgement at once: no loss is suspected, no
+    /// probe was needed, and no packet of the QUIC stack is in flight.
     pub fn is_steady(&self) -> bool {
         self.loss_time.is_none() && self.pto_count == 0 && self.probes == 0 && self.stack_in_flight == 0
     }
@@ -382,7 +383,7 @@ impl<T: Clone> Recovery<T> {
     }
 
     /// Returns whether a full-sized packet fits into the congestion window. `unreported` is the number of bytes that
-    /// the offload may have in flight.
+    /// the offload may have sent and not reported yet.
     pub fn window_open(&self, unreported: u64) -> bool {
         self.in_flight + unreported + self.mtu() <= self.controller.window() && self.own_packets < MAX_OWN
     }
@@ -472,7 +473,7 @@ impl<T: Clone> Recovery<T> {
     }
 
     /// Returns the size, bytes of UDP payload, of a padded packet that tests whether the path carries large packets
-    /// again. `unreported` is the number of bytes that the offload may have in flight.
+    /// again. `unreported` is the number of bytes that the offload may have sent and not reported yet.
     pub fn mtu_probe(&self, now: Instant, unreported: u64) -> Option<u64> {
         let window = self.controller.window();
         self.path_mtu.probe_size(now).filter(|size| self.in_flight + unreported + size <= window)
@@ -610,7 +611,7 @@ struct Newly {
     all_bytes: u64,
     /// Number of packets that were marked ECT(0).
     marked: u64,
-    /// Acknowledged bytes of packets sent after the last reduction of the window. Only these may grow the window.
+    /// Acknowledged bytes of packets sent after the last reduction of the window. Only these bytes may grow the window.
     bytes: u64,
     /// True if the frame newly acknowledges its largest number. Only then it gives a round-trip sample (section 5.1).
     largest: bool,

@@ -42,7 +42,7 @@ pub struct NewStream {
 /// of them wait to be sent, no data of the same owner counts as late.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AskedRange {
-    /// No part: all bytes of the stream are live data.
+    /// No part is requested old data: all bytes of the stream are live.
     #[default]
     Nothing,
     /// The bytes that the source has when the stream is opened are old data, and later ones are live.
@@ -62,7 +62,7 @@ impl NewStream {
     }
 }
 
-/// The first data that a stream has to send.
+/// The data at the lowest offset that a stream has to send.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamHead {
     /// Time when the object that contains the data was received, if known.
@@ -268,7 +268,7 @@ impl PlaneStream {
         }
     }
 
-    /// Returns SUBGROUP_DELIVERY_TIMEOUT.
+    /// Returns the stream's SUBGROUP_DELIVERY_TIMEOUT, if it has one.
     pub fn subgroup_timeout(&self) -> Option<Duration> {
         match &self.state {
             SendState::Sending(sending) => sending.subgroup_timeout,
@@ -320,7 +320,7 @@ impl PlaneStream {
             .is_some_and(|received| now.saturating_duration_since(received) > timeout)
     }
 
-    /// Returns the first data to send, or `None` if there is no data to send, or only a reset.
+    /// Returns the data to send at the lowest offset, or `None` if the stream has nothing to send, or only a reset.
     pub fn head(&self) -> Option<StreamHead> {
         let SendState::Sending(sending) = &self.state else { return None };
         let hole = sending.hole().map(|hole| hole.start);
@@ -344,7 +344,7 @@ impl PlaneStream {
         }
     }
 
-    /// Returns OBJECT_DELIVERY_TIMEOUT.
+    /// Returns the stream's OBJECT_DELIVERY_TIMEOUT, if it has one.
     pub fn object_timeout(&self) -> Option<Duration> {
         match &self.state {
             SendState::Sending(sending) => sending.object_timeout,
@@ -418,7 +418,7 @@ impl PlaneStream {
     pub fn on_lost(&mut self, range: Range<u64>, fin: bool) {
         let SendState::Sending(sending) = &mut self.state else { return };
         let end = sending.given_up.map_or(range.end, |given_up| given_up.at.min(range.end));
-        // The bytes may have been sent twice, and the other copy may be acknowledged already.
+        // The lost bytes may have been sent twice, and the peer may have acknowledged the other copy already.
         let unacked = range.start.max(sending.acked)..end;
         for gap in sending.acked_beyond.gaps(unacked) {
             sending.lost.insert(gap);

@@ -26,7 +26,8 @@ pub(crate) struct Alarm {
     /// The driver's next deadline, at which it wakes even if it is not notified.
     next: AtomicU64,
     notify: Notify,
-    /// Requests since the driver last read them: connection numbers, and the times at which these have to be served.
+    /// Wake-up requests that the driver has not read yet: connection numbers, each with the time at which the
+    /// connection has to be served.
     asked: Mutex<Vec<(u64, u64)>>,
     /// The number that the next new connection gets.
     number: AtomicU64,
@@ -53,7 +54,7 @@ impl AlarmTurn {
     }
 
     /// Makes the driver serve the connection at `time` or before. State that the driver needs has to be stored before
-    /// this call. Usually an earlier time is set already. Then the call costs only one atomic load.
+    /// this call. Usually an earlier time is set already, and the call costs only one atomic load.
     pub fn wake_by(&self, time: u64) {
         if self.put(time) {
             self.alarm.asked.lock().push((self.number, time));
@@ -62,13 +63,13 @@ impl AlarmTurn {
     }
 
     /// Lowers the time at which the connection is served next. Returns whether `time` is earlier than the time set
-    /// before; then the driver has to note it in its agenda.
+    /// before. If so, the driver has to add `time` to its agenda.
     pub fn put(&self, time: u64) -> bool {
         time < self.at.load(Ordering::SeqCst) && time < self.at.fetch_min(time, Ordering::SeqCst)
     }
 
-    /// Clears the connection's time, because the driver serves the connection now. Later deadlines have to be requested
-    /// again.
+    /// Clears the connection's time, because the driver serves the connection now. Deadlines later than now have to be
+    /// requested again.
     pub fn begin(&self) {
         self.at.store(u64::MAX, Ordering::SeqCst);
     }
@@ -96,7 +97,7 @@ impl Alarm {
 
     /// Makes the driver wake at `time` or before.
     fn at(&self, time: u64) {
-        // Usually the driver wakes earlier anyway. Then the load shows that no write is needed.
+        // Usually the driver already wakes before `time`. In this case the load shows that no write is needed.
         if time < self.next.load(Ordering::Relaxed) && time < self.next.fetch_min(time, Ordering::AcqRel) {
             self.notify.notify_one();
         }
@@ -131,7 +132,8 @@ impl Alarm {
         self.next.store(u64::MAX, Ordering::Release);
     }
 
-    /// Sets the driver's next deadline to `time`, unless it is earlier already. The driver calls this before it waits.
+    /// Sets the driver's next deadline to `time`, unless that deadline is earlier already. The driver calls this before
+    /// it waits.
     pub fn lower(&self, time: u64) {
         self.next.fetch_min(time, Ordering::AcqRel);
     }
@@ -147,7 +149,7 @@ mod tests {
         let alarm = Alarm::since(now.checked_sub(age).expect("the clock reaches so far back"));
         let at = now + Duration::from_millis(20);
         alarm.at(alarm.time(at));
-        // The first wait returns at once, because `at` woke the driver.
+        // The first wait returns at once, because the call `alarm.at` notified the alarm.
         alarm.wait().await;
         alarm.wait().await;
         assert!(Instant::now() >= at, "too early, {age:?} after the start");

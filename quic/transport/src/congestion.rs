@@ -8,7 +8,7 @@ use quinn::congestion::{Controller, ControllerFactory};
 use crate::shared::SharedConnection;
 
 /// Losses, acknowledgements and round trips of quinn's packets reach the shared recovery through the crypto traits, so
-/// quinn's reports of them are ignored here. Only its path MTU is used.
+/// quinn's reports of these events are ignored here. Only the path MTU that quinn reports is used.
 pub(crate) struct QuinnWindow(pub Arc<SharedConnection>);
 
 impl ControllerFactory for QuinnWindow {

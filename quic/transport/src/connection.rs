@@ -29,7 +29,7 @@ use crate::{
 
 /// Longest time for which objects wait until quinn has sent the control message that has to precede them.
 const CONTROL_PATIENCE: Duration = Duration::from_millis(2);
-/// Interval at which a waiting probe checks whether the peer has answered.
+/// Interval at which [`Connection::answers`] checks whether the peer has answered its probe.
 const ANSWER_LOOKS: Duration = Duration::from_millis(20);
 
 /// One QUIC connection with two senders.
@@ -40,17 +40,18 @@ const ANSWER_LOOKS: Duration = Duration::from_millis(20);
 ///
 /// # Order of calls
 ///
-/// 1. [`Self::bind`], if the application uses a WebTransport session.
-/// 2. Opening the unidirectional streams of the QUIC stack: as many as `control_streams` says.
-/// 3. [`Self::start`]. Before this call data may be queued, but the data plane sends nothing.
-/// 4. [`Self::downstream`] to queue streams and datagrams, then [`Self::transmit_now`] or [`Self::transmit`]. Both may
-///    be called from any thread. Timers, retransmissions and the peer's credit cause further packets without a call.
-/// 5. [`Self::events`] or [`Self::take_events`], to learn which streams have ended. There is one queue of events, so
-///    only one task should read it.
+/// 1. The application calls [`Self::bind`] if it uses a WebTransport session.
+/// 2. It opens `control_streams` unidirectional streams through [`Self::quic`].
+/// 3. It calls [`Self::start`]. Before this call data may be queued, but the data plane sends nothing.
+/// 4. It calls [`Self::downstream`] to queue streams and datagrams, then [`Self::transmit_now`] or [`Self::transmit`].
+///    All three may be called from any thread. Timers, retransmissions and the peer's credit cause further packets
+///    without a call.
+/// 5. It calls [`Self::events`] or [`Self::take_events`] to learn which streams have ended. A connection has one queue
+///    of events, so only one task should read it.
 ///
-/// Between calls, every byte of the data plane is acknowledged, in flight or waiting. Both senders together stay within
-/// the congestion window and the peer's credit. When the connection is closed, by either end or by a timeout, the data
-/// plane stops and reports no further events.
+/// While no method runs, every byte of the data plane is acknowledged, in flight or waiting. Both senders together stay
+/// within the congestion window and the peer's credit. When the connection is closed, by either end or by a timeout,
+/// the data plane stops and reports no further events.
 ///
 /// ```no_run
 /// use bytes::Bytes;
@@ -95,7 +96,7 @@ impl Connection {
     /// streams for itself. This must be called before [`Self::start`].
     pub fn bind(&self, binding: Binding, streams: u64) {
         self.shared.bind(binding, streams);
-        let _ = self.binding.set(binding); // fails at a second call, which is ignored
+        let _ = self.binding.set(binding); // `set` fails at a second call of `bind`; its error is ignored
     }
 
     /// Returns how the application's streams are mapped to the connection: bare, or in a WebTransport session.
@@ -113,8 +114,8 @@ impl Connection {
         &self.foreign
     }
 
-    /// Locks the data plane of this connection. The caller has to release the lock soon, because quinn takes it for
-    /// every packet. Call [`Connection::transmit`] afterwards to send queued data.
+    /// Locks the data plane of this connection. The caller has to release the lock soon, because quinn's crypto takes
+    /// the same lock for every packet. Call [`Connection::transmit`] afterwards to send queued data.
     pub fn downstream(&self) -> MappedMutexGuard<'_, Downstream> {
         self.shared.downstream()
     }
@@ -214,7 +215,8 @@ impl Connection {
         self.shared.suite()
     }
 
-    /// Requests a key update from quinn if the data plane still needs newer keys. Returns whether it needs them.
+    /// Requests a key update from quinn if the data plane still needs newer keys. Returns whether the data plane still
+    /// needs newer keys.
     pub(crate) fn renew_keys(&self) -> bool {
         if !self.shared.wants_keys() {
             return false;
@@ -250,7 +252,7 @@ impl Connection {
         let before = self.received();
         let looks = (patience.as_nanos() / ANSWER_LOOKS.as_nanos()) as u32;
         for look in 0..looks {
-            // A second probe is sent at half time, because the first may be lost.
+            // A second probe is sent after half of `patience`, because the first probe may be lost.
             if look == 0 || look == looks / 2 {
                 self.nudge();
             }
@@ -289,7 +291,7 @@ impl Connection {
         self.shared.window.status(now)
     }
 
-    /// Sets quinn's receive window to the present size.
+    /// Sets quinn's receive window to the size that `ConnectionWindow` has computed.
     pub(crate) fn resize_window(&self) {
         let bytes = self.shared.window.bytes();
         self.quic.set_receive_window(bytes.into());
@@ -311,9 +313,9 @@ impl Connection {
 }
 
 /// A monitor that detects whether the peer of a connection is alive. If the peer has stopped sending media, or does not
-/// acknowledge packets, the monitor probes it with two packets. A living peer acknowledges the first one. A restarted
-/// peer answers at least the second one with a stateless reset. The second packet is sent even if congestion control
-/// blocks all other packets.
+/// acknowledge packets, the monitor probes it with two packets. A living peer acknowledges the first packet. A
+/// restarted peer answers at least the second packet with a stateless reset. The second packet is sent even if
+/// congestion control blocks all other packets.
 pub struct PeerWatch<'a> {
     connection: &'a Connection,
     looks: tokio::time::Interval,

@@ -18,7 +18,8 @@ use crate::{
     shared::attention,
 };
 
-/// Interval of queries to quinn about changes that it does not report by itself.
+/// Interval at which the driver's tasks query quinn for the peer's address and for newer keys, which quinn does not
+/// report by itself.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 /// Registers a connection of the endpoint, and makes the driver serve it.
@@ -138,8 +139,8 @@ async fn follow_address(connection: Weak<Connection>) {
     loop {
         tokio::time::sleep(INTERVAL).await;
         let Some(connection) = connection.upgrade() else { return };
-        // The flag that such a task exists is cleared before quinn is queried. If the peer moves after the query,
-        // another task begins.
+        // The flag `follows`, which tells that this task runs, is cleared before quinn is queried. So if the peer moves
+        // after the query, another task begins.
         connection.shared.end_following();
         if !connection.look_up_address() || !connection.shared.begin_following() {
             return;

@@ -38,7 +38,7 @@ use crate::{
 };
 
 /// The largest UDP payload that servers may send to this end. A relay forwards such packets with a longer connection
-/// ID, packet number and stream header; they still have to fit into Ethernet's MTU.
+/// ID, packet number and stream header; the forwarded packets still have to fit into Ethernet's MTU.
 const MAX_FROM_SERVERS: u16 = 1452 - 24;
 /// The largest UDP payload that clients may send to this end. Such a packet may be forwarded to another relay, whose
 /// copies may have longer headers again, and still have to fit into Ethernet's MTU.
@@ -88,7 +88,7 @@ pub enum ConnectError {
 /// An endpoint: one UDP socket and its QUIC connections. A [`Connection`] may outlive its endpoint.
 ///
 /// A server passes each [`Incoming`] of [`Self::accept`] on to [`Incoming::accept`]. A client calls [`Self::connect`].
-/// One endpoint may do both.
+/// One endpoint may be server and client at the same time.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -240,7 +240,7 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// The same as for [`Self::connect`].
+    /// Fails for the same reasons as [`Self::connect`].
     pub async fn connect_as(
         &self,
         addr: SocketAddr,
@@ -260,7 +260,7 @@ impl Endpoint {
     /// Sets the roots that certificates of new clients have to chain to. Without roots, no certificate is requested.
     ///
     /// # Errors
-    /// The roots cannot be used. Then the earlier roots stay in use.
+    /// Fails if the new roots cannot be used. In that case the earlier roots stay in use.
     pub fn set_client_roots(&self, roots: Option<&Arc<RootCertStore>>) -> Result<(), rustls::Error> {
         self.inner.clients.set(roots)
     }
@@ -296,7 +296,7 @@ impl Incoming {
     /// Sends a Retry packet, so that the peer proves its address by returning a token. This end keeps no state until
     /// the token arrives.
     pub fn retry(self) {
-        let _ = self.incoming.retry(); // fails if the peer has sent a token already, and drops the attempt
+        let _ = self.incoming.retry(); // `retry` fails if the peer has sent a token already; it then drops the attempt
     }
 
     /// Accepts the connection attempt and completes the handshake.

@@ -24,7 +24,7 @@ pub fn with_addresses(addresses: impl Iterator<Item = IpAddr>) -> Vec<String> {
 /// unspecified address stands for all interfaces that are up and have an address, except a link-local one.
 ///
 /// # Errors
-/// The kernel does not list the interfaces.
+/// Fails if the kernel does not list the interfaces.
 pub fn list_interfaces(listen: &[SocketAddr]) -> nix::Result<Vec<String>> {
     let all = all()?;
     let is_served = |it: &&InterfaceAddress| {
@@ -76,7 +76,7 @@ fn source_towards(ip: IpAddr) -> io::Result<IpAddr> {
 /// Returns the link type of an interface, such as `ARPHRD_ETHER`.
 ///
 /// # Errors
-/// The kernel does not list the interfaces.
+/// Fails if the kernel does not list the interfaces.
 pub fn kind(name: &str) -> nix::Result<Option<u16>> {
     Ok(kind_among(&all()?, name))
 }

@@ -16,15 +16,15 @@
 //!          numbers  send   offload           the packet number counter; sockets; the trait
 //! ```
 //!
-//! Arrows point down only. Frames, ACKs, keys, recovery and congestion control are in `millrace-quic`, which does no
-//! I/O. The offload is a trait here; its implementation in the kernel is `millrace-relay-kernel`. So this crate needs
-//! no C compiler.
+//! In the diagram, modules call only modules below them. Frames, ACKs, keys, recovery and congestion control are in
+//! `millrace-quic`, which does no I/O. The offload is a trait here; its implementation in the kernel is
+//! `millrace-relay-kernel`. So this crate needs no C compiler.
 //!
 //! # The offload's corridor
 //!
 //! A call to a connection's offload passes two types. [`Connection::offload`] gives access to
-//! [`offload::LockedOffload`] while the connection's lock is held. It records delegations, and calls the
-//! [`offload::Offload`] of the engine. Both have the same methods: `ingress`, `openings`, `accept`, `prepare`,
+//! [`offload::LockedOffload`] while the connection's lock is held. `LockedOffload` records delegations, and calls the
+//! [`offload::Offload`] of the engine. Both types have the same methods: `ingress`, `openings`, `accept`, `prepare`,
 //! `delegate`.
 //!
 //! | what | for callers | recorded as | in the engine |
@@ -36,7 +36,7 @@
 //! | one subscriber's copy of a stream that begins | [`offload::OpeningTerms`] | `OpeningBook` of `OpeningEntry` | [`offload::OpeningRequest`], `KernelEgress` |
 //! | which end opens that | | | [`offload::OpeningSide`] |
 //!
-//! The names of the program's entries are in `millrace-relay-kernel`.
+//! The corresponding types inside the BPF program are listed in the documentation of `millrace-relay-kernel`.
 //!
 //! The example `files` serves files with the second sender, without MoQ.
 #![deny(missing_docs)]

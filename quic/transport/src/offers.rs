@@ -7,17 +7,18 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::offload::{OffloadIngress, OffloadOpenings, OffloadResult};
 
-/// What an offload may forward of a track: its datagrams, and its new streams from their first byte on. At first both
-/// are withheld.
+/// The two offers of a track to an offload: the track's datagrams, and its new streams from their first byte on. At
+/// first both offers are withheld.
 ///
-/// Each of these two offers is *withheld*, *unknown* or *known*. [`Self::allow`] makes an offer unknown. The first call
-/// of [`Self::datagrams`] or [`Self::openings`] that gets a permit makes it known. When the offload is released, the
-/// offer is unknown again. [`Self::withhold`] withholds it in any state, and closes openings, so that they match no
-/// further stream. Openings that match a stream are kept until that stream is read.
+/// An offer is *withheld* (the offload must not forward), *unknown* (nothing was set up) or *known* (the ingress or the
+/// openings exist). [`Self::allow`] makes an offer unknown. The first call of [`Self::datagrams`] or [`Self::openings`]
+/// that gets a permit makes it known. When the offload is released, the offer is unknown again. [`Self::withhold`]
+/// withholds both offers in any state. It closes the openings (ingresses prepared for streams that have not begun), so
+/// that no further stream is bound to one. Openings with a bound stream are kept until that stream is read.
 pub struct Offers {
     datagrams: Mutex<Offered<dyn OffloadIngress>>,
     openings: Mutex<Offered<dyn OffloadOpenings>>,
-    /// Withheld openings that were bound to streams which this process has not accepted yet.
+    /// Closed [`OffloadOpenings`] that are bound to streams which this process has not accepted yet.
     closed: Mutex<Vec<Arc<dyn OffloadOpenings>>>,
 }
 
@@ -45,7 +46,8 @@ impl Offers {
         self.datagrams.lock().known()
     }
 
-    /// Returns the openings, by which an offload forwards new streams, and which `make` creates when needed.
+    /// Returns the openings (ingresses prepared for streams that have not begun) of the track, which `make` creates
+    /// when needed. Returns `None` while new streams are withheld.
     pub fn openings(
         &self,
         places: PlaceProvider<'_>,
@@ -54,7 +56,7 @@ impl Offers {
         self.openings.lock().get(places, make)
     }
 
-    /// Returns the openings for new streams, if they exist.
+    /// Returns the openings (ingresses prepared for streams that have not begun) of the track, if they exist.
     pub fn known_openings(&self) -> Option<Arc<dyn OffloadOpenings>> {
         self.openings.lock().known()
     }
@@ -65,8 +67,8 @@ impl Offers {
         self.openings.lock().allow();
     }
 
-    /// Withholds datagrams and new streams from the offload. Streams that it forwards already stay forwarded. Returns
-    /// group and ID of the last subgroup that the offload forwards, or that userspace claimed.
+    /// Withholds datagrams and new streams from the offload. Streams that the offload forwards already stay forwarded.
+    /// Returns group and ID of the last subgroup that the offload forwards, or that userspace claimed.
     pub fn withhold(&self) -> Option<(u64, u64)> {
         let withheld = self.datagrams.lock().withhold();
         drop(withheld);
@@ -87,7 +89,7 @@ impl Offers {
 
 /// The state of one offer: of a track's datagrams, or of its new streams.
 enum Offered<T: ?Sized> {
-    /// The ingress or openings were not requested yet, or the offload could not create them.
+    /// The ingress or the openings of this offer were not requested yet, or the offload could not create them.
     Unknown,
     Known {
         known: Arc<T>,
@@ -103,8 +105,8 @@ enum Offered<T: ?Sized> {
 pub type PlaceProvider<'a> = &'a dyn Fn() -> Option<OwnedSemaphorePermit>;
 
 impl<T: OffloadResult + ?Sized> Offered<T> {
-    /// Returns the offer, which `make` creates when needed. Returns `None` while the offer is withheld, or if `places`
-    /// has no permit.
+    /// Returns the ingress or the openings of this offer, which `make` creates when needed. Returns `None` while the
+    /// offer is withheld, or if `places` has no permit.
     fn get(&mut self, places: PlaceProvider<'_>, make: impl FnOnce() -> Option<Arc<T>>) -> Option<Arc<T>> {
         if matches!(self, Self::Known { known, .. } if known.is_over()) {
             *self = Self::Unknown;

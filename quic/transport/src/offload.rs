@@ -49,7 +49,7 @@ pub trait OffloadEngine: Send + Sync {
     /// Serves the connections of an endpoint with this socket, within a tokio runtime.
     ///
     /// # Errors
-    /// The socket cannot be registered with the runtime.
+    /// Fails if the socket cannot be registered with the runtime.
     fn attach(self: Arc<Self>, socket: UdpSocket) -> io::Result<Attached>;
 
     /// Returns the network interfaces from which the engine forwards packets, or should forward them.
@@ -139,7 +139,7 @@ pub trait Offload: Send + Sync {
     /// before the first [`Self::grant`], nor after [`OffloadOwner::on_released`].
     fn numbers(&self) -> &AtomicU64;
 
-    /// Releases the offload. The connection has to have taken back all grants and delegations before.
+    /// Releases the offload. Before the call, the connection has to withdraw all grants and delegations.
     /// [`OffloadOwner::on_released`] is called when the offload has stopped.
     fn release(self: Arc<Self>);
 
@@ -150,11 +150,11 @@ pub trait Offload: Send + Sync {
     fn set_session(&self, session: u32);
 
     /// Sets the layout of the application's streams and datagrams on the connection, in both directions. This is called
-    /// at most once, before any delegation or ingress. Without it the binding is [`Binding::Bare`].
+    /// at most once, before any delegation or ingress. Without this call the binding is [`Binding::Bare`].
     fn set_binding(&self, binding: Binding);
 
     /// Sets the keys of a generation for sealing. They are derived from `secret`, except the header key, which is that
-    /// of generation 0. The offload installs the keys asynchronously, and does not use them before.
+    /// of generation 0. The offload installs the keys asynchronously, and does not use them before they are installed.
     fn set_seal_keys(self: Arc<Self>, generation: u16, secret: &TrafficSecret, header: &[u8; 32]);
 
     /// Notes that this end seals with a newer generation from now on.
@@ -182,11 +182,11 @@ pub trait Offload: Send + Sync {
     /// Sets the largest DATAGRAM frame that the peer accepts, bytes.
     fn set_max_datagram(&self, bytes: u32);
 
-    /// Sets how many bytes in total, since the offload began, it may send. Returns the totals that it may have reached
-    /// before it saw the new limits.
+    /// Sets the total number of bytes that the offload may send, counted from when it began. Returns the totals that it
+    /// may have reached before it saw the new limits.
     fn grant(&self, total: OffloadBudget) -> OffloadBudget;
 
-    /// Stops the offload because the connection has ended. It sends no more packets.
+    /// Stops the offload because the connection has ended. The offload sends no more packets.
     fn stop(&self);
 
     /// Sets the priority level of data that waits in userspace, so that the offload forwards only more urgent data. A
@@ -208,7 +208,7 @@ pub trait Offload: Send + Sync {
     /// the packet, too, or may have.
     fn on_received(&self, number: u64) -> bool;
 
-    /// Notes that this end received bytes of a peer's stream, and perhaps the stream's end, in a packet that the
+    /// Notes that userspace received bytes of a peer's stream, and perhaps the stream's end, in a packet that the
     /// offload did not decrypt.
     fn leave(&self, stream: u64, bytes: &Range<u64>, fin: bool);
 
@@ -216,8 +216,8 @@ pub trait Offload: Send + Sync {
     fn has_ingress(&self) -> bool;
 
     /// Lets the engine forward a stream or datagrams of this peer to other connections, until the returned ingress is
-    /// dropped. `seen` tells what this end received before. `held` is kept alive as long as the ingress. Returns `None`
-    /// if the engine's tables are full.
+    /// dropped. `seen` tells which packets and streams this end received before. The object `held` is kept alive as
+    /// long as the ingress. Returns `None` if the engine's tables are full.
     fn ingress(
         self: Arc<Self>,
         origin: OffloadOrigin,
@@ -225,8 +225,8 @@ pub trait Offload: Send + Sync {
         held: Arc<dyn Any + Send + Sync>,
     ) -> Option<Arc<dyn OffloadIngress>>;
 
-    /// Lets the engine forward the peer's new streams with a track alias, from their first byte on, to streams that it
-    /// opens itself. Only subgroups after `last` (group and ID) are forwarded. The other parameters are those of
+    /// Lets the engine forward the peer's new streams with a track alias, from their first byte on, on streams that the
+    /// engine opens itself. Only subgroups after `last` (group and ID) are forwarded. The other parameters are those of
     /// [`Self::ingress`].
     fn openings(
         self: Arc<Self>,
@@ -237,22 +237,22 @@ pub trait Offload: Send + Sync {
     ) -> Option<Arc<dyn OffloadOpenings>>;
 
     /// Notes that this end has accepted a unidirectional stream of the peer, so that the engine does not start to
-    /// forward it by an opening any more. Returns the ingress (opening) by which the engine forwards it already.
+    /// forward it any more. Returns the ingress by which the engine forwards this stream already, if it does.
     fn accept(&self, stream: u64) -> Option<Arc<dyn OffloadIngress>>;
 
     /// Sets the low bits that all IDs of this end's unidirectional streams have.
     fn set_stream_bits(&self, bits: u32);
 
     /// Lets the offload open unidirectional streams as long as fewer than `limit` were opened on the connection. All
-    /// streams with an index below `next` have been opened. Returns the index of the next stream, which stays the same
-    /// if the limit is 0.
+    /// streams with an index below `next` have been opened. Returns the index of the next stream to be opened, which no
+    /// longer changes if the limit is 0.
     fn set_streams(&self, next: u64, limit: u64) -> u64;
 
-    /// Lets the offload open a stream on this connection as a copy of the new stream that `ingress`, an opening, will
-    /// be bound to. The ingress has to be from the same engine.
+    /// Lets the offload open a stream on this connection as a copy of the peer's new stream that `ingress` will be
+    /// bound to. `ingress` was made by [`OffloadOpenings::make`]. The ingress has to be from the same engine.
     ///
     /// # Errors
-    /// The same as for [`Self::delegate`].
+    /// Fails for the same reason as [`Self::delegate`].
     fn prepare(
         self: Arc<Self>,
         ingress: &Arc<dyn OffloadIngress>,
@@ -262,7 +262,7 @@ pub trait Offload: Send + Sync {
     /// Forwards bytes that arrive at `ingress`, which has to be from the same engine, on a stream of this connection.
     ///
     /// # Errors
-    /// The offload cannot forward the stream, now or ever, so the plane sends it.
+    /// Fails if the offload cannot forward the stream, now or ever. The data plane then sends the stream.
     fn delegate(
         self: Arc<Self>,
         ingress: &Arc<dyn OffloadIngress>,
@@ -272,7 +272,7 @@ pub trait Offload: Send + Sync {
     /// Forwards datagrams that arrive at `ingress`, which has to be from the same engine, on this connection.
     ///
     /// # Errors
-    /// The same as for [`Self::delegate`].
+    /// Fails for the same reason as [`Self::delegate`].
     fn delegate_datagrams(
         self: Arc<Self>,
         ingress: &Arc<dyn OffloadIngress>,
@@ -303,26 +303,26 @@ pub trait OffloadOwner: Send + Sync {
     /// grants and delegations, and calls [`Offload::release`].
     fn on_offload_recalled(&self, now: Instant);
 
-    /// Notes that the released offload sends no more, and that [`Offload::drain`] returns its last packets. The owner
-    /// drops the offload afterwards.
+    /// Notes that the released offload sends no more packets, and that [`Offload::drain`] returns the last ones. The
+    /// owner drops the offload afterwards.
     fn on_released(&self, now: Instant);
 
     /// Notes that [`Offload::drain`] has new sent packets to return.
     fn on_sent(&self, now: Instant);
 
-    /// Notes that the offload has returned these streams: it sends no more on them, and [`Offload::drain`] returns
-    /// their last packets.
+    /// Notes that the offload has returned these streams: it sends no more packets of these streams, and
+    /// [`Offload::drain`] returns the last ones.
     fn on_returned(&self, now: Instant, keys: &[StreamKey]);
 
     /// Notes that the offload has begun to send on this path.
     fn on_path(&self, now: Instant, path: &OffloadPath);
 
-    /// Notes that the ingress no longer exists for which streams were prepared under these tags. The connection resets
-    /// those that the offload has opened and that are not adopted.
+    /// Notes that the ingress no longer exists for which streams were prepared under these tags. Of these streams, the
+    /// connection resets those that the offload has opened and that are not adopted.
     fn on_gone(&self, now: Instant, tags: &[u64]);
 }
 
-/// An ingress or a track's openings, which an offload has created.
+/// An object that an offload has created: an ingress, or the openings of a track.
 pub trait OffloadResult: Send + Sync {
     /// Returns whether the offload has been released, so that this ingress or these openings have no effect any more.
     fn is_over(&self) -> bool;
@@ -339,7 +339,8 @@ pub trait OffloadIngress: OffloadResult + Any {
     /// versions. If so, the offload has stopped forwarding, and the caller should reset the copies.
     fn is_contradicted(&self) -> bool;
 
-    /// Sets whether the data is needed only for forwarded copies. Then arriving data need not wake the process.
+    /// Sets whether the ingress's data is needed only for forwarded copies. If so, its arrival need not wake the
+    /// process.
     fn set_exclusive(&self, exclusive: bool);
 
     /// Returns a number that is unique to this ingress.
@@ -360,28 +361,31 @@ pub trait OffloadIngress: OffloadResult + Any {
 /// The openings of a track: ingresses prepared for streams that have not begun. When a new stream of the track begins,
 /// the engine binds the next opening to it and forwards it. After this object is dropped, no further stream is bound.
 pub trait OffloadOpenings: OffloadResult {
-    /// Returns how many openings the caller should add so that enough are ready. Each takes table entries for
-    /// `subscribers` copies.
+    /// Returns how many more openings (ingresses for streams that have not begun) the caller should add so that enough
+    /// are ready. Each opening takes table entries for `subscribers` copies.
     fn missing(&self, subscribers: usize) -> usize;
 
-    /// Creates an opening, or returns `None` if the engine's tables are full.
+    /// Creates an opening (an ingress for a stream that has not begun), or returns `None` if the engine's tables are
+    /// full.
     fn make(&self) -> Option<Arc<dyn OffloadIngress>>;
 
-    /// Adds `opening` to the queue. The engine binds openings to new streams in the order of these calls.
+    /// Adds `opening`, an ingress for a stream that has not begun, to the queue. The engine binds openings to new
+    /// streams in the order of these calls.
     fn put(&self, opening: Arc<dyn OffloadIngress>);
 
-    /// Returns the openings that are not bound to a stream yet.
+    /// Returns the openings (ingresses for streams that have not begun) that are not bound to a stream yet.
     fn waiting(&self) -> Vec<Arc<dyn OffloadIngress>>;
 
     /// Claims a subgroup (group and ID) for userspace, because it has begun to arrive from another publisher. From now
-    /// on the engine binds only later subgroups. Returns true if neither this subgroup nor a later one was bound or
-    /// claimed before.
+    /// on the engine binds openings only to streams of later subgroups. Returns true if neither this subgroup nor a
+    /// later one was bound to an opening, or claimed, before.
     fn claim(&self, subgroup: (u64, u64)) -> bool;
 
-    /// Stops binding openings to new streams. Returns the last subgroup (group and ID) that was bound or claimed.
+    /// Stops binding openings (ingresses for streams that have not begun) to new streams. Returns the last subgroup
+    /// (group and ID) that was bound to an opening, or claimed for userspace.
     fn close(&self) -> (u64, u64);
 
-    /// Returns whether a stream that an opening was bound to has not been accepted yet by this end.
+    /// Returns whether the engine forwards a new stream of the track that this end has not accepted yet.
     fn has_bound(&self) -> bool;
 }
 
@@ -393,8 +397,8 @@ pub trait Delegation: Send + Sync {
     /// Returns whether the data that this delegation forwards comes from `ingress`.
     fn is_of(&self, ingress: &Arc<dyn OffloadIngress>) -> bool;
 
-    /// Forbids the offload to open the stream that was prepared. Returns the side that opens the stream, because the
-    /// offload may have opened it already.
+    /// Forbids the offload to open the stream that was prepared. Returns which side opens the stream, the data plane or
+    /// the offload, because the offload may have opened it already.
     fn close(&self) -> OpeningSide;
 
     /// Notes that the offload has opened the stream that was prepared.
@@ -452,7 +456,7 @@ pub struct StreamCopy {
 }
 
 /// One subscriber's copies of a track's new streams, which the offload opens. A stream is copied if its first object is
-/// at or after the first location, and its group is not after the last group.
+/// at or after `first` (group and object ID), and its group is not after `last_group`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpeningTerms {
     /// The subscription's number, as in [`NewStream::owner`](millrace_quic::plane::downstream::NewStream::owner).
@@ -480,7 +484,7 @@ pub struct OpeningRequest {
     pub terms: OpeningTerms,
 }
 
-/// One subscriber's copies of a track's datagrams: those from the first location up to the last group.
+/// One subscriber's copies of a track's datagrams: those from `first` (group and object ID) up to `last_group`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatagramCopy {
     /// Identifies this copy in reports: [`OffloadSentPacket::tag`] has the same value.

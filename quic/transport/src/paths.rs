@@ -10,8 +10,8 @@ use tokio::sync::broadcast;
 
 use crate::clock::monotonic_ns;
 
-/// Largest number of changed estimates that wait for a listener. A slower listener misses the oldest ones, and gets the
-/// number of missed ones.
+/// Largest number of changed estimates that wait for a listener. A listener that reads too slowly misses the oldest
+/// estimates, and gets the number of missed estimates.
 const WAITING: usize = 1 << 12;
 
 /// A reporter of path estimates to listeners, for all connections of the endpoints that share it. Each connection is

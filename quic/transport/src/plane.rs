@@ -35,7 +35,7 @@ pub(crate) struct Builder<'a> {
     pub session: u32,
 }
 
-/// Whether the data plane's keys are used up, and whether new ones have to be requested.
+/// Whether the data plane's keys are used up, and whether a key update has to be requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeyUse {
     /// True if the keys are used up, so that no packet may be sealed before a key update.

@@ -54,7 +54,7 @@ const LAST_GENERATION: u16 = u16::MAX - 16;
 /// stopped stream before all its bytes have arrived, so more streams have to be tracked.
 const STREAMS_FACTOR: usize = 4;
 
-/// Tasks that the driver has to do for a connection, as bits. They must not run while quinn's lock is held.
+/// Tasks that the driver has to do for a connection, as bits. These tasks must not run while quinn's lock is held.
 pub(crate) mod attention {
     /// Read the peer's address from quinn.
     pub const ADDRESS: u8 = 1;
@@ -143,7 +143,7 @@ struct SharedState {
     stack: QuinnStack,
     offload: Option<Offloaded>,
     traps: Traps,
-    /// Number of unidirectional streams that quinn opens. They have the smallest IDs.
+    /// Number of unidirectional streams that quinn opens. These streams have the smallest IDs.
     control_streams: u64,
     received: ReceivedNumbers,
     /// The received bytes of the peer's streams, on a connection that may have an offload. Tracking begins when the
@@ -233,7 +233,7 @@ impl SharedConnection {
     /// Stops the data plane and the offload: after CONNECTION_CLOSE only quinn may send.
     pub fn close(&self) {
         // `hand_out` grants a budget and reads `open` afterwards. Since both accesses are sequentially consistent, at
-        // least one of the two threads withdraws the budget.
+        // least one of `hand_out` and `close` withdraws the budget.
         self.open.store(false, Ordering::SeqCst);
         if let Some(offload) = &*self.offload.lock() {
             offload.stop();
@@ -244,7 +244,7 @@ impl SharedConnection {
 
     /// Sets the connection's claim to an offload.
     pub fn set_claim(&self, claim: Box<dyn OffloadClaim>) {
-        let _ = self.claim.set(claim); // fails at a second call, which is ignored
+        let _ = self.claim.set(claim); // `set` fails at a second call of `set_claim`; its error is ignored
     }
 
     /// Sets how valuable an offload is for the connection.

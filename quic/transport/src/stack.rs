@@ -45,7 +45,7 @@ impl QuinnStack {
         }
     }
 
-    /// Stores the peer's transport parameters. Returns whether they are the first.
+    /// Stores the peer's transport parameters. Returns whether these are the first parameters that were stored.
     pub fn set_peer(&mut self, peer: PeerParams) -> bool {
         if self.peer.is_some() {
             return false;

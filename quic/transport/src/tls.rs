@@ -37,8 +37,8 @@ impl ResolvesServerCert for ReplaceableCertificate {
     }
 }
 
-/// The roots that clients' certificates have to chain to. They can be replaced while connections are accepted. Without
-/// roots, no certificate is requested.
+/// The roots that clients' certificates have to chain to. The roots can be replaced while connections are accepted.
+/// Without roots, no certificate is requested.
 #[derive(Debug)]
 pub(crate) struct ReplaceableRoots {
     provider: Arc<CryptoProvider>,

@@ -5,9 +5,9 @@
 //! holds a small window, and a peer whose data is not read holds one window at most.
 //!
 //! A window that is four times as large as it needs to be is halved. The peer gets no larger limit until it has used up
-//! the difference, which counts in the budget until then. So the window of a peer that becomes slow shrinks. A peer
-//! that becomes silent holds its window as long as the connection exists. When the budget is used up,
-//! [`Windows::take_pressed`] reports it, and the application may close idle connections.
+//! the bytes by which the window shrank. Until then these bytes count in the budget. So the window of a peer that
+//! becomes slow shrinks. A peer that becomes silent holds its window as long as the connection exists. When the budget
+//! is used up, [`Windows::take_pressed`] reports it, and the application may close idle connections.
 
 use std::{
     sync::{
@@ -153,9 +153,9 @@ impl WindowShare {
 /// A window is *steady* or *shrunk*. [`Self::on_max_data`] measures how fast the peer has used its last limit, and
 /// grows, shrinks or keeps the window. It returns whether the size changed. The driver then passes [`Self::bytes`] to
 /// quinn, and calls [`Self::on_applied`]. A shrunk window does not shrink again. It becomes steady when the second
-/// larger limit after that call is sent, because by then the peer has used up the difference. Until then the difference
-/// counts in the budget. Between calls, the sum in [`Windows`] and in the window's [`WindowShare`] equals the bytes of
-/// all windows and their differences.
+/// larger limit after that call is sent, because by then the peer has used up the bytes by which the window shrank.
+/// Until then these bytes count in the budget. While no method runs, the sum in [`Windows`] and in the window's
+/// [`WindowShare`] equals the bytes of all windows and their differences.
 #[derive(Debug)]
 pub(crate) struct ConnectionWindow {
     of: Arc<Windows>,
@@ -286,8 +286,8 @@ impl ConnectionWindow {
         true
     }
 
-    /// Counts a larger limit sent to the peer. Gives the bytes by which the window has shrunk back to the budget, once
-    /// the peer has used them up.
+    /// Counts a larger limit sent to the peer. When the peer has used up the bytes by which the window was reduced,
+    /// returns those bytes to the budget.
     fn settle(&self, state: &mut WindowState) {
         let Some(Shrunk { bytes, told: Some(told) }) = &mut state.shrunk else { return };
         *told += 1;
@@ -382,8 +382,8 @@ mod tests {
         let held = || (windows.held(), share.held());
         assert!(slow(&window));
         assert_eq!((window.bytes(), held()), (1 << 19, (1 << 20, 1 << 20)), "the granted bytes still count");
-        // The bytes are not given back to the budget while quinn has the old window, nor with the first larger limit
-        // after that.
+        // The bytes by which the window was reduced are not returned to the budget while quinn has the old window, nor
+        // with the first larger limit after quinn has the new window.
         assert!(!slow(&window) && !slow(&window));
         window.on_applied(1 << 20);
         assert!(!slow(&window) && !slow(&window), "quinn still has the old size");
@@ -464,7 +464,7 @@ mod tests {
         assert_eq!(of_client.iter().map(|window| busy(window, 20)).sum::<u64>(), 9 * LEAST);
         assert_eq!(share.held(), 9 * LEAST);
         assert!(windows.limited() > 0);
-        // A connection outside the share may still grow.
+        // The window of a connection outside the share may still grow.
         let other = open(&windows, 1 << 22).unwrap();
         assert_eq!(busy(&other, 20), 1 << 22);
         // A used-up share never refuses a connection its first window.

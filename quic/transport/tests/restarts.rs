@@ -137,7 +137,8 @@ fn probe_of_a_silent_restarted_server_is_answered_with_a_reset() {
         let mut stream = connection.quic.open_uni().await.unwrap();
         for _ in 0..60 {
             stream.write_all(b"live").await.unwrap();
-            tokio::time::sleep(Duration::from_millis(20)).await; // exact: paces the client's packets
+            // exact: the pause is the interval between the client's packets
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     });
     let server = server.restart(&certificate, b"secret");
@@ -168,7 +169,7 @@ fn simultaneous_probes_are_shared() {
         let connection = Arc::clone(&connection);
         clients.spawn(async move { connection.answers(patience, age).await })
     };
-    // exact: a probe is counted before its answer arrives
+    // exact: `max_data` counts each probe before the probe's answer arrives
     let sent = || connection.quic.stats().frame_tx.max_data;
     let before = sent();
     let patience = Duration::from_secs(5);

@@ -90,7 +90,7 @@ impl SessionRefused {
 /// Reads a CONNECT request and no byte after it, and checks it against the server's conditions.
 ///
 /// # Errors
-/// The request does not meet the terms, or is no CONNECT request.
+/// Fails if the request does not meet the server's conditions, or is no CONNECT request.
 pub async fn read<S: AsyncRead + Unpin>(
     stream: &mut S,
     terms: &SessionTerms<'_>,

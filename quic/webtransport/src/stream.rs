@@ -56,7 +56,7 @@ impl SendStream {
     /// Writes all bytes.
     ///
     /// # Errors
-    /// The peer stopped the stream, or the connection is lost.
+    /// Fails if the peer stopped the stream, or if the connection is lost.
     pub async fn write_all(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
         self.inner.write_all(bytes).await
     }
@@ -64,7 +64,7 @@ impl SendStream {
     /// Writes all chunks.
     ///
     /// # Errors
-    /// The same as [`Self::write_all`].
+    /// Fails for the same reasons as [`Self::write_all`].
     pub async fn write_all_chunks(&mut self, chunks: &mut [Bytes]) -> Result<(), WriteError> {
         self.inner.write_all_chunks(chunks).await
     }
@@ -72,7 +72,7 @@ impl SendStream {
     /// Sets the priority. Data of the stream with the highest number is sent first.
     ///
     /// # Errors
-    /// The stream has ended.
+    /// Fails if the stream has ended.
     pub fn set_priority(&self, priority: i32) -> Result<(), ClosedStream> {
         self.inner.set_priority(priority)
     }
@@ -80,7 +80,7 @@ impl SendStream {
     /// Ends the stream after the bytes written so far.
     ///
     /// # Errors
-    /// The stream has ended.
+    /// Fails if the stream has ended already.
     pub fn finish(&mut self) -> Result<(), ClosedStream> {
         self.inner.finish()
     }
@@ -88,7 +88,7 @@ impl SendStream {
     /// Resets the stream with an error code of the application.
     ///
     /// # Errors
-    /// The stream has ended.
+    /// Fails if the stream has ended already.
     pub fn reset(&mut self, code: VarInt) -> Result<(), ClosedStream> {
         self.inner.reset(on_wire(self.binding, code))
     }
@@ -96,7 +96,7 @@ impl SendStream {
     /// Refuses an HTTP/3 request on this stream.
     pub fn reject(&mut self) {
         let code = VarInt::from_u64(error::REQUEST_REJECTED).unwrap_or(VarInt::MAX);
-        let _ = self.inner.reset(code); // fails if the stream has ended already
+        let _ = self.inner.reset(code); // `reset` fails if the stream has ended already
     }
 
     /// Waits until the peer stops the stream, and returns the application's error code. Returns `None` once the peer
@@ -128,7 +128,7 @@ impl RecvStream {
     /// Reads the preamble before the application's bytes.
     ///
     /// # Errors
-    /// The stream is not for the application.
+    /// Fails if the stream is not for the application.
     pub(crate) async fn enter(&mut self, begins: fn(Binding, &[u8]) -> Begins) -> Result<(), NotOurs> {
         let mut front = Vec::new();
         loop {
@@ -155,7 +155,7 @@ impl RecvStream {
     /// Reads at most `most` bytes. Returns `None` at the end of the stream.
     ///
     /// # Errors
-    /// The peer reset the stream, with the application's error code, or the connection is lost.
+    /// Fails if the connection is lost, or if the peer reset the stream. A reset has the application's error code.
     pub async fn read_chunk(&mut self, most: usize, ordered: bool) -> Result<Option<Chunk>, ReadError> {
         self.inner.read_chunk(most, ordered).await.map_err(|error| match error {
             ReadError::Reset(code) => ReadError::Reset(from_wire(self.binding, code)),
@@ -163,9 +163,9 @@ impl RecvStream {
         })
     }
 
-    /// Reads to the end and discards the bytes. It reads in order, because the preamble was read in order. If a stream
-    /// is read in order first and unordered later, quinn 0.11 counts retransmitted bytes twice, and its debug build
-    /// panics.
+    /// Reads to the end and discards the bytes. The bytes are read in order, because the preamble was read in order. If
+    /// a stream is read in order first and unordered later, quinn 0.11 counts retransmitted bytes twice, and its debug
+    /// build panics.
     pub async fn discard(mut self) {
         const PIECE: usize = 64 * 1024;
         while let Ok(Some(Chunk { bytes, .. })) = self.inner.read_chunk(PIECE, true).await {
@@ -176,7 +176,7 @@ impl RecvStream {
     /// Stops the stream with an error code of the application.
     ///
     /// # Errors
-    /// The stream has ended.
+    /// Fails if the stream has ended.
     pub fn stop(&mut self, code: VarInt) -> Result<(), ClosedStream> {
         self.inner.stop(on_wire(self.binding, code))
     }

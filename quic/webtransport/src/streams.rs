@@ -21,7 +21,7 @@ impl SessionStreams<'_> {
     /// Opens a unidirectional stream.
     ///
     /// # Errors
-    /// The connection is lost.
+    /// Fails if the connection is lost.
     pub async fn open_uni(self) -> Result<SendStream, WriteError> {
         let mut stream = self.connection.open_uni().await?;
         stream.write_all(&self.binding.uni()).await?;
@@ -31,7 +31,7 @@ impl SessionStreams<'_> {
     /// Opens a bidirectional stream.
     ///
     /// # Errors
-    /// The connection is lost.
+    /// Fails if the connection is lost.
     pub async fn open_bi(self) -> Result<(SendStream, RecvStream), WriteError> {
         let (mut send, recv) = self.connection.open_bi().await?;
         send.write_all(&self.binding.bidi()).await?;
@@ -41,7 +41,7 @@ impl SessionStreams<'_> {
     /// Accepts the peer's next unidirectional stream. [`Self::enter_uni`] tells whether it is for the application.
     ///
     /// # Errors
-    /// The connection is lost.
+    /// Fails if the connection is lost.
     pub async fn accept_uni(self) -> Result<RecvStream, ConnectionError> {
         Ok(RecvStream::new(self.connection.accept_uni().await?, self.binding))
     }
@@ -49,7 +49,7 @@ impl SessionStreams<'_> {
     /// Accepts the peer's next bidirectional stream. [`Self::enter_bi`] tells whether it is for the application.
     ///
     /// # Errors
-    /// The connection is lost.
+    /// Fails if the connection is lost.
     pub async fn accept_bi(self) -> Result<(SendStream, RecvStream), ConnectionError> {
         let (send, recv) = self.connection.accept_bi().await?;
         Ok((SendStream::new(send, self.binding), RecvStream::new(recv, self.binding)))
@@ -59,7 +59,7 @@ impl SessionStreams<'_> {
     /// stream is discarded.
     ///
     /// # Errors
-    /// The stream belongs to another session, exceeds the limit of HTTP/3 streams, or is lost.
+    /// Fails if the stream belongs to another session, exceeds the limit of HTTP/3 streams, or is lost.
     pub async fn enter_uni(self, mut stream: RecvStream) -> Result<Option<RecvStream>, NotOurs> {
         match stream.enter(Binding::begins_uni).await {
             Ok(()) => Ok(Some(stream)),
@@ -77,7 +77,7 @@ impl SessionStreams<'_> {
     /// Reads the preamble of a bidirectional stream. Requests of HTTP/3 are refused.
     ///
     /// # Errors
-    /// The same as [`Self::enter_uni`].
+    /// Fails for the same reasons as [`Self::enter_uni`].
     pub async fn enter_bi(
         self,
         mut send: SendStream,
@@ -98,7 +98,7 @@ impl SessionStreams<'_> {
     /// Receives the application's next datagram. Datagrams of other sessions are dropped.
     ///
     /// # Errors
-    /// The connection is lost.
+    /// Fails if the connection is lost.
     pub async fn read_datagram(self) -> Result<Bytes, ConnectionError> {
         loop {
             let datagram = self.connection.read_datagram().await?;
@@ -112,7 +112,7 @@ impl SessionStreams<'_> {
     /// Sends a datagram.
     ///
     /// # Errors
-    /// The datagram is too large, or the connection is lost.
+    /// Fails if the datagram is too large, or if the connection is lost.
     pub fn send_datagram(self, datagram: Bytes) -> Result<(), SendDatagramError> {
         let preamble = self.binding.datagram();
         if preamble.is_empty() {

@@ -59,7 +59,7 @@ pub enum TunnelConnectError {
 /// response is sent, and thus before the client opens a stream.
 ///
 /// # Errors
-/// The request is refused, and the connection is closed.
+/// Fails if the request is refused or the connection is lost. The connection is closed in both cases.
 pub async fn accept(
     connection: &Connection,
     terms: &SessionTerms<'_>,
@@ -84,11 +84,12 @@ async fn negotiate(
             if let Some(status) = refused.status() {
                 let telling = async {
                     if answer(&mut send, ConnectResponse::new(status)).await.is_ok() {
-                        let _ = send.finish(); // fails if the client has stopped the stream
-                        let _ = send.stopped().await; // fails if the connection is lost
+                        let _ = send.finish(); // `finish` fails if the client has stopped the stream
+                        let _ = send.stopped().await; // `stopped` fails if the connection is lost
                     }
                 };
-                // If the client gives no flow control credit, the wait ends without a response.
+                // If the client gives no flow control credit, the wait ends at its timeout, and the client gets no
+                // response.
                 let _ = timeout(CLOSE_PATIENCE, telling).await;
             }
             return Err(refused);
@@ -103,7 +104,7 @@ async fn negotiate(
 /// Requests a session at `url` with one of `protocols`, the preferred one first.
 ///
 /// # Errors
-/// The server gives no session.
+/// Fails if the server gives no session.
 pub async fn connect(
     connection: &Connection,
     url: Url,
@@ -177,7 +178,7 @@ impl Tunnel {
     /// returns.
     ///
     /// # Errors
-    /// The capsules on the stream are malformed.
+    /// Fails if the capsules on the CONNECT request's stream are malformed.
     pub async fn closed(&self) -> Result<Option<Closed>, MalformedCapsule> {
         let recv = self.recv.lock().take();
         let Some(mut recv) = recv else { return std::future::pending().await };
@@ -206,11 +207,12 @@ impl Tunnel {
         self.runtime.spawn(async move {
             let telling = async {
                 if send.write_all(&frame).await.is_ok() {
-                    let _ = send.finish(); // fails if the peer has stopped the stream
-                    let _ = send.stopped().await; // fails if the connection is lost
+                    let _ = send.finish(); // `finish` fails if the peer has stopped the stream
+                    let _ = send.stopped().await; // `stopped` fails if the connection is lost
                 }
             };
-            // If the peer gives no flow control credit, the wait ends without sending the reason.
+            // If the peer gives no flow control credit, the wait ends at its timeout, and the peer does not get the
+            // reason in a capsule.
             let _ = timeout(CLOSE_PATIENCE, telling).await;
             connection.close(last, closed.reason.as_bytes());
         });

@@ -28,7 +28,8 @@ const PROBE_RTT_CWND_GAIN: f64 = 0.5;
 const PACING_MARGIN: f64 = 0.01;
 /// Fraction of lost bytes above which too many bytes are considered to be in flight.
 const LOSS_THRESHOLD: f64 = 0.02;
-/// Losses in one round trip lower a bound of the model to this fraction of its value at most.
+/// The losses of one round trip lower a short-term bound (on bandwidth or bytes in flight) to no less than this
+/// fraction of it.
 const BETA: f64 = 0.7;
 /// Fraction of [`Bbr::inflight_longterm`] that BBR leaves unused for other flows.
 const HEADROOM: f64 = 0.15;
@@ -62,7 +63,7 @@ const MAX_QUANTUM: u64 = 64 * 1024;
 const UNPACED_QUEUE: Duration = Duration::from_millis(20);
 /// Smallest window of an unpaced sender, bytes, unless the congestion window is smaller.
 const UNPACED_LEAST: u64 = 64 * 1024;
-/// Value of a bound of the model while no bound applies.
+/// Value of an upper bound on bandwidth or bytes in flight while that bound does not apply.
 const UNBOUNDED: u64 = u64::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -286,8 +287,8 @@ impl Controller for Bbr {
         self.cwnd
     }
 
-    /// Returns the bandwidth-delay product, within bounds, because an unpaced burst may queue as a whole at the
-    /// bottleneck.
+    /// Returns the bandwidth-delay product, because an unpaced burst may queue as a whole at the bottleneck. The result
+    /// is at least `UNPACED_LEAST` and the bytes of `UNPACED_QUEUE`, but never more than the congestion window.
     fn unpaced_window(&self) -> u64 {
         let burst = (self.bw() as f64 * UNPACED_QUEUE.as_secs_f64()) as u64;
         self.times_bdp(1.0, self.bw()).max(burst).max(UNPACED_LEAST).min(self.cwnd)
@@ -539,8 +540,8 @@ impl Bbr {
         rtt > min + QUEUE.max(min / 2)
     }
 
-    /// Ends Startup after many losses. A sender that does not fill the path did not cause its losses, so they do not
-    /// end Startup. On a lossy path losses do not count while the bandwidth grows.
+    /// Ends Startup after many losses. A sender that does not fill the path did not cause its losses, so its losses do
+    /// not end Startup. If the controller tolerates path loss, losses do not count while the bandwidth grows.
     fn check_startup_losses(&mut self, delivered: &AckEffect) {
         let sample = &delivered.sample;
         let grows = self.path_loss.is_some() && self.full_bw_rounds == 0;

@@ -126,7 +126,8 @@ impl CubicState {
         let elapsed = now.saturating_duration_since(epoch.start);
         let acked_windows = acked.bytes as f64 / window;
 
-        // Above the window before the last reduction, Reno's growth of one packet per round trip is fair (section 4.3).
+        // If the window exceeds the window before the last reduction, Reno's growth of one packet per round trip is
+        // fair (section 4.3).
         let alpha = if epoch.reno >= prior { 1.0 } else { ALPHA };
         epoch.reno += alpha * acked_windows * mtu;
         if epoch.curve(elapsed, mtu) < epoch.reno {

@@ -44,7 +44,7 @@ struct SimulatedFlow {
 }
 
 impl SimulatedLink {
-    /// Runs the flows until `end`, and measures them from `warm` on. Both are times after `start`.
+    /// Runs the flows until `end`, and measures them from `warm` on. `warm` and `end` are durations since `start`.
     pub fn run(
         &self,
         start: Instant,

@@ -164,7 +164,8 @@ impl Delivery {
         let sending = sent.saturating_duration_since(snapshot.flight_began);
         let acknowledging = self.delivered_at.saturating_duration_since(snapshot.delivered_at);
         self.flight_began = sent;
-        // The longer of both times is used, because compressed ACKs or a burst of packets would exaggerate the rate.
+        // The longer of the sending time and the acknowledging time is used, because compressed ACKs or a burst of
+        // packets would exaggerate the rate.
         let interval = sending.max(acknowledging);
         let delivered = self.delivered.saturating_sub(snapshot.delivered);
         // An interval shorter than the shortest round trip means that ACKs arrived in a burst, so it gives no rate.

@@ -2,13 +2,14 @@ use std::time::{Duration, Instant};
 
 use super::Acked;
 
-/// Bounds of the increase of the round-trip time at which slow start ends (RFC 9406, section 4.3).
+/// Bounds of the threshold: slow start ends when the round-trip time grows by the threshold (RFC 9406, section 4.3).
 const MIN_RTT_THRESHOLD: Duration = Duration::from_millis(4);
 const MAX_RTT_THRESHOLD: Duration = Duration::from_millis(16);
-/// Slow start ends if the round-trip time grows by the last round's shortest one divided by this number, within the
-/// bounds.
+/// Divisor of the threshold: slow start ends when the round-trip time grows by the previous round's shortest round-trip
+/// time divided by this number. The threshold is limited by `MIN_RTT_THRESHOLD` and `MAX_RTT_THRESHOLD`.
 const MIN_RTT_DIVISOR: u32 = 8;
-/// Number of round-trip samples that a round needs before its shortest one is compared with the last round's.
+/// Number of round-trip samples that a round needs before its shortest sample is compared with the previous round's
+/// shortest sample.
 const RTT_SAMPLES: u32 = 8;
 /// Divisor of the window's growth in conservative slow start (CSS), and number of rounds that CSS lasts.
 const CSS_GROWTH_DIVISOR: u64 = 4;
@@ -86,7 +87,7 @@ impl SlowStart {
                     self.css = Some(Css { baseline: min, rounds: 0 });
                 }
             }
-            // The exit was spurious: the round trip is short again (RFC 9406, section 4.2).
+            // The exit from slow start was spurious: the round trip is short again (RFC 9406, section 4.2).
             Some(css) if min < css.baseline => self.css = None,
             Some(_) => {}
         }

@@ -19,7 +19,7 @@ fn round(controller: &mut dyn Controller, start: Instant, rtt: Duration) -> Inst
     start + rtt
 }
 
-/// Returns a CUBIC flow that left slow start and was reduced from `window` packets.
+/// Returns a CUBIC flow that has left slow start, and whose window was reduced once, from `window` packets.
 fn reduced(window: u64, now: Instant) -> Cubic {
     let mut cubic = Cubic::new(MTU, now);
     cubic.on_ack(now, &acked(window * MTU - cubic.window(), now - RTT, RTT));

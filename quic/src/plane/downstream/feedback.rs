@@ -161,7 +161,7 @@ impl Downstream {
         self.recovery.window()
     }
 
-    /// Returns how many bytes of the congestion window the offload may have in flight.
+    /// Returns the congestion window for the offload, which does not pace, bytes.
     pub fn unpaced_window(&self) -> u64 {
         self.recovery.unpaced_window()
     }

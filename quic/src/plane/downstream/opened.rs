@@ -2,8 +2,8 @@
 //! offload owns while it may open streams: see [`Downstream::next_stream`].
 //!
 //! The data plane gets the source of a stream that the offload has opened only later, when it *adopts* the stream.
-//! Before, the plane sends and retransmits nothing on the stream, and only notes the offload's packets and the peer's
-//! feedback.
+//! Until it adopts the stream, the plane sends and retransmits nothing on it, and only notes the offload's packets and
+//! the peer's feedback.
 
 use std::{sync::Arc, time::Instant};
 
@@ -46,7 +46,7 @@ impl Downstream {
         self.by_id.contains_key(&id)
     }
 
-    /// Returns the two low bits of the data plane's stream IDs, which are the same in all of them.
+    /// Returns the two low bits of the data plane's stream IDs, which are the same in all its stream IDs.
     pub fn stream_bits(&self) -> u64 {
         self.stream_id(0)
     }

@@ -19,7 +19,8 @@ const LEAST: Duration = Duration::from_millis(5);
 /// Longest time between two reviews of the backlog.
 const MOST: Duration = Duration::from_millis(50);
 
-/// Shortest time between two reviews for each waiting stream and datagram, so that reviews take little CPU time.
+/// Shortest time between two reviews, per waiting stream or datagram: with more of them, reviews are rarer, so that
+/// reviews take little CPU time.
 const PER_ONE: Duration = Duration::from_micros(50);
 
 impl StreamOwner {
@@ -105,8 +106,8 @@ impl Downstream {
     /// Drops streams if more of them have bytes to send than the limit allows.
     pub(super) fn shed(&mut self) {
         if self.waiting_streams() > self.config.queue.streams {
-            // Abandoned streams count here, but the policy does not see them. So they are reset before the policy
-            // selects streams.
+            // Abandoned streams count towards the limit, but the policy does not see them. So abandoned streams are
+            // reset before the policy selects further streams.
             self.finish_given_up();
             let queue = self.backlog();
             let drops = self.policy.overflow(&queue, &self.config.queue);
@@ -198,8 +199,8 @@ impl Downstream {
         oldest.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
-    /// Notes the owners for which requested old data waits to be sent. The age of their live data counts only from now
-    /// on.
+    /// Notes the owners for which requested old data waits to be sent. The age of these owners' live data counts only
+    /// from now on.
     fn note_asked(&mut self, now: Instant) {
         for (_, stream) in self.streams.iter() {
             if stream.head().is_some_and(|head| head.is_asked)
@@ -232,7 +233,8 @@ impl Downstream {
                 bytes: stream.pending(),
                 since: head.received_at.map(waits_since),
                 superseded: is_superseded.then(|| stream.newest_at().map(waits_since)).flatten(),
-                // Detecting and retransmitting lost data takes about two round trips, which are added to its limit.
+                // Detecting and retransmitting lost data takes about two round trips, which are added to the time that
+                // lost data may wait.
                 max_delay: stream.max_delay.map(|most| if head.is_repair { most + repair } else { most }),
                 standing: match (head.is_asked, is_newest) {
                     (true, _) => StreamImportance::Asked,

@@ -266,7 +266,8 @@ fn write_bytes(
 ) -> Option<StreamChunk> {
     let StreamChunk::Bytes { offset, len, fin, fresh } = chunk else { return None };
     let space = room.saturating_sub(frame::stream_overhead(id, offset, room)) as u64;
-    // The Length field is never larger than `room`, so `space` is never too large.
+    // The overhead is computed for the largest possible Length value, `room`. So header and `space` bytes of data
+    // always fit.
     let mut chunk = StreamChunk::Bytes { offset, len: len.min(space), fin: fin && len <= space, fresh };
     let start = out.len();
     loop {

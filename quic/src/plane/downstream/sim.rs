@@ -176,7 +176,7 @@ impl Sim {
     }
 
     pub fn random(&mut self, below: u64) -> u64 {
-        // SplitMix64
+        // The pseudorandom number generator is SplitMix64.
         self.rng = self.rng.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.rng;
         z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -64,8 +64,8 @@ impl QueuePolicy for LivePolicy {
         let mut count = queue.streams.len() as u64;
         let mut shares = QueueShares::new(&queue.streams, |_| 1, target);
         let mut drops = Vec::new();
-        // If streams of newest groups or of requested old data alone exceed the limit, some of these are dropped as
-        // well, but no more than necessary.
+        // If streams of newest groups or of requested old data alone exceed the limit, some of these streams are
+        // dropped as well, but no more than necessary.
         let most = limits.streams as u64;
         for (standing, target) in [
             (StreamImportance::Ordinary, target),
@@ -154,9 +154,9 @@ fn hopeless(now: Instant, queue: &WaitingQueue, gone: &HashSet<StreamKey>) -> Ve
         let bytes = line.bytes;
         for mut owner in line.owners.into_values() {
             owner.streams.sort_unstable_by_key(|stream| (stream.order, stream.key));
-            // Dropping an older group's stream helps the newer group only if that stream is sent first, so the first
-            // stream in time ends the search. Owners of one level send in turn, so each other owner sends as much as
-            // this stream.
+            // Dropping an older group's stream helps the newer group only if that stream is sent first, so the search
+            // ends at the first stream that would arrive in time. Owners of one level send in turn, so each other owner
+            // sends as much as this stream.
             let others = bytes - owner.bytes;
             let is_hopeless = |stream: &&WaitingStream| {
                 let ahead = before + stream.bytes + others.min(stream.bytes);
@@ -193,7 +193,7 @@ fn named(streams: Vec<WaitingStream>, reason: DropReason) -> Vec<Drop> {
 struct QueueShares {
     levels: BTreeMap<PriorityLevel, LevelShare>,
     weight: fn(&WaitingStream) -> u64,
-    /// Bytes or streams that each priority level keeps as long as other levels have more than this.
+    /// Bytes or streams that each priority level keeps as long as another level has more than this reserve.
     reserve: u64,
 }
 

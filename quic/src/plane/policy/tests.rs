@@ -198,9 +198,9 @@ fn excess_over_the_soft_limit_is_dropped_after_the_burst_time() {
     let mut live = LivePolicy::default();
     assert_eq!(live.review(now, &queue, &LIMITS), []);
     assert_eq!(live.review(now + ms(999), &queue, &LIMITS), []);
-    // The target is 15,000: three quarters of the soft limit.
+    // Streams are dropped until 15,000 bytes wait, three quarters of the soft limit.
     assert_eq!(keys(&live.review(now + ms(1000), &queue, &LIMITS)), [0, 1, 2]);
-    // The burst time starts again after a drop, and is reset as soon as no data waits.
+    // The time for which more than the soft limit may wait starts again after a drop, and whenever no data waits.
     assert_eq!(live.review(now + ms(1900), &queue, &LIMITS), []);
     live.rest();
     assert_eq!(live.review(now + ms(2900), &queue, &LIMITS), []);

@@ -33,7 +33,7 @@ impl<T: Clone> Recovery<T> {
         {
             let Some(lost) = self.lost.remove(start) else { return };
             let distance = self.largest_acked.unwrap_or_default().saturating_sub(lost.number);
-            // The path reorders by `distance` packets, so the packet threshold is raised above that.
+            // The path reorders by `distance` packets, so the packet threshold is raised above `distance`.
             self.packet_threshold = self.packet_threshold.max(distance + 1).min(MAX_PACKET_THRESHOLD);
             if lost.blamed && self.blamed > 0 {
                 self.blamed -= 1;
@@ -120,8 +120,8 @@ impl<T: Clone> Recovery<T> {
     }
 
     /// Evaluates the ECN counts of an ACK frame that newly acknowledges `marked` packets sent as ECT(0). `newest` is
-    /// the send time of the newest of them. The controller treats a CE mark like a loss (RFC 9002, section 7.1), but
-    /// nothing is retransmitted.
+    /// the send time of the newest of these packets. The controller treats a CE mark like a loss (RFC 9002, section
+    /// 7.1), but nothing is retransmitted.
     pub(super) fn take_marks(
         &mut self,
         now: Instant,

@@ -2,14 +2,14 @@ use std::time::{Duration, Instant};
 
 use super::RecoveryCounts;
 
-/// The recent loss rate: the fraction of lost packets among those acknowledged or declared lost in the current and
-/// the previous period. Packets wrongly declared lost do not count.
+/// The recent loss rate: the fraction of lost packets among those acknowledged or declared lost in the current and the
+/// previous period of `PERIOD`. Packets wrongly declared lost do not count.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LossRate {
     began: Instant,
-    /// Counts at the beginning of the current period.
+    /// Packet counts at the beginning of the current period.
     last: RecoveryCounts,
-    /// Counts at the beginning of the previous period.
+    /// Packet counts at the beginning of the previous period.
     before: RecoveryCounts,
 }
 

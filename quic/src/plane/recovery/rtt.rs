@@ -49,8 +49,8 @@ impl Rtt {
         self.min.unwrap_or(self.smoothed)
     }
 
-    /// Returns the time threshold: how long after its sending a packet is declared lost if a later one was acknowledged
-    /// (section 6.1.2).
+    /// Returns the time threshold: how long after its sending a packet is declared lost if a packet sent later was
+    /// acknowledged (section 6.1.2).
     pub fn loss_delay(&self, granularity: Duration) -> Duration {
         (self.smoothed.max(self.latest) * 9 / 8).max(granularity)
     }

@@ -141,7 +141,7 @@ fn probe_timeouts_back_off_until_an_ack() {
     let mut lab = RecoveryLab::warm();
     lab.send(1);
     let mut sent = lab.now;
-    // The only round-trip sample is the one of `warm`, so the RTT variation is half of 100 ms.
+    // The only round-trip sample is 100 ms, measured by `RecoveryLab::warm`, so the RTT variation is half of 100 ms.
     for backoff in [1, 2, 4, 8] {
         assert!(lab.expire());
         assert_eq!(lab.now, sent + (RTT + 200 * MS + MAX_ACK_DELAY) * backoff);
@@ -260,7 +260,8 @@ fn spurious_loss_is_undone_and_raises_the_packet_threshold() {
 
 #[test]
 fn persistent_congestion_needs_an_outage_without_any_ack() {
-    // Three probe timeouts are 3 * (100 + 200 + 25) ms; the outage is 1.4 s, or twice 0.6 s.
+    // Persistent congestion takes three probe timeouts: 3 * (100 + 200 + 25) ms. The outage lasts 1.4 s, or two times
+    // 0.6 s if an ACK interrupts it.
     for interrupted in [false, true] {
         let mut lab = RecoveryLab::warm();
         for _ in 0..16 {
@@ -430,7 +431,7 @@ fn marked_packets_reduce_the_window_once_a_round_trip() {
     let window = lab.recovery.window();
     assert_eq!(counted(&mut lab, 4, 4, 0), window + 4 * MTU);
     assert_eq!(lab.recovery.ecn().state(), ecn::EcnState::Capable);
-    // The window grows for the acknowledged packets before the mark halves it.
+    // The window grows for the acknowledged packets before the CE mark halves it.
     let reduced = (window + 6 * MTU) / 2;
     assert_eq!(counted(&mut lab, 6, 5, 1), reduced);
     assert_eq!(counted(&mut lab, 8, 5, 3), reduced, "sent before the reduction");

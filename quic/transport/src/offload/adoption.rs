@@ -99,8 +99,8 @@ impl LockedOffload<'_> {
         }
     }
 
-    /// Stops the offload from opening streams for an owner (subscription), until [`Self::prepare`] allows it again.
-    /// Returns whether the owner has adopted all streams that the offload has opened.
+    /// Stops the offload from opening streams for an owner (subscription), until [`Self::prepare`] allows opening
+    /// again. Returns whether the owner has adopted all streams that the offload has opened.
     pub fn withdraw(&mut self, now: Instant, owner: u64) -> bool {
         let Some(offloaded) = self.drained(now) else { return true };
         for tag in offloaded.openings.owner_streams(owner) {

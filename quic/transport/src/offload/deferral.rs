@@ -1,8 +1,9 @@
 //! Decides which packets of a subscriber need not wake this process: acknowledgements of the offload's packets, while
 //! no data waits for window or retransmission.
 //!
-//! The offload does not decrypt these packets, and knows only their length. So it is told the length of a packet whose
-//! ACK shows no loss. An ACK that shows a loss has an additional range, so it is at least two bytes longer.
+//! The offload does not decrypt these packets, and knows only their length. So this module tells the offload the length
+//! of a packet whose ACK shows no loss. An ACK that shows a loss has an additional range, so it is at least two bytes
+//! longer.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +12,8 @@ use millrace_quic::{plane::downstream::OffloadBudget, varint};
 /// Time for which all packets wake the process after the offload could not send for lack of window or credit.
 const SHORT_OF_ROOM: Duration = Duration::from_millis(100);
 
-/// Acknowledgements wake the process again when only the window divided by this number is left. This part has to last
-/// until the process has read them.
+/// Acknowledgements wake the process again when only the congestion window divided by this number may still be sent.
+/// This rest has to last until the process has read the acknowledgements.
 const RESERVE: u64 = 2;
 
 /// The state of deferred wake-ups on one connection.
@@ -36,7 +37,7 @@ impl Deferral {
 
     /// Returns the largest UDP payload of packets whose wake-up is deferred, and the bytes that may be sent before all
     /// packets wake the process. `budget` is the offload's unused budget, and `window` the congestion window for it,
-    /// bytes. `declined` is how many copies it could not send so far for lack of window or credit.
+    /// bytes. `declined` is how many copies the offload could not send so far for lack of window or credit.
     pub fn limits(&mut self, now: Instant, budget: OffloadBudget, window: u64, declined: u64) -> (u32, u64) {
         if std::mem::replace(&mut self.declined, declined) != declined {
             self.wake_until = Some(now + SHORT_OF_ROOM);

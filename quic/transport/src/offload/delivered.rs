@@ -13,8 +13,8 @@ pub(super) struct DeliveredDatagrams {
 }
 
 impl DeliveredDatagrams {
-    /// Largest number of datagrams in the record. Userspace never reads some of them, because the QUIC stack's datagram
-    /// buffer, which holds fewer than this number, may overflow.
+    /// Largest number of datagrams in the record. The record needs a bound, because userspace never reads some
+    /// datagrams: the QUIC stack's datagram buffer, which holds fewer than this number, may overflow.
     const MOST: usize = 1 << 15;
 
     pub fn add(&mut self, datagram: DatagramId) {
@@ -28,7 +28,8 @@ impl DeliveredDatagrams {
         }
     }
 
-    /// Removes a datagram, and returns whether the offload had sent it.
+    /// Removes a datagram from the record, and returns whether the record contained it, so that the offload has sent
+    /// it.
     pub fn take(&mut self, datagram: DatagramId) -> bool {
         // Userspace reads most datagrams in the order in which the offload sent them.
         if self.order.front() == Some(&datagram) {

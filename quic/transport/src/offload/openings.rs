@@ -1,5 +1,5 @@
-//! Openings: streams that the offload may open. Each is first prepared, then opened by the offload, and adopted once
-//! this process has its source.
+//! Openings: streams that the offload may open. Each opening is first prepared, then opened by the offload. It is
+//! adopted when this process has the stream's source.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,7 +7,7 @@ use millrace_quic::plane::downstream::{Downstream, Label, StreamKey};
 
 use super::Delegation;
 
-/// The bit that is set in the tag of every opening, and in no stream's key.
+/// The bit that is set in the tag of every opening (a stream that the offload may open), and in no stream's key.
 pub(super) const TAG: u64 = 1 << 63;
 
 /// A stream that is delegated to the offload.
@@ -39,15 +39,16 @@ pub(super) struct OpeningEntry {
 /// An entry is *prepared* while it has a delegation and no key, and *opened* once it has a key. It is removed when it
 /// is both *adopted* and *returned*, in either order, or when it is withdrawn before its stream was opened.
 /// [`Self::key`] marks an entry as opened: at the first packet that the offload reports, or when the offload is about
-/// to open the stream. [`Self::take`] marks it as adopted, and [`Self::on_returned`] as returned. Between calls,
-/// `waiting` has exactly the entries that are not adopted, and `by_key` those that are opened and not returned.
+/// to open the stream. [`Self::take`] marks it as adopted, and [`Self::on_returned`] as returned. While no method runs,
+/// `waiting` has exactly the entries that are not adopted. `by_key` then has exactly those that are opened and not
+/// returned.
 #[derive(Default)]
 pub(super) struct OpeningBook {
     pub by_tag: HashMap<u64, OpeningEntry>,
     /// The tags of openings that are not adopted yet, by owner and ingress.
     pub waiting: BTreeMap<(u64, u64), u64>,
     by_key: HashMap<StreamKey, u64>,
-    /// Number of openings created so far, from which the next one's tag is made.
+    /// Number of openings (streams that the offload may open) created so far. The next opening's tag is made from it.
     pub made: u64,
 }
 
@@ -104,7 +105,7 @@ impl OpeningBook {
         }
     }
 
-    /// Marks an opening as adopted, so that it no longer waits for its source.
+    /// Marks an opening as adopted, so that it no longer waits for its stream's source.
     pub fn take(&mut self, tag: u64) {
         if let Some(opening) = self.by_tag.get_mut(&tag) {
             opening.adopted = true;
@@ -112,13 +113,14 @@ impl OpeningBook {
         }
     }
 
-    /// Returns the tags of openings whose stream the offload has not opened according to its reports so far.
+    /// Returns the tags of prepared streams that the offload has not opened according to its reports so far.
     pub fn prepared(&self) -> Vec<u64> {
         let prepared = self.by_tag.iter().filter(|(_, opening)| opening.delegation.is_some());
         prepared.map(|(tag, _)| *tag).collect()
     }
 
-    /// Returns the tags of an owner's (a subscription's) openings that are not adopted yet.
+    /// Returns the tags of the streams, prepared or opened by the offload for this owner (a subscription), that are not
+    /// adopted yet.
     pub fn owner_streams(&self, owner: u64) -> Vec<u64> {
         self.waiting.range((owner, 0)..=(owner, u64::MAX)).map(|(_, tag)| *tag).collect()
     }

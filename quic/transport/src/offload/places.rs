@@ -9,7 +9,8 @@ use crate::windows::WindowShare;
 /// The limits on one connection's delegated streams, which it shares with other connections.
 #[derive(Default)]
 pub(in crate::offload) struct OffloadPlaces {
-    /// The client's limit, and a second limit common to all clients, which is used when the client's is reached.
+    /// The client's limit, and a second limit that several clients share, which is used when the client's own limit is
+    /// reached.
     shares: Option<[Arc<WindowShare>; 2]>,
     /// Number of delegations that were declined because both limits were reached.
     pub declined: u64,
@@ -24,7 +25,7 @@ impl OffloadPlaces {
     /// Calls `make`, which creates a delegation, and counts the delegation against a limit until it is dropped.
     ///
     /// # Errors
-    /// Both limits are reached, or `make` has failed.
+    /// Fails if both limits are reached, or if `make` fails.
     pub fn within(
         &mut self,
         make: impl FnOnce() -> Result<Box<dyn Delegation>, Declined>,

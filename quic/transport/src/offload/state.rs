@@ -55,7 +55,7 @@ pub(crate) struct Offloaded {
     path: Option<OffloadPath>,
     /// True if `path` was passed to the present offload.
     path_told: bool,
-    /// True if the present offload has reported that it uses `path`.
+    /// True if the present offload has reported that it sends on `path`.
     path_ready: bool,
     /// True if the offload may be granted a budget: it uses the present path, and the data plane may send.
     is_ready: bool,
@@ -63,7 +63,7 @@ pub(crate) struct Offloaded {
     trial: OffloadTrial,
     failed_trials: u64,
     pub(super) places: OffloadPlaces,
-    /// The header keys of both directions, which are those of generation 0.
+    /// The header protection keys of both directions. All generations use the header keys of generation 0.
     seal_header: Option<[u8; 32]>,
     open: Option<OpenKeys>,
     /// This end's connection IDs that the peer has used as destination, the most recent last.
@@ -80,7 +80,8 @@ pub(crate) struct Offloaded {
     max_datagram: u32,
     /// Totals of window and credit, bytes, of the packets that the present offload has reported.
     registered: OffloadBudget,
-    /// The budget that the offload may use in addition to `registered`.
+    /// The budget, bytes of window and credit, that the offload may use in addition to the packets counted in
+    /// `registered`.
     budget: OffloadBudget,
     session: u32,
     refused: Option<&'static str>,
@@ -88,8 +89,8 @@ pub(crate) struct Offloaded {
     past: ConnectionStatus,
     delivered: DeliveredDatagrams,
     deferral: Deferral,
-    /// True if the loss timer was just postponed so that deferred acknowledgements are read first. It is not postponed
-    /// twice in a row.
+    /// True if the loss timer was just postponed so that deferred acknowledgements are read first. The timer is not
+    /// postponed twice in a row.
     waited: bool,
 }
 
@@ -197,8 +198,8 @@ impl Offloaded {
         self.install_both_seal_keys(seal);
     }
 
-    /// Withdraws all grants and delegations from the offload. The offload returns its streams one by one. Afterwards
-    /// [`Self::finish_release`] has to be called.
+    /// Withdraws all grants and delegations from the offload. The offload returns its streams one by one. After
+    /// `OffloadOwner::on_released`, the caller has to call [`Self::finish_release`].
     pub fn release(&mut self, downstream: &mut Downstream) {
         let Some(offload) = self.offload().map(Arc::clone) else { return };
         // The budget is withdrawn first, so that nothing is sent while streams are recalled.
@@ -216,7 +217,7 @@ impl Offloaded {
     /// caller has to drop without holding the connection's lock.
     pub fn finish_release(&mut self, downstream: &mut Downstream) -> Option<Arc<dyn Offload>> {
         let offload = self.offload.take_if(|_| self.is_releasing)?;
-        // The offload opened these streams during the release, so they were not recalled.
+        // The remaining delegated streams were opened by the offload during the release, so they were not recalled.
         for (key, _) in self.delegations.drain() {
             downstream.on_returned(key);
             self.openings.on_returned(key);
@@ -278,7 +279,7 @@ impl Offloaded {
         self.offload.as_ref().is_none_or(|offload| offload.on_received(number))
     }
 
-    /// Passes bytes received outside of the offload to [`Offload::leave`].
+    /// Notes that userspace received bytes of a peer's stream in a packet that the offload did not decrypt.
     pub fn leave(&self, stream: u64, bytes: &Range<u64>, fin: bool) {
         self.offload.iter().for_each(|offload| offload.leave(stream, bytes, fin));
     }
@@ -313,8 +314,8 @@ impl Offloaded {
 
 /// Methods for packets whose wake-up of the process is deferred.
 impl Offloaded {
-    /// Returns when a packet arrived that was read at `now`. Its last bytes `end` identify it. It may have waited long
-    /// to be read.
+    /// Returns when a packet arrived that was read at `now`. The packet's last bytes `end` identify it. The packet may
+    /// have waited long to be read.
     pub fn arrival(&self, now: Instant, end: [u8; 8]) -> Instant {
         self.offload.as_ref().map_or(now, |offload| offload.arrival(now, end))
     }
@@ -324,8 +325,8 @@ impl Offloaded {
         self.deferral.learn(size, delay);
     }
 
-    /// Makes the process read deferred packets, and returns whether there are any. If so, the loss timer has to wait,
-    /// because the missing acknowledgement may be among them.
+    /// Makes the process read deferred packets, and returns whether there are any. If there are, the loss timer has to
+    /// wait, because the missing acknowledgement may be among them.
     pub fn reads_first(&mut self) -> bool {
         self.waited = !self.waited && self.offload.as_ref().is_some_and(|offload| offload.read_deferred());
         self.waited
@@ -537,20 +538,21 @@ impl LockedOffload<'_> {
         self.upstream(|offload, seen, held| offload.ingress(origin, seen, held))
     }
 
-    /// Returns an ingress for the peer's datagrams under a track alias, or `None` if the offload cannot forward them.
+    /// Returns an ingress for the peer's datagrams under a track alias, or `None` if the offload cannot forward
+    /// datagrams.
     pub fn ingress_datagrams(&mut self, alias: u64) -> Option<Arc<dyn OffloadIngress>> {
         self.upstream(|offload, seen, held| offload.ingress(OffloadOrigin::Datagrams(alias), seen, held))
     }
 
-    /// Returns openings, with which the offload forwards the peer's new streams of a track alias after the subgroup
-    /// `last` (group and ID). Returns `None` if the offload cannot forward them.
+    /// Returns the openings by which the offload forwards the peer's new streams of a track alias, after the subgroup
+    /// `last` (group and ID). Returns `None` if the offload cannot forward new streams.
     pub fn openings(&mut self, alias: u64, last: (u64, u64)) -> Option<Arc<dyn OffloadOpenings>> {
         self.upstream(|offload, seen, held| offload.openings(alias, last, seen, held))
     }
 
-    /// Notes that a unidirectional stream of the peer was accepted. If the offload does not forward it by then, it
-    /// opens no streams for it. This has to be called for each of the peer's streams, once its type is known. Returns
-    /// the ingress by which the offload forwards the stream, if it does.
+    /// Notes that a unidirectional stream of the peer was accepted. If the offload does not forward this stream yet, no
+    /// opening (prepared ingress) is bound to the stream any more. This has to be called for each of the peer's
+    /// streams, once its type is known. Returns the ingress by which the offload forwards the stream, if it does.
     pub fn accept(&mut self, stream: quinn::StreamId) -> Option<Arc<dyn OffloadIngress>> {
         let offloaded = self.offloaded.as_deref_mut()?;
         let stream = VarInt::from(stream).into_inner();
@@ -558,8 +560,8 @@ impl LockedOffload<'_> {
         offloaded.offload()?.accept(stream)
     }
 
-    /// Calls `make` with the offload and a summary of the packets received so far. After the first success, the offload
-    /// gets the keys and connection IDs that it needs to decrypt packets.
+    /// Calls `make` with the offload and a summary of the packets received so far. After the first `make` that
+    /// succeeds, the offload gets the keys and connection IDs that it needs to decrypt packets.
     fn upstream<T>(
         &mut self,
         make: impl FnOnce(Arc<dyn Offload>, BeforeOffload, Arc<dyn Any + Send + Sync>) -> Option<T>,
@@ -570,7 +572,8 @@ impl LockedOffload<'_> {
             return None;
         }
         let is_first = !offload.has_ingress();
-        // Streams that have begun before are excluded, because the offload has not seen all of their bytes.
+        // Streams that began before the offload's first ingress are excluded, because the offload has not seen all of
+        // their bytes.
         let begun = self.streams.filter(|_| is_first).into_iter().flat_map(ReceivedStreams::begun).collect();
         let seen = BeforeOffload { packets: self.received.next(), streams: offloaded.accepted, begun };
         let made = make(Arc::clone(offload), seen, (self.hold)())?;
@@ -623,9 +626,9 @@ impl LockedOffload<'_> {
         }
     }
 
-    /// Lets the offload forward a track's datagrams, if it can, instead of other datagrams with the same tag.
-    /// [`Self::take_delivered`] takes that tag, too. The caller has to repeat the call, because the connection may get
-    /// an offload later, or another one.
+    /// Lets the offload forward a track's datagrams, if it can. An earlier delegation with the same tag but another
+    /// ingress ends. [`Self::take_delivered`] tells under this tag which datagrams were sent. The caller has to repeat
+    /// the call, because the connection may get an offload later, or another one.
     pub fn delegate_datagrams(&mut self, ingress: &Arc<dyn OffloadIngress>, datagrams: &DatagramCopy) {
         let Some(offloaded) = self.offloaded.as_deref_mut() else { return };
         let Some(offload) = offloaded.takes().map(Arc::clone) else { return };
@@ -655,8 +658,8 @@ impl LockedOffload<'_> {
         offloaded.delivered.take((tag, group, object))
     }
 
-    /// Sets the limits on the number of delegated streams. Each stream counts against the first limit that is not
-    /// reached. If both are reached, the stream is not delegated.
+    /// Sets the limits on the number of delegated streams. Each stream counts against the first of the two limits that
+    /// is not reached. If both limits are reached, the stream is not delegated.
     pub fn set_shares(&mut self, shares: [Arc<WindowShare>; 2]) {
         if let Some(offloaded) = self.offloaded.as_deref_mut() {
             offloaded.places.set_shares(shares);

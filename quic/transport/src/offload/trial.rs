@@ -14,8 +14,8 @@ use millrace_quic::plane::downstream::OffloadBudget;
 /// Number of packets in the first trial. If the network loses every third packet, one trial in 6000 loses all of them.
 const PACKETS: usize = 8;
 
-/// Number of packets in each later trial. It is small because all of them are lost if the host never lets the offload's
-/// packets pass.
+/// Number of packets in each later trial. The number is small, because all these packets are lost if the host never
+/// lets the offload's packets pass.
 const LATER_PACKETS: usize = 2;
 
 /// Time from the first failed trial to the next trial. It doubles with each failed trial, up to an hour.

@@ -23,7 +23,8 @@ pub struct PacketBatch {
     /// A number that is unique to this batch.
     id: u64,
     packets: SealedPackets,
-    /// Connections that this batch holds: all their sealed packets that were not sent yet are in it, or wait behind it.
+    /// Connections that this batch holds. All their sealed packets that were not sent yet are in this batch, or wait in
+    /// the connection's [`SendHandover`].
     connections: Vec<Arc<SendHandover>>,
 }
 

@@ -2,9 +2,9 @@
 //! numbers.
 //!
 //! Several threads seal packets of a connection, one after the other, but send them without the connection's lock. If a
-//! thread is interrupted between sealing and sending, others would send later packets first, and receivers would
-//! consider the earlier ones lost. So if another batch has unsent packets of the connection, a thread hands its packets
-//! to the sender of that batch.
+//! thread is interrupted between sealing and sending, other threads would send later packets first, and the peer would
+//! consider the earlier packets lost. So if another batch has unsent packets of the connection, a thread hands its
+//! packets to the sender of that batch.
 
 use parking_lot::Mutex;
 
@@ -17,13 +17,14 @@ use super::packets::SealedPackets;
 /// that other threads seal wait in this object and not in the threads' own batches. The thread with the holding batch
 /// flushes it, then calls [`Self::take`] and flushes again, until `take` returns false and frees the connection.
 /// [`Self::finish`] frees the connection at once, and sends the waiting packets with the handover's lock held.
-/// [`Self::give_up`] frees the connection without sending. Between calls, no packet waits for a free connection.
+/// [`Self::give_up`] frees the connection without sending. While no method runs, no packet waits in a free connection's
+/// handover.
 #[derive(Debug, Default)]
 pub(crate) struct SendHandover(Mutex<HandoverTurn>);
 
 #[derive(Debug, Default)]
 struct HandoverTurn {
-    /// The batch that holds the connection, because it has unsent packets of it.
+    /// The batch that holds the connection, because the batch has unsent packets of the connection.
     batch: Option<u64>,
     /// Packets that other threads have handed over to the holding batch.
     packets: SealedPackets,

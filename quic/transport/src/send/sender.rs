@@ -26,8 +26,8 @@ const SEND_BUFFER: usize = 8 << 20;
 /// Longest time for which a flush waits for space in the socket's send buffer. Waiting is cheaper than retransmitting
 /// dropped packets, but connection locks may be held meanwhile.
 const MAX_WAIT: Duration = Duration::from_millis(2);
-/// Number of times that one flush repeats to send packets that other threads have handed over meanwhile. After that,
-/// other threads have to wait for its last packets.
+/// Number of times that one flush repeats to send packets that other threads have handed over meanwhile. The last
+/// packets are then sent with the handover's lock held, so other threads have to wait.
 const HANDOVERS: usize = 4;
 
 /// The sender of batches on one UDP socket. It uses `sendmmsg` and, if allowed, generic segmentation offload.

@@ -123,8 +123,8 @@ fn unsendable_packets_are_counted_and_others_are_sent() {
     assert_eq!((report.packets, report.too_large, report.failed), (2, 1, 1));
 }
 
-/// Sends a batch of `packets` through a simulated kernel. The first calls return `answers`, and later ones accept
-/// everything.
+/// Sends a batch of `packets` through a simulated kernel. The first system calls return `answers`, and later calls
+/// accept all packets.
 fn with_answers(packets: &[(u16, usize)], answers: &[nix::Result<usize>]) -> (SendReport, bool, Vec<usize>) {
     let mut batch = PacketBatch::default();
     for (port, len) in packets {

@@ -70,7 +70,8 @@ impl SharedConnection {
         usable
     }
 
-    /// Returns whether the data plane has keys that are not used up. Requests a key update long before they are.
+    /// Returns whether the data plane has keys that are not used up. Requests a key update long before the keys are
+    /// used up.
     pub(super) fn has_keys(&self, state: &mut SharedState) -> bool {
         self.is_usable(&state.numbers, &mut state.plane)
     }
@@ -153,7 +154,7 @@ impl SharedConnection {
         const FIXED_BIT: u8 = 0x40;
         let mut packet = [0; LEN];
         if SystemRandom::new().fill(&mut packet).is_err() {
-            return; // no probe now; the caller sends further ones
+            return; // no probe is sent now; the caller sends further probes
         }
         let flow = {
             let state = self.state.lock();

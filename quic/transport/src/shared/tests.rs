@@ -65,7 +65,7 @@ fn owing(datagrams: usize) -> SharedConnection {
 }
 
 fn counted(shared: &SharedConnection) -> crate::Stats {
-    shared.counters.snapshot() // exact: only one thread runs
+    shared.counters.snapshot() // exact: only this thread changes the counters
 }
 
 /// Sends a PING as quinn. Returns its number on the wire.
@@ -116,8 +116,8 @@ fn ack_of_other_packets_repeats_quinns_last_ack() {
     // The peer has not acknowledged any packet of quinn yet, so there is no ACK to repeat.
     assert_eq!(seen(&shared, now, &[0x02, 1, 0, 0, 0]), [0; 5]);
     assert_eq!(seen(&shared, now, &[0x02, 2, 0, 0, 0]), [0x02, 1, 0, 0, 0]);
-    // Once quinn got an ACK, it is repeated in place of ACKs for other senders. PADDING alone would make the packet a
-    // probing packet.
+    // Once quinn got an ACK, that ACK is repeated in place of ACKs for other senders. PADDING alone would make the
+    // packet a probing packet.
     assert_eq!(seen(&shared, now, &[0x02, 3, 0, 0, 0]), [0x02, 1, 0, 0, 0]);
     assert_eq!(seen(&shared, now, &[0x02, 5, 0, 0, 0, 0x01]), [0x02, 1, 0, 0, 0, 0x01]);
     let stats = counted(&shared);

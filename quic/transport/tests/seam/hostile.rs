@@ -142,6 +142,6 @@ async fn connection_of_a_client_that_acknowledges_skipped_packets_is_closed() {
     })
     .await;
     assert_eq!(verdict(&pair).await, TransportErrorCode::PROTOCOL_VIOLATION);
-    let stats = pair.server.stats(); // exact: the closed connection counts no more
+    let stats = pair.server.stats(); // exact: a closed connection changes no counts
     assert!(stats.data_plane_packets < 400, "{stats:?}");
 }

@@ -56,18 +56,18 @@ async fn both_senders_deliver_during_key_updates_of_both_ends() {
     let update = async {
         loop {
             pair.server.quic.force_key_update();
-            tokio::time::sleep(Duration::from_millis(7)).await; // exact: time between key updates
+            tokio::time::sleep(Duration::from_millis(7)).await; // exact: the pause is the interval between key updates
             pair.client.force_key_update();
-            tokio::time::sleep(Duration::from_millis(7)).await; // exact: time between key updates
+            tokio::time::sleep(Duration::from_millis(7)).await; // exact: the pause is the interval between key updates
         }
     };
-    // The next update is possible after three probe timeouts, which are about 100 ms.
+    // The next key update is possible after three probe timeouts, which are about 100 ms.
     let work = async {
         for round in 0.. {
             let tags = round * 200..(round + 1) * 200;
             pair.owe(tags.clone(), 3000);
             tokio::join!(pair.receive_data(tags, 3000), pair.echo(30, 2000));
-            // exact: the value is read again after the next transfer.
+            // exact: the loop reads the number of key updates again after the next transfer.
             if pair.server.stats().key_updates >= 6 {
                 return;
             }
@@ -106,9 +106,10 @@ async fn closed_connection_sends_nothing() {
     in_time(pair.receive(0..10, 1000)).await;
     pair.client.close(VarInt::from_u32(0), b"");
     in_time(pair.server.quic.closed()).await;
-    let before = pair.server.stats().data_plane_packets; // exact: a closed connection sends nothing
+    // exact: a closed connection sends nothing, so the count cannot change, so the count cannot change
+    let before = pair.server.stats().data_plane_packets;
     pair.owe(10..100, 1000);
-    tokio::time::sleep(Duration::from_millis(200)).await; // exact: time in which nothing may be sent
+    tokio::time::sleep(Duration::from_millis(200)).await; // exact: the pause is the time in which no packet may be sent
     assert_eq!(pair.server.stats().data_plane_packets, before); // exact: a closed connection sends nothing
 }
 
@@ -155,7 +156,8 @@ async fn data_plane_follows_the_client_to_a_new_address() {
         in_time(pair.receive_data(tags, 8000)).await;
     }
     assert!(pair.check().ids.len() >= 5);
-    assert_eq!(pair.server.stats().address_changes, 4); // exact: streams have arrived at each address
+    // exact: streams have arrived at each address, so quinn has reported all changes
+    assert_eq!(pair.server.stats().address_changes, 4);
 }
 
 /// A NAT drops the mapping of a client that only receives. All packets to the client are lost, the window is full, and
@@ -163,7 +165,7 @@ async fn data_plane_follows_the_client_to_a_new_address() {
 /// reveals the losses. So media is sent before the next probe timeout.
 #[tokio::test(flavor = "multi_thread")]
 async fn client_behind_a_new_nat_mapping_gets_media_at_its_next_packet() {
-    /// Number of probe timeouts to wait for. The next one would come about 3 s later.
+    /// Number of probe timeouts that the test waits for. The next probe timeout would come about 3 s later.
     const TIMEOUTS: u64 = 7;
     // On a busy machine round trips and thus probe timeouts are long, so the idle timeout has to be longer than their
     // sum.
@@ -177,7 +179,7 @@ async fn client_behind_a_new_nat_mapping_gets_media_at_its_next_packet() {
     in_time(pair.receive_data(0..50, 8000)).await;
     pair.proxy.impair(1000, 0, 0);
     pair.owe(50..1050, 8000);
-    // exact: the count of probe timeouts is compared with a later one.
+    // exact: the test compares this count of probe timeouts with a later count.
     let before = pair.server.downstream().stats().recovery.probe_timeouts;
     async_wait_until(
         "time-outs",
@@ -200,7 +202,7 @@ async fn packet_size_follows_the_path_mtu_up_and_down() {
     pair.owe(0..1000, 5000);
     in_time(pair.receive(0..1000, 5000)).await;
     in_time(async {
-        // exact: the value is read again after the next transfer.
+        // exact: the loop reads the path MTU again after the next transfer.
         while pair.server.quic.stats().path.current_mtu < 1452 {
             pair.echo(1, 5000).await;
         }
@@ -222,14 +224,14 @@ async fn packet_size_follows_the_path_mtu_up_and_down() {
 async fn client_packets_leave_room_for_longer_copies() {
     let pair = in_time(SeamPair::connect(PairOptions::default())).await;
     in_time(async {
-        // exact: the value is read again after the next transfer.
+        // exact: the loop reads the path MTU again after the next transfer.
         while pair.client.stats().path.current_mtu < 1420 {
             pair.echo(1, 5000).await;
         }
     })
     .await;
     pair.echo(30, 5000).await;
-    let mtu = pair.client.stats().path.current_mtu; // exact: path MTU discovery had time to raise it
+    let mtu = pair.client.stats().path.current_mtu; // exact: path MTU discovery had time to raise the MTU
     assert_eq!(mtu, 1420, "the server's limit is below quinn's upper bound of 1452");
 }
 
@@ -244,7 +246,7 @@ async fn tiny_flow_control_credit_is_shared_by_both_senders() {
     pair.owe(0..100, 5000);
     in_time(async { tokio::join!(pair.receive(0..100, 5000), pair.echo(30, 5000)) }).await;
     pair.check();
-    let stats = pair.server.stats(); // exact: all streams have arrived
+    let stats = pair.server.stats(); // exact: all streams have arrived, so the counts no longer change
     assert!(stats.credit_grants >= 20, "the echo alone takes 25 times quinn's grant: {stats:?}");
     assert!(stats.stream_frames_consumed >= 100, "{stats:?}");
 }

@@ -91,7 +91,7 @@ pub struct PairOptions {
     pub suite: KeySuite,
     pub server: Config,
     pub client: TransportConfig,
-    /// The address on which the server listens, and the address to which the client connects.
+    /// Two addresses: the one on which the server listens, and the one to which the client connects.
     pub listen: [Ipv4Addr; 2],
 }
 
@@ -108,7 +108,7 @@ impl Default for PairOptions {
 
 pub struct SeamPair {
     pub suite: KeySuite,
-    /// The endpoint is kept alive, because its connections receive nothing without it.
+    /// The server's endpoint, kept alive because its connections receive nothing without it.
     _endpoint: Endpoint,
     pub server: Arc<Connection>,
     pub client_endpoint: quinn::Endpoint,
@@ -249,14 +249,15 @@ impl SeamPair {
     pub fn check(&self) -> PairSent {
         assert_eq!(self.client.close_reason(), None);
         assert_eq!(self.server.quic.close_reason(), None);
-        assert_eq!(self.server.stats().acks_refused, 0); // exact: no ACK may ever be refused
+        assert_eq!(self.server.stats().acks_refused, 0); // exact: no ACK may ever be refused, so the count stays 0
         let sent = PairSent::open(
             &self.proxy.seen(Towards::Client),
             self.suite,
             &self.secrets,
             "SERVER_TRAFFIC_SECRET_0",
         );
-        let stats = self.server.stats(); // exact: packets are counted before they are sent
+        // exact: packets are counted before they are sent, so the count includes all packets seen
+        let stats = self.server.stats();
         assert!(sent.numbers.len() as u64 <= stats.quinn_packets + stats.data_plane_packets);
         sent
     }

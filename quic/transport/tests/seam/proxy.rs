@@ -153,7 +153,7 @@ fn deliver(delay: Duration, datagram: Vec<u8>, socket: Arc<UdpSocket>, to: Socke
         return send(socket);
     }
     tokio::spawn(async move {
-        tokio::time::sleep(delay).await; // exact: the proxy delays this datagram
+        tokio::time::sleep(delay).await; // exact: the pause is the delay of this datagram
         send(socket);
     });
 }

@@ -1,7 +1,7 @@
 //! A filter for the largest recent value.
 
 /// The largest value of the current and the last `length - 1` periods. A period is a round trip or a cycle, counted by
-/// the caller. It stores the three values that may still become the largest (Kathleen Nichols' windowed min/max
+/// the caller. The filter stores the three values that may still become the largest (Kathleen Nichols' windowed min/max
 /// algorithm).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WindowedMax {
@@ -40,8 +40,8 @@ impl WindowedMax {
                 return;
             }
         }
-        // The second and third largest values have to come from later parts of the window. Otherwise they would expire
-        // together with the largest.
+        // The second largest value has to be from a later period than the largest, and the third from a later period
+        // than the second. Otherwise these values would expire together.
         let age = period.saturating_sub(self.best[0].period);
         if self.best[1].period == self.best[0].period && age > length / 4 {
             self.best[1] = new;

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use super::RTT_NOISE;
 
-/// Excess of the mean round trip over the shortest up to which no queue is assumed, unless the shortest divided by
-/// [`RTT_NOISE`] is more.
+/// A round shows no queue if its mean round trip exceeds the shortest one by at most this time. If the shortest round
+/// trip divided by [`RTT_NOISE`] is more, that quotient applies instead.
 const NOISE: Duration = Duration::from_millis(3);
 /// Smallest number of packets from which loss is estimated.
 const LEAST: f64 = 100.0;
-/// Factor by which each new round lowers the weight of older ones: about 32 rounds count.
+/// Factor by which each new round lowers the weight of older rounds, so that about the last 32 rounds count.
 const KEEP: f64 = 1.0 - 1.0 / 32.0;
 /// Largest loss fraction that counts as the path's own loss. More loss is caused by a policer, which drops packets
 /// above a rate.

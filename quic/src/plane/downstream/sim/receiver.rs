@@ -15,7 +15,8 @@ use crate::{
 
 use super::Codepoint;
 
-/// The receiver's credit: how many bytes and streams its flow control limits exceed those that it has consumed.
+/// The credit that the receiver gives: the number of bytes or streams by which its flow control limits exceed what it
+/// has consumed.
 #[derive(Clone, Copy, Debug)]
 pub struct ReceiverCredit {
     pub data: u64,

@@ -63,14 +63,14 @@ const FRAMES: u64 = 25;
 
 /// A camera with groups of one second: a key frame of 12 kB and delta frames of 3 kB, together 84 kB per second.
 struct LateCamera {
-    /// True if delta frames are sent in a second, less urgent subgroup.
+    /// True if delta frames are sent in a separate subgroup that is less urgent than the key frame's.
     subgroups: bool,
     policy: policy::PolicyKind,
     /// Rate of the link, bytes per second.
     rate: u64,
 }
 
-/// The simulator and the streams after a run.
+/// The simulator and the streams, after all of the camera's frames were simulated.
 struct LateOutcome {
     sim: Sim,
     /// Streams by group and subgroup.

@@ -27,7 +27,7 @@ const OBJECTS: RoomMedia = RoomMedia { hz: 250, group: 100, key: 1200, delta: 12
 /// A camera with groups of one second and 84 kB.
 const CAMERA: RoomMedia = RoomMedia { hz: 25, group: 25, key: 12_000, delta: 3000, subgroups: false };
 
-/// Video of 5 Mbit/s, a fifth of it in key frames.
+/// Video of 5 Mbit/s, of which key frames are a fifth.
 const VIDEO: RoomMedia = RoomMedia { hz: 30, group: 30, key: 135_000, delta: 17_000, subgroups: false };
 
 struct RoomObject {
@@ -39,7 +39,7 @@ struct RoomObject {
     made: Instant,
 }
 
-/// The simulator and the objects after a run.
+/// The simulator and the objects, after all of the media was simulated.
 struct RoomRun {
     sim: Sim,
     objects: Vec<RoomObject>,
@@ -114,8 +114,8 @@ impl RoomRun {
     }
 }
 
-/// The link has 8 Mbit/s. Only key frames fill it, so they show the sender this rate, at which it then sends key
-/// frames.
+/// The link has 8 Mbit/s. Only key frames are large enough to fill the link. The sender measures the link's rate by
+/// them, and then sends key frames at that rate.
 #[test]
 fn key_frames_are_sent_at_the_rate_of_the_path() {
     let rate = 1_000_000;
@@ -176,7 +176,7 @@ fn link_with_spare_capacity_delivers_everything_in_time() {
     }
 }
 
-/// The peer gives no stream credit for the rest of the object. In one of two cases it also acknowledges nothing.
+/// The peer gives no stream credit for the rest of the object. If `is_deaf`, the peer also acknowledges nothing.
 #[test]
 fn abandoned_stream_is_reset_at_its_deadline() {
     for is_deaf in [false, true] {

@@ -312,7 +312,8 @@ fn acknowledge_all(shared: &SharedConnection, now: Instant) {
     let largest = next(shared).1 - 1;
     let mut state = shared.state.lock();
     state.ack.ranges = vec![0..=largest];
-    let _known = state.acknowledge(AckTimes { now, arrived: now }); // false, because the range has skipped numbers
+    // returns false, because the ACK ranges include skipped packet numbers
+    let _known = state.acknowledge(AckTimes { now, arrived: now });
     shared.arm(&mut state, now);
 }
 
@@ -377,7 +378,8 @@ fn packet_numbers_stay_unique_when_offloads_are_released_and_replaced() {
             draw(&mut numbers);
         });
         shared.on_offload_recalled(now);
-        // The offload may still send after the release was requested, because runs of its program may be in progress.
+        // The offload may still send after the release was requested, because its BPF program may be running at that
+        // moment.
         (0..10).for_each(|_| {
             kernel(&mut numbers);
             draw(&mut numbers);
@@ -398,7 +400,8 @@ fn bytes_not_sent_by_a_released_offload_are_sent_by_the_plane() {
     let ingress: Arc<dyn OffloadIngress> = Arc::new(IdleOffload);
     assert!(shared.with_offload(|offload| offload.delegate(key, &ingress, 0, 500)));
     let OffloadCall::Delegated(id) = fake.take()[0] else { panic!("not delegated") };
-    let sent = |shared: &SharedConnection| shared.downstream().stats().stream_bytes; // exact: only one thread runs
+    // exact: only this thread changes the counters
+    let sent = |shared: &SharedConnection| shared.downstream().stats().stream_bytes;
     fake.send(now, key, id, 500..600).unwrap();
 
     source.0.store(900, SeqCst);
