@@ -93,7 +93,7 @@ impl ControlEnd {
     }
 
     /// Receives a record and discards the descriptors that are passed with it. The kernel closes the descriptors in
-    /// this thread. The sender decides how long that takes, because a TCP socket may have `SO_LINGER` set.
+    /// this thread. That may block for as long as the sender likes, because a TCP socket may have `SO_LINGER` set.
     pub fn receive_alone<T: DeserializeOwned>(&self) -> ControlReceived<T> {
         self.receive_with(&mut RecvAncillaryBuffer::default())
     }
@@ -192,7 +192,7 @@ mod tests {
         assert!(matches!(other.receive::<ControlNotice>(), ControlReceived::End));
     }
 
-    /// An end that closes the connection may still have unread records.
+    /// An end receives the records that the other end sent before closing, even if the closing end left records unread.
     #[test]
     fn records_sent_before_the_connection_closes_are_received() {
         let (one, other) = ControlEnd::pair().expect("a pair");

@@ -158,7 +158,8 @@ async fn accept(
     let crowd = Arc::new(ConnectionCrowd::default());
     let mut connections = JoinSet::new();
     loop {
-        // Without this, the `JoinSet` would keep the results of all connections that have ended.
+        // This loop removes the tasks of ended connections. Otherwise the `JoinSet` would keep the results of all of
+        // them.
         while connections.try_join_next().is_some() {}
         match listener.accept().await {
             Ok((stream, _)) => {

@@ -251,13 +251,13 @@ mod tests {
         let mut deaf = channel.listen().unwrap();
         let mut good = channel.listen().unwrap();
         let reading = async {
-            // exact: the count is checked again after each snapshot
+            // exact: the loop reads the count of dropped listeners again after each snapshot
             while channel.counts().dropped == 0 {
                 assert!(good.recv().await.is_some());
             }
         };
         assert!(time::timeout(PATIENCE, reading).await.is_ok(), "nobody is dropped");
-        let counts = channel.counts(); // exact: there was no await since the last check
+        let counts = channel.counts(); // exact: there was no await since the loop last read the counts
         assert_eq!((counts.listeners, counts.dropped, counts.missed), (1, 1, u64::from(QUICK.missed) + 1));
         let mut waited = 0;
         while deaf.recv().await.is_some() {

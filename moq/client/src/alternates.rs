@@ -74,7 +74,7 @@ impl SubscribedAlternates {
     }
 }
 
-/// Subscribes to a track, or to all its `alternates`, with one sink for all of them.
+/// Subscribes to a track, or to all its `alternates`. The objects of all of them go to the same sink.
 pub(crate) async fn subscribe(
     receiver: &ObjectReceiver,
     track: TrackName,

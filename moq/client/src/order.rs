@@ -21,7 +21,7 @@ pub struct Sequencer {
     open: BTreeMap<(u64, u64), Option<u64>>,
     /// The location after the last object that was returned.
     next: Option<Location>,
-    /// A location within a group at which the track may begin, because the subscription began there.
+    /// The location within a group at which the subscription began. Objects may be returned from there on.
     inside: Option<Location>,
     late: u64,
     /// The latest groups whose first object was returned.
@@ -31,8 +31,8 @@ pub struct Sequencer {
     aside: Vec<ReceivedObject>,
 }
 
-/// Number of latest groups that are remembered. An object whose group is further behind than this is not just late: its
-/// publisher has restarted.
+/// Number of latest groups whose IDs are remembered. An object whose group is further behind than this is not just
+/// late: its publisher has restarted.
 const REMEMBERED: usize = 64;
 /// Step in group IDs above which the queue does not wait for the groups in between.
 const JUMP: u64 = 64;
@@ -40,12 +40,12 @@ const JUMP: u64 = 64;
 const ASIDE: usize = 256;
 
 impl Sequencer {
-    /// Makes the sequence start after `last`. Objects up to `last` were received in another way.
+    /// Makes the queue return only objects after `last`. Objects up to `last` were received in another way.
     pub fn skip_to(&mut self, last: Location) {
         self.next = Some(Location::new(last.group, last.object.saturating_add(1)));
     }
 
-    /// Allows the track to begin at `first`. Otherwise it begins only with the first object of a group.
+    /// Allows `first` to be the first object that is returned. By default only the first object of a group may be.
     pub fn may_begin_at(&mut self, first: Location) {
         self.inside = Some(first);
     }

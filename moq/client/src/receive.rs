@@ -54,7 +54,7 @@ pub enum TrackEvent {
     Datagram(ReceivedObject),
 }
 
-/// Where the objects of a track go.
+/// The destination of the objects of a track.
 #[derive(Clone)]
 pub enum ObjectSink {
     /// Statistics: objects are counted as they arrive.

@@ -134,13 +134,13 @@ impl BroadcastServer {
         }
     }
 
-    /// Waits until there is a subscription.
+    /// Waits until the peer has subscribed to a track of the broadcast.
     pub async fn subscribed(&self) {
         // The wait cannot fail: the sender is in `self`.
         let _ = self.joinable.subscribe().wait_for(|all| !all.is_empty()).await;
     }
 
-    /// Waits until there is no subscription. A subscription counts until its last objects are acknowledged.
+    /// Waits until no subscription of the peer is left. A subscription lasts until its last objects are acknowledged.
     pub async fn idle(&self) {
         // The wait cannot fail: the sender is in `self`.
         let _ = self.joinable.subscribe().wait_for(|all| all.is_empty()).await;
@@ -449,7 +449,8 @@ impl ServedSubscription {
         }
     }
 
-    /// Starts a writer for each new subgroup until the subscription ends. Returns the status code for PUBLISH_DONE.
+    /// Starts a task that writes it for each new subgroup, until the subscription ends. Returns the status code for
+    /// PUBLISH_DONE.
     async fn pump(
         &mut self,
         request: &mut SessionRequest,
@@ -492,7 +493,8 @@ impl ServedSubscription {
                         let fill = update.parameters.fill.clone().map(|fill| (update.request_id, fill));
                         let largest = self.track.largest();
                         if self.update(update, request).await? {
-                            // Dropping the old `stop` makes the writers that use it reset their streams.
+                            // Dropping the old sender `stop` makes the tasks that hold its receivers reset their
+                            // streams.
                             *stop = watch::Sender::new(());
                             listener = self.track.listen(Some(self.window.start.group));
                         }
@@ -553,7 +555,7 @@ impl ServedSubscription {
                 streams.opened.fetch_add(1, Ordering::Relaxed);
                 let written = tokio::select! {
                     written = past.write(&track, session.draft(), &mut stream) => written,
-                    // The channel carries no value: it only reports that its sender was dropped.
+                    // The channel `stop` carries no value: it only reports that its sender was dropped.
                     _ = stop.changed() => Err(Error::Cancelled),
                 };
                 if written.is_err() {
@@ -678,7 +680,7 @@ impl SubgroupSender {
         let mut stop = self.stop.clone();
         let result = tokio::select! {
             result = self.write(subgroup, &mut stream) => result,
-            // The channel carries no value: it only reports that its sender was dropped.
+            // The channel `stop` carries no value: it only reports that its sender was dropped.
             _ = stop.changed() => Err(code::Reset::CANCELLED),
         };
         let acknowledged = stream.as_mut().map(|stream: &mut SendStream| match result {

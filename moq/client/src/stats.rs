@@ -29,7 +29,7 @@ struct SequenceSet {
     gaps: Gaps,
 }
 
-/// Number of gaps (runs of missing sequence numbers) that are below the window.
+/// Number of gaps (runs of missing sequence numbers) below the window, where missing numbers count as lost.
 #[derive(Clone, Copy, Debug, Default)]
 struct Gaps {
     count: u64,
@@ -263,7 +263,7 @@ impl ObjectFigures {
         self.resets += u64::from(was_reset);
     }
 
-    /// Returns the number of distinct objects so far, including those without a stamp.
+    /// Returns the number of distinct objects so far, including objects whose payload has no stamp.
     pub fn delivered(&self) -> u64 {
         self.seen.count + self.unstamped
     }

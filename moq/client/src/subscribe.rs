@@ -110,8 +110,8 @@ impl SubscribeOptions {
         }
     }
 
-    /// Returns the options for a session that follows an earlier one. They request new objects in whole groups, so that
-    /// a decoder can continue.
+    /// Returns the options for a session that replaces an earlier one. The subscription then begins with the next whole
+    /// group, so that a decoder can continue.
     fn to_go_on(&self) -> Self {
         let filter = self.filter.or(Some(Filter::NEXT_GROUP));
         Self { join_groups: None, filter, ..self.clone() }
@@ -199,7 +199,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Reports whether the error is that a track ended early.
+    /// Reports whether the error says that a track ended early.
     fn is_early(&self) -> bool {
         match self {
             Self::Early { .. } => true,
@@ -220,12 +220,12 @@ impl Error {
         }
     }
 
-    /// Reports whether the error is that the track has no publisher at present.
+    /// Reports whether the error says that the track has no publisher at present.
     fn is_without_publisher(&self) -> bool {
         matches!(self, Self::NoTrack { source, .. } if is_absent(source))
     }
 
-    /// Reports whether a new session may succeed.
+    /// Reports whether a new session may succeed after this error.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Connect(error) => error.may_pass(),
@@ -339,7 +339,7 @@ pub async fn measure(
     Ok(Measured { total: ObjectFigures::total(&figures, is_end), subscribers, series })
 }
 
-/// The reason why a session ended without an error.
+/// The reason why a subscriber's session ended, other than an error.
 enum SubscriberEnd {
     /// All requested objects have arrived, or the subscriber was told to stop.
     Over,
@@ -347,7 +347,8 @@ enum SubscriberEnd {
     Moved(Arc<Session>, Remote),
 }
 
-/// Runs sessions one after the other until one completes. `left` becomes true when the subscriber has to stop.
+/// Runs sessions one after the other, until all requested objects have arrived. `left` becomes true when the subscriber
+/// has to stop.
 async fn retry_session<F: Future<Output = Result<SubscriberEnd, Error>>>(
     options: &SubscribeOptions,
     mut left: watch::Receiver<bool>,
@@ -360,8 +361,8 @@ async fn retry_session<F: Future<Output = Result<SubscriberEnd, Error>>>(
     loop {
         let result = tokio::select! {
             result = once(now.clone(), moved.take()) => result,
-            // This timeout covers connecting. An established session watches `left` itself, and closes before the
-            // timeout.
+            // This timeout ends an attempt to connect. An established session watches `left` itself, and closes before
+            // the timeout.
             () = async {
                 let _ = left.wait_for(|left| *left).await;
                 tokio::time::sleep(LEAVING).await;
@@ -537,8 +538,8 @@ pub async fn play(
     playing.await
 }
 
-/// Runs `receiver` on the session until `work` completes, the session ends or moves, or `left` becomes true. Then it
-/// closes the session.
+/// Runs `receiver` on the session until `work` completes, the session ends, the relay sends GOAWAY, or `left` becomes
+/// true. Then it closes the session.
 async fn receive_during(
     session: Arc<Session>,
     remote: &Remote,

@@ -48,7 +48,7 @@ pub(super) struct SampleRun {
     /// Index of the samples' sample entry, from 1 on.
     pub description: u32,
     pub samples: Vec<MediaSample>,
-    /// Whether the fragment can be passed on unchanged if it has no other run of samples.
+    /// Whether the fragment can be passed on unchanged, provided that it has no other traf box.
     pub is_plain: bool,
     pub aux: Aux,
     /// Boxes that define sample groups (sgpd), and boxes that assign samples to them (sbgp).
@@ -213,7 +213,7 @@ impl SampleRun {
         Ok(())
     }
 
-    /// Returns the decode time at which the samples end, in units of the timescale.
+    /// Returns the decode time at which the last sample ends, in units of the track's timescale.
     pub fn end(&self) -> Option<u64> {
         self.samples.last().map(|last| last.decoded.saturating_add(last.duration.into()))
     }
@@ -223,8 +223,8 @@ impl SampleRun {
         self.samples.iter().map(|sample| sample.at.end - sample.at.start).sum()
     }
 
-    /// Sets the input offsets of the samples as if they followed each other from `at` on, whatever the boxes say.
-    /// Returns the offset at which they end.
+    /// Sets the input offsets of the samples as if their data followed each other from input offset `at` on, whatever
+    /// the boxes say. Returns the offset at which the last sample ends.
     pub fn place(&mut self, mut at: u64) -> u64 {
         for sample in &mut self.samples {
             let end = at + (sample.at.end - sample.at.start);

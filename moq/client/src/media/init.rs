@@ -227,7 +227,7 @@ fn kinds(trak: &Child<'_>) -> Vec<String> {
     kinds.filter_map(value).collect()
 }
 
-/// Copies the boxes of a moov. With `has_samples`, its sample tables are replaced by empty ones.
+/// Copies the boxes of a moov. If `has_samples` is true, its sample tables are replaced by empty ones.
 fn without_samples(body: &[u8], has_samples: bool) -> Result<Vec<u8>, Error> {
     if !has_samples {
         return Ok(body.to_vec());
@@ -239,7 +239,8 @@ fn without_samples(body: &[u8], has_samples: bool) -> Result<Vec<u8>, Error> {
                 out.extend(boxed(&part.kind, &without_samples(part.body, true)?))
             }
             b"stbl" => out.extend(boxed(b"stbl", &empty_table(part.body)?)),
-            // These durations include the samples that were removed, so they are set to 0.
+            // The durations in the following boxes include the samples that were removed, so the durations are set to
+            // 0.
             b"elst" => out.extend(open_ended(&part)),
             b"mvhd" | b"mdhd" => out.extend(without_duration(&part, if is_long(&part) { 24 } else { 16 })),
             b"tkhd" => out.extend(without_duration(&part, if is_long(&part) { 28 } else { 20 })),

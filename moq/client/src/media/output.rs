@@ -61,7 +61,7 @@ pub(super) struct TrackOutput {
     configuration: Option<Vec<u8>>,
     /// Time by which a sample is presented earlier than its time stamp says, in units of the timescale.
     pub edit: i64,
-    /// Offset that is added to all times, in units of the timescale.
+    /// Offset that is added to all decode and presentation times of the track, in units of the timescale.
     pub later: u64,
     /// Decode time at which the last fragment ended, in units of the timescale.
     pub next: u64,
@@ -166,7 +166,8 @@ impl TrackOutput {
             Some(PictureKind::Needs) => false,
             Some(PictureKind::AsMarked) => is_sync,
             None => {
-                // If the track has no mark at all, a group begins at the first fragment after a fixed time.
+                // If no sample of the track so far is marked as a key frame, a group begins at the first fragment after
+                // a fixed time.
                 self.is_marked |= is_sync;
                 is_sync || !self.is_marked && position == 0 && self.is_due(sample, UNMARKED)
             }
@@ -191,7 +192,8 @@ impl TrackOutput {
         self.begun.is_none_or(|begun| self.time(sample.decoded.abs_diff(begun)) >= after)
     }
 
-    /// Makes a LOC object of a sample. With `begins`, the object includes the decoder configuration.
+    /// Makes a LOC object of a sample. If `begins` is true, the sample begins a group, and the object includes the
+    /// decoder configuration.
     pub fn loc(&self, sample: &MediaSample, begins: bool, bytes: &[u8]) -> Result<Bytes, Error> {
         const TIME: Error = Error::Malformed("a time that LOC cannot express");
         let config = self.configuration.as_deref().filter(|_| begins);

@@ -11,7 +11,7 @@ use super::fragment::{MediaSample, SampleRun};
 
 /// Largest number of samples that a track's tables may list.
 const MAX_SAMPLES: u32 = 1 << 20;
-/// Flags of a sample that is a sync sample, and of one that is not.
+/// Sample flags of a sync sample, and of a sample that is not a sync sample.
 const SYNC: u32 = 0x0200_0000;
 const NON_SYNC: u32 = 0x0101_0000;
 
