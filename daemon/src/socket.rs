@@ -75,7 +75,7 @@ impl Conversation {
         self.ask_while(request, || began.elapsed() < PATIENCE)
     }
 
-    /// Like [`ask`](Self::ask), but waits for the answer as long as `goes_on` returns true.
+    /// Does the same as [`ask`](Self::ask), but waits for the answer as long as `goes_on` returns true.
     pub(crate) fn ask_while<A: DeserializeOwned>(
         &mut self,
         request: &impl Serialize,
@@ -85,7 +85,7 @@ impl Conversation {
         line.push(b'\n');
         let who = self.who;
         let ended = || format!("the {who} has stopped answering");
-        // Until the answer has arrived, each early return leaves the conversation marked as ended.
+        // If this function returns before the answer has arrived, the conversation stays marked as ended.
         self.has_ended = true;
         self.stream.get_mut().write_all(&line).map_err(|_| anyhow::Error::msg(ended()))?;
         self.stream.get_mut().set_read_timeout(Some(LOOK))?;

@@ -75,7 +75,7 @@ struct PushState {
 
 struct PushListener {
     frames: mpsc::Sender<Bytes>,
-    /// Number of snapshots in a row that the listener has missed.
+    /// Number of snapshots that the listener has missed since the last one that it got.
     missed: u32,
 }
 

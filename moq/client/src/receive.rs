@@ -104,9 +104,9 @@ type Fetches = HashMap<u64, (GroupOrder, oneshot::Sender<ObjectStream>)>;
 /// ```
 pub struct ObjectReceiver {
     session: Arc<Session>,
-    /// The sink of each track, by track alias.
+    /// The sink to which the objects of each track go, by track alias.
     tracks: watch::Sender<HashMap<u64, SinkEntry>>,
-    /// FETCHes whose data stream has not arrived, by request ID.
+    /// The FETCH requests whose data stream has not arrived yet, by request ID.
     fetches: Mutex<Fetches>,
 }
 

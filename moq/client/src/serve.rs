@@ -361,7 +361,7 @@ struct ServedSubscription {
     window: ObjectWindow,
     /// The location filter from which `window` was computed.
     filter: Option<Filter>,
-    /// The track's largest location when forwarding began (the joining location).
+    /// The track's largest location at the time when this subscription began to forward (the joining location).
     joining: Option<Location>,
 }
 
@@ -449,8 +449,8 @@ impl ServedSubscription {
         }
     }
 
-    /// Starts a task that writes it for each new subgroup, until the subscription ends. Returns the status code for
-    /// PUBLISH_DONE.
+    /// Starts a task for each new subgroup, which sends the subgroup, until the subscription ends. Returns the status
+    /// code for PUBLISH_DONE.
     async fn pump(
         &mut self,
         request: &mut SessionRequest,

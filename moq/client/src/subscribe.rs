@@ -277,8 +277,8 @@ pub struct Measured {
     pub series: Vec<Vec<ObjectArrival>>,
 }
 
-/// A callback that is called each second with the statistics so far, once there is a subscription. If it returns an
-/// error, the measurement ends.
+/// A callback that is called each second with the statistics so far, from the first established subscription on. If the
+/// callback returns an error, the measurement ends.
 pub type OnSecond<'a> = &'a mut dyn FnMut(&StatsReport) -> io::Result<()>;
 
 /// Runs `subscribers` subscribers, each with its own connection, until their tracks end, they have received the
@@ -347,8 +347,8 @@ enum SubscriberEnd {
     Moved(Arc<Session>, Remote),
 }
 
-/// Runs sessions one after the other, until all requested objects have arrived. `left` becomes true when the subscriber
-/// has to stop.
+/// Runs sessions one after the other, until all requested objects have arrived, or the subscriber is told to stop.
+/// `left` becomes true when the subscriber has to stop.
 async fn retry_session<F: Future<Output = Result<SubscriberEnd, Error>>>(
     options: &SubscribeOptions,
     mut left: watch::Receiver<bool>,

@@ -69,7 +69,7 @@ impl FetchItem {
     }
 }
 
-/// Fields of the previous items. An item may omit fields that are equal to them.
+/// Fields of the previous items of a FETCH response. The encoding of an item may omit fields whose values repeat these.
 #[derive(Clone, Copy, Debug, Default)]
 struct Prior {
     /// Location of the last item, object or range.

@@ -18,7 +18,7 @@ const COMMON_SYSTEM: [u8; 16] =
 
 /// The rendition that tracks belong to, and how its tracks are published.
 pub(super) struct TrackPlacement {
-    /// The index of the rendition. 0 is the best.
+    /// The index of the rendition. Index 0 is the rendition with the best quality.
     pub place: usize,
     /// Bit rate of the rendition's video, in bits per second.
     pub bitrate: Option<u64>,

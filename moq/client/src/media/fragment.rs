@@ -172,7 +172,7 @@ struct FragmentReader {
 }
 
 impl SampleRun {
-    /// Makes a run without samples.
+    /// Makes an empty list of samples for a track and a sample entry.
     pub fn new(track: u32, description: u32) -> Self {
         Self { track, description, ..Self::default() }
     }

@@ -129,7 +129,7 @@ impl TrackOutput {
         self.groups.next = group;
     }
 
-    /// Returns the ID that the next group gets.
+    /// Returns the ID of the next group that this track will begin.
     pub fn next_group(&self) -> u64 {
         self.groups.next
     }
@@ -211,7 +211,7 @@ impl TrackOutput {
         self.groups.open = None;
     }
 
-    /// Reports whether an object can be written without beginning a group. If no group is open yet, `samples` are
+    /// Reports whether an object can be written without beginning a group. If not, the object's `samples` samples are
     /// counted as dropped.
     pub fn is_open(&mut self, samples: usize) -> bool {
         let is_open = !self.has_groups || self.groups.open.is_some();
@@ -238,8 +238,8 @@ impl TrackOutput {
         id
     }
 
-    /// Writes an object into the open group. If no group is open, it first opens the group with the ID `of_leader`,
-    /// that of the leading track's group. Returns the object's group and object ID.
+    /// Writes an object into the open group. If no group is open, this method first opens a group with the ID
+    /// `of_leader`, the ID of the leading track's group. Returns the object's group and object ID.
     pub fn write(&mut self, cut: Cut, need: FragmentNeed, of_leader: u64, payload: Bytes) -> (u64, u64) {
         let group = self.groups.open.get_or_insert_with(|| OutputGroup::new(of_leader));
         self.groups.next = self.groups.next.max(group.id + 1);

@@ -85,8 +85,8 @@ pub struct MediaPublisher {
     data: Vec<(u64, Bytes)>,
     ready: VecDeque<PublishedObject>,
     timelines: Timelines,
-    /// The last track ID that fragments used but the moov box does not have. It is remembered so that each is logged
-    /// once.
+    /// The last track ID that fragments used but the moov box does not have. The ID is remembered so that each unknown
+    /// track is logged once.
     unknown: Option<u32>,
     /// Number of moov boxes so far, including repeated ones.
     inits: u32,
@@ -332,7 +332,7 @@ impl MediaPublisher {
     }
 
     fn wait(&mut self, fragment: Fragment) -> Result<(), Error> {
-        // More than [`WAITING`] fragments wait only if their samples are not at the offsets that the fragments state.
+        // As many as `WAITING` fragments wait only if their samples are not at the offsets that the fragments state.
         if let Some(oldest) = self.waiting.front().filter(|_| self.waiting.len() >= WAITING) {
             return Err(oldest.outside());
         }

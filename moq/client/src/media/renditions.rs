@@ -137,7 +137,7 @@ impl DescribedRendition {
     /// Records the media time at which a video group of this rendition begins.
     ///
     /// # Errors
-    /// Fails if the same group of another rendition begins at another time.
+    /// Fails if the group with the same ID of another rendition begins at another time.
     pub fn begins(&self, group: u64, at: Duration) -> Result<(), Error> {
         if self.at.has_alternates { self.of.begins(group, at) } else { Ok(()) }
     }
