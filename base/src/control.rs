@@ -46,7 +46,7 @@ impl ControlEnd {
         Ok(Self(socket))
     }
 
-    /// Returns both ends of a new connection.
+    /// Returns both ends of a new connection, which is a socket pair.
     pub fn pair() -> io::Result<(Self, Self)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -102,8 +102,8 @@ impl ControlEnd {
         let mut text = [0; RECORD_MAX];
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let mut receive = || recvmsg(&self.0, &mut [IoSliceMut::new(&mut text)], beside, flags);
-        // If the other end closed before it read everything, the first `recvmsg` returns ECONNRESET. The second one
-        // reads the records that the other end sent before.
+        // If the other end closed before it read everything, the first `recvmsg` returns ECONNRESET. The second
+        // `recvmsg` reads the records that the other end sent before it closed.
         let got = receive().or_else(|error| match error {
             rustix::io::Errno::CONNRESET => receive(),
             other => Err(other),

@@ -33,7 +33,7 @@ const INTERRUPT: Signal = Signal::SIGURG;
 
 type Closed = Box<dyn Send>;
 
-/// A thread that closes one connection after the other. It ends when the `Closer` is dropped.
+/// A handle of the thread that closes one connection after the other. The thread ends when the handle is dropped.
 pub struct Closer {
     connections: Sender<Closed>,
     waiting: Arc<AtomicUsize>,

@@ -62,7 +62,8 @@ impl Inherited {
         let _ = self.0.send(&PartMessage::Failed(text), &[]);
     }
 
-    /// Serves the connections that the supervisor passes, until the supervisor closes its own connection or dies.
+    /// Serves the connections that the supervisor passes, until the supervisor dies or closes its connection to this
+    /// process.
     pub(crate) async fn serve<A, F>(&self, answerer: impl Fn() -> F) -> anyhow::Result<()>
     where
         A: Serialize,

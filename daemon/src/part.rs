@@ -224,7 +224,7 @@ impl SupervisedPart {
         format!("the part {} is not answering", self.name)
     }
 
-    /// Sends a request and waits for the answer. It stops waiting after `patience`, or when the part no longer answers
+    /// Sends a request and waits for the answer. Stops waiting after `patience`, or when the part no longer answers
     /// pings.
     ///
     /// # Errors
@@ -393,13 +393,14 @@ impl PartPings {
         Ok(Self { stream: ours, since: Instant::now(), is_asked: false })
     }
 
-    /// Sends a ping if one is due, and receives the answer if it has arrived. Returns false if an answer is overdue.
+    /// Sends a ping to the part if a ping is due, and receives the answer to the last ping if it has arrived. Returns
+    /// false if an answer is overdue.
     fn step(&mut self) -> bool {
         if self.is_asked && matches!(self.stream.read(&mut [0; 256]), Ok(1..)) {
             (self.is_asked, self.since) = (false, Instant::now());
         }
         if !self.is_asked && self.since.elapsed() >= PING_EVERY {
-            // All earlier pings were answered, so the socket's buffer has space for this one.
+            // All earlier pings were answered, so the socket's buffer has space for this ping.
             let _ = self.stream.write_all(PING);
             (self.is_asked, self.since) = (true, Instant::now());
         }

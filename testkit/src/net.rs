@@ -68,8 +68,8 @@ impl Drop for NamespaceNetwork {
     }
 }
 
-/// Returns the address of host 1 (the relay) or host 2 (the other end) in network 1 (`west`) or 2 (`east`) of
-/// [`NamespaceNetwork`].
+/// Returns the address of host 1 (the relay) or host 2 (the publisher or subscriber) in network 1 (`west`) or 2
+/// (`east`) of [`NamespaceNetwork`].
 pub fn address(family: u8, net: u8, host: u8) -> IpAddr {
     match family {
         4 => IpAddr::from([10, 98, net, host]),

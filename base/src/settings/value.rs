@@ -1,4 +1,4 @@
-//! Deserializes TOML values with serde. Errors name the key and the type that is expected there.
+//! Deserializes TOML values with serde. Errors name the key, and the type that its value should have.
 
 use std::{
     cell::RefCell,
@@ -115,7 +115,7 @@ impl ValueNode<'_, '_> {
     }
 }
 
-/// An iterator over keys or list items that skips those already found faulty.
+/// An iterator over keys or list items. It skips keys and items whose values were already found faulty.
 struct Items<'c, 'v, I> {
     of: ValueNode<'c, 'v>,
     items: I,

@@ -139,8 +139,8 @@ impl Channel {
         Ok(receiver)
     }
 
-    /// Makes snapshots once per period. It ends when a period passes without any listener. Clients that come and go
-    /// therefore do not raise the rate of snapshots.
+    /// Makes a snapshot once per period. The task ends when a period passes without any listener. Clients that come and
+    /// go therefore do not raise the rate of snapshots.
     async fn pump(self: Arc<Self>) {
         let mut ticks = time::interval(self.limits.period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -158,7 +158,8 @@ impl Channel {
         }
     }
 
-    /// Reports whether there is no listener. If so, it also records that the task which makes snapshots has ended.
+    /// Reports whether there is no listener. If there is none, the method also records that the task which makes
+    /// snapshots has ended.
     fn is_alone(&self) -> bool {
         let mut state = self.state.lock();
         state.listeners.retain(|listener| !listener.frames.is_closed());

@@ -155,7 +155,7 @@ impl HttpToken {
         }
     }
 
-    /// Creates a token file. If two processes do this at once, both use the token that was written first.
+    /// Creates a token file. If two processes create the same file at once, both use the token that was written first.
     fn make(path: &Path) -> Result<Self, Error> {
         let failed = |source| Error::File { path: path.to_owned(), source };
         let directory = path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));

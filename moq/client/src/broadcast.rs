@@ -100,7 +100,7 @@ impl Broadcast {
     /// Ends a track and removes it, so that it can no longer be found.
     pub fn remove(&self, track: &Arc<BroadcastTrack>) {
         let mut tracks = self.tracks.lock();
-        // Another track may have replaced this one under the same name.
+        // A newer track with the same name may have replaced this track. The newer track must not be removed.
         if tracks.get(track.name.name()).is_some_and(|known| Arc::ptr_eq(known, track)) {
             tracks.remove(track.name.name());
         }

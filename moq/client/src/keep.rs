@@ -183,8 +183,8 @@ impl BroadcastKeeper {
 }
 
 impl BroadcastKeeper {
-    /// Makes the group numbers begin above those that the relay has of this broadcast. It runs before any group can be
-    /// requested. Later sessions continue these numbers.
+    /// Makes the group numbers begin above those that the relay has of this broadcast. This method runs before any
+    /// group can be requested. Later sessions continue these numbers.
     async fn number_groups(&mut self, server: &BroadcastServer) {
         if self.first_group.is_some() {
             return;

@@ -26,8 +26,8 @@ pub struct Sequencer {
     late: u64,
     /// The latest groups whose first object was returned.
     begun: VecDeque<u64>,
-    /// Objects with lower locations than those returned, which may come from a restarted publisher. They are dropped if
-    /// an object arrives that continues the old numbering.
+    /// Objects with lower locations than those returned, which may come from a restarted publisher. These objects are
+    /// dropped if another object arrives that continues the old numbering.
     aside: Vec<ReceivedObject>,
 }
 

@@ -142,7 +142,8 @@ impl EstablishedSubscription {
                 break;
             }
             let changed = self.streams.changed();
-            // A stream that has begun may take any time to end, but a stream that has not begun may never arrive.
+            // There is no time limit for a stream that has begun to end, but a stream that has not begun may never
+            // arrive.
             let is_quiet = match streams.begun > streams.ended {
                 true => changed.await.is_err(),
                 false => !matches!(tokio::time::timeout(STRAGGLERS, changed).await, Ok(Ok(()))),
@@ -237,9 +238,9 @@ impl ObjectReceiver {
         }
     }
 
-    /// Returns `parameters` changed so that the subscription gets new objects only. In drafts that support fills, they
-    /// also request the earlier objects from `groups_back` groups before the current one on. [`ObjectReceiver::join`]
-    /// returns those.
+    /// Returns `parameters` changed so that the subscription gets new objects only. In drafts that support fills, the
+    /// parameters also request the earlier objects, from `groups_back` groups before the current group on.
+    /// [`ObjectReceiver::join`] returns the earlier objects.
     pub fn joining(&self, groups_back: u64, parameters: Parameters) -> Parameters {
         let fill = Parameters {
             filter: Some(Filter::Relative(groups_back.saturating_add(1))),
@@ -250,8 +251,8 @@ impl ObjectReceiver {
         Parameters { filter: parameters.filter.or(Some(Filter::NextObject)), fill, ..parameters }
     }
 
-    /// Returns the stream of objects from before the subscription, which was made with [`ObjectReceiver::joining`].
-    /// They begin `groups_back` groups before the current one. Returns `None` if no such objects exist.
+    /// Returns the stream of objects from before the subscription, which was made with [`ObjectReceiver::joining`]. The
+    /// objects begin `groups_back` groups before the current group. Returns `None` if no such objects exist.
     pub async fn join(
         &self,
         subscription: &mut EstablishedSubscription,

@@ -522,8 +522,8 @@ impl ServedSubscription {
         }
     }
 
-    /// Returns a future that writes the objects up to `largest`. It does nothing if there are none, or if the
-    /// subscription does not forward.
+    /// Returns a future that writes the objects up to `largest`. The future does nothing if no such objects exist, or
+    /// if the subscription does not forward.
     fn fill(
         &self,
         request_id: u64,

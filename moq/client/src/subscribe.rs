@@ -208,7 +208,7 @@ impl Error {
         }
     }
 
-    /// Returns the session's error, if a session error is the cause of this one.
+    /// Returns the session's error, if this error was caused by a session error.
     fn session(&self) -> Option<&session::Error> {
         match self {
             Self::Ended(error) | Self::Request(error) => Some(error),
@@ -695,8 +695,8 @@ impl<O: AsyncWrite + Send + Unpin + 'static> TrackPlayer<O> {
         Ok(())
     }
 
-    /// Returns what to play after all tracks have ended. If the publisher's input has restarted with other tracks, the
-    /// catalog lists them.
+    /// Returns the tracks to play after all current tracks have ended, if any. If the publisher's input has restarted
+    /// with other tracks, the catalog lists them.
     async fn successor(&self, before: &[String]) -> Option<Playlist> {
         if self.options.fetch.is_some() || self.options.count.is_some() {
             return None;

@@ -345,7 +345,7 @@ impl FetchParser {
         self.scanner.incomplete()
     }
 
-    /// Reports whether the stream may end here: every item read so far is complete.
+    /// Reports whether every item parsed so far is complete, so that the stream may end after the bytes parsed so far.
     pub fn at_boundary(&self) -> bool {
         self.scanner.at_boundary()
     }

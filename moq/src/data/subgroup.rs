@@ -96,7 +96,8 @@ impl ObjectParser {
         self.scanner.incomplete()
     }
 
-    /// Reports whether every object read so far is complete, so that the stream may end here.
+    /// Reports whether every object parsed so far is complete, so that the stream may end after the bytes parsed so
+    /// far.
     pub fn at_boundary(&self) -> bool {
         self.scanner.at_boundary()
     }

@@ -50,8 +50,8 @@ struct TrackState {
 /// Number of group IDs that a publisher may skip, and by which a late object's group may be behind the largest.
 pub const GROUP_SLACK: u64 = 16;
 
-/// A counter of consecutive objects that are far behind the largest location. If there are enough of them, the track
-/// continues from there, and the former largest location counts as that of a stray object.
+/// A counter of consecutive objects that are far behind the largest location. After enough such objects, the track
+/// continues from their location, and the former largest location counts as that of a stray object.
 #[derive(Default)]
 struct Behind {
     group: u64,
@@ -207,8 +207,8 @@ impl Track {
         old.groups.values().for_each(|group| group.account.subtract(group.cost));
     }
 
-    /// Records that objects may be missing between those that have arrived and the next one, because the subscription
-    /// was interrupted.
+    /// Records that objects may be missing between the last object that arrived and the next one, because the
+    /// subscription was interrupted.
     pub fn missed(&self) {
         let mut state = self.state.lock();
         state.known_from = None;

@@ -87,8 +87,8 @@ impl Moof {
         let sequence =
             child(whole.body, b"mfhd").and_then(|mfhd| NumberReader(mfhd.full()?.2).u32()).unwrap_or(0);
         let mut runs = Vec::new();
-        // Input offset at which the data of the previous traf end. Without an explicit base, the next traf's data begin
-        // there (ISO/IEC 14496-12, 8.8.7.1).
+        // Input offset at which the data of the previous traf end. If the next traf states no base offset, its data
+        // begin at this offset (ISO/IEC 14496-12, 8.8.7.1).
         let mut end = at;
         let mut count = 0;
         for traf in children(whole.body)?.into_iter().filter(|child| child.kind == *b"traf") {

@@ -1,4 +1,5 @@
-//! Reads init segments of MP4 (ftyp and moov) box by box, so that an unknown box does not make the others unreadable.
+//! Reads init segments of MP4 (ftyp and moov) box by box, so that an unknown box does not make the other boxes
+//! unreadable.
 
 use bytes::Bytes;
 use mp4_atom::{Atom, Elst, Trex};
@@ -29,7 +30,7 @@ pub(super) struct Presentation {
     pub is_fragmented: bool,
     /// The ftyp and moov boxes. Samples that the moov lists are removed from its tables.
     pub init: Bytes,
-    /// Samples that the tables of the moov list. They precede those of the fragments.
+    /// Samples that the tables of the moov list. These samples precede the samples of the fragments.
     pub runs: Vec<SampleRun>,
 }
 
@@ -180,8 +181,9 @@ fn media_header(mdhd: &Child<'_>) -> Option<(u32, String)> {
     Some((timescale, [10, 5, 0].map(letter).iter().collect()))
 }
 
-/// Returns by how much an edit list presents samples earlier than their time stamps say: the media time that it skips
-/// at the start, minus the empty edit that it inserts there. Later edits are ignored, because live streams have none.
+/// Returns by how much an edit list presents samples earlier than their time stamps say: the media time that the list
+/// skips at the start, minus the empty edit that it inserts at the start. Later edits are ignored, because live streams
+/// have none.
 fn shift(elst: &Child<'_>, timescale: u32, movie: u32) -> i64 {
     let Ok(elst) = quietly(|| Elst::decode_body(&mut &elst.body[..])) else { return 0 };
     let mut empty = 0_i64;

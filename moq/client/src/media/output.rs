@@ -13,11 +13,11 @@ use super::picture::{self, PictureKind, Pictures};
 use super::{Cut, Error, MEDIA_PRIORITY, Packaging, SOUND_PRIORITY, codec};
 use crate::broadcast::{BroadcastTrack, SubgroupWriter};
 
-/// Shortest group of a video in which no sample is marked as a key frame.
+/// Shortest duration of a group in a video in which no sample is marked as a key frame.
 const UNMARKED: Duration = Duration::from_secs(2);
-/// Longest group. Relays drop the beginning of longer groups, so that late subscribers would not get it.
+/// Longest duration of a group. Relays drop the beginning of longer groups, so that late subscribers would not get it.
 const LONGEST: Duration = Duration::from_secs(60);
-/// The largest media time. Later times count as this one, because they are too large for a timer.
+/// The largest media time. Later media times are replaced by this time, because they are too large for a timer.
 const LATEST: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// The degree to which other fragments depend on a fragment. The value is also the subgroup's index.
@@ -124,7 +124,7 @@ impl TrackOutput {
         }
     }
 
-    /// Sets the ID of the next group, so that it follows the last group of the track that this one replaces.
+    /// Sets the ID of the next group, so that the group IDs continue those of the track that this track replaces.
     pub fn number_groups_from(&mut self, group: u64) {
         self.groups.next = group;
     }
@@ -243,8 +243,8 @@ impl TrackOutput {
     pub fn write(&mut self, cut: Cut, need: FragmentNeed, of_leader: u64, payload: Bytes) -> (u64, u64) {
         let group = self.groups.open.get_or_insert_with(|| OutputGroup::new(of_leader));
         self.groups.next = self.groups.next.max(group.id + 1);
-        // A lower priority number is sent first: audio, then key frames, then frames that others depend on, then the
-        // rest.
+        // A lower priority number is sent first: audio, then key frames, then frames that other frames depend on, then
+        // all other frames.
         let (subgroup, priority) = match (cut, self.is_video) {
             (Cut::Whole, _) => (0, MEDIA_PRIORITY),
             (Cut::ByNeed, false) => (0, SOUND_PRIORITY),

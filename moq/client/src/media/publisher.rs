@@ -306,8 +306,8 @@ impl MediaPublisher {
         self.wait(Fragment { moof: bytes, at, sequence: moof.sequence, runs, front, is_table: false })
     }
 
-    /// Records the decode time at which each track's fragment ends. A later fragment without a decode time begins
-    /// there.
+    /// Records the decode time at which each track's fragment ends. If the track's next fragment states no decode time,
+    /// it begins at this time.
     fn note_ends(&mut self, runs: &[SampleRun]) {
         for run in runs {
             if let (Some(output), Some(end)) = (self.outputs.get_mut(&run.track), run.end()) {

@@ -1,5 +1,5 @@
-//! Samples that the tables of a moov box list (ISO/IEC 14496-12, 8.6 and 8.7). Some muxers put the samples before the
-//! first fragment there instead of writing an empty moov.
+//! Samples that the tables of a moov box list (ISO/IEC 14496-12, 8.6 and 8.7). Some muxers list the samples that
+//! precede the first fragment in the moov box, instead of writing an empty moov.
 
 use std::collections::BTreeSet;
 

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 /// the oldest remembered switch.
 const SPANS: usize = 32;
 
-/// Number of groups by which a rendition may lag behind the others and still be switched to, or continued.
+/// Number of groups by which a rendition may lag behind other renditions and still be switched to, or continued.
 const BEHIND: u64 = 1;
 
 /// The rendition number that means no rendition. Groups assigned to it are not sent.

@@ -164,7 +164,9 @@ int subgroup_native_read_head(const __u8 *text, __u32 at, __u32 len, struct subg
 	return subgroup_read_head(text, at, len, out);
 }
 
-/* Returns the length of a stream's WebTransport prefix in bytes, or -1 if it has none. `text` has FRAMES_MAX + 8 bytes. */
+/* Returns the length of a stream's WebTransport prefix in bytes, or -1 if the prefix is incomplete or names another
+ * session. `text` has FRAMES_MAX + 8 bytes.
+ */
 int web_native_enter_stream(const __u8 *text, __u32 at, __u32 len, __u64 session)
 {
 	struct frame_stream frame = {.at = at, .len = len};
