@@ -119,8 +119,8 @@ impl RegisteredTokens {
         Self { limit, size: 0, by_alias: HashMap::new() }
     }
 
-    /// Returns the credentials in a SETUP, and registers those that it asks to register. A token that exceeds the limit
-    /// is used once and not registered.
+    /// Returns the credentials in a SETUP, and registers the tokens that the SETUP asks to register. A token that
+    /// exceeds the size limit of the set is used once and not registered.
     ///
     /// # Errors
     /// Fails with the code to close the session with.

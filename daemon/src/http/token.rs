@@ -85,9 +85,9 @@ impl TokenFile {
 }
 
 /// Returns the directory of the default file. It is the runtime directory that the service manager made for this
-/// service, or else that of the system (for root), or that of the user.
+/// service. Without such a directory, it is the system's runtime directory for root, and the user's for others.
 fn directory(root: bool, env: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
-    // systemd separates several directories in this variable by colons.
+    // If a service has several runtime directories, systemd separates them by colons in RUNTIME_DIRECTORY.
     let service = env("RUNTIME_DIRECTORY").and_then(|paths| {
         let text = paths.to_str()?;
         text.split(':').find(|path| path.ends_with("/millrace")).map(PathBuf::from)

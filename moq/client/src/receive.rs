@@ -19,11 +19,11 @@ use crate::stats::{ObjectFigures, StreamOrder};
 
 /// Longest time that a data stream waits for the response (SUBSCRIBE_OK) that defines its track alias.
 const ALIAS_WAIT: Duration = Duration::from_secs(5);
-/// Longest time to wait for the data stream of a fill: the objects from before the subscription.
+/// Longest time to wait for the data stream of a fill, which carries the objects from before the subscription.
 const FILL_WAIT: Duration = Duration::from_secs(10);
 
-/// Time to wait for streams that PUBLISH_DONE counts but that have not arrived. They were reset before their header
-/// arrived, or are delayed.
+/// Time to wait for streams that PUBLISH_DONE counts but that have not arrived. Such streams were reset before their
+/// header arrived, or are delayed.
 const STRAGGLERS: Duration = Duration::from_secs(2);
 
 /// An event in a track's queue.

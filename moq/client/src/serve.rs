@@ -26,9 +26,9 @@ use crate::session::{Error, Handler, Session, SessionRequest, reset, violation};
 
 /// Longest time that the end of a subscription waits until the peer has acknowledged all streams.
 const DRAIN: Duration = Duration::from_secs(10);
-/// Time that a joining FETCH waits for the subscription that it names, which may arrive later.
+/// Longest time that a joining FETCH waits for the SUBSCRIBE that it refers to, which may arrive later than the FETCH.
 const JOIN_WAIT: Duration = Duration::from_secs(2);
-/// The object ID that means the end of a group. It is the largest one that every peer can represent.
+/// The object ID that means the end of a group: the largest object ID that every peer can represent.
 const LAST_OBJECT: u64 = (1 << 62) - 1;
 
 /// A server of one broadcast on one session.

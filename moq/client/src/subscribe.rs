@@ -26,15 +26,15 @@ use crate::stats::{ObjectArrival, ObjectFigures, StatsReport};
 
 /// Largest number of objects that wait in a player's queue for one track.
 const QUEUE: usize = 256;
-/// Longest time that a player waits for a missing group.
+/// Longest time that a player waits for a missing group while it has later ones.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Time that a player waits for a missing group if nothing was received for long before. The group was then most likely
 /// published during the silence.
 const PATIENCE_AFTER_SILENCE: Duration = Duration::from_millis(200);
 /// Longest time for closing the session after the subscriber was told to stop.
 const LEAVING: Duration = Duration::from_secs(3);
-/// Time after a redirection by GOAWAY for which a track may be missing at the new relay. Its publisher is redirected as
-/// well, and may arrive later.
+/// Time after a redirection by GOAWAY for which a track may be missing at the new relay. The track's publisher is
+/// redirected as well, and may reach the new relay later than this subscriber.
 const ARRIVAL: Duration = Duration::from_secs(10);
 /// Longest time to wait for the catalog, from which track names are added to an error message.
 const CATALOG_WAIT: Duration = Duration::from_secs(2);
@@ -695,8 +695,8 @@ impl<O: AsyncWrite + Send + Unpin + 'static> TrackPlayer<O> {
         Ok(())
     }
 
-    /// Returns the tracks to play after all current tracks have ended, if any. If the publisher's input has restarted
-    /// with other tracks, the catalog lists them.
+    /// Returns the tracks to play after all tracks in `before` have ended, if there are any. If the publisher's input
+    /// has restarted with other tracks, the catalog lists these.
     async fn successor(&self, before: &[String]) -> Option<Playlist> {
         if self.options.fetch.is_some() || self.options.count.is_some() {
             return None;

@@ -205,8 +205,8 @@ fn roots(file: &Path, on_bad: OnBad) -> Result<RootCertStore, Error> {
     Ok(roots)
 }
 
-/// Verifies the server's certificate, and stores the reason if it is refused, because QUIC's error cannot carry advice.
-/// In all cases the server has to prove that it has the certificate's private key.
+/// A verifier of the server's certificate. It stores the reason for a refusal, because QUIC's error cannot carry advice
+/// for the user. In all cases the server has to prove that it has the certificate's private key.
 #[derive(Debug)]
 struct ExplainingVerifier {
     /// The verifier that checks whether a trusted CA has signed the certificate.

@@ -85,7 +85,7 @@ fn every_byte_of_the_media_is_in_an_object() {
     let mut fragments = [objects(&broadcast, "1.m4s"), objects(&broadcast, "2.m4s")].concat();
     let length: usize = fragments.iter().map(|(_, payload)| payload.len()).sum();
     assert_eq!(init.len() + length, media.len());
-    // In the order of the file, the payloads of the objects are the bytes of the file.
+    // After the init segment, the file consists of the objects' payloads, in some order of the two tracks.
     let mut rest = &media[init.len()..];
     while !rest.is_empty() {
         let next = fragments.iter().position(|(_, payload)| rest.starts_with(payload)).unwrap();
@@ -111,7 +111,7 @@ fn key_frames_and_delta_frames_have_separate_subgroups() {
     });
     assert_eq!(found, expected.collect::<Vec<_>>());
     assert!(stored("2.m4s").iter().all(|object| (object.subgroup, object.priority) == (Some(0), 124)));
-    // The objects are the same as with one subgroup per group.
+    // The objects' payloads are the same as if each group were published as one subgroup.
     let (whole, _) = publish(&media, 1000);
     assert_eq!(objects(&broadcast, "1.m4s"), objects(&whole, "1.m4s"));
     assert_eq!(objects(&broadcast, "2.m4s"), objects(&whole, "2.m4s"));
