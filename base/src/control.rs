@@ -46,7 +46,7 @@ impl ControlEnd {
         Ok(Self(socket))
     }
 
-    /// Returns both ends of a new connection.
+    /// Returns both ends of a new connection, which is a socket pair.
     pub fn pair() -> io::Result<(Self, Self)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -93,7 +93,7 @@ impl ControlEnd {
     }
 
     /// Receives a record and discards the descriptors that are passed with it. The kernel closes the descriptors in
-    /// this thread. The sender decides how long that takes, because a TCP socket may have `SO_LINGER` set.
+    /// this thread. That may block for as long as the sender likes, because a TCP socket may have `SO_LINGER` set.
     pub fn receive_alone<T: DeserializeOwned>(&self) -> ControlReceived<T> {
         self.receive_with(&mut RecvAncillaryBuffer::default())
     }
@@ -102,8 +102,8 @@ impl ControlEnd {
         let mut text = [0; RECORD_MAX];
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let mut receive = || recvmsg(&self.0, &mut [IoSliceMut::new(&mut text)], beside, flags);
-        // If the other end closed before it read everything, the first `recvmsg` returns ECONNRESET. The second one
-        // reads the records that the other end sent before.
+        // If the other end closed before it read everything, the first `recvmsg` returns ECONNRESET. The second
+        // `recvmsg` reads the records that the other end sent before it closed.
         let got = receive().or_else(|error| match error {
             rustix::io::Errno::CONNRESET => receive(),
             other => Err(other),
@@ -192,7 +192,7 @@ mod tests {
         assert!(matches!(other.receive::<ControlNotice>(), ControlReceived::End));
     }
 
-    /// An end that closes the connection may still have unread records.
+    /// An end receives the records that the other end sent before closing, even if the closing end left records unread.
     #[test]
     fn records_sent_before_the_connection_closes_are_received() {
         let (one, other) = ControlEnd::pair().expect("a pair");

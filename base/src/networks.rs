@@ -1,10 +1,6 @@
 //! Limits per client address and per network of clients. A client is an IPv4 address or an IPv6 /64, but a customer
 //! with an IPv6 /48 has 65,536 networks of that size. Each wider network therefore has a limit of its own, a multiple
 //! of one client's limit. The multiple is large enough for a NAT, or a site with many clients.
-//!
-//! One client has an IPv4 address or an IPv6 /64, but a client with a /48 has 65,536 of those. Each wider network
-//! therefore has a limit of its own, a multiple of one client's. It is generous enough for a translator of addresses,
-//! or a site with many clients.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -61,7 +57,8 @@ pub fn client(address: IpAddr) -> IpAddr {
     levels(address).next().map_or(address, |(network, _)| network.address)
 }
 
-/// Returns the limit of a network: `of_client`, the limit of one client, times `times`, and at most half of `all`.
+/// Returns the limit of a network: `times` times `of_client`, the limit of one client, but at most half of `all`, the
+/// limit of all clients together.
 pub fn network_limit(of_client: usize, times: usize, all: usize) -> usize {
     of_client.saturating_mul(times).min(all.div_ceil(2))
 }
@@ -94,7 +91,7 @@ pub enum NetworkFull {
 }
 
 impl NetworkPlaces {
-    /// Makes `all` slots. One client may use `of_client` of them, and no network more than half of all.
+    /// Makes a count of `all` slots. One client may use `of_client` slots, and no network more than half of all slots.
     pub fn new(all: usize, of_client: usize) -> Self {
         Self { all, of_client, taken: 0, counts: HashMap::new() }
     }
@@ -107,7 +104,7 @@ impl NetworkPlaces {
     /// Takes a slot for this address.
     ///
     /// # Errors
-    /// Fails if every place is taken, or one of the address's networks holds as many as it may.
+    /// Fails if every slot is in use, or a network that contains the address uses as many slots as it may.
     pub fn enter(&mut self, address: IpAddr) -> Result<(), NetworkFull> {
         if let Some(full) = self.full(address) {
             return Err(full);

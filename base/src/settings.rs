@@ -77,7 +77,7 @@ pub struct Section<'t> {
     /// Line and key of the table.
     pub place: SettingPlace,
     entries: DeTable<'t>,
-    /// Keys that the program has asked for. All others are unknown.
+    /// Keys that the program has asked for. All other keys of the table are reported as unknown.
     known: Vec<&'static str>,
 }
 
@@ -107,7 +107,7 @@ impl SettingsReader {
     /// further problems. `file` is the file's name in errors.
     ///
     /// # Errors
-    /// Returns everything that is wrong.
+    /// Returns all faults of the settings file.
     pub fn file<R: DeserializeOwned, T>(
         text: &str,
         what: &'static str,
@@ -123,7 +123,7 @@ impl SettingsReader {
     /// Returns `done`, the settings that were read, if no problem was recorded.
     ///
     /// # Errors
-    /// Returns everything that is wrong.
+    /// Returns all faults of the settings file.
     pub fn end<T>(mut self, what: &'static str, file: &str, done: Option<T>) -> Result<T, Problems> {
         self.problems.sort_by_key(|problem| problem.line);
         match done {
@@ -258,8 +258,8 @@ impl SettingsReader {
         Some((from.place.inner(key.get_ref(), line(&self.breaks, key.span())), value.into_inner()))
     }
 
-    /// Deserializes a value again and again, each time without the parts found faulty so far, until no further fault is
-    /// found. A table that lacks a required key is left out as a whole.
+    /// Deserializes a value repeatedly, each time without the keys whose values were found faulty so far, until no
+    /// further fault is found. A table that lacks a required key is left out as a whole.
     fn value<T: DeserializeOwned>(&mut self, place: &SettingPlace, value: &DeValue<'_>) -> Option<T> {
         let mut wrong = BTreeSet::new();
         loop {

@@ -22,7 +22,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Largest number of connections that may wait to be closed.
 const WAITING: usize = 64;
-/// Time between two checks whether a closing thread has ended.
+/// Time between two checks whether a thread that closes a connection has ended.
 const PATIENCE: Duration = Duration::from_millis(5);
 /// Time after which the closer stops waiting for its threads. A thread that closes a file on an unresponsive file
 /// system may never end.
@@ -33,7 +33,7 @@ const INTERRUPT: Signal = Signal::SIGURG;
 
 type Closed = Box<dyn Send>;
 
-/// A thread that closes one connection after the other. It ends when the `Closer` is dropped.
+/// A handle of the thread that closes one connection after the other. The thread ends when the handle is dropped.
 pub struct Closer {
     connections: Sender<Closed>,
     waiting: Arc<AtomicUsize>,
@@ -45,8 +45,8 @@ impl Closer {
     /// # Errors
     /// Fails if the signal handler or the thread cannot be created.
     pub fn start() -> io::Result<Self> {
-        // The signal handler stays installed after this drop. Without a handler, the kernel ignores the signal, so no
-        // close is interrupted.
+        // Tokio's signal handler stays installed after its stream is dropped here. Without a handler, the kernel
+        // ignores the signal, so no close is interrupted.
         drop(signal(SignalKind::from_raw(INTERRUPT as i32))?);
         let (connections, come) = channel();
         let waiting = Arc::new(AtomicUsize::new(0));
@@ -67,7 +67,8 @@ impl Closer {
         let _ = self.connections.send(Box::new(connection));
     }
 
-    /// Waits for threads that only have a connection left to close, and interrupts the close with signals.
+    /// Waits until these threads have ended. Their only remaining work is to close a connection. Signals interrupt a
+    /// close that blocks.
     pub fn end(&self, threads: Vec<JoinHandle<()>>) {
         end(threads);
     }
@@ -111,7 +112,7 @@ mod tests {
 
     use super::*;
 
-    /// Each of the lingering sockets would take an hour to close.
+    /// Without an interrupt, closing each of the three sockets would take an hour, because of `SO_LINGER`.
     #[tokio::test]
     async fn close_of_a_lingering_socket_is_interrupted() {
         let closer = Closer::start().unwrap();
@@ -120,7 +121,7 @@ mod tests {
             let (theirs, own) = ControlEnd::pair().unwrap();
             let (near, far) = lingering();
             theirs.send(&1, &[near.as_fd()]).unwrap();
-            // The copy of the descriptor in the record keeps the socket open, so this drop does not linger.
+            // The descriptor in the unread record keeps the socket open, so dropping `near` does not block.
             drop(near);
             closer.close(OwnedFd::from(own));
             others.push((theirs, far));

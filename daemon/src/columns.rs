@@ -36,7 +36,7 @@ pub fn broken(text: &str, width: usize) -> Vec<String> {
     }
 }
 
-/// Breaks a text that is not a list, at spaces and after commas.
+/// Breaks a text into lines at spaces and after commas, even if the text is a list.
 fn sentence(text: &str, width: usize) -> Vec<String> {
     lines(text.split_inclusive([' ', ',']), width.max(1))
 }

@@ -176,7 +176,8 @@ pub struct DaemonFrame {
 enum RequestSource {
     /// Clients connect to the control socket and to HTTP.
     By(Box<DaemonFront>, ControlSocket),
-    /// A supervisor passes connections to this part of a daemon. The supervisor itself serves HTTP.
+    /// This process is a part of a daemon. The daemon's supervisor process serves HTTP, and passes it connections for
+    /// requests.
     BySupervisor(Arc<Inherited>),
 }
 
@@ -191,7 +192,8 @@ impl DaemonFrame {
         Ok(Self { asked: RequestSource::By(Box::new(front), socket), signals })
     }
 
-    /// Installs the signal handlers in a part of a daemon, which gets its connections from `supervisor`.
+    /// Installs the signal handlers in a process that is a part of a daemon, and gets its connections from
+    /// `supervisor`.
     pub(crate) fn inherited(supervisor: Arc<Inherited>) -> io::Result<Self> {
         Ok(Self { asked: RequestSource::BySupervisor(supervisor), signals: DaemonSignals::new()? })
     }
@@ -271,7 +273,8 @@ impl DaemonFrame {
     }
 }
 
-/// Runs a part of a daemon in this process. If `serve` fails, the error is sent to the part's supervisor.
+/// Runs this process as one part (child process) of a daemon. If `serve` fails, the error is sent to the supervisor
+/// process.
 ///
 /// # Errors
 /// Fails if the process was not started by a supervisor.
@@ -283,7 +286,7 @@ where
     let frame = DaemonFrame::inherited(inherited.clone())?;
     if let Err(error) = serve(frame).await {
         inherited.failed(&error);
-        // The supervisor reports the error.
+        // This process logs nothing: its supervisor reports the error.
         std::process::exit(1);
     }
     Ok(())
@@ -324,10 +327,10 @@ enum Signal {
     End,
 }
 
-/// Time after the first SIGTERM or SIGINT during which further ones count as copies of it. `timeout`, `tini -g` and
-/// service managers send one signal to the process and one to its group. A wrapper process forwards its own signal,
-/// late on a busy machine. A user who sends a second signal by hand takes longer. Ending without a drain by mistake
-/// disconnects viewers; ignoring a user's second signal only costs a second.
+/// Time after the first SIGTERM or SIGINT during which further such signals count as copies of the first. `timeout`,
+/// `tini -g` and service managers send one signal to the process and one to its group. A wrapper process forwards its
+/// own signal, late on a busy machine. A user who sends a second signal by hand takes longer. Ending without a drain by
+/// mistake disconnects viewers; ignoring a user's second signal only costs a second.
 const ONE_WISH: Duration = Duration::from_secs(1);
 /// Shortest time between two signals that a user sends. Signals in faster succession come from a program.
 const MACHINE: Duration = Duration::from_millis(100);

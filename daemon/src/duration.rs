@@ -28,8 +28,8 @@ pub fn parse(text: &str) -> Result<Duration, String> {
         "" if number == 0.0 => 0.0,
         _ => return Err(wrong()),
     };
-    // The result is rounded to nanoseconds. The product 1.5 * 1e-3 is inexact, but a setting such as 10ms has to be
-    // exact.
+    // The product of number and unit is rounded to nanoseconds, because floating-point products are inexact, but a
+    // setting such as 10ms has to be exact.
     let nanos = (number * nanos).round();
     if nanos > MAX_S * 1e9 {
         return Err(format!("`{text}` is more than 3650d"));

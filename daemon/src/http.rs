@@ -158,7 +158,8 @@ async fn accept(
     let crowd = Arc::new(ConnectionCrowd::default());
     let mut connections = JoinSet::new();
     loop {
-        // Without this, the `JoinSet` would keep the results of all connections that have ended.
+        // This loop removes the tasks of ended connections. Otherwise the `JoinSet` would keep the results of all of
+        // them.
         while connections.try_join_next().is_some() {}
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -188,7 +189,7 @@ async fn accept(
     }
 }
 
-/// Waits for a free connection slot. If there is none, the crowd closes a connection.
+/// Waits for a free connection slot. If no slot is free, an idle connection of the crowd is closed.
 async fn place(places: &Arc<Semaphore>, crowd: &ConnectionCrowd) -> OwnedSemaphorePermit {
     loop {
         if let Ok(place) = places.clone().try_acquire_owned() {

@@ -1,4 +1,5 @@
-//! The connection of a part with its supervisor, as the part sees it, and the messages on that connection.
+//! The connection between a part (child process) of a daemon and its supervisor process, as the part sees it, and the
+//! messages on it.
 
 use std::{
     fs::File,
@@ -17,17 +18,17 @@ use tokio::sync::mpsc;
 
 use crate::{closer::Closer, socket::Conversations};
 
-/// A request that each part answers without involving its daemon, so that the supervisor knows whether the part still
-/// runs.
+/// A request that each part (child process) of a daemon answers at once, so that the supervisor knows that the process
+/// still runs.
 pub(crate) const PING: &[u8] = b"ping\n";
-/// Longest error text that a part reports to its supervisor, in bytes.
+/// Longest error text that a part (child process) reports to its supervisor, in bytes.
 const ERROR_MAX: usize = 3000;
 
-/// A message from the supervisor to a part. It passes a connection that the part should serve.
+/// A message from the supervisor to a part (child process). Its descriptor is a connection that the part should serve.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct PartConnection;
 
-/// A message from a part to its supervisor.
+/// A message from a part (child process) to its supervisor.
 #[derive(Serialize, Deserialize)]
 pub(crate) enum PartMessage {
     Ready,
@@ -35,16 +36,17 @@ pub(crate) enum PartMessage {
     Failed(String),
 }
 
-/// The connection of a part with its supervisor, as the part sees it.
+/// The end of the connection to the supervisor process, in a part (child process) of a daemon.
 pub(crate) struct Inherited(ControlEnd);
 
 impl Inherited {
-    /// Takes the connection from standard input. Call it once, before other threads and processes are started.
+    /// Takes the connection to the supervisor from standard input. Call it once, before other threads and processes are
+    /// started.
     pub(crate) fn take() -> io::Result<Self> {
-        // The kernel kills this part when its supervisor ends.
+        // The kernel kills this process when its supervisor ends.
         prctl::set_pdeathsig(Some(Signal::SIGKILL))?;
         let control = ControlEnd::from(io::stdin().as_fd().try_clone_to_owned()?);
-        // Child processes of this part must not keep the connection open.
+        // Child processes of this process must not keep the connection to the supervisor open.
         dup2_stdin(File::open("/dev/null")?)?;
         Ok(Self(control))
     }
@@ -60,7 +62,8 @@ impl Inherited {
         let _ = self.0.send(&PartMessage::Failed(text), &[]);
     }
 
-    /// Serves the connections that the supervisor passes, until the supervisor closes its own connection or dies.
+    /// Serves the connections that the supervisor passes, until the supervisor dies or closes its connection to this
+    /// process.
     pub(crate) async fn serve<A, F>(&self, answerer: impl Fn() -> F) -> anyhow::Result<()>
     where
         A: Serialize,

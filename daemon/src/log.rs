@@ -78,7 +78,8 @@ pub enum Error {
 pub fn to_stderr() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn,millrace=info"));
     let dispatch = dispatch(LogFormat::Text, filter, io::stderr, io::stderr().is_terminal());
-    let _ = dispatch.try_init(); // it fails if a test or another command of this process has set up logging already
+    // The call fails if a test or another command of this process has set up logging already.
+    let _ = dispatch.try_init();
 }
 
 /// Builds the subscriber of the process. Events that pass `filter` and the rate limit become lines of `writer`.

@@ -3,7 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-/// Shortest time between two checks. A check takes microseconds, while returning memory takes milliseconds.
+/// Shortest time between two checks how much memory is free. A check takes microseconds, while returning memory takes
+/// milliseconds.
 const INTERVAL: Duration = Duration::from_secs(5);
 /// Least number of free bytes that are worth returning to the system. The free bytes must also be a third of all
 /// resident memory.
@@ -18,7 +19,7 @@ pub struct MemoryTrimmer {
 }
 
 impl MemoryTrimmer {
-    /// Reports whether a check is due.
+    /// Reports whether [`look`](Self::look) should be called now, because the last check is long enough ago.
     pub fn is_time(&mut self, now: Instant) -> bool {
         let soon = self.last.is_some_and(|last| now.saturating_duration_since(last) < INTERVAL);
         if !soon {
@@ -27,8 +28,8 @@ impl MemoryTrimmer {
         !soon
     }
 
-    /// Checks the memory, and returns free memory to the system if there is enough of it. Returning memory blocks for
-    /// some milliseconds.
+    /// Checks how much memory of this process is free, and returns it to the system if it is enough. Returning memory
+    /// blocks for some milliseconds.
     pub fn look(&mut self) {
         if let Some(resident) = resident()
             && self.is_worth(resident, in_use)
@@ -99,7 +100,8 @@ mod tests {
         assert!(memory.is_worth(8 * MIB, || 2 * MIB), "it had gone by itself");
     }
 
-    /// Other tests of this process allocate at the same time, but less than this one.
+    /// The margins are wide, because other tests of this process allocate memory at the same time, but less than this
+    /// test.
     #[test]
     #[cfg(target_env = "gnu")]
     fn memory_of_freed_blocks_is_returned_to_the_system() {

@@ -19,7 +19,7 @@ use std::{
 
 use nix::time::{ClockId, clock_gettime};
 
-/// Longest time that a send blocks this process if the service manager does not read.
+/// Longest time that sending a message may block this process, if the service manager does not read its socket.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Reports that the daemon is ready, at start-up or after a reload.

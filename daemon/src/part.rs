@@ -51,23 +51,23 @@ use crate::{
     socket::Conversation,
 };
 
-/// Time between two pings.
+/// Time between two pings that the supervisor sends to a part (child process).
 const PING_EVERY: Duration = Duration::from_millis(500);
-/// Longest time for the answer to a ping. A part that takes longer counts as not answering.
+/// Longest time for the answer to a ping. A part (child process) that takes longer counts as not answering.
 const SILENCE: Duration = Duration::from_millis(1500);
 /// Longest time that the supervisor waits for a message of a part before it checks the pings, in milliseconds.
 const LOOK: u16 = 250;
-/// Pauses between the end of a part and its next start: the first, and the longest.
+/// Shortest and longest pause between the end of a part (child process) and its next start.
 const PAUSE: Duration = Duration::from_millis(500);
 const PAUSE_MOST: Duration = Duration::from_secs(30);
-/// Time for which a part has to serve before the pause is reset to the shortest.
+/// Time for which a part (child process) has to serve before the pause until its next start is the shortest again.
 const STEADY: Duration = Duration::from_secs(60);
-/// Longest time for a part to end after its connection was closed.
+/// Longest time for a part (child process) to end after the supervisor has closed the connection to it.
 const END: Duration = Duration::from_secs(15);
-/// Longest time that a new supervisor waits for the parts of one that was killed.
+/// Longest time that a new supervisor waits until the parts (child processes) of a killed supervisor have ended.
 const OTHERS_END: Duration = Duration::from_secs(20);
 
-/// The state of a part, for status and metrics.
+/// The state of a part (child process) of a daemon, for status and metrics.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PartStatus {
@@ -106,7 +106,8 @@ impl PartState {
 
 struct PartShared {
     state: PartState,
-    /// Whether the part should be running.
+    /// Whether the part's process should be running: [`SupervisedPart::start`] was called, but not
+    /// [`SupervisedPart::stop`].
     is_wanted: bool,
     control: Option<Arc<ControlEnd>>,
     pid: Option<u32>,
@@ -114,7 +115,7 @@ struct PartShared {
     error: Option<String>,
 }
 
-/// A part of a daemon, as its supervisor sees it.
+/// A part (child process) of a daemon, as its supervisor process sees it.
 pub struct SupervisedPart {
     /// Name of the part in commands and logs.
     pub name: &'static str,
@@ -124,8 +125,8 @@ pub struct SupervisedPart {
     changed: Condvar,
 }
 
-/// A lock that a supervisor and its parts hold, so that a new supervisor waits until the parts of a killed one have
-/// ended.
+/// A file lock that a supervisor and its parts (child processes) hold. A new supervisor thus waits until the parts of a
+/// killed supervisor have ended.
 pub struct Lock(Flock<File>);
 
 impl Lock {
@@ -188,7 +189,7 @@ impl SupervisedPart {
         }
     }
 
-    /// Reports whether the part should be running.
+    /// Reports whether the part's process should be running: it was started, and not stopped since.
     pub fn is_wanted(&self) -> bool {
         self.shared.lock().is_wanted
     }
@@ -223,7 +224,7 @@ impl SupervisedPart {
         format!("the part {} is not answering", self.name)
     }
 
-    /// Sends a request and waits for the answer. It stops waiting after `patience`, or when the part no longer answers
+    /// Sends a request and waits for the answer. Stops waiting after `patience`, or when the part no longer answers
     /// pings.
     ///
     /// # Errors
@@ -296,8 +297,8 @@ impl SupervisedPart {
         let (control, theirs) = ControlEnd::pair()?;
         let mut command = Command::new("/proc/self/exe");
         command.args(&self.arguments).env_remove("NOTIFY_SOCKET").stdin(OwnedFd::from(theirs));
-        // A part prints nothing. Its standard output is therefore free to carry the lock file, so the part holds the
-        // lock as long as it lives.
+        // The part's process prints nothing. Its standard output is therefore free to carry the lock file, so the part
+        // holds the lock as long as it lives.
         command.stdout(Stdio::from(self.lock.0.try_clone()?));
         // A signal from the terminal, such as SIGINT, is for the supervisor alone. The part therefore has its own
         // process group.
@@ -392,13 +393,14 @@ impl PartPings {
         Ok(Self { stream: ours, since: Instant::now(), is_asked: false })
     }
 
-    /// Sends a ping if one is due, and receives the answer if it has arrived. Returns false if an answer is overdue.
+    /// Sends a ping to the part if a ping is due, and receives the answer to the last ping if it has arrived. Returns
+    /// false if an answer is overdue.
     fn step(&mut self) -> bool {
         if self.is_asked && matches!(self.stream.read(&mut [0; 256]), Ok(1..)) {
             (self.is_asked, self.since) = (false, Instant::now());
         }
         if !self.is_asked && self.since.elapsed() >= PING_EVERY {
-            // All earlier pings were answered, so the socket's buffer has space for this one.
+            // All earlier pings were answered, so the socket's buffer has space for this ping.
             let _ = self.stream.write_all(PING);
             (self.is_asked, self.since) = (true, Instant::now());
         }

@@ -61,7 +61,7 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> 
 /// Reads a private key of a type that TLS supports here.
 ///
 /// # Errors
-/// Fails if the file cannot be read, has no key, or has a key of another kind.
+/// Fails if the file cannot be read, has no key, or has a key of another type.
 pub fn private_key(path: &Path) -> Result<(PrivateKeyDer<'static>, Arc<dyn SigningKey>), Error> {
     let bytes = read(path)?;
     let named = |fault| wrong(path, fault);
@@ -74,7 +74,7 @@ pub fn private_key(path: &Path) -> Result<(PrivateKeyDer<'static>, Arc<dyn Signi
 /// Reads a certificate chain and its private key.
 ///
 /// # Errors
-/// Fails if a file cannot be read or is of the wrong kind, or the two do not belong together.
+/// Fails if a file cannot be read or has other contents, or the key does not belong to the first certificate.
 pub fn pair(cert: &Path, key: &Path) -> Result<CertifiedKey, Error> {
     let chain = certificates(cert)?;
     let (private, signing) = private_key(key)?;
@@ -154,7 +154,7 @@ pub fn complaints(certified: &CertifiedKey) -> Vec<String> {
     complaints
 }
 
-/// Returns what is wrong with the validity dates of the certificate at this position in the file.
+/// Returns what is wrong with the validity dates of a certificate. `at` is the certificate's index in the file.
 fn untimely(at: usize, cert: &X509Certificate<'_>) -> Option<String> {
     let now = x509_parser::time::ASN1Time::now();
     let validity = cert.validity();

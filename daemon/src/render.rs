@@ -104,7 +104,8 @@ fn widths(lines: &[Vec<String>], head: &[(&str, Fit)], width: usize) -> Vec<usiz
         cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
     };
     let mut widths: Vec<usize> = (0..head.len()).map(natural).collect();
-    // The first pass keeps words whole. Only if that is not enough, the second pass breaks texts within words.
+    // The first call of `shrink` keeps words whole. Only if the table is still too wide, the second call lets texts be
+    // broken within words.
     for least in [least_of_texts(lines, head), vec![NARROWEST; head.len()]] {
         shrink(&mut widths, head, &least, width);
     }

@@ -22,13 +22,13 @@ use tokio::net::UnixListener;
 
 use crate::closer::Closer;
 
-/// Longest time that a command waits for an answer.
+/// Longest time that a command waits for a daemon's answer to one request.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time between two checks whether to continue waiting for an answer.
 const LOOK: Duration = Duration::from_millis(100);
-/// Longest request, in bytes.
+/// Longest request on a control socket, in bytes.
 const LINE_MAX: u64 = 64 * 1024;
-/// Largest number of connections that are open at once.
+/// Largest number of connections to a control socket that are open at once.
 const CONVERSATIONS_MAX: usize = 64;
 /// Pause after accept fails, mostly for lack of descriptors, or while too many connections wait to be closed.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -75,7 +75,7 @@ impl Conversation {
         self.ask_while(request, || began.elapsed() < PATIENCE)
     }
 
-    /// Like [`ask`](Self::ask), but waits for the answer as long as `goes_on` returns true.
+    /// Does the same as [`ask`](Self::ask), but waits for the answer as long as `goes_on` returns true.
     pub(crate) fn ask_while<A: DeserializeOwned>(
         &mut self,
         request: &impl Serialize,
@@ -85,7 +85,7 @@ impl Conversation {
         line.push(b'\n');
         let who = self.who;
         let ended = || format!("the {who} has stopped answering");
-        // Until the answer has arrived, each early return leaves the conversation marked as ended.
+        // If this function returns before the answer has arrived, the conversation stays marked as ended.
         self.has_ended = true;
         self.stream.get_mut().write_all(&line).map_err(|_| anyhow::Error::msg(ended()))?;
         self.stream.get_mut().set_read_timeout(Some(LOOK))?;
@@ -247,7 +247,7 @@ impl Drop for ControlSocket {
 
 /// The open connections to a control socket, each with its own thread. A client may pass descriptors, and the kernel
 /// closes them in the thread that reads. Closing a TCP socket that lingers may block for as long as its owner likes, so
-/// the runtime's threads must not do it.
+/// the async runtime's threads must not close descriptors.
 pub(crate) struct Conversations<'a> {
     closer: &'a Closer,
     /// Connections and their threads. Each thread owns its connection and closes it.
@@ -276,8 +276,8 @@ impl<'a> Conversations<'a> {
             Ok(thread) => self.live.push((weak, thread)),
             Err(error) => tracing::warn!(%error, "cannot serve a connection to the control socket"),
         }
-        // If the connection's thread has ended already, this reference is the last one. Dropping the reference closes
-        // the connection, so the closer drops it.
+        // If the connection's thread has ended already, `stream` is the last reference to the connection. Dropping it
+        // closes the connection, so the closer's thread drops it.
         self.closer.close(stream);
     }
 }
@@ -414,7 +414,7 @@ mod tests {
             let passed = [near.as_fd()];
             assert!(beside.push(SendAncillaryMessage::ScmRights(&passed)));
             sendmsg(&stream, &[IoSlice::new(b"{}\n")], &mut beside, SendFlags::empty()).unwrap();
-            // The copy of the descriptor in the message keeps the socket open, so this drop does not linger.
+            // The descriptor in the unread message keeps the socket open, so dropping `near` does not block.
             drop(near);
             kept.push((stream, far));
         }
@@ -427,7 +427,7 @@ mod tests {
             }
         });
         asking.await.unwrap();
-        // The lingering sockets must not keep the daemon from ending, either.
+        // The daemon must be able to end, although sockets that block when they are closed are still open.
         serving.abort();
         assert!(serving.await.unwrap_err().is_cancelled());
         assert_eq!(live.load(Relaxed), 0);

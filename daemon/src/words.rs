@@ -10,7 +10,7 @@ use crate::{
     log::LogFormat,
 };
 
-/// Returns the word for a choice, as used in flags and settings files.
+/// Returns the word for a variant of an enum, as used in flags and settings files.
 pub fn name(choice: &impl ValueEnum) -> String {
     choice.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
@@ -45,7 +45,7 @@ pub fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>>(
     deserializer.deserialize_any(FlagWord)?.parse().map_err(de::Error::custom)
 }
 
-/// Deserializes one of several choices from its word.
+/// Deserializes a variant of an enum from the word that flags and settings files use for it.
 pub fn chosen<'de, D: Deserializer<'de>, T: ValueEnum>(deserializer: D) -> Result<T, D::Error> {
     let word = deserializer.deserialize_any(FlagWord)?;
     T::from_str(&word, false).map_err(|_| {
@@ -54,7 +54,7 @@ pub fn chosen<'de, D: Deserializer<'de>, T: ValueEnum>(deserializer: D) -> Resul
     })
 }
 
-/// Implements `Deserialize` for types with the function [`parsed`] or [`chosen`].
+/// Implements `Deserialize` for the given types, by calling the function [`parsed`] or [`chosen`].
 #[macro_export]
 macro_rules! deserialize {
     ($by:ident: $($type:ty),*) => {

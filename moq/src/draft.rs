@@ -96,8 +96,8 @@ impl Draft {
         self >= Self::D20
     }
 
-    /// Reports whether FETCH has its range in LOCATION_FILTER and FETCH_OK names the last object. In earlier drafts
-    /// both state the location after the last object, with object ID 0 for a whole group.
+    /// Reports whether FETCH has its range in LOCATION_FILTER and FETCH_OK names the last object. In earlier drafts,
+    /// FETCH and FETCH_OK both state the location after the last object, with object ID 0 for a whole group.
     pub fn has_inclusive_ends(self) -> bool {
         self >= Self::D20
     }

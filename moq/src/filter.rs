@@ -128,7 +128,8 @@ impl Filter {
         }
         let start = Location::new(group, input.vi64()?);
         if input.is_empty() {
-            // A filter for all objects has no fields, so two fields of 0 are free to mean the next object.
+            // A start at location 0/0 is encoded as a filter without fields, so two fields of 0 are free to mean the
+            // next object.
             let is_next = start == Location::default();
             return Ok(if is_next { Self::NextObject } else { Self::AbsoluteStart(start) });
         }
@@ -189,8 +190,8 @@ impl Filter {
 
     fn encode_fields(self, out: &mut WireWriter<'_>) {
         match self {
-            // Two fields of 0 mean the next object, so a start at location 0/0 is encoded without fields, as a filter
-            // for all objects.
+            // Two fields of 0 would mean the next object, so a start at location 0/0 is encoded without fields, as a
+            // filter for all objects.
             Self::All | Self::AbsoluteStart(Location { group: 0, object: 0 }) => {}
             Self::Relative(back) => put(out, &[back]),
             Self::NextObject => put(out, &[0, 0]),

@@ -102,11 +102,11 @@ pub struct Assignment {
     pub set: u64,
     /// The selection algorithm. 0 is the one that the draft defines.
     pub algorithm: u64,
-    /// Throughput that the track requires, in kbit/s.
+    /// Throughput that the subscription's track requires, in kbit/s.
     pub threshold: u64,
     /// Weight of the set among sets of the same rank: 1 to 10.
     pub weight: u64,
-    /// Number of assigned tracks from which on the sender selects one. 0 turns the selection off.
+    /// Number of tracks that the set must have before the sender selects one of them. 0 turns the selection off.
     pub activate: u64,
     /// Rank of the set. Sets with a lower rank are served first.
     pub rank: u8,
@@ -138,7 +138,7 @@ impl Assignment {
 }
 
 /// SUBGROUP_FILTER and the other range filters, still encoded: they select objects or tracks whose values are in given
-/// ranges. An endpoint may send one only to a peer that sent MAX_FILTER_RANGES.
+/// ranges. An endpoint may send a range filter only to a peer that sent MAX_FILTER_RANGES.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeFilter {
     /// The parameter's type, one of [`RangeFilter::KINDS`].

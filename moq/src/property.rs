@@ -22,7 +22,8 @@ const MANDATORY: std::ops::RangeInclusive<u64> = 0x4000..=0x7fff;
 /// The longest value of a Key-Value-Pair, in bytes.
 const MAX_VALUE: u64 = u16::MAX as u64;
 
-/// One Key-Value-Pair. `kind` is the type itself, while the wire carries the difference to the previous type.
+/// One Key-Value-Pair. The field `kind` is the type itself. On the wire, a pair has the difference to the previous
+/// pair's type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyValuePair<'a> {
     /// The type.

@@ -11,8 +11,8 @@ pub struct RequestIds {
 }
 
 impl RequestIds {
-    /// Largest number of IDs in `ahead`, after a missing one. Request streams may arrive in any order, but the memory
-    /// for the set must be bounded.
+    /// Largest number of IDs in `ahead`: IDs that arrived before a smaller ID did. Request streams may arrive in any
+    /// order, but the memory for the set must be bounded.
     const MAX_AHEAD: usize = 1 << 16;
 
     /// Records an index as used. Returns false if the index was used before, or if `ahead` is full.

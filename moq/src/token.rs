@@ -12,14 +12,14 @@ const REGISTER: u64 = 0x1;
 const USE_ALIAS: u64 = 0x2;
 const USE_VALUE: u64 = 0x3;
 
-/// Number of bytes that each registered token adds to its value's length, when the cache's size is computed.
+/// Number of bytes that a registered token takes of MAX_AUTH_TOKEN_CACHE_SIZE in addition to its value's length.
 const ENTRY_COST: u64 = 16;
 
 /// A token's type and payload. It is secret, so the payload is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credential {
-    /// The type in the registry "MOQT Auth Token Type". 0 means that both sides agreed on the format otherwise, and 1 a
-    /// Common Access Token.
+    /// The type in the registry "MOQT Auth Token Type". 0 means that both sides agreed on the token's format by other
+    /// means, and 1 means a Common Access Token.
     pub kind: u64,
     /// The payload.
     pub value: Bytes,
@@ -119,8 +119,8 @@ impl RegisteredTokens {
         Self { limit, size: 0, by_alias: HashMap::new() }
     }
 
-    /// Returns the credentials in a SETUP, and registers those that it asks to register. A token that exceeds the limit
-    /// is used once and not registered.
+    /// Returns the credentials in a SETUP, and registers the tokens that the SETUP asks to register. A token that
+    /// exceeds the size limit of the set is used once and not registered.
     ///
     /// # Errors
     /// Fails with the code to close the session with.

@@ -32,7 +32,7 @@ pub fn encode_in(value: u64, width: usize, out: &mut Vec<u8>) {
         _ => {
             let start = out.len();
             out.extend_from_slice(&bytes[8 - width..]);
-            // The first byte begins with `width - 1` one bits, and the value has zeros there.
+            // The first byte begins with `width - 1` one bits, and the value has zeros in the place of these bits.
             out[start] |= !(0xffu8.checked_shr(width as u32 - 1).unwrap_or(0));
         }
     }

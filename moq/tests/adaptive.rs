@@ -21,8 +21,8 @@ const SECOND: Duration = Duration::from_secs(1);
 const FPS: u64 = 30;
 const LADDER: [u64; 3] = [800_000, 2_000_000, 5_000_000];
 const LOOK: Duration = Duration::from_millis(50);
-/// Time after a change of the path's capacity during which stalls are not counted as failures, because they cannot be
-/// avoided.
+/// Time after a change of the path's capacity during which stalls are not counted as failures, because no choice of
+/// renditions can avoid them.
 const GRACE: Duration = Duration::from_secs(2);
 const STALL: Duration = Duration::from_millis(250);
 

@@ -45,8 +45,8 @@ fn commands(help: &str) -> Vec<String> {
     names.filter(|name| *name != "help").map(str::to_owned).collect()
 }
 
-/// Compares a text with a golden file. With the environment variable `MILLRACE_GOLDEN=write`, writes the file instead.
-/// `again` is the command that runs the test, for the message.
+/// Compares a text with a golden file. With the environment variable `MILLRACE_GOLDEN=write`, writes the text to the
+/// file instead. `again` is the command that runs the test, which the panic message states.
 ///
 /// # Panics
 /// Panics if the texts differ.
@@ -69,8 +69,8 @@ pub fn assert_as_reviewed(file: &Path, now: &str, again: &str) {
     );
 }
 
-/// Reads the first line of a program's output and closes the pipe, as `2>&1 | head -n1` does. A program that `goes_on`
-/// running gets SIGTERM. Returns the exit code, or `None` if a signal ended the program.
+/// Reads the first line of a program's output and closes the pipe, as `2>&1 | head -n1` does. If `goes_on` is true, the
+/// program does not end by itself, so it gets SIGTERM. Returns the exit code, or `None` if a signal ended the program.
 ///
 /// # Panics
 /// Panics if the program prints nothing, or does not end.

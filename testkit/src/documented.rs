@@ -2,15 +2,15 @@
 
 use std::collections::BTreeSet;
 
-/// Path of the guide to `millrace cost`.
+/// Text of the guide to `millrace cost`.
 pub const COST: &str = include_str!("../../docs/guide/cost.md");
-/// Path of the guide to the fan-out.
+/// Text of the guide to fan-out, the forwarding of RTP by the kernel.
 pub const FANOUT: &str = include_str!("../../docs/guide/fanout.md");
-/// Path of the guide for operators.
+/// Text of the guide for operators.
 pub const OPERATIONS: &str = include_str!("../../docs/guide/operations.md");
-/// Path of the generated list of all metrics.
+/// Text of the generated list of all metrics.
 pub const METRICS: &str = include_str!("../../docs/reference/metrics.md");
-/// Path of the generated list of outcomes, verdicts and reasons.
+/// Text of the generated list of outcomes, verdicts and reasons.
 pub const REASONS: &str = include_str!("../../docs/reference/reasons.md");
 
 /// Returns the first cell of each row of all tables under this heading.

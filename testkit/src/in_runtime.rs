@@ -1,4 +1,5 @@
-//! The waiting functions for tests inside an async runtime, where blocking the thread would stop other tasks.
+//! The functions that wait for a condition, for tests inside an async runtime, where blocking the thread would stop
+//! other tasks.
 
 use std::{fmt::Debug, time::Instant};
 

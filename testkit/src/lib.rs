@@ -43,8 +43,7 @@ pub trait StateReading {
     /// The value that [`wait_for`] returns in the end.
     type Found;
 
-    /// Returns the value that the test waits for. Otherwise fails with a description of the current state, which is
-    /// part of the test's error message.
+    /// Returns the value that the test waits for.
     ///
     /// # Errors
     /// Fails with a description of the present state, for the test's message.

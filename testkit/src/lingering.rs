@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-/// Time for which a [`lingering`] socket blocks when it is closed. It is longer than any test waits.
+/// Time for which a [`lingering`] socket blocks when it is closed. The time is longer than any test waits.
 pub const LINGER: Duration = Duration::from_secs(3600);
 
 /// Returns both ends of a connection. Closing the first end blocks, because the second end does not read. Closing the

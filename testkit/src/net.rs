@@ -68,8 +68,8 @@ impl Drop for NamespaceNetwork {
     }
 }
 
-/// Returns the address of host 1 (the relay) or host 2 (the other end) in network 1 (`west`) or 2 (`east`) of
-/// [`NamespaceNetwork`].
+/// Returns the address of host 1 (the relay) or host 2 (the publisher or subscriber) in network 1 (`west`) or 2
+/// (`east`) of [`NamespaceNetwork`].
 pub fn address(family: u8, net: u8, host: u8) -> IpAddr {
     match family {
         4 => IpAddr::from([10, 98, net, host]),
@@ -221,12 +221,12 @@ impl PacketCapture {
 
     /// Restricts the capture: only the first byte is captured of frames that have a flow hash in the skb's metadata.
     pub fn cut_hashed(&self) {
-        // The filter loads SKF_AD_RXHASH, the flow hash in the skb's metadata. It is 0 if there is none.
+        // The filter loads SKF_AD_RXHASH, the flow hash in the skb's metadata. The hash is 0 if the skb has none.
         self.filter(0xffff_f000 + 32, 0, [0xffff, 1]);
     }
 
-    /// Restricts the capture to outgoing packets. Otherwise each packet on the loopback interface would be captured
-    /// twice.
+    /// Restricts the capture to outgoing packets. Without this restriction, each packet on the loopback interface would
+    /// be captured twice.
     pub fn only_outgoing(&self) {
         // The filter loads SKF_AD_PKTTYPE and compares it with PACKET_OUTGOING.
         self.filter(0xffff_f000 + 4, 4, [0xffff, 0]);

@@ -84,13 +84,15 @@ impl<S: Subscriber> Layer<S> for LogLimit {
 }
 
 impl PlaceBucket {
-    /// Returns `None` if the line exceeds the limit, or else the number of lines that were suppressed before it.
+    /// Decides whether a log line may be written now. Returns `None` if the line exceeds the limit, or else how many
+    /// lines of this call site were suppressed before it.
     fn line(&mut self, now: Instant) -> Option<u64> {
         let since = *self.since.get_or_insert(now);
         let periods = now.saturating_duration_since(since).as_nanos() / PERIOD.as_nanos();
         if periods > 0 {
             self.used = self.used.saturating_sub(u32::try_from(periods).unwrap_or(u32::MAX));
-            // The elapsed fraction of the current period is discarded, so the rate is at most one line per period.
+            // One line is allowed per [`PERIOD`]. The elapsed fraction of the current one is discarded, so the rate
+            // never exceeds that.
             self.since = Some(now);
         }
         if self.used == BURST {

@@ -1,4 +1,4 @@
-//! Deserializes TOML values with serde. Errors name the key and the type that is expected there.
+//! Deserializes TOML values with serde. Errors name the key, and the type that its value should have.
 
 use std::{
     cell::RefCell,
@@ -86,7 +86,7 @@ pub(super) fn kind(value: &DeValue<'_>) -> String {
 pub(super) struct ValueContext<'c> {
     /// Byte offsets of the line breaks.
     pub breaks: &'c [usize],
-    /// Keys that this pass skips, because an earlier pass found their values faulty.
+    /// Keys whose values an earlier deserialization of the same file found faulty. This deserialization skips them.
     pub wrong: &'c BTreeSet<String>,
     pub lines: &'c RefCell<BTreeMap<String, usize>>,
 }
@@ -115,11 +115,11 @@ impl ValueNode<'_, '_> {
     }
 }
 
-/// An iterator over keys or list items that skips those already found faulty.
+/// An iterator over keys or list items. It skips keys and items whose values were already found faulty.
 struct Items<'c, 'v, I> {
     of: ValueNode<'c, 'v>,
     items: I,
-    /// The value that belongs to the key returned last.
+    /// The value that belongs to the key that the iterator has returned last.
     value: Option<(SettingPlace, &'v DeValue<'v>)>,
 }
 
@@ -128,7 +128,8 @@ impl<'c, 'v, I> Items<'c, 'v, I> {
         Self { of, items, value: None }
     }
 
-    /// Records the line of a key or list item. Returns `None` if this pass skips it.
+    /// Records the line of a key or list item. Returns `None` if the key or item is skipped, because its value was
+    /// already found faulty.
     fn enter(&self, key: String, span: std::ops::Range<usize>) -> Option<SettingPlace> {
         let line = line(self.of.context.breaks, span);
         let place = (!self.of.context.wrong.contains(&key)).then(|| SettingPlace { line, key: key.clone() });

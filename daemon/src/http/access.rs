@@ -45,7 +45,7 @@ impl HttpFlags {
     }
 }
 
-/// The rules that each HTTP request is checked against.
+/// The rules that decide whether an HTTP request is answered.
 #[derive(Clone, Debug, Default)]
 pub struct HttpAccess {
     token: Option<HttpToken>,
@@ -69,7 +69,7 @@ impl HttpAccess {
         self.token.as_ref()
     }
 
-    /// Adds paths that need no token and that any page may ask for, because their answers contain nothing secret.
+    /// Sets the paths that need no token and that any web page may request, because the answers contain nothing secret.
     pub fn with_public(self, public: &'static [&'static str]) -> Self {
         Self { public, ..self }
     }

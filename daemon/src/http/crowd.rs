@@ -26,7 +26,7 @@ struct CrowdState {
 }
 
 impl ConnectionCrowd {
-    /// Closes the connection that has been idle longest. Returns false if there is none to close.
+    /// Closes the connection that has been idle longest. Returns false if there is no connection that may be closed.
     pub fn end_one(&self) -> bool {
         let first = self.state.lock().may_end.pop_first();
         first.inspect(|(_, connection)| connection.abort()).is_some()

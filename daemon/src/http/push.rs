@@ -75,7 +75,7 @@ struct PushState {
 
 struct PushListener {
     frames: mpsc::Sender<Bytes>,
-    /// Number of snapshots in a row that the listener has missed.
+    /// Number of snapshots that the listener has missed since the last one that it got.
     missed: u32,
 }
 
@@ -139,8 +139,8 @@ impl Channel {
         Ok(receiver)
     }
 
-    /// Makes snapshots once per period. It ends when a period passes without any listener. Clients that come and go
-    /// therefore do not raise the rate of snapshots.
+    /// Makes a snapshot once per period. The task ends when a period passes without any listener. Clients that come and
+    /// go therefore do not raise the rate of snapshots.
     async fn pump(self: Arc<Self>) {
         let mut ticks = time::interval(self.limits.period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -158,7 +158,8 @@ impl Channel {
         }
     }
 
-    /// Reports whether there is no listener. If so, it also records that the task which makes snapshots has ended.
+    /// Reports whether there is no listener. If there is none, the method also records that the task which makes
+    /// snapshots has ended.
     fn is_alone(&self) -> bool {
         let mut state = self.state.lock();
         state.listeners.retain(|listener| !listener.frames.is_closed());
@@ -251,13 +252,13 @@ mod tests {
         let mut deaf = channel.listen().unwrap();
         let mut good = channel.listen().unwrap();
         let reading = async {
-            // exact: the count is checked again after each snapshot
+            // exact: the loop reads the count of dropped listeners again after each snapshot
             while channel.counts().dropped == 0 {
                 assert!(good.recv().await.is_some());
             }
         };
         assert!(time::timeout(PATIENCE, reading).await.is_ok(), "nobody is dropped");
-        let counts = channel.counts(); // exact: there was no await since the last check
+        let counts = channel.counts(); // exact: there was no await since the loop last read the counts
         assert_eq!((counts.listeners, counts.dropped, counts.missed), (1, 1, u64::from(QUICK.missed) + 1));
         let mut waited = 0;
         while deaf.recv().await.is_some() {

@@ -85,9 +85,9 @@ impl TokenFile {
 }
 
 /// Returns the directory of the default file. It is the runtime directory that the service manager made for this
-/// service, or else that of the system (for root), or that of the user.
+/// service. Without such a directory, it is the system's runtime directory for root, and the user's for others.
 fn directory(root: bool, env: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
-    // systemd separates several directories in this variable by colons.
+    // If a service has several runtime directories, systemd separates them by colons in RUNTIME_DIRECTORY.
     let service = env("RUNTIME_DIRECTORY").and_then(|paths| {
         let text = paths.to_str()?;
         text.split(':').find(|path| path.ends_with("/millrace")).map(PathBuf::from)
@@ -155,7 +155,7 @@ impl HttpToken {
         }
     }
 
-    /// Creates a token file. If two processes do this at once, both use the token that was written first.
+    /// Creates a token file. If two processes create the same file at once, both use the token that was written first.
     fn make(path: &Path) -> Result<Self, Error> {
         let failed = |source| Error::File { path: path.to_owned(), source };
         let directory = path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));

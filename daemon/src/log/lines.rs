@@ -55,7 +55,7 @@ impl Visit for TextVisitor<'_> {
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        // Events from the crate `log` have these fields in the line already.
+        // Events of the crate `log` have fields such as `log.target`. The line already shows their values elsewhere.
         if !field.name().starts_with("log.") {
             self.result = self.result.and_then(|()| self.put(field, &format!("{value:?}"), false));
         }
@@ -161,7 +161,7 @@ mod tests {
     }
 
     /// Text that a hostile peer may put into a reason, a name or a header. It has a line break, terminal escape
-    /// sequences in both encodings, and a right-to-left override.
+    /// sequences that begin with ESC [ or with U+009B, and a right-to-left override.
     const FORGED: &str = "x\r\n2026-11-27T00:00:00Z  INFO millrace: session established\x1b[2J\u{9b}2J\x07\u{202e}\u{2028} a=\"b\"";
 
     #[test]

@@ -8,15 +8,17 @@ use tokio::time::{Instant, sleep};
 
 use crate::session::{Error, Remote, Session, SessionConnectError, parse_url};
 
-/// Shortest and longest pause between two attempts.
+/// Shortest and longest pause between two attempts to connect.
 const SHORTEST: Duration = Duration::from_millis(250);
 const LONGEST: Duration = Duration::from_secs(5);
-/// Duration after which a session counts as stable. The pause before the next attempt is then the shortest again.
+/// Duration after which a session counts as stable. After a stable session, the pause before the next attempt to
+/// connect is the shortest again.
 const GOOD: Duration = Duration::from_secs(10);
-/// Shortest duration of a session after which a stateless reset by the peer leads to a new attempt without a pause.
+/// Shortest duration of a session after which a stateless reset by the peer makes the client connect again without a
+/// pause.
 const BRIEF: Duration = Duration::from_secs(1);
 
-/// The pause before the next attempt, which grows with each attempt.
+/// The pause before the next attempt to connect, which grows with each attempt.
 pub(crate) struct Pause {
     next: Duration,
     since: Instant,
@@ -27,7 +29,7 @@ impl Pause {
         Self { next: SHORTEST, since: Instant::now() }
     }
 
-    /// Returns the pause before the next attempt. Call it when an attempt has failed.
+    /// Returns the pause before the next attempt to connect. Call it when an attempt or a session has failed.
     pub fn next_pause(&mut self) -> Duration {
         if self.since.elapsed() > GOOD {
             self.next = SHORTEST;
@@ -92,7 +94,7 @@ pub(crate) async fn successor(session: &Session, remote: &Remote) -> (Arc<Sessio
 }
 
 impl SessionConnectError {
-    /// Reports whether another attempt may succeed without a change of settings.
+    /// Reports whether another attempt to connect may succeed without a change of settings.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Dial(error) => error.may_pass(),
@@ -108,7 +110,8 @@ impl Error {
         matches!(self, Self::Closed(quinn::ConnectionError::Reset))
     }
 
-    /// Reports whether a new session may succeed. It is false if the peer closed this one because of an error of ours.
+    /// Reports whether a new session may succeed after this error. It is false if the peer closed the session because
+    /// of our error.
     pub fn may_pass(&self) -> bool {
         let Self::Closed(error) = self else { return false };
         match error {

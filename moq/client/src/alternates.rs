@@ -1,5 +1,5 @@
-//! A subscription to a track or to all its alternates. With alternates, the relay sends each group from one of them
-//! (draft-wilaw-moq-moqt-ssts).
+//! A subscription to a track or to all its alternates. With alternates, the relay sends each group from only one of the
+//! alternates (draft-wilaw-moq-moqt-ssts).
 
 use millrace_moq::message::PublishDone;
 use millrace_moq::param::Assignment;
@@ -9,7 +9,7 @@ use millrace_moq::{Namespace, Parameters, TrackName, msf};
 use crate::receive::{EstablishedSubscription, ObjectReceiver, ObjectSink};
 use crate::session::Error;
 
-/// The weight of each switching set: all sets of a session have the same.
+/// The weight of each switching set. All sets of a session have the same weight.
 const WEIGHT: u64 = 1;
 
 /// The alternates of a track, the lowest bit rate first.
@@ -74,7 +74,7 @@ impl SubscribedAlternates {
     }
 }
 
-/// Subscribes to a track, or to all its `alternates`, with one sink for all of them.
+/// Subscribes to a track, or to all its `alternates`. The objects of all of them go to the same sink.
 pub(crate) async fn subscribe(
     receiver: &ObjectReceiver,
     track: TrackName,

@@ -49,7 +49,7 @@ pub struct Broadcast {
     /// The group ID on the wire for the group that publishers call 0, in every track.
     first_group: Arc<AtomicU64>,
     tracks: Mutex<BTreeMap<Bytes, Arc<BroadcastTrack>>>,
-    /// Whether the broadcast has ended. The channel is also notified, without a change, when a track is added.
+    /// Whether the broadcast has ended. Receivers are also woken, without a change of the value, when a track is added.
     ended: watch::Sender<bool>,
 }
 
@@ -100,7 +100,7 @@ impl Broadcast {
     /// Ends a track and removes it, so that it can no longer be found.
     pub fn remove(&self, track: &Arc<BroadcastTrack>) {
         let mut tracks = self.tracks.lock();
-        // Another track may have replaced this one under the same name.
+        // A newer track with the same name may have replaced this track. The newer track must not be removed.
         if tracks.get(track.name.name()).is_some_and(|known| Arc::ptr_eq(known, track)) {
             tracks.remove(track.name.name());
         }
@@ -119,7 +119,7 @@ impl Broadcast {
         self.tracks.lock().values().cloned().collect()
     }
 
-    /// Returns a receiver that says whether the broadcast has ended. It is also notified when a track is added.
+    /// Returns a receiver that says whether the broadcast has ended. The receiver is also woken when a track is added.
     pub fn ended(&self) -> watch::Receiver<bool> {
         self.ended.subscribe()
     }
@@ -155,8 +155,8 @@ pub struct DatagramObject {
     pub payload: Bytes,
 }
 
-/// An event of a track. The references are weak, so a slow listener does not keep objects alive that the history has
-/// dropped.
+/// An event of a track. Its references to objects are weak, so a slow listener does not keep objects in memory that the
+/// history has dropped.
 #[derive(Clone)]
 pub enum BroadcastEvent {
     /// A subgroup has begun.
@@ -178,7 +178,7 @@ struct HeldItem {
 }
 
 impl HeldItem {
-    /// Returns the time when something was last added to the item.
+    /// Returns the time when an object was last added to the subgroup, or the datagram was sent.
     fn since(&self) -> Instant {
         match &self.item {
             BroadcastItem::Subgroup(subgroup) => subgroup.objects.lock().last_at.unwrap_or(self.since),
@@ -186,8 +186,8 @@ impl HeldItem {
         }
     }
 
-    /// Marks the item as dropped from the history. Returns its payload length in bytes, so that the history's total can
-    /// be reduced.
+    /// Marks the subgroup or datagram as dropped from the history. Returns its payload length in bytes, which the
+    /// caller subtracts from the history's total.
     fn let_go(&self) -> usize {
         match &self.item {
             BroadcastItem::Subgroup(subgroup) => {
@@ -217,7 +217,7 @@ impl HeldItem {
 #[derive(Default)]
 struct BroadcastState {
     held: VecDeque<HeldItem>,
-    /// Number of payload bytes in `held`.
+    /// Number of payload bytes of the subgroups and datagrams in the history (`held`).
     bytes: usize,
     largest: Option<Location>,
     ended: bool,
@@ -403,7 +403,7 @@ impl BroadcastState {
 struct HeldObjects {
     list: Vec<(u64, Bytes)>,
     bytes: usize,
-    /// Whether the history still keeps this subgroup, so that its bytes count.
+    /// Whether the history still keeps this subgroup, so that its bytes are part of the history's total.
     is_held: bool,
     /// Time when the last object was added, or when the subgroup ended.
     last_at: Option<Instant>,
@@ -428,7 +428,8 @@ impl Subgroup {
         self.changed.subscribe()
     }
 
-    /// Returns the objects of the subgroup from index `index` on, and whether the subgroup has ended with them.
+    /// Returns the objects of the subgroup from index `index` on, and whether the subgroup has ended, so that no
+    /// further objects follow.
     pub fn from(&self, index: usize) -> (Vec<(u64, Bytes)>, bool) {
         let objects = self.objects.lock();
         (objects.list.get(index..).unwrap_or_default().to_vec(), objects.ended)
@@ -533,7 +534,7 @@ mod tests {
     #[test]
     fn first_group_id_is_the_time_or_above_the_relays_largest() {
         let now = group_of_now(None);
-        // The test accepts any ID from the year 2020 to 100,000 years later.
+        // The ID is the time in milliseconds. The test accepts any time from the year 2020 to 100,000 years later.
         assert!((1_577_836_800_000..LAST_FIRST_GROUP).contains(&now), "{now}");
         assert!(group_of_now(Some(17)) >= now);
         assert_eq!(group_of_now(Some(now + 86_400_000)), now + 86_400_001, "the clock went back by a day");

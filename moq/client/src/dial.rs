@@ -85,7 +85,7 @@ fn describe(error: &quinn::ConnectionError) -> String {
 }
 
 impl Error {
-    /// Reports whether another attempt may succeed without a change of settings.
+    /// Reports whether another attempt to connect may succeed without a change of settings.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Refused { source: DialError::Certificate(_) | DialError::Start(_), .. } => false,
@@ -121,8 +121,8 @@ pub(crate) async fn connect(
         tracing::info!(%address, "connecting to the relay");
         match connect_to(address, host, endpoint.clone(), config.clone(), &verdict).await {
             Ok(connected) => return Ok(connected),
-            // If one address refused with an answer and at another nothing listens, the answer is the more useful
-            // error.
+            // If the peer at one address refused the connection, and nothing listens at another address, the refusal is
+            // the more useful error.
             Err(DialError::NobodyListens) if matches!(failure, Error::Refused { .. }) => {}
             Err(source) => failure = Error::Refused { address, source },
         }
@@ -175,13 +175,14 @@ pub(crate) fn transport() -> quinn::TransportConfig {
     transport
         .keep_alive_interval(Some(Duration::from_secs(4)))
         .max_idle_timeout(Some(quinn::VarInt::from_u32(30_000).into()))
-        // A track with a stream per object needs many: at 20 kHz and 100 ms of delay, 2,000 are open.
+        // A track with a stream per object needs many streams: at 20,000 objects per second and 100 ms of delay, 2,000
+        // are open.
         .max_concurrent_uni_streams(quinn::VarInt::from_u32(8192))
         .max_concurrent_bidi_streams(quinn::VarInt::from_u32(1024))
         .datagram_receive_buffer_size(Some(4 << 20))
         .datagram_send_buffer_size(4 << 20)
-        // The window is practically unlimited. It leaves space to be raised further, which `Prober` does to send a
-        // frame.
+        // The connection's flow control window is practically unlimited, but below the largest value: `Prober` raises
+        // it, so that quinn sends a MAX_DATA frame.
         .receive_window(quinn::VarInt::from_u64(RECEIVE_WINDOW).unwrap_or(quinn::VarInt::MAX))
         .congestion_controller_factory(Arc::new(millrace_congestion::BbrFactory::default()));
     transport
@@ -202,8 +203,8 @@ pub(crate) struct Prober {
 impl Prober {
     /// Sends two packets. The first is a valid QUIC packet: a peer with the connection's state acknowledges it, and
     /// learns our address if that has changed. The second repeats the first bytes of an earlier packet, so it fails
-    /// authentication. A peer without the connection's state answers it with a stateless reset. The second bypasses
-    /// congestion control, which may block the first.
+    /// authentication. A peer without the connection's state answers the second with a stateless reset. Congestion
+    /// control may block the first packet, but not the second.
     pub fn probe(&mut self, connection: &quinn::Connection) {
         self.nudges += 1;
         // A larger MAX_DATA value is new to the peer, so quinn sends it and the peer acknowledges it.

@@ -122,8 +122,8 @@ impl Generator {
         Generated { objects, objects_per_second: objects.saturating_sub(1) as f64 / seconds.max(1e-9) }
     }
 
-    /// Returns the time after the start at which an object is due. It is the index times the interval, because a sum
-    /// would accumulate rounding errors.
+    /// Returns the time after the start at which an object is due. That time is the object's index times the interval.
+    /// Adding up intervals would accumulate rounding errors.
     fn at(&self, sequence: u64) -> Duration {
         Duration::from_nanos((self.interval.as_nanos() * u128::from(sequence)) as u64)
     }

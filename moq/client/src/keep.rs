@@ -41,7 +41,7 @@ pub(crate) struct BroadcastKeeper {
     pub broadcast: Arc<Broadcast>,
     /// Whether to push the tracks with PUBLISH.
     pub push: bool,
-    /// Whether to connect again when a session ends or cannot be established.
+    /// Whether to connect to the relay again when a session ends or cannot be established.
     pub reconnect: bool,
     /// The ID of the first group. `None` until the first session has asked the relay which groups of the broadcast it
     /// has.
@@ -65,7 +65,7 @@ pub(crate) struct ServingSession {
 impl ServingSession {
     /// Waits until everything is delivered to subscribers. Call it after the end of the broadcast.
     pub async fn delivered(mut self) {
-        // The wait fails when the session ends. The keeper itself handles that.
+        // The wait fails when the session ends. [`BroadcastKeeper::run`] handles that end.
         let _ = self.pushed.wait_for(|pushed| *pushed).await;
         self.server.idle().await;
     }
@@ -183,8 +183,8 @@ impl BroadcastKeeper {
 }
 
 impl BroadcastKeeper {
-    /// Makes the group numbers begin above those that the relay has of this broadcast. It runs before any group can be
-    /// requested. Later sessions continue these numbers.
+    /// Makes the group numbers begin above those that the relay has of this broadcast. This method runs before any
+    /// group can be requested. Later sessions continue these numbers.
     async fn number_groups(&mut self, server: &BroadcastServer) {
         if self.first_group.is_some() {
             return;

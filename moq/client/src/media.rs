@@ -58,8 +58,8 @@ pub const INIT: &str = "0.mp4";
 
 /// The priority that moq-pub gives to media. The catalog and the init segment have priority 0.
 const MEDIA_PRIORITY: u8 = 127;
-/// Priority of audio in a broadcast whose video has several subgroups. Each subgroup of video has the next lower
-/// priority.
+/// Priority of audio in a broadcast whose video has several subgroups. The subgroups of video have the next lower
+/// priorities.
 const SOUND_PRIORITY: u8 = MEDIA_PRIORITY - 3;
 
 /// The packaging of media in objects.

@@ -24,7 +24,7 @@ enum StreamObjectParser {
 }
 
 impl StreamObjectParser {
-    /// Returns the next object's location and the length of its payload, which follows.
+    /// Parses `chunk` up to the next object's payload. Returns the object's location and the length of the payload.
     fn next(&mut self, chunk: &mut &[u8]) -> Result<Option<(Location, u64)>, Error> {
         match self {
             Self::Subgroup { group, parser } => loop {
@@ -109,7 +109,7 @@ impl ObjectStream {
         }
     }
 
-    /// Returns the next `length` bytes of the stream. If they arrived in one chunk, they are not copied.
+    /// Returns the next `length` bytes of the stream. Bytes that arrived in one chunk are not copied.
     async fn payload(&mut self, length: u64) -> Result<Bytes, Error> {
         if length > MAX_PAYLOAD {
             self.stream.stop(code::Reset::EXCESSIVE_LOAD);

@@ -21,18 +21,18 @@ pub struct Sequencer {
     open: BTreeMap<(u64, u64), Option<u64>>,
     /// The location after the last object that was returned.
     next: Option<Location>,
-    /// A location within a group at which the track may begin, because the subscription began there.
+    /// The location within a group at which the subscription began. Objects may be returned from there on.
     inside: Option<Location>,
     late: u64,
     /// The latest groups whose first object was returned.
     begun: VecDeque<u64>,
-    /// Objects with lower locations than those returned, which may come from a restarted publisher. They are dropped if
-    /// an object arrives that continues the old numbering.
+    /// Objects with lower locations than those returned, which may come from a restarted publisher. These objects are
+    /// dropped if another object arrives that continues the old numbering.
     aside: Vec<ReceivedObject>,
 }
 
-/// Number of latest groups that are remembered. An object whose group is further behind than this is not just late: its
-/// publisher has restarted.
+/// Number of latest groups whose IDs are remembered. An object whose group is further behind than this is not just
+/// late: its publisher has restarted.
 const REMEMBERED: usize = 64;
 /// Step in group IDs above which the queue does not wait for the groups in between.
 const JUMP: u64 = 64;
@@ -40,12 +40,12 @@ const JUMP: u64 = 64;
 const ASIDE: usize = 256;
 
 impl Sequencer {
-    /// Makes the sequence start after `last`. Objects up to `last` were received in another way.
+    /// Makes the queue return only objects after `last`. Objects up to `last` were received in another way.
     pub fn skip_to(&mut self, last: Location) {
         self.next = Some(Location::new(last.group, last.object.saturating_add(1)));
     }
 
-    /// Allows the track to begin at `first`. Otherwise it begins only with the first object of a group.
+    /// Allows `first` to be the first object that is returned. By default only the first object of a group may be.
     pub fn may_begin_at(&mut self, first: Location) {
         self.inside = Some(first);
     }
@@ -91,9 +91,9 @@ impl Sequencer {
         }
     }
 
-    /// Reports whether an object may come from a restarted publisher that counts groups from the beginning again. Its
-    /// group has begun before, or is far behind. The restart is certain only if no object with the old numbering can
-    /// arrive any more.
+    /// Reports whether an object may come from a restarted publisher that counts groups from the beginning again. The
+    /// object then begins a group that has begun before, or that is far behind the current group. The restart is
+    /// certain only if no object with the old numbering can arrive any more.
     fn begins_anew(&self, location: Location) -> bool {
         let Some(next) = self.next.filter(|next| location.object == 0 && location.group < next.group) else {
             return false;
@@ -107,7 +107,8 @@ impl Sequencer {
         !self.waiting.is_empty() || self.next.is_some_and(is_open)
     }
 
-    /// Reports whether an object continues the objects in `aside`.
+    /// Reports whether an object at `location` follows the last object in `aside`, so that it may come from the same
+    /// restarted publisher.
     fn is_aside(&self, location: Location) -> bool {
         self.aside.last().is_some_and(|last| last.location < location)
     }
@@ -117,13 +118,13 @@ impl Sequencer {
         self.late
     }
 
-    /// Reports whether any object waits for one with a lower location.
+    /// Reports whether any object waits for an object with a lower location.
     pub fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Returns the next object in order, or `None` if an earlier one may still arrive. With `now`, returns the waiting
-    /// object with the lowest location, and skips the missing ones before it.
+    /// Returns the next object in order, or `None` if an earlier object may still arrive. If `now` is true, returns the
+    /// waiting object with the lowest location, and skips the missing objects before it.
     pub fn pop(&mut self, now: bool) -> Option<ReceivedObject> {
         let (location, _) = self.waiting.first_key_value()?;
         let location = *location;
@@ -256,7 +257,7 @@ mod tests {
         for group in 0..4 {
             assert_eq!(send(&mut sequencer, group, group).len(), 1);
         }
-        // Group 4 is skipped, and arrives late.
+        // Group 4 is missing when group 5 is returned, and arrives too late.
         sequencer.push(object(5, 0, 5));
         sequencer.push(TrackEvent::Closed { group: 5, stream: 5 });
         assert_eq!(drain(&mut sequencer, true), ["5.0"]);

@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use crate::payload::Stamp;
 
-/// Time after the first arrival from which sent objects count. A subscription begins with objects of the current group
-/// that were sent long before.
+/// Time after the first arrival before which sent objects are left out of the statistics. A subscription begins with
+/// objects of the current group that were sent long before.
 const SETTLING: Duration = Duration::from_secs(1);
 
 /// Latency up to which an object is on time for live media.
@@ -17,18 +17,18 @@ const ON_TIME: Duration = Duration::from_secs(1);
 /// Statistics of the objects that one subscriber, or several together, should have received, and of those received.
 #[derive(Clone, Debug)]
 pub struct Owed {
-    /// Objects count if they were sent at this time or later.
+    /// Only objects that were sent at this time or later count in the statistics.
     since: Option<Duration>,
-    /// Largest sequence number of an object that was sent before `since` and arrived. Missing objects from the next
-    /// number on do count.
+    /// Largest sequence number of an object that was sent before `since` and arrived. Objects with larger numbers count
+    /// in the statistics, even if they never arrive.
     before: Option<u64>,
-    /// The lowest sequence number of an object that counts and arrived.
+    /// The lowest sequence number of an object that was sent at `since` or later and arrived.
     first: Option<u64>,
     /// Number of objects that the track will have, or 0 if unknown.
     total: u64,
     /// The lowest and the highest sequence number that arrived, each with its sending time.
     ends: Option<[(u64, Duration); 2]>,
-    /// Latency in nanoseconds of the objects that count and arrived.
+    /// Latency in nanoseconds of the objects that were sent at `since` or later and arrived.
     latency: Histogram<u64>,
 }
 
@@ -63,8 +63,8 @@ impl Owed {
         came > 0 && self.total > 0 && until + interval.saturating_mul(missing as u32) <= now
     }
 
-    /// Returns the number of objects that count up to the end of the track, whether they arrived or not. Returns `None`
-    /// if the track's length is unknown, or nothing arrived.
+    /// Returns the number of objects that were sent from `since` to the end of the track, whether they arrived or not.
+    /// Returns `None` if the track's length is unknown, or nothing arrived.
     fn objects(&self) -> Option<u64> {
         let first = self.before.map(|before| before + 1).or(self.first)?;
         self.total.checked_sub(first)
@@ -91,8 +91,8 @@ impl Owed {
     }
 }
 
-/// Returns the quantile by nearest rank among all objects that count. Returns `None` if the object of that rank never
-/// arrived.
+/// Returns a latency quantile in microseconds, by nearest rank among all `objects` that should have arrived. Returns
+/// `None` if the object of that rank never arrived.
 fn at_quantile(latency: &Histogram<u64>, objects: u64, quantile: f64) -> Option<f64> {
     let rank = (quantile * objects as f64).ceil().max(1.0);
     let share = rank / latency.len() as f64;
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn missing_object_is_infinitely_late() {
-        // The objects of the first second do not count. Of the 300 that do, each tenth never arrives.
+        // The objects of the first second are left out of the statistics. Of the other 300, each tenth never arrives.
         let owed = subscriber(|n| (n % 10 != 5).then_some(if n < 100 { 0 } else { 20 }));
         let report = Owed::report([&owed]).unwrap();
         assert_eq!((report.objects, report.delivered), (300, 270));

@@ -28,7 +28,8 @@ pub struct Stamp {
     pub total: u64,
 }
 
-/// Returns a 64-bit word of the pattern that follows the stamp. It depends on the sequence number and the word's index.
+/// Returns the 64-bit word with index `index` of the pattern that fills a payload after its stamp. The word depends on
+/// the object's sequence number, too.
 fn word(sequence: u64, index: u64) -> [u8; 8] {
     // The factor is 2^64 divided by the golden ratio. Multiplication by it spreads successive numbers over all bits.
     const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -55,9 +56,9 @@ pub fn build(stamp: Stamp, length: usize) -> Bytes {
 /// The reason why a payload is not valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PayloadFault {
-    /// The payload has no stamp.
+    /// The payload has no stamp: it does not begin with sequence number and time as this module writes them.
     Unstamped,
-    /// The payload has a stamp, but its bytes were changed.
+    /// The payload has a stamp, but the pattern after the stamp is not the expected one.
     Corrupted(Stamp),
 }
 

@@ -19,11 +19,11 @@ use crate::stats::{ObjectFigures, StreamOrder};
 
 /// Longest time that a data stream waits for the response (SUBSCRIBE_OK) that defines its track alias.
 const ALIAS_WAIT: Duration = Duration::from_secs(5);
-/// Longest time to wait for the data stream of a fill: the objects from before the subscription.
+/// Longest time to wait for the data stream of a fill, which carries the objects from before the subscription.
 const FILL_WAIT: Duration = Duration::from_secs(10);
 
-/// Time to wait for streams that PUBLISH_DONE counts but that have not arrived. They were reset before their header
-/// arrived, or are delayed.
+/// Time to wait for streams that PUBLISH_DONE counts but that have not arrived. Such streams were reset before their
+/// header arrived, or are delayed.
 const STRAGGLERS: Duration = Duration::from_secs(2);
 
 /// An event in a track's queue.
@@ -54,7 +54,7 @@ pub enum TrackEvent {
     Datagram(ReceivedObject),
 }
 
-/// Where the objects of a track go.
+/// The destination of the objects of a track.
 #[derive(Clone)]
 pub enum ObjectSink {
     /// Statistics: objects are counted as they arrive.
@@ -104,9 +104,9 @@ type Fetches = HashMap<u64, (GroupOrder, oneshot::Sender<ObjectStream>)>;
 /// ```
 pub struct ObjectReceiver {
     session: Arc<Session>,
-    /// The sink of each track, by track alias.
+    /// The sink to which the objects of each track go, by track alias.
     tracks: watch::Sender<HashMap<u64, SinkEntry>>,
-    /// FETCHes whose data stream has not arrived, by request ID.
+    /// The FETCH requests whose data stream has not arrived yet, by request ID.
     fetches: Mutex<Fetches>,
 }
 
@@ -142,7 +142,8 @@ impl EstablishedSubscription {
                 break;
             }
             let changed = self.streams.changed();
-            // A stream that has begun may take any time to end, but a stream that has not begun may never arrive.
+            // There is no time limit for a stream that has begun to end, but a stream that has not begun may never
+            // arrive.
             let is_quiet = match streams.begun > streams.ended {
                 true => changed.await.is_err(),
                 false => !matches!(tokio::time::timeout(STRAGGLERS, changed).await, Ok(Ok(()))),
@@ -237,9 +238,9 @@ impl ObjectReceiver {
         }
     }
 
-    /// Returns `parameters` changed so that the subscription gets new objects only. In drafts that support fills, they
-    /// also request the earlier objects from `groups_back` groups before the current one on. [`ObjectReceiver::join`]
-    /// returns those.
+    /// Returns `parameters` changed so that the subscription gets new objects only. In drafts that support fills, the
+    /// parameters also request the earlier objects, from `groups_back` groups before the current group on.
+    /// [`ObjectReceiver::join`] returns the earlier objects.
     pub fn joining(&self, groups_back: u64, parameters: Parameters) -> Parameters {
         let fill = Parameters {
             filter: Some(Filter::Relative(groups_back.saturating_add(1))),
@@ -250,8 +251,8 @@ impl ObjectReceiver {
         Parameters { filter: parameters.filter.or(Some(Filter::NextObject)), fill, ..parameters }
     }
 
-    /// Returns the stream of objects from before the subscription, which was made with [`ObjectReceiver::joining`].
-    /// They begin `groups_back` groups before the current one. Returns `None` if no such objects exist.
+    /// Returns the stream of objects from before the subscription, which was made with [`ObjectReceiver::joining`]. The
+    /// objects begin `groups_back` groups before the current group. Returns `None` if no such objects exist.
     pub async fn join(
         &self,
         subscription: &mut EstablishedSubscription,

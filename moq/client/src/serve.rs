@@ -26,9 +26,9 @@ use crate::session::{Error, Handler, Session, SessionRequest, reset, violation};
 
 /// Longest time that the end of a subscription waits until the peer has acknowledged all streams.
 const DRAIN: Duration = Duration::from_secs(10);
-/// Time that a joining FETCH waits for the subscription that it names, which may arrive later.
+/// Longest time that a joining FETCH waits for the SUBSCRIBE that it refers to, which may arrive later than the FETCH.
 const JOIN_WAIT: Duration = Duration::from_secs(2);
-/// The object ID that means the end of a group. It is the largest one that every peer can represent.
+/// The object ID that means the end of a group: the largest object ID that every peer can represent.
 const LAST_OBJECT: u64 = (1 << 62) - 1;
 
 /// A server of one broadcast on one session.
@@ -134,13 +134,13 @@ impl BroadcastServer {
         }
     }
 
-    /// Waits until there is a subscription.
+    /// Waits until the peer has subscribed to a track of the broadcast.
     pub async fn subscribed(&self) {
         // The wait cannot fail: the sender is in `self`.
         let _ = self.joinable.subscribe().wait_for(|all| !all.is_empty()).await;
     }
 
-    /// Waits until there is no subscription. A subscription counts until its last objects are acknowledged.
+    /// Waits until no subscription of the peer is left. A subscription lasts until its last objects are acknowledged.
     pub async fn idle(&self) {
         // The wait cannot fail: the sender is in `self`.
         let _ = self.joinable.subscribe().wait_for(|all| all.is_empty()).await;
@@ -361,7 +361,7 @@ struct ServedSubscription {
     window: ObjectWindow,
     /// The location filter from which `window` was computed.
     filter: Option<Filter>,
-    /// The track's largest location when forwarding began (the joining location).
+    /// The track's largest location at the time when this subscription began to forward (the joining location).
     joining: Option<Location>,
 }
 
@@ -449,7 +449,8 @@ impl ServedSubscription {
         }
     }
 
-    /// Starts a writer for each new subgroup until the subscription ends. Returns the status code for PUBLISH_DONE.
+    /// Starts a task for each new subgroup, which sends the subgroup, until the subscription ends. Returns the status
+    /// code for PUBLISH_DONE.
     async fn pump(
         &mut self,
         request: &mut SessionRequest,
@@ -492,7 +493,8 @@ impl ServedSubscription {
                         let fill = update.parameters.fill.clone().map(|fill| (update.request_id, fill));
                         let largest = self.track.largest();
                         if self.update(update, request).await? {
-                            // Dropping the old `stop` makes the writers that use it reset their streams.
+                            // Dropping the old sender `stop` makes the tasks that hold its receivers reset their
+                            // streams.
                             *stop = watch::Sender::new(());
                             listener = self.track.listen(Some(self.window.start.group));
                         }
@@ -520,8 +522,8 @@ impl ServedSubscription {
         }
     }
 
-    /// Returns a future that writes the objects up to `largest`. It does nothing if there are none, or if the
-    /// subscription does not forward.
+    /// Returns a future that writes the objects up to `largest`. The future does nothing if no such objects exist, or
+    /// if the subscription does not forward.
     fn fill(
         &self,
         request_id: u64,
@@ -553,7 +555,7 @@ impl ServedSubscription {
                 streams.opened.fetch_add(1, Ordering::Relaxed);
                 let written = tokio::select! {
                     written = past.write(&track, session.draft(), &mut stream) => written,
-                    // The channel carries no value: it only reports that its sender was dropped.
+                    // The channel `stop` carries no value: it only reports that its sender was dropped.
                     _ = stop.changed() => Err(Error::Cancelled),
                 };
                 if written.is_err() {
@@ -678,7 +680,7 @@ impl SubgroupSender {
         let mut stop = self.stop.clone();
         let result = tokio::select! {
             result = self.write(subgroup, &mut stream) => result,
-            // The channel carries no value: it only reports that its sender was dropped.
+            // The channel `stop` carries no value: it only reports that its sender was dropped.
             _ = stop.changed() => Err(code::Reset::CANCELLED),
         };
         let acknowledged = stream.as_mut().map(|stream: &mut SendStream| match result {

@@ -528,7 +528,8 @@ fn setup_of(Remote { url, switching_sets, hop, .. }: &Remote) -> message::SetupO
     }
 }
 
-/// A request stream. It carries the request in one direction, and responses and updates in both.
+/// A request's bidirectional stream. The requester sends the request, and the peer sends responses. Both may send
+/// updates of the request.
 pub struct SessionRequest {
     draft: Draft,
     send: SendStream,

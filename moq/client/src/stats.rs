@@ -29,7 +29,7 @@ struct SequenceSet {
     gaps: Gaps,
 }
 
-/// Number of gaps (runs of missing sequence numbers) that are below the window.
+/// Number of gaps (runs of missing sequence numbers) below the window, where missing numbers count as lost.
 #[derive(Clone, Copy, Debug, Default)]
 struct Gaps {
     count: u64,
@@ -77,8 +77,8 @@ impl SequenceSet {
         true
     }
 
-    /// Records a sequence number below the window. It counts as new only if no number has left the window yet, and the
-    /// window can be extended down to it.
+    /// Records a sequence number below the window. The number counts as new only if no number has left the window yet,
+    /// and the window can be extended down to this number.
     fn insert_before(&mut self, sequence: u64) -> bool {
         let words = (self.base - (sequence & !63)) / 64;
         let has_left = self.first.is_some_and(|first| first < self.base);
@@ -113,7 +113,7 @@ impl SequenceSet {
         self.base = sequence & !63;
     }
 
-    /// Returns how many sequence numbers below `end` are missing, and how many gaps they form.
+    /// Returns how many sequence numbers below `end` are missing, and how many gaps (runs) the missing numbers form.
     fn missing(&self, end: u64) -> (u64, u64) {
         let Some(first) = self.first else { return (end, u64::from(end > 0)) };
         let mut gaps = self.gaps;
@@ -263,7 +263,7 @@ impl ObjectFigures {
         self.resets += u64::from(was_reset);
     }
 
-    /// Returns the number of distinct objects so far, including those without a stamp.
+    /// Returns the number of distinct objects so far, including objects whose payload has no stamp.
     pub fn delivered(&self) -> u64 {
         self.seen.count + self.unstamped
     }

@@ -26,15 +26,15 @@ use crate::stats::{ObjectArrival, ObjectFigures, StatsReport};
 
 /// Largest number of objects that wait in a player's queue for one track.
 const QUEUE: usize = 256;
-/// Longest time that a player waits for a missing group.
+/// Longest time that a player waits for a missing group while it has later ones.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Time that a player waits for a missing group if nothing was received for long before. The group was then most likely
 /// published during the silence.
 const PATIENCE_AFTER_SILENCE: Duration = Duration::from_millis(200);
 /// Longest time for closing the session after the subscriber was told to stop.
 const LEAVING: Duration = Duration::from_secs(3);
-/// Time after a redirection by GOAWAY for which a track may be missing at the new relay. Its publisher is redirected as
-/// well, and may arrive later.
+/// Time after a redirection by GOAWAY for which a track may be missing at the new relay. The track's publisher is
+/// redirected as well, and may reach the new relay later than this subscriber.
 const ARRIVAL: Duration = Duration::from_secs(10);
 /// Longest time to wait for the catalog, from which track names are added to an error message.
 const CATALOG_WAIT: Duration = Duration::from_secs(2);
@@ -110,8 +110,8 @@ impl SubscribeOptions {
         }
     }
 
-    /// Returns the options for a session that follows an earlier one. They request new objects in whole groups, so that
-    /// a decoder can continue.
+    /// Returns the options for a session that replaces an earlier one. The subscription then begins with the next whole
+    /// group, so that a decoder can continue.
     fn to_go_on(&self) -> Self {
         let filter = self.filter.or(Some(Filter::NEXT_GROUP));
         Self { join_groups: None, filter, ..self.clone() }
@@ -199,7 +199,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Reports whether the error is that a track ended early.
+    /// Reports whether the error says that a track ended early.
     fn is_early(&self) -> bool {
         match self {
             Self::Early { .. } => true,
@@ -208,7 +208,7 @@ impl Error {
         }
     }
 
-    /// Returns the session's error, if a session error is the cause of this one.
+    /// Returns the session's error, if this error was caused by a session error.
     fn session(&self) -> Option<&session::Error> {
         match self {
             Self::Ended(error) | Self::Request(error) => Some(error),
@@ -220,12 +220,12 @@ impl Error {
         }
     }
 
-    /// Reports whether the error is that the track has no publisher at present.
+    /// Reports whether the error says that the track has no publisher at present.
     fn is_without_publisher(&self) -> bool {
         matches!(self, Self::NoTrack { source, .. } if is_absent(source))
     }
 
-    /// Reports whether a new session may succeed.
+    /// Reports whether a new session may succeed after this error.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Connect(error) => error.may_pass(),
@@ -277,8 +277,8 @@ pub struct Measured {
     pub series: Vec<Vec<ObjectArrival>>,
 }
 
-/// A callback that is called each second with the statistics so far, once there is a subscription. If it returns an
-/// error, the measurement ends.
+/// A callback that is called each second with the statistics so far, from the first established subscription on. If the
+/// callback returns an error, the measurement ends.
 pub type OnSecond<'a> = &'a mut dyn FnMut(&StatsReport) -> io::Result<()>;
 
 /// Runs `subscribers` subscribers, each with its own connection, until their tracks end, they have received the
@@ -339,7 +339,7 @@ pub async fn measure(
     Ok(Measured { total: ObjectFigures::total(&figures, is_end), subscribers, series })
 }
 
-/// The reason why a session ended without an error.
+/// The reason why a subscriber's session ended, other than an error.
 enum SubscriberEnd {
     /// All requested objects have arrived, or the subscriber was told to stop.
     Over,
@@ -347,7 +347,8 @@ enum SubscriberEnd {
     Moved(Arc<Session>, Remote),
 }
 
-/// Runs sessions one after the other until one completes. `left` becomes true when the subscriber has to stop.
+/// Runs sessions one after the other, until all requested objects have arrived, or the subscriber is told to stop.
+/// `left` becomes true when the subscriber has to stop.
 async fn retry_session<F: Future<Output = Result<SubscriberEnd, Error>>>(
     options: &SubscribeOptions,
     mut left: watch::Receiver<bool>,
@@ -360,8 +361,8 @@ async fn retry_session<F: Future<Output = Result<SubscriberEnd, Error>>>(
     loop {
         let result = tokio::select! {
             result = once(now.clone(), moved.take()) => result,
-            // This timeout covers connecting. An established session watches `left` itself, and closes before the
-            // timeout.
+            // This timeout ends an attempt to connect. An established session watches `left` itself, and closes before
+            // the timeout.
             () = async {
                 let _ = left.wait_for(|left| *left).await;
                 tokio::time::sleep(LEAVING).await;
@@ -537,8 +538,8 @@ pub async fn play(
     playing.await
 }
 
-/// Runs `receiver` on the session until `work` completes, the session ends or moves, or `left` becomes true. Then it
-/// closes the session.
+/// Runs `receiver` on the session until `work` completes, the session ends, the relay sends GOAWAY, or `left` becomes
+/// true. Then it closes the session.
 async fn receive_during(
     session: Arc<Session>,
     remote: &Remote,
@@ -694,8 +695,8 @@ impl<O: AsyncWrite + Send + Unpin + 'static> TrackPlayer<O> {
         Ok(())
     }
 
-    /// Returns what to play after all tracks have ended. If the publisher's input has restarted with other tracks, the
-    /// catalog lists them.
+    /// Returns the tracks to play after all tracks in `before` have ended, if there are any. If the publisher's input
+    /// has restarted with other tracks, the catalog lists these.
     async fn successor(&self, before: &[String]) -> Option<Playlist> {
         if self.options.fetch.is_some() || self.options.count.is_some() {
             return None;

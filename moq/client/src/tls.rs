@@ -177,7 +177,7 @@ impl CertificateTrust {
     }
 }
 
-/// What to do with a trusted root certificate that rustls cannot use.
+/// The reaction to a trusted root certificate that rustls cannot use.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OnBad {
     /// Skip the certificate, because a system's CA bundle may contain such certificates.
@@ -205,8 +205,8 @@ fn roots(file: &Path, on_bad: OnBad) -> Result<RootCertStore, Error> {
     Ok(roots)
 }
 
-/// Verifies the server's certificate, and stores the reason if it is refused, because QUIC's error cannot carry advice.
-/// In all cases the server has to prove that it has the certificate's private key.
+/// A verifier of the server's certificate. It stores the reason for a refusal, because QUIC's error cannot carry advice
+/// for the user. In all cases the server has to prove that it has the certificate's private key.
 #[derive(Debug)]
 struct ExplainingVerifier {
     /// The verifier that checks whether a trusted CA has signed the certificate.
@@ -249,7 +249,7 @@ impl ServerCertVerifier for ExplainingVerifier {
         _cert: &CertificateDer<'_>,
         _dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        // QUIC requires TLS 1.3 (RFC 9001, section 4.2), so rustls never calls this.
+        // QUIC requires TLS 1.3 (RFC 9001, section 4.2), so rustls never calls this method.
         Err(rustls::Error::General("TLS 1.2 is not supported".to_owned()))
     }
 

@@ -69,7 +69,7 @@ impl FetchItem {
     }
 }
 
-/// Fields of the previous items. An item may omit fields that are equal to them.
+/// Fields of the previous items of a FETCH response. The encoding of an item may omit fields whose values repeat these.
 #[derive(Clone, Copy, Debug, Default)]
 struct Prior {
     /// Location of the last item, object or range.
@@ -345,7 +345,7 @@ impl FetchParser {
         self.scanner.incomplete()
     }
 
-    /// Reports whether the stream may end here: every item read so far is complete.
+    /// Reports whether every item parsed so far is complete, so that the stream may end after the bytes parsed so far.
     pub fn at_boundary(&self) -> bool {
         self.scanner.at_boundary()
     }

@@ -1,4 +1,4 @@
-//! The state of a parser in a subgroup stream. Another parser can continue from it.
+//! The state of a parser of a subgroup stream. Another parser, such as the kernel's, can continue from this state.
 
 use super::super::vi64;
 
@@ -34,11 +34,8 @@ pub enum Field {
     Opaque,
 }
 
-/// A position in a subgroup stream, with all the state that another parser needs to continue there. Fields that have no
-/// meaning at a position are 0. Two parsers that have read the same bytes are therefore at equal positions, however
-/// those bytes were divided.
-///
-/// Fields that do not matter at a place are 0. Two parsers are therefore at equal positions after the same bytes,
+/// The state of a parser after some bytes of a subgroup stream, so that another parser can continue from there. Fields
+/// that have no meaning in a state are 0. Two parsers that have read the same bytes are therefore in equal states,
 /// however those bytes were divided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Position {
@@ -63,13 +60,13 @@ pub struct Position {
 }
 
 impl Position {
-    /// Makes a position in a stream whose structure is not parsed.
+    /// Makes the parser state for a stream whose structure is not parsed.
     pub fn opaque(offset: u64) -> Self {
         Self { offset, field: Field::Opaque, ..Self::default() }
     }
 
-    /// Moves the position to the end of an object's incomplete header, whose bytes are well-formed so far. `offset`
-    /// stays the same, because it already includes these bytes.
+    /// Advances the state over `partial`, the received bytes of an object's incomplete header, which are well-formed.
+    /// `offset` stays the same, because it already includes these bytes.
     pub(super) fn inside_header(mut self, mut partial: &[u8]) -> Self {
         while !partial.is_empty() {
             if self.field == Field::Properties {

@@ -70,7 +70,8 @@ pub(super) struct FoundHeader<T> {
 
 /// The largest payload of an object, in bytes: a QUIC stream cannot carry more (RFC 9000, section 19.8).
 const MAX_PAYLOAD: u64 = (1 << 62) - 1;
-/// Capacity in bytes that the header buffer keeps between headers. A larger buffer is shrunk to this size.
+/// Capacity in bytes that the buffer for incomplete headers keeps after a header is complete. A larger buffer is shrunk
+/// to this capacity.
 const KEPT: usize = 256;
 
 /// A scanner of a stream of `header payload header payload ...`. It stores at most one incomplete header, and skips

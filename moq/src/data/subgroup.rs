@@ -75,7 +75,7 @@ impl ObjectParser {
         self.scanner.offset()
     }
 
-    /// Returns the position from which another parser can continue.
+    /// Returns the parser's state, from which another parser can continue.
     pub fn position(&self) -> Position {
         let position = Position {
             offset: self.scanner.offset(),
@@ -96,12 +96,13 @@ impl ObjectParser {
         self.scanner.incomplete()
     }
 
-    /// Reports whether every object read so far is complete, so that the stream may end here.
+    /// Reports whether every object parsed so far is complete, so that the stream may end after the bytes parsed so
+    /// far.
     pub fn at_boundary(&self) -> bool {
         self.scanner.at_boundary()
     }
 
-    /// Checks that a FIN at this position is valid.
+    /// Checks that the stream may end with FIN after the bytes parsed so far.
     ///
     /// # Errors
     /// Fails if the stream ends inside an object.

@@ -395,7 +395,7 @@ impl MessageBody for FetchRequest {
 pub struct FetchOk {
     /// Whether the track has ended and `last` is its last object.
     pub end_of_track: bool,
-    /// The last object that the response may contain. The largest object ID stands for all of the group.
+    /// The last object that the response may contain. The largest possible object ID means the end of the group.
     pub last: Location,
     /// Parameters of the answer.
     pub parameters: Parameters,

@@ -14,9 +14,10 @@ const MAX_AUTH_TOKEN_CACHE_SIZE: u64 = 0x04;
 const AUTHORITY: u64 = 0x05;
 const IMPLEMENTATION: u64 = 0x07;
 const MAX_REQUEST_UPDATES: u64 = 0x08;
-/// SSTS_ALGORITHMS. The number of this option is provisional, like that of SWITCHING_SET_ASSIGNMENT.
+/// The option SSTS_ALGORITHMS. Its number is provisional, like the number of the parameter SWITCHING_SET_ASSIGNMENT.
 const SWITCHING_ALGORITHMS: u64 = 0x09;
-/// HOP_ID and RELAY_COST come from draft-lcurley-moq-cluster-01. In draft -00, HOP_ID was 0x40b55 and had a length.
+/// The options HOP_ID and RELAY_COST of draft-lcurley-moq-cluster-01. In version 00 of that draft, HOP_ID was 0x40b55,
+/// and its value had a length field.
 const HOP_ID: u64 = 0x40b54;
 const RELAY_COST: u64 = 0x40b56;
 

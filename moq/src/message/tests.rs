@@ -757,7 +757,7 @@ fn as_others_write_it(draft: Draft, bytes: &[u8]) -> Result<Vec<u8>, String> {
     }
 }
 
-/// Returns the message without the fields that only one of the two implementations checks or knows.
+/// Returns the message without the fields that only one of this implementation and moqtap-codec checks or knows.
 fn as_others_know_it(mut message: Message) -> Message {
     let plain = |parameters: &mut Parameters| {
         parameters.authorization_tokens.clear(); // This implementation accepts any bytes as a token.
@@ -787,7 +787,8 @@ fn as_others_know_it(mut message: Message) -> Message {
 }
 
 proptest! {
-    /// Both implementations were written independently from the drafts, so each is a check of the other.
+    /// This implementation and moqtap-codec were written independently from the drafts, so each is a check of the
+    /// other.
     #[test]
     fn moqtap_codec_agrees_on_valid_messages((draft, message) in a_message()) {
         let message = as_others_know_it(message);
@@ -795,9 +796,9 @@ proptest! {
         prop_assert_eq!(as_others_write_it(draft, &bytes), Ok(bytes), "{} in {}", message.name(), draft);
     }
 
-    /// moqtap-codec may refuse damaged messages that this implementation accepts. Messages that both accept must print
-    /// the same. Integers of properties are printed as numbers, because this implementation keeps their encoded length,
-    /// and moqtap-codec uses the shortest.
+    /// moqtap-codec may refuse damaged messages that this implementation accepts. Messages that both implementations
+    /// accept must print the same. Integers of properties are printed as numbers, because this implementation keeps
+    /// their encoded length, and moqtap-codec uses the shortest.
     #[test]
     fn moqtap_codec_agrees_on_damaged_messages((draft, message) in a_message(), at: prop::sample::Index, byte: u8) {
         let mut bytes = encode_in(draft, as_others_know_it(message)).unwrap();

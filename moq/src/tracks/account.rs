@@ -22,22 +22,23 @@ pub struct CacheShare {
 }
 
 impl CacheShare {
-    /// Makes a share of at most `limit` bytes. Its bytes are also counted in `within`, the share of a wider network.
+    /// Makes the count of cache memory of a client or network that may use at most `limit` bytes. The bytes are also
+    /// counted in `within`, the share of a wider network.
     pub fn new(limit: usize, within: Option<Arc<CacheShare>>) -> Self {
         Self { limit, bytes: AtomicUsize::new(0), within }
     }
 
-    /// Returns this share and those of the wider networks, the narrowest first.
+    /// Returns this share of cache memory and the shares of the wider networks, the narrowest network first.
     pub(super) fn levels(self: &Arc<Self>) -> impl Iterator<Item = &Arc<Self>> {
         std::iter::successors(Some(self), |share| share.within.as_ref())
     }
 
-    /// Returns the memory of the groups that the publishers of this share opened, in bytes.
+    /// Returns the cache memory of the groups that the publishers of this client or network opened, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes.load(Relaxed)
     }
 
-    /// Reports whether the share exceeds its limit.
+    /// Reports whether the publishers of this client or network use more cache memory than its limit.
     pub(super) fn is_exceeded(&self) -> bool {
         self.bytes() > self.limit
     }
@@ -51,12 +52,13 @@ impl Default for Account {
 }
 
 impl Account {
-    /// Makes an account for one more publisher of the client to which the share belongs.
+    /// Makes an account for another publisher of the client whose cache memory `share` counts.
     pub fn from_share(share: Arc<CacheShare>) -> Self {
         Self { share: Some(share), ..Self::default() }
     }
 
-    /// Returns the shares in which this account is counted, the narrowest first.
+    /// Returns the shares (of client and wider networks) in which this account's memory is counted, the narrowest
+    /// network first.
     pub(super) fn shares(&self) -> impl Iterator<Item = &Arc<CacheShare>> {
         self.share.iter().flat_map(CacheShare::levels)
     }

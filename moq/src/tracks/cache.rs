@@ -32,7 +32,7 @@ pub struct CacheLimits {
 /// memory, each new group would have to evict another.
 const SLACK: usize = 64;
 
-/// Number of an account's groups that are examined to find one that is not the newest of its track.
+/// Largest number of a publisher's groups that are examined to find a group that is not the newest of its track.
 const LOOKS: usize = 64;
 
 /// The cached groups of all tracks, by the publisher that opened each group. The [`Track`]s own the groups.
@@ -40,7 +40,7 @@ const LOOKS: usize = 64;
 /// A group is *begun* ([`Self::began`]) and *grows* ([`Self::grew`]) while its publisher sends. It is dropped by age
 /// ([`Self::expire`]), with its track ([`Self::forget`]), or because the cache is over a limit. A reader that still
 /// references one of its subgroups reads no more bytes. The total of bytes is updated with relaxed atomics, because no
-/// other memory access depends on it. It may exceed the limit briefly.
+/// other memory access depends on it. The total may exceed the limit briefly.
 pub struct TrackCache {
     limits: CacheLimits,
     bytes: AtomicUsize,
@@ -207,9 +207,9 @@ impl TrackCache {
     }
 
     /// Returns the next group to drop, and the index of its account. The publisher with the most memory loses old
-    /// groups first. A track's newest group is dropped only if no publisher with at least half as much memory has an
-    /// older one. Without this rule, a publisher of many tracks with one large group each would evict the groups of all
-    /// others.
+    /// groups first. A track's newest group is dropped only if no publisher with at least half as much memory has a
+    /// group that is not its track's newest. Without this rule, a publisher of many tracks with one large group each
+    /// would evict the groups of all others.
     fn victim(&self, largest: &[(usize, u64)]) -> Option<(usize, CacheEntry)> {
         let mut holders = self.holders.lock();
         let most = largest.first()?.0;

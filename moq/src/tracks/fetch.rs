@@ -217,7 +217,7 @@ impl Source for FetchResponse {
     }
 }
 
-/// Whether the cache can serve a range of a track now.
+/// The readiness of a range of a track: whether the cache has it completely by now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
     /// An object of the range is still arriving.
@@ -259,7 +259,7 @@ pub struct FetchWalk {
     at: Option<Location>,
 }
 
-/// One step of a [`FetchWalk`].
+/// The result of one call of [`FetchWalk::next`].
 pub enum WalkStep {
     /// Cached objects, in the order of the response.
     Objects(Vec<FetchEntry>),
@@ -340,7 +340,7 @@ impl FetchWalk {
     }
 }
 
-/// Returns the location before `location`.
+/// Returns the largest possible location before `location`.
 fn previous_location(location: Location) -> Location {
     match location.object.checked_sub(1) {
         Some(object) => Location { object, ..location },
@@ -357,7 +357,7 @@ struct FetchRange {
 }
 
 impl FetchRange {
-    /// Returns the object IDs of a group that are in the range.
+    /// Returns the range of object IDs that this range of locations has in a group.
     fn ids(&self, group: u64) -> RangeInclusive<u64> {
         let first = if group == self.first.group { self.first.object } else { 0 };
         let last = if group == self.last.group { self.last.object } else { u64::MAX };
@@ -387,8 +387,8 @@ impl FetchRange {
         found as u64 <= ids.end().saturating_sub(*ids.start())
     }
 
-    /// Returns at most `max` objects of a group, in order of ID, from the ID `from` on. If there are more, the ID to
-    /// continue with is returned, too.
+    /// Returns at most `max` objects of a group, in order of ID, from the ID `from` on. If the group has more objects
+    /// in the range, also returns the ID to continue with.
     fn walk_group(
         &self,
         id: u64,
@@ -399,7 +399,7 @@ impl FetchRange {
         let ids = self.ids(id);
         let ids = from.max(*ids.start())..=*ids.end();
         let mut found = Vec::new();
-        // For all subgroups, `found` contains every object up to this ID.
+        // Up to this ID, `found` contains every cached object of all subgroups that were examined.
         let mut known_to = u64::MAX;
         for subgroup in &group.subgroups {
             if let Some(last) = self.take_subgroup(id, subgroup, &ids, max, &mut found) {
@@ -431,8 +431,8 @@ impl FetchRange {
         self.oldest.is_none_or(|oldest| received_at >= oldest)
     }
 
-    /// Adds at most `max` objects of a subgroup to `found`. If there may be more, returns the last ID that was
-    /// examined.
+    /// Adds at most `max` objects of a subgroup to `found`. If the subgroup may have more objects in the range, returns
+    /// the last ID that was examined.
     fn take_subgroup(
         &self,
         group: u64,

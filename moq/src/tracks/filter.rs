@@ -7,7 +7,7 @@ use crate::{Filter, Location};
 pub struct LocationWindow {
     /// The first location.
     pub start: Location,
-    /// The last location, inclusive. The largest object ID means the whole group.
+    /// The last location, inclusive. The largest possible object ID means the end of the group.
     pub end: Option<Location>,
 }
 

@@ -115,14 +115,14 @@ impl SubgroupStream {
         }
     }
 
-    /// Returns the number of bytes received so far, and how the subgroup ended if it has.
+    /// Returns the number of bytes received so far, and whether and how the subgroup has ended.
     pub fn extent(&self) -> SourceExtent {
         let state = self.state.read();
         SourceExtent { len: state.len, end: state.end }
     }
 
-    /// Returns the extent of the objects with IDs up to `last`. The extent is final once an object with a larger ID
-    /// begins.
+    /// Returns the number of received bytes of the objects with IDs up to `last`, and whether and how these objects
+    /// have ended. They have ended once an object with a larger ID begins, or the subgroup ends.
     pub fn extent_to(&self, last: u64) -> SourceExtent {
         let state = self.state.read();
         let behind = state.objects.partition_point(|object| object.start.id <= last);
@@ -325,7 +325,8 @@ impl SubgroupReceiver {
         &self.subgroup
     }
 
-    /// Returns the parser's position at the next byte, with the offset in the publisher's stream.
+    /// Returns the state of the parser before the next byte. Its offset counts from the start of the publisher's
+    /// stream.
     pub fn position(&self) -> Position {
         let position = self.parser.position();
         Position { offset: self.subgroup.body() + position.offset, ..position }
@@ -399,7 +400,7 @@ impl SubgroupReceiver {
 
 impl Drop for SubgroupReceiver {
     fn drop(&mut self) {
-        // After `finish` or `reset` this has no effect, because the first end is kept.
+        // If `finish` or `reset` has already ended the subgroup, this call has no effect.
         self.subgroup.state.write().end_with(SourceEnd::Reset(code::Reset::INTERNAL_ERROR.0));
     }
 }

@@ -50,8 +50,8 @@ struct TrackState {
 /// Number of group IDs that a publisher may skip, and by which a late object's group may be behind the largest.
 pub const GROUP_SLACK: u64 = 16;
 
-/// A counter of consecutive objects that are far behind the largest location. If there are enough of them, the track
-/// continues from there, and the former largest location counts as that of a stray object.
+/// A counter of consecutive objects that are far behind the largest location. After enough such objects, the track
+/// continues from their location, and the former largest location counts as that of a stray object.
 #[derive(Default)]
 struct Behind {
     group: u64,
@@ -61,7 +61,8 @@ struct Behind {
 impl Behind {
     const ENOUGH: u32 = 16;
 
-    /// Records an object of `group`. Returns whether enough objects were counted.
+    /// Records an object of `group` that is far behind the largest location. Returns whether enough such objects were
+    /// counted to continue the track from there.
     fn record(&mut self, group: u64) -> bool {
         // An object of a new group counts for more than another object of the same group.
         self.weight += if group > self.group { Self::ENOUGH / 2 } else { 1 };
@@ -206,8 +207,8 @@ impl Track {
         old.groups.values().for_each(|group| group.account.subtract(group.cost));
     }
 
-    /// Records that objects may be missing between those that have arrived and the next one, because the subscription
-    /// was interrupted.
+    /// Records that objects may be missing between the last object that arrived and the next one, because the
+    /// subscription was interrupted.
     pub fn missed(&self) {
         let mut state = self.state.lock();
         state.known_from = None;
@@ -331,8 +332,8 @@ impl Track {
         self.state.lock().groups.get_mut(&group).map_or(Ok(()), |group| group.known.take(last, true))
     }
 
-    /// Records that a subgroup of this group grew. Returns whether the group is still cached. If it is, the caller has
-    /// to add the cost to the cache's total.
+    /// Records that a subgroup of this group grew. Returns whether the group is still cached. If it is cached, the
+    /// caller has to add `pushed.cost` to the cache's total.
     pub fn grew(&self, group_id: u64, pushed: &Pushed) -> bool {
         let mut state = self.state.lock();
         if let Some((first, largest)) = pushed.ids {
@@ -563,7 +564,8 @@ impl TrackState {
         match astray {
             true => {
                 self.largest = Some(location);
-                // If the known range begins above this location, it began with the stray group, so it is discarded.
+                // If the range from `known_from` on begins above this location, it began with the stray group, so
+                // `known_from` is discarded.
                 self.known_from.take_if(|known| known.group > location.group);
                 self.behind = Behind::default();
             }
@@ -571,8 +573,8 @@ impl TrackState {
         }
         self.seen = true;
         self.claimed = None;
-        // A subscription that began inside a group lacks the beginning of that group, so the known range starts with
-        // the next group.
+        // A subscription that began inside a group lacks the beginning of that group. The range in which every object
+        // is known therefore starts with the next group.
         self.known_from.get_or_insert(match location.object {
             0 => location,
             _ => Location { group: location.group.saturating_add(1), object: 0 },

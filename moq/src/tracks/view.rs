@@ -55,8 +55,8 @@ impl SubgroupView {
         self
     }
 
-    /// Ends the view after the object `last`, unless that is `None`. The end is known only when the next object begins.
-    /// The kernel would forward bytes beyond the end, so it must not forward this view.
+    /// Ends the view after the object with ID `last`, unless `last` is `None`. Where that object ends is known only
+    /// when the next object begins. The kernel would forward bytes beyond that end, so it must not forward this view.
     pub fn up_to(self, last: Option<u64>) -> Self {
         Self { last, ..self }
     }
@@ -77,7 +77,7 @@ impl SubgroupView {
     }
 
     /// Returns the offset in the publisher's stream up to which bytes have arrived or are skipped by the view. From
-    /// there on, [`Self::shift`] converts offsets.
+    /// that offset on, [`Self::shift`] converts offsets between the two streams.
     pub fn received(&self) -> u64 {
         self.subgroup.body() + self.subgroup.extent().len.max(self.from)
     }

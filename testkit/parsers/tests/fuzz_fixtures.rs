@@ -19,8 +19,8 @@ fn fuzz_targets_pass_on_every_fixture() {
     }
 }
 
-/// Runs the fuzz targets on random bytes. This is no substitute for fuzzing, but it fails early if a fuzz target no
-/// longer matches the code.
+/// Runs the fuzz targets on random bytes. This test is no substitute for fuzzing, but it fails early if a fuzz target
+/// no longer matches the code.
 #[test]
 fn fuzz_targets_pass_on_random_bytes() {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;

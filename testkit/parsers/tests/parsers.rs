@@ -32,7 +32,8 @@ fn parsers_agree_on_every_fixture() {
     }
 }
 
-/// Compares the parsers on random bytes. This is no substitute for fuzzing, but it fails early if the parsers disagree.
+/// Compares the parsers on random bytes. This test is no substitute for fuzzing, but it fails early if the parsers
+/// disagree.
 #[test]
 fn parsers_agree_on_random_bytes() {
     let mut rng = fastrand::Rng::with_seed(1);
@@ -263,7 +264,7 @@ fn taken(full_at: &mut u64, rate: &BucketRateCopy, now_ns: u64) -> usize {
 }
 
 fn taken_of_network(full_at: &mut u64, rate: &BucketRateCopy, times: u64, now_ns: u64) -> usize {
-    // SAFETY: bucket and rate outlive the call, which only writes to the bucket.
+    // SAFETY: `full_at` and `rate` outlive the call, which only writes to `full_at`.
     (0..1000).take_while(|_| unsafe { gate_native_take(full_at, rate, times, now_ns) } == 0).count()
 }
 
@@ -299,7 +300,7 @@ fn client_networks_in_c_equal_those_in_rust() {
         let mapped = mapped(address);
         let network = |level| {
             let mut to = [0; 16];
-            // SAFETY: all arguments have the sizes that the program expects, and outlive the call.
+            // SAFETY: all arguments have the sizes that `gate_native_network` expects, and outlive the call.
             let times =
                 unsafe { gate_native_network(&gate, mapped.octets().as_ptr(), level, to.as_mut_ptr()) };
             (times > 0).then_some((Ipv6Addr::from(to), times as usize))
@@ -360,7 +361,8 @@ fn token_bucket_is_exact_after_years() {
     let wraps = u64::MAX / 64;
     let times = [0, 1, 4, 5, 9, 10, 20, 100].map(|years| years * YEAR);
     for now in times.into_iter().chain([wraps / 2, wraps - SECOND / 4, wraps]) {
-        // The first bucket is zero, as in a new map entry. The second one is full from exactly this time on.
+        // The first token bucket is zero, as in a new map entry. The second token bucket is full from exactly the time
+        // `now` on.
         let mut bucket = 0;
         if now % (wraps + 1) < wraps - 2 * SECOND {
             assert_eq!(taken(&mut bucket, &rate, now), 5, "a new one at {now}");

@@ -58,7 +58,7 @@ impl Aux {
         true
     }
 
-    /// Records that a trun box begins with the sample of this index.
+    /// Records that the next trun box of the traf begins with the sample of this index.
     pub fn begins_run(&mut self, sample: usize) {
         self.runs.push(sample);
     }
@@ -148,7 +148,7 @@ impl Aux {
 }
 
 impl SampleAuxInfo {
-    /// Copies the auxiliary information of the samples in `part`.
+    /// Copies the auxiliary information of the samples with indices in `part`, for a new fragment.
     pub fn write(&self, part: Range<usize>) -> WrittenAuxInfo {
         let samples = self.samples.get(part).unwrap_or_default();
         WrittenAuxInfo {

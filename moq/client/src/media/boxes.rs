@@ -72,7 +72,7 @@ impl Boxes {
         Ok(Some((header.kind, self.split(whole))))
     }
 
-    /// Returns the last box of the input if it has size 0, because only the end of the input ends such a box.
+    /// Returns the last box of the input if the size in its header is 0. Such a box ends where the input ends.
     ///
     /// # Errors
     /// Fails if the input ends within a box, or is not MP4.

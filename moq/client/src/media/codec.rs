@@ -43,7 +43,7 @@ pub(super) fn name(entry: &SampleEntry) -> Option<String> {
         Codec::Flac(_) => "flac".to_owned(),
         _ if entry.kind == *b"mp4v" => mp4v(entry)?,
         _ if entry.kind == *b"fLaC" => "flac".to_owned(),
-        // For a codec without a suffix in RFC 6381, the name is the type of its sample entry (section 3.3).
+        // If RFC 6381 (section 3.3) defines no suffix for a codec, the codec's name is the type of its sample entry.
         _ => {
             let kind = std::str::from_utf8(&entry.kind).ok()?.trim_end();
             kind.bytes()
@@ -96,8 +96,8 @@ fn read_aac(bits: &mut Bits<'_>) -> Option<Aac> {
     if matches!(kind, SBR | PS) {
         rate = frequency(bits)?;
     } else if kind == 2 && configuration != 0 {
-        // GASpecificConfig: the frame length flag, the core coder flag with an optional delay of 14 bits, and an
-        // extension flag.
+        // The bits skipped here are GASpecificConfig: the frame length flag, the core coder flag with an optional delay
+        // of 14 bits, and an extension flag.
         let depends = bits.take(2)? & 1 == 1;
         bits.take(if depends { 14 } else { 0 })?;
         bits.take(1)?;

@@ -18,7 +18,7 @@ const COMMON_SYSTEM: [u8; 16] =
 
 /// The rendition that tracks belong to, and how its tracks are published.
 pub(super) struct TrackPlacement {
-    /// The index of the rendition. 0 is the best.
+    /// The index of the rendition. Index 0 is the rendition with the best quality.
     pub place: usize,
     /// Bit rate of the rendition's video, in bits per second.
     pub bitrate: Option<u64>,
@@ -127,7 +127,8 @@ impl Described {
     }
 }
 
-/// Returns the packaging of a track. It is `wanted`, or CMAF if LOC cannot carry all that the track's decoder needs.
+/// Returns the packaging of a track. The packaging is `wanted`, or CMAF if LOC cannot carry all that the track's
+/// decoder needs.
 pub(super) fn packaging(wanted: Packaging, track: &InitTrack) -> Packaging {
     let is_medium = track.is_video() || track.is_sound();
     match track.entries.first().is_some_and(codec::is_described) && track.entries.len() == 1 && is_medium {
@@ -137,8 +138,8 @@ pub(super) fn packaging(wanted: Packaging, track: &InitTrack) -> Packaging {
 }
 
 /// Returns the number of the alternate group that a track belongs to: that of the renditions, or the one that the input
-/// declares for its video. The groups of alternates must begin at the same times. Other tracks do not guarantee that,
-/// so they are in no alternate group.
+/// declares for its video. The groups of alternates must begin at the same times. Tracks other than video do not
+/// guarantee that, so they are in no alternate group.
 fn alternates(rendition: &TrackPlacement, presentation: &Presentation, track: &InitTrack) -> Option<u32> {
     if !track.is_video() {
         return None;

@@ -28,7 +28,7 @@ pub(super) struct SampleEntry {
 }
 
 impl SampleEntry {
-    /// Reads all sample entries of an stsd box. `handler` is the handler type of its track.
+    /// Reads all sample entries of an stsd box. `handler` is the handler type of the track, such as `vide`.
     pub fn all(stsd: &Child<'_>, handler: [u8; 4]) -> Vec<Self> {
         let entries = stsd.full().and_then(|(_, _, rest)| rest.get(4..)).unwrap_or_default();
         children(entries).unwrap_or_default().iter().map(|entry| Self::read(entry, handler)).collect()

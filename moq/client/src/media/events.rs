@@ -116,7 +116,7 @@ fn ntp_to_millis(ntp: u64) -> i64 {
     seconds * 1000 + fraction as i64
 }
 
-/// Adds a box to those that wait for the next fragment. If too many wait, the oldest are dropped.
+/// Adds a box to the boxes that wait for the next fragment. If too many boxes wait, the oldest are dropped.
 pub(super) fn wait(waiting: &mut Vec<WaitingBox>, front: WaitingBox) {
     waiting.push(front);
     while waiting.len() > WAITING

@@ -86,8 +86,8 @@ impl<'a> FeedClock<'a> {
     }
 }
 
-/// Publishes an input to its end. With `pace`, which the renditions of a broadcast share, it waits until the time
-/// stamps of the input are due.
+/// Publishes an input to its end. If `pace` is set, media are published only when their time stamps are due. The
+/// renditions of a broadcast share `pace`.
 pub(crate) async fn play(
     mut media: MediaPublisher,
     mut reader: Box<dyn AsyncRead + Unpin>,

@@ -48,7 +48,7 @@ pub(super) struct SampleRun {
     /// Index of the samples' sample entry, from 1 on.
     pub description: u32,
     pub samples: Vec<MediaSample>,
-    /// Whether the fragment can be passed on unchanged if it has no other run of samples.
+    /// Whether the fragment can be passed on unchanged, provided that it has no other traf box.
     pub is_plain: bool,
     pub aux: Aux,
     /// Boxes that define sample groups (sgpd), and boxes that assign samples to them (sbgp).
@@ -87,8 +87,8 @@ impl Moof {
         let sequence =
             child(whole.body, b"mfhd").and_then(|mfhd| NumberReader(mfhd.full()?.2).u32()).unwrap_or(0);
         let mut runs = Vec::new();
-        // Input offset at which the data of the previous traf end. Without an explicit base, the next traf's data begin
-        // there (ISO/IEC 14496-12, 8.8.7.1).
+        // Input offset at which the data of the previous traf end. If the next traf states no base offset, its data
+        // begin at this offset (ISO/IEC 14496-12, 8.8.7.1).
         let mut end = at;
         let mut count = 0;
         for traf in children(whole.body)?.into_iter().filter(|child| child.kind == *b"traf") {
@@ -172,7 +172,7 @@ struct FragmentReader {
 }
 
 impl SampleRun {
-    /// Makes a run without samples.
+    /// Makes an empty list of samples for a track and a sample entry.
     pub fn new(track: u32, description: u32) -> Self {
         Self { track, description, ..Self::default() }
     }
@@ -213,7 +213,7 @@ impl SampleRun {
         Ok(())
     }
 
-    /// Returns the decode time at which the samples end, in units of the timescale.
+    /// Returns the decode time at which the last sample ends, in units of the track's timescale.
     pub fn end(&self) -> Option<u64> {
         self.samples.last().map(|last| last.decoded.saturating_add(last.duration.into()))
     }
@@ -223,8 +223,8 @@ impl SampleRun {
         self.samples.iter().map(|sample| sample.at.end - sample.at.start).sum()
     }
 
-    /// Sets the input offsets of the samples as if they followed each other from `at` on, whatever the boxes say.
-    /// Returns the offset at which they end.
+    /// Sets the input offsets of the samples as if their data followed each other from input offset `at` on, whatever
+    /// the boxes say. Returns the offset at which the last sample ends.
     pub fn place(&mut self, mut at: u64) -> u64 {
         for sample in &mut self.samples {
             let end = at + (sample.at.end - sample.at.start);

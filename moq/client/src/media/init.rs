@@ -1,4 +1,5 @@
-//! Reads init segments of MP4 (ftyp and moov) box by box, so that an unknown box does not make the others unreadable.
+//! Reads init segments of MP4 (ftyp and moov) box by box, so that an unknown box does not make the other boxes
+//! unreadable.
 
 use bytes::Bytes;
 use mp4_atom::{Atom, Elst, Trex};
@@ -29,7 +30,7 @@ pub(super) struct Presentation {
     pub is_fragmented: bool,
     /// The ftyp and moov boxes. Samples that the moov lists are removed from its tables.
     pub init: Bytes,
-    /// Samples that the tables of the moov list. They precede those of the fragments.
+    /// Samples that the tables of the moov list. These samples precede the samples of the fragments.
     pub runs: Vec<SampleRun>,
 }
 
@@ -180,8 +181,9 @@ fn media_header(mdhd: &Child<'_>) -> Option<(u32, String)> {
     Some((timescale, [10, 5, 0].map(letter).iter().collect()))
 }
 
-/// Returns by how much an edit list presents samples earlier than their time stamps say: the media time that it skips
-/// at the start, minus the empty edit that it inserts there. Later edits are ignored, because live streams have none.
+/// Returns by how much an edit list presents samples earlier than their time stamps say: the media time that the list
+/// skips at the start, minus the empty edit that it inserts at the start. Later edits are ignored, because live streams
+/// have none.
 fn shift(elst: &Child<'_>, timescale: u32, movie: u32) -> i64 {
     let Ok(elst) = quietly(|| Elst::decode_body(&mut &elst.body[..])) else { return 0 };
     let mut empty = 0_i64;
@@ -227,7 +229,7 @@ fn kinds(trak: &Child<'_>) -> Vec<String> {
     kinds.filter_map(value).collect()
 }
 
-/// Copies the boxes of a moov. With `has_samples`, its sample tables are replaced by empty ones.
+/// Copies the boxes of a moov. If `has_samples` is true, its sample tables are replaced by empty ones.
 fn without_samples(body: &[u8], has_samples: bool) -> Result<Vec<u8>, Error> {
     if !has_samples {
         return Ok(body.to_vec());
@@ -239,7 +241,8 @@ fn without_samples(body: &[u8], has_samples: bool) -> Result<Vec<u8>, Error> {
                 out.extend(boxed(&part.kind, &without_samples(part.body, true)?))
             }
             b"stbl" => out.extend(boxed(b"stbl", &empty_table(part.body)?)),
-            // These durations include the samples that were removed, so they are set to 0.
+            // The durations in the following boxes include the samples that were removed, so the durations are set to
+            // 0.
             b"elst" => out.extend(open_ended(&part)),
             b"mvhd" | b"mdhd" => out.extend(without_duration(&part, if is_long(&part) { 24 } else { 16 })),
             b"tkhd" => out.extend(without_duration(&part, if is_long(&part) { 28 } else { 20 })),

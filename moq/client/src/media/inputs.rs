@@ -102,8 +102,8 @@ fn catalog(broadcast: &Broadcast) -> msf::MsfCatalog {
     msf::MsfCatalog::parse(&objects(broadcast, msf::CATALOG).pop().unwrap().1).unwrap()
 }
 
-/// Returns the output of a player. It starts at the beginning, or, with `is_late`, in the middle of each track's
-/// groups.
+/// Returns the output of a player that starts at the beginning. If `is_late` is true, the player starts in the middle
+/// of each track's groups.
 fn played(broadcast: &Broadcast, is_late: bool) -> Result<Vec<u8>, Error> {
     let catalog = catalog(broadcast);
     let tracks = catalog.tracks.iter().filter(|track| matches!(&track.packaging[..], "cmaf" | "loc"));
@@ -145,8 +145,8 @@ fn time_of(fragment: &[u8]) -> (u32, u64) {
     (moof.traf[0].tfhd.track_id, time)
 }
 
-/// Returns for each video track the seconds by which ffmpeg presents it too late. ffmpeg delays a track by its most
-/// negative composition offset.
+/// Returns the seconds by which ffmpeg presents each video track too late. ffmpeg delays a track by its most negative
+/// composition offset.
 fn shown_late(input: &[u8]) -> Vec<f64> {
     let mut least = BTreeMap::<u32, i64>::new();
     let boxes = boxes::children(input).unwrap_or_default();

@@ -254,7 +254,7 @@ fn loc_of_other_publishers_is_played() {
             let sample = fragment[at..at + entry.size.unwrap() as usize].to_vec();
             (time, time.saturating_add_signed(entry.cts.unwrap()), sample)
         });
-    // The time stamp goes back, because a publisher may restart its clock.
+    // The third time stamp is before the second one: a publisher may restart its clock.
     assert_eq!(times, [(40, 40, b"a".to_vec()), (1024, 1024, b"b".to_vec()), (20, 20, b"c".to_vec())]);
     assert!(matches!(wrap.fragment(true, b"x"), Err(Error::NotLoc(_))));
     let huge =

@@ -13,11 +13,11 @@ use super::picture::{self, PictureKind, Pictures};
 use super::{Cut, Error, MEDIA_PRIORITY, Packaging, SOUND_PRIORITY, codec};
 use crate::broadcast::{BroadcastTrack, SubgroupWriter};
 
-/// Shortest group of a video in which no sample is marked as a key frame.
+/// Shortest duration of a group in a video in which no sample is marked as a key frame.
 const UNMARKED: Duration = Duration::from_secs(2);
-/// Longest group. Relays drop the beginning of longer groups, so that late subscribers would not get it.
+/// Longest duration of a group. Relays drop the beginning of longer groups, so that late subscribers would not get it.
 const LONGEST: Duration = Duration::from_secs(60);
-/// The largest media time. Later times count as this one, because they are too large for a timer.
+/// The largest media time. Later media times are replaced by this time, because they are too large for a timer.
 const LATEST: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// The degree to which other fragments depend on a fragment. The value is also the subgroup's index.
@@ -61,7 +61,7 @@ pub(super) struct TrackOutput {
     configuration: Option<Vec<u8>>,
     /// Time by which a sample is presented earlier than its time stamp says, in units of the timescale.
     pub edit: i64,
-    /// Offset that is added to all times, in units of the timescale.
+    /// Offset that is added to all decode and presentation times of the track, in units of the timescale.
     pub later: u64,
     /// Decode time at which the last fragment ended, in units of the timescale.
     pub next: u64,
@@ -124,12 +124,12 @@ impl TrackOutput {
         }
     }
 
-    /// Sets the ID of the next group, so that it follows the last group of the track that this one replaces.
+    /// Sets the ID of the next group, so that the group IDs continue those of the track that this track replaces.
     pub fn number_groups_from(&mut self, group: u64) {
         self.groups.next = group;
     }
 
-    /// Returns the ID that the next group gets.
+    /// Returns the ID of the next group that this track will begin.
     pub fn next_group(&self) -> u64 {
         self.groups.next
     }
@@ -166,7 +166,8 @@ impl TrackOutput {
             Some(PictureKind::Needs) => false,
             Some(PictureKind::AsMarked) => is_sync,
             None => {
-                // If the track has no mark at all, a group begins at the first fragment after a fixed time.
+                // If no sample of the track so far is marked as a key frame, a group begins at the first fragment after
+                // a fixed time.
                 self.is_marked |= is_sync;
                 is_sync || !self.is_marked && position == 0 && self.is_due(sample, UNMARKED)
             }
@@ -191,7 +192,8 @@ impl TrackOutput {
         self.begun.is_none_or(|begun| self.time(sample.decoded.abs_diff(begun)) >= after)
     }
 
-    /// Makes a LOC object of a sample. With `begins`, the object includes the decoder configuration.
+    /// Makes a LOC object of a sample. If `begins` is true, the sample begins a group, and the object includes the
+    /// decoder configuration.
     pub fn loc(&self, sample: &MediaSample, begins: bool, bytes: &[u8]) -> Result<Bytes, Error> {
         const TIME: Error = Error::Malformed("a time that LOC cannot express");
         let config = self.configuration.as_deref().filter(|_| begins);
@@ -209,7 +211,7 @@ impl TrackOutput {
         self.groups.open = None;
     }
 
-    /// Reports whether an object can be written without beginning a group. If no group is open yet, `samples` are
+    /// Reports whether an object can be written without beginning a group. If not, the object's `samples` samples are
     /// counted as dropped.
     pub fn is_open(&mut self, samples: usize) -> bool {
         let is_open = !self.has_groups || self.groups.open.is_some();
@@ -236,13 +238,13 @@ impl TrackOutput {
         id
     }
 
-    /// Writes an object into the open group. If no group is open, it first opens the group with the ID `of_leader`,
-    /// that of the leading track's group. Returns the object's group and object ID.
+    /// Writes an object into the open group. If no group is open, this method first opens a group with the ID
+    /// `of_leader`, the ID of the leading track's group. Returns the object's group and object ID.
     pub fn write(&mut self, cut: Cut, need: FragmentNeed, of_leader: u64, payload: Bytes) -> (u64, u64) {
         let group = self.groups.open.get_or_insert_with(|| OutputGroup::new(of_leader));
         self.groups.next = self.groups.next.max(group.id + 1);
-        // A lower priority number is sent first: audio, then key frames, then frames that others depend on, then the
-        // rest.
+        // A lower priority number is sent first: audio, then key frames, then frames that other frames depend on, then
+        // all other frames.
         let (subgroup, priority) = match (cut, self.is_video) {
             (Cut::Whole, _) => (0, MEDIA_PRIORITY),
             (Cut::ByNeed, false) => (0, SOUND_PRIORITY),

@@ -1,5 +1,5 @@
-//! Inspects a coded picture to find out whether a decoder can start with it. The container's marks are not reliable:
-//! some muxers mark no key frame, and some mark every picture.
+//! Inspects a coded picture to find out whether a decoder can start with it. The key frame flags in MP4 are not
+//! reliable: some muxers mark no key frame, and some mark every picture.
 
 use mp4_atom::Codec;
 
@@ -26,8 +26,8 @@ pub(super) fn is_disposable(flags: u32) -> bool {
 pub(super) enum PictureKind {
     /// A decoder can start with this picture.
     Begins,
-    /// The picture depends on no other, but a picture after it may depend on one before it. The container's mark
-    /// decides.
+    /// The picture depends on no other, but a picture after it may depend on one before it. The sample's key frame flag
+    /// in MP4 decides whether a decoder can start with the picture.
     AsMarked,
     /// The picture depends on other pictures.
     Needs,

@@ -31,7 +31,7 @@ struct Fragment {
     runs: Vec<SampleRun>,
     /// The prft and emsg boxes that precede the fragment.
     front: Vec<WaitingBox>,
-    /// Whether each sample becomes an object of its own. This applies to samples that the moov box lists.
+    /// Whether each sample becomes an object of its own, because the moov box lists the samples.
     is_table: bool,
 }
 
@@ -41,7 +41,7 @@ struct PublishedObject {
     begins: bool,
     need: FragmentNeed,
     samples: usize,
-    /// Decode time of the object's first sample. The next field is its presentation time in seconds.
+    /// Decode time of the object's first sample. The field `seconds` is the same sample's presentation time in seconds.
     time: Duration,
     seconds: f64,
     marks: Vec<TimelineRecord>,
@@ -85,8 +85,8 @@ pub struct MediaPublisher {
     data: Vec<(u64, Bytes)>,
     ready: VecDeque<PublishedObject>,
     timelines: Timelines,
-    /// The last track ID that fragments used but the moov box does not have. It is remembered so that each is logged
-    /// once.
+    /// The last track ID that fragments used but the moov box does not have. The ID is remembered so that each unknown
+    /// track is logged once.
     unknown: Option<u32>,
     /// Number of moov boxes so far, including repeated ones.
     inits: u32,
@@ -306,8 +306,8 @@ impl MediaPublisher {
         self.wait(Fragment { moof: bytes, at, sequence: moof.sequence, runs, front, is_table: false })
     }
 
-    /// Records the decode time at which each track's fragment ends. A later fragment without a decode time begins
-    /// there.
+    /// Records the decode time at which each track's fragment ends. If the track's next fragment states no decode time,
+    /// it begins at this time.
     fn note_ends(&mut self, runs: &[SampleRun]) {
         for run in runs {
             if let (Some(output), Some(end)) = (self.outputs.get_mut(&run.track), run.end()) {
@@ -316,8 +316,8 @@ impl MediaPublisher {
         }
     }
 
-    /// Takes the prft and emsg boxes that precede a fragment out of the waiting ones: those for the fragment's tracks,
-    /// and for the leading track's fragment also those for no specific track.
+    /// Removes from `front` the waiting prft and emsg boxes that belong to a fragment, and returns them: boxes for the
+    /// fragment's tracks, and if it is the leading track's fragment, also boxes for no specific track.
     fn take_waiting(&mut self, runs: &[SampleRun]) -> Vec<WaitingBox> {
         let leader = self.leader;
         let is_about = |front: &WaitingBox| {
@@ -332,7 +332,7 @@ impl MediaPublisher {
     }
 
     fn wait(&mut self, fragment: Fragment) -> Result<(), Error> {
-        // Fragments wait in such numbers only if their samples are not at the offsets that they state.
+        // As many as `WAITING` fragments wait only if their samples are not at the offsets that the fragments state.
         if let Some(oldest) = self.waiting.front().filter(|_| self.waiting.len() >= WAITING) {
             return Err(oldest.outside());
         }

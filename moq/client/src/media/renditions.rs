@@ -14,10 +14,10 @@ use super::init::Presentation;
 use super::{Error, Packaging};
 use crate::broadcast::{Broadcast, BroadcastTrack};
 
-/// Largest tolerated difference between the times at which groups with the same ID begin in two renditions. It is less
-/// than one frame.
+/// Largest tolerated difference between the times at which groups with the same ID begin in two renditions. The
+/// difference is less than the duration of one frame.
 const APART: Duration = Duration::from_millis(10);
-/// Number of latest groups whose start times are remembered for the comparison.
+/// Number of latest groups whose start times are remembered, to be compared between renditions.
 const REMEMBERED: usize = 64;
 
 /// The state that the renditions of one broadcast share: the catalogs, and the start times of groups.
@@ -35,7 +35,7 @@ struct RenditionState {
     /// The tracks of each rendition, or `None` until its init segment has arrived.
     described: BTreeMap<usize, Vec<Described>>,
     timelines: Vec<msf::MsfTrack>,
-    /// Number of catalogs that were published. Each is the only object of its group.
+    /// Number of catalogs that were published. Each catalog is the only object of its group.
     written: u64,
     starts: BTreeMap<u64, Duration>,
 }
@@ -137,7 +137,7 @@ impl DescribedRendition {
     /// Records the media time at which a video group of this rendition begins.
     ///
     /// # Errors
-    /// Fails if the same group of another rendition begins at another time.
+    /// Fails if the group with the same ID of another rendition begins at another time.
     pub fn begins(&self, group: u64, at: Duration) -> Result<(), Error> {
         if self.at.has_alternates { self.of.begins(group, at) } else { Ok(()) }
     }

@@ -1,5 +1,5 @@
-//! Samples that the tables of a moov box list (ISO/IEC 14496-12, 8.6 and 8.7). Some muxers put the samples before the
-//! first fragment there instead of writing an empty moov.
+//! Samples that the tables of a moov box list (ISO/IEC 14496-12, 8.6 and 8.7). Some muxers list the samples that
+//! precede the first fragment in the moov box, instead of writing an empty moov.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use super::fragment::{MediaSample, SampleRun};
 
 /// Largest number of samples that a track's tables may list.
 const MAX_SAMPLES: u32 = 1 << 20;
-/// Flags of a sample that is a sync sample, and of one that is not.
+/// Sample flags of a sync sample, and of a sample that is not a sync sample.
 const SYNC: u32 = 0x0200_0000;
 const NON_SYNC: u32 = 0x0101_0000;
 

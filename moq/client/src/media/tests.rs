@@ -85,7 +85,7 @@ fn every_byte_of_the_media_is_in_an_object() {
     let mut fragments = [objects(&broadcast, "1.m4s"), objects(&broadcast, "2.m4s")].concat();
     let length: usize = fragments.iter().map(|(_, payload)| payload.len()).sum();
     assert_eq!(init.len() + length, media.len());
-    // In the order of the file, the payloads of the objects are the bytes of the file.
+    // After the init segment, the file consists of the objects' payloads, in some order of the two tracks.
     let mut rest = &media[init.len()..];
     while !rest.is_empty() {
         let next = fragments.iter().position(|(_, payload)| rest.starts_with(payload)).unwrap();
@@ -111,7 +111,7 @@ fn key_frames_and_delta_frames_have_separate_subgroups() {
     });
     assert_eq!(found, expected.collect::<Vec<_>>());
     assert!(stored("2.m4s").iter().all(|object| (object.subgroup, object.priority) == (Some(0), 124)));
-    // The objects are the same as with one subgroup per group.
+    // The objects' payloads are the same as if each group were published as one subgroup.
     let (whole, _) = publish(&media, 1000);
     assert_eq!(objects(&broadcast, "1.m4s"), objects(&whole, "1.m4s"));
     assert_eq!(objects(&broadcast, "2.m4s"), objects(&whole, "2.m4s"));
@@ -331,8 +331,8 @@ fn single_rendition_is_described_in_both_catalogs() {
     assert_eq!(Some(&own[..]), catalog.init_data(&catalog.tracks[0]));
     assert_eq!(video.description.as_deref(), Some(&body_of(b"avcC", &init)[..]));
     let sound = &hang.audio.unwrap().renditions["2.m4s"];
-    // These bytes are the AudioSpecificConfig of AAC-LC, 44.1 kHz, one channel. They count even if the sample entry
-    // differs.
+    // These bytes are the AudioSpecificConfig of AAC-LC, 44.1 kHz, one channel. The catalog takes rate and channels
+    // from these bytes, even if the sample entry states others.
     assert_eq!((&sound.codec[..], sound.sample_rate, sound.number_of_channels), ("mp4a.40.2", 44_100, 1));
     assert!(sound.description.as_deref().unwrap().starts_with("1208"), "{sound:?}");
 }
@@ -471,8 +471,8 @@ fn unknown_and_empty_fragments_are_skipped() {
 
 #[test]
 fn samples_outside_the_input_are_an_error_with_a_remedy() {
-    // The stated offset is within the moof box itself, or beyond the input. The mdat box has more bytes than the one
-    // sample.
+    // The offset that the fragment states for its sample is within the moof box itself, or beyond the input. The mdat
+    // box has more bytes than the one sample, so the right offset cannot be guessed.
     for offset in [7_u32, 70_000] {
         let mut fragment = unknown_fragment(0, 0);
         let at = fragment.windows(4).position(|window| window == b"trun").unwrap() + 12;

@@ -27,7 +27,7 @@ pub struct Wrap {
     is_video: bool,
     timescale: u32,
     sequence: u32,
-    /// Decode and presentation time of the last sample, in units of the timescale.
+    /// Decode and presentation time of the last converted sample, in units of the timescale.
     last: Option<(u64, u64)>,
     /// Shortest time between two successive samples so far. It is used as the samples' duration, which LOC does not
     /// carry.
@@ -35,7 +35,7 @@ pub struct Wrap {
 }
 
 impl Wrap {
-    /// Makes a converter, and the init segment for the fragments that it makes. Their track ID is `id`. Returns `None`
+    /// Makes a converter to fragments with the track ID `id`, and the init segment for these fragments. Returns `None`
     /// if the catalog lacks a field that the track needs.
     ///
     /// # Errors

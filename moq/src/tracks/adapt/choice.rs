@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 
-/// Number of latest switches that are remembered. Older groups count as taken from the rendition of the oldest
-/// remembered switch.
+/// Number of latest switches between renditions that are remembered. Older groups count as taken from the rendition of
+/// the oldest remembered switch.
 const SPANS: usize = 32;
 
-/// Number of groups by which a rendition may lag behind the others and still be switched to, or continued.
+/// Number of groups by which a rendition may lag behind other renditions and still be switched to, or continued.
 const BEHIND: u64 = 1;
 
 /// The rendition number that means no rendition. Groups assigned to it are not sent.
@@ -23,7 +23,8 @@ pub struct GroupSpan {
 
 #[derive(Clone, Copy, Default)]
 struct RenditionMember {
-    /// The first group that is complete, because the subscription began before the group did.
+    /// The first group that arrives from its beginning in this rendition, because the subscription to the rendition
+    /// began before the group did.
     whole_from: Option<u64>,
     newest: Option<u64>,
     lost: bool,
@@ -43,8 +44,8 @@ pub struct RenditionChoice {
 }
 
 impl RenditionChoice {
-    /// Makes a choice between `members` renditions, numbered from 0 on in the order of bit rates. All groups are taken
-    /// from `base`. Its current group is taken even if its beginning is missing.
+    /// Makes the state for `members` renditions, numbered from 0 on in the order of bit rates. At first, all groups are
+    /// taken from rendition `base`. The current group of `base` is taken even if its beginning is missing.
     pub fn new(members: usize, base: usize) -> Self {
         let order = (0..members).collect();
         let mut members = vec![RenditionMember::default(); members];
@@ -81,8 +82,8 @@ impl RenditionChoice {
         self.order.retain(|other| *other != number);
     }
 
-    /// Takes all groups from this rendition. Its current group counts as complete, because the cache has the group when
-    /// the subscription begins.
+    /// Takes all groups from rendition `number`. The rendition's current group counts as complete, because the cache
+    /// has the group when the subscription begins.
     pub fn start_with(&mut self, number: usize) {
         if let Some(member) = self.members.get_mut(number) {
             member.whole_from = Some(0);
@@ -124,7 +125,7 @@ impl RenditionChoice {
         span.or(self.spans.front()).map_or(0, |span| span.member)
     }
 
-    /// Returns the newest run: its rendition and its first group.
+    /// Returns the newest run of groups that are taken from one rendition.
     pub fn current(&self) -> GroupSpan {
         self.spans.back().copied().unwrap_or(GroupSpan { first: 0, member: 0 })
     }
@@ -134,15 +135,16 @@ impl RenditionChoice {
         self.newest.map_or(Some(0), |newest| newest.checked_add(1))
     }
 
-    /// Reports whether a switch to the rendition is possible. Its next group must be complete, and it must have neither
-    /// ended nor stalled.
+    /// Reports whether a switch to the rendition is possible. The rendition's next group must arrive from its
+    /// beginning, and the rendition must have neither ended nor stalled.
     pub fn is_ready(&self, member: usize) -> bool {
         let (Some(next), Some(known)) = (self.next(), self.members.get(member)) else { return false };
         let whole = known.whole_from.is_some_and(|from| from <= next);
         whole && !known.lost && !self.is_behind(member)
     }
 
-    /// Reports whether another rendition is ahead by more than [`BEHIND`] groups.
+    /// Reports whether another rendition's newest group is more than [`BEHIND`] groups ahead of this rendition's newest
+    /// group.
     fn is_behind(&self, member: usize) -> bool {
         let newest = self.members.get(member).and_then(|member| member.newest);
         self.newest.is_some_and(|most| newest.is_none_or(|newest| newest.saturating_add(BEHIND) < most))
@@ -154,8 +156,8 @@ impl RenditionChoice {
         self.members.get(current).is_none_or(|member| member.lost) || self.is_behind(current)
     }
 
-    /// Returns the best available rendition with an index of at most `wanted` in the order by bit rate. A higher one is
-    /// returned only if the current rendition is stuck and no lower one is available.
+    /// Returns the best available rendition with an index of at most `wanted` in the order by bit rate. A rendition
+    /// with a higher bit rate is returned only if the current rendition is stuck and no lower one is available.
     pub fn best(&self, wanted: usize) -> usize {
         let current = self.current().member;
         let stuck = self.is_stuck();
@@ -173,7 +175,7 @@ impl RenditionChoice {
         if self.current().member == member || member != NOBODY && !self.is_ready(member) {
             return None;
         }
-        // The groups of these newer runs have not begun, so this switch replaces the runs.
+        // Runs from `first` on contain only groups that have not begun, so this switch replaces those runs.
         while self.spans.len() > 1 && self.current().first >= first {
             self.spans.pop_back();
         }

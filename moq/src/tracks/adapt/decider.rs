@@ -7,28 +7,30 @@ use std::{
 
 use millrace_quic::plane::{congestion::LATELY, downstream::ConnectionRoom};
 
-/// Age of the oldest unsent media, or queueing delay on the path, from which on there is a backlog. A key frame alone
-/// can cause a backlog.
+/// Age of the oldest unsent media, or queueing delay on the path, from which on the path counts as having a backlog. A
+/// single key frame can cause such a backlog.
 const BACKLOG: Duration = Duration::from_millis(100);
 
 /// Time that a backlog has to last until the throughput counts as the path's capacity.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Time after which a backlog in the send queue lowers the rung, whatever the bandwidth estimate says.
+/// Duration of a backlog in the send queue after which a lower rung is selected, whatever the bandwidth estimate says.
 const LONG: Duration = Duration::from_millis(1500);
 
-/// Time after which queueing on the path lowers the rung. It is long, because a longer route looks like a queue.
+/// Duration of queueing on the path after which a lower rung is selected. It is long, because a change to a longer
+/// route looks like a queue.
 const LONG_ON_PATH: Duration = Duration::from_secs(5);
 
 /// Time over which the throughput is measured.
 const WINDOW: Duration = Duration::from_millis(500);
 
-/// Time without backlog before the next rung is tried: initial and largest value. It doubles each time the next rung
-/// exceeds the path's capacity.
+/// Time without backlog after which the next higher rung is tried: initial and largest value. The time doubles whenever
+/// that rung turns out to exceed the path's capacity.
 const HOLD: Duration = Duration::from_secs(5);
 const MOST_HOLD: Duration = Duration::from_secs(80);
 
-/// If a rung is left within this time after a climb, it exceeded the path's capacity.
+/// If a backlog makes the decider leave a rung within this time after the climb to it, the rung exceeds the path's
+/// capacity.
 const TRIAL: Duration = Duration::from_secs(15);
 
 /// Length of a period for which the smallest round-trip time is recorded. The minimum over this period and the previous
@@ -39,22 +41,24 @@ const SHORTEST: Duration = Duration::from_secs(15);
 /// outdated, because a sender below the path's capacity gets no new samples.
 const MEMORY: Duration = Duration::from_secs(60);
 
-/// A later throughput that exceeds the measured capacity by this factor overrides it. Key frames reach such a
-/// throughput if the path has more capacity.
+/// The capacity measured in a backlog is discarded when a later throughput exceeds it by this factor. Key frames reach
+/// such a throughput if the path has more capacity.
 const FASTER: f64 = 1.2;
 
 /// While throughput grows by this factor from the first half of a backlog to the second, the congestion controller is
 /// still raising its rate.
 const GROWTH: f64 = 1.5;
 
-/// Queueing delay on the path that reverts a climb, and the time that it has to last.
+/// Queueing delay on the path that reverts a recent change to a higher rung, and the time for which the delay has to
+/// last.
 const TRIAL_QUEUE: Duration = Duration::from_millis(50);
 const TRIAL_PATIENCE: Duration = Duration::from_millis(600);
 
-/// Fraction of the capacity that a rung may use, because packet headers need some and the media rate varies.
+/// Fraction of the path's capacity that a rung may use. Packet headers need some of the rest, and the media rate
+/// varies.
 const ROOM: f64 = 0.9;
 
-/// Capacity that a climb to the next rung requires, as a multiple of that rung's rate.
+/// Capacity that a change to the next higher rung requires, as a multiple of that rung's rate.
 const CARE: f64 = 1.25;
 
 /// Time over which the rate of the connection's other data is smoothed.
@@ -69,7 +73,7 @@ pub struct ConnectionSample {
     pub delivered: u64,
     /// The congestion controller's estimate of the path's capacity, in bytes per second.
     pub bandwidth: u64,
-    /// The highest throughput within [`LATELY`], in bytes per second. The path's capacity is at least that.
+    /// The highest throughput within [`LATELY`], in bytes per second. The path's capacity is at least this throughput.
     pub fastest: u64,
     /// Age of the oldest media in the send queue.
     pub waiting: Duration,
@@ -88,8 +92,9 @@ impl ConnectionSample {
 /// A decider that observes one subscriber's path and selects the best rung for which the path has enough capacity.
 ///
 /// It lowers the rung as soon as a backlog reveals the path's capacity, and climbs one rung after a time without
-/// backlog. If a climb causes a backlog, it is reverted, and the next climb waits twice as long. Call
-/// [`look`](Self::look) about every ten milliseconds; the decider changes nothing between calls.
+/// backlog. If the climb to a rung causes a backlog, it is reverted, and the decider waits twice as long before it
+/// tries that rung again. Call [`look`](Self::look) about every ten milliseconds; the decider changes nothing between
+/// calls.
 pub struct Decider {
     /// Rate of each rung, in bytes per second.
     rates: Vec<f64>,
@@ -102,14 +107,14 @@ pub struct Decider {
     calm_since: Option<Instant>,
     changed: Option<Instant>,
     climbed: Option<Instant>,
-    /// Time without backlog before each rung is tried, by rung.
+    /// Time without backlog after which a rung is tried, for each rung.
     holds: Vec<Duration>,
     /// The capacity measured in the last backlog in bytes per second, and the time of the measurement.
     shown: Option<(Instant, f64)>,
     shortest: Shortest,
 }
 
-/// The smallest round-trip time in the current and the previous period.
+/// The smallest round-trip time in the current and in the previous period of length [`SHORTEST`].
 #[derive(Default)]
 struct Shortest {
     since: Option<Instant>,
@@ -186,13 +191,13 @@ impl Decider {
     fn note(&mut self, sample: &ConnectionSample) {
         self.history.push_back((sample.now, sample.delivered));
         let is_old = |at: Instant| sample.now.saturating_duration_since(at) > WINDOW;
-        // One sample that is at least as old as the window is kept, so that the samples cover the window.
+        // One sample that is at least [`WINDOW`] old is kept, so that the samples cover the whole window.
         while self.history.get(1).is_some_and(|(at, _)| is_old(*at)) {
             self.history.pop_front();
         }
     }
 
-    /// Reports whether the last climb is recent enough to be reverted.
+    /// Reports whether the last change to a higher rung is so recent that a backlog reverts it.
     fn is_on_trial(&self, now: Instant) -> bool {
         self.climbed.is_some_and(|at| now.saturating_duration_since(at) < TRIAL)
     }
@@ -208,8 +213,8 @@ impl Decider {
         halves.is_some_and(|(both, second)| second > GROWTH * (2.0 * both - second))
     }
 
-    /// Returns the throughput since `from` in bytes per second, within the window. Returns `None` if no time has passed
-    /// since `from`.
+    /// Returns the throughput since `from` in bytes per second, from the samples that are kept. Returns `None` if no
+    /// time has passed since `from`.
     fn delivered_since(&self, from: Instant) -> Option<f64> {
         let (first, before) = *self.history.iter().find(|(at, _)| *at >= from)?;
         let (last, after) = *self.history.back()?;
@@ -221,7 +226,8 @@ impl Decider {
         Some(self.rates.get(rung)? + self.others)
     }
 
-    /// Reacts to a backlog that began at `began`. The backlog is in the send queue if `waits`, or else on the path.
+    /// Reacts to a backlog that began at `began`. The backlog is in the send queue if `waits` is true, or else on the
+    /// path.
     fn yield_to(&mut self, now: Instant, began: Instant, waits: bool) {
         let from = now.checked_sub(WINDOW).map_or(began, |window| window.max(began));
         let Some(carried) = self.delivered_since(from) else { return };
@@ -259,12 +265,12 @@ impl Decider {
         self.changed = Some(now);
     }
 
-    /// Sets the time without backlog after which the current rung is tried again.
+    /// Sets the time without backlog that is required before a climb to the current rung, once it has been left.
     fn set_hold(&mut self, to: Duration) {
         self.holds.iter_mut().skip(self.rung).take(1).for_each(|hold| *hold = to);
     }
 
-    /// Reports whether a next rung exists and the path has enough capacity for it.
+    /// Reports whether a higher rung than the current one exists, and the path has enough capacity for the next one.
     fn has_room_above(&self, sample: &ConnectionSample) -> bool {
         let Some(need) = self.need(self.rung + 1) else { return false };
         let estimate = sample.bandwidth as f64;

@@ -1,18 +1,19 @@
 //! Switching sets (draft-wilaw-moq-moqt-ssts): selects one track of each set for a given throughput, by the draft's
 //! algorithm 0.
 
-/// A switching set that is active.
+/// A switching set for which a track is to be selected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitchingSet {
-    /// Rank of the set. Sets with a lower rank get as much throughput as they can use before the others.
+    /// Rank of the set. Sets with a lower rank get as much throughput as they can use, before sets with a higher rank
+    /// get any.
     pub rank: u8,
-    /// The set's share of its rank's throughput, relative to the other weights.
+    /// Weight of the set. Sets of the same rank share throughput in proportion to their weights.
     pub weight: u64,
     /// Throughput that each track requires, in kbit/s, in ascending order.
     pub thresholds: Vec<u64>,
 }
 
-/// The largest throughput that is considered, in kbit/s.
+/// The largest throughput for which [`rungs`] computes an allocation, in kbit/s.
 const MOST: u64 = 1 << 40;
 
 /// The selected track of each set, as an index into the set's thresholds. `None` if no track of the set fits.
@@ -34,8 +35,8 @@ pub fn allocate(sets: &[SwitchingSet], kbps: u64) -> Allocation {
     allocation
 }
 
-/// Divides `pool` among sets of the same rank in proportion to their weights. Throughput that a set with its best track
-/// does not use goes to the others.
+/// Divides `pool` among sets of the same rank in proportion to their weights. A set whose best track needs less than
+/// the set's share leaves the rest to the other sets.
 fn share(sets: &[SwitchingSet], mut open: Vec<usize>, mut pool: u64, allocation: &mut Allocation) {
     loop {
         let weights: u128 = open.iter().map(|at| u128::from(sets[*at].weight)).sum();
@@ -59,8 +60,8 @@ fn needed(set: &SwitchingSet, track: Option<usize>) -> Option<u64> {
     set.thresholds.get(track?).copied()
 }
 
-/// Returns all allocations, each with the smallest throughput in kbit/s from which it applies, starting at 0. An
-/// allocation that applies only to a narrow range of throughput (an eighth) may be missing.
+/// Returns the selected tracks for every throughput from 0 on. Each allocation is returned with the smallest throughput
+/// in kbit/s at which it applies. An allocation that applies only within an eighth of a throughput may be missing.
 pub fn rungs(sets: &[SwitchingSet]) -> Vec<(u64, Allocation)> {
     let mut rungs = vec![(0, allocate(sets, 0))];
     // At this throughput every set has its best track.

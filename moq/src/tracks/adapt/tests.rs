@@ -128,8 +128,8 @@ fn steps() -> impl Strategy<Value = Vec<AdaptStep>> {
 }
 
 proptest! {
-    /// Each group is taken from one rendition as a whole, and the subscription to each rendition began before its first
-    /// group.
+    /// Each group is taken from one rendition as a whole. The first group after a switch began after the subscription
+    /// to its rendition did.
     #[test]
     fn group_is_taken_from_one_rendition_only(steps in steps()) {
         let mut choice = RenditionChoice::new(3, 2);
@@ -174,7 +174,8 @@ const LADDER: [u64; 3] = [800_000, 2_000_000, 5_000_000];
 
 #[test]
 fn failed_climb_delays_the_next_one() {
-    // The estimate says that the path has more capacity, but another flow starts whenever the rung is climbed.
+    // The bandwidth estimate says that the path has enough capacity for the next rung, but another flow starts whenever
+    // the decider climbs to it.
     let start = Instant::now();
     let mut decider = Decider::new([800_000, 5_000_000], 0);
     let mut delivered = 0;
@@ -203,7 +204,7 @@ fn failed_climb_delays_the_next_one() {
     assert!(waits.last().is_some_and(|last| *last >= 80), "{waits:?}");
 }
 
-/// The climb causes queueing on a path that had none before.
+/// The climb to a higher rung causes queueing on a path that had no queue before.
 #[test]
 fn climb_that_fills_the_path_is_reverted_at_once() {
     let start = Instant::now();
@@ -262,6 +263,7 @@ fn decider_selects_the_lowest_rung_without_throughput() {
             round_trip: LOOK,
         })
     });
-    // The queue counts as a backlog after 100 ms, and has to last for 200 ms.
+    // Unsent media count as a backlog when they are 100 ms old, and the rung changes when the backlog has lasted for
+    // 200 ms.
     assert_eq!(looks.collect::<Vec<_>>(), [2, 2, 2, 2, 2, 2, 0, 0, 0, 0]);
 }

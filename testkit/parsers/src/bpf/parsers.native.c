@@ -116,8 +116,8 @@ int quic_native_unprotect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 a
 			  __u64 expected, struct quic_short *header, __u64 *number);
 int quic_native_protect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 at, __u32 id_bytes);
 
-/* Parses the frames of a QUIC packet. `text` has FRAMES_MAX + 8 bytes, and `out` has space for one stream per
- * byte. Returns 1 if all frames are well-formed.
+/* Parses the frames of a QUIC packet. `text` has FRAMES_MAX + 8 bytes, and `out` has space for as many streams
+ * as `text` has bytes. Returns 1 if all frames are well-formed.
  */
 int frames_native_walk(const __u8 *text, __u32 at, __u32 end, struct native_walk *out)
 {
@@ -164,7 +164,9 @@ int subgroup_native_read_head(const __u8 *text, __u32 at, __u32 len, struct subg
 	return subgroup_read_head(text, at, len, out);
 }
 
-/* Returns the length of a stream's WebTransport prefix in bytes, or -1. `text` has FRAMES_MAX + 8 bytes. */
+/* Returns the length of a stream's WebTransport prefix in bytes, or -1 if the prefix is incomplete or names another
+ * session. `text` has FRAMES_MAX + 8 bytes.
+ */
 int web_native_enter_stream(const __u8 *text, __u32 at, __u32 len, __u64 session)
 {
 	struct frame_stream frame = {.at = at, .len = len};
@@ -209,7 +211,7 @@ int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, stru
 	return parse_udp(&native.skb, out);
 }
 
-/* Parses a frame as packet grafts do, and returns enum parse. They accept UDP, and IP protocol 253 in its place. */
+/* Parses a frame as packet grafts do, and returns enum parse. Packet grafts accept UDP, and IP protocol 253 instead. */
 int wire_native_parse(const __u8 *frame, __u32 bytes, struct udp_packet *out, struct ip_carried *carried)
 {
 	struct native_skb native = {.skb.len = bytes, .frame = frame};
