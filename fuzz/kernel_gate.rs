@@ -155,7 +155,7 @@ impl GateDatagram {
     /// Finds the UDP payload.
     ///
     /// # Errors
-    /// The packet has no UDP payload that the gate can read. The error is the gate's verdict.
+    /// Fails if the packet has no UDP payload that the gate can read. The error is the gate's verdict.
     fn find(&mut self, frame: &[u8], bare: bool) -> Result<(), i32> {
         let head = &frame[..frame.len().min(HEAD)];
         let (protocol, at) = if bare { version(head) } else { ethernet(head) };

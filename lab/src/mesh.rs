@@ -108,7 +108,8 @@ impl MeshNetwork {
 /// An event of the simulation.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum MeshEvent {
-    /// An announcement of the first relay arrives at the second one. The number is its index in `said`.
+    /// An announcement of the first relay arrives at the second one. The third number is the announcement's index in
+    /// `said`.
     Told(usize, usize, usize),
     /// The first relay notices that the second one, or the link to it, is gone.
     Gone(usize, usize),
@@ -138,7 +139,7 @@ struct MeshBroadcast<'a> {
     count: MeshFigures,
 }
 
-/// Figures of a simulation.
+/// Results of a simulation: numbers of messages and links, costs of paths, and relays without media.
 #[derive(Clone, Default)]
 struct MeshFigures {
     messages: u64,
@@ -477,7 +478,7 @@ impl<'a> MeshBroadcast<'a> {
     }
 }
 
-/// Runs the simulation and prints its figures.
+/// Runs the simulation and prints its results.
 pub fn run(args: &MeshArgs) -> anyhow::Result<()> {
     millrace_daemon::render::print(&report(args))
 }
@@ -609,8 +610,8 @@ mod tests {
             let report = lines(report(&args));
             let text = report.join("\n");
             assert_eq!(report, lines(super::report(&args)), "another result for the same seed");
-            // Nothing fails in the first phase, so no circles may occur. In later phases relays may choose each other
-            // while a withdrawal is on its way.
+            // Nothing fails in the first phase, so relays must not receive a track from each other in a circle. In
+            // later phases that may happen while a withdrawal is on its way.
             assert!(report[2].contains("circles of media 0,"), "{text}");
             assert_eq!(text.matches("there is a way 0").count(), 4, "{text}");
         }

@@ -31,7 +31,7 @@ struct ProgressShared {
 
 struct ProgressSteps {
     pace: ProgressPace,
-    /// Name and start time of the running step.
+    /// Name and start time of the benchmark step that runs now.
     now: Option<(String, Instant)>,
     is_over: bool,
 }
@@ -67,7 +67,7 @@ impl BenchProgress {
     ///
     /// # Errors
     ///
-    /// Standard error is closed, so the benchmark should end.
+    /// Fails if standard error is closed. The caller should then end the benchmark.
     pub fn note(&self, line: &str) -> io::Result<()> {
         let steps = self.shared.steps.lock();
         let clear = if self.shared.is_terminal { CLEAR } else { "" };
@@ -91,7 +91,7 @@ impl BenchProgress {
     ///
     /// # Errors
     ///
-    /// Standard error is closed, so the benchmark should end.
+    /// Fails if standard error is closed. The caller should then end the benchmark.
     pub fn end(&self, came: &str) -> io::Result<()> {
         let Some((what, since)) = self.shared.steps.lock().now.take() else { return Ok(()) };
         self.over(&what, since, came)
@@ -101,7 +101,7 @@ impl BenchProgress {
     ///
     /// # Errors
     ///
-    /// Standard error is closed, so the benchmark should end.
+    /// Fails if standard error is closed. The caller should then end the benchmark.
     pub fn step<T>(
         &self,
         what: &str,
@@ -168,7 +168,7 @@ impl ProgressShared {
     }
 }
 
-/// Pace of the steps, from which the remaining time is estimated.
+/// Number and duration of the finished benchmark steps, from which the remaining time is estimated.
 struct ProgressPace {
     steps: usize,
     lanes: usize,
@@ -198,7 +198,7 @@ impl ProgressPace {
         let to_do = u32::try_from(self.steps.saturating_sub(self.done)).ok().filter(|to_do| *to_do > 0)?;
         let lanes = u32::try_from(self.lanes).unwrap_or(u32::MAX).max(1);
         let mean = self.spent / done / lanes;
-        // A step that runs longer than average does not shorten the estimate for the others.
+        // A step that runs longer than average does not shorten the estimate for the other steps.
         Some((mean * to_do).saturating_sub(running.min(mean)))
     }
 }

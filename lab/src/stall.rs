@@ -39,7 +39,7 @@ impl Strangers<'_> {
     ///
     /// # Errors
     ///
-    /// Sockets of this kind do not exist, or cannot be bound to the addresses.
+    /// Fails if sockets of this kind do not exist, or cannot be bound to the addresses.
     pub fn run(&self) -> anyhow::Result<()> {
         match self.kind {
             CarrierKind::Quic => {

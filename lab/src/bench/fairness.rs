@@ -130,7 +130,7 @@ pub struct Other {
     pub kind: &'static str,
     pub control: &'static str,
     /// Function that saturates the path over IPv4 for the given time, from the relay's host of a site to the
-    /// subscribers' host. Its number is the round-trip time in ms.
+    /// subscribers' host. Its argument of type `u32` is the round-trip time in ms.
     pub send: fn(&BenchSite, u32, Duration) -> anyhow::Result<()>,
 }
 

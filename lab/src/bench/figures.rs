@@ -19,7 +19,7 @@ pub struct RelayFigures {
     /// Time from the publisher's application to a subscriber's, us.
     pub latency_us: Option<Percentiles>,
     /// Latency and delivery of all objects that subscribers were owed, including those that never arrived.
-    /// `OwedFigures::spread` combines the rounds of this figure, since a latency may be infinite.
+    /// `OwedFigures::spread` combines this field over the rounds, since a latency may be infinite.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owed: Option<OwedFigures>,
     /// Time from the relay's incoming interface to its outgoing one, us.
@@ -158,7 +158,7 @@ impl RelayRow {
     }
 }
 
-/// Figures that are `null` in a row without a successful round.
+/// Names of the fields that are `null` in a row without a successful round.
 const FIGURES: [&str; 8] = [
     "delivered",
     "lost",
@@ -174,7 +174,7 @@ const FIGURES: [&str; 8] = [
 ///
 /// # Errors
 ///
-/// No round of any row has figures.
+/// Fails if every round of every row ended with an error.
 pub fn ensure_measured<'a, T: 'a>(
     rows: impl IntoIterator<Item = &'a [Result<T, String>]>,
 ) -> anyhow::Result<()> {

@@ -225,7 +225,7 @@ fn per_relay_core(peak: &Peak) -> f64 {
     peak.goodput_mbit_s / peak.relay_cpus.max(0.01)
 }
 
-/// Returns the rate to try next; `None` once the limit is known precisely enough.
+/// Returns the object rate to try next; `None` once the highest sustained rate is known precisely enough.
 fn next(best: Option<u32>, failed: Option<u32>) -> Option<u32> {
     match (best, failed) {
         (Some(best), None) => Some(best.saturating_mul(2).min(CEILING_HZ)).filter(|rate| *rate > best),

@@ -51,8 +51,8 @@ pub struct MoveArgs {
 
 const NAMESPACE: &str = "bench";
 const OBJECTS_PER_GROUP: u32 = 100;
-/// Time from the last viewer's handshake to the first move, and from there to a second move, seconds. The viewers are
-/// stopped before the second move.
+/// Time from the last viewer's handshake to the first move, and from the first move to a second one, seconds. The
+/// viewers are stopped before the second move.
 const SETTLING: u64 = 20;
 /// Length of the track, seconds. The publisher is stopped long before its end.
 const SHOW_SECONDS: u32 = 600;
@@ -105,7 +105,7 @@ struct MoveFigures {
     cpu_percent: f64,
     /// Number of status readings since the first move. More readings make the measured times more precise.
     looks: usize,
-    /// Longest queue of the kernel engine.
+    /// Largest number of commands that waited for the kernel engine, in any reading of the relay's status.
     queue: u64,
     viewers: ReceiversReport,
 }

@@ -30,9 +30,9 @@ pub struct Newcomers {
     pub ready_ms: Option<Percentiles>,
     /// Number of newcomers that could not connect or were not ready within ten seconds.
     pub failed: usize,
-    /// Longest queue of the kernel engine.
+    /// Largest number of commands that waited for the kernel engine, in any reading of the relay's status.
     pub queue: u64,
-    /// Number of status readings in which the queue had more entries than there were connections.
+    /// Number of status readings in which more commands waited for the kernel engine than there were connections.
     pub queue_too_long: usize,
 }
 

@@ -32,7 +32,7 @@ pub type Percentile = fn(&Late) -> Option<f64>;
 pub const PERCENTILES: [(&str, Percentile); 3] =
     [("p50", |late| late.p50), ("p90", |late| late.p90), ("p99", |late| late.p99)];
 
-/// A function that returns one of the rounds' values, such as the median or the lowest.
+/// A function that combines the values of all rounds into one, such as the median or the lowest.
 type Pick = fn(&[f64]) -> Option<f64>;
 
 impl OwedFigures {

@@ -135,7 +135,7 @@ pub struct HostilePeer {
     /// Mapping of MoQ streams and datagrams to the transport (raw QUIC or WebTransport).
     pub binding: Binding,
     credit: PeerCredit,
-    /// The relay's limits on single streams that it has raised above the initial one.
+    /// Data limits of streams whose limit the relay has raised above the initial one, by stream ID.
     stream_credit: HashMap<u64, u64>,
     offsets: HashMap<u64, u64>,
     data_sent: u64,
@@ -159,7 +159,7 @@ impl HostilePeer {
     ///
     /// # Errors
     ///
-    /// The handshake was not completed in time, or the relay refused the session.
+    /// Fails if the handshake was not completed in time, or if the relay refused the session.
     pub fn connect(target: &PeerTarget, params: ClientLimits) -> Result<Self> {
         let mut peer = Self::handshake(target, params)?;
         match target.transport {
@@ -173,7 +173,7 @@ impl HostilePeer {
     ///
     /// # Errors
     ///
-    /// The handshake was not completed in time.
+    /// Fails if the handshake was not completed in time.
     pub fn handshake(target: &PeerTarget, params: ClientLimits) -> Result<Self> {
         let mut peer = Self::start(target, params)?;
         let is_up =
@@ -234,7 +234,7 @@ impl HostilePeer {
     ///
     /// # Errors
     ///
-    /// The socket has no local address any more.
+    /// Fails if the socket has no local address any more.
     pub fn local_addr(&self) -> Result<SocketAddr> {
         Ok(self.socket.local_addr()?)
     }
@@ -348,7 +348,8 @@ impl HostilePeer {
         loop {
             match self.socket.recv(&mut buffer) {
                 Ok(len) => self.on_datagram(buffer[..len].to_vec())?,
-                // Only before the first packet is this error trusted. Later, anyone on the path could have caused it.
+                // A refused connection is believed only before the first packet has arrived. Later, anyone on the path
+                // could have forged the ICMP message.
                 Err(error)
                     if error.kind() == ErrorKind::ConnectionRefused && self.counts.packets_received == 0 =>
                 {
@@ -401,7 +402,7 @@ impl HostilePeer {
             self.counts.repeated += 1;
             return Ok(());
         }
-        // Memory is bounded: the oldest numbers are forgotten.
+        // Keep only the newest packet numbers, so that memory is bounded.
         while space.received.len() > 4096 {
             space.received.pop_first();
         }
@@ -554,7 +555,7 @@ impl HostilePeer {
         self.send(frames, false)
     }
 
-    /// Closes the connection. Returns its counts.
+    /// Closes the connection. Returns the counts of data sent and received.
     pub fn close(mut self) -> Result<PeerCounts> {
         let mut frames = Vec::new();
         // Close with the application's CONNECTION_CLOSE frame (type 0x1d), without a reason.

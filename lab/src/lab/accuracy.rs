@@ -68,7 +68,7 @@ struct Quantiles {
 struct LossRow {
     asked: f64,
     measured: f64,
-    /// Standard error of the measured share.
+    /// Standard error of the measured share of lost probes.
     sigma: f64,
 }
 
@@ -144,7 +144,8 @@ impl Quantiles {
     }
 }
 
-/// Returns the highest rate at which no probe of a second is lost. Each rate tried is 10 % above the previous one.
+/// Returns the highest rate at which all probes sent within a second arrive. Each rate tried is 10 % above the previous
+/// one.
 fn max_packets_per_second(path: &AccuracyPath) -> Result<u64> {
     let whole = |rate: u64| -> Result<Option<u64>> {
         let (arrivals, sending) = path.probe_timed(rate as usize, rate, false)?;

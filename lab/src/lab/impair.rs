@@ -10,7 +10,7 @@ use std::time::Duration;
 use millrace_daemon::duration::{self, number_and_unit};
 use serde::{Deserialize, Serialize};
 
-/// Queue length if `rate` is set and neither queue limit is. It is netem's default.
+/// Length of the queue in packets if `rate` is set but neither of the two limits of the queue. It is netem's default.
 pub const DEFAULT_QUEUE_PACKETS: usize = 1000;
 
 #[derive(Debug, thiserror::Error)]

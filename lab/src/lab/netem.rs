@@ -15,7 +15,8 @@ use super::netns::{Netns, check};
 use super::shape::FrameCounters;
 use super::{Error, Result};
 
-/// Largest number of frames on the wire. It is never reached: that would be a second at a rate that no lab reaches.
+/// Largest number of frames on the wire. No lab reaches it: a second's delay would hold as many frames only at a rate
+/// above that of any lab.
 const LIMIT: &str = "1000000";
 
 /// Reports whether the kernel has netem, by attaching it to the loopback device of the calling thread's namespace.

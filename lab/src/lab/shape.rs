@@ -148,7 +148,7 @@ impl Shaper {
                 self.queue.head_leaves = Some(now + send_time(head.len(), new).mul_f64(left.min(1.0)));
             }
             _ => {
-                // Without a rate there is no queue, so all its frames leave now.
+                // Without a rate limit there is no queue, so all queued frames leave now.
                 self.queue.bytes = 0;
                 self.queue.head_leaves = None;
                 for frame in std::mem::take(&mut self.queue.frames) {
@@ -254,8 +254,8 @@ impl Shaper {
         self.next_order += 1;
     }
 
-    /// Decides whether a frame is lost, by the Gilbert-Elliott model. As in netem, the current state decides first, and
-    /// then the state changes.
+    /// Decides whether a frame is lost, by the Gilbert-Elliott model. As in netem, the current state (inside or outside
+    /// of a burst) decides first, and then the state changes.
     fn loses(&mut self) -> bool {
         let Impairment { loss, burst_start, burst_end, burst_loss, .. } = self.settings;
         let (loss, flips) = if self.in_burst { (burst_loss, burst_end) } else { (loss, burst_start) };
@@ -265,8 +265,8 @@ impl Shaper {
     }
 
     fn happens(&mut self, probability: f64) -> bool {
-        // An impossible event draws no random number. So adding one impairment leaves the decisions of the others
-        // unchanged.
+        // An event with probability 0 draws no random number. So adding one impairment leaves the random decisions of
+        // the other impairments unchanged.
         probability > 0.0 && self.rng.f64() < probability
     }
 

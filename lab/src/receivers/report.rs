@@ -1,4 +1,4 @@
-//! Figures of all sessions of a run.
+//! Counts and latencies of all sessions of a run.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{sequence::SequenceCounts, session::ReceiverEvent};
 use crate::stats::Percentiles;
 
-/// Largest number of reasons that are counted separately. Further ones are counted together.
+/// Largest number of reasons for ended sessions that are counted separately. Any further reasons are counted together.
 const REASONS: usize = 16;
 const OTHER: &str = "other reasons";
 
@@ -152,7 +152,7 @@ impl ReceiverCounters {
         self.counts.add(counts);
     }
 
-    /// Returns the report for this number of sessions.
+    /// Returns the report of a run with this number of sessions.
     pub fn report(&self, sessions: u64) -> ReceiversReport {
         let SequenceCounts { objects, duplicates, missing, late } = self.counts;
         ReceiversReport {

@@ -275,7 +275,7 @@ impl ReceiverSession {
         self.connection.local_address_changed();
     }
 
-    /// Ends the session if the track is over and all its streams have arrived, or should have.
+    /// Ends the session if the track is over, and all its streams have arrived or the wait for them is over.
     pub fn end_if_done(&mut self, now: Instant) {
         let Some((at, streams)) = self.done else { return };
         let open = self.streams.iter().filter(|(_, incoming)| incoming.is_media()).count();

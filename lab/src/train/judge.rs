@@ -41,8 +41,8 @@ pub struct JudgeReport {
     /// Scores of the compared methods, the tree's first.
     pub scores: Vec<Score>,
     pub classes: Vec<CandidateScore>,
-    /// Numbers of cases by right arm (row) and chosen arm (column). If the chosen arm is right, it counts as the right
-    /// one.
+    /// Numbers of cases by right arm (row) and chosen arm (column). If a case has several right arms and the chosen arm
+    /// is one of them, the case's row is that arm's.
     pub confusion: Vec<Vec<usize>>,
 }
 
@@ -79,9 +79,9 @@ pub fn judge(cases: &Cases, settings: Settings) -> JudgeReport {
     JudgeReport { networks: networks.len(), incomplete: cases.incomplete, scores, classes, confusion }
 }
 
-/// Scores the arm that was best in all other transfers on the same network. A decision with less knowledge can hardly
-/// be better, so what this score lacks is due to chance. Returns `None` if each network has only one transfer with each
-/// arm.
+/// Scores the arm that was best in all other transfers on the same network. No decision with less knowledge can be much
+/// better, so what this score lacks to the maximum is due to chance. Returns `None` if each network has only one
+/// transfer with each arm.
 pub fn again(runs: &[TrainingRun]) -> Option<Score> {
     let seeds: BTreeSet<u32> = runs.iter().map(|run| run.seed).collect();
     let mut all = Cases::default();

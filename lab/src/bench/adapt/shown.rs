@@ -10,7 +10,7 @@ use crate::stats::{Percentiles, Spread};
 
 /// Shortest time without a new frame on the screen that counts as a stall.
 const STALL: Duration = Duration::from_millis(250);
-/// Longest time after which an audio object or a key frame still arrives on time.
+/// Longest delay with which an audio object or a key frame still counts as on time.
 const IN_TIME: Duration = Duration::from_millis(300);
 /// Time after a change of the link in which stalls are not counted.
 const GRACE: Duration = Duration::from_secs(2);
@@ -36,16 +36,17 @@ pub struct ArrivedObject {
     pub at: Duration,
 }
 
-/// Figures of one run.
+/// Stalls, latency, and shares that arrived on time, as a viewer experienced them in one run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct AdaptFigures {
     /// Sum of the gaps over 250 ms between shown frames, without the two seconds after each change of the link.
     pub stall_ms_total: f64,
     pub longest_stall_ms: f64,
-    /// Share of audio objects that arrived within 300 ms. The first second is left out, here and for key frames.
+    /// Share of audio objects that arrived within 300 ms. Neither this share nor that of key frames includes the first
+    /// second of the run.
     pub audio_on_time_pct: f64,
     pub key_frames_on_time_pct: f64,
-    /// Time from sending to showing, over the frames that were shown.
+    /// 95th percentile of the time from sending a frame to showing it, over the frames that were shown.
     pub latency_p95_ms: Option<f64>,
     /// Share of the sent frames that were shown.
     pub frames_shown_pct: f64,
@@ -54,7 +55,8 @@ pub struct AdaptFigures {
 }
 
 impl AdaptFigures {
-    /// Computes the figures. `changes` are the times when the rate of the link changed.
+    /// Computes stalls, latency and shares from the objects that arrived. `changes` are the times when the rate of the
+    /// link changed.
     pub fn from_arrivals(sent: &SentRates, came: &[ArrivedObject], changes: &[Duration]) -> Self {
         let mut came = came.to_vec();
         came.sort_by_key(|object| object.at);
@@ -92,7 +94,7 @@ impl AdaptFigures {
         }
     }
 
-    /// Names of the figures of [`Self::spread`].
+    /// Names of the values that [`Self::spread`] returns, in the same order.
     pub const NAMES: [&'static str; 6] = [
         "stall_ms_total",
         "longest_stall_ms",

@@ -19,12 +19,12 @@ use crate::stats::Spread;
 pub struct AccuracyFigures {
     rounds: usize,
     pub cpus: Vec<CpuError>,
-    /// Errors of the parts, the largest error first.
+    /// Errors of the parts that the taxonomy divides each event into, the largest error first.
     pub parts: Vec<PartError>,
     lost_samples: u64,
 }
 
-/// Figures of one CPU, in percent of its time.
+/// Times of events, kernel and user mode on one CPU by each measuring method, in percent of the CPU's time.
 #[derive(Debug, Serialize)]
 pub struct CpuError {
     cpu: u32,
@@ -110,7 +110,7 @@ fn worst(errors: impl Iterator<Item = Spread>) -> Option<Spread> {
     errors.max_by(|a, b| a.median.abs().total_cmp(&b.median.abs()))
 }
 
-/// Figures of one round, in percent of a CPU's time.
+/// Times that the observer and the references measured in one round, in percent of a CPU's time.
 #[derive(Debug)]
 pub struct AccuracyRound {
     cpus: BTreeMap<u32, AccuracyCpuTimes>,
@@ -151,7 +151,8 @@ struct PartTimes {
 }
 
 impl AccuracyCpuTimes {
-    /// Returns the kernel's time: events as the observer measured them, and the rest as the profile has it.
+    /// Returns the kernel's time: events and observer as the observer measured them, and all other kernel time by the
+    /// `perf` profile.
     fn kernel(self) -> f64 {
         self.events + self.observer + self.rest
     }
@@ -416,7 +417,8 @@ mod tests {
         assert_eq!(worst.median, -15.0);
     }
 
-    /// A part that either the observer or the profile missed, in one round, counts as zero there.
+    /// A part of an event that either the observer or the profile missed in one round has the time 0 in that
+    /// measurement.
     #[test]
     fn part_missing_in_observer_or_profile_counts_as_zero() {
         let mut other = round(57.0, (30.0, 30.0));

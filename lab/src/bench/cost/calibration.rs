@@ -23,7 +23,7 @@ use super::profile::PerfRecording;
 /// random, so that they are not in step with ticks.
 const BURST_NS: u64 = 200_000;
 
-/// Figures of one CPU, in percent of its time.
+/// Busy time of one CPU by each measuring method, in percent of the CPU's time.
 #[derive(Debug, Serialize)]
 pub struct CalibrationFigures {
     pub cpu: u32,

@@ -36,11 +36,11 @@ struct ContextFigures {
     /// does not show the socket's address family, so the profile cannot tell whether the call is networking.
     allowed_points: f64,
     within: bool,
-    /// Time of each event that occurred, percent of one CPU.
+    /// Time of each kernel event (such as NET_RX) that occurred in this scenario, percent of one CPU.
     events: BTreeMap<&'static str, f64>,
-    /// Events and parts with the most time, percent of one CPU.
+    /// The parts of events with the most time: event, part, and percent of one CPU.
     parts: Vec<(&'static str, String, f64)>,
-    /// Events and parts that this scenario must show and does not.
+    /// Events and parts of events that the observer must report in this scenario, but did not.
     absent: Vec<String>,
 }
 
@@ -96,7 +96,7 @@ fn measure(load: &CostLoad, hz: u32, length: Duration) -> anyhow::Result<Context
         let it = profile.get(&cpu.cpu).with_context(|| format!("no profile of CPU {}", cpu.cpu))?;
         let busy = busy_pct(cpu.cpu, [&idle_before, &idle_after], end - start);
         // A sampling clock's interrupt takes some 15 us here. Timed events include that time, sampled events do not. So
-        // the profile's figure is weighted from both.
+        // the profile's share is a mean of both methods, weighted by the share of sampled events.
         let events = || cpu.events.iter().filter(|of| of.event.is_networking());
         let sampled_ns = events().map(|of| of.sampled as f64 * 1e9 / f64::from(hz)).sum::<f64>();
         let all_ns = events().map(|of| of.ns as f64).sum::<f64>();

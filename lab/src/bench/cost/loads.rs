@@ -389,7 +389,8 @@ fn sqpoll(running: &mut RunningLoad) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs a ping-pong in which one side is moved from CPU to CPU, even during its system calls.
+/// Sends a datagram back and forth between two sockets. One of their two threads is moved from CPU to CPU, even during
+/// its system calls.
 fn migration(running: &mut RunningLoad) -> anyhow::Result<()> {
     let lab = running.lab(&ENDS)?;
     let [near, far] = ends(lab)?;

@@ -14,7 +14,7 @@ use crate::stats::Spread;
 
 /// Name of the time series among the figures. Only single rounds have it, not the rows that combine rounds.
 pub const SERIES: &str = "series";
-/// Figures that every row has in JSON: `null` if they were not measured.
+/// Names of the values that every row has in JSON: `null` if a value was not measured.
 const FIGURES: [&str; 7] = [
     "requests_per_second",
     "mean_duration_ms",
@@ -166,8 +166,8 @@ fn line(row: &DefenceRow, head: &[DefenceColumn]) -> Vec<String> {
     std::iter::once(row.defence.name().to_owned()).chain(head.iter().map(cell)).collect()
 }
 
-/// Compares the gate with both limits in userspace, as the eQUIC paper does. Rounds are interleaved, so the spread is
-/// that of the changes within each round.
+/// Compares the gate with both limits in userspace, as the eQUIC paper does. Rounds are interleaved, so each change is
+/// also computed within single rounds, and its lowest and highest value are shown.
 fn compare_with_equic(rows: &[DefenceRow]) -> String {
     let of = |defence: &Defence| {
         rows.iter().find(|row| row.experiment == Experiment::Quota && row.defence == *defence)

@@ -26,7 +26,7 @@ pub struct DeployArgs {
     json: Option<PathBuf>,
 }
 
-/// A loaded object, and the durations of its steps over all rounds, us.
+/// A loaded graft or TCP rule, and the durations of each step of loading over all rounds, us.
 struct DeployRow {
     what: String,
     bytes: Option<usize>,
@@ -85,7 +85,7 @@ fn deployed(name: &str, image: &[u8]) -> anyhow::Result<([(&'static str, f64); 4
     Ok((steps, verification.instructions))
 }
 
-/// Measures the steps of a daemon until its TCP rule is in force.
+/// Measures how long each step takes from the start of a daemon until its TCP rule is in force.
 fn in_place(cgroup: &HostCgroup) -> anyhow::Result<[(&'static str, f64); 3]> {
     let rule = TcpRule {
         side: RuleSide::Client,

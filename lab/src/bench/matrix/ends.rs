@@ -124,7 +124,7 @@ impl MatrixProgram {
     ///
     /// # Errors
     ///
-    /// The program is not installed.
+    /// Fails if the program is not installed.
     pub fn find(self, browser: Option<&ViewerPrograms>) -> anyhow::Result<PathBuf> {
         match self {
             Self::Millrace => Ok(product()?),

@@ -33,7 +33,7 @@ impl MediaFrames {
     ///
     /// # Errors
     ///
-    /// The bytes are no MP4.
+    /// Fails if the bytes are no MP4.
     pub fn read(bytes: &[u8]) -> anyhow::Result<Self> {
         let mut boxes = Boxes::default();
         boxes.push(bytes);
@@ -53,7 +53,7 @@ impl MediaFrames {
     ///
     /// # Errors
     ///
-    /// They are not. The error describes the first difference.
+    /// Fails if they are not. The error describes the first difference.
     pub fn follows(&self, published: &Self) -> Result<FrameMatch, String> {
         let has = self.frames.iter().map(|frame| &frame.data[..]).collect::<Vec<_>>().concat();
         if has.is_empty() {
@@ -82,7 +82,7 @@ impl MediaFrames {
     }
 }
 
-/// Length of the match from one published frame on.
+/// Numbers of consecutive frames and bytes that equal the published ones, from one published frame on.
 #[derive(Debug, Clone, Copy, Default)]
 struct Common {
     frames: usize,

@@ -117,7 +117,7 @@ impl WatchRow {
         directory.join(format!("{relay}-{}-{round}.png", self.profile.name()))
     }
 
-    /// Returns the figures of the successful rounds.
+    /// Returns what the viewer saw in each successful round: frames, stalls and latency.
     fn figures(&self) -> Vec<WatchFigures> {
         self.rounds.iter().flatten().copied().collect()
     }

@@ -28,7 +28,7 @@ pub struct PageReport {
     pub buffer: Option<f64>,
 }
 
-/// Figures of one run.
+/// Frames, stalls and latency that a viewer saw in one run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct WatchFigures {
     pub frames_owed: u64,
@@ -51,7 +51,7 @@ pub struct WatchFigures {
 
 type Field = fn(&WatchFigures) -> f64;
 
-/// Figures by name. A latency without any shown frame is infinite.
+/// Measured values by name, each with a function that returns it. A latency without any shown frame is infinite.
 const FIELDS: [(&str, Field); 9] = [
     ("frames_owed", |it| it.frames_owed as f64),
     ("frames_shown_pct", |it| it.frames_shown_pct),
@@ -65,8 +65,8 @@ const FIELDS: [(&str, Field); 9] = [
 ];
 
 impl WatchFigures {
-    /// Computes the figures. `start` is the time when frame 0 was due, `filmed` the number of filmed frames. The
-    /// measurement starts one second after the first picture and lasts `seconds`.
+    /// Computes frames, stalls and latency from the page's report. `start` is the time when frame 0 was due, `filmed`
+    /// the number of filmed frames. The measurement starts one second after the first picture and lasts `seconds`.
     pub fn from_report(start: Duration, filmed: u64, it: &PageReport, seconds: u64) -> anyhow::Result<Self> {
         let due = |frame: u64| (start + clip::due(frame)).as_secs_f64() * 1e3;
         let played = it.played.context("the page was never told to play")?;

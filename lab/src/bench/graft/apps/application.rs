@@ -47,7 +47,7 @@ pub enum Application {
     Iperf { kib: usize },
     /// A client and a server in Go, linked statically: several connections at once, each with this many KiB.
     Go { kib: usize },
-    /// A film in segments from nginx. Its figure is the time that its viewer waits.
+    /// A film in segments from nginx. The measured time is the time for which its viewer waits.
     Film,
 }
 

@@ -160,7 +160,8 @@ fn answer(stream: &TcpStream, pause: Duration, reports: &Mutex<Reports>) {
     let [id, most] = [0, 8].map(|at| head[at..].first_chunk().copied().map_or(0, u64::from_be_bytes));
     let open = EndReport { pause_ms: -1.0, ..EndReport::from_outcome(DirectionEnd::Silent) };
     reports.lock().insert(id, open);
-    // The server sends until the client has finished. A given number of bytes is sent without pauses.
+    // Without a number of bytes, the server sends with pauses until the client has finished. A given number of bytes is
+    // sent without pauses.
     let enough = AtomicBool::new(false);
     let most = (most > 0).then_some(most);
     let pause = most.map_or(pause, |_| Duration::ZERO);
@@ -267,8 +268,8 @@ fn both(stream: &TcpStream, sending: &SendingSide<'_>, theirs: u64) -> EndReport
     })
 }
 
-/// Combines the results of receiving (`came`) and sending (`failed`). The kernel reports a reset once, to whichever
-/// direction asks first, and the other direction then reads an end of stream. After an end of stream it reports a
+/// Combines the results of receiving (`came`) and sending (`failed`). The kernel reports a reset once, to whichever of
+/// both asks first, and the other direction then reads an end of stream. After an end of stream, the kernel reports a
 /// broken pipe to the sender instead of a reset. A stream that ended early and was reset later counts as short.
 fn with_both_directions(came: DirectionEnd, failed: Option<ErrorKind>) -> DirectionEnd {
     match (came, failed) {

@@ -124,7 +124,7 @@ pub fn blackhole(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     flowing(&pair, 1 << 20)?;
     let blocked = block(pair.server.node, &["udp", "tcp"])?;
     let start = Instant::now();
-    // The first new connection makes the daemon notice the outage, and waits until then.
+    // The first new connection makes the daemon notice the outage, and is delayed until the daemon has noticed it.
     let finder = traffic.begin(TrafficLoad::with_size(1, 100_000))?;
     pair.wait("notice of the outage", || Ok(pair.state()? != "warm"))?;
     outcome.seen.push(format!("noticed after {:.0} ms", start.elapsed().as_secs_f64() * 1e3));
@@ -362,7 +362,7 @@ pub fn nat_rebinding(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
                 let other = TRANSLATED + u16::try_from(number)?;
                 vec![
                     ("postrouting", format!("udp dport {CARRIERS} udp sport {own} udp sport set {other}")),
-                    // Packets to any port but the latest are dropped, as the NAT has forgotten the others.
+                    // Packets to any port but the latest are dropped, as the NAT has forgotten the earlier ports.
                     ("prerouting", format!("udp sport {CARRIERS} udp dport != {other} drop")),
                     ("prerouting", format!("udp sport {CARRIERS} udp dport {other} udp dport set {own}")),
                 ]

@@ -157,7 +157,7 @@ fn delay(rtt_ms: u32) -> String {
 }
 
 impl StateSample {
-    /// Reports whether only the first graft (full reliability) was in use, with no change under way.
+    /// Reports whether only the graft with full reliability was in use, with no change under way.
     fn is_full(&self) -> bool {
         self.session.graft == FULL && !self.session.changing
     }
