@@ -186,7 +186,8 @@ pub fn kernel_udp(data: &[u8]) {
     wire(&frame);
 }
 
-/// Checks the parser of packet grafts, which accepts UDP and, in its place, IP protocol 253.
+/// Checks the parser of packet grafts, which accepts both UDP and IP protocol 253, which packet grafts can use in place
+/// of UDP.
 fn wire(frame: &[u8]) {
     let mut found = UdpPacket::default();
     let mut carried = IpCarriedCopy::default();

@@ -318,7 +318,7 @@ impl<'a> MeshBroadcast<'a> {
     }
 
     /// Subscribes a relay at one of its three best upstream relays, which subscribe themselves if necessary. `asking`
-    /// has the relays that wait for this one.
+    /// lists the relays whose subscriptions depend on this one.
     fn subscribe(&mut self, relay: usize, leaving: Option<usize>, asking: &mut Vec<usize>) -> bool {
         let asker = asking.last().map_or(Neighbour::NOBODY, |asker| Self::neighbour(*asker));
         let routes = self.tables[relay].routes_for(&self.namespace, asker);
@@ -442,7 +442,7 @@ impl<'a> MeshBroadcast<'a> {
         self.lose(&pairs);
     }
 
-    /// Cuts the links between a region and all others, or restores them.
+    /// Cuts the links between a region and all other regions, or restores these links.
     fn split(&mut self, is_split: bool) {
         let region = self.split_region * REGION..((self.split_region + 1) * REGION).min(self.tables.len());
         let long = |relay: usize| {
@@ -533,7 +533,7 @@ fn report(args: &MeshArgs) -> String {
         broadcast.run(u64::MAX);
         broadcast.measure(&relays);
         end(&mut broadcast, 0);
-        // Kill a relay in the middle of the tree: one from which others receive, and which is not the origin.
+        // Kill a relay in the middle of the tree: a relay from which others receive, and which is not the origin.
         let middle =
             relays.iter().filter_map(|relay| broadcast.upstream[*relay]).find(|one| *one != broadcast.origin);
         if let Some(middle) = middle {

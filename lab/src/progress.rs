@@ -17,7 +17,7 @@ const COLUMNS: usize = 79;
 /// Escape sequence that moves to the start of the line and clears it.
 const CLEAR: &str = "\r\x1b[K";
 
-/// Progress of a benchmark with a known number of steps. Dropping it stops the reports.
+/// Progress of a benchmark with a known number of steps (measurements). Dropping it stops the reports.
 pub struct BenchProgress {
     shared: Arc<ProgressShared>,
     painter: Option<JoinHandle<()>>,
@@ -63,7 +63,7 @@ impl BenchProgress {
         }
     }
 
-    /// Prints a line between the lines of steps.
+    /// Prints a line between the reports on the steps.
     ///
     /// # Errors
     ///
@@ -87,7 +87,7 @@ impl BenchProgress {
         (*before, *since) = (what.into(), Instant::now());
     }
 
-    /// Ends the running step, and reports its result `came`.
+    /// Ends the running step, and reports its result, the text `came`.
     ///
     /// # Errors
     ///

@@ -103,8 +103,8 @@ impl Strangers<'_> {
     }
 }
 
-/// A socket that sends only two datagrams of each connection: the first Initial, and the one with a Retry's token. The
-/// rest is dropped.
+/// A socket that sends only two datagrams of each connection: the first Initial, and the Initial with a Retry's token.
+/// Other datagrams are dropped.
 #[derive(Debug)]
 struct Stalling {
     socket: Arc<dyn AsyncUdpSocket>,

@@ -222,7 +222,7 @@ fn render(rows: &[FairnessRow]) -> String {
 }
 
 impl FairnessArgs {
-    /// Measures all rows. Consecutive runs measure different flows, so that a drift of the machine affects all of them
+    /// Measures all rows. Consecutive runs measure different flows, so that a drift of the machine affects all flows
     /// alike.
     fn measure(&self) -> anyhow::Result<Vec<FairnessRow>> {
         let mut rows = self.rows();

@@ -1,4 +1,4 @@
-//! Figures of one run of a relay, and the result row that combines several runs.
+//! Measured values of one run of a relay, and the result row that combines several runs.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -10,7 +10,7 @@ use super::wire::Matched;
 use crate::stats::{Percentiles, median};
 use crate::transport::LabTransport;
 
-/// Figures of one run of a relay. A figure that could not be measured is `null` in JSON.
+/// Measured values of one run of a relay. A value that could not be measured is `null` in JSON.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RelayFigures {
     /// Number of objects that arrived, summed over all subscribers.
@@ -94,12 +94,12 @@ pub struct RelayRow {
     pub contender: Contender,
     pub profile: LinkProfile,
     pub load: RowLoad,
-    /// Figures of each round, or its error.
+    /// Measured values of each round, or its error.
     pub rounds: Vec<Result<RelayFigures, String>>,
 }
 
 impl RelayRow {
-    /// Returns the median of each figure over the successful rounds.
+    /// Returns the median of each measured value over the successful rounds.
     pub fn median(&self) -> Option<RelayFigures> {
         let rounds = self.measured();
         if rounds.is_empty() {
@@ -109,7 +109,7 @@ impl RelayRow {
         Some(RelayFigures { owed: self.owed().map(|[_, middle, _]| middle), ..middle })
     }
 
-    /// Returns the lowest, the median and the highest value of each figure about owed objects (latency and delivery).
+    /// Returns the lowest, the median and the highest of the latencies and the delivery of owed objects.
     fn owed(&self) -> Option<[OwedFigures; 3]> {
         OwedFigures::spread(
             &self.rounds.iter().flatten().filter_map(|figures| figures.owed).collect::<Vec<_>>(),

@@ -117,7 +117,7 @@ struct HostileFigures {
 /// A function that returns one measured value of a round.
 type Figure = fn(&HostileFigures) -> f64;
 
-/// Figures of media, relay and newcomers in one measured period.
+/// Measured values of media, relay and newcomers (clients that connect) in one period.
 #[derive(Debug, Clone, Copy)]
 struct MediaStretch {
     owed: OwedFigures,
@@ -218,7 +218,7 @@ fn told(figures: &Result<HostileFigures, String>) -> String {
     }
 }
 
-/// Columns of the table: heading, figure, number of decimals.
+/// Columns of the table: heading, measured value, number of decimals.
 const COLUMNS: [(&str, Figure, usize); 13] = [
     ("attacks", |it| f64::from(it.attacks.count), 0),
     ("packets/s", |it| it.attacks.packets_per_s, 0),
@@ -262,8 +262,8 @@ fn render(rows: &[HostileRow]) -> String {
 }
 
 impl HostileArgs {
-    /// Lists the result rows. Consecutive rows have different relays, so that a drift of the machine affects all of
-    /// them alike.
+    /// Lists the result rows. Consecutive rows have different relays, so that a drift of the machine affects all relays
+    /// alike.
     fn rows(&self) -> anyhow::Result<Vec<HostileRow>> {
         if let Some(other) = self.relays.iter().find(|relay| relay.engine().is_none()) {
             bail!("{}: the scenarios are made for Millrace's relays only (kernel, user)", other.label());

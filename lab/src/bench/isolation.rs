@@ -219,8 +219,8 @@ fn render(rows: &[IsolationRow], limit: f64) -> String {
 }
 
 impl IsolationArgs {
-    /// Lists the result rows. Consecutive rows have different relays, so that a drift of the machine affects all of
-    /// them alike.
+    /// Lists the result rows. Consecutive rows have different relays, so that a drift of the machine affects all relays
+    /// alike.
     fn rows(&self) -> Vec<IsolationRow> {
         let row = |site, profile, relay: &Contender| IsolationRow {
             relay: *relay,

@@ -112,7 +112,7 @@ struct MoveFigures {
 
 type Figure = fn(&MoveFigures) -> f64;
 
-/// Columns of the table: heading, figure, number of decimals.
+/// Columns of the table: heading, measured value, number of decimals.
 const COLUMNS: [(&str, Figure, usize); 9] = [
     ("ready ms", |it| it.ready_ms, 0),
     ("back ms", |it| it.back_ms, 0),
@@ -177,7 +177,7 @@ struct ViewerBeforeMove {
 /// Viewers of a relay, by session ID.
 struct Viewers(HashMap<u64, ViewerBeforeMove>);
 
-/// Numbers of viewers with a new address, of those to which the kernel is ready to send, and of those to which it has
+/// Numbers of viewers: those with a new address, those to which the kernel is ready to send, and those to which it has
 /// sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct MovedViewers {

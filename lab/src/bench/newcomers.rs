@@ -21,7 +21,7 @@ const LOOK: Duration = Duration::from_millis(10);
 /// Longest wait until a newcomer is ready. A newcomer that is not ready by then counts with this time.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Results of the newcomers in one period, and figures of the relay's status in that period.
+/// Results of the newcomers (clients that connect) in one period, and values from the relay's status in that period.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Newcomers {
     pub count: usize,

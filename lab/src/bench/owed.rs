@@ -44,7 +44,7 @@ impl OwedFigures {
         100.0 * self.on_time as f64 / self.objects.max(1) as f64
     }
 
-    /// Returns the lowest, the median and the highest value of each figure over the rounds.
+    /// Returns the lowest, the median and the highest of each measured value over the rounds.
     pub fn spread(rounds: &[Self]) -> Option<[Self; 3]> {
         let picks: [Pick; 3] = [
             |values| values.iter().copied().min_by(f64::total_cmp),

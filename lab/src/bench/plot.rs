@@ -107,7 +107,7 @@ pub fn colour(contender: Contender) -> RGBColor {
     }
 }
 
-/// Draws a disc at the median, a line from there to p99 with ticks at p90 and p99, and a ring at the maximum.
+/// Draws a disc at the median, a line from the disc to p99 with ticks at p90 and p99, and a ring at the maximum.
 fn latencies(
     area: &Area<'_>,
     title: &str,

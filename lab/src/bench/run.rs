@@ -1,5 +1,5 @@
 //! One run: a relay and its traffic, in several measured periods. Each instrument has a period of its own, so that it
-//! does not affect the figures of another one.
+//! does not affect what another instrument measures.
 
 use std::net::IpAddr;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Formats figures as a table for the terminal, and writes them to JSON files.
+//! Formats measured values as a table for the terminal, and writes them to JSON files.
 
 use std::path::Path;
 

@@ -83,7 +83,8 @@ impl ExtraSubscriber {
         start(name, route.subscribers, command.0, command.1, directory).map(Self)
     }
 
-    /// Waits for the end of the traffic. Returns the figures of the objects that this subscriber should have received.
+    /// Waits for the end of the traffic. Returns latency and delivery of the objects that this subscriber should have
+    /// received.
     pub fn finish(self) -> anyhow::Result<Option<OwedFigures>> {
         let output = self.0.finish_or_interrupt(END_LIMIT)?;
         Ok(received_by_clients(&output, 0.0)?.owed)

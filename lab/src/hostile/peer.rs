@@ -389,7 +389,7 @@ impl HostilePeer {
         self.keys[0] = Some(LevelKeys::initial(&from));
         let flight = std::mem::take(&mut self.spaces[0].unacked);
         flight.into_values().try_for_each(|(_, mut frames)| {
-            // The padding shrinks to make room for the token.
+            // The Initial's padding shrinks to make space for the token.
             frames.truncate(MIN_INITIAL.saturating_sub(INITIAL_OVERHEAD + self.token.len()));
             self.send_at(EncryptionLevel::Initial, frames, true)
         })
@@ -527,7 +527,7 @@ impl HostilePeer {
         self.ping()
     }
 
-    /// Changes to the next keys, provided that the relay already uses the current ones.
+    /// Changes to the next 1-RTT keys, provided that the relay already uses the current keys.
     pub fn update_keys(&mut self) -> Result<()> {
         self.keys[EncryptionLevel::OneRtt as usize].iter_mut().for_each(LevelKeys::update);
         self.ping()

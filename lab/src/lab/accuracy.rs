@@ -80,7 +80,7 @@ struct RateRow {
 }
 
 pub(super) fn measure() -> Result<AccuracyReport> {
-    // The three additional steps are the plain link, the timer, and the packet rate.
+    // The 3 additional steps of the progress display are the plain link, the timer, and the packet rate.
     let progress = BenchProgress::with_steps(3 + DELAYS.len() + LOSSES.len() + RATES.len());
     progress.begin("a plain link");
     let mut delay = vec![delay_row("plain veth", &AccuracyPath::new(false)?, Duration::ZERO)?];
@@ -260,7 +260,7 @@ impl AccuracyPath {
         })
     }
 
-    /// Sends probes evenly, or, above [`BULK`] per second, those of each millisecond together.
+    /// Sends probes evenly. Above [`BULK`] per second, all probes of a millisecond are sent together.
     fn send(&self, count: usize, per_second: u64) -> Result<Duration> {
         let mut payload = [0u8; PAYLOAD];
         let start = Instant::now();

@@ -98,7 +98,7 @@ impl EmulatedWire {
         self.wake();
     }
 
-    /// Changes the given settings, and keeps the others.
+    /// Changes only the given settings of this direction.
     pub fn change(&self, settings: &Settings) -> Result<()> {
         let mut shaper = self.shaper.lock();
         let mut changed = shaper.settings().clone();

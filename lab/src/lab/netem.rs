@@ -25,7 +25,7 @@ pub(super) fn is_available() -> bool {
         && tc(&["qdisc", "delete", "dev", "lo", "root"]).is_ok()
 }
 
-/// Reports whether netem has the same effect as the emulator with these settings.
+/// Reports whether netem would have the same effect as the emulator with these impairments.
 pub(super) fn can(impairment: &Impairment) -> bool {
     let Impairment { jitter, reorder, rate, mtu, .. } = impairment;
     jitter.is_zero() && *reorder == 0.0 && rate.is_none() && mtu.is_none()

@@ -41,7 +41,7 @@ pub struct ReceiversReport {
     pub ended_early: BTreeMap<String, u64>,
     pub objects: u64,
     pub duplicates: u64,
-    /// Objects that never arrived, although later ones did or the track's end shows that they existed.
+    /// Objects that never arrived, although later objects did or the track's end shows that they existed.
     pub missing: u64,
     /// Objects that arrived after their group was no longer tracked.
     pub late: u64,

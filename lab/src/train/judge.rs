@@ -130,7 +130,7 @@ fn ninth_of_ten(costs: &mut [f64]) -> Option<f64> {
     costs.get(costs.len() * 9 / 10).map(|cost| (cost * 1e3).round() / 1e3)
 }
 
-/// Returns the best arm of a leaf among those available in this case.
+/// Returns the best arm of a leaf among the arms that are available in this case.
 fn best(arms: &[String], leaf: &Leaf, case: &TrainingCase) -> Option<usize> {
     let mut places = leaf.ranking.iter().filter_map(|rank| arms.iter().position(|arm| *arm == rank.arm));
     places.find(|arm| case.can_be_had(*arm))

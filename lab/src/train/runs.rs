@@ -45,7 +45,7 @@ pub struct TrainingRun {
     pub came: ByteArrivals,
 }
 
-/// The network as the lab created it. The training does not use these figures.
+/// The network as the lab created it. The training does not use these values.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TrainingNetwork {
     pub rtt_ms: f64,

@@ -6,7 +6,8 @@ use millrace_lab::train::runs;
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::Value;
 
-/// Runs a measurement with these arguments. Returns its rows, or `None` after printing why it cannot run here.
+/// Runs a measurement with these arguments. Returns its rows. Returns `None` after printing why the measurement cannot
+/// run on this machine.
 fn rows(test: &str, arguments: &str) -> Option<Vec<Value>> {
     if !nix::unistd::geteuid().is_root() {
         println!("SKIP {test}: needs root");

@@ -1,4 +1,4 @@
-//! Runs `millrace-lab bench relay` with the plain forwarder, whose figures are known, and other benchmarks at a small
+//! Runs `millrace-lab bench relay` with the plain forwarder, whose results are known, and other benchmarks at a small
 //! size. Needs root.
 
 use std::process::Command;
@@ -58,8 +58,8 @@ fn check_forwarder(row: &Value) {
     // The two latencies were measured in different periods, so neither has to be longer.
     assert!(number("/wire_latency_us/p50") > 0.0);
     assert!(number("/latency_us/p50") > 0.0);
-    // There are one receive per object and one send per copy. At the edges of the counted period the numbers may be off
-    // by a few.
+    // There are one receive per object and one send per copy. A few calls more or less are due to the start and the end
+    // of the counted period.
     let calls = number("/syscalls_per_object");
     assert!((calls - (1.0 + 1.0 / SUBSCRIBERS)).abs() < 0.5, "{calls}");
     assert!(number("/cpu_ns_per_object/relay") > 0.0);
@@ -364,7 +364,7 @@ fn browser_playback_is_measured() {
     }
 }
 
-/// Returns the reason why a browser cannot be tested here, if so.
+/// Returns the reason why a browser cannot be tested on this machine, if there is one.
 fn no_browser() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("needs root".to_owned());

@@ -14,7 +14,7 @@ const STALL: Duration = Duration::from_millis(250);
 const IN_TIME: Duration = Duration::from_millis(300);
 /// Time after a change of the link in which stalls are not counted.
 const GRACE: Duration = Duration::from_secs(2);
-/// Time after the start that is left out of the figures, since the subscriber is still joining.
+/// Time after the start that is not measured, since the subscriber is still joining.
 pub const JOINING: Duration = Duration::from_secs(1);
 
 /// Start time and rates of the sender. The time is by the host's monotonic clock.
@@ -104,8 +104,8 @@ impl AdaptFigures {
         "latency_p95_ms",
     ];
 
-    /// Returns each figure's median, lowest and highest value over the rounds, in the order of [`Self::NAMES`]. The
-    /// latency is `None` if a round showed no frame. Returns `None` without rounds.
+    /// Returns the median, lowest and highest of each measured value over the rounds, in the order of [`Self::NAMES`].
+    /// The latency is `None` if a round showed no frame. Returns `None` without rounds.
     pub fn spread(rounds: &[Self]) -> Option<[Option<Spread>; 6]> {
         let fields: [fn(&Self) -> f64; 6] = [
             |figures| figures.stall_ms_total,
@@ -120,7 +120,7 @@ impl AdaptFigures {
         (!rounds.is_empty()).then(|| fields.map(spread))
     }
 
-    /// Returns each figure's median over the rounds.
+    /// Returns the median of each measured value over the rounds.
     pub fn median(rounds: &[Self]) -> Option<Self> {
         let middle = |field: fn(&Self) -> f64| crate::stats::median(&each(rounds, field));
         let latency = |figures: &Self| figures.latency_p95_ms.unwrap_or(f64::INFINITY);

@@ -39,8 +39,8 @@ pub struct CpuError {
     rest_pct: f64,
     /// Time in user mode, by the profile.
     user_pct: f64,
-    /// Busy time by the profile's number of samples. The figures above are shares of `clock_busy_pct` instead, since
-    /// samples that the profiler missed cannot be assigned.
+    /// Busy time by the profile's number of samples. The profile's other times in this structure are shares of
+    /// `clock_busy_pct` instead, since samples that the profiler missed cannot be assigned.
     profile_busy_pct: f64,
     /// Time outside of the idle task, by a clock that is read at task switches.
     clock_busy_pct: f64,
@@ -68,7 +68,7 @@ pub struct PartError {
     pub part: String,
     pub observer_pct: f64,
     pub profile_pct: f64,
-    /// Spread over the rounds of the observer's figure minus the profile's.
+    /// The observer's time minus the profile's time: spread over the rounds.
     error_points: Spread,
     /// Standard error of the median that results from the finite numbers of samples.
     pub sampling_error_points: f64,
@@ -95,12 +95,12 @@ impl AccuracyFigures {
         }
     }
 
-    /// Returns the error against `/proc/stat` on one CPU: the one whose median error is largest.
+    /// Returns the error against `/proc/stat` on the CPU whose median error is largest.
     pub fn procstat_error_pct(&self) -> Option<Spread> {
         worst(self.cpus.iter().map(|cpu| cpu.procstat_error_pct))
     }
 
-    /// Returns the error against the clock on one CPU: the one whose median error is largest.
+    /// Returns the error against the clock on the CPU whose median error is largest.
     pub fn clock_error_pct(&self) -> Option<Spread> {
         worst(self.cpus.iter().map(|cpu| cpu.clock_error_pct))
     }

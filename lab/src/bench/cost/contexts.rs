@@ -17,7 +17,7 @@ use super::accuracy::{busy_pct, cpus_of};
 use super::loads::{ALL, CostLoad};
 use super::profile::PerfRecording;
 
-/// Result of one scenario. Figures are percent of one CPU, summed over all CPUs.
+/// Result of one scenario. Times are percent of one CPU, summed over all CPUs.
 #[derive(Debug, Serialize)]
 struct ContextRow {
     scenario: &'static str,
@@ -45,7 +45,7 @@ struct ContextFigures {
 }
 
 const MOST_PARTS: usize = 12;
-/// Largest allowed difference, as a share of the profile's figure.
+/// Largest allowed difference between observer and profile, as a share of the profile's networking time.
 const TOLERANCE: f64 = 0.05;
 /// Largest networking time that may be reported for a scenario without networking, percent of one CPU.
 const MOST_LOCAL_PCT: f64 = 1.0;

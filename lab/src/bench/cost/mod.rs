@@ -202,7 +202,8 @@ struct CostRow {
     /// Error on the worst CPU against `/proc/stat`: the observer's events plus the profile's other kernel time, minus
     /// the kernel time of `/proc/stat`. Median of the rounds.
     procstat_error_pct: Option<f64>,
-    /// Error on the worst CPU against a clock in place of `/proc/stat`, which counts ticks. Median of the rounds.
+    /// Error on the worst CPU against a clock, computed like `procstat_error_pct`. Unlike the clock, `/proc/stat`
+    /// counts ticks. Median of the rounds.
     clock_error_pct: Option<f64>,
     /// Largest error of any part of an event, on the CPU where it is largest, in percentage points. Median of the
     /// rounds.

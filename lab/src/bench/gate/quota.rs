@@ -59,7 +59,7 @@ impl QuotaLoad {
     }
 }
 
-/// Figures of one run with a defence. Figures that do not apply are `null`.
+/// Measured values of one run with a defence. Values that do not apply are `null`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct QuotaFigures {
     /// Bodies that honest clients got per second, during the attack and before it.
@@ -127,7 +127,7 @@ pub fn run(site: &GateBenchSite, defence: Defence, load: &QuotaLoad) -> anyhow::
         let watched = watch(&mut server, load, &go);
         stop.store(true, Ordering::Relaxed);
         let got = joined(honest);
-        // Report the first error, since it caused the others.
+        // Report the first error, since it caused the later ones.
         let (watched, got) = (watched.and_then(|watched| Ok((watched, got?))))?;
         std::thread::sleep(SETTLE);
         // A second attack, without honest clients, shows what refusals cost.

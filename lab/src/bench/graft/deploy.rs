@@ -1,4 +1,4 @@
-//! `bench graft deploy`: the time of each step when grafts are loaded and TCP rules are attached.
+//! `bench graft deploy`: how long each step takes when grafts are loaded and TCP rules are attached.
 
 use std::path::PathBuf;
 use std::time::Instant;

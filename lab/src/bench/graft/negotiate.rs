@@ -1,4 +1,4 @@
-//! `bench graft negotiate`: the time until two daemons agree on grafts, by steps.
+//! `bench graft negotiate`: how long two daemons take to agree on grafts, divided into the steps of a negotiation.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};

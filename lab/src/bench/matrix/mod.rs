@@ -132,7 +132,7 @@ impl MatrixArgs {
     }
 
     /// Lists the cells (publisher, player, relay). Consecutive cells have different engines, so that a drift of the
-    /// machine affects both alike.
+    /// machine affects both engines alike.
     fn cells(&self, browser: Option<&ViewerPrograms>) -> Vec<MatrixCell> {
         let mut cells = Vec::new();
         for (publishing, playing) in self.ways() {

@@ -1,4 +1,4 @@
-//! Computes figures from the frames that a viewer in the browser has seen.
+//! Computes stalls, latency and other values from the frames that a viewer in the browser has seen.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::stats::{Spread, median};
 
 /// Shortest time without a new frame that counts as a stall, ms.
 const STALL: f64 = 250.0;
-/// Time after the first picture that is left out of the figures, ms.
+/// Time after the first picture that is not measured, ms.
 const SETTLING: f64 = 1000.0;
 
 /// The report of the script inside the page. Times are ms of the host's real-time clock since its epoch.
@@ -101,13 +101,13 @@ impl WatchFigures {
         })
     }
 
-    /// Returns the median of each figure over the rounds, by name. A latency is `null` if too few rounds showed frames.
-    /// Everything is `null` without rounds.
+    /// Returns the median of each measured value over the rounds, by name. A latency is `null` if too few rounds showed
+    /// frames. Without rounds all values are `null`.
     pub fn median(rounds: &[Self]) -> Map<String, Value> {
         reduce_by_name(rounds, |values| median(values).filter(|it| it.is_finite()).into())
     }
 
-    /// Returns the median, lowest and highest value of each figure over the rounds. A latency is `null` if a round
+    /// Returns the median, lowest and highest of each measured value over the rounds. A latency is `null` if a round
     /// showed no frame.
     pub fn spread(rounds: &[Self]) -> Map<String, Value> {
         reduce_by_name(rounds, |values| {

@@ -57,7 +57,7 @@ pub struct RunResult {
     /// Time of the run, seconds. It is the limit if the run was stopped.
     pub seconds: f64,
     pub is_over: bool,
-    /// Figures of the film's viewer; `None` for other applications.
+    /// Waiting time and stalls of the film's viewer; `None` for other applications.
     pub watched: Option<ViewerFigures>,
 }
 

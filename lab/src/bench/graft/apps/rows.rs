@@ -83,7 +83,7 @@ pub fn joined(came: impl IntoIterator<Item = AppRow>) -> Vec<AppRow> {
     rows
 }
 
-/// Reads the rows of an earlier run. Figures that are derived from the rounds are computed again.
+/// Reads the rows of an earlier run. Medians and other values derived from the rounds are computed again.
 pub fn read(path: &Path) -> anyhow::Result<Vec<AppRow>> {
     let read = || {
         let all: Vec<Value> = serde_json::from_slice(&std::fs::read(path)?)?;

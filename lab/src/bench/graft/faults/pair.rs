@@ -38,7 +38,7 @@ pub struct FaultPair<'a> {
     keys: [String; 2],
 }
 
-/// Settings of a pair beyond the default ones.
+/// Settings of two hosts with daemons, beyond the default ones.
 pub struct Setting<'a> {
     pub kinds: &'a [FaultedCarrier],
     /// Additional lines of `[carry]` in the client's settings.
