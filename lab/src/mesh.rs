@@ -111,7 +111,7 @@ enum MeshEvent {
     /// An announcement of the first relay arrives at the second one. The third number is the announcement's index in
     /// `said`.
     Told(usize, usize, usize),
-    /// The first relay notices that the second one, or the link to it, is gone.
+    /// The first relay notices that the second relay, or the link to it, is gone.
     Gone(usize, usize),
     /// The relay decides again where it receives its track from.
     Look(usize),

@@ -157,7 +157,7 @@ impl ProgressShared {
         }
     }
 
-    /// Draws the running step. A write error is ignored here, since the end of the next step reports it.
+    /// Draws the line of the running step. A write error is ignored here, since the end of the next step reports it.
     fn draw(&self, steps: &ProgressSteps) {
         let Some((what, since)) = &steps.now else { return };
         let line = steps.pace.line(what, since.elapsed());

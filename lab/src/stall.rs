@@ -17,7 +17,7 @@ use quinn::crypto::rustls::QuicClientConfig;
 use quinn::{AsyncUdpSocket, Endpoint, EndpointConfig, Runtime as _, TokioRuntime, UdpPoller, udp};
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Largest number of unfinished handshakes that are kept. Beyond it, the oldest is dropped.
+/// Largest number of unfinished handshakes that are kept. When there are more, the oldest is dropped.
 const KEPT: usize = 2000;
 const NAME: &str = "millrace-graft";
 

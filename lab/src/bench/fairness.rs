@@ -77,7 +77,7 @@ impl FairnessArgs {
 
 /// Time that both flows run before the measurement, so that slow start is over.
 const WARM_UP: Duration = Duration::from_secs(5);
-/// Extra time that the publisher sends, seconds: for the subscriber to join and for both to end.
+/// Extra time that the publisher sends, seconds: for the subscriber to join, and for publisher and subscriber to end.
 const SPARE_SECONDS: f64 = 6.0;
 /// Rate of the published media, as a multiple of the bottleneck's rate. It keeps the relay's queue full.
 const OVERLOAD: u32 = 2;

@@ -1,4 +1,4 @@
-//! Finds the highest rate that each relay sustains without loss, and how much it delivers per core.
+//! Finds the highest rate that each relay sustains without loss, and how much media each relay delivers per core.
 
 use std::io;
 

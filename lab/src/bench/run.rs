@@ -242,7 +242,8 @@ impl BenchRun {
             mechanism: None,
         })?;
         let node = self.site.relay()?;
-        // The publisher's side is attached last, so that every object seen on arrival is also seen when it leaves.
+        // The probe is attached to the publisher's interface last, so that every object seen on arrival is also seen
+        // when it leaves.
         for link in [SUBSCRIBERS_LINK, PUBLISHER_LINK] {
             let device = device(node, link)?;
             node.enter(|| {

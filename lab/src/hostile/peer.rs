@@ -313,7 +313,7 @@ impl HostilePeer {
 
     fn transmit(&self, datagram: &[u8]) -> Result<()> {
         match self.socket.send(datagram) {
-            // ICMP's answer to an earlier packet, or a full queue: treat both as a lost packet.
+            // An ICMP error in answer to an earlier packet, or a full send queue, counts as a lost packet.
             Err(error) if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::WouldBlock) => {
                 Ok(())
             }

@@ -124,7 +124,7 @@ pub fn look(http: &Http) -> Result<LeftObjects> {
     Ok(LeftObjects::from_status(&http.status()?))
 }
 
-/// Waits until the relay holds no more than `before`. Returns what it holds then.
+/// Waits until the relay holds no more objects than `before`. Returns the numbers of objects that the relay holds then.
 ///
 /// # Errors
 ///

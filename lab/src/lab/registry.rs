@@ -78,7 +78,7 @@ pub(super) fn live() -> Vec<String> {
     ids().into_iter().filter(|id| !is_dead(id)).collect()
 }
 
-/// Returns the IDs of labs whose owners ended without removing them.
+/// Returns the IDs of labs whose owners ended without removing the labs.
 pub(super) fn dead() -> Vec<String> {
     // If the registry cannot be locked, no lab can be claimed either, so it is safe to go on.
     let _none_is_claimed = lock_registry_for(FlockArg::LockShared).ok();

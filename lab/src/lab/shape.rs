@@ -46,7 +46,7 @@ pub struct FrameCounters {
 
 struct InFlight {
     due: Instant,
-    /// Sequence number. It keeps frames in order that are due at the same time.
+    /// Sequence number, by which frames that are due at the same time keep their order.
     order: u64,
     frame: Vec<u8>,
 }
@@ -77,13 +77,13 @@ impl Ord for InFlight {
     }
 }
 
-/// The queue in front of the bottleneck. Its first frame is being sent.
+/// The queue in front of the bottleneck. Its first frame is being sent at the link's rate.
 #[derive(Default)]
 struct BottleneckQueue {
     frames: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// Time when the last bit of the first frame leaves. If the queue is empty, it is the time when the last frame
-    /// left.
+    /// Time when the last bit of the queue's first frame leaves. If the queue is empty, it is the time when the last
+    /// frame left.
     head_leaves: Option<Instant>,
 }
 
@@ -141,7 +141,7 @@ impl Shaper {
         }
         let Some((head, leaves)) = self.queue.frames.front().zip(self.queue.head_leaves) else { return };
         match (old, self.settings.rate) {
-            // The unsent part of the first frame continues at the new rate.
+            // The unsent part of the frame being sent continues at the new rate.
             (Some(old), Some(new)) => {
                 let left =
                     leaves.duration_since(now).as_secs_f64() / send_time(head.len(), old).as_secs_f64();

@@ -34,7 +34,8 @@ const WINDOW: u32 = 4 << 20;
 /// Number of request streams that the relay may open.
 const REQUESTS: u32 = 4;
 
-/// A run of all sessions. It lasts until their track or their time is over, or [`ReceiverControl::stop`] is called.
+/// A run of all sessions. It lasts until the sessions' track or their time is over, or until [`ReceiverControl::stop`]
+/// is called.
 pub struct ReceiverRun {
     settings: Settings,
     wish: Wish,
@@ -178,7 +179,7 @@ impl ReceiverRun {
         self.dirty.extend(sessions.filter(|(_, session)| is_done(session)).map(|(at, _)| at));
         if !self.have_come && self.handshakes == 0 && self.sessions.len() == self.settings.sessions {
             self.have_come = true;
-            // All sessions have connected or failed, so measure the memory, once.
+            // All sessions have connected or failed, so measure the memory now, which is done only once.
             let taken = rss_bytes().saturating_sub(self.rss_before);
             self.figures.bytes_per_session = taken / self.figures.connected.max(1);
             self.next_move = self.settings.moves.map(|(every, _)| now + every);

@@ -11,7 +11,7 @@ pub struct WaveSettings {
     pub within: Duration,
 }
 
-/// A wave of moves in progress. Its sessions are due at even intervals, in random order.
+/// A wave of moves in progress. Its sessions move at even intervals, in random order.
 #[derive(Debug)]
 pub struct MoveWave {
     began: Instant,

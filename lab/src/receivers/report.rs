@@ -60,7 +60,7 @@ pub struct ReceiversReport {
     pub not_resumed: u64,
     /// Number of packets that arrived at an address after their session had moved away from it. They are dropped.
     pub packets_too_late: u64,
-    /// Memory of this process per session once all were connected, bytes.
+    /// Memory of this process per session, measured when all sessions were connected, bytes.
     pub bytes_per_session: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel: Option<KernelShare>,

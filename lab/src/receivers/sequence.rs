@@ -123,7 +123,7 @@ impl SequenceGroup {
             let (Some(first), Some(second)) = (ranges.next(), ranges.next()) else { break };
             drop(ranges);
             missing += second.start - first.end;
-            // Filling the gap merges both ranges. If one of its objects arrives later, it counts as a duplicate.
+            // Filling the gap merges both ranges. If an object from the gap arrives later, it counts as a duplicate.
             self.came.insert(first.end..second.start);
         }
         missing

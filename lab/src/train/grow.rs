@@ -82,7 +82,7 @@ impl Grower<'_> {
         let sets = self.divided(set, chosen);
         let grown: Vec<(Node, f64)> = sets.iter().map(|set| self.node(set, depth - 1)).collect();
         let below: f64 = grown.iter().map(|(_, feared)| feared).sum();
-        // A leaf is preferred if it costs at most a tenth of an error more.
+        // A leaf is preferred to a branch if the leaf makes at most a tenth of an error more.
         if self.settings.doubt >= 0.0 && feared <= below + 0.1 {
             return (Node::Leaf(leaf), feared);
         }
@@ -169,7 +169,7 @@ impl Grower<'_> {
         let knowing = weight(&known);
         let after: f64 = parts.iter().map(|part| information(&self.shares(part)) * weight(part)).sum();
         let gain = (information(&self.shares(&known)) - after / knowing) * knowing / all;
-        // Examples without a value count as another branch in the split information.
+        // In the split information, the examples without a value count as if they were a branch of their own.
         let mut ways = weights;
         ways.push(all - knowing);
         Some(Candidate { column, at, gain, ratio: gain / information(&ways) })

@@ -49,9 +49,9 @@ pub struct JudgeReport {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CandidateScore {
     pub arm: String,
-    /// Share of right decisions among the cases in which the arm was chosen.
+    /// Share of right decisions among the cases in which this arm was chosen.
     pub precision: Option<f64>,
-    /// Share of cases in which the arm was chosen among those in which it was right.
+    /// Share of cases in which this arm was chosen, among the cases in which it was right.
     pub recall: Option<f64>,
 }
 
@@ -330,7 +330,7 @@ mod tests {
 
     #[test]
     fn confidence_bounds_match_published_values() {
-        // The first case is 475 of 500, and the second is the seed tree's 30 of 38.
+        // The first share is 475 of 500. The second one is that of the seed tree, 30 of 38.
         let (low, high) = wilson(0.95, 500);
         assert!((low - 0.927).abs() < 0.0006 && (high - 0.966).abs() < 0.001, "{low} {high}");
         let (low, high) = wilson(30.0 / 38.0, 38);

@@ -164,7 +164,7 @@ fn lost_messages_are_repaired_as_functions_promise() {
             Some("QUIC datagrams") => assert!(lost * 4 <= sent, "far more than the link loses: {row}"),
             _ => assert_eq!(lost, 0, "{row}"),
         }
-        // A lost message counts as later than every message that arrived.
+        // A lost message counts as if its delay were longer than that of every message that arrived.
         let owed = (row["owed"].as_u64().expect("a count"), row["p99_of_owed_ms"].as_f64());
         assert_eq!(owed.0, 300);
         let most = row["delay_ms"]["max"].as_f64();

@@ -336,7 +336,7 @@ pub fn measure(scenario: NetworkScenario, sample_hz: u32, length: Duration) -> a
     let end = monotonic_ns();
     let idle_after = idle.times()?;
     // perf resolves the names of the observer's BPF programs when it ends, so the observer must still run. If the
-    // observer times calls from the system call on, the profile must count them from there as well.
+    // observer times calls from the entry of the system call on, the profile must count them from that entry as well.
     let socket_files = (report.method == Some(ReportMethod::SystemCalls)).then_some(LOAD);
     let profile = recording.finish(start, end, socket_files);
     drop(observer);

@@ -31,9 +31,10 @@ struct ContextRow {
 struct ContextFigures {
     observer_pct: f64,
     profile_pct: f64,
-    /// Allowed difference: 5 % of the profile's figure, or three standard errors of sampling. In scenarios without
-    /// networking it is the largest share that the observer may report. Before a call has reached its socket, the stack
-    /// does not show the socket's address family, so the profile cannot tell whether the call is networking.
+    /// Allowed difference: 5 % of the profile's networking time, or three standard errors of sampling. In scenarios
+    /// without networking it is the largest share that the observer may report. Before a call has reached its socket,
+    /// the stack does not show the socket's address family. So the profile cannot tell whether such a call is
+    /// networking.
     allowed_points: f64,
     within: bool,
     /// Time of each kernel event (such as NET_RX) that occurred in this scenario, percent of one CPU.

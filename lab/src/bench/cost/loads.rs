@@ -20,7 +20,7 @@ use super::super::process::BenchProcess;
 use super::network::{self, NetworkProtocol, NetworkRoute, NetworkScenario, NetworkTraffic, needs, run};
 use crate::lab::{Lab, LabNode, Topology};
 
-/// A load, and the events and parts that the observer must report for it.
+/// A load, and the events and parts of events that the observer must report for it.
 pub struct CostLoad {
     pub name: &'static str,
     pub shows: &'static [(Event, &'static str)],

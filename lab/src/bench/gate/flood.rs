@@ -180,7 +180,8 @@ fn generator_alone(site: &GateBenchSite, length: Duration) -> anyhow::Result<Flo
 /// Start and end of a period by `CLOCK_MONOTONIC`, ns.
 type TimeSpan = (u64, u64);
 
-/// Runs honest clients through a calm period and a flood. Returns the bodies that they got and both periods.
+/// Runs honest clients through a calm period and a flood. Returns the bodies that the clients got, and the start and
+/// end of both periods.
 fn with_honest_clients(
     site: &GateBenchSite,
     calm: Duration,

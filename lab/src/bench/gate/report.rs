@@ -12,7 +12,7 @@ use super::{
 };
 use crate::stats::Spread;
 
-/// Name of the time series among the figures. Only single rounds have it, not the rows that combine rounds.
+/// Name of the time series in a round's results. Rows that combine rounds do not have it.
 pub const SERIES: &str = "series";
 /// Names of the values that every row has in JSON: `null` if a value was not measured.
 const FIGURES: [&str; 7] = [

@@ -250,8 +250,8 @@ fn settings(
     ))
 }
 
-/// Runs the runtime of one host. `work` receives names of grafts to swap to, and sends each result once the next swap
-/// can start.
+/// Runs the runtime of one host. `work` receives names of grafts to swap to, and sends the result of each swap once the
+/// next swap can start.
 fn hold(
     settings: Settings,
     line: ChannelEnd,

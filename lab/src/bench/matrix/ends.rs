@@ -1,4 +1,5 @@
-//! Publishers and players of the matrix: the transports, drafts and formats that each supports, and how it is started.
+//! Publishers and players of the matrix: the transports, drafts and formats that each supports, and how each program is
+//! started.
 
 use std::path::PathBuf;
 use std::process::{ChildStdin, Command};

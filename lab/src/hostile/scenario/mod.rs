@@ -27,7 +27,7 @@ use crate::transport::LabTransport;
 pub struct HostileScenario {
     pub name: &'static str,
     pub about: &'static str,
-    /// Transport that the scenario needs; `None` if it works over each.
+    /// Transport that the scenario needs; `None` if it works over every transport.
     pub transport: Option<LabTransport>,
     round: fn(&mut ScenarioAttack<'_>) -> Result<()>,
 }

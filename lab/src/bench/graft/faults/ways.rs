@@ -37,7 +37,8 @@ fn block<'a>(node: &'a LabNode, ways: &[&str]) -> anyhow::Result<Middlebox<'a>> 
     Middlebox::new(node, &drops(ways))
 }
 
-/// Stops the traffic. Checks that every connection delivered all data, and that the daemons keep none of it.
+/// Stops the traffic. Checks that every connection delivered all data, and that the daemons no longer hold any of this
+/// data.
 fn finish(
     pair: &FaultPair<'_>,
     traffic: FaultTraffic<'_>,
@@ -201,8 +202,8 @@ pub fn udp_blocked(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
         flowing(&pair, 1 << 20)?;
         drop(blocked);
         pair.wait("a QUIC carrier", || Ok(pair.kind()? == "quic"))?;
-        // Connections stay on their carrier. Only the end of that carrier moves them to a new one, which is of the
-        // preferred kind.
+        // A connection stays on its carrier. Only the end of that carrier moves the connection to a new carrier, which
+        // is of the preferred kind.
         let before = count(&pair.client, "resumed")?;
         run(pair.client.node, "ss", &["-K", "-t", &format!("dport = :{CARRIERS}")])?;
         pair.wait("resumed connections", || Ok(count(&pair.client, "resumed")? >= before + CONNECTIONS))?;
@@ -223,8 +224,8 @@ fn be_impatient(pair: &FaultPair<'_>, kind: FaultedCarrier) -> anyhow::Result<()
     Ok(())
 }
 
-/// Gives the client a second route to the server, through the stranger. It is used when the direct link is gone. The
-/// server reaches the client's address on that route through the stranger too.
+/// Gives the client a second route to the server, through the stranger. The route is used when the direct link is gone.
+/// The server also sends through the stranger to the client's address on that second route.
 fn detour(pair: &FaultPair<'_>) -> anyhow::Result<()> {
     let [client, server] = [pair.client.node, pair.server.node];
     let via = |link| anyhow::Ok(address(pair.stranger, link)?.to_string());
