@@ -281,7 +281,7 @@ pub fn moq_fetch(data: &[u8]) {
     let fetch = StreamHeader::Fetch { request_id: u64::from(choice) };
     assert_eq!(StreamHeader::decode(&mut &header[..]), Ok(Some(fetch)));
 
-    // Encode only items that a relay would send: locations in order, and payloads of at most 64 KiB.
+    // Encode only objects and gaps that a relay would send: locations in order, and payloads of at most 64 KiB.
     let in_order = |before: Option<Location>, now: Location| match before {
         None => true,
         Some(before) if before.group == now.group => before.object < now.object,
@@ -461,7 +461,8 @@ fn datagram_and_codes(bytes: &[u8]) {
     assert_eq!(binding.from_wire(binding.to_wire(number)), number.min(u64::from(u32::MAX)));
 }
 
-/// Feeds `pieces` to a parser. Returns the items before the end or the first error, and that error.
+/// Feeds `pieces` to a parser. Returns the parsed items up to the first error or the end of the input, and the error if
+/// there was one.
 fn collect<'a, T>(
     pieces: &mut dyn Iterator<Item = &'a [u8]>,
     mut next: impl FnMut(&mut &'a [u8]) -> Result<Option<T>, DecodeError>,

@@ -149,8 +149,8 @@ impl GraftSharedCopy {
     }
 }
 
-/// Checks a session with random steps of 8 bytes. A step has its kind (send or receive), packet numbers near the
-/// current ones or anywhere, a bitmap, and the elapsed time in ms.
+/// Checks a session with random operations, each encoded in 8 bytes. These select sending or receiving, packet numbers
+/// near the current ones or anywhere, a bitmap, and the elapsed time in ms.
 pub fn kernel_ack(data: &[u8]) {
     let Some((first, steps)) = data.split_first_chunk() else { return };
     // The first packet number is arbitrary, since packet numbers wrap around.
@@ -172,7 +172,8 @@ pub fn kernel_ack(data: &[u8]) {
 
 fn send(shared: &mut GraftSharedCopy, packets: u8, now_ns: u64) {
     for _ in 0..packets {
-        // At most this many packets are in flight, as with the packet function `window`.
+        // The sender has at most `WINDOW / 2` packets in flight, a limit that the packet function `window` enforces
+        // too.
         if shared.next.wrapping_sub(shared.acked) < WINDOW as u32 / 2 {
             shared.went_ns[shared.next as usize % WINDOW] = now_ns;
             shared.next = shared.next.wrapping_add(1);

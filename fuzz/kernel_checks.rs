@@ -175,8 +175,8 @@ pub fn kernel_udp(data: &[u8]) {
     let frame: Box<[u8]> = frame.into();
     let mut found = UdpPacket::default();
     let tci_pointer = tci.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: the pointers refer to values of the declared types, and only that to the tag may be null. `frame` has the
-    // given length.
+    // SAFETY: the pointers refer to values of the declared types, and only the pointer to the VLAN tag may be null.
+    // `frame` has the given length.
     let verdict =
         unsafe { udp_native_parse(frame.as_ptr(), frame.len() as u32, tci_pointer, &raw mut found) };
     match udp(&frame, tci) {
@@ -186,12 +186,13 @@ pub fn kernel_udp(data: &[u8]) {
     wire(&frame);
 }
 
-/// Checks the parser of packet grafts, which accepts UDP and, in its place, IP protocol 253.
+/// Checks the parser of packet grafts, which accepts both UDP and IP protocol 253, which packet grafts can use in place
+/// of UDP.
 fn wire(frame: &[u8]) {
     let mut found = UdpPacket::default();
     let mut carried = IpCarriedCopy::default();
-    // SAFETY: the pointers refer to values of the declared types, and only that to the tag may be null. `frame` has the
-    // given length.
+    // SAFETY: the pointers refer to values of the declared types, and only the pointer to the VLAN tag may be null.
+    // `frame` has the given length.
     let verdict =
         unsafe { wire_native_parse(frame.as_ptr(), frame.len() as u32, &raw mut found, &raw mut carried) };
     if verdict != OK {
@@ -228,11 +229,12 @@ fn wire(frame: &[u8]) {
     assert_eq!(again, header);
 }
 
-/// Returns the verdict of the TC programs' parser on a frame without a VLAN tag beside it.
+/// Returns the verdict of the TC programs' parser on a frame for which the kernel keeps no VLAN tag outside of the
+/// frame.
 pub fn skb_verdict(frame: &[u8]) -> &'static str {
     let mut found = UdpPacket::default();
-    // SAFETY: the pointers refer to values of the declared types, and only that to the tag may be null. `frame` has the
-    // given length.
+    // SAFETY: the pointers refer to values of the declared types, and only the pointer to the VLAN tag may be null.
+    // `frame` has the given length.
     let verdict =
         unsafe { udp_native_parse(frame.as_ptr(), frame.len() as u32, std::ptr::null(), &raw mut found) };
     match verdict {

@@ -34,7 +34,7 @@ unsafe extern "C" {
 }
 
 /// Number of bytes at the start of a frame that the gate reads. `UDP_AT_MAX` is the largest offset of a UDP header in
-/// them.
+/// these bytes.
 const HEAD: usize = 256;
 const UDP_AT_MAX: usize = 160;
 /// Values of C's `enum gate_find`.
@@ -155,7 +155,7 @@ impl GateDatagram {
     /// Finds the UDP payload.
     ///
     /// # Errors
-    /// The packet has no UDP payload that the gate can read. The error is the gate's verdict.
+    /// Fails if the packet has no UDP payload that the gate can read. The error is the gate's verdict.
     fn find(&mut self, frame: &[u8], bare: bool) -> Result<(), i32> {
         let head = &frame[..frame.len().min(HEAD)];
         let (protocol, at) = if bare { version(head) } else { ethernet(head) };
@@ -178,7 +178,7 @@ impl GateDatagram {
         Ok(())
     }
 
-    /// Returns the offsets of the UDP header and of the packet's end, both from the IP header.
+    /// Returns the offsets of the UDP header and of the packet's end, relative to the start of the IP header.
     fn ipv4(&mut self, bytes: &[u8]) -> Result<(usize, usize), i32> {
         let ip: &[u8; 20] = bytes.first_chunk().ok_or(OTHER)?;
         if ip[0] >> 4 != 4 || ip[0] & 15 < 5 || ip[9] != 17 {

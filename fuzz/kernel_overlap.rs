@@ -54,7 +54,8 @@ static STREAMS: LazyLock<[Vec<u8>; 3]> =
 /// Lock for the C code's only ingress, which all tests of this process share.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Returns a subgroup stream of [`STREAM`] bytes. Its objects have these payload lengths in turn, in bytes.
+/// Returns a subgroup stream of [`STREAM`] bytes. The payload lengths of its objects, in bytes, cycle through
+/// `lengths`.
 fn subgroup(lengths: &[usize]) -> Vec<u8> {
     let mut bytes = vec![0x30, 2, 0];
     for (id, len) in (0..).zip(lengths.iter().cycle()).take_while(|(id, _)| *id < 300) {
@@ -107,9 +108,9 @@ fn position(bytes: &[u8]) -> Option<SubgroupStateCopy> {
     }
 }
 
-/// Checks a sequence of steps of four bytes. In a step either userspace reads its packets, or the publisher sends a
-/// STREAM frame from one of the three versions. That frame is in the previous packet or a new one, and the BPF program
-/// may leave it unread.
+/// Checks a sequence of operations, each encoded in four bytes. In an operation either userspace reads its packets, or
+/// the publisher sends a STREAM frame from one of the three versions of the stream. That frame is in the previous
+/// packet or a new one, and the BPF program may leave the frame unread.
 pub fn kernel_overlap(data: &[u8]) {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: the lock is held, so there is no other reference to the ingress.
@@ -184,7 +185,7 @@ struct OverlapPiece<'a> {
     unread: bool,
 }
 
-/// Decodes the steps into packets. `None` stands for a step in which userspace reads its packets.
+/// Decodes the input's operations into packets. `None` stands for an operation in which userspace reads its packets.
 fn packets<'a>(data: &[u8], streams: &'a [Vec<u8>; 3]) -> Vec<Option<Vec<OverlapPiece<'a>>>> {
     let mut packets: Vec<Option<Vec<OverlapPiece<'a>>>> = Vec::new();
     for &[kind, from, len, more] in data.as_chunks().0 {

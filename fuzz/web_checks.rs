@@ -19,8 +19,8 @@ use millrace_webtransport::{
 
 const PROTOCOLS: [&str; 2] = ["moqt-19", "moqt-18"];
 
-/// Checks a request. The first byte selects whether the others are the raw stream, or lines `name: value` that are
-/// encoded in a HEADERS frame.
+/// Checks a request. The first byte selects whether the remaining bytes are the raw stream, or lines `name: value` that
+/// are encoded in a HEADERS frame.
 pub fn web_request(data: &[u8]) {
     let Some((&choice, bytes)) = data.split_first() else { return };
     let built;

@@ -1,5 +1,5 @@
-//! Draws figures side by side: a panel for each kind of figure, a line for each name in a panel, and a mark for each
-//! series on a line.
+//! Draws results side by side, with a panel for each measured quantity. A panel has a line for each name, and a line
+//! has a mark for each series.
 
 use std::path::Path;
 
@@ -95,7 +95,7 @@ impl Panel {
 ///
 /// # Errors
 ///
-/// No panel has a value, or the file cannot be written.
+/// Fails if no panel has a value, or if the file cannot be written.
 pub fn draw(panels: &[Panel], series: &[&str], columns: usize, path: &Path) -> anyhow::Result<()> {
     let panels: Vec<_> = panels.iter().filter(|panel| panel.marks().next().is_some()).collect();
     ensure!(!panels.is_empty(), "nothing could be measured");

@@ -108,9 +108,10 @@ impl MeshNetwork {
 /// An event of the simulation.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum MeshEvent {
-    /// An announcement of the first relay arrives at the second one. The number is its index in `said`.
+    /// An announcement of the first relay arrives at the second one. The third number is the announcement's index in
+    /// `said`.
     Told(usize, usize, usize),
-    /// The first relay notices that the second one, or the link to it, is gone.
+    /// The first relay notices that the second relay, or the link to it, is gone.
     Gone(usize, usize),
     /// The relay decides again where it receives its track from.
     Look(usize),
@@ -138,7 +139,7 @@ struct MeshBroadcast<'a> {
     count: MeshFigures,
 }
 
-/// Figures of a simulation.
+/// Results of a simulation: numbers of messages and links, costs of paths, and relays without media.
 #[derive(Clone, Default)]
 struct MeshFigures {
     messages: u64,
@@ -317,7 +318,7 @@ impl<'a> MeshBroadcast<'a> {
     }
 
     /// Subscribes a relay at one of its three best upstream relays, which subscribe themselves if necessary. `asking`
-    /// has the relays that wait for this one.
+    /// lists the relays whose subscriptions depend on this one.
     fn subscribe(&mut self, relay: usize, leaving: Option<usize>, asking: &mut Vec<usize>) -> bool {
         let asker = asking.last().map_or(Neighbour::NOBODY, |asker| Self::neighbour(*asker));
         let routes = self.tables[relay].routes_for(&self.namespace, asker);
@@ -441,7 +442,7 @@ impl<'a> MeshBroadcast<'a> {
         self.lose(&pairs);
     }
 
-    /// Cuts the links between a region and all others, or restores them.
+    /// Cuts the links between a region and all other regions, or restores these links.
     fn split(&mut self, is_split: bool) {
         let region = self.split_region * REGION..((self.split_region + 1) * REGION).min(self.tables.len());
         let long = |relay: usize| {
@@ -477,7 +478,7 @@ impl<'a> MeshBroadcast<'a> {
     }
 }
 
-/// Runs the simulation and prints its figures.
+/// Runs the simulation and prints its results.
 pub fn run(args: &MeshArgs) -> anyhow::Result<()> {
     millrace_daemon::render::print(&report(args))
 }
@@ -532,7 +533,7 @@ fn report(args: &MeshArgs) -> String {
         broadcast.run(u64::MAX);
         broadcast.measure(&relays);
         end(&mut broadcast, 0);
-        // Kill a relay in the middle of the tree: one from which others receive, and which is not the origin.
+        // Kill a relay in the middle of the tree: a relay from which others receive, and which is not the origin.
         let middle =
             relays.iter().filter_map(|relay| broadcast.upstream[*relay]).find(|one| *one != broadcast.origin);
         if let Some(middle) = middle {
@@ -609,8 +610,8 @@ mod tests {
             let report = lines(report(&args));
             let text = report.join("\n");
             assert_eq!(report, lines(super::report(&args)), "another result for the same seed");
-            // Nothing fails in the first phase, so no circles may occur. In later phases relays may choose each other
-            // while a withdrawal is on its way.
+            // Nothing fails in the first phase, so relays must not receive a track from each other in a circle. In
+            // later phases that may happen while a withdrawal is on its way.
             assert!(report[2].contains("circles of media 0,"), "{text}");
             assert_eq!(text.matches("there is a way 0").count(), 4, "{text}");
         }

@@ -13,7 +13,7 @@ const VARIABLE: &str = "MILLRACE";
 ///
 /// # Errors
 ///
-/// The file does not exist.
+/// Fails if the file does not exist.
 pub fn product() -> anyhow::Result<PathBuf> {
     let path = match env::var_os(VARIABLE) {
         Some(path) => path.into(),

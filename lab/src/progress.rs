@@ -17,7 +17,7 @@ const COLUMNS: usize = 79;
 /// Escape sequence that moves to the start of the line and clears it.
 const CLEAR: &str = "\r\x1b[K";
 
-/// Progress of a benchmark with a known number of steps. Dropping it stops the reports.
+/// Progress of a benchmark with a known number of steps (measurements). Dropping it stops the reports.
 pub struct BenchProgress {
     shared: Arc<ProgressShared>,
     painter: Option<JoinHandle<()>>,
@@ -31,7 +31,7 @@ struct ProgressShared {
 
 struct ProgressSteps {
     pace: ProgressPace,
-    /// Name and start time of the running step.
+    /// Name and start time of the benchmark step that runs now.
     now: Option<(String, Instant)>,
     is_over: bool,
 }
@@ -63,11 +63,11 @@ impl BenchProgress {
         }
     }
 
-    /// Prints a line between the lines of steps.
+    /// Prints a line between the reports on the steps.
     ///
     /// # Errors
     ///
-    /// Standard error is closed, so the benchmark should end.
+    /// Fails if standard error is closed. The caller should then end the benchmark.
     pub fn note(&self, line: &str) -> io::Result<()> {
         let steps = self.shared.steps.lock();
         let clear = if self.shared.is_terminal { CLEAR } else { "" };
@@ -87,11 +87,11 @@ impl BenchProgress {
         (*before, *since) = (what.into(), Instant::now());
     }
 
-    /// Ends the running step, and reports its result `came`.
+    /// Ends the running step, and reports its result, the text `came`.
     ///
     /// # Errors
     ///
-    /// Standard error is closed, so the benchmark should end.
+    /// Fails if standard error is closed. The caller should then end the benchmark.
     pub fn end(&self, came: &str) -> io::Result<()> {
         let Some((what, since)) = self.shared.steps.lock().now.take() else { return Ok(()) };
         self.over(&what, since, came)
@@ -101,7 +101,7 @@ impl BenchProgress {
     ///
     /// # Errors
     ///
-    /// Standard error is closed, so the benchmark should end.
+    /// Fails if standard error is closed. The caller should then end the benchmark.
     pub fn step<T>(
         &self,
         what: &str,
@@ -157,7 +157,7 @@ impl ProgressShared {
         }
     }
 
-    /// Draws the running step. A write error is ignored here, since the end of the next step reports it.
+    /// Draws the line of the running step. A write error is ignored here, since the end of the next step reports it.
     fn draw(&self, steps: &ProgressSteps) {
         let Some((what, since)) = &steps.now else { return };
         let line = steps.pace.line(what, since.elapsed());
@@ -168,7 +168,7 @@ impl ProgressShared {
     }
 }
 
-/// Pace of the steps, from which the remaining time is estimated.
+/// Number and duration of the finished benchmark steps, from which the remaining time is estimated.
 struct ProgressPace {
     steps: usize,
     lanes: usize,
@@ -198,7 +198,7 @@ impl ProgressPace {
         let to_do = u32::try_from(self.steps.saturating_sub(self.done)).ok().filter(|to_do| *to_do > 0)?;
         let lanes = u32::try_from(self.lanes).unwrap_or(u32::MAX).max(1);
         let mean = self.spent / done / lanes;
-        // A step that runs longer than average does not shorten the estimate for the others.
+        // A step that runs longer than average does not shorten the estimate for the other steps.
         Some((mean * to_do).saturating_sub(running.min(mean)))
     }
 }

@@ -17,7 +17,7 @@ use quinn::crypto::rustls::QuicClientConfig;
 use quinn::{AsyncUdpSocket, Endpoint, EndpointConfig, Runtime as _, TokioRuntime, UdpPoller, udp};
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Largest number of unfinished handshakes that are kept. Beyond it, the oldest is dropped.
+/// Largest number of unfinished handshakes that are kept. When there are more, the oldest is dropped.
 const KEPT: usize = 2000;
 const NAME: &str = "millrace-graft";
 
@@ -39,7 +39,7 @@ impl Strangers<'_> {
     ///
     /// # Errors
     ///
-    /// Sockets of this kind do not exist, or cannot be bound to the addresses.
+    /// Fails if sockets of this kind do not exist, or cannot be bound to the addresses.
     pub fn run(&self) -> anyhow::Result<()> {
         match self.kind {
             CarrierKind::Quic => {
@@ -103,8 +103,8 @@ impl Strangers<'_> {
     }
 }
 
-/// A socket that sends only two datagrams of each connection: the first Initial, and the one with a Retry's token. The
-/// rest is dropped.
+/// A socket that sends only two datagrams of each connection: the first Initial, and the Initial with a Retry's token.
+/// Other datagrams are dropped.
 #[derive(Debug)]
 struct Stalling {
     socket: Arc<dyn AsyncUdpSocket>,

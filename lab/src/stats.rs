@@ -47,7 +47,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// Returns the median of a figure over all items; not a number (NaN) without items.
+/// Returns the median of the value that `figure` returns for each item; not a number (NaN) without items.
 pub fn median_by<T>(items: &[T], figure: impl Fn(&T) -> f64) -> f64 {
     Spread::by(items, figure).map_or(f64::NAN, |spread| spread.median)
 }
@@ -68,7 +68,7 @@ impl Spread {
         Some(Self { median, min, max })
     }
 
-    /// Returns the spread of a figure over all items; `None` without items.
+    /// Returns the spread of the value that `figure` returns for each item; `None` without items.
     pub fn by<T>(items: &[T], figure: impl Fn(&T) -> f64) -> Option<Self> {
         Self::from_values(&items.iter().map(figure).collect::<Vec<_>>())
     }

@@ -19,7 +19,7 @@ use nix::unistd::Pid;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Time without a packet after which no more is expected.
 const SILENCE: Duration = Duration::from_millis(250);
-/// Time without a packet after which no more is expected, once all packets have left the link.
+/// Time without a packet after which no more is expected, if all packets have left the link before.
 const SILENCE_AT_LAST: Duration = Duration::from_secs(1);
 /// Largest number of the kernel's own multicast reports in a link's counters, in addition to a test's packets.
 const STRAY: u64 = 8;
@@ -503,7 +503,7 @@ fn lab_run_ends_with_its_command() {
     assert!(is_gone(&id));
 }
 
-/// The terminal sends Ctrl-C to all foreground processes, so the lab must not forward it to the command.
+/// The terminal sends Ctrl-C to all foreground processes, so the lab must not forward the signal to the command.
 #[test]
 fn interrupt_is_not_forwarded_to_the_command() {
     needs_root!("interrupt_is_not_forwarded_to_the_command");

@@ -52,7 +52,8 @@ pub fn polling_ring() -> io::Result<OwnedFd> {
     const IORING_SETUP_SQPOLL: u32 = 1 << 1;
     /// Time without requests after which the polling thread sleeps, ms.
     const AN_HOUR: u32 = 3_600_000;
-    // `struct io_uring_params` in `linux/io_uring.h` has 120 bytes: word 2 is `flags`, word 4 is `sq_thread_idle`.
+    // `struct io_uring_params` in `linux/io_uring.h` has 120 bytes. Its 32-bit words number 2 and 4 are `flags` and
+    // `sq_thread_idle`.
     let mut parameters = [0u32; 30];
     (parameters[2], parameters[4]) = (IORING_SETUP_SQPOLL, AN_HOUR);
     // SAFETY: the kernel reads and writes only `parameters`, which outlives the call.
@@ -89,7 +90,7 @@ impl Cpumap {
         /// Number of packets that may wait in the CPU map for the thread.
         const QUEUE: u32 = 512;
         let mut object = embedded!("cpumap.bpf.o").open()?.load()?;
-        // The second word of the map's value would be a program that the thread runs; 0 stands for none.
+        // The second 32-bit word of the map's value would be a program that the thread runs; 0 stands for none.
         let value = [QUEUE.to_ne_bytes(), [0; 4]].concat();
         let threads = object.map("threads")?;
         let wrote = threads.update(&0u32.to_ne_bytes(), &value, MapFlags::ANY);

@@ -48,8 +48,8 @@ impl Flood {
         Ok(Self { object: open.load()?, frame })
     }
 
-    /// Sends this many packets. Packets for which the interface has no room are lost, and the interface counts them. A
-    /// signal may end the flood early.
+    /// Sends this many packets. Packets that do not fit into the interface's queue are lost, and the interface counts
+    /// them. A signal may end the flood early.
     pub fn send(&self, packets: u32) -> Result<(), Error> {
         let input = ProgramInput {
             data_in: Some(&self.frame),
@@ -126,7 +126,7 @@ mod tests {
         let flood = flood.unwrap_or_else(|error| panic!("{error}"));
         let frames = [made(&flood), made(&flood)];
         for frame in &frames {
-            // The words of a valid header, with its checksum, add up to 0xffff in one's complement.
+            // The 16-bit words of a valid header, with its checksum, add up to 0xffff in one's complement.
             let header = sum(&frame[ETHERNET..ETHERNET + IP]);
             assert_eq!((header & 0xffff) + (header >> 16), 0xffff, "{frame:x?}");
             let source = &frame[ETHERNET + 12..ETHERNET + 16];

@@ -30,8 +30,8 @@ impl Idle {
         Ok(Self { object, _links: links })
     }
 
-    /// Returns the idle time so far in ns, by CPU number. An idle task that ran already at [`attach`](Self::attach)
-    /// counts from its next switch on.
+    /// Returns the idle time so far in ns, by CPU number. An idle task that ran already at [`attach`](Self::attach) is
+    /// timed only after it has been scheduled again.
     pub fn times(&mut self) -> Result<Vec<u64>, Error> {
         let map = self.object.map("idle")?;
         let words = map.lookup_percpu(&0u32.to_ne_bytes(), MapFlags::ANY);
@@ -45,7 +45,8 @@ impl Idle {
 fn so_far(word: i64, now_ns: u64) -> u64 {
     match u64::try_from(word) {
         Ok(ns) => ns,
-        // The idle task runs now, so the word is negative: `-word` is its start time minus its earlier idle time.
+        // The idle task runs now, so the map's value (`word`) is negative. `-word` is the idle task's start time minus
+        // its earlier idle time.
         Err(_) => now_ns.saturating_sub(word.unsigned_abs()),
     }
 }

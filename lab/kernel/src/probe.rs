@@ -15,7 +15,8 @@ pub struct Config {
     /// Smallest UDP payload that is sampled (per segment of a super-packet), bytes. Media packets are larger,
     /// acknowledgements are smaller.
     pub min_payload_bytes: u32,
-    /// Number of samples that may wait to be read. Later ones are dropped and counted in [`ProbeCounters::ring_full`].
+    /// Number of samples that may wait to be read. Any further samples are dropped and counted in
+    /// [`ProbeCounters::ring_full`].
     pub capacity: u32,
     /// Mechanism by which the programs are attached. With `None`, the probe uses TCX if the kernel has it, else clsact.
     pub mechanism: Option<Mechanism>,

@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 
 const BOUND: Duration = millrace_testkit::BOUND;
 const WORK: Duration = Duration::from_millis(200);
-/// Amount of idle time that the test waits for.
+/// Idle time that `/proc/stat` must report before the test compares idle times.
 const ENOUGH: Duration = Duration::from_millis(100);
 
 fn worked() -> Duration {

@@ -12,8 +12,8 @@ use nix::unistd::Pid;
 
 const PACKETS: usize = 2000;
 
-/// Loopback packets are received in a softirq on top of their sender. Softirqs on top of another process must not
-/// count.
+/// The kernel receives loopback packets in a softirq that interrupts their sender. Softirqs that interrupt another
+/// process must not count.
 #[test]
 fn softirqs_are_timed_in_total_and_per_process() {
     if !nix::unistd::geteuid().is_root() {
@@ -21,7 +21,7 @@ fn softirqs_are_timed_in_total_and_per_process() {
         return;
     }
     let mut other = Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().expect("sleep runs");
-    // A stopped process is on no CPU, so no softirq can run on top of it.
+    // A stopped process is on no CPU, so no softirq can interrupt it.
     let pid = Pid::from_raw(other.id().try_into().expect("a process ID"));
     kill(pid, Signal::SIGSTOP).expect("a signal");
     let stopped = waitpid(pid, Some(WaitPidFlag::WUNTRACED)).expect("it stops");
@@ -32,8 +32,8 @@ fn softirqs_are_timed_in_total_and_per_process() {
     // Each packet takes at least 200 ns in the IP stack.
     let least_ns = 200 * PACKETS as u64;
     let mut before = SoftirqTimes::default();
-    // A busy machine may run softirqs in ksoftirqd instead. The test repeats until one round has enough on top of this
-    // process.
+    // A busy machine may run softirqs in ksoftirqd instead. The test repeats until softirqs have interrupted this
+    // process for long enough in one round.
     let round = || {
         send_to_self();
         let now = of_this.times().expect("times");
@@ -46,7 +46,7 @@ fn softirqs_are_timed_in_total_and_per_process() {
     let others = of_other.times().expect("times");
     other.kill().and_then(|()| other.wait()).expect("sleep ends");
     assert!(this.own_ns > 0 && this.own_ns <= later.all_ns, "{this:?}, {later:?}");
-    // Softirqs on top of this process cannot take longer than the whole measurement.
+    // Softirqs that interrupt this process cannot take longer than the whole measurement.
     assert!(Duration::from_nanos(this.own_ns) < elapsed, "{this:?} in {elapsed:?}");
     assert_eq!(others.own_ns, 0, "{others:?}");
     assert!(others.all_ns >= least_ns, "{others:?} saw the same ones");

@@ -51,7 +51,7 @@ fn student(degrees: usize) -> f64 {
     QUANTILES.get(degrees.saturating_sub(1)).copied().unwrap_or(2.12)
 }
 
-/// A Millrace row compared with the other relay that is best at this percentile.
+/// The comparison of a Millrace row with the other relay that has the lowest latency at this percentile.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RelayComparison {
     pub percentile: &'static str,
@@ -60,7 +60,7 @@ pub struct RelayComparison {
 }
 
 /// Compares `one` with the best other relay at each percentile. `rows` are all rows of the same link and load. `limit`
-/// is longer than any run, us.
+/// stands for an infinite latency, and is longer than any run, us.
 pub fn with_best_peer(one: &RelayRow, rows: &[RelayRow], limit: f64) -> Vec<RelayComparison> {
     if one.contender.engine().is_none() {
         return Vec::new();
@@ -79,7 +79,7 @@ pub fn with_best_peer(one: &RelayRow, rows: &[RelayRow], limit: f64) -> Vec<Rela
 }
 
 impl RelayRow {
-    /// Returns one latency per successful round, us.
+    /// Returns this percentile of the latency in each successful round, us. An infinite latency is replaced by `limit`.
     fn late(&self, percentile: Percentile, limit: f64) -> Vec<f64> {
         let owed = self.rounds.iter().flatten().filter_map(|figures| figures.owed);
         owed.map(|owed| percentile(&owed.latency_us).unwrap_or(limit)).collect()

@@ -33,7 +33,7 @@ impl EngineReading {
         ProgramWork { kernel: self.kernel_since(earlier), gate_ns_per_packet }
     }
 
-    /// Returns the work of the kernel engine; `None` if it forwarded nothing.
+    /// Returns the kernel engine's work since the reading `earlier`; `None` if the engine forwarded nothing.
     fn kernel_since(&self, earlier: &Self) -> Option<KernelWork> {
         let totals = |field: fn(&Status) -> u64| field(&self.status).saturating_sub(field(&earlier.status));
         let copies = totals(|status| status.totals.kernel.packets);

@@ -77,7 +77,7 @@ impl FairnessArgs {
 
 /// Time that both flows run before the measurement, so that slow start is over.
 const WARM_UP: Duration = Duration::from_secs(5);
-/// Extra time that the publisher sends, seconds: for the subscriber to join and for both to end.
+/// Extra time that the publisher sends, seconds: for the subscriber to join, and for publisher and subscriber to end.
 const SPARE_SECONDS: f64 = 6.0;
 /// Rate of the published media, as a multiple of the bottleneck's rate. It keeps the relay's queue full.
 const OVERLOAD: u32 = 2;
@@ -130,7 +130,7 @@ pub struct Other {
     pub kind: &'static str,
     pub control: &'static str,
     /// Function that saturates the path over IPv4 for the given time, from the relay's host of a site to the
-    /// subscribers' host. Its number is the round-trip time in ms.
+    /// subscribers' host. Its argument of type `u32` is the round-trip time in ms.
     pub send: fn(&BenchSite, u32, Duration) -> anyhow::Result<()>,
 }
 
@@ -222,7 +222,7 @@ fn render(rows: &[FairnessRow]) -> String {
 }
 
 impl FairnessArgs {
-    /// Measures all rows. Consecutive runs measure different flows, so that a drift of the machine affects all of them
+    /// Measures all rows. Consecutive runs measure different flows, so that a drift of the machine affects all flows
     /// alike.
     fn measure(&self) -> anyhow::Result<Vec<FairnessRow>> {
         let mut rows = self.rows();

@@ -76,7 +76,7 @@ impl FanoutArgs {
     }
 
     /// Lists the result rows. Consecutive rows measure different programs, so that a drift of the machine affects all
-    /// of them alike.
+    /// programs alike.
     fn rows(&self) -> Vec<RelayRow> {
         let object_bytes = self.packet_bytes;
         let rate_hz = self.rate_hz;

@@ -1,4 +1,4 @@
-//! Figures of one run of a relay, and the result row that combines several runs.
+//! Measured values of one run of a relay, and the result row that combines several runs.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -10,7 +10,7 @@ use super::wire::Matched;
 use crate::stats::{Percentiles, median};
 use crate::transport::LabTransport;
 
-/// Figures of one run of a relay. A figure that could not be measured is `null` in JSON.
+/// Measured values of one run of a relay. A value that could not be measured is `null` in JSON.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RelayFigures {
     /// Number of objects that arrived, summed over all subscribers.
@@ -19,7 +19,7 @@ pub struct RelayFigures {
     /// Time from the publisher's application to a subscriber's, us.
     pub latency_us: Option<Percentiles>,
     /// Latency and delivery of all objects that subscribers were owed, including those that never arrived.
-    /// `OwedFigures::spread` combines the rounds of this figure, since a latency may be infinite.
+    /// `OwedFigures::spread` combines this field over the rounds, since a latency may be infinite.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owed: Option<OwedFigures>,
     /// Time from the relay's incoming interface to its outgoing one, us.
@@ -94,12 +94,12 @@ pub struct RelayRow {
     pub contender: Contender,
     pub profile: LinkProfile,
     pub load: RowLoad,
-    /// Figures of each round, or its error.
+    /// Measured values of each round, or its error.
     pub rounds: Vec<Result<RelayFigures, String>>,
 }
 
 impl RelayRow {
-    /// Returns the median of each figure over the successful rounds.
+    /// Returns the median of each measured value over the successful rounds.
     pub fn median(&self) -> Option<RelayFigures> {
         let rounds = self.measured();
         if rounds.is_empty() {
@@ -109,7 +109,7 @@ impl RelayRow {
         Some(RelayFigures { owed: self.owed().map(|[_, middle, _]| middle), ..middle })
     }
 
-    /// Returns the lowest, the median and the highest value of each figure about owed objects (latency and delivery).
+    /// Returns the lowest, the median and the highest of the latencies and the delivery of owed objects.
     fn owed(&self) -> Option<[OwedFigures; 3]> {
         OwedFigures::spread(
             &self.rounds.iter().flatten().filter_map(|figures| figures.owed).collect::<Vec<_>>(),
@@ -158,7 +158,7 @@ impl RelayRow {
     }
 }
 
-/// Figures that are `null` in a row without a successful round.
+/// Names of the fields that are `null` in a row without a successful round.
 const FIGURES: [&str; 8] = [
     "delivered",
     "lost",
@@ -174,7 +174,7 @@ const FIGURES: [&str; 8] = [
 ///
 /// # Errors
 ///
-/// No round of any row has figures.
+/// Fails if every round of every row ended with an error.
 pub fn ensure_measured<'a, T: 'a>(
     rows: impl IntoIterator<Item = &'a [Result<T, String>]>,
 ) -> anyhow::Result<()> {

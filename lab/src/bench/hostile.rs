@@ -108,16 +108,16 @@ struct HostileFigures {
     quiet: MediaStretch,
     meanwhile: MediaStretch,
     alike: MediaStretch,
-    /// Results of the hostile clients, which run during `meanwhile`. `steady` has those of the harmless ones, during
-    /// `alike`.
+    /// Results of the hostile clients, which run while `meanwhile` is measured. `steady` has the results of the
+    /// harmless clients, which run while `alike` is measured.
     attacks: Attacks,
     steady: Attacks,
 }
 
-/// A function that returns one figure of a round.
+/// A function that returns one measured value of a round.
 type Figure = fn(&HostileFigures) -> f64;
 
-/// Figures of media, relay and newcomers in one measured period.
+/// Measured values of media, relay and newcomers (clients that connect) in one period.
 #[derive(Debug, Clone, Copy)]
 struct MediaStretch {
     owed: OwedFigures,
@@ -159,7 +159,8 @@ impl HostileFigures {
         self.meanwhile.p99_us() / self.quiet.p99_us()
     }
 
-    /// Returns the ratio of the 99th percentile under attack to that with as many harmless packets.
+    /// Returns the ratio of two 99th percentiles of latency: under attack, and with harmless clients that send as many
+    /// packets.
     fn alike_ratio(&self) -> f64 {
         self.meanwhile.p99_us() / self.alike.p99_us()
     }
@@ -217,7 +218,7 @@ fn told(figures: &Result<HostileFigures, String>) -> String {
     }
 }
 
-/// Columns of the table: heading, figure, number of decimals.
+/// Columns of the table: heading, measured value, number of decimals.
 const COLUMNS: [(&str, Figure, usize); 13] = [
     ("attacks", |it| f64::from(it.attacks.count), 0),
     ("packets/s", |it| it.attacks.packets_per_s, 0),
@@ -261,8 +262,8 @@ fn render(rows: &[HostileRow]) -> String {
 }
 
 impl HostileArgs {
-    /// Lists the result rows. Consecutive rows have different relays, so that a drift of the machine affects all of
-    /// them alike.
+    /// Lists the result rows. Consecutive rows have different relays, so that a drift of the machine affects all relays
+    /// alike.
     fn rows(&self) -> anyhow::Result<Vec<HostileRow>> {
         if let Some(other) = self.relays.iter().find(|relay| relay.engine().is_none()) {
             bail!("{}: the scenarios are made for Millrace's relays only (kernel, user)", other.label());
@@ -291,7 +292,8 @@ impl HostileArgs {
         Ok(rows)
     }
 
-    /// Runs a round. In every second round the harmless client comes first, with the packet rate of the round before.
+    /// Runs a round. In every second round the harmless client comes first, with the packet rate that the hostile
+    /// client had in the previous round.
     fn round(&self, site: &BenchSite, row: &mut HostileRow) -> anyhow::Result<HostileFigures> {
         let relay = site.start_relay(row.relay)?;
         let contender = row.relay;
@@ -312,7 +314,7 @@ impl HostileArgs {
         Ok(HostileFigures { quiet, meanwhile, alike, attacks, steady })
     }
 
-    /// Measures media for the set time while `meanwhile` runs and new subscribers join.
+    /// Measures media for `--seconds` while `meanwhile` runs and new subscribers join.
     fn stretch<T>(
         &self,
         site: &BenchSite,
@@ -349,7 +351,8 @@ impl HostileArgs {
         Ok((MediaStretch { owed, cpu_percent: used.process_percent(), newcomers }, done))
     }
 
-    /// Repeats a scenario for the set time. The first round is run separately, to read the relay's memory after it.
+    /// Repeats a scenario for `--seconds`. Its first round is run separately, so that the relay's memory can be read
+    /// after that round.
     fn attack(&self, attack: &RepeatedAttack<'_>) -> anyhow::Result<Attacks> {
         let began = Instant::now();
         let time = Duration::from_secs_f64(self.seconds);

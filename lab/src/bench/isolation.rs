@@ -79,7 +79,7 @@ pub fn run(args: IsolationArgs) -> anyhow::Result<()> {
         for row in &mut rows {
             progress.begin(format!("round {round}, {}", row.label()));
             let bad = bad.get(row.site).context("a lab for each link")?;
-            // Every second round measures in reverse order, so that a drift of the machine affects both alike.
+            // Every second round measures the bad link first, so that a drift of the machine affects both links alike.
             let both = match round % 2 {
                 1 => args.run(&good, row.relay).and_then(|good| Ok((good, args.run(bad, row.relay)?))),
                 _ => args.run(bad, row.relay).and_then(|bad| Ok((args.run(&good, row.relay)?, bad))),
@@ -97,7 +97,7 @@ pub fn run(args: IsolationArgs) -> anyhow::Result<()> {
     super::figures::ensure_measured(rows.iter().map(|row| row.rounds.as_slice()))
 }
 
-/// Numbers of objects that each subscriber should have received (owed objects), and their delivery.
+/// Results of both subscribers: the objects that each should have received (owed objects), and their delivery.
 #[derive(Clone, Copy)]
 struct Both {
     /// The subscriber whose link is always good.
@@ -121,7 +121,7 @@ struct IsolationPair {
 struct IsolationRow {
     relay: Contender,
     profile: LinkProfile,
-    /// Index of the lab whose other link has this impairment.
+    /// Index of the lab in which the other subscriber's link has this impairment.
     site: usize,
     rounds: Vec<Result<IsolationPair, String>>,
 }
@@ -131,7 +131,8 @@ impl IsolationRow {
         format!("{}, {}", self.relay.label(), self.profile.name())
     }
 
-    /// Returns the latencies in the runs that `of` selects (with a good or a bad other link), us.
+    /// Returns the latencies of the subscriber with the good link, us. `of` selects the runs with a good or with a bad
+    /// link of the other subscriber.
     fn latencies(
         &self,
         percentile: Percentile,
@@ -142,7 +143,7 @@ impl IsolationRow {
         Spread::from_values(&self.rounds.iter().flatten().map(late).collect::<Vec<_>>())
     }
 
-    /// Returns the ratio of latencies: with a bad other link to that with a good one.
+    /// Returns the ratio of two latencies: while the other subscriber's link is bad, and while it is good.
     fn ratio(&self, percentile: Percentile, limit: f64) -> Option<Ratio> {
         let pair =
             |it: &IsolationPair| (percentile(&it.bad.one.latency_us), percentile(&it.good.one.latency_us));
@@ -218,8 +219,8 @@ fn render(rows: &[IsolationRow], limit: f64) -> String {
 }
 
 impl IsolationArgs {
-    /// Lists the result rows. Consecutive rows have different relays, so that a drift of the machine affects all of
-    /// them alike.
+    /// Lists the result rows. Consecutive rows have different relays, so that a drift of the machine affects all relays
+    /// alike.
     fn rows(&self) -> Vec<IsolationRow> {
         let row = |site, profile, relay: &Contender| IsolationRow {
             relay: *relay,

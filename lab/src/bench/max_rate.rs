@@ -1,4 +1,4 @@
-//! Finds the highest rate that each relay sustains without loss, and how much it delivers per core.
+//! Finds the highest rate that each relay sustains without loss, and how much media each relay delivers per core.
 
 use std::io;
 
@@ -225,7 +225,7 @@ fn per_relay_core(peak: &Peak) -> f64 {
     peak.goodput_mbit_s / peak.relay_cpus.max(0.01)
 }
 
-/// Returns the rate to try next; `None` once the limit is known precisely enough.
+/// Returns the object rate to try next; `None` once the highest sustained rate is known precisely enough.
 fn next(best: Option<u32>, failed: Option<u32>) -> Option<u32> {
     match (best, failed) {
         (Some(best), None) => Some(best.saturating_mul(2).min(CEILING_HZ)).filter(|rate| *rate > best),

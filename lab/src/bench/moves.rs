@@ -51,8 +51,8 @@ pub struct MoveArgs {
 
 const NAMESPACE: &str = "bench";
 const OBJECTS_PER_GROUP: u32 = 100;
-/// Time from the last viewer's handshake to the first move, and from there to a second move, seconds. The viewers are
-/// stopped before the second move.
+/// Time from the last viewer's handshake to the first move, and from the first move to a second one, seconds. The
+/// viewers are stopped before the second move.
 const SETTLING: u64 = 20;
 /// Length of the track, seconds. The publisher is stopped long before its end.
 const SHOW_SECONDS: u32 = 600;
@@ -105,14 +105,14 @@ struct MoveFigures {
     cpu_percent: f64,
     /// Number of status readings since the first move. More readings make the measured times more precise.
     looks: usize,
-    /// Longest queue of the kernel engine.
+    /// Largest number of commands that waited for the kernel engine, in any reading of the relay's status.
     queue: u64,
     viewers: ReceiversReport,
 }
 
 type Figure = fn(&MoveFigures) -> f64;
 
-/// Columns of the table: heading, figure, number of decimals.
+/// Columns of the table: heading, measured value, number of decimals.
 const COLUMNS: [(&str, Figure, usize); 9] = [
     ("ready ms", |it| it.ready_ms, 0),
     ("back ms", |it| it.back_ms, 0),
@@ -177,7 +177,7 @@ struct ViewerBeforeMove {
 /// Viewers of a relay, by session ID.
 struct Viewers(HashMap<u64, ViewerBeforeMove>);
 
-/// Numbers of viewers with a new address, of those to which the kernel is ready to send, and of those to which it has
+/// Numbers of viewers: those with a new address, those to which the kernel is ready to send, and those to which it has
 /// sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct MovedViewers {

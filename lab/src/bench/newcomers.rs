@@ -21,7 +21,7 @@ const LOOK: Duration = Duration::from_millis(10);
 /// Longest wait until a newcomer is ready. A newcomer that is not ready by then counts with this time.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Results of the newcomers in one period, and figures of the relay's status in that period.
+/// Results of the newcomers (clients that connect) in one period, and values from the relay's status in that period.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Newcomers {
     pub count: usize,
@@ -30,9 +30,9 @@ pub struct Newcomers {
     pub ready_ms: Option<Percentiles>,
     /// Number of newcomers that could not connect or were not ready within ten seconds.
     pub failed: usize,
-    /// Longest queue of the kernel engine.
+    /// Largest number of commands that waited for the kernel engine, in any reading of the relay's status.
     pub queue: u64,
-    /// Number of status readings in which the queue had more entries than there were connections.
+    /// Number of status readings in which more commands waited for the kernel engine than there were connections.
     pub queue_too_long: usize,
 }
 

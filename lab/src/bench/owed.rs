@@ -32,7 +32,7 @@ pub type Percentile = fn(&Late) -> Option<f64>;
 pub const PERCENTILES: [(&str, Percentile); 3] =
     [("p50", |late| late.p50), ("p90", |late| late.p90), ("p99", |late| late.p99)];
 
-/// A function that returns one of the rounds' values, such as the median or the lowest.
+/// A function that combines the values of all rounds into one, such as the median or the lowest.
 type Pick = fn(&[f64]) -> Option<f64>;
 
 impl OwedFigures {
@@ -44,7 +44,7 @@ impl OwedFigures {
         100.0 * self.on_time as f64 / self.objects.max(1) as f64
     }
 
-    /// Returns the lowest, the median and the highest value of each figure over the rounds.
+    /// Returns the lowest, the median and the highest of each measured value over the rounds.
     pub fn spread(rounds: &[Self]) -> Option<[Self; 3]> {
         let picks: [Pick; 3] = [
             |values| values.iter().copied().min_by(f64::total_cmp),

@@ -13,7 +13,8 @@ use crate::stats::Percentiles;
 const SIZE: (u32, u32) = (1500, 560);
 const FONT: &str = "sans-serif";
 const TITLE_HEIGHT: u32 = 30;
-/// Share of the horizontal space of one number of subscribers that is filled by its relays.
+/// Share of a group's width on the horizontal axis that is filled by the marks of relays. Each number of subscribers is
+/// a group.
 const GROUP_WIDTH: f64 = 0.8;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -47,7 +48,8 @@ pub fn draw(rows: &[RelayRow], path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Positions of rows on the horizontal axis: numbers of subscribers next to each other, with the relays within each.
+/// Positions of rows on the horizontal axis. Each number of subscribers is a group, and the relays of a group are side
+/// by side.
 struct Axis {
     subscribers: Vec<usize>,
     contenders: Vec<Contender>,
@@ -105,7 +107,7 @@ pub fn colour(contender: Contender) -> RGBColor {
     }
 }
 
-/// Draws a disc at the median, a line from there to p99 with ticks at p90 and p99, and a ring at the maximum.
+/// Draws a disc at the median, a line from the disc to p99 with ticks at p90 and p99, and a ring at the maximum.
 fn latencies(
     area: &Area<'_>,
     title: &str,

@@ -145,8 +145,8 @@ impl RelayBenchArgs {
         Ok(())
     }
 
-    /// Lists the result rows. Consecutive rows have different relays, so that a drift of the machine affects all of
-    /// them alike.
+    /// Lists the result rows. Consecutive rows have different relays, so that a drift of the machine affects all relays
+    /// alike.
     fn rows(&self) -> Vec<RelayRow> {
         let object_bytes = self.object_bytes;
         let rate_hz = self.rate_hz;

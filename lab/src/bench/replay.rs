@@ -24,8 +24,8 @@ impl LinkStep {
     }
 }
 
-/// Returns the steps of a moving receiver's radio link, in an endless loop. `offered` is the rate of media to one
-/// subscriber, bits per second.
+/// Returns the half-second steps of a moving receiver's radio link, in an endless loop. `offered` is the rate of media
+/// to one subscriber, bits per second.
 pub fn mobile(offered: u64) -> impl Iterator<Item = LinkStep> {
     let queue_bytes = offered / 8 * QUEUE_MS / 1000;
     let lines = include_str!("mobile.csv").lines().filter(|line| !line.starts_with('#')).cycle();
@@ -36,7 +36,7 @@ pub fn mobile(offered: u64) -> impl Iterator<Item = LinkStep> {
     })
 }
 
-/// Applies the steps to `link` one after the other until `is_over` returns true.
+/// Applies rate and delay of each half-second step to `link`, one step after the other, until `is_over` returns true.
 pub fn replay(
     link: &LabLink,
     steps: impl Iterator<Item = LinkStep>,

@@ -56,7 +56,8 @@ pub struct RestartArgs {
 const OBJECTS_PER_GROUP: u32 = 20;
 /// Time that media flow before the publisher or relay is killed.
 const RUNNING: Duration = Duration::from_secs(3);
-/// Longest wait for media, before and after the absence. It is longer than the idle time-outs of all connections.
+/// Longest wait for media, before the publisher or relay is killed and after its restart. It is longer than the idle
+/// time-outs of all connections.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(20);
 /// Time for which the relay keeps subscriptions without a publisher, seconds. It is raised if the publisher is absent
@@ -67,7 +68,7 @@ const DEFAULT_LINGER: f64 = 5.0;
 const CLIP_SECONDS: u64 = 40;
 /// Number of video fragments that are played before moq-pub is killed.
 const FRAGMENTS: u32 = 100;
-/// Longest wait until a player shows the video, before and after the absence.
+/// Longest wait until a player shows the video, before the publisher or relay is killed and after its restart.
 const PLAYER_PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

@@ -1,5 +1,5 @@
 //! One run: a relay and its traffic, in several measured periods. Each instrument has a period of its own, so that it
-//! does not affect the figures of another one.
+//! does not affect what another instrument measures.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -35,9 +35,10 @@ const TRIAL_SPARE_SECONDS: f64 = 3.5;
 const DRAIN_INTERVAL: Duration = Duration::from_millis(500);
 /// Traffic counts as flowing once at least this share of the expected packet rate arrives.
 const FLOWING: f64 = 0.8;
-/// As `FLOWING`, for links that do not carry the expected packet rate.
+/// Share of the expected packet rate at which traffic counts as flowing, for links that do not carry that rate.
 const NARROW_FLOWING: f64 = 0.3;
-/// As `FLOWING`, for trials, whose rate may be too high for the relay.
+/// Share of the expected packet rate at which traffic counts as flowing in trials, whose rate may be too high for the
+/// relay.
 const TRIAL_FLOWING: f64 = 0.05;
 
 /// The lab and the settings of all runs.
@@ -187,8 +188,8 @@ impl BenchRun {
         Ok((start..monotonic_ns(), used))
     }
 
-    /// Returns the number of CPUs that the relay keeps busy: its process without softirqs on top of it, plus the
-    /// networking softirqs of all CPUs.
+    /// Returns the number of CPUs that the relay keeps busy: its process without the softirqs that interrupted it, plus
+    /// the networking softirqs of all CPUs.
     fn attributed(&self, relay: &BenchProcess) -> anyhow::Result<f64> {
         let mut softirqs = Softirqs::attach(relay.id())?;
         let earlier = softirqs.times()?;
@@ -241,7 +242,8 @@ impl BenchRun {
             mechanism: None,
         })?;
         let node = self.site.relay()?;
-        // The publisher's side is attached last, so that every object seen on arrival is also seen when it leaves.
+        // The probe is attached to the publisher's interface last, so that every object seen on arrival is also seen
+        // when it leaves.
         for link in [SUBSCRIBERS_LINK, PUBLISHER_LINK] {
             let device = device(node, link)?;
             node.enter(|| {

@@ -1,4 +1,4 @@
-//! Formats figures as a table for the terminal, and writes them to JSON files.
+//! Formats measured values as a table for the terminal, and writes them to JSON files.
 
 use std::path::Path;
 
@@ -31,7 +31,7 @@ const HEAD: [&str; 18] = [
     "gate us/pkt",
 ];
 
-/// Renders one line per row, with medians over the rounds, and the errors below.
+/// Renders one line per row, with medians over the rounds, and below them the errors of failed rounds.
 pub fn render(rows: &[RelayRow]) -> String {
     let mut lines = vec![HEAD.map(str::to_owned).to_vec()];
     lines.extend(rows.iter().filter_map(|row| row.median().map(|figures| line(row, &figures))));

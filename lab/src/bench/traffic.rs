@@ -23,9 +23,9 @@ const NAMESPACE: &str = "bench";
 /// Name of the RTP stream.
 pub const STREAM: &str = "bench";
 const TRACK: &str = "objects";
-/// Number of objects in a group: this many, or a fifth of a second's. Groups are short, so that a new subscriber does
-/// not wait long for the start of one. They are long enough that the cost of opening streams does not affect the
-/// figures.
+/// Least number of objects in a group. At high rates a group has a fifth of a second's objects. Groups are short, so
+/// that a new subscriber does not wait long for the start of one. They are long enough that the cost of opening streams
+/// does not affect the results.
 const OBJECTS_PER_GROUP: u32 = 100;
 /// Longest wait from the start of publisher and subscribers until objects flow.
 const FLOW_LIMIT: Duration = Duration::from_secs(60);
@@ -59,7 +59,8 @@ pub struct ReceivedObjects {
 }
 
 impl ReceivedObjects {
-    /// Returns the latency of the objects sent in a period; `None` if single objects are not known.
+    /// Returns the latency of the objects sent in a period; `None` if the latencies of single objects were not
+    /// recorded.
     pub fn latency_of(&self, sent: &Range<u64>) -> Option<Percentiles> {
         let inside = self.objects.iter().filter(|(at, _)| sent.contains(at));
         Percentiles::from_ns(inside.map(|(_, latency)| *latency).collect())
@@ -82,7 +83,8 @@ impl ExtraSubscriber {
         start(name, route.subscribers, command.0, command.1, directory).map(Self)
     }
 
-    /// Waits for the end of the traffic. Returns the figures of the objects that this subscriber should have received.
+    /// Waits for the end of the traffic. Returns latency and delivery of the objects that this subscriber should have
+    /// received.
     pub fn finish(self) -> anyhow::Result<Option<OwedFigures>> {
         let output = self.0.finish_or_interrupt(END_LIMIT)?;
         Ok(received_by_clients(&output, 0.0)?.owed)

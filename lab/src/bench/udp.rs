@@ -1,5 +1,5 @@
-//! A source, forwarders and sinks of plain UDP. They show what lab and probe add to a relay's figures, and are the
-//! reference for the RTP fan-out. Objects are RTP packets.
+//! A source, forwarders and sinks of plain UDP. They show what lab and probe add to a relay's latency and CPU time, and
+//! are the reference for the RTP fan-out. Objects are RTP packets.
 
 mod batched;
 

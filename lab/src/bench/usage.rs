@@ -65,8 +65,8 @@ impl Used {
 }
 
 /// Returns the sum of idle, iowait and steal time of all CPUs in ns, and the number of CPUs. The kernel measures idle
-/// time at each start and end of idling. Busy time is only sampled at ticks, with which traffic at a fixed rate may be
-/// in step, so it is not used.
+/// time at each start and end of idling. Busy time is not used, since it is only sampled at ticks, with which traffic
+/// at a fixed rate may be in step.
 fn not_busy(stat: &str, tick_ns: u64) -> Option<(u64, u64)> {
     let total = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let columns: Vec<u64> = total.split_whitespace().map_while(|column| column.parse().ok()).collect();
@@ -98,7 +98,7 @@ fn memory(process: u32, name: &str) -> io::Result<u64> {
     status.lines().find_map(kib).map(|kib| kib * 1024).ok_or_else(missing)
 }
 
-/// Warns if other programs use CPU, since that affects all figures.
+/// Warns if other programs use CPU, since that affects all measured values.
 pub fn warn_if_busy() -> io::Result<()> {
     let before = UsageReading::take(std::process::id())?;
     std::thread::sleep(LOOK_AROUND);
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(not_busy("", 10), None);
     }
 
-    /// Half a second of one thread's work must appear in the figures of the process and of the machine.
+    /// Half a second of one thread's work must appear in the CPU time of the process and of the machine.
     #[test]
     fn work_of_a_thread_is_measured() {
         let before = UsageReading::take(std::process::id()).expect("a reading");

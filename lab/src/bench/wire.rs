@@ -31,7 +31,7 @@ pub struct Matched {
     pub subscribers: u64,
     /// Copies that were matched. Copies still on their way at the end are left out.
     pub copies: u64,
-    /// Copies that are missing, over all subscribers.
+    /// Copies that should have left the relay in the period but did not, over all subscribers.
     pub missing: u64,
     /// Packets towards subscribers without an object, such as retransmissions and path MTU probes.
     pub extra: u64,
@@ -72,7 +72,7 @@ pub fn matched(samples: &[PacketSample], ends: &WireHosts) -> WireFigures {
 }
 
 impl WireFigures {
-    /// Matches the copies for one subscriber.
+    /// Matches the copies for one subscriber with the objects that arrived at the relay.
     fn add(&mut self, entered: &[u64], left: &[u64]) {
         let (Some(first), Some(last)) = (entered.first(), entered.last()) else { return };
         // Copies before the first object belong to objects that were not sampled.
@@ -92,8 +92,9 @@ impl WireFigures {
         }
     }
 
-    /// Matches copies if their number differs from the objects'. A copy belongs to the latest object before it, and
-    /// each object has one copy. No latency can then exceed the time between two objects.
+    /// Matches the copies for one subscriber if there are more or fewer of them than objects. A copy belongs to the
+    /// latest object that arrived before the copy left, and each object gets at most one copy. So no latency can exceed
+    /// the time between two objects.
     fn add_nearest(&mut self, entered: &[u64], left: &[u64]) {
         let mut last = None;
         let mut with_copy = 0;
@@ -113,8 +114,9 @@ impl WireFigures {
     }
 }
 
-/// Returns the largest number of objects, in the second half of the period, after which exactly as many copies had
-/// left. No copy may leave before its object. Returns `None` if there is no such moment.
+/// Finds the latest moment, in the second half of the period, when as many copies had left as objects had arrived.
+/// Returns that number of objects. Returns `None` if there is no such moment, or if a copy left before its object
+/// arrived.
 fn settled(entered: &[u64], left: &[u64]) -> Option<usize> {
     let count = (entered.len() / 2..entered.len()).rev().find(|count| {
         entered.get(*count).is_some_and(|next| left.partition_point(|went| went < next) == *count)

@@ -61,7 +61,7 @@ pub struct HostileCommandArgs {
 ///
 /// # Errors
 ///
-/// The scenario or the relay does not exist, or the relay did not release everything.
+/// Fails if the scenario or the relay does not exist, or if the relay did not release everything.
 pub fn run(args: &HostileCommandArgs) -> Result<()> {
     if args.list {
         return list(args.relay.as_deref());

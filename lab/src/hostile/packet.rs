@@ -51,8 +51,8 @@ impl LevelKeys {
         Self::new(client, server)
     }
 
-    /// Encrypts with the next keys from now on, provided that the peer already uses the current ones (RFC 9001, section
-    /// 6.5).
+    /// Encrypts with the next 1-RTT keys from now on, provided that the peer already uses the current keys (RFC 9001,
+    /// section 6.5).
     pub fn update(&mut self) {
         let [ours, theirs] = self.generations;
         if ours == theirs {
@@ -94,7 +94,7 @@ impl LevelKeys {
     }
 }
 
-/// Handshake and traffic secrets of both sides, as TLS reports them.
+/// Handshake and traffic secrets of client and server, as TLS reports them.
 #[derive(Default)]
 pub struct TlsSecrets(Mutex<[Option<Vec<u8>>; 4]>);
 

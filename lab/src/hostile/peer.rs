@@ -135,7 +135,7 @@ pub struct HostilePeer {
     /// Mapping of MoQ streams and datagrams to the transport (raw QUIC or WebTransport).
     pub binding: Binding,
     credit: PeerCredit,
-    /// The relay's limits on single streams that it has raised above the initial one.
+    /// Data limits of streams whose limit the relay has raised above the initial one, by stream ID.
     stream_credit: HashMap<u64, u64>,
     offsets: HashMap<u64, u64>,
     data_sent: u64,
@@ -159,7 +159,7 @@ impl HostilePeer {
     ///
     /// # Errors
     ///
-    /// The handshake was not completed in time, or the relay refused the session.
+    /// Fails if the handshake was not completed in time, or if the relay refused the session.
     pub fn connect(target: &PeerTarget, params: ClientLimits) -> Result<Self> {
         let mut peer = Self::handshake(target, params)?;
         match target.transport {
@@ -173,7 +173,7 @@ impl HostilePeer {
     ///
     /// # Errors
     ///
-    /// The handshake was not completed in time.
+    /// Fails if the handshake was not completed in time.
     pub fn handshake(target: &PeerTarget, params: ClientLimits) -> Result<Self> {
         let mut peer = Self::start(target, params)?;
         let is_up =
@@ -234,7 +234,7 @@ impl HostilePeer {
     ///
     /// # Errors
     ///
-    /// The socket has no local address any more.
+    /// Fails if the socket has no local address any more.
     pub fn local_addr(&self) -> Result<SocketAddr> {
         Ok(self.socket.local_addr()?)
     }
@@ -313,7 +313,7 @@ impl HostilePeer {
 
     fn transmit(&self, datagram: &[u8]) -> Result<()> {
         match self.socket.send(datagram) {
-            // ICMP's answer to an earlier packet, or a full queue: treat both as a lost packet.
+            // An ICMP error in answer to an earlier packet, or a full send queue, counts as a lost packet.
             Err(error) if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::WouldBlock) => {
                 Ok(())
             }
@@ -348,7 +348,8 @@ impl HostilePeer {
         loop {
             match self.socket.recv(&mut buffer) {
                 Ok(len) => self.on_datagram(buffer[..len].to_vec())?,
-                // Only before the first packet is this error trusted. Later, anyone on the path could have caused it.
+                // A refused connection is believed only before the first packet has arrived. Later, anyone on the path
+                // could have forged the ICMP message.
                 Err(error)
                     if error.kind() == ErrorKind::ConnectionRefused && self.counts.packets_received == 0 =>
                 {
@@ -388,7 +389,7 @@ impl HostilePeer {
         self.keys[0] = Some(LevelKeys::initial(&from));
         let flight = std::mem::take(&mut self.spaces[0].unacked);
         flight.into_values().try_for_each(|(_, mut frames)| {
-            // The padding shrinks to make room for the token.
+            // The Initial's padding shrinks to make space for the token.
             frames.truncate(MIN_INITIAL.saturating_sub(INITIAL_OVERHEAD + self.token.len()));
             self.send_at(EncryptionLevel::Initial, frames, true)
         })
@@ -401,7 +402,7 @@ impl HostilePeer {
             self.counts.repeated += 1;
             return Ok(());
         }
-        // Memory is bounded: the oldest numbers are forgotten.
+        // Keep only the newest packet numbers, so that memory is bounded.
         while space.received.len() > 4096 {
             space.received.pop_first();
         }
@@ -526,7 +527,7 @@ impl HostilePeer {
         self.ping()
     }
 
-    /// Changes to the next keys, provided that the relay already uses the current ones.
+    /// Changes to the next 1-RTT keys, provided that the relay already uses the current keys.
     pub fn update_keys(&mut self) -> Result<()> {
         self.keys[EncryptionLevel::OneRtt as usize].iter_mut().for_each(LevelKeys::update);
         self.ping()
@@ -554,7 +555,7 @@ impl HostilePeer {
         self.send(frames, false)
     }
 
-    /// Closes the connection. Returns its counts.
+    /// Closes the connection. Returns the counts of data sent and received.
     pub fn close(mut self) -> Result<PeerCounts> {
         let mut frames = Vec::new();
         // Close with the application's CONNECTION_CLOSE frame (type 0x1d), without a reason.

@@ -1,4 +1,5 @@
-//! Reads from a relay's status what it holds, and checks that the relay releases it.
+//! Reads from a relay's status how many sessions, streams and other objects it holds, and checks that the relay
+//! releases them.
 
 use std::{
     fmt, fs,
@@ -17,7 +18,7 @@ use serde::Serialize;
 const PATIENCE: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Numbers of objects that a relay holds.
+/// Numbers of sessions, handshakes, streams and other objects that a relay holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LeftObjects {
     pub sessions: u64,
@@ -79,7 +80,7 @@ impl Http {
     ///
     /// # Errors
     ///
-    /// The file cannot be read.
+    /// Fails if the file cannot be read.
     pub fn from_address(addr: Option<SocketAddr>, token_file: Option<&Path>) -> Result<Option<Self>> {
         let Some(addr) = addr else { return Ok(None) };
         let token = match token_file {
@@ -95,7 +96,7 @@ impl Http {
     ///
     /// # Errors
     ///
-    /// The relay cannot be reached, or answers with an error or an unknown format.
+    /// Fails if the relay cannot be reached, or answers with an error or an unknown format.
     pub fn status(&self) -> Result<Status> {
         let (code, body) = fetch(self.addr, "/status", self.token.as_deref())?;
         if code != 200 {
@@ -114,20 +115,20 @@ fn default_token_file() -> PathBuf {
     directory.join("millrace/http.token")
 }
 
-/// Returns what the relay holds now.
+/// Returns the numbers of sessions, streams and other objects that the relay holds now.
 ///
 /// # Errors
 ///
-/// The relay does not answer.
+/// Fails if the relay does not answer.
 pub fn look(http: &Http) -> Result<LeftObjects> {
     Ok(LeftObjects::from_status(&http.status()?))
 }
 
-/// Waits until the relay holds no more than `before`. Returns what it holds then.
+/// Waits until the relay holds no more objects than `before`. Returns the numbers of objects that the relay holds then.
 ///
 /// # Errors
 ///
-/// The relay still holds more after two minutes.
+/// Fails if the relay still holds more after two minutes.
 pub fn settle(http: &Http, before: &LeftObjects) -> Result<LeftObjects> {
     let began = Instant::now();
     loop {

@@ -104,8 +104,8 @@ impl InterfaceKind {
                     take_over(relay, link, &own, name)?;
                 }
                 Self::Macvlan => {
-                    // Otherwise the lower interface would also answer ARP requests for the address, and get its
-                    // packets.
+                    // Without this sysctl, the interface below the macvlan would also answer ARP requests for the
+                    // address, and get its packets.
                     run(relay, "sysctl", "-qw net.ipv4.conf.all.arp_ignore=1")?;
                     ip(relay, &format!("link add link {own} name {name} type macvlan mode bridge"))?;
                     take_over(relay, link, &own, name)?;

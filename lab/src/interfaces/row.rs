@@ -222,8 +222,8 @@ impl InterfaceFigures {
 }
 
 impl InterfaceRow {
-    /// Reports whether the media arrived intact and the kernel sent at least `least` percent, or whether a reason was
-    /// given.
+    /// Reports whether the media arrived intact and the kernel sent at least `least` percent. A case that was refused
+    /// or is not supported must have a reason instead.
     pub fn is_good(&self, least: f64) -> bool {
         match &self.outcome {
             CaseOutcome::Forwarded(figures) => figures.is_intact() && figures.share >= least,

@@ -68,7 +68,7 @@ struct Quantiles {
 struct LossRow {
     asked: f64,
     measured: f64,
-    /// Standard error of the measured share.
+    /// Standard error of the measured share of lost probes.
     sigma: f64,
 }
 
@@ -80,7 +80,7 @@ struct RateRow {
 }
 
 pub(super) fn measure() -> Result<AccuracyReport> {
-    // The three additional steps are the plain link, the timer, and the packet rate.
+    // The 3 additional steps of the progress display are the plain link, the timer, and the packet rate.
     let progress = BenchProgress::with_steps(3 + DELAYS.len() + LOSSES.len() + RATES.len());
     progress.begin("a plain link");
     let mut delay = vec![delay_row("plain veth", &AccuracyPath::new(false)?, Duration::ZERO)?];
@@ -144,7 +144,8 @@ impl Quantiles {
     }
 }
 
-/// Returns the highest rate at which no probe of a second is lost. Each rate tried is 10 % above the previous one.
+/// Returns the highest rate at which all probes sent within a second arrive. Each rate tried is 10 % above the previous
+/// one.
 fn max_packets_per_second(path: &AccuracyPath) -> Result<u64> {
     let whole = |rate: u64| -> Result<Option<u64>> {
         let (arrivals, sending) = path.probe_timed(rate as usize, rate, false)?;
@@ -232,7 +233,9 @@ impl AccuracyPath {
         Ok(self.probe_timed(count, per_second, true)?.0)
     }
 
-    /// Sends probes. Returns the arrivals and the duration of the sending.
+    /// Sends probes. Returns the arrivals and the duration of the sending. A `punctual` sender has real-time priority.
+    /// Without that priority, the sender may lose the CPU between taking the time and sending, and this delay would be
+    /// measured as the link's.
     ///
     /// A `punctual` sender has real-time priority. Without it, a probe may lose the CPU between taking the time and
     /// sending. The measurement would then be of the sender.
@@ -259,7 +262,7 @@ impl AccuracyPath {
         })
     }
 
-    /// Sends probes evenly, or, above [`BULK`] per second, those of each millisecond together.
+    /// Sends probes evenly. Above [`BULK`] per second, all probes of a millisecond are sent together.
     fn send(&self, count: usize, per_second: u64) -> Result<Duration> {
         let mut payload = [0u8; PAYLOAD];
         let start = Instant::now();

@@ -11,8 +11,8 @@ use super::shape::Shaper;
 use super::topology::{LinkDirection, LinkSpec, NodeInterface, NodePlan, Topology, plan};
 use super::{Driver, LabLink, LabNetwork, LabNode, Result, Wires};
 
-/// Name of the namespace with the inner ends of emulated links. It is longer than a node's name may be, so it is
-/// unique.
+/// Name of the namespace with the emulator's ends of emulated links (inner ends). It is longer than a node's name may
+/// be, so it is unique.
 const EMULATOR: &str = "link-emulator";
 
 pub(super) fn build(topology: &Topology) -> Result<LabNetwork> {
@@ -26,7 +26,7 @@ pub(super) fn build(topology: &Topology) -> Result<LabNetwork> {
         claim.netns(&plan.name).enter(quiet_ipv6)??;
     }
     ip(&devices(topology, &kinds, &plans, &claim))?;
-    // The inner ends are brought up first, so that the nodes' devices have a carrier.
+    // The emulator's ends of links are brought up first, so that the nodes' devices have a carrier.
     middle.enter(|| raise_inner_ends(&kinds))??;
     for plan in &plans {
         let netns = claim.netns(&plan.name);
@@ -108,7 +108,7 @@ fn inner_ends(index: usize) -> [String; 2] {
     [format!("link{index}a"), format!("link{index}b")]
 }
 
-/// Brings up the inner ends of emulated links. It must be called in the emulator's namespace.
+/// Brings up the emulator's ends of emulated links. It must be called in the emulator's namespace.
 fn raise_inner_ends(kinds: &[BuildKind]) -> Result<()> {
     let emulated = kinds.iter().enumerate().filter(|(_, kind)| **kind == BuildKind::Emulated);
     let inner: Vec<String> = emulated.flat_map(|(index, _)| inner_ends(index)).collect();

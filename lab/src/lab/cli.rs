@@ -263,7 +263,7 @@ fn up_detached() -> Result<()> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        // A process group of its own, so that Ctrl-C in this terminal does not end the lab.
+        // The background command gets a process group of its own, so that Ctrl-C in this terminal does not end the lab.
         .process_group(0)
         .spawn()?;
     let lines = BufReader::new(child.stdout.take().context("no output")?).lines();

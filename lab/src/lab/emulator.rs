@@ -98,7 +98,7 @@ impl EmulatedWire {
         self.wake();
     }
 
-    /// Changes the given settings, and keeps the others.
+    /// Changes only the given settings of this direction.
     pub fn change(&self, settings: &Settings) -> Result<()> {
         let mut shaper = self.shaper.lock();
         let mut changed = shaper.settings().clone();
@@ -110,7 +110,7 @@ impl EmulatedWire {
     }
 
     pub fn counters(&self) -> FrameCounters {
-        // The kernel resets these statistics on each read, so they are added to a total.
+        // The kernel resets its count of dropped frames on each read, so the counts are added to a total.
         let dropped =
             socket::getsockopt(&self.input, PacketStatistics).map_or(0, |statistics| statistics.tp_drops);
         let mut shaper = self.shaper.lock();

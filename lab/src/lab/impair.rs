@@ -10,7 +10,7 @@ use std::time::Duration;
 use millrace_daemon::duration::{self, number_and_unit};
 use serde::{Deserialize, Serialize};
 
-/// Queue length if `rate` is set and neither queue limit is. It is netem's default.
+/// Length of the queue in packets if `rate` is set but neither of the two limits of the queue. It is netem's default.
 pub const DEFAULT_QUEUE_PACKETS: usize = 1000;
 
 #[derive(Debug, thiserror::Error)]
@@ -58,11 +58,11 @@ pub enum JitterShape {
 #[serde(try_from = "Settings")]
 pub struct Impairment {
     pub delay: Duration,
-    /// Random part of the delay. It never reorders frames: none leaves earlier than the one before it. Use `reorder`
-    /// for that.
+    /// Random part of the delay. It never reorders frames: no frame leaves earlier than the frame before it. Use
+    /// `reorder` for that.
     pub jitter: Duration,
     pub jitter_shape: JitterShape,
-    /// Probability that a frame is lost. With bursts, it applies outside of bursts.
+    /// Probability that a frame is lost. If bursts are set, this probability applies outside of bursts.
     pub loss: f64,
     /// Probability per frame that a burst starts (`p` in the Gilbert-Elliott model).
     pub burst_start: f64,
@@ -207,7 +207,7 @@ impl TryFrom<Settings> for Impairment {
     }
 }
 
-/// Settings as they were written, in their order. They are not checked yet.
+/// Settings as text, in the order in which they were written. The values are not checked yet.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(from = "BTreeMap<String, Scalar>", into = "BTreeMap<String, String>")]
 pub struct Settings(pub Vec<(String, String)>);

@@ -263,7 +263,7 @@ impl LabLink {
         self.wire(direction)?.set(impairment)
     }
 
-    /// Changes the given settings, and keeps the others.
+    /// Changes only the given settings of the impairment of one direction.
     pub fn change(&self, directions: Directions, settings: &Settings) -> Result<()> {
         directions.each().iter().try_for_each(|direction| self.wire(*direction)?.change(settings))
     }

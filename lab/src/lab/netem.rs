@@ -15,7 +15,8 @@ use super::netns::{Netns, check};
 use super::shape::FrameCounters;
 use super::{Error, Result};
 
-/// Largest number of frames on the wire. It is never reached: that would be a second at a rate that no lab reaches.
+/// Largest number of frames on the wire. No lab reaches it: a second's delay would hold as many frames only at a rate
+/// above that of any lab.
 const LIMIT: &str = "1000000";
 
 /// Reports whether the kernel has netem, by attaching it to the loopback device of the calling thread's namespace.
@@ -24,7 +25,7 @@ pub(super) fn is_available() -> bool {
         && tc(&["qdisc", "delete", "dev", "lo", "root"]).is_ok()
 }
 
-/// Reports whether netem has the same effect as the emulator with these settings.
+/// Reports whether netem would have the same effect as the emulator with these impairments.
 pub(super) fn can(impairment: &Impairment) -> bool {
     let Impairment { jitter, reorder, rate, mtu, .. } = impairment;
     jitter.is_zero() && *reorder == 0.0 && rate.is_none() && mtu.is_none()
@@ -85,7 +86,7 @@ fn arguments(settings: &Impairment) -> Vec<String> {
     let micros = format!("{:.3}us", settings.delay.as_nanos() as f64 / 1e3);
     let mut arguments = vec!["netem".to_owned(), "limit".into(), LIMIT.into(), "delay".into(), micros];
     if settings.burst_start > 0.0 {
-        // Order of the arguments: p, r, loss within a burst, loss outside.
+        // Order of the arguments: p, r, loss within a burst, loss outside of bursts.
         let Impairment { burst_start, burst_end, burst_loss, loss, .. } = *settings;
         arguments.extend(["loss".into(), "gemodel".into()]);
         arguments.extend([burst_start, burst_end, burst_loss, loss].map(percent));

@@ -78,7 +78,7 @@ pub(super) fn live() -> Vec<String> {
     ids().into_iter().filter(|id| !is_dead(id)).collect()
 }
 
-/// Returns the IDs of labs whose owners ended without removing them.
+/// Returns the IDs of labs whose owners ended without removing the labs.
 pub(super) fn dead() -> Vec<String> {
     // If the registry cannot be locked, no lab can be claimed either, so it is safe to go on.
     let _none_is_claimed = lock_registry_for(FlockArg::LockShared).ok();
@@ -208,7 +208,7 @@ mod tests {
         let above = std::env::temp_dir().join(format!("millrace-registry-{}", std::process::id()));
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         fs::create_dir(&above).unwrap();
-        // The cases are a new directory, and one that others could read.
+        // The test covers two cases: a new directory, and a directory that other users could read.
         for (name, before) in [("new", None), ("open", Some(0o755))] {
             let root = above.join(name);
             if let Some(before) = before {

@@ -46,7 +46,7 @@ pub struct FrameCounters {
 
 struct InFlight {
     due: Instant,
-    /// Sequence number. It keeps frames in order that are due at the same time.
+    /// Sequence number, by which frames that are due at the same time keep their order.
     order: u64,
     frame: Vec<u8>,
 }
@@ -77,13 +77,13 @@ impl Ord for InFlight {
     }
 }
 
-/// The queue in front of the bottleneck. Its first frame is being sent.
+/// The queue in front of the bottleneck. Its first frame is being sent at the link's rate.
 #[derive(Default)]
 struct BottleneckQueue {
     frames: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// Time when the last bit of the first frame leaves. If the queue is empty, it is the time when the last frame
-    /// left.
+    /// Time when the last bit of the queue's first frame leaves. If the queue is empty, it is the time when the last
+    /// frame left.
     head_leaves: Option<Instant>,
 }
 
@@ -141,14 +141,14 @@ impl Shaper {
         }
         let Some((head, leaves)) = self.queue.frames.front().zip(self.queue.head_leaves) else { return };
         match (old, self.settings.rate) {
-            // The unsent part of the first frame continues at the new rate.
+            // The unsent part of the frame being sent continues at the new rate.
             (Some(old), Some(new)) => {
                 let left =
                     leaves.duration_since(now).as_secs_f64() / send_time(head.len(), old).as_secs_f64();
                 self.queue.head_leaves = Some(now + send_time(head.len(), new).mul_f64(left.min(1.0)));
             }
             _ => {
-                // Without a rate there is no queue, so all its frames leave now.
+                // Without a rate limit there is no queue, so all queued frames leave now.
                 self.queue.bytes = 0;
                 self.queue.head_leaves = None;
                 for frame in std::mem::take(&mut self.queue.frames) {
@@ -254,8 +254,8 @@ impl Shaper {
         self.next_order += 1;
     }
 
-    /// Decides whether a frame is lost, by the Gilbert-Elliott model. As in netem, the current state decides first, and
-    /// then the state changes.
+    /// Decides whether a frame is lost, by the Gilbert-Elliott model. As in netem, the current state (inside or outside
+    /// of a burst) decides first, and then the state changes.
     fn loses(&mut self) -> bool {
         let Impairment { loss, burst_start, burst_end, burst_loss, .. } = self.settings;
         let (loss, flips) = if self.in_burst { (burst_loss, burst_end) } else { (loss, burst_start) };
@@ -265,8 +265,8 @@ impl Shaper {
     }
 
     fn happens(&mut self, probability: f64) -> bool {
-        // An impossible event draws no random number. So adding one impairment leaves the decisions of the others
-        // unchanged.
+        // An event with probability 0 draws no random number. So adding one impairment leaves the random decisions of
+        // the other impairments unchanged.
         probability > 0.0 && self.rng.f64() < probability
     }
 

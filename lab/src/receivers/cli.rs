@@ -72,7 +72,7 @@ pub struct ReceiversArgs {
 ///
 /// # Errors
 ///
-/// The settings are invalid, no socket can be opened, or no session received an object.
+/// Fails if the settings are invalid, if no socket can be opened, or if no session received an object.
 pub fn run(args: &ReceiversArgs) -> Result<()> {
     let settings = args.settings()?;
     let http = Http::from_address(args.status, args.http_token_file.as_deref())?;

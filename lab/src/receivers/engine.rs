@@ -23,7 +23,7 @@ use super::{
 
 /// Largest number of handshakes at the same time. A relay accepts that many before it requires address validation.
 const AT_ONCE: usize = 32;
-/// Interval of checks that no packet or timer triggers.
+/// Interval of the checks whether tracks are over and all sessions are connected, which no packet or timer triggers.
 const TICK: Duration = Duration::from_millis(100);
 /// Largest number of batches that are read from one socket in a row.
 const BATCHES: usize = 16;
@@ -34,7 +34,8 @@ const WINDOW: u32 = 4 << 20;
 /// Number of request streams that the relay may open.
 const REQUESTS: u32 = 4;
 
-/// A run of all sessions. It lasts until their track or their time is over, or [`ReceiverControl::stop`] is called.
+/// A run of all sessions. It lasts until the sessions' track or their time is over, or until [`ReceiverControl::stop`]
+/// is called.
 pub struct ReceiverRun {
     settings: Settings,
     wish: Wish,
@@ -67,7 +68,7 @@ impl ReceiverRun {
     ///
     /// # Errors
     ///
-    /// A socket cannot be bound.
+    /// Fails if a socket cannot be bound.
     pub fn new(settings: Settings, control: Arc<ReceiverControl>) -> Result<Self> {
         let Settings { relay, host, path, track, streams, .. } = &settings;
         Ok(Self {
@@ -96,7 +97,7 @@ impl ReceiverRun {
     ///
     /// # Errors
     ///
-    /// The process cannot wait for packets, or a session cannot begin.
+    /// Fails if the process cannot wait for packets, or if a session cannot begin.
     pub fn run(mut self) -> Result<ReceiversReport> {
         let began = Instant::now();
         loop {
@@ -178,14 +179,14 @@ impl ReceiverRun {
         self.dirty.extend(sessions.filter(|(_, session)| is_done(session)).map(|(at, _)| at));
         if !self.have_come && self.handshakes == 0 && self.sessions.len() == self.settings.sessions {
             self.have_come = true;
-            // All sessions have connected or failed, so measure the memory, once.
+            // All sessions have connected or failed, so measure the memory now, which is done only once.
             let taken = rss_bytes().saturating_sub(self.rss_before);
             self.figures.bytes_per_session = taken / self.figures.connected.max(1);
             self.next_move = self.settings.moves.map(|(every, _)| now + every);
         }
     }
 
-    /// Begins the next wave of moves if it is due, and moves the sessions that are due in it.
+    /// Begins the next wave of moves if it is due, and moves the sessions whose move in the wave is due.
     fn move_sessions(&mut self, now: Instant) {
         if self.next_move.is_some_and(|at| at <= now)
             && let Some((every, wanted)) = self.settings.moves
@@ -287,9 +288,10 @@ impl ReceiverRun {
         self.dirty = dirty;
     }
 
-    /// Drives a connection until it has nothing left to do. Ends its session if that is over.
+    /// Processes a connection's events and sends its packets until none are left. Ends the connection's session if the
+    /// session is over.
     fn drive(&mut self, at: usize, now: Instant) {
-        // `|` evaluates both sides, so packets are sent in each round.
+        // Unlike `||`, `|` evaluates both sides, so packets are sent in each pass of the loop.
         while self.events(at, now) | self.transmit(at, now) {}
         let Some(Some(session)) = self.sessions.get_mut(at) else { return };
         if session.ended.is_some() || !session.connection.is_handshaking() {

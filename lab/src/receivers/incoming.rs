@@ -42,11 +42,12 @@ impl Default for IncomingStream {
 }
 
 impl IncomingStream {
-    /// Reads the next bytes of the stream. Calls `came` for each object that is complete, with its stamp if it has one.
+    /// Reads the next bytes of the stream. Calls `came` for each complete object, with its stamp (number and time of
+    /// sending) if it has one.
     ///
     /// # Errors
     ///
-    /// The stream is malformed.
+    /// Fails if the stream is malformed.
     pub fn take(
         &mut self,
         bytes: &[u8],

@@ -88,7 +88,8 @@ impl ReceiverControl {
         self.served.load(Relaxed)
     }
 
-    /// Returns how often a session has received an object at an address that it had moved to.
+    /// Returns how many times a session has moved and then received an object at its new address, summed over all
+    /// sessions.
     pub fn resumed(&self) -> u64 {
         self.resumed.load(Relaxed)
     }

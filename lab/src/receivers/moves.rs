@@ -11,7 +11,7 @@ pub struct WaveSettings {
     pub within: Duration,
 }
 
-/// A wave of moves in progress. Its sessions are due at even intervals, in random order.
+/// A wave of moves in progress. Its sessions move at even intervals, in random order.
 #[derive(Debug)]
 pub struct MoveWave {
     began: Instant,
@@ -29,7 +29,7 @@ impl MoveWave {
         Self { began: now, within: wanted.within, sessions, moved: 0 }
     }
 
-    /// Returns the sessions that have become due since the last call.
+    /// Returns the sessions whose move has become due since the last call.
     pub fn take_due(&mut self, now: Instant) -> Vec<usize> {
         let elapsed = now.saturating_duration_since(self.began);
         let part = match self.within.is_zero() || elapsed >= self.within {
@@ -43,7 +43,7 @@ impl MoveWave {
         taken
     }
 
-    /// Returns the time when the next session is due; `None` if all have moved.
+    /// Returns the time when the next session must move; `None` if all have moved.
     pub fn next_due(&self) -> Option<Instant> {
         let step = self.within.as_secs_f64() / self.sessions.len() as f64;
         (self.moved < self.sessions.len())

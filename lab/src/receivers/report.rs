@@ -1,4 +1,4 @@
-//! Figures of all sessions of a run.
+//! Counts and latencies of all sessions of a run.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{sequence::SequenceCounts, session::ReceiverEvent};
 use crate::stats::Percentiles;
 
-/// Largest number of reasons that are counted separately. Further ones are counted together.
+/// Largest number of reasons for ended sessions that are counted separately. Any further reasons are counted together.
 const REASONS: usize = 16;
 const OTHER: &str = "other reasons";
 
@@ -41,7 +41,7 @@ pub struct ReceiversReport {
     pub ended_early: BTreeMap<String, u64>,
     pub objects: u64,
     pub duplicates: u64,
-    /// Objects that never arrived, although later ones did or the track's end shows that they existed.
+    /// Objects that never arrived, although later objects did or the track's end shows that they existed.
     pub missing: u64,
     /// Objects that arrived after their group was no longer tracked.
     pub late: u64,
@@ -60,7 +60,7 @@ pub struct ReceiversReport {
     pub not_resumed: u64,
     /// Number of packets that arrived at an address after their session had moved away from it. They are dropped.
     pub packets_too_late: u64,
-    /// Memory of this process per session once all were connected, bytes.
+    /// Memory of this process per session, measured when all sessions were connected, bytes.
     pub bytes_per_session: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel: Option<KernelShare>,
@@ -152,7 +152,7 @@ impl ReceiverCounters {
         self.counts.add(counts);
     }
 
-    /// Returns the report for this number of sessions.
+    /// Returns the report of a run with this number of sessions.
     pub fn report(&self, sessions: u64) -> ReceiversReport {
         let SequenceCounts { objects, duplicates, missing, late } = self.counts;
         ReceiversReport {

@@ -8,7 +8,8 @@ use serde::Serialize;
 
 /// Number of groups that are tracked at the same time. An object of an older group counts as late.
 const GROUPS: usize = 4;
-/// Largest number of ranges of objects in a group. If there are more, the first gap counts as missing for good.
+/// Largest number of ranges of objects in a group that are remembered. If there are more, the objects in the first gap
+/// count as missing, even if they arrive later.
 const RANGES: usize = 32;
 
 /// Numbers of objects that arrived, and of those that did not.
@@ -113,8 +114,8 @@ impl SequenceGroup {
         last.end - begin - self.came.total()
     }
 
-    /// Counts the first gaps as missing for good while there are too many ranges. Returns the number of objects in
-    /// them.
+    /// While there are more ranges than are remembered, counts the first gap as missing for good. Returns the number of
+    /// objects in the counted gaps.
     fn give_up(&mut self) -> u64 {
         let mut missing = 0;
         while self.came.len() > RANGES {
@@ -122,7 +123,7 @@ impl SequenceGroup {
             let (Some(first), Some(second)) = (ranges.next(), ranges.next()) else { break };
             drop(ranges);
             missing += second.start - first.end;
-            // Filling the gap merges both ranges. If one of its objects arrives later, it counts as a duplicate.
+            // Filling the gap merges both ranges. If an object from the gap arrives later, it counts as a duplicate.
             self.came.insert(first.end..second.start);
         }
         missing

@@ -56,11 +56,11 @@ pub struct ReceiverSession {
     streams: Vec<(StreamId, IncomingStream)>,
     /// Number of streams with objects that have ended.
     streams_ended: u64,
-    /// Time when the publisher ended the track, and the number of streams that it opened.
+    /// Time when the publisher ended the track, and the number of streams that the publisher opened.
     done: Option<(Instant, u64)>,
     pub ended: Option<ReceiverEnd>,
     sequence: Sequence,
-    /// Number of objects in the track, if a stamp in an object contains it; else 0.
+    /// Number of objects in the track, if a stamp (number and time of sending) in an object contains it; else 0.
     total: u64,
     has_objects: bool,
     /// Time of the last move; `None` once an object has arrived at the new address.
@@ -275,7 +275,7 @@ impl ReceiverSession {
         self.connection.local_address_changed();
     }
 
-    /// Ends the session if the track is over and all its streams have arrived, or should have.
+    /// Ends the session if the track is over, and all its streams have arrived or the wait for them is over.
     pub fn end_if_done(&mut self, now: Instant) {
         let Some((at, streams)) = self.done else { return };
         let open = self.streams.iter().filter(|(_, incoming)| incoming.is_media()).count();

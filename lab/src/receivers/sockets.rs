@@ -42,7 +42,7 @@ impl ReceiverSockets {
     ///
     /// # Errors
     ///
-    /// An address does not belong to this host, or has another family than `remote`.
+    /// Fails if an address does not belong to this host, or has another family than `remote`.
     pub fn bind(count: usize, from: &[IpAddr], remote: SocketAddr) -> Result<Self> {
         ensure!(count > 0, "at least one socket is needed");
         let any: IpAddr = match remote {

@@ -62,7 +62,7 @@ impl Cases {
             for (rung, kib) in LADDER_KIB.iter().enumerate() {
                 let costs: Vec<Option<f64>> =
                     self.arms.iter().map(|arm| mean_cost(runs, arm, profile, rung)).collect();
-                // No transfer reached this size, so an answer would be a guess.
+                // No transfer on this network reached this size, so an answer would be a guess.
                 if !runs.iter().any(|run| run.came.rungs_ms.get(rung).is_some_and(Option::is_some)) {
                     continue;
                 }

@@ -22,7 +22,7 @@ pub struct Example {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
-    /// Weight of examples that at least two branches of a node must have.
+    /// Least total weight of examples that at least two branches of a node must each have.
     pub least: f64,
     /// Confidence for pruning, in standard deviations of the error's upper bound. C4.5's default of 25 % corresponds to
     /// 0.69. Below 0 nothing is pruned.
@@ -58,7 +58,7 @@ struct Grower<'a> {
     settings: Settings,
 }
 
-/// A column by which a set could be divided, and the information gained by that.
+/// A column by which a set of examples could be divided, and the information gained by that division.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Candidate {
     column: usize,
@@ -69,7 +69,7 @@ struct Candidate {
 }
 
 impl Grower<'_> {
-    /// Returns the node for a set, and the upper bound of its errors.
+    /// Returns the tree node for a set of examples, and the upper bound of the node's number of errors.
     fn node(&self, set: &ExampleSet, depth: usize) -> (Node, f64) {
         let leaf = self.leaf(set);
         let feared = self.feared(&leaf);
@@ -82,7 +82,7 @@ impl Grower<'_> {
         let sets = self.divided(set, chosen);
         let grown: Vec<(Node, f64)> = sets.iter().map(|set| self.node(set, depth - 1)).collect();
         let below: f64 = grown.iter().map(|(_, feared)| feared).sum();
-        // A leaf is preferred if it costs at most a tenth of an error more.
+        // A leaf is preferred to a branch if the leaf makes at most a tenth of an error more.
         if self.settings.doubt >= 0.0 && feared <= below + 0.1 {
             return (Node::Leaf(leaf), feared);
         }
@@ -139,7 +139,7 @@ impl Grower<'_> {
         leaf.examples * upper(wrong, leaf.examples / self.settings.alike, self.settings.doubt.max(0.0))
     }
 
-    /// Returns the candidate with the highest gain ratio among those whose gain is at least average.
+    /// Returns the column with the highest gain ratio among those whose information gain is at least average.
     fn best(&self, set: &ExampleSet) -> Option<Candidate> {
         let candidates: Vec<_> = (0..self.columns.len())
             .filter_map(|column| self.candidate(set, column))
@@ -169,7 +169,7 @@ impl Grower<'_> {
         let knowing = weight(&known);
         let after: f64 = parts.iter().map(|part| information(&self.shares(part)) * weight(part)).sum();
         let gain = (information(&self.shares(&known)) - after / knowing) * knowing / all;
-        // Examples without a value count as another branch in the split information.
+        // In the split information, the examples without a value count as if they were a branch of their own.
         let mut ways = weights;
         ways.push(all - knowing);
         Some(Candidate { column, at, gain, ratio: gain / information(&ways) })
@@ -210,7 +210,7 @@ impl Grower<'_> {
         }
     }
 
-    /// Returns the weight of each answer in a set.
+    /// Returns the weight of each right answer in a set of examples.
     fn shares(&self, set: &ExampleSet) -> Vec<f64> {
         let mut none = vec![0.0; self.arms.len()];
         let mut shares = vec![0.0; self.arms.len()];
@@ -481,7 +481,8 @@ mod tests {
         assert!(matches!(grow(&columns, &arms(2), &[], Settings::default()), Node::Leaf(_)));
     }
 
-    /// A column with a different value for each example has the same gain, and must have a lower gain ratio.
+    /// A column with a different value for each example gains as much information as one with two values. Its gain
+    /// ratio must be lower.
     #[test]
     fn attribute_with_many_branches_is_not_preferred() {
         let columns = [

@@ -41,17 +41,17 @@ pub struct JudgeReport {
     /// Scores of the compared methods, the tree's first.
     pub scores: Vec<Score>,
     pub classes: Vec<CandidateScore>,
-    /// Numbers of cases by right arm (row) and chosen arm (column). If the chosen arm is right, it counts as the right
-    /// one.
+    /// Numbers of cases by right arm (row) and chosen arm (column). If a case has several right arms and the chosen arm
+    /// is one of them, the case's row is that arm's.
     pub confusion: Vec<Vec<usize>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CandidateScore {
     pub arm: String,
-    /// Share of right decisions among the cases in which the arm was chosen.
+    /// Share of right decisions among the cases in which this arm was chosen.
     pub precision: Option<f64>,
-    /// Share of cases in which the arm was chosen among those in which it was right.
+    /// Share of cases in which this arm was chosen, among the cases in which it was right.
     pub recall: Option<f64>,
 }
 
@@ -79,9 +79,9 @@ pub fn judge(cases: &Cases, settings: Settings) -> JudgeReport {
     JudgeReport { networks: networks.len(), incomplete: cases.incomplete, scores, classes, confusion }
 }
 
-/// Scores the arm that was best in all other transfers on the same network. A decision with less knowledge can hardly
-/// be better, so what this score lacks is due to chance. Returns `None` if each network has only one transfer with each
-/// arm.
+/// Scores the arm that was best in all other transfers on the same network. No decision with less knowledge can be much
+/// better, so what this score lacks to the maximum is due to chance. Returns `None` if each network has only one
+/// transfer with each arm.
 pub fn again(runs: &[TrainingRun]) -> Option<Score> {
     let seeds: BTreeSet<u32> = runs.iter().map(|run| run.seed).collect();
     let mut all = Cases::default();
@@ -130,7 +130,7 @@ fn ninth_of_ten(costs: &mut [f64]) -> Option<f64> {
     costs.get(costs.len() * 9 / 10).map(|cost| (cost * 1e3).round() / 1e3)
 }
 
-/// Returns the best arm of a leaf among those available in this case.
+/// Returns the best arm of a leaf among the arms that are available in this case.
 fn best(arms: &[String], leaf: &Leaf, case: &TrainingCase) -> Option<usize> {
     let mut places = leaf.ranking.iter().filter_map(|rank| arms.iter().position(|arm| *arm == rank.arm));
     places.find(|arm| case.can_be_had(*arm))
@@ -330,7 +330,7 @@ mod tests {
 
     #[test]
     fn confidence_bounds_match_published_values() {
-        // The first case is 475 of 500, and the second is the seed tree's 30 of 38.
+        // The first share is 475 of 500. The second one is that of the seed tree, 30 of 38.
         let (low, high) = wilson(0.95, 500);
         assert!((low - 0.927).abs() < 0.0006 && (high - 0.966).abs() < 0.001, "{low} {high}");
         let (low, high) = wilson(30.0 / 38.0, 38);

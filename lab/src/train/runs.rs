@@ -45,7 +45,7 @@ pub struct TrainingRun {
     pub came: ByteArrivals,
 }
 
-/// The network as the lab created it. The training does not use these figures.
+/// The network as the lab created it. The training does not use these values.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TrainingNetwork {
     pub rtt_ms: f64,
@@ -93,7 +93,7 @@ pub fn head() -> String {
 ///
 /// # Errors
 ///
-/// A line is malformed or incomplete. The error has its number and the reason.
+/// Fails if a line is malformed or incomplete. The error has the line's number and the reason.
 pub fn parse(text: &str) -> Result<Vec<TrainingRun>, Error> {
     if text.len() > BYTES_MAX {
         return Err(Error::Long(text.len()));
@@ -252,8 +252,8 @@ impl<'a> CsvFields<'a> {
         if text.is_empty() { Ok(None) } else { figure(name, text).map(Some) }
     }
 
-    /// Parses the times at which each size of the ladder had arrived. They must not decrease, up to the first size that
-    /// was not reached.
+    /// Parses the times at which the transfer had reached each of the sizes `LADDER_KIB`. The times must not decrease,
+    /// up to the first size that was not reached.
     fn ladder(&mut self) -> Result<[Option<f64>; LADDER_KIB.len()], String> {
         let mut rungs = [None; LADDER_KIB.len()];
         let mut before = Some(0.0);
@@ -277,7 +277,7 @@ fn figure(name: &str, text: &str) -> Result<f64, String> {
 pub(crate) mod tests {
     use super::*;
 
-    /// Builds a run whose sizes each take `ms` longer than the previous one.
+    /// Builds a transfer that reaches each of the sizes `LADDER_KIB` `ms` after the previous size.
     pub(crate) fn run(network: u32, arm: &str, ms: f64) -> TrainingRun {
         let rung = |at: usize| Some(ms * (at + 1) as f64);
         TrainingRun {

@@ -105,7 +105,7 @@ fn accuracy_and_overhead_of_one_scenario_are_reported() {
         assert_eq!(row.get("error"), None, "{row}");
         assert_eq!((&row["scenario"], &row["sample_hz"]), (&"veth udp gro=off".into(), &1000.into()));
     }
-    // A small error would need longer runs on a quiet machine. This test only checks that the figures exist.
+    // A small error would need longer runs on a quiet machine. This test only checks that errors are reported.
     let error = |name: &str| accuracy[name].as_f64().unwrap_or_else(|| panic!("{accuracy}"));
     assert!(error("procstat_error_pct").is_finite() && error("clock_error_pct").is_finite(), "{accuracy}");
     assert!(error("worst_subevent_error_points") >= 0.0, "{accuracy}");

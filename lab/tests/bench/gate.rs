@@ -47,7 +47,7 @@ fn defences_refuse_excess_connections_and_a_flood() {
         assert!(row["requests_per_second"].as_f64() > Some(0.0), "{row}");
         assert!(row["cpu_ns_per_refused_packet"].as_f64() > Some(0.0), "{row}");
     }
-    // Every attempt has at least one packet, and that reaches either the server or the gate.
+    // Every attempt sends at least one packet, which reaches either the server or the gate.
     assert!(row("quota", "gate")["refused_packets"].as_u64() >= Some(ATTACKERS * REQUESTS));
     for defence in ["user", "gate"] {
         assert!(row("quota", defence)["syscalls"].as_u64() > Some(0), "{defence}");

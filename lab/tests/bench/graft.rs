@@ -6,7 +6,8 @@ use millrace_lab::train::runs;
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::Value;
 
-/// Runs a measurement with these arguments. Returns its rows, or `None` after printing why it cannot run here.
+/// Runs a measurement with these arguments. Returns its rows. Returns `None` after printing why the measurement cannot
+/// run on this machine.
 fn rows(test: &str, arguments: &str) -> Option<Vec<Value>> {
     if !nix::unistd::geteuid().is_root() {
         println!("SKIP {test}: needs root");
@@ -41,8 +42,8 @@ fn each_graft_benchmark_measures_something() {
         assert_eq!(row["rounds"], 2, "{row}");
         assert!(row["total_us"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{row}");
     }
-    // A graft that was loaded before is loaded without libbpf, and only then is the verifier's time reported
-    // separately.
+    // A graft that was loaded before is loaded without libbpf, and the verifier's time is reported separately only for
+    // such a load.
     assert!(deployed[0]["steps_us"]["verify"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{}", deployed[0]);
 
     let negotiated = rows(
@@ -135,7 +136,8 @@ fn packet_functions_are_swapped_without_losing_datagrams() {
     assert!(row["agreed_us"]["p50"].as_f64().is_some_and(|us| us > 40_000.0), "two round trips: {row}");
 }
 
-/// Checks that each list of functions keeps its promises on a link that loses packets. The figures are not checked.
+/// Checks that each list of packet functions keeps its promises (such as full reliability) on a link that loses
+/// packets. Throughput and delay are not checked.
 #[test]
 fn lost_messages_are_repaired_as_functions_promise() {
     let arguments = "repair --windows 1,16 --loss 5 --rtt-ms 10 --delay-rtt-ms 20 --delay-loss 5 --rate 100 --seconds 3 --rounds 1";
@@ -162,7 +164,7 @@ fn lost_messages_are_repaired_as_functions_promise() {
             Some("QUIC datagrams") => assert!(lost * 4 <= sent, "far more than the link loses: {row}"),
             _ => assert_eq!(lost, 0, "{row}"),
         }
-        // A lost message counts as later than every message that arrived.
+        // A lost message counts as if its delay were longer than that of every message that arrived.
         let owed = (row["owed"].as_u64().expect("a count"), row["p99_of_owed_ms"].as_f64());
         assert_eq!(owed.0, 300);
         let most = row["delay_ms"]["max"].as_f64();
@@ -203,8 +205,8 @@ fn transfers_are_kept() {
     assert_eq!((now[3].network, &now[3].arm), (rows[3].network, &rows[3].arm));
 }
 
-/// The graft changes with the path and back again, by an application or by a rule. The command fails if a message is
-/// lost that is owed.
+/// The session changes its graft when the path's round-trip time changes, and back again, by an application or by a
+/// rule. The command fails if more messages are lost than the graft in use allows.
 #[test]
 fn graft_changes_with_the_path() {
     let plot = tempfile::NamedTempFile::with_suffix(".svg").expect("a file");
@@ -231,7 +233,7 @@ fn graft_changes_with_the_path() {
     assert!(svg.contains("in-place") && svg.contains("320 ms from 1 s on"), "{svg}");
 }
 
-/// The memory that the daemon reports is the kernel's figure. It does not grow when the sessions are used.
+/// The memory that the daemon reports equals the kernel's count. It does not grow when the sessions are used.
 #[test]
 fn sessions_use_the_memory_that_the_daemon_reports() {
     let arguments = "sessions --sessions 1,3 --rate 200 --seconds 1 --rounds 1 --memory-sessions 1,300";
@@ -258,7 +260,7 @@ fn sessions_use_the_memory_that_the_daemon_reports() {
     }
 }
 
-/// Both paths are used, and the remaining one continues after the other was cut.
+/// The session uses both paths, and continues on the remaining path after the other path was cut.
 #[test]
 fn session_uses_both_paths() {
     let Some(rows) = rows("session_uses_both_paths", "paths --rate-mbit 5 --seconds 2 --rounds 1") else {

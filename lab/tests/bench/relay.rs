@@ -1,4 +1,4 @@
-//! Runs `millrace-lab bench relay` with the plain forwarder, whose figures are known, and other benchmarks at a small
+//! Runs `millrace-lab bench relay` with the plain forwarder, whose results are known, and other benchmarks at a small
 //! size. Needs root.
 
 use std::process::Command;
@@ -55,11 +55,11 @@ fn check_forwarder(row: &Value) {
     assert!(number("/wire/objects") > 0.0, "{row}");
     assert!(number("/wire/copies") > 0.0, "{row}");
     assert_eq!((number("/wire/missing"), number("/wire/extra")), (0.0, 0.0));
-    // The two latencies were measured in different periods, so neither has to be longer.
+    // The application latency and the wire latency were measured in different periods, so neither has to be longer.
     assert!(number("/wire_latency_us/p50") > 0.0);
     assert!(number("/latency_us/p50") > 0.0);
-    // There are one receive per object and one send per copy. At the edges of the counted period the numbers may be off
-    // by a few.
+    // There are one receive per object and one send per copy. A few calls more or less are due to the start and the end
+    // of the counted period.
     let calls = number("/syscalls_per_object");
     assert!((calls - (1.0 + 1.0 / SUBSCRIBERS)).abs() < 0.5, "{calls}");
     assert!(number("/cpu_ns_per_object/relay") > 0.0);
@@ -238,8 +238,8 @@ fn time_until_moved_viewers_are_served_is_measured() {
     assert!(viewers["bytes_per_session"].as_u64().is_some_and(|bytes| bytes > 0), "{row}");
 }
 
-/// Viewers of both engines keep their subscriptions, receive no object twice, and receive media again. The time is
-/// not checked.
+/// Viewers of both engines keep their subscriptions, receive no object twice, and receive media again. The test does
+/// not check how long that takes.
 #[test]
 fn restarted_publishers_and_relays_are_measured() {
     if !nix::unistd::geteuid().is_root() {
@@ -364,7 +364,7 @@ fn browser_playback_is_measured() {
     }
 }
 
-/// Returns the reason why a browser cannot be tested here, if so.
+/// Returns the reason why a browser cannot be tested on this machine, if there is one.
 fn no_browser() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("needs root".to_owned());

@@ -8,7 +8,7 @@
 /* Load-time configuration. */
 struct flood_config {
 	__u32 ifindex;	  /* interface that frames are sent on; 0: frames are dropped */
-	__u32 header_sum; /* sum of the IPv4 header's words, without source and checksum */
+	__u32 header_sum; /* sum of the IPv4 header's 16-bit words, without source address and checksum */
 	__u32 network;	  /* lowest source address, in host byte order */
 	__u32 hosts;	  /* number of sources minus 1; a power of two minus 1 */
 };

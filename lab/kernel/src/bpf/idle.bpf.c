@@ -8,8 +8,9 @@ struct task_struct {
 	int pid;
 } __attribute__((preserve_access_index));
 
-/* One entry: the nanoseconds that this CPU's idle task has run. While the idle task runs, its start time is
- * subtracted, so the value is negative. One word holds both, so a reader always sees a consistent state. */
+/* One entry: the nanoseconds that this CPU's idle task has run. While the idle task runs, its start time is subtracted,
+ * so the value is negative. A reader always sees a consistent state, since total and start time are in a single value.
+ * */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -17,8 +18,8 @@ struct {
 	__uint(max_entries, 1);
 } idle SEC(".maps");
 
-/* Starts or stops the idle task's clock. An idle task that ran already when the program was attached counts from its
- * next switch on. Runs with interrupts off. */
+/* Starts or stops the idle task's clock. An idle task that ran already when the program was attached is timed only
+ * after it has been scheduled again. Runs with interrupts off. */
 static __always_inline int turn(int is_idle)
 {
 	__u32 key = 0;

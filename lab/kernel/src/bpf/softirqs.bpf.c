@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Times the networking softirqs of all CPUs, and separately those that interrupted one process. */
+/* Times the networking softirqs of all CPUs, and also how long softirqs interrupted one process. */
 #include "intf.h"
 #include "softirq.h"
 #include "util.h"

@@ -156,7 +156,7 @@ fn counted(probe: &mut PacketProbe) -> ProbeCounters {
     probe.counters().expect("counters") // exact: BPF_PROG_TEST_RUN has returned
 }
 
-/// Runs a program on one packet. Returns the sample and the counter that result.
+/// Runs a program on one packet. Returns the sample that the program recorded, or the reason that it counted instead.
 fn run(
     probe: &mut PacketProbe,
     program: &'static str,

@@ -140,7 +140,7 @@ impl AdaptRow {
         format!("{}{policy}", self.relay.label())
     }
 
-    /// Returns the figures of the rounds that succeeded.
+    /// Returns what the viewer saw in each successful round: stalls, latency, and shares that arrived on time.
     fn figures(&self) -> Vec<AdaptFigures> {
         self.rounds.iter().flatten().map(|round| round.figures).collect()
     }

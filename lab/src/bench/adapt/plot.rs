@@ -1,4 +1,4 @@
-//! Plots the viewers' figures: one panel per figure, one bar per row.
+//! Plots what viewers saw: one panel per measured quantity, one bar per result row.
 
 use std::path::Path;
 

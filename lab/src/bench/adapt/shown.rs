@@ -10,11 +10,11 @@ use crate::stats::{Percentiles, Spread};
 
 /// Shortest time without a new frame on the screen that counts as a stall.
 const STALL: Duration = Duration::from_millis(250);
-/// Longest time after which an audio object or a key frame still arrives on time.
+/// Longest delay with which an audio object or a key frame still counts as on time.
 const IN_TIME: Duration = Duration::from_millis(300);
 /// Time after a change of the link in which stalls are not counted.
 const GRACE: Duration = Duration::from_secs(2);
-/// Time after the start that is left out of the figures, since the subscriber is still joining.
+/// Time after the start that is not measured, since the subscriber is still joining.
 pub const JOINING: Duration = Duration::from_secs(1);
 
 /// Start time and rates of the sender. The time is by the host's monotonic clock.
@@ -36,16 +36,17 @@ pub struct ArrivedObject {
     pub at: Duration,
 }
 
-/// Figures of one run.
+/// Stalls, latency, and shares that arrived on time, as a viewer experienced them in one run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct AdaptFigures {
     /// Sum of the gaps over 250 ms between shown frames, without the two seconds after each change of the link.
     pub stall_ms_total: f64,
     pub longest_stall_ms: f64,
-    /// Share of audio objects that arrived within 300 ms. The first second is left out, here and for key frames.
+    /// Share of audio objects that arrived within 300 ms. Neither this share nor that of key frames includes the first
+    /// second of the run.
     pub audio_on_time_pct: f64,
     pub key_frames_on_time_pct: f64,
-    /// Time from sending to showing, over the frames that were shown.
+    /// 95th percentile of the time from sending a frame to showing it, over the frames that were shown.
     pub latency_p95_ms: Option<f64>,
     /// Share of the sent frames that were shown.
     pub frames_shown_pct: f64,
@@ -54,7 +55,8 @@ pub struct AdaptFigures {
 }
 
 impl AdaptFigures {
-    /// Computes the figures. `changes` are the times when the rate of the link changed.
+    /// Computes stalls, latency and shares from the objects that arrived. `changes` are the times when the rate of the
+    /// link changed.
     pub fn from_arrivals(sent: &SentRates, came: &[ArrivedObject], changes: &[Duration]) -> Self {
         let mut came = came.to_vec();
         came.sort_by_key(|object| object.at);
@@ -92,7 +94,7 @@ impl AdaptFigures {
         }
     }
 
-    /// Names of the figures of [`Self::spread`].
+    /// Names of the values that [`Self::spread`] returns, in the same order.
     pub const NAMES: [&'static str; 6] = [
         "stall_ms_total",
         "longest_stall_ms",
@@ -102,8 +104,8 @@ impl AdaptFigures {
         "latency_p95_ms",
     ];
 
-    /// Returns each figure's median, lowest and highest value over the rounds, in the order of [`Self::NAMES`]. The
-    /// latency is `None` if a round showed no frame. Returns `None` without rounds.
+    /// Returns the median, lowest and highest of each measured value over the rounds, in the order of [`Self::NAMES`].
+    /// The latency is `None` if a round showed no frame. Returns `None` without rounds.
     pub fn spread(rounds: &[Self]) -> Option<[Option<Spread>; 6]> {
         let fields: [fn(&Self) -> f64; 6] = [
             |figures| figures.stall_ms_total,
@@ -118,7 +120,7 @@ impl AdaptFigures {
         (!rounds.is_empty()).then(|| fields.map(spread))
     }
 
-    /// Returns each figure's median over the rounds.
+    /// Returns the median of each measured value over the rounds.
     pub fn median(rounds: &[Self]) -> Option<Self> {
         let middle = |field: fn(&Self) -> f64| crate::stats::median(&each(rounds, field));
         let latency = |figures: &Self| figures.latency_p95_ms.unwrap_or(f64::INFINITY);

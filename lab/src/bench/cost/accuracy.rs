@@ -19,12 +19,12 @@ use crate::stats::Spread;
 pub struct AccuracyFigures {
     rounds: usize,
     pub cpus: Vec<CpuError>,
-    /// Errors of the parts, the largest error first.
+    /// Errors of the parts that the taxonomy divides each event into, the largest error first.
     pub parts: Vec<PartError>,
     lost_samples: u64,
 }
 
-/// Figures of one CPU, in percent of its time.
+/// Times of events, kernel and user mode on one CPU by each measuring method, in percent of the CPU's time.
 #[derive(Debug, Serialize)]
 pub struct CpuError {
     cpu: u32,
@@ -39,8 +39,8 @@ pub struct CpuError {
     rest_pct: f64,
     /// Time in user mode, by the profile.
     user_pct: f64,
-    /// Busy time by the profile's number of samples. The figures above are shares of `clock_busy_pct` instead, since
-    /// samples that the profiler missed cannot be assigned.
+    /// Busy time by the profile's number of samples. The profile's other times in this structure are shares of
+    /// `clock_busy_pct` instead, since samples that the profiler missed cannot be assigned.
     profile_busy_pct: f64,
     /// Time outside of the idle task, by a clock that is read at task switches.
     clock_busy_pct: f64,
@@ -68,7 +68,7 @@ pub struct PartError {
     pub part: String,
     pub observer_pct: f64,
     pub profile_pct: f64,
-    /// Spread over the rounds of the observer's figure minus the profile's.
+    /// The observer's time minus the profile's time: spread over the rounds.
     error_points: Spread,
     /// Standard error of the median that results from the finite numbers of samples.
     pub sampling_error_points: f64,
@@ -95,12 +95,12 @@ impl AccuracyFigures {
         }
     }
 
-    /// Returns the error against `/proc/stat` on one CPU: the one whose median error is largest.
+    /// Returns the error against `/proc/stat` on the CPU whose median error is largest.
     pub fn procstat_error_pct(&self) -> Option<Spread> {
         worst(self.cpus.iter().map(|cpu| cpu.procstat_error_pct))
     }
 
-    /// Returns the error against the clock on one CPU: the one whose median error is largest.
+    /// Returns the error against the clock on the CPU whose median error is largest.
     pub fn clock_error_pct(&self) -> Option<Spread> {
         worst(self.cpus.iter().map(|cpu| cpu.clock_error_pct))
     }
@@ -110,7 +110,7 @@ fn worst(errors: impl Iterator<Item = Spread>) -> Option<Spread> {
     errors.max_by(|a, b| a.median.abs().total_cmp(&b.median.abs()))
 }
 
-/// Figures of one round, in percent of a CPU's time.
+/// Times that the observer and the references measured in one round, in percent of a CPU's time.
 #[derive(Debug)]
 pub struct AccuracyRound {
     cpus: BTreeMap<u32, AccuracyCpuTimes>,
@@ -151,7 +151,8 @@ struct PartTimes {
 }
 
 impl AccuracyCpuTimes {
-    /// Returns the kernel's time: events as the observer measured them, and the rest as the profile has it.
+    /// Returns the kernel's time: events and observer as the observer measured them, and all other kernel time by the
+    /// `perf` profile.
     fn kernel(self) -> f64 {
         self.events + self.observer + self.rest
     }
@@ -335,7 +336,7 @@ pub fn measure(scenario: NetworkScenario, sample_hz: u32, length: Duration) -> a
     let end = monotonic_ns();
     let idle_after = idle.times()?;
     // perf resolves the names of the observer's BPF programs when it ends, so the observer must still run. If the
-    // observer times calls from the system call on, the profile must count them from there as well.
+    // observer times calls from the entry of the system call on, the profile must count them from that entry as well.
     let socket_files = (report.method == Some(ReportMethod::SystemCalls)).then_some(LOAD);
     let profile = recording.finish(start, end, socket_files);
     drop(observer);
@@ -416,7 +417,8 @@ mod tests {
         assert_eq!(worst.median, -15.0);
     }
 
-    /// A part that either the observer or the profile missed, in one round, counts as zero there.
+    /// A part of an event that either the observer or the profile missed in one round has the time 0 in that
+    /// measurement.
     #[test]
     fn part_missing_in_observer_or_profile_counts_as_zero() {
         let mut other = round(57.0, (30.0, 30.0));

@@ -19,11 +19,11 @@ use serde::Serialize;
 use super::accuracy::{ProcStatTimes, busy_pct, cpus_of, percent};
 use super::profile::PerfRecording;
 
-/// Mean length of bursts and of pauses, ns. Each has 0.5 to 1.5 times this length. They are shorter than a tick, and
-/// random, so that they are not in step with ticks.
+/// Mean length of bursts and of pauses, ns. A single one has 0.5 to 1.5 times this length. They are shorter than a
+/// tick, and random, so that they are not in step with ticks.
 const BURST_NS: u64 = 200_000;
 
-/// Figures of one CPU, in percent of its time.
+/// Busy time of one CPU by each measuring method, in percent of the CPU's time.
 #[derive(Debug, Serialize)]
 pub struct CalibrationFigures {
     pub cpu: u32,
@@ -140,7 +140,7 @@ impl CalibrationLoad {
 
 /// Returns a pseudorandom length of 0.5 to 1.5 times [`BURST_NS`], computed from the lowest bits of a time.
 fn varied(time_ns: u64) -> u64 {
-    // This is multiplicative hashing (Knuth, TAOCP 6.4): the highest bits depend on all others.
+    // This is multiplicative hashing (Knuth, TAOCP 6.4): the product's highest bits depend on all bits of the input.
     let hash = time_ns.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     BURST_NS / 2 + hash * BURST_NS / (1 << 32)
 }

@@ -17,7 +17,7 @@ use super::accuracy::{busy_pct, cpus_of};
 use super::loads::{ALL, CostLoad};
 use super::profile::PerfRecording;
 
-/// Result of one scenario. Figures are percent of one CPU, summed over all CPUs.
+/// Result of one scenario. Times are percent of one CPU, summed over all CPUs.
 #[derive(Debug, Serialize)]
 struct ContextRow {
     scenario: &'static str,
@@ -31,21 +31,22 @@ struct ContextRow {
 struct ContextFigures {
     observer_pct: f64,
     profile_pct: f64,
-    /// Allowed difference: 5 % of the profile's figure, or three standard errors of sampling. In scenarios without
-    /// networking it is the largest share that the observer may report. Before a call has reached its socket, the stack
-    /// does not show the socket's address family, so the profile cannot tell whether the call is networking.
+    /// Allowed difference: 5 % of the profile's networking time, or three standard errors of sampling. In scenarios
+    /// without networking it is the largest share that the observer may report. Before a call has reached its socket,
+    /// the stack does not show the socket's address family. So the profile cannot tell whether such a call is
+    /// networking.
     allowed_points: f64,
     within: bool,
-    /// Time of each event that occurred, percent of one CPU.
+    /// Time of each kernel event (such as NET_RX) that occurred in this scenario, percent of one CPU.
     events: BTreeMap<&'static str, f64>,
-    /// Events and parts with the most time, percent of one CPU.
+    /// The parts of events with the most time: event, part, and percent of one CPU.
     parts: Vec<(&'static str, String, f64)>,
-    /// Events and parts that this scenario must show and does not.
+    /// Events and parts of events that the observer must report in this scenario, but did not.
     absent: Vec<String>,
 }
 
 const MOST_PARTS: usize = 12;
-/// Largest allowed difference, as a share of the profile's figure.
+/// Largest allowed difference between observer and profile, as a share of the profile's networking time.
 const TOLERANCE: f64 = 0.05;
 /// Largest networking time that may be reported for a scenario without networking, percent of one CPU.
 const MOST_LOCAL_PCT: f64 = 1.0;
@@ -96,7 +97,7 @@ fn measure(load: &CostLoad, hz: u32, length: Duration) -> anyhow::Result<Context
         let it = profile.get(&cpu.cpu).with_context(|| format!("no profile of CPU {}", cpu.cpu))?;
         let busy = busy_pct(cpu.cpu, [&idle_before, &idle_after], end - start);
         // A sampling clock's interrupt takes some 15 us here. Timed events include that time, sampled events do not. So
-        // the profile's figure is weighted from both.
+        // the profile's share is a mean of both methods, weighted by the share of sampled events.
         let events = || cpu.events.iter().filter(|of| of.event.is_networking());
         let sampled_ns = events().map(|of| of.sampled as f64 * 1e9 / f64::from(hz)).sum::<f64>();
         let all_ns = events().map(|of| of.ns as f64).sum::<f64>();

@@ -20,7 +20,7 @@ use super::super::process::BenchProcess;
 use super::network::{self, NetworkProtocol, NetworkRoute, NetworkScenario, NetworkTraffic, needs, run};
 use crate::lab::{Lab, LabNode, Topology};
 
-/// A load, and the events and parts that the observer must report for it.
+/// A load, and the events and parts of events that the observer must report for it.
 pub struct CostLoad {
     pub name: &'static str,
     pub shows: &'static [(Event, &'static str)],
@@ -389,7 +389,8 @@ fn sqpoll(running: &mut RunningLoad) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs a ping-pong in which one side is moved from CPU to CPU, even during its system calls.
+/// Sends a datagram back and forth between two sockets. One of their two threads is moved from CPU to CPU, even during
+/// its system calls.
 fn migration(running: &mut RunningLoad) -> anyhow::Result<()> {
     let lab = running.lab(&ENDS)?;
     let [near, far] = ends(lab)?;

@@ -191,7 +191,8 @@ impl CostArgs {
 struct CostRow {
     scenario: String,
     observer: &'static str,
-    /// Mode of the observer for most of the time. `None`: nothing is observed, and the CPUs are only interrupted.
+    /// Mode in which the observer was for most of the time. `None`: no event is observed, and only the sampling
+    /// interrupts run.
     mode: Option<ReportMode>,
     /// How stacks reach userspace: `array` (mapped memory), `ring_buffer`, or `none`.
     transport: &'static str,
@@ -201,9 +202,11 @@ struct CostRow {
     /// Error on the worst CPU against `/proc/stat`: the observer's events plus the profile's other kernel time, minus
     /// the kernel time of `/proc/stat`. Median of the rounds.
     procstat_error_pct: Option<f64>,
-    /// Error on the worst CPU against a clock in place of `/proc/stat`, which counts ticks. Median of the rounds.
+    /// Error on the worst CPU against a clock, computed like `procstat_error_pct`. Unlike the clock, `/proc/stat`
+    /// counts ticks. Median of the rounds.
     clock_error_pct: Option<f64>,
-    /// Error of the worst part of any event on the worst CPU, in percentage points. Median of the rounds.
+    /// Largest error of any part of an event, on the CPU where it is largest, in percentage points. Median of the
+    /// rounds.
     worst_subevent_error_points: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     calibration: Option<Vec<calibration::CalibrationFigures>>,

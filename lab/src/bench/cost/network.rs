@@ -88,8 +88,8 @@ pub struct NetworkTraffic {
 }
 
 impl NetworkTraffic {
-    /// Starts the traffic. If there are two CPUs, sender and receiver have one each: most of the difference between two
-    /// runs would be due to the scheduler's placement.
+    /// Starts the traffic. If there are two CPUs, sender and receiver have one each. Otherwise the scheduler's
+    /// placement would cause most of the difference between two runs.
     pub fn start(scenario: NetworkScenario) -> anyhow::Result<Self> {
         needs(LOAD, LOAD)?;
         let lab = Lab::new(&topology(scenario.way))?;

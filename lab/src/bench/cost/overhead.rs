@@ -19,7 +19,7 @@ use super::network::{self, NetworkScenario, NetworkTraffic};
 /// Memory for the reports that the dashboard keeps, bytes.
 const MEMORY_BYTES: usize = 64 << 20;
 const SETTLE: Duration = Duration::from_millis(200);
-/// Time in which the mode `auto` settles on a mode.
+/// Time that the observer's mode `auto` gets, before the measurement, to choose between timing and sampling.
 const CHOOSING: Duration = Duration::from_millis(1500);
 /// Interval of the observer's reports, which `millrace cost` uses as well.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -127,7 +127,8 @@ pub fn measure(
     let mut pairs_pct = Vec::new();
     let mut without_all = Vec::new();
     for pair in 0..pairs {
-        // Every second pair runs in reverse order, so that a drift of the machine affects both halves alike.
+        // Every second pair runs in reverse order. So a drift of the machine affects the periods with and without the
+        // observer alike.
         let (with, without) = if pair % 2 == 0 {
             let without = bare(&mut traffic, length)?;
             (with(&mut traffic, &mut own)?, without)

@@ -176,7 +176,7 @@ fn parse(
         }
         let stack: Vec<Box<str>> = lines.filter_map(kernel_function).collect();
         for function in &stack {
-            // Results are kept, so that each function is looked up in the taxonomy only once.
+            // Cache the rules, so that each function is looked up in the taxonomy only once.
             rules.entry(function.clone()).or_insert_with(|| taxonomy.rules(function));
         }
         let call = socket_files.filter(|files| *files == name).and_then(|_| file_call(&stack));
@@ -314,8 +314,8 @@ const LOCAL: [&str; 4] = ["unix_", "netlink_", "rtnetlink_", "genl_"];
 /// Functions that all subsystems call. If one of them is tail-called, its caller is missing in the stack.
 const ANYWHERE: [&str; 1] = ["_raw_spin_"];
 
-/// Reports whether a stack belongs to networking. Its first function is the innermost one. Functions below a softirq
-/// are ignored, unless the softirq itself has no function in the stack, as at its begin and end.
+/// Reports whether a stack, whose first function is the innermost one, belongs to networking. Callers that a softirq
+/// interrupted are ignored, unless the softirq itself has no function in the stack, as at its begin and end.
 fn is_networking(stack: &[Box<str>]) -> bool {
     let functions = || stack.iter().map(|function| &**function);
     let is_softirq = |function: &&str| SOFTIRQ.contains(function);
@@ -373,8 +373,8 @@ impl CpuSamples {
         self.events() + self.observer + self.rest + self.user
     }
 
-    /// Returns the percentage of the CPU's time, relative to the samples that were due in `time_ns`. An idle CPU, or
-    /// one that a hypervisor has taken away, delivers fewer samples than are due.
+    /// Returns the percentage of the CPU's time that a number of samples stands for, relative to the samples that were
+    /// due in `time_ns`. An idle CPU, or one that a hypervisor has taken away, delivers fewer samples than are due.
     pub fn percent(&self, samples: u64, time_ns: u64) -> f64 {
         samples as f64 * 100.0 / self.due(time_ns)
     }

@@ -170,7 +170,7 @@ impl NftHook<'_> {
     }
 }
 
-/// The host that a defence protects, and its place in the network.
+/// The host that a defence protects, with its interfaces, the server's address, and a directory for files.
 pub struct DefencePlace<'a> {
     pub node: &'a LabNode,
     /// Names of the server's interfaces; `attacked` is the one where attackers' packets arrive.

@@ -106,7 +106,7 @@ fn parse_mac(text: &str) -> Option<[u8; 6]> {
     bytes?.try_into().ok()
 }
 
-/// Figures of one run with a defence. Figures that do not apply are `null`.
+/// Measured values of one run with a defence. Values that do not apply are `null`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct FloodFigures {
     /// Bodies that honest clients got per second, during the first flood and before it. Only the first flood runs
@@ -115,8 +115,8 @@ pub struct FloodFigures {
     pub calm_requests_per_second: f64,
     pub mean_duration_ms: f64,
     pub honest_goodput_ratio: f64,
-    /// Packets per second that arrived in a second flood, without honest traffic. The figures below are of this flood.
-    /// `dropped` is the defence's own count.
+    /// Packets per second that arrived in a second flood, without honest traffic. The fields below are of this flood,
+    /// unless they say otherwise. `dropped` is the defence\'s own count.
     pub flood_packets_per_second: f64,
     pub dropped_packets_per_second: Option<f64>,
     /// CPU time of generator, ksoftirqd threads and server, per packet. `generator` is the part of the generator
@@ -180,7 +180,8 @@ fn generator_alone(site: &GateBenchSite, length: Duration) -> anyhow::Result<Flo
 /// Start and end of a period by `CLOCK_MONOTONIC`, ns.
 type TimeSpan = (u64, u64);
 
-/// Runs honest clients through a calm period and a flood. Returns the bodies that they got and both periods.
+/// Runs honest clients through a calm period and a flood. Returns the bodies that the clients got, and the start and
+/// end of both periods.
 fn with_honest_clients(
     site: &GateBenchSite,
     calm: Duration,

@@ -185,7 +185,7 @@ pub struct Http3Target {
 ///
 /// # Errors
 ///
-/// A client lost its connection or got no body.
+/// Fails if a client lost its connection or got no body.
 pub fn honest(
     target: &Http3Target,
     addresses: &[IpAddr],

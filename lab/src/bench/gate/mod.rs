@@ -117,8 +117,8 @@ impl GateArgs {
         Ok(())
     }
 
-    /// Lists the result rows. Consecutive rows have different defences, so that a drift of the machine affects all of
-    /// them alike.
+    /// Lists the result rows. Consecutive rows have different defences, so that a drift of the machine affects all
+    /// defences alike.
     fn rows(&self) -> Vec<DefenceRow> {
         let row = |experiment, defence| DefenceRow { experiment, defence, rounds: Vec::new() };
         let experiments = self.experiments.iter();

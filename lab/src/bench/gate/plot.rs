@@ -18,7 +18,7 @@ const FONT: &str = "sans-serif";
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// Draws the figures of all measured rows as SVG.
+/// Draws the requests over time and the cost of a refused packet, for all measured defences, as SVG.
 pub fn draw(rows: &[DefenceRow], path: &Path) -> anyhow::Result<()> {
     if !rows.iter().any(|row| row.rounds.iter().any(Result::is_ok)) {
         bail!("no defence could be measured");

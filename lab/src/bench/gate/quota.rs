@@ -29,7 +29,7 @@ use crate::stats::Percentiles;
 
 /// Limit that the defences enforce: one connection per client.
 const LIMITS: DefenceLimits = DefenceLimits::Connections(1);
-/// Resolution of requests over time, and interval of CPU and memory samples.
+/// Length of the intervals in which requests are counted, and interval at which CPU and memory are sampled.
 pub const BIN: Duration = Duration::from_millis(100);
 /// Time for which the rate of requests must be normal again until the server counts as recovered. `RECOVERED` is the
 /// required share of the rate before the attack.
@@ -59,7 +59,7 @@ impl QuotaLoad {
     }
 }
 
-/// Figures of one run with a defence. Figures that do not apply are `null`.
+/// Measured values of one run with a defence. Values that do not apply are `null`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct QuotaFigures {
     /// Bodies that honest clients got per second, during the attack and before it.
@@ -70,8 +70,8 @@ pub struct QuotaFigures {
     pub honest_goodput_ratio: f64,
     /// Time from the attackers' last attempt until the rate of requests is back, seconds.
     pub recovery_s: Option<f64>,
-    /// Attempts of all attackers during the attack; those that got their body; and the mean time after which the rest
-    /// failed.
+    /// Number of all attackers' attempts during the attack, number of those that got their body, and mean time after
+    /// which the other attempts failed.
     pub attempts: u64,
     pub served_attempts: u64,
     pub refused_after_ms: Option<f64>,
@@ -90,7 +90,8 @@ pub struct QuotaFigures {
     pub cpu_ns_per_refused_packet: Option<f64>,
     pub bpf_ns_per_refused_packet: Option<f64>,
     pub cpu_ns_per_refused_attempt: Option<f64>,
-    /// CPU of the gate's daemon, in percent of one core. Its work each second does not depend on what is refused.
+    /// CPU of the gate's daemon, in percent of one core. The daemon does the same work each second, however many
+    /// packets the gate refuses.
     pub gate_cpu_percent: Option<f64>,
     /// Number of the server's system calls.
     pub syscalls: u64,
@@ -126,7 +127,7 @@ pub fn run(site: &GateBenchSite, defence: Defence, load: &QuotaLoad) -> anyhow::
         let watched = watch(&mut server, load, &go);
         stop.store(true, Ordering::Relaxed);
         let got = joined(honest);
-        // Report the first error, since it caused the others.
+        // Report the first error, since it caused the later ones.
         let (watched, got) = (watched.and_then(|watched| Ok((watched, got?))))?;
         std::thread::sleep(SETTLE);
         // A second attack, without honest clients, shows what refusals cost.

@@ -12,9 +12,9 @@ use super::{
 };
 use crate::stats::Spread;
 
-/// Name of the time series among the figures. Only single rounds have it, not the rows that combine rounds.
+/// Name of the time series in a round's results. Rows that combine rounds do not have it.
 pub const SERIES: &str = "series";
-/// Figures that every row has in JSON: `null` if they were not measured.
+/// Names of the values that every row has in JSON: `null` if a value was not measured.
 const FIGURES: [&str; 7] = [
     "requests_per_second",
     "mean_duration_ms",
@@ -28,7 +28,7 @@ const FIGURES: [&str; 7] = [
 pub struct DefenceRow {
     pub experiment: Experiment,
     pub defence: Defence,
-    /// Figures of each round, or its error.
+    /// Measured values of each round, or its error.
     pub rounds: Vec<Result<Value, String>>,
 }
 
@@ -52,14 +52,14 @@ impl DefenceRow {
         Value::Object(row)
     }
 
-    /// Returns the median of a figure over the rounds. The name may be nested (`a.b`).
+    /// Returns the median over the rounds of the measured value with this name, which may be nested (`a.b`).
     pub fn figure(&self, name: &str) -> Option<f64> {
         let rounds: Vec<Value> = self.rounds.iter().flatten().cloned().map(without_series).collect();
         let median = combine(&rounds, &middle);
         name.split('.').try_fold(&median, |value, key| value.get(key))?.as_f64()
     }
 
-    /// Returns the lowest and the highest value of a figure, if there is more than one round.
+    /// Returns the lowest and the highest of a measured value, if there is more than one round.
     fn spread(&self, name: &str) -> Option<(f64, f64)> {
         let values: Vec<f64> = self.values_by_round(name).into_iter().flatten().collect();
         let spread = Spread::from_values(&values).filter(|_| self.rounds.len() > 1);
@@ -84,7 +84,7 @@ fn without_series(mut figures: Value) -> Value {
     figures
 }
 
-/// A column of the table: heading, name of the figure, divisor, number of digits.
+/// A column of the table: heading, name of the measured value, divisor, number of digits.
 type DefenceColumn = (&'static str, &'static str, f64, usize);
 
 const QUOTA: [DefenceColumn; 14] = [
@@ -116,7 +116,8 @@ const FLOOD: [DefenceColumn; 9] = [
     ("kdrops/s/core", "drops_per_second_per_core", 1e3, 0),
 ];
 
-/// Gains that the eQUIC paper reports for its gate over a limit in userspace: label, figure, change in percent.
+/// Gains that the eQUIC paper reports for its gate over a limit in userspace: label, name of the measured value, change
+/// in percent.
 const EQUIC: [(&str, &str, Option<f64>); 6] = [
     ("requests per second", "requests_per_second", Some(30.9)),
     ("mean duration", "mean_duration_ms", Some(-65.0)),
@@ -166,8 +167,8 @@ fn line(row: &DefenceRow, head: &[DefenceColumn]) -> Vec<String> {
     std::iter::once(row.defence.name().to_owned()).chain(head.iter().map(cell)).collect()
 }
 
-/// Compares the gate with both limits in userspace, as the eQUIC paper does. Rounds are interleaved, so the spread is
-/// that of the changes within each round.
+/// Compares the gate with both limits in userspace, as the eQUIC paper does. Rounds are interleaved, so each change is
+/// also computed within single rounds, and its lowest and highest value are shown.
 fn compare_with_equic(rows: &[DefenceRow]) -> String {
     let of = |defence: &Defence| {
         rows.iter().find(|row| row.experiment == Experiment::Quota && row.defence == *defence)

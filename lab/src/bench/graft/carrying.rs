@@ -50,8 +50,8 @@ impl<'a> Carrying<'a> {
         Self::by(hosts, 1, directory, ports, wanted)
     }
 
-    /// Creates both hosts, each with the addresses at which it can be reached. The client's carriers connect to the
-    /// first `called` of the server's addresses.
+    /// Creates both hosts, each with the addresses at which it can be reached. Of the server's addresses, the client's
+    /// carriers connect only to the first ones, whose number is `called`.
     pub fn by(
         [client, server]: [(&'a LabNode, Vec<Ipv4Addr>); 2],
         called: usize,
@@ -113,7 +113,7 @@ impl<'a> Carrying<'a> {
         self.client.wait_warm(1)
     }
 
-    /// Fails if fewer than `least` connections were tunnelled since the start.
+    /// Fails if fewer than `least` connections were tunnelled since the client's daemon started.
     pub fn check_led(&self, least: usize) -> anyhow::Result<()> {
         let led = self.client.led()?;
         ensure!(led >= least as u64, "{led} connections were tunnelled instead of at least {least}");

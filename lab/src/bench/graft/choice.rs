@@ -120,7 +120,8 @@ impl ChoiceArgs {
             self.size_kib
         ))?;
         let _daemon = host.start()?;
-        // The socket exists before the BPF programs are loaded. The daemon answers once they are.
+        // The daemon's control socket exists before the BPF programs are loaded. The daemon answers on it once they are
+        // loaded.
         host.status()?;
         let listener = far.enter(|| TcpListener::bind((far.addr_v4(), PORT)))??;
         let first = self.connect(&host, near, &listener)?;

@@ -45,7 +45,7 @@ const V6: &str = "2001:db8:96::";
 struct CrowdedRow {
     carrier: String,
     rate: u32,
-    /// Times from the start of a carrier until it is warm, ms.
+    /// Times from the start of a carrier until it is warm (ready for connections), ms.
     times: Vec<f64>,
     /// Handshakes per second that strangers started during the measurement.
     begun: f64,
@@ -140,7 +140,7 @@ impl CrowdedArgs {
                 let status = client.host.status()?;
                 let first = status.pointer("/status/carry/carriers/0");
                 let is_warm = first.is_some_and(|it| it["state"] == "warm");
-                // The carrier must be younger than the reload, or it is the previous one.
+                // A carrier that is older than the reload of the settings is the previous one, so it does not count.
                 let age = first.and_then(|it| it["age_s"].as_f64()).unwrap_or(f64::MAX);
                 Ok(is_warm && age < begin.elapsed().as_secs_f64())
             })?;

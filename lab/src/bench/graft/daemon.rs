@@ -39,7 +39,8 @@ impl DaemonProcess {
         let mut daemon = Self { process, socket: path("sock") };
         let socket = daemon.socket.clone();
         daemon.process.wait_until("its socket", START, || UnixStream::connect(&socket).is_ok())?;
-        // The socket exists before the hooks are attached. The daemon answers once they are.
+        // The daemon's control socket exists before the hooks are attached. The daemon answers on it once they are
+        // attached.
         daemon.status().with_context(|| daemon.process.last_words())?;
         Ok(daemon)
     }

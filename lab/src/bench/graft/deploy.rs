@@ -1,4 +1,4 @@
-//! `bench graft deploy`: the time of each step when grafts are loaded and TCP rules are attached.
+//! `bench graft deploy`: how long each step takes when grafts are loaded and TCP rules are attached.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -26,7 +26,7 @@ pub struct DeployArgs {
     json: Option<PathBuf>,
 }
 
-/// A loaded object, and the durations of its steps over all rounds, us.
+/// A loaded graft or TCP rule, and the durations of each step of loading over all rounds, us.
 struct DeployRow {
     what: String,
     bytes: Option<usize>,
@@ -51,8 +51,8 @@ pub fn run(args: DeployArgs) -> anyhow::Result<()> {
             (row.bytes, row.instructions) = (Some(image.len()), Some(instructions));
         }
         for (name, image) in SHIPPED {
-            // Bytes appended to the ELF data make each file different, so that none is known, but do not change the
-            // graft.
+            // Bytes appended to the ELF data make each file different, so that no graft counts as loaded before. They
+            // do not change the graft.
             tag += 1;
             let image = [image, &u64::to_ne_bytes(tag)].concat();
             let (steps, instructions) = deployed(name, &image)?;
@@ -85,7 +85,7 @@ fn deployed(name: &str, image: &[u8]) -> anyhow::Result<([(&'static str, f64); 4
     Ok((steps, verification.instructions))
 }
 
-/// Measures the steps of a daemon until its TCP rule is in force.
+/// Measures how long each step takes from the start of a daemon until its TCP rule is in force.
 fn in_place(cgroup: &HostCgroup) -> anyhow::Result<[(&'static str, f64); 3]> {
     let rule = TcpRule {
         side: RuleSide::Client,

@@ -139,7 +139,7 @@ impl FctArgs {
     }
 
     /// Measures round after round, with one cell (size, loss, round-trip time) at a time in each lab. In a cell, each
-    /// congestion control runs once per round, so that a drift of the machine affects all of them alike.
+    /// congestion control runs once per round, so that a drift of the machine affects all congestion controls alike.
     fn measure(&self, cells: &[FctCell]) -> anyhow::Result<Vec<FctRow>> {
         let jobs: Vec<(usize, FctCell)> =
             (1..=self.rounds).flat_map(|round| cells.iter().map(move |cell| (round, *cell))).collect();

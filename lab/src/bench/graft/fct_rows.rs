@@ -34,7 +34,7 @@ pub struct FctCase {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum FctRound {
-    /// A transfer that was made. One that was stopped counts with the time limit.
+    /// A transfer that was completed or stopped. The duration of a stopped transfer is the time limit.
     Done {
         ms: f64,
         bytes: u64,
@@ -102,7 +102,8 @@ pub fn read(path: &Path) -> anyhow::Result<Vec<FctRow>> {
     Ok(rows)
 }
 
-/// Joins rounds of the same case into one row. Rows are sorted by round-trip time, size and loss.
+/// Joins rounds of the same congestion control, size and network into one row. Rows are sorted by round-trip time, size
+/// and loss.
 pub fn joined(rows: Vec<FctRow>) -> Vec<FctRow> {
     let mut all: Vec<FctRow> = Vec::new();
     for row in rows {

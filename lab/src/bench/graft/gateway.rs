@@ -77,8 +77,8 @@ impl GatewayWay {
     }
 }
 
-/// Times of one way: latency in one direction in us, and duration of transfers from the connection to the last byte in
-/// ms.
+/// Results of connections that the gateways tunnel, or of those that they only forward. These are latencies in one
+/// direction in us, and durations of transfers from the connection to the last byte in ms.
 #[derive(Default)]
 struct GatewayRow {
     one_way_us: Vec<f64>,
@@ -191,7 +191,7 @@ impl<'a> GatewayHosts<'a> {
         count.context("the gateway's status has no count of accepted connections")
     }
 
-    /// Runs every way in every round, each time over a new connection.
+    /// Runs `measure` in every round over a new tunnelled connection and over a new forwarded one.
     fn each(
         &self,
         args: &GatewayArgs,

@@ -81,7 +81,7 @@ struct InstanceRow {
     /// Resident memory of all daemons on the client's host, MiB. `server_mib` is that of the server's only daemon.
     client_mib: Vec<f64>,
     server_mib: Vec<f64>,
-    /// Time from the daemons' start until all carriers are warm, ms.
+    /// Time from the daemons' start until all carriers are warm (ready for connections), ms.
     ready_ms: Vec<f64>,
     /// CPU time of all daemons on the client's host per GiB that they tunnelled, seconds.
     cpu_s_per_gib: Vec<f64>,
@@ -165,7 +165,7 @@ fn say([near, far]: &mut [TcpStream; 2], count: usize, us: &mut Vec<f64>) -> any
         far.read_exact(&mut message)?;
         far.write_all(&message)?;
         near.read_exact(&mut message)?;
-        // A round trip consists of two messages, so each has half of its time.
+        // A round trip consists of two messages, so the latency of one message is half of the round trip's time.
         us.push(super::micros(start.elapsed()) / 2.0);
     }
     Ok(())
@@ -222,7 +222,7 @@ impl<'a> InstanceHosts<'a> {
         Ok(self.server.cgroup.enter(|| self.server.node.enter(bind))???)
     }
 
-    /// Starts all daemons and waits until every carrier is warm.
+    /// Starts all daemons and waits until every carrier is warm (ready for connections).
     fn start(&self) -> anyhow::Result<(BenchProcess, Vec<BenchProcess>)> {
         let server = self.server.start()?;
         let clients = self.clients.iter().map(GraftHost::start).collect::<anyhow::Result<_>>()?;

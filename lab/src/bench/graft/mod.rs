@@ -159,7 +159,7 @@ pub fn run(args: GraftBenchArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Registers with TCP the shipped grafts among `controls`, until the result is dropped. Those that another process has
+/// Registers the shipped grafts among `controls` with TCP, until the result is dropped. Grafts that another process has
 /// registered already are left alone.
 fn register(controls: &[String]) -> anyhow::Result<Vec<CongestionProgram>> {
     let there = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control")?;

@@ -1,4 +1,4 @@
-//! `bench graft negotiate`: the time until two daemons agree on grafts, by steps.
+//! `bench graft negotiate`: how long two daemons take to agree on grafts, divided into the steps of a negotiation.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -40,7 +40,7 @@ pub struct NegotiateArgs {
 /// Port of the control connection. `PORT` is that of the application whose TCP handshakes are timed.
 const CONTROL: u16 = 9187;
 const PORT: u16 = 7200;
-/// Names of the steps in the daemon's status.
+/// Names of a negotiation's steps in the daemon's status, which has the duration of each.
 const STEPS: [&str; 4] = ["connect_us", "tls_us", "offer_us", "bind_us"];
 
 struct NegotiateRow {
@@ -171,7 +171,7 @@ fn fill(host: &GraftHost<'_>, count: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until the daemons have agreed. Returns the durations of the steps.
+/// Waits until the daemons have agreed on grafts. Returns the durations of the negotiation's steps.
 fn negotiated(host: &GraftHost<'_>) -> anyhow::Result<Value> {
     let start = Instant::now();
     loop {

@@ -67,8 +67,8 @@ impl PacketBench {
         self.count.is_some()
     }
 
-    /// Runs the swaps. Returns the result row as JSON and as text. Each swap starts as soon as the epoch of the
-    /// previous one has ended.
+    /// Runs the swaps. Returns the result row as JSON and as text. Each swap starts as soon as packets from before the
+    /// previous swap are no longer accepted.
     pub fn run(&self) -> anyhow::Result<(Value, String)> {
         let [one, other] = &self.lists[..] else {
             bail!("--lists must be two lists, such as number+repair,number")
@@ -250,8 +250,8 @@ fn settings(
     ))
 }
 
-/// Runs the runtime of one host. `work` receives names of grafts to swap to, and sends each result once the next swap
-/// can start.
+/// Runs the runtime of one host. `work` receives names of grafts to swap to, and sends the result of each swap once the
+/// next swap can start.
 fn hold(
     settings: Settings,
     line: ChannelEnd,
@@ -275,7 +275,7 @@ fn hold(
         if let Some(graft) = &waiting {
             match runtime.swap(SESSION, graft) {
                 Ok(()) => waiting = None,
-                // Packets of the previous epoch are still accepted, so the swap is tried again later.
+                // Packets from before the previous swap are still accepted, so this swap is tried again later.
                 Err(millrace_graft::Error::Busy(_)) => {}
                 Err(error) => return Err(error.into()),
             }

@@ -1,4 +1,5 @@
-//! Publishers and players of the matrix: the transports, drafts and formats that each supports, and how it is started.
+//! Publishers and players of the matrix: the transports, drafts and formats that each supports, and how each program is
+//! started.
 
 use std::path::PathBuf;
 use std::process::{ChildStdin, Command};
@@ -124,7 +125,7 @@ impl MatrixProgram {
     ///
     /// # Errors
     ///
-    /// The program is not installed.
+    /// Fails if the program is not installed.
     pub fn find(self, browser: Option<&ViewerPrograms>) -> anyhow::Result<PathBuf> {
         match self {
             Self::Millrace => Ok(product()?),

@@ -33,7 +33,7 @@ impl MediaFrames {
     ///
     /// # Errors
     ///
-    /// The bytes are no MP4.
+    /// Fails if the bytes are no MP4.
     pub fn read(bytes: &[u8]) -> anyhow::Result<Self> {
         let mut boxes = Boxes::default();
         boxes.push(bytes);
@@ -53,7 +53,7 @@ impl MediaFrames {
     ///
     /// # Errors
     ///
-    /// They are not. The error describes the first difference.
+    /// Fails if they are not. The error describes the first difference.
     pub fn follows(&self, published: &Self) -> Result<FrameMatch, String> {
         let has = self.frames.iter().map(|frame| &frame.data[..]).collect::<Vec<_>>().concat();
         if has.is_empty() {
@@ -82,7 +82,7 @@ impl MediaFrames {
     }
 }
 
-/// Length of the match from one published frame on.
+/// Numbers of consecutive frames and bytes that equal the published ones, from one published frame on.
 #[derive(Debug, Clone, Copy, Default)]
 struct Common {
     frames: usize,
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(sent.frames.len(), 6);
         let table = [
             (fragments(&[b"key", b"one", b"two"], 0), Ok((3, true))),
-            // The first frame occurs twice; only after one of them does the content match.
+            // The frame `key` was published twice. The frame after it matches only at the second place.
             (fragments(&[b"key", b"three"], 0), Ok((2, true))),
             (fragments(&[b"key", b"three"], 1), Ok((2, false))),
             // In the next two cases the player joined a group's frames into one fragment, or wrote an mdat box without

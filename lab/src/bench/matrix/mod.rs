@@ -132,7 +132,7 @@ impl MatrixArgs {
     }
 
     /// Lists the cells (publisher, player, relay). Consecutive cells have different engines, so that a drift of the
-    /// machine affects both alike.
+    /// machine affects both engines alike.
     fn cells(&self, browser: Option<&ViewerPrograms>) -> Vec<MatrixCell> {
         let mut cells = Vec::new();
         for (publishing, playing) in self.ways() {
@@ -265,7 +265,8 @@ impl Troupe {
             let has = MediaFrames::read(&player.output()?)?;
             std::thread::sleep(POLL);
             broadcast.process.check_runs()?;
-            // The publisher is read after the player, so everything that the player received is in it.
+            // The published media are read after the player's output, so they contain everything that the player
+            // received.
             let found = has.follows(broadcast.media()?.as_ref());
             let is_forwarded = forwards(stage, cell.relay)?;
             match found {

@@ -52,8 +52,8 @@ fn table(cells: &[&MatrixCell]) -> String {
     if notes.is_empty() { text } else { text + "\n" }
 }
 
-/// Returns the table's entry for a publisher and a player, over all drafts and relays. A result that all have in common
-/// is given once.
+/// Returns the table's entry for a publisher and a player, over all drafts and relays. A result that is the same with
+/// every draft and relay is given once.
 fn entry(
     cells: &[&MatrixCell],
     publisher: MatrixProgram,

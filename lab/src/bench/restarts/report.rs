@@ -11,14 +11,14 @@ use super::RestartCase;
 /// The time that a viewer was without media.
 #[derive(Debug, Clone, Copy)]
 pub struct Gap {
-    /// Time from the last object before the absence to the first one after it, ms.
+    /// Time from the last object before the publisher or relay was killed to the first object after its restart, ms.
     pub gap_ms: f64,
-    /// Time from the publisher's restart, or from when the relay listened again, to the first object after it, ms.
+    /// Time from the publisher's restart, or from when the relay listened again, to the first object after that, ms.
     pub again_ms: f64,
     pub duplicates: usize,
 }
 
-/// Reason why a viewer received nothing after the absence.
+/// Reason why a viewer received nothing after the restart of the publisher or relay.
 #[derive(Debug, Clone)]
 pub struct RestartFailure {
     /// Whether the track, the session or the viewer itself ended.

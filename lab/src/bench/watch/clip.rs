@@ -109,8 +109,8 @@ impl EncodedClip {
 }
 
 /// Returns the ffmpeg filters that draw a frame's number into its upper left corner. Each bit is a square, white if it
-/// is set, the lowest bit at the left. The square below shows the opposite, so that no other picture is mistaken for a
-/// number.
+/// is set, the lowest bit at the left. A second square below each one shows the inverted bit, so that no other picture
+/// is mistaken for a number.
 fn stamp() -> String {
     let white = |column: u32, row: u32, when: &str| {
         let x = column * SIDE;

@@ -117,7 +117,7 @@ impl WatchRow {
         directory.join(format!("{relay}-{}-{round}.png", self.profile.name()))
     }
 
-    /// Returns the figures of the successful rounds.
+    /// Returns what the viewer saw in each successful round: frames, stalls and latency.
     fn figures(&self) -> Vec<WatchFigures> {
         self.rounds.iter().flatten().copied().collect()
     }
@@ -182,8 +182,8 @@ fn render(rows: &[WatchRow]) -> String {
 }
 
 impl WatchArgs {
-    /// Lists the result rows. Consecutive rows have different relays, so that a drift of the machine affects all of
-    /// them alike.
+    /// Lists the result rows. Consecutive rows have different relays, so that a drift of the machine affects all relays
+    /// alike.
     fn rows(&self) -> Vec<WatchRow> {
         let row =
             |site, profile, relay: &Contender| WatchRow { relay: *relay, profile, site, rounds: Vec::new() };

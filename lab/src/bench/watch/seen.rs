@@ -1,4 +1,4 @@
-//! Computes figures from the frames that a viewer in the browser has seen.
+//! Computes stalls, latency and other values from the frames that a viewer in the browser has seen.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::stats::{Spread, median};
 
 /// Shortest time without a new frame that counts as a stall, ms.
 const STALL: f64 = 250.0;
-/// Time after the first picture that is left out of the figures, ms.
+/// Time after the first picture that is not measured, ms.
 const SETTLING: f64 = 1000.0;
 
 /// The report of the script inside the page. Times are ms of the host's real-time clock since its epoch.
@@ -28,7 +28,7 @@ pub struct PageReport {
     pub buffer: Option<f64>,
 }
 
-/// Figures of one run.
+/// Frames, stalls and latency that a viewer saw in one run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct WatchFigures {
     pub frames_owed: u64,
@@ -51,7 +51,7 @@ pub struct WatchFigures {
 
 type Field = fn(&WatchFigures) -> f64;
 
-/// Figures by name. A latency without any shown frame is infinite.
+/// Measured values by name, each with a function that returns it. A latency without any shown frame is infinite.
 const FIELDS: [(&str, Field); 9] = [
     ("frames_owed", |it| it.frames_owed as f64),
     ("frames_shown_pct", |it| it.frames_shown_pct),
@@ -65,8 +65,8 @@ const FIELDS: [(&str, Field); 9] = [
 ];
 
 impl WatchFigures {
-    /// Computes the figures. `start` is the time when frame 0 was due, `filmed` the number of filmed frames. The
-    /// measurement starts one second after the first picture and lasts `seconds`.
+    /// Computes frames, stalls and latency from the page's report. `start` is the time when frame 0 was due, `filmed`
+    /// the number of filmed frames. The measurement starts one second after the first picture and lasts `seconds`.
     pub fn from_report(start: Duration, filmed: u64, it: &PageReport, seconds: u64) -> anyhow::Result<Self> {
         let due = |frame: u64| (start + clip::due(frame)).as_secs_f64() * 1e3;
         let played = it.played.context("the page was never told to play")?;
@@ -101,13 +101,13 @@ impl WatchFigures {
         })
     }
 
-    /// Returns the median of each figure over the rounds, by name. A latency is `null` if too few rounds showed frames.
-    /// Everything is `null` without rounds.
+    /// Returns the median of each measured value over the rounds, by name. A latency is `null` if too few rounds showed
+    /// frames. Without rounds all values are `null`.
     pub fn median(rounds: &[Self]) -> Map<String, Value> {
         reduce_by_name(rounds, |values| median(values).filter(|it| it.is_finite()).into())
     }
 
-    /// Returns the median, lowest and highest value of each figure over the rounds. A latency is `null` if a round
+    /// Returns the median, lowest and highest of each measured value over the rounds. A latency is `null` if a round
     /// showed no frame.
     pub fn spread(rounds: &[Self]) -> Map<String, Value> {
         reduce_by_name(rounds, |values| {

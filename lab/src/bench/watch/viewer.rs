@@ -129,7 +129,7 @@ impl ServedPage {
     }
 }
 
-/// Starts a Millrace that only serves the page, for relays of others.
+/// Starts a Millrace relay that only serves the web page, for runs with relays of other projects.
 fn serve_page(site: &BenchSite, page: SocketAddr) -> anyhow::Result<BenchProcess> {
     let mut command = site.relay()?.command(product()?);
     command.args(["relay", "--listen", UNUSED, "--engine", "user", "--log-level", "warn"]);

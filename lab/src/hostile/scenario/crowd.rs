@@ -14,7 +14,7 @@ use super::{
 };
 use crate::hostile::peer::{HostilePeer, StreamKind, encoded};
 
-/// Number of requests of one session. A relay allows more open requests, and more requests per second.
+/// Number of requests of one session. It is below a relay's limits on open requests and on requests per second.
 const REQUESTS: u64 = 900;
 /// Number of sessions that make `REQUESTS` requests each.
 const SESSIONS: u64 = 8;
@@ -69,7 +69,8 @@ pub fn track_hog(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     peers.into_iter().try_for_each(|peer| attack.close(peer))
 }
 
-/// Makes subscriptions wait for tracks, while other namespaces are published. These must not wake the subscriptions.
+/// Makes subscriptions wait for tracks, while other namespaces are published. Publishing these namespaces must not wake
+/// the subscriptions.
 pub fn waiters(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut peers = sessions(attack, |peer, number, track| {
         let parameters = Parameters { rendezvous_timeout: Some(WAIT_MS), ..Parameters::default() };

@@ -27,7 +27,7 @@ use crate::transport::LabTransport;
 pub struct HostileScenario {
     pub name: &'static str,
     pub about: &'static str,
-    /// Transport that the scenario needs; `None` if it works over each.
+    /// Transport that the scenario needs; `None` if it works over every transport.
     pub transport: Option<LabTransport>,
     round: fn(&mut ScenarioAttack<'_>) -> Result<()>,
 }
@@ -260,13 +260,13 @@ impl ScenarioAttack<'_> {
         HostilePeer::establish(self.target)
     }
 
-    /// Closes the connection, and adds its counts.
+    /// Closes the connection, and adds its counts of data sent and received to the round's.
     pub fn close(&mut self, peer: HostilePeer) -> Result<()> {
         self.counts.add(peer.close()?);
         Ok(())
     }
 
-    /// Drops the connection without closing it, and adds its counts.
+    /// Drops the connection without closing it, and adds its counts of data sent and received to the round's.
     pub fn vanish(&mut self, peer: HostilePeer) {
         self.counts.add(peer.counts);
     }
@@ -276,8 +276,8 @@ impl ScenarioAttack<'_> {
 #[derive(Clone, Debug, Serialize)]
 pub struct ScenarioRound {
     pub counts: PeerCounts,
-    /// Reason of the first client whose round ended early. In most cases the relay closed the connection, which it may
-    /// do.
+    /// Reason why a client's round ended early, for the first such client. In most cases the relay closed the
+    /// connection, which it is allowed to do.
     pub ended: Option<String>,
     pub seconds: f64,
     /// Numbers of sessions, streams and other objects that the relay holds after the round; `None` if its status was
@@ -321,7 +321,7 @@ impl Default for Effort {
 ///
 /// # Errors
 ///
-/// The relay cannot be reached before or after a round, or it did not release everything.
+/// Fails if the relay cannot be reached before or after a round, or if it did not release everything.
 pub fn run(
     scenario: &HostileScenario,
     target: &PeerTarget,

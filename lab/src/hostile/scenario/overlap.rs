@@ -11,7 +11,7 @@ use super::{
 };
 use crate::hostile::peer::{HostilePeer, StreamKind};
 
-/// Number of groups for each kind of overlap. The first ones arrive before the relay's fast path is ready.
+/// Number of groups for each kind of overlap. The first groups arrive before the relay's fast path is ready.
 const GROUPS: u64 = 6;
 /// Payload sizes of the objects in a stream: in the first version of the data (`LONG`) and in the second (`SHORT`).
 const LONG: usize = 1000;
@@ -159,7 +159,7 @@ fn publish_datagrams(publisher: &mut HostilePeer, alias: u64, group: u64) -> Res
 }
 
 /// Publishes tracks with each kind of overlap, and one subscriber receives them all. The relay may close a publisher
-/// for that, but not the subscriber.
+/// that sends overlaps, but must not close the subscriber.
 pub fn overlap(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut subscriber = attack.peer()?;
     for (number, overlap) in (0..).zip(ALL) {

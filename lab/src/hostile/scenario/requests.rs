@@ -15,11 +15,12 @@ use crate::hostile::{
     peer::{HostilePeer, StreamKind},
 };
 
-/// Number of streams of each kind.
+/// Number of request streams, and of data streams, that a client opens.
 const STREAMS: u64 = 900;
 const TRACKS: u64 = 200;
 const NAMESPACES: u64 = 200;
-/// Number of streams of each kind that stay incomplete. `HALF` is the number of bytes that are sent on each.
+/// Number of request streams, and of data streams, that stay incomplete. `HALF` is the number of bytes that are sent on
+/// each.
 const HALVES: u64 = 100;
 const HALF: usize = 60_000;
 

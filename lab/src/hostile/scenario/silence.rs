@@ -18,7 +18,7 @@ use crate::{
 /// reason on a stream.
 pub fn no_credit(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let ScenarioAttack { target, .. } = *attack;
-    // Without credit for streams the relay cannot send its SETUP, nor the one of HTTP/3.
+    // Without credit for streams the relay cannot send its SETUP, nor HTTP/3's SETTINGS.
     let mut mute =
         HostilePeer::handshake(target, ClientLimits { max_streams: 0, ..ClientLimits::default() })?;
     if target.transport == LabTransport::Webtransport {

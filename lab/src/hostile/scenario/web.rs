@@ -149,7 +149,7 @@ pub fn requests(attack: &mut ScenarioAttack<'_>) -> Result<()> {
 }
 
 pub fn capsules(attack: &mut ScenarioAttack<'_>) -> Result<()> {
-    // The bytes follow the request on its stream, which is the first one.
+    // These bytes follow the request on the stream of the request, which is the connection's first stream.
     let fronts = [
         [front(DATA, varint::MAX), front(NOTHING, varint::MAX)].concat(),
         front(NOTHING, varint::MAX),

@@ -47,7 +47,7 @@ pub enum Application {
     Iperf { kib: usize },
     /// A client and a server in Go, linked statically: several connections at once, each with this many KiB.
     Go { kib: usize },
-    /// A film in segments from nginx. Its figure is the time that its viewer waits.
+    /// A film in segments from nginx. The measured time is the time for which its viewer waits.
     Film,
 }
 
@@ -57,7 +57,7 @@ pub struct RunResult {
     /// Time of the run, seconds. It is the limit if the run was stopped.
     pub seconds: f64,
     pub is_over: bool,
-    /// Figures of the film's viewer; `None` for other applications.
+    /// Waiting time and stalls of the film's viewer; `None` for other applications.
     pub watched: Option<ViewerFigures>,
 }
 

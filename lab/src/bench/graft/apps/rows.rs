@@ -33,7 +33,7 @@ impl AppCase {
         NetworkProfile { loss: self.loss_percent, burst: self.burst_packets, rtt_ms: self.rtt_ms }.loss_text()
     }
 
-    /// Reports whether both cases have the same application and the same network.
+    /// Reports whether `self` and `other` have the same application and the same network. Their routes may differ.
     pub fn is_beside(&self, other: &Self) -> bool {
         let network = |it: &Self| (it.rtt_ms, it.loss_percent.to_bits(), it.burst_packets.to_bits());
         self.application == other.application && network(self) == network(other)
@@ -49,7 +49,7 @@ pub struct AppRow {
     pub seconds: Option<Spread>,
     pub over: usize,
     pub rounds: Vec<f64>,
-    /// Figures of the film's viewer, one per round.
+    /// Waiting times and stalls of the film's viewer, one entry per round.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub watched: Vec<ViewerFigures>,
 }
@@ -65,7 +65,7 @@ pub fn told(came: Result<&RunResult, &anyhow::Error>) -> String {
     }
 }
 
-/// Joins runs of the same case into one row. Rows are sorted by round-trip time and loss.
+/// Joins the runs of the same application, network and route into one row. Rows are sorted by round-trip time and loss.
 pub fn joined(came: impl IntoIterator<Item = AppRow>) -> Vec<AppRow> {
     let mut rows: Vec<AppRow> = Vec::new();
     for row in came {
@@ -83,7 +83,7 @@ pub fn joined(came: impl IntoIterator<Item = AppRow>) -> Vec<AppRow> {
     rows
 }
 
-/// Reads the rows of an earlier run. Figures that are derived from the rounds are computed again.
+/// Reads the rows of an earlier run. Medians and other values derived from the rounds are computed again.
 pub fn read(path: &Path) -> anyhow::Result<Vec<AppRow>> {
     let read = || {
         let all: Vec<Value> = serde_json::from_slice(&std::fs::read(path)?)?;
@@ -150,7 +150,7 @@ impl AppRow {
         }
     }
 
-    /// Returns how many times faster this row is than the route `way`, by medians.
+    /// Returns how many times faster this row's route is than the route `way`, by median durations.
     fn times(&self, rows: &[Self], way: &str) -> Option<f64> {
         let other = rows.iter().find(|row| row.case.is_beside(&self.case) && row.case.way == way)?;
         Some(other.seconds?.median / self.seconds?.median)

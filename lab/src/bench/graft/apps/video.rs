@@ -137,7 +137,7 @@ impl Playback {
         self.since = now;
     }
 
-    /// Stops the film at the time limit, and returns the viewer's figures.
+    /// Stops the film at the time limit, and returns the viewer's waiting time and stalls.
     fn left(&mut self, now: f64) -> ViewerFigures {
         self.advance(now);
         if !self.is_playing {

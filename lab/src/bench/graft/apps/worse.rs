@@ -12,20 +12,21 @@ const CARRIED: &str = "carried";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Worse {
     /// Name of the compared route. `carried` is always tunnelled. `chosen` is plain TCP where the round-trip time is
-    /// short, else tunnelled; it reuses the runs of both.
+    /// short, else tunnelled. Its results are taken from the runs of plain TCP and of `carried`.
     pub arm: &'static str,
     pub than: String,
-    /// Number of pairs of an application and a network. `worse_cases` counts those whose median is more than 5 % longer
-    /// than plain TCP's.
+    /// Number of pairs of an application and a network. `worse_cases` counts the pairs whose median duration is more
+    /// than 5 % longer than plain TCP's.
     pub cases: usize,
     pub worse_cases: usize,
-    /// Number of rounds in all cases. `worse_runs` counts those that took more than 5 % longer than plain TCP.
+    /// Number of runs of all pairs of an application and a network. `worse_runs` counts those that took more than 5 %
+    /// longer than plain TCP.
     pub runs: usize,
     pub worse_runs: usize,
 }
 
 impl Worse {
-    /// Compares all rows. The first of `controls` is the one that `chosen` uses for plain TCP.
+    /// Compares all rows. For plain TCP, `chosen` uses the first of the congestion controls `controls`.
     pub fn all<'a>(rows: &'a [AppRow], controls: &[String], in_place_below_ms: u32) -> Vec<Self> {
         let in_place = controls.first().map(String::as_str).unwrap_or_default();
         let carried = || rows.iter().filter(|row| row.case.way == CARRIED);

@@ -39,7 +39,8 @@ pub fn connects(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
             .push(format!("wave {wave}: {rate:.0} a second, then client {}, server {}", held[0], held[1]));
         after.push(held);
     }
-    // Pools may be larger after the first wave. Memory that keeps growing after that is a leak.
+    // The daemons' pools may be larger after the first wave of connections. Memory that still grows after the second
+    // wave is a leak.
     for (name, end) in [("client", 0), ("server", 1)] {
         let second = after[1][end];
         let last = after[WAVES - 1][end];

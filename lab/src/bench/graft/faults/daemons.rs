@@ -49,8 +49,8 @@ pub fn gone(case: &FaultCase<'_>, end: FaultedHost, by: EndMethod) -> anyhow::Re
         EndMethod::Signal => drop(gone),
         EndMethod::Kill => {
             gone.kill()?;
-            // The other daemon may not have noticed yet that this one has ended. Connections made now may fail, or stay
-            // outside of the tunnel.
+            // The other host's daemon may not have noticed yet that the faulted daemon has ended. Connections made now
+            // may fail, or stay outside of the tunnel.
             unaware = Some(traffic.begin(TrafficLoad::with_size(2, BYTES))?);
             if end == FaultedHost::Server {
                 pair.wait("a cold carrier", || Ok(pair.state()? == "cold"))?;

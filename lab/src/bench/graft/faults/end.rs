@@ -26,7 +26,7 @@ const HEAD: usize = 16;
 const SERVERS: u64 = 1 << 63;
 /// Size of each socket buffer, bytes. Small buffers pass bytes on soon, even to a slow carrier.
 const BUFFER: usize = PIECE;
-/// Time without data after which a side gives up.
+/// Time without data after which client or server gives up a connection.
 const SILENCE: Duration = Duration::from_secs(90);
 /// Number of threads that make connections if the load has a rate of connections per second.
 const MAKERS: usize = 32;
@@ -84,7 +84,7 @@ pub enum DirectionEnd {
     Refused,
 }
 
-/// Result of one connection on one side.
+/// Result of one connection, as the client or the server reports it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct EndReport {
     pub came: DirectionEnd,
@@ -94,7 +94,7 @@ pub struct EndReport {
     pub received_hash: String,
     /// Longest time without data after the first byte, ms.
     pub pause_ms: f64,
-    /// Address of the peer (client or server), as this side sees it.
+    /// Address of the peer (client or server), as the reporting application sees it.
     pub peer: Option<SocketAddr>,
     pub own: Option<SocketAddr>,
 }
@@ -160,7 +160,8 @@ fn answer(stream: &TcpStream, pause: Duration, reports: &Mutex<Reports>) {
     let [id, most] = [0, 8].map(|at| head[at..].first_chunk().copied().map_or(0, u64::from_be_bytes));
     let open = EndReport { pause_ms: -1.0, ..EndReport::from_outcome(DirectionEnd::Silent) };
     reports.lock().insert(id, open);
-    // The server sends until the client has finished. A given number of bytes is sent without pauses.
+    // Without a number of bytes, the server sends with pauses until the client has finished. A given number of bytes is
+    // sent without pauses.
     let enough = AtomicBool::new(false);
     let most = (most > 0).then_some(most);
     let pause = most.map_or(pause, |_| Duration::ZERO);
@@ -249,7 +250,7 @@ fn both(stream: &TcpStream, sending: &SendingSide<'_>, theirs: u64) -> EndReport
         let sent = scope.spawn(|| sending.run(stream, &is_over));
         let mut receiving = ReceivingSide::new(theirs);
         let came = receiving.run(stream);
-        // A side that no longer receives must stop sending, so the server stops when the client has finished.
+        // An application that no longer receives must stop sending, so the server stops when the client has finished.
         is_over.store(true, Ordering::Relaxed);
         let (sent, sent_hash, failed) = sent.join().unwrap_or_default();
         let came = with_both_directions(came, failed);
@@ -267,12 +268,12 @@ fn both(stream: &TcpStream, sending: &SendingSide<'_>, theirs: u64) -> EndReport
     })
 }
 
-/// Combines the results of receiving (`came`) and sending (`failed`). The kernel reports a reset once, to whichever
-/// direction asks first, and the other direction then reads an end of stream. After an end of stream it reports a
+/// Combines the results of receiving (`came`) and sending (`failed`). The kernel reports a reset once, to whichever of
+/// both asks first, and the other direction then reads an end of stream. After an end of stream, the kernel reports a
 /// broken pipe to the sender instead of a reset. A stream that ended early and was reset later counts as short.
 fn with_both_directions(came: DirectionEnd, failed: Option<ErrorKind>) -> DirectionEnd {
     match (came, failed) {
-        // The sender timed out: the other side has not read the bytes.
+        // The sender timed out, since the receiving application has not read the bytes.
         (DirectionEnd::Whole | DirectionEnd::Short, Some(ErrorKind::WouldBlock | ErrorKind::TimedOut)) => {
             DirectionEnd::Silent
         }

@@ -27,7 +27,7 @@ pub fn stripped(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
 }
 
 /// Writes another graft's name into agreement options, and another key into MPTCP's options. The agreement option is an
-/// unsigned hint: connections may agree by it, but must deliver all data.
+/// unsigned hint: connections may agree on the other graft, but must deliver all data.
 pub fn forged(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let rules = [
         "tcp option @253,64,32 set 0x12345678".to_owned(),

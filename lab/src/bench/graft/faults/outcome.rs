@@ -49,7 +49,7 @@ impl FaultOutcome {
         }
     }
 
-    /// Adds one connection to the outcome, from the reports of both sides.
+    /// Adds one connection to the outcome, from the reports of client and server.
     pub fn note(&mut self, id: u64, near: &EndReport, far: Option<&EndReport>) {
         self.connections += 1;
         self.bytes += near.received + far.map_or(0, |far| far.received);

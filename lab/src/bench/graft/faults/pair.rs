@@ -38,7 +38,7 @@ pub struct FaultPair<'a> {
     keys: [String; 2],
 }
 
-/// Settings of a pair beyond the default ones.
+/// Settings of two hosts with daemons, beyond the default ones.
 pub struct Setting<'a> {
     pub kinds: &'a [FaultedCarrier],
     /// Additional lines of `[carry]` in the client's settings.
@@ -82,7 +82,8 @@ impl<'a> FaultPair<'a> {
         Ok(SocketAddr::new(self.address()?, port))
     }
 
-    /// Configures both hosts. A new `turn` changes the peers' entries, so that the daemons set up their carriers again.
+    /// Configures both hosts. A `turn` that differs from the previous call's changes the peers' entries, so that the
+    /// daemons set up their carriers again.
     pub fn configure(&self, setting: &Setting<'_>, turn: usize) -> anyhow::Result<()> {
         self.configure_client(setting, turn)?;
         self.configure_server(setting, turn)
@@ -120,7 +121,7 @@ impl<'a> FaultPair<'a> {
         ))
     }
 
-    /// Starts the daemons, the server's first, and waits for a warm carrier.
+    /// Starts the daemons, the server's first, and waits for a warm carrier (ready for connections).
     pub fn start(&self) -> anyhow::Result<[BenchProcess; 2]> {
         // The client connects as soon as it starts, so the server's daemon must listen already.
         let far = self.server.start()?;
@@ -129,7 +130,7 @@ impl<'a> FaultPair<'a> {
         Ok([near, far])
     }
 
-    /// Waits for a warm carrier. Returns how long that took.
+    /// Waits until a carrier is warm (ready for connections). Returns how long that took.
     pub fn wait_warm(&self) -> anyhow::Result<Duration> {
         self.wait("a warm carrier", || Ok(self.state()? == "warm"))
     }
@@ -164,7 +165,7 @@ impl<'a> FaultPair<'a> {
     }
 }
 
-/// Returns a counter of tunnelled connections from a host's status.
+/// Returns the counter `what` of tunnelled connections from a host's status.
 pub fn count(host: &GraftHost<'_>, what: &str) -> anyhow::Result<u64> {
     let status = host.status()?;
     Ok(status.pointer(&format!("/status/carry/{what}")).and_then(Value::as_u64).unwrap_or_default())

@@ -69,7 +69,7 @@ pub struct FrameRecording {
 }
 
 impl Recorded {
-    /// Starts to record the first carrier of this kind.
+    /// Starts to record the client's packets of the first carrier of this kind.
     pub fn begin(pair: &FaultPair<'_>, kind: FaultedCarrier) -> anyhow::Result<FrameRecording> {
         let mut from = None;
         Self::begin_with(pair, move |frame| {

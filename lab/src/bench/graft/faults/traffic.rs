@@ -1,4 +1,4 @@
-//! The applications' connections in a row of the fault benchmark, and the reports of both sides.
+//! The applications' connections in one row of the fault benchmark (one fault), and the reports of client and server.
 
 use std::cell::Cell;
 use std::fs;
@@ -164,7 +164,7 @@ fn json(said: &str) -> anyhow::Result<&str> {
     said.lines().next_back().context("an application has printed no report")
 }
 
-/// Compares the reports of both sides, connection by connection.
+/// Compares the reports of client and server, connection by connection.
 fn judge(clients: &Reports, servers: &Reports, outcome: &mut FaultOutcome) {
     for (id, near) in clients {
         outcome.note(*id, near, servers.get(id));

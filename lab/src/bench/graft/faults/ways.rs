@@ -37,7 +37,8 @@ fn block<'a>(node: &'a LabNode, ways: &[&str]) -> anyhow::Result<Middlebox<'a>> 
     Middlebox::new(node, &drops(ways))
 }
 
-/// Stops the traffic. Checks that every connection delivered all data, and that the daemons keep none of it.
+/// Stops the traffic. Checks that every connection delivered all data, and that the daemons no longer hold any of this
+/// data.
 fn finish(
     pair: &FaultPair<'_>,
     traffic: FaultTraffic<'_>,
@@ -124,7 +125,7 @@ pub fn blackhole(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     flowing(&pair, 1 << 20)?;
     let blocked = block(pair.server.node, &["udp", "tcp"])?;
     let start = Instant::now();
-    // The first new connection makes the daemon notice the outage, and waits until then.
+    // The first new connection makes the daemon notice the outage, and is delayed until the daemon has noticed it.
     let finder = traffic.begin(TrafficLoad::with_size(1, 100_000))?;
     pair.wait("notice of the outage", || Ok(pair.state()? != "warm"))?;
     outcome.seen.push(format!("noticed after {:.0} ms", start.elapsed().as_secs_f64() * 1e3));
@@ -201,8 +202,8 @@ pub fn udp_blocked(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
         flowing(&pair, 1 << 20)?;
         drop(blocked);
         pair.wait("a QUIC carrier", || Ok(pair.kind()? == "quic"))?;
-        // Connections stay on their carrier. Only the end of that carrier moves them to a new one, which is of the
-        // preferred kind.
+        // A connection stays on its carrier. Only the end of that carrier moves the connection to a new carrier, which
+        // is of the preferred kind.
         let before = count(&pair.client, "resumed")?;
         run(pair.client.node, "ss", &["-K", "-t", &format!("dport = :{CARRIERS}")])?;
         pair.wait("resumed connections", || Ok(count(&pair.client, "resumed")? >= before + CONNECTIONS))?;
@@ -223,8 +224,8 @@ fn be_impatient(pair: &FaultPair<'_>, kind: FaultedCarrier) -> anyhow::Result<()
     Ok(())
 }
 
-/// Gives the client a second route to the server, through the stranger. It is used when the direct link is gone. The
-/// server reaches the client's address on that route through the stranger too.
+/// Gives the client a second route to the server, through the stranger. The route is used when the direct link is gone.
+/// The server also sends through the stranger to the client's address on that second route.
 fn detour(pair: &FaultPair<'_>) -> anyhow::Result<()> {
     let [client, server] = [pair.client.node, pair.server.node];
     let via = |link| anyhow::Ok(address(pair.stranger, link)?.to_string());
@@ -362,7 +363,7 @@ pub fn nat_rebinding(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
                 let other = TRANSLATED + u16::try_from(number)?;
                 vec![
                     ("postrouting", format!("udp dport {CARRIERS} udp sport {own} udp sport set {other}")),
-                    // Packets to any port but the latest are dropped, as the NAT has forgotten the others.
+                    // Packets to any port but the latest are dropped, as the NAT has forgotten the earlier ports.
                     ("prerouting", format!("udp sport {CARRIERS} udp dport != {other} drop")),
                     ("prerouting", format!("udp sport {CARRIERS} udp dport {other} udp dport set {own}")),
                 ]

@@ -157,7 +157,7 @@ fn delay(rtt_ms: u32) -> String {
 }
 
 impl StateSample {
-    /// Reports whether only the first graft (full reliability) was in use, with no change under way.
+    /// Reports whether only the graft with full reliability was in use, with no change under way.
     fn is_full(&self) -> bool {
         self.session.graft == FULL && !self.session.changing
     }
@@ -173,8 +173,8 @@ impl MethodOutcome {
         (0..self.messages).zip(seen).filter(|(_, seen)| !seen).map(|(number, _)| number).collect()
     }
 
-    /// Returns the ranges of messages that may have been sent with partial reliability. Each reaches from the last
-    /// sample before the change to the first sample after it.
+    /// Returns the ranges of messages that may have been sent with partial reliability. Each range reaches from the
+    /// last sample before the change of the graft to the first sample after it.
     fn partial(&self) -> Vec<(u64, u64)> {
         let mut ranges = Vec::new();
         let mut since = None;

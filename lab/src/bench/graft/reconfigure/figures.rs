@@ -13,7 +13,7 @@ use crate::stats::{Percentiles, median};
 const BIN_S: f64 = 0.25;
 const PHASES: [&str; 3] = ["short", "long", "short again"];
 
-/// Figures of one bin of the time series.
+/// Throughput and delays in one bin of the time series.
 pub struct BinFigures {
     pub at_s: f64,
     pub mbit: f64,
@@ -23,7 +23,7 @@ pub struct BinFigures {
     pub graft: String,
 }
 
-/// Figures of one phase, between two changes of the path.
+/// Throughput, delays and losses in one phase, between two changes of the path's round-trip time.
 struct PhaseFigures {
     mbit: f64,
     delays_ms: Vec<f64>,
@@ -63,7 +63,8 @@ impl MethodOutcome {
         self.looks.iter().take_while(|look| look.at_s <= at_s).last()
     }
 
-    /// Returns the figures of each phase. Throughput is by time of arrival, delay and loss by time of sending.
+    /// Returns throughput, delays and losses of each phase. Throughput is by time of arrival, delay and loss by time of
+    /// sending.
     fn phases(&self, bytes: usize) -> [PhaseFigures; 3] {
         let [long_s, short_s] = self.turned_s;
         let lost = self.lost();

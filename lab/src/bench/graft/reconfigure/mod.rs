@@ -93,7 +93,7 @@ pub fn run(args: ReconfigureArgs) -> anyhow::Result<()> {
     let rows = figures::rows(&args, &outcomes);
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &rows))?;
     args.plot.as_deref().map_or(Ok(()), |path| plot::draw(&args, &outcomes, path))?;
-    // Print the figures even if a run lost too much; the command fails afterwards.
+    // Print the results even if a run lost too many messages; the command fails afterwards.
     outcomes.iter().flatten().try_for_each(|outcome| outcome.check(&args))
 }
 

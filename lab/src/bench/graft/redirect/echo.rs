@@ -1,5 +1,5 @@
-//! The echo server for many connections. It is a process of its own, so that each side may use all descriptors of a
-//! process.
+//! The echo server for many connections. It is a process of its own, so that client and server may each use all
+//! descriptors of a process.
 
 use std::net::SocketAddr;
 

@@ -41,7 +41,7 @@ pub struct Many {
 
 impl Many {
     /// Measures one wave of connections after the other. Each connection carries one message, and stays open until all
-    /// connections of the wave have done so.
+    /// connections of the wave have carried theirs.
     pub fn measure(
         pair: &Carrying<'_>,
         [server, client]: [&BenchProcess; 2],

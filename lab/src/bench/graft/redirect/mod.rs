@@ -105,7 +105,8 @@ pub fn run(args: RedirectArgs) -> anyhow::Result<()> {
 
 fn measure_interleaved(site: &BenchSite, args: &RedirectArgs) -> anyhow::Result<Vec<Value>> {
     let mut rows = Vec::new();
-    // haproxy forwards to the server of the direct connections, so they are measured too.
+    // haproxy forwards to the server of the direct TCP connections. So with haproxy, direct connections are measured
+    // too.
     let direct = args.ways.contains(&RedirectMethod::Haproxy).then_some(RedirectMethod::Tcp);
     let others = args.ways.iter().copied().filter(|way| direct.is_none() || *way != RedirectMethod::Tcp);
     let mut lacking = Vec::new();

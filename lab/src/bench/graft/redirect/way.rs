@@ -1,4 +1,5 @@
-//! The ways of a connection between two hosts, and the programs that each way needs on both hosts.
+//! The ways to carry a connection between two hosts (directly, by haproxy, by a tunnel), and the programs that each way
+//! needs on both hosts.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -56,7 +57,7 @@ impl RedirectMethod {
         }
     }
 
-    /// Returns the lines of `[carry]` in both daemons' settings; `None` if the way needs no daemons.
+    /// Returns the lines of `[carry]` in both daemons' settings; `None` if connections are carried without daemons.
     fn carry(self) -> Option<&'static str> {
         match self {
             Self::Tcp | Self::Haproxy => None,
@@ -66,7 +67,7 @@ impl RedirectMethod {
         }
     }
 
-    /// Returns why this way cannot be measured here, if so.
+    /// Returns the reason why connections cannot be carried in this way on this machine, if there is one.
     pub fn lacks(self) -> Option<&'static str> {
         let has_mptcp =
             || fs::read_to_string("/proc/sys/net/mptcp/enabled").is_ok_and(|text| text.trim() == "1");
@@ -80,7 +81,7 @@ impl RedirectMethod {
     }
 }
 
-/// A way and its programs, which run until this is dropped.
+/// A way to carry connections, with its programs, which run until this is dropped.
 pub struct RedirectRoute<'a> {
     pub way: RedirectMethod,
     client: &'a LabNode,
@@ -90,8 +91,8 @@ pub struct RedirectRoute<'a> {
 }
 
 impl<'a> RedirectRoute<'a> {
-    /// Starts the programs of a way. `serve` gets the server's listener. `number` distinguishes the ports of several
-    /// routes.
+    /// Starts the programs that carry connections in this way. `serve` gets the server's listener. `number`
+    /// distinguishes the ports of several routes.
     pub fn new(
         site: &'a BenchSite,
         way: RedirectMethod,
@@ -161,7 +162,7 @@ impl<'a> RedirectRoute<'a> {
         Ok(stream)
     }
 
-    /// Checks that `connections` connections took this way.
+    /// Checks that `connections` connections were carried in this way.
     pub fn check(&self, connections: usize) -> anyhow::Result<()> {
         let Some(pair) = &self.pair else { return Ok(()) };
         if self.way == RedirectMethod::InPlace {

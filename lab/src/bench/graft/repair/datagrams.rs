@@ -159,8 +159,8 @@ impl DatagramRun {
             match from.send(&message(number, due, self.bytes)) {
                 Ok(_) => number += 1,
                 Err(error) if error.raw_os_error() == Some(ENOBUFS) => std::thread::sleep(NO_ROOM),
-                // This error belongs to a packet of an earlier run that arrived after its receiver had closed the
-                // socket.
+                // A refused connection is due to a packet of an earlier run, which arrived after its receiver had
+                // closed the socket.
                 Err(error) if error.raw_os_error() == Some(ECONNREFUSED) => {}
                 Err(error) => return Err(error.into()),
             }

@@ -119,7 +119,7 @@ impl RepairArgs {
             pace: DatagramPace::Rate(self.rate),
             bytes: self.bytes,
             sending: Duration::from_secs(self.seconds),
-            // The wait is long enough for several rounds of repair.
+            // `grace` is long enough to repair a lost message several times.
             grace: Duration::from_millis(500 + 6 * u64::from(self.delay_rtt_ms)),
         }
     }

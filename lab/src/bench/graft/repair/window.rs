@@ -17,7 +17,7 @@ const GO_BACK: &[&str] = &["window", "gobackn", "number", "acknowledge"];
 /// Bytes around the payload: headers of Ethernet, IPv4 and UDP, and the framing of an unencrypted session.
 const AROUND_BYTES: usize = 14 + 20 + 8 + 16;
 
-/// Results on one path with one window: one per round, for each of the two functions.
+/// Results on one path with one size of the window: one per round, for Selective Repeat and for Go-Back-N.
 #[derive(Default)]
 struct WindowCell {
     selective: Vec<WindowFigures>,
@@ -57,7 +57,7 @@ impl RepairArgs {
         PacketWindow { packets, bytes: (self.bytes + AROUND_BYTES) as u64 }
     }
 
-    /// Measures both functions in turn, so that a drift of the machine affects both alike.
+    /// Measures Selective Repeat and Go-Back-N in turn, so that a drift of the machine affects both alike.
     fn cell(
         &self,
         site: &BenchSite,
@@ -114,7 +114,8 @@ impl RepairArgs {
 }
 
 impl WindowFigures {
-    /// Computes the figures. Packets still on their way at the end count as sent but not as received.
+    /// Computes the packet rate and the transmissions per packet. Packets still on their way at the end count as sent
+    /// but not as received.
     fn from_outcome(outcome: &RepairOutcome, seconds: u64) -> Self {
         let count = |reason: &str| outcome.sender.get(reason).copied().unwrap_or_default() as f64;
         let packets = outcome.received as f64;

@@ -26,7 +26,7 @@ pub struct FetchResult {
 }
 
 impl FetchResult {
-    /// Returns the arrivals with `later_ms` added to every time.
+    /// Returns the times at which data arrived, each increased by `later_ms`.
     pub fn came(&self, later_ms: f64) -> ByteArrivals {
         let rung = |at: usize| self.rungs_ms.get(at).map(|ms| ms + later_ms);
         ByteArrivals {

@@ -1,5 +1,5 @@
-//! Observations of a path that a host can make: packets at even intervals, and TCP's own figures of an earlier
-//! connection.
+//! Observations of a path that a host can make: probe packets at even intervals, and TCP's own measurements of an
+//! earlier connection.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -48,7 +48,7 @@ impl SelectSite {
         most_kib: u32,
     ) -> anyhow::Result<Self> {
         let mut topology = Topology::standard(1, 1);
-        // The seed of random losses differs for each network and seed.
+        // Each combination of a network's number and a run's seed gives other random losses.
         (topology.seed, topology.netem) = (u64::from(number) << 16 | u64::from(seed), false);
         let delay = format!("delay={}us", (network.rtt_ms * 500.0) as u64);
         topology.impair(SUBSCRIBERS_LINK, Directions::Both, &delay)?;
@@ -85,7 +85,8 @@ impl SelectSite {
         let _client = pair.client.start()?;
         let start = Instant::now();
         pair.wait_warm()?;
-        // The time to set up a new carrier is added to the transfer. A warm carrier adds no such time.
+        // The time to set up a new carrier is added to the transfer. A warm carrier (ready for connections) adds no
+        // such time.
         let later = if warm { Duration::ZERO } else { start.elapsed() };
         if warm {
             std::thread::sleep(WARMING);

@@ -62,7 +62,7 @@ struct SessionDelayOutcome {
     delays_us: Vec<f64>,
 }
 
-/// Figures of one variant with one number of sessions, over all rounds.
+/// Delays and jitter of one variant with one number of sessions, over all rounds.
 struct SessionDelayFigures {
     delays: Percentiles,
     /// Mean absolute distance of a delay from the median, us.

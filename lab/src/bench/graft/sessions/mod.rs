@@ -63,7 +63,8 @@ enum SessionPart {
     Room,
 }
 
-/// First port of the sending host's sessions. The other host uses `PORT` for all of them.
+/// First port of the sending host's sessions, each of which has its own port. The other host uses `PORT` for all
+/// sessions.
 const FIRST_PORT: u16 = 20_000;
 const PORT: u16 = 7000;
 /// Largest number of sessions that a daemon's settings allow.
