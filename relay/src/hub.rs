@@ -369,7 +369,7 @@ impl Hub {
         for publisher in publishers {
             publisher.subscribe(Arc::clone(track), sender.clone());
         }
-        // Without this sender, `recv` returns `None` once every publisher has answered.
+        // This task's own sender is dropped, so that `recv` returns `None` once every publisher has answered.
         drop(sender);
         let mut refused = self.absent();
         while let Some(answer) = answers.recv().await {

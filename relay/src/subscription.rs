@@ -124,7 +124,7 @@ enum DownstreamStream {
     Over,
 }
 
-/// The event of a subgroup or datagram that a subscription is offered.
+/// Says what has happened to a subgroup or datagram that is offered to a subscription.
 #[derive(Clone, Copy)]
 pub enum SubgroupNews<'a> {
     /// The subgroup or datagram is in the cache.
@@ -229,7 +229,8 @@ impl Subscription {
                     Some(key) => key,
                     None => return true,
                 },
-                // The stream cannot begin before the first object of the window has arrived, which may be the next one.
+                // The subscriber's stream cannot begin before the first object of the subscription's window has
+                // arrived. That may be the subgroup's next object.
                 None => {
                     let wanted = state.wants_group(group);
                     if let (SubgroupNews::Grown(Some(ingress)), false) =

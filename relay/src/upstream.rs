@@ -100,7 +100,7 @@ impl Drop for Unfinished {
 
 /// The handover of a track to another subscription.
 struct TrackHandover {
-    /// The first group of the other subscription. Earlier groups still come from this one.
+    /// The first group that comes from the other subscription. Earlier groups still come from this publisher.
     group: u64,
     to: Weak<UpstreamTrack>,
     passed: bool,

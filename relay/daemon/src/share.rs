@@ -1,5 +1,5 @@
 //! Measures the share of the media that the kernel sent in the last ten seconds, for each session and each interface.
-//! Finds the reason and the remedy for the rest.
+//! Finds out why userspace sent the other media, and what an operator can do about it.
 //!
 //! [`ShareMeter::take`] gets the relay's status every [`PERIOD`]. Shares are computed from the difference to two
 //! periods ago.
@@ -135,7 +135,7 @@ impl ShareMoment {
     }
 
     /// Returns the main reason that kept publishers' media from the kernel since `before`, and whether any media
-    /// reached it.
+    /// reached the kernel program.
     fn upstream_since(&self, before: &Self) -> (Option<(u64, &str)>, bool) {
         let all =
             self.upstream.iter().zip(&before.upstream).zip([HARMLESS, HARMLESS_BEHIND, HARMLESS_BEHIND]);
@@ -175,7 +175,8 @@ impl ShareMeter {
     /// most of the media, and for which the kernel sends it again.
     pub fn take(&self, engine: &EngineStatus, sessions: &[RelaySessionStatus], routes: &mut InterfaceRoutes) {
         let name_of = |ip: IpAddr| match &engine.interfaces[..] {
-            // With a bridge or a bond, the route leads to another interface than the one with the program.
+            // If only one interface has the BPF program, media arrives on it. With a bridge or a bond, the route to the
+            // peer names another interface.
             [one] => Some(one.name.clone()),
             _ => routes.interface_to(ip),
         };

@@ -187,7 +187,7 @@ fn copies_beyond_the_budget_are_sent_in_further_runs() {
     if !root("copies_beyond_the_budget_are_sent_in_further_runs") {
         return;
     }
-    // With 3 copies a run, no segment with 5 subscribers fits into one.
+    // If a run makes at most 3 copies, it cannot finish a segment with 5 subscribers.
     for (max_copies_per_run, continued) in [(3, 8), (7, 0), (14, 0)] {
         let network = NamespaceNetwork::new("sr");
         let config = Config { max_copies_per_run, max_runs: 3, ..Config::default() };
@@ -276,7 +276,7 @@ fn super_packet_without_a_clone_is_left_to_userspace() {
     assert!(inside(&network.relay, || scene.relay.is_attached(west)));
     scene.slot.set_position(&PositionRecord::opaque(scene.offset));
     scene.reaches_all(&[900; 4]);
-    // The program also leaves the loopback interface after the last other one.
+    // When the program is detached from the last other interface, it is detached from loopback, too.
     scene.relay.detach_from(west);
     assert!(inside(&network.relay, || tc::count(LOOPBACK, KernelHook::Egress).expect("TCX")) == 0);
 }

@@ -264,7 +264,7 @@ impl Publications {
             let family = Arc::clone(self);
             let track = Arc::clone(track);
             self.context.spawn(async move {
-                let _ = family.subscribe_anew(track).await; // If refused, the old one stays.
+                let _ = family.subscribe_anew(track).await; // If the new subscription is refused, the old one stays.
                 Ok(())
             });
         }
@@ -555,7 +555,7 @@ impl Adopted {
                     handed_over = Some(Clock::now() + LATE_STREAMS);
                 }
                 () = sleep_until(handed_over) => if upstream.is_handed_over() {
-                    let _ = timeout(LATE_STREAMS, upstream.has_seen_all(0)).await; // later streams are cut off
+                    let _ = timeout(LATE_STREAMS, upstream.has_seen_all(0)).await; // streams that end later are reset
                     return Ok(None);
                 } else {
                     handed_over = None;

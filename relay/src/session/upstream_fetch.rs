@@ -120,7 +120,7 @@ struct ArrivingResponse {
     /// Bytes that were read but not parsed.
     unread: Bytes,
     pieces: VecDeque<FetchPiece>,
-    /// Number of payload bytes of the last item that have not arrived.
+    /// Number of payload bytes of the last received object that have not arrived.
     missing: u64,
 }
 

@@ -283,7 +283,8 @@ impl ConfigCheck {
                 ),
                 kernel_streams: u64::from(kernel_streams / 8).max(1),
             },
-            // One network gets half of each shared resource, so the other half is left for others.
+            // The clients of one network together get at most half of each shared resource. The other half is left for
+            // clients of other networks.
             network: ClientShare {
                 cache_bytes: settings.cache_bytes.map_or(CACHE_BYTES, |count| count.0) / 2,
                 receive_bytes: settings.receive_bytes.map_or(RECEIVE_BYTES, |count| count.0) / 2,
@@ -322,7 +323,8 @@ impl ConfigCheck {
 
     fn unproven(&mut self, settings: &Settings) -> UnprovenBounds {
         let defaults = UnprovenBounds::default();
-        // The other half of the sessions is left for clients that have proven a right.
+        // Sessions without a proven access right may take at most half of all sessions. The other half is left for
+        // clients that have proven a right.
         let most = (settings.max_sessions.unwrap_or(MAX_SESSIONS) / 2).max(1);
         let sessions = settings.unproven_sessions.unwrap_or(defaults.sessions.min(most));
         if !(1..=most).contains(&sessions) {

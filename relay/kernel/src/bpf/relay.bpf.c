@@ -25,7 +25,7 @@ static __always_inline int verdict_of(enum relay_outcome outcome)
 {
 	switch (outcome) {
 	case RELAY_CONTINUED: /* drop this skb: a clone of the packet is queued for the next run */
-	case RELAY_NOT_RESTORED: /* drop it: the packet was rewritten for a subscriber and could not be restored */
+	case RELAY_NOT_RESTORED: /* drop this skb: the packet was rewritten for a subscriber and could not be restored */
 		return TC_ACT_SHOT;
 	default:
 		return PASS_ON;

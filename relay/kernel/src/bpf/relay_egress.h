@@ -20,7 +20,9 @@ static __always_inline __u32 credit_of(const struct relay_egress *egress, const 
 	return credit > MOST_CREDIT ? MOST_CREDIT : credit;
 }
 
-/* Reports whether the egress has no stream yet. Not for datagrams, whose `id` is an alias. */
+/* Reports whether the egress has no stream yet. Must not be called for the egress of datagrams, whose `id` is a track
+ * alias.
+ */
 static __always_inline int is_unopened(__u64 id)
 {
 	return id >= RELAY_CLOSED;

@@ -329,7 +329,9 @@ static long walk_step(__u32 index, struct walk_loop *loop)
 	return step == FRAME_END || step == FRAME_BAD;
 }
 
-/* Stands for a frame without a slot, which is not counted in `outcomes`. */
+/* The outcome of a frame whose stream or track has no slot, so that the program does not forward it. The map `outcomes`
+ * does not count such frames.
+ */
 #define NO_SLOT RELAY_FRAME_OUTCOMES
 
 static __always_inline enum relay_frame_outcome count_frame(enum relay_frame_outcome outcome)

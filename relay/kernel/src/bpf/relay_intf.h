@@ -29,7 +29,7 @@
 /* Bit of a value in the map `ids`: the other bits are the index of a downstream. */
 #define RELAY_SUBSCRIBER 0x80000000U
 #define RELAY_ARRIVALS	 4096 /* number of entries in `arrivals`, a power of two */
-#define RELAY_OPENINGS	 64   /* the most openings of a track, a power of two */
+#define RELAY_OPENINGS	 64   /* the most streams of a track that are prepared at a time, a power of two */
 /* Value of `id` in an ingress that is prepared for a stream which has not begun. */
 #define RELAY_UNBOUND (~0ULL)
 

@@ -75,14 +75,15 @@ int judge_run(struct subgroup_state *state, const struct run_bytes *run, __u32 a
 	return judge(&loop);
 }
 
-/* Reports whether the ingress has a run that ends after `next`. */
+/* Reports whether the ingress has a run (gapless stream bytes after a hole) that ends after the judged position `next`.
+ */
 static __always_inline int is_ahead(const struct relay_ingress *ingress)
 {
 	return ingress->run_end > ingress->next;
 }
 
-/* Makes this ingress the owner of its run buffer, unless another ingress uses it. Several ingresses share a buffer. Its
- * owner stays the same while it has a run, which is checked under the owner's lock.
+/* Makes this ingress the owner of its run buffer, which it shares with other ingresses. If another ingress owns the
+ * buffer and has a run in it, nothing changes. That is checked under the lock of the present owner.
  */
 static __always_inline void take_run(__u32 index)
 {
@@ -178,7 +179,7 @@ static __always_inline void note_ahead(struct relay_ingress *ingress, __u32 inde
 		return;
 	}
 	note_apart(ingress, frame->offset, end);
-	/* A frame that does not continue the run starts a new one. */
+	/* A frame that does not continue the run of bytes after the hole starts a new run. */
 	if (!is_ahead(ingress) || frame->offset != ingress->run_end || end - ingress->run > RUN_BYTES) {
 		ingress->run = frame->offset;
 		take_run(index);
@@ -214,8 +215,8 @@ static __always_inline void join_run(struct relay_ingress *ingress, __u32 index)
 		step = judge_run(&ingress->scratch, run, ingress->next - ingress->run, bytes);
 		if (step == SUBGROUP_BAD)
 			ingress->scratch = (struct subgroup_state){.field = SUBGROUP_BROKEN};
-		/* The rest of the run has too many fields for one frame. `state` and `next` stay at the last whole
-		 * piece, where userspace or a later frame continues.
+		/* The rest of the run has more fields than the program parses for one frame. `state` and `next` stay at
+		 * the end of the last piece that was parsed whole. Userspace or a later frame continues there.
 		 */
 		if (step == SUBGROUP_MORE)
 			return;

@@ -205,7 +205,7 @@ impl SwitchingState {
             (self.decider, self.rungs) = (None, Vec::new());
             return;
         }
-        // The rungs are sorted by bitrate, as `Decider` expects it.
+        // The possible allocations (`rungs`) are sorted by total bitrate, as `Decider` expects.
         self.rungs = sets::rungs(&sets);
         let bits = |kbps: u64| kbps.saturating_mul(1000);
         let fits = |(kbps, _): &(u64, Allocation)| bits(*kbps) / 8 <= sample.bandwidth;
