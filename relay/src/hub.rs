@@ -206,8 +206,8 @@ impl Hub {
         self.tracks.read().values().cloned().collect()
     }
 
-    /// Registers `publisher` for everything below `namespace`. `fallback`: the publisher is the configured upstream
-    /// relay, which is asked last.
+    /// Registers `publisher` for everything below `namespace`. `fallback` is true for the configured upstream relay,
+    /// which is asked last.
     pub fn publish(
         &self,
         namespace: Namespace,
@@ -287,12 +287,14 @@ impl Hub {
         self.namespaces.is_published_here(namespace)
     }
 
-    /// Watches the namespaces below `prefix`. The watch lists the present ones first, then changes.
+    /// Watches the namespaces below `prefix`. The watch first lists the namespaces that are published now, then
+    /// changes.
     pub fn watch_namespaces(&self, prefix: Namespace) -> NamespaceWatch<NamespaceEvent> {
         self.namespaces.watch(prefix)
     }
 
-    /// Watches the tracks below `prefix` that have a publisher. The watch lists the present ones first, then new ones.
+    /// Watches the tracks below `prefix` that have a publisher. The watch first lists the tracks that exist now, then
+    /// new tracks.
     pub fn watch_tracks(&self, prefix: Namespace) -> NamespaceWatch<Arc<LiveTrack>> {
         let present = self.tracks_below(prefix.clone(), LiveTrack::is_established);
         self.namespaces.watch_tracks(prefix, present)

@@ -51,8 +51,8 @@ use millrace_access::policy::RightHolder;
 /// 3. [`Self::add_upstream`] is called once the publisher and this relay have agreed on a subscription.
 /// 4. [`Self::place`] is called for each group, before any stream or datagram of the group is accepted. Then the
 ///   group's subgroups and datagrams are added.
-/// 5. [`Self::remove_upstream`], [`Self::supersede`] or [`Self::fail`] is called once for each publisher, and removes
-///   it.
+/// 5. [`Self::remove_upstream`] or [`Self::supersede`] is called once to remove the publisher, or [`Self::fail`] to end
+///   a malformed track.
 ///
 /// Subscribers may come and go at any time. Locks are taken in this order: `subscriptions`, `upstreams`, then
 /// `forwarding` or `absence`. A subscription's own lock is taken after `subscriptions`, and a connection's after that.

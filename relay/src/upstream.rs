@@ -57,7 +57,7 @@ pub struct UpstreamTrack {
     /// The openings and datagrams that the offload may forward before userspace reads them.
     /// [`LiveTrack`](super::live::LiveTrack) allows them to one publisher at a time.
     pub offers: Offers,
-    /// Number of streams whose header was read, and which the track does not know yet.
+    /// Number of subgroup streams whose header was read, and which were not added to the track yet.
     entering: AtomicUsize,
     stream_ended: Notify,
     revoked: AtomicBool,
@@ -265,13 +265,14 @@ impl UpstreamTrack {
         decided
     }
 
-    /// Hands the track over to `to` from `group` on, while that subscription exists.
+    /// Hands the track over to the subscription `to` from `group` on, as long as `to` exists.
     pub fn hand_over(&self, group: u64, to: &Arc<Self>) {
         let handover = TrackHandover { group, to: Arc::downgrade(to), passed: false };
         self.handover.lock().get_or_insert(handover);
     }
 
-    /// Reports whether `group` belongs to the subscription that takes over.
+    /// Reports whether `group` comes from the subscription that takes over from this one. Notes that this publisher has
+    /// reached such a group.
     pub fn has_handed_over(&self, group: u64) -> bool {
         let mut handover = self.handover.lock();
         let Some(handover) = handover.as_mut() else { return false };
@@ -283,7 +284,8 @@ impl UpstreamTrack {
         true
     }
 
-    /// Reports whether the other subscription still exists. If it does not, all groups come from this one again.
+    /// Reports whether the subscription that takes over still exists. If it does not, all groups come from this
+    /// subscription again.
     pub fn is_handed_over(&self) -> bool {
         let mut handover = self.handover.lock();
         handover.take_if(|handover| handover.to.strong_count() == 0);

@@ -163,7 +163,7 @@ pub trait MessageGuard: Send + Sync {
 
 impl MessageReader {
     /// Makes a reader. `buffer` contains bytes that were read from the stream before. `held` counts the bytes of
-    /// incomplete messages.
+    /// incomplete messages against the session's limit.
     pub fn new(
         draft: Draft,
         stream: RecvStream,

@@ -93,7 +93,8 @@ struct RunningGuard {
 /// The number of open sessions of each client.
 struct Seats {
     taken: NetworkPlaces,
-    /// The gate's table of this relay's clients, in which the gate counts their sessions, too. `None` without a gate.
+    /// The part of the gate that belongs to the relay (its scope), in which the gate counts each client's sessions,
+    /// too. `None` without a gate.
     scope: Option<Scope>,
 }
 
@@ -255,8 +256,8 @@ impl Seats {
         }
     }
 
-    /// Sets the session limit of a client, and the gate's table (scope) in which sessions are counted. A new gate gets
-    /// the session counts of all clients.
+    /// Sets the session limit of a client, and the gate's scope, in which the gate counts the relay's sessions. A new
+    /// gate gets the session counts of all clients.
     fn tell(&mut self, scope: Option<Scope>, limit: Option<u32>) {
         self.taken.set_of_client(limit.map_or(usize::MAX, |limit| limit as usize));
         if let (None, Some(scope)) = (&self.scope, &scope) {

@@ -162,7 +162,7 @@ pub struct ShareMeter(Mutex<ReportedShares>);
 struct ReportedShares {
     moments: VecDeque<ShareMoment>,
     shares: MediaShares,
-    /// Interfaces and sessions whose media userspace mostly sends, as the log has reported.
+    /// Interfaces and sessions for which the log has reported that userspace sends most of the media.
     off: HashSet<ShareSubject>,
 }
 
@@ -175,7 +175,7 @@ impl ShareMeter {
     /// most of the media, and for which the kernel sends it again.
     pub fn take(&self, engine: &EngineStatus, sessions: &[RelaySessionStatus], routes: &mut InterfaceRoutes) {
         let name_of = |ip: IpAddr| match &engine.interfaces[..] {
-            // If only one interface has the BPF program, media arrives on it. With a bridge or a bond, the route to the
+            // If only one interface has the BPF program, its name is used: with a bridge or a bond, the route to the
             // peer names another interface.
             [one] => Some(one.name.clone()),
             _ => routes.interface_to(ip),
@@ -228,8 +228,8 @@ impl ReportedShares {
                 let own = copies.and_then(|copies| worst(copies, old.map(|old| &old.2), HARMLESS_BEHIND));
                 let worst = own.into_iter().chain(upstream).max_by_key(|(count, _)| *count);
                 let counted = worst.map_or(if came { BY_DESIGN } else { UNSEEN }, |(_, reason)| reason);
-                // If the kernel engine refuses the session or has no record of it, that is the reason, whatever
-                // outcomes are counted.
+                // If the kernel engine refuses the session or has no record of it, the status shows that as the reason,
+                // whatever outcomes the kernel has counted.
                 let waits = one.kernel_record.as_deref().filter(|record| *record != "held");
                 share.reason = one.kernel_refused.as_deref().or(waits).unwrap_or(counted).to_owned();
                 share.remedy = remedy(&share.reason, &arrives);

@@ -154,7 +154,7 @@ impl KernelConnection {
             seen.begun.iter().for_each(|id| upstream.note_begun(*id));
             upstream.set_web(self.web_session());
             self.deferred.iter().for_each(|deferred| upstream.set_deferred_socket(&deferred.handle));
-            let _ = self.upstream.set(upstream); // An error means that another thread was faster.
+            let _ = self.upstream.set(upstream); // An error means that another thread has set the record already.
         }
         self.upstream().ok_or(millrace_kernel::Error::Full { what: "upstreams" })
     }

@@ -24,7 +24,7 @@ pub(super) struct KernelIngress {
     serial: u64,
     /// The connections on which a stream may be opened for this ingress, each with the tag of its subscription.
     pub prepared: Mutex<Vec<(Weak<KernelConnection>, u64)>>,
-    /// How many of the subscriptions in `prepared` do not know yet which subgroup the ingress was bound to.
+    /// How many of the subscriptions in `prepared` have not adopted their stream of this ingress yet (`on_adopted`).
     pub unknown: AtomicUsize,
     connection: Arc<KernelConnection>,
     _held: Arc<dyn Any + Send + Sync>,
@@ -69,7 +69,7 @@ pub(super) struct KernelEgress {
 }
 
 impl KernelEgress {
-    /// Wraps an egress that was added to the slot of an ingress. Returns the reason if it could not be added.
+    /// Wraps an egress that was added to the slot of an ingress. If the egress could not be added, returns the reason.
     pub fn delegation(
         to: Arc<KernelConnection>,
         ingress: &Arc<KernelIngress>,

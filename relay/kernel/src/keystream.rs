@@ -94,9 +94,9 @@ impl KeystreamAhead {
 /// The result of one pass over the rings of a connection.
 #[derive(Clone, Copy, Default)]
 pub(super) struct KeystreamPass {
-    /// True if the keystream thread still has to fill a ring.
+    /// True if the keystream thread has to visit the connection again, to keep a keystream ring filled.
     pub any: bool,
-    /// True if a ring is shorter than wanted, for lack of memory.
+    /// True if a keystream ring is shorter than wanted, for lack of memory.
     pub short: bool,
 }
 

@@ -141,7 +141,7 @@ pub struct KernelSetup<'a> {
 pub struct KernelLimits {
     /// The most connections on which media may arrive.
     pub publishers: u32,
-    /// The most connections altogether. Media may be sent on each of them.
+    /// The most connections with a kernel record, publishers' and subscribers'. Media may be sent on each of them.
     pub sessions: u32,
     /// The most streams to subscribers that may be delegated at the same time.
     pub streams: u32,

@@ -180,7 +180,8 @@ impl Offload for KernelConnection {
     }
 
     fn accept(&self, stream: u64) -> Option<Arc<dyn offload::OffloadIngress>> {
-        // A stream that userspace claims first is never bound to an opening. Otherwise the program has bound it.
+        // If userspace claims the stream first, the program never binds it to an opening (a prepared slot). Otherwise
+        // the program has bound the stream already.
         if self.upstream()?.take_stream(stream) {
             return None;
         }

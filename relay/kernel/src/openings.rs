@@ -36,9 +36,9 @@ struct Supply {
 }
 
 impl Supply {
-    /// Returns how many openings to add for a track that has `waiting` openings and wants `wanted`. It may add its
-    /// first opening while less than three quarters of all egresses are prepared, and further ones while less than half
-    /// are. In total, it may use an eighth of all egresses.
+    /// Returns how many openings to add for a track that has `waiting` openings and wants `wanted`. The track may add
+    /// its first opening while less than three quarters of all egresses are prepared, and further openings while less
+    /// than half are. All openings of the track may use an eighth of all egresses.
     fn missing(&self, wanted: usize, waiting: usize) -> usize {
         let Self { all, prepared, subscribers } = *self;
         let room = |part: usize| part.saturating_sub(prepared).checked_div(subscribers).unwrap_or(0);
@@ -52,7 +52,8 @@ impl Supply {
 pub(super) struct KernelOpenings {
     // This field is dropped first, so that no further stream is bound to an opening.
     track: bpf::TrackRecord,
-    /// The openings whose stream userspace has not accepted yet, whether they are bound or not.
+    /// The openings (prepared slots) that userspace has not accepted yet, whether the program has bound them to a
+    /// stream or not.
     openings: Mutex<Vec<Arc<KernelIngress>>>,
     wanted: AtomicU32,
     /// Number of streams that had begun without an opening when `wanted` was last adjusted.

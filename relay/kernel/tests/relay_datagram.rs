@@ -131,7 +131,7 @@ impl DatagramScene {
         peers::receive_original(&self.to, packet, &self.relay)
     }
 
-    /// Sends a packet of a track without any earlier datagram.
+    /// Sends a packet with datagrams of the track. The program treats them as the track's first ones.
     fn send(&mut self, frames: &[u8]) -> Vec<Forwarded> {
         // Forgets the objects that have arrived, so that the program treats no object as a repeated one.
         self.slot.set_position(&PositionRecord::default());

@@ -163,7 +163,8 @@ fn each_segment_of_a_super_packet_is_forwarded() {
         [("s4", [4, 4, 6], None), ("s6", [6, 4, 6], None), ("sc", [4, 4, 6], Some(Mechanism::Clsact))]
     {
         let network = NamespaceNetwork::new(name);
-        // Checksums are complete when the copies leave the relay, so the capture can check them.
+        // With checksum offload turned off, the kernel completes the checksums of the copies before they leave the
+        // relay, so the capture can check them.
         net::set_checksum_offload(&network.relay, "east", false);
         let mut scene = SuperPacketScene::new(&network, Config { mechanism, ..Config::default() }, &families);
         let capture = PacketCapture::new(&network.subscriber);

@@ -43,7 +43,7 @@ struct UpstreamCandidates(Vec<UpstreamCandidate>);
 struct UpstreamCandidate {
     upstream: UpstreamRelay,
     pauses: Pauses,
-    /// The time before which the relay is not connected to again.
+    /// The time before which this relay does not try to connect to the upstream relay again.
     until: Instant,
 }
 

@@ -555,7 +555,7 @@ impl Adopted {
                     handed_over = Some(Clock::now() + LATE_STREAMS);
                 }
                 () = sleep_until(handed_over) => if upstream.is_handed_over() {
-                    let _ = timeout(LATE_STREAMS, upstream.has_seen_all(0)).await; // streams that end later are reset
+                    let _ = timeout(LATE_STREAMS, upstream.has_seen_all(0)).await; // streams that have not ended by then are given up
                     return Ok(None);
                 } else {
                     handed_over = None;

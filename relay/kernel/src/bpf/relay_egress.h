@@ -128,8 +128,8 @@ enum relay_egress_outcome find_route(struct __sk_buff *skb, struct bpf_fib_looku
 	}
 }
 
-/* Adds `amount` to the total, then compares with the limit. Userspace lowers the limit first and reads the total
- * afterwards. At least one of the two sees the other's change, so the limit holds.
+/* Adds `amount` to the total of sent bytes, then compares the total with its limit. Userspace lowers a limit first and
+ * reads the total afterwards. Either the program sees the lower limit, or userspace sees the larger total.
  */
 static __always_inline int take_credit(__u64 *total, const __u64 *limit, __u64 amount)
 {
@@ -164,7 +164,9 @@ static __always_inline void give_back(struct relay_downstream *downstream, const
 	__sync_fetch_and_add(&downstream->data, -(__u64)packet->credit);
 }
 
-/* `generations` has one entry for each key phase: its key generation plus one. */
+/* Reports whether the send keys of the generation are installed. `generations` has an entry for each key phase: the
+ * generation of its keys plus one.
+ */
 static __always_inline int has_keys(const struct relay_downstream *downstream, __u32 generation)
 {
 	return READ_ONCE(downstream->generations[generation & 1]) == generation + 1;

@@ -184,7 +184,9 @@ enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 	keys = bpf_map_lookup_elem(&open_keys, &index);
 	if (!keys)
 		return RELAY_NO_KEYS;
-	/* After the packet's first run its number is known, and the replay window would report it as a replay. */
+	/* In later runs for the same packet, the packet number is taken from the cursor: the replay window would report
+	 * the packet as a replay.
+	 */
 	number = work->cursor.id ? work->cursor.kept.number
 				 : quic_number(READ_ONCE(upstream->expected), &header);
 	trace_number(&work->arrival, number);

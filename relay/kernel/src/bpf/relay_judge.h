@@ -110,7 +110,9 @@ static __always_inline void take_run(__u32 index)
 	__sync_lock_test_and_set(&other->lock, 0);
 }
 
-/* Returns the run buffer of this ingress. Returns NULL if another ingress owns the buffer. */
+/* Returns the buffer with the bytes that arrived after a hole in this ingress's stream. Returns NULL if another ingress
+ * owns the buffer.
+ */
 static __always_inline struct run_bytes *find_run(__u32 index)
 {
 	__u32 key = index & (RUNS - 1);
@@ -148,7 +150,7 @@ int keep_frame(struct run_bytes *run, const struct quic_buf *in, const struct fr
 	return 0;
 }
 
-/* Reports whether stream bytes after the position `next` have arrived. */
+/* Reports whether stream bytes have arrived after a hole that begins at the judged position `next`. */
 static __always_inline int has_apart(const struct relay_ingress *ingress)
 {
 	return ingress->apart_end > ingress->next;
@@ -163,9 +165,7 @@ static __always_inline void note_apart(struct relay_ingress *ingress, __u64 offs
 		ingress->apart_end = end;
 }
 
-/* Records a frame after a hole. If it overlaps with bytes that have arrived before, its bytes are not stored in the
- * run.
- */
+/* Records a frame after a hole. If the frame overlaps with bytes that have arrived before, its bytes are not stored. */
 static __always_inline void note_ahead(struct relay_ingress *ingress, __u32 index, const struct quic_buf *in,
 				       const struct frame_stream *frame)
 {
@@ -190,14 +190,18 @@ static __always_inline void note_ahead(struct relay_ingress *ingress, __u32 inde
 		keep_frame(run, in, frame, frame->offset - ingress->run);
 }
 
-/* If `next` lies inside the run, parses the rest of the run and moves `next` as far as possible. */
+/* If the judged position `next` has reached the run (bytes stored after a hole), parses the run's rest and moves `next`
+ * as far as possible.
+ */
 static __always_inline void join_run(struct relay_ingress *ingress, __u32 index)
 {
 	struct run_bytes *run;
 
 	if (ingress->next < ingress->run || !is_ahead(ingress))
 		return;
-	/* A run that lies inside one payload can be skipped even if its bytes were not stored. */
+	/* A run of bytes after a hole that lies inside one object's payload can be skipped, even if its bytes were not
+	 * stored.
+	 */
 	if (subgroup_is_inside(&ingress->state, ingress->run_end - ingress->next)) {
 		subgroup_skip(&ingress->state, ingress->run_end - ingress->next);
 		ingress->next = ingress->run_end;
@@ -329,8 +333,8 @@ int leave_frame(struct relay_ingress *ingress, const struct frame_stream *frame)
  */
 static __always_inline int is_first(struct subgroup_state *last, __u64 group, __u64 object)
 {
-	/* `behind` wraps around for an object after the last one, `ahead` for an object before it. Each is used only
-	 * where it is valid.
+	/* `behind` is the distance of an object before the newest one, `ahead` that of an object after the newest one.
+	 * Each wraps around in the other case, in which it is not used.
 	 */
 	__u64 behind = last->previous - 1 - object, ahead = object + 1 - last->previous;
 

@@ -83,7 +83,7 @@ fn publisher_takes_the_record_of_the_newest_subscriber() {
     assert_eq!(scene.records.taken(), 1);
     scene.returned("third");
     assert_eq!(scene.decide(), (vec!["publisher"], NOBODY));
-    // A connection whose record was taken is served before those that came later.
+    // A connection whose record was taken gets one before connections that began to wait later.
     scene.set("first", Worth::Nothing);
     assert_eq!(scene.decide(), (NOBODY, vec!["first"]));
     scene.returned("first");
