@@ -555,7 +555,8 @@ impl Adopted {
                     handed_over = Some(Clock::now() + LATE_STREAMS);
                 }
                 () = sleep_until(handed_over) => if upstream.is_handed_over() {
-                    let _ = timeout(LATE_STREAMS, upstream.has_seen_all(0)).await; // streams that have not ended by then are given up
+                    // Streams that have not ended when the timeout expires are given up.
+                    let _ = timeout(LATE_STREAMS, upstream.has_seen_all(0)).await;
                     return Ok(None);
                 } else {
                     handed_over = None;

@@ -5,8 +5,7 @@
 
 #include "frames.h"
 
-#define RUNS \
-	64 /* number of buffers for bytes after a hole, one for each stream that has such bytes; a power of two */
+#define RUNS	  64	/* number of run buffers, each for one stream with a hole; a power of two */
 #define RUN_BYTES 65536 /* the most bytes of one run that are stored; a power of two */
 
 /* Buffer for the bytes of a run, see `run` in struct relay_ingress. */
