@@ -556,8 +556,8 @@ impl LiveTrack {
         let now = object.received_at;
         let at = object.location();
         let cost = object.cost();
-        // Both locks are held until the object is in the cache, so that the offload and userspace agree on who forwards
-        // it.
+        // `subscriptions` and `forwarding` stay locked until the object is in the cache, so that the offload and
+        // userspace agree on who forwards it.
         let subscriptions = self.subscriptions.read();
         let forwarding = self.forwarding.lock();
         if !forwarding.takes_datagram(upstream, (at.group, at.object)) {

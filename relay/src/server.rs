@@ -58,7 +58,7 @@ const MAX_UNPROVED: usize = 64;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the relay stays subscribed to a track that has no subscribers.
 const LINGER: Duration = Duration::from_secs(5);
-/// Part of the drain time that is reserved for the closing messages: a quarter of it, within these bounds.
+/// Bounds of the part of the drain time that is reserved for closing messages, which is a quarter of the drain time.
 const LAST_WORDS: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(1);
 const MAX_RENDEZVOUS: Duration = Duration::from_secs(60);
 
@@ -548,7 +548,8 @@ pub fn outgoing_sockets(listen: &[SocketAddr]) -> Result<Vec<UdpSocket>, BindErr
     for is_ipv4 in [true, false] {
         let Some(addr) = listen.iter().find(|addr| addr.is_ipv4() == is_ipv4) else { continue };
         let bind = |port| transport::bind_socket(SocketAddr::new(addr.ip(), port));
-        // The kernel engine handles a limited number of ports, so both families share one if possible.
+        // The kernel engine handles a limited number of ports, so the IPv4 and the IPv6 socket share a port if
+        // possible.
         let first = sockets.first().and_then(|socket| socket.local_addr().ok());
         let same = first.and_then(|first| bind(first.port()).ok());
         sockets.push(same.map_or_else(|| bind(0), Ok)?);

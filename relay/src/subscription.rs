@@ -84,7 +84,7 @@ pub struct Subscription {
 
 struct SubscriptionState {
     options: SubscriptionOptions,
-    /// The largest location when forwarding began. A joining FETCH ends there.
+    /// The largest location when forwarding began. A joining FETCH ends at this location.
     joining: Option<Location>,
     /// The stream of each subgroup, by the subgroup's serial number. An entry is removed once its stream is over and
     /// the subgroup has ended.
@@ -270,8 +270,8 @@ impl Subscription {
             GroupOrigin::Renditions(choice) => {
                 self.member(from).is_none_or(|member| choice.saw(member, group))
             }
-            // A subscription may have been adapted before it joined a set. The other renditions still offer their
-            // groups.
+            // A subscription may have been adapted before it joined a switching set. The renditions that it was adapted
+            // from still offer it their groups.
             GroupOrigin::Set(place) => {
                 from == self.track.number && place.choice.lock().saw(place.number, group)
             }
@@ -423,7 +423,8 @@ impl Subscription {
         if state.check_start(&self.track.data, object.datagram.group) {
             self.take_back(now);
         }
-        // The kernel is allowed to send later datagrams before this one is checked, so that none is missed in between.
+        // The kernel is allowed to send later datagrams before this one is checked, so that no datagram is missed in
+        // between.
         if let SubgroupNews::Grown(Some(ingress)) = news {
             self.delegate_datagrams(&state, ingress);
         }

@@ -300,7 +300,7 @@ impl UpstreamTrack {
     }
 
     /// Records that the publisher sends datagrams. No message says which one is the last, so the end of the track is
-    /// delayed for late ones.
+    /// delayed to wait for late datagrams.
     pub fn saw_datagram(&self) {
         self.datagrams.store(true, Relaxed);
     }

@@ -355,8 +355,8 @@ impl GuardState {
     }
 }
 
-/// Attaches the gate to interfaces without it, and returns the errors of those that cannot be attached. Fails if `must`
-/// is set and one cannot be attached, or if none can.
+/// Attaches the gate to those of the interfaces that do not have it yet. Returns the errors of interfaces to which it
+/// cannot be attached. Fails if `must` is set and an interface has an error, or if every interface has.
 fn attach(gate: &Gate, names: &[String], choice: GateChoice, must: bool) -> Result<Vec<Error>, Error> {
     let before: Vec<_> = gate.interfaces().into_iter().map(|interface| interface.name).collect();
     let new: Vec<_> = names.iter().filter(|name| !before.contains(name)).collect();

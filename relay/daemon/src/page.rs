@@ -13,7 +13,8 @@ use millrace_daemon::http::asset::{Asset, asset};
 
 use super::status::{StatusSource, Web};
 
-/// Paths that need no token. Every client sees the certificate in its handshake, and the other files have no secrets.
+/// Paths that need no token. They show the certificate's hash, which every client sees in its handshake, and the files
+/// of the web page, which have no secrets.
 pub const PUBLIC: &[&str] = &[
     "/",
     "/shell.css",

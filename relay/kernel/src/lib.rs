@@ -294,7 +294,7 @@ impl RelayKernel {
         }
     }
 
-    /// Makes a record for a claim. If the connection is gone meanwhile, the record is dropped at once.
+    /// Makes a kernel record for a connection's claim. If the connection is gone by now, the record is dropped at once.
     fn grant(self: &Arc<Self>, claim: u64, claimant: Claimant) {
         let record = match self.record(claim, &claimant) {
             // Records of connections that have ended become free in a moment.
@@ -341,8 +341,8 @@ impl RelayKernel {
         Ok(connection)
     }
 
-    /// Binds a socket for deferred packets of an endpoint with an address like `like`. Its loopback address is unused:
-    /// packets get there only by steering.
+    /// Binds a socket for the deferred packets of an endpoint whose address has the same family as `like`. The socket
+    /// is bound to loopback, but nobody sends to that address: the program steers packets to the socket.
     fn deferred_socket(self: &Arc<Self>, like: IpAddr) -> Result<Arc<Deferred>, Box<dyn std::error::Error>> {
         let at: IpAddr = if like.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
         let socket = UdpSocket::bind((at, 0))?;
@@ -394,7 +394,7 @@ impl RelayKernel {
         self.commands.wake();
     }
 
-    /// Wakes the engine's thread if there are records to grant or recall.
+    /// Wakes the engine's thread if there are kernel records to grant or to recall.
     fn claims_changed(&self, is_to_decide: bool) {
         if is_to_decide {
             self.commands.wake();

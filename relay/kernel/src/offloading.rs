@@ -248,8 +248,8 @@ impl Offload for KernelConnection {
     }
 
     fn drain(&self, now: Instant, read: &mut dyn FnMut(Instant, OffloadSentPacket)) {
-        // Any connection's thread may have read registrations of this one, so the inbox is looked at even if the ring
-        // was empty.
+        // Another connection's thread may have moved registrations of this connection from the ring to its inbox. So
+        // the inbox is checked even if the ring was empty.
         self.kernel.sort();
         if self.waiting.swap(false, Ordering::SeqCst) {
             let forwarded = std::mem::take(&mut *self.inbox.lock());

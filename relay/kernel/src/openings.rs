@@ -31,7 +31,7 @@ struct Supply {
     all: usize,
     /// Number of egresses that wait for a stream to begin, for all tracks.
     prepared: usize,
-    /// Number of egresses that one opening of this track takes: one for each subscriber.
+    /// Number of egresses that one opening (prepared slot) of this track takes: one for each subscriber.
     subscribers: usize,
 }
 

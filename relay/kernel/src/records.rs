@@ -154,7 +154,7 @@ impl<T: Clone> RecordClaims<T> {
         self.0.lock().waiting.len()
     }
 
-    /// Returns how many records were taken from subscribers so far.
+    /// Returns how many kernel records were taken from subscribers since the engine started.
     pub fn taken(&self) -> u64 {
         self.0.lock().taken
     }

@@ -223,7 +223,7 @@ fn segments_after_the_last_run_are_left_to_userspace() {
     assert_eq!(outcomes.map(|outcome| counted.packets(outcome)), [1, 1, 7], "{counted:?}");
 }
 
-/// Segments of unknown connections and segments that are not authentic are declined one by one. The others are
+/// Segments of unknown connections and segments that are not authentic are declined one by one. The other segments are
 /// forwarded.
 #[test]
 fn only_forged_segments_of_a_super_packet_are_declined() {

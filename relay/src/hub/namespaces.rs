@@ -60,8 +60,8 @@ struct NamespaceEntry {
 #[derive(Default)]
 pub struct Publishers {
     pub all: Vec<Arc<dyn HubPublisher>>,
-    /// True if the publishers are relays with the same media. The relay then sends SUBSCRIBE to one at a time, in this
-    /// order.
+    /// True if the publishers are relays with the same media. This relay then sends SUBSCRIBE to one publisher at a
+    /// time, in the order of the list.
     pub in_turn: bool,
 }
 

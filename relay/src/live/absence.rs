@@ -24,8 +24,8 @@ use millrace_access::policy::RightHolder;
 /// another one.
 const TAKEOVER: Duration = Duration::from_secs(1);
 
-/// How many groups one upstream relay may lag behind another. Groups within this distance are copies; older ones show
-/// that the publisher was restarted.
+/// How many groups one upstream relay may lag behind another. A group within this distance is a copy; an older group
+/// shows that the publisher was restarted.
 const UPSTREAM_LAG: u64 = 1;
 
 /// The state of a track that waits for a publisher.

@@ -129,7 +129,7 @@ impl Publications {
         };
         let (entry, asks) = self.add(claim, Arc::clone(rights), track, &given, false)?;
         // The relay asks for all objects at once, before there is a subscriber, so that the cache can serve the first
-        // one.
+        // subscriber.
         let wanted = Parameters { forward: Some(true), ..Parameters::default() };
         let (accepted, change) = match draft.accepts_with_parameters() {
             true => (wanted, None),
@@ -211,8 +211,8 @@ impl Publications {
         debug!(session = self.context.id(), track = %track.name().typed(), alias = ok.track_alias, "subscribed to a publisher's track");
         let known = self.get(ok.track_alias).filter(|_| self.context.draft().repeats_subscriptions());
         if known.is_some_and(|known| Arc::ptr_eq(&known.track, &track)) {
-            // A second subscription with the same alias is allowed in this draft, but objects could not be assigned to
-            // one of the two.
+            // A second subscription with the same alias is allowed in this draft, but it would be unclear to which of
+            // the two an object belongs.
             let reason = "the publisher gave a second subscription the alias of the first";
             return Err(RequestError::new(code::Request::NOT_SUPPORTED, reason));
         }

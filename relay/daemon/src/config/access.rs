@@ -40,7 +40,8 @@ pub struct KeyFile {
     pub path: PathBuf,
     /// True if the file is a raw HMAC secret. Otherwise it is PEM, a JWK or a JWK set.
     pub is_secret: bool,
-    /// The issuer that the keys are bound to; `None` for any issuer without keys of its own.
+    /// The issuer that the keys are bound to; `None` if the keys verify tokens of every issuer that has no keys of its
+    /// own.
     pub issuer: Option<String>,
 }
 

@@ -497,7 +497,9 @@ struct egress_loop {
 	struct work *work;
 };
 
-/* One step of the fan-out: the next egress of the present frame, or the first egress of the next frame. */
+/* One step of the fan-out loop: makes the copy for one egress. Then selects the next egress of the same frame, or the
+ * first egress of the next frame.
+ */
 static long next_egress(__u32 index, struct egress_loop *loop)
 {
 	struct fan *fan = &loop->work->fan;

@@ -239,8 +239,8 @@ struct relay_deferral {
 	__u64 wakes;
 	/* Set by userspace: the value of `wakes` when userspace had read all packets and went to sleep. */
 	__u64 wakes_read;
-	__u64 media; /* number of those of `packets` that publishers sent */
-	__u64 taken; /* set by userspace: number of those of `packets` that it has read or that were dropped */
+	__u64 media; /* how many of the packets in the count `packets` came from publishers */
+	__u64 taken; /* set by userspace: how many of the steered packets it has read, or were dropped */
 	__u64 room;  /* set by userspace: the most packets that may wait in the deferred socket */
 } SHARED;
 
@@ -315,8 +315,8 @@ struct relay_forwarded {
  */
 enum relay_outcome {
 	RELAY_FORWARDED = 0, /* the program has tried to send every copy */
-	RELAY_CONTINUED,     /* the program has tried to send some copies; later runs make the others */
-	RELAY_OVER_BUDGET,   /* the program has tried to send some copies; userspace sends the others */
+	RELAY_CONTINUED,     /* the program has tried to send some copies; later runs make the other copies */
+	RELAY_OVER_BUDGET,   /* the program has tried to send some copies; userspace sends the other copies */
 	/* The program has tried to send copies, but had no memory to restore the received packet, so it is dropped. */
 	RELAY_NOT_RESTORED,
 	RELAY_NOT_UDP,

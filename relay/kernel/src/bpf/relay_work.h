@@ -117,7 +117,8 @@ struct cursor_kept {
 	0x4d520000U /* high half of a cursor ID, to tell the relay's cursors from other programs' cursors */
 #include "fan_runs.h"
 
-/* The work area of one CPU. With PREEMPT_RT a run may interrupt another one on the same CPU; it then finds `busy` set.
+/* The work area of one CPU. With PREEMPT_RT a run may interrupt another one on the same CPU; the interrupting run finds
+ * `busy` set.
  */
 struct work {
 	__u64 busy; /* 0: no run uses the work area */

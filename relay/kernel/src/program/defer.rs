@@ -43,7 +43,7 @@ impl DeferredSocket {
         self.entry().packets.load(Ordering::Acquire)
     }
 
-    /// Returns how many packets of the same connections went to the other socket, and so wake userspace. The most
+    /// Returns how many packets of the same connections went to the ordinary socket, and so wake userspace. The most
     /// recent ones may not be readable yet.
     pub fn wakes(&self) -> u64 {
         self.entry().wakes.load(Ordering::SeqCst)

@@ -52,7 +52,7 @@ pub struct DatagramRecord {
 }
 
 /// One subscriber's copy of a stream that has not begun. The program opens the subscriber's stream with the first
-/// packet, if the subgroup begins within these bounds.
+/// packet, if the subgroup begins between `first` and the end of `last_group`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpeningRecord {
     /// The track alias that the subscriber knows.
