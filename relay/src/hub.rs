@@ -133,8 +133,8 @@ impl Hub {
         if let Some(track) = self.find_track(name) {
             return Ok(track);
         }
-        // Another thread may have added the track between the two locks, so the limit does not apply to a track that is
-        // in the map by now.
+        // Another thread may have added the track between the read lock and the write lock, so the limit does not apply
+        // to a track that is in the map by now.
         let mut tracks = self.tracks.write();
         if tracks.len() >= self.limits.max_tracks && !tracks.contains_key(name) {
             return Err(RequestError::new(

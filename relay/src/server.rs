@@ -102,7 +102,7 @@ struct Handshakes {
     unproved: AtomicUsize,
 }
 
-/// Counts one handshake while it lives.
+/// A guard that counts one handshake as under way while the guard lives.
 struct Handshake {
     shared: Arc<ServerShared>,
     proved: bool,

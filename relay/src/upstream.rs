@@ -39,9 +39,9 @@ pub const RIVAL_PATIENCE: Duration = Duration::from_millis(500);
 pub struct UpstreamTrack {
     /// The ID of the session with the publisher.
     pub publisher: u64,
-    /// True if that session is the one with the configured upstream relay.
+    /// True if the publisher's session is the one with the configured upstream relay.
     pub is_of_upstream: bool,
-    /// True if that session is with a relay of the cluster.
+    /// True if the publisher's session is with a relay of the cluster.
     pub is_of_relay: bool,
     connection: Weak<Connection>,
     /// The publisher's track alias.
@@ -98,7 +98,7 @@ impl Drop for Unfinished {
     }
 }
 
-/// The handover of a track to another subscription.
+/// The handover of a track from this publisher's subscription to another subscription.
 struct TrackHandover {
     /// The first group that comes from the other subscription. Earlier groups still come from this publisher.
     group: u64,
@@ -162,7 +162,7 @@ impl UpstreamTrack {
     }
 
     pub fn ask(&self, ask: UpstreamRequest) {
-        let _ = self.asks.send(ask); // An error means that the subscription is over.
+        let _ = self.asks.send(ask); // The send fails only if the subscription is over.
     }
 
     /// Counts a data stream of the subscription that has arrived. It is open while the guard lives.
@@ -172,7 +172,7 @@ impl UpstreamTrack {
         OpenStream(Arc::clone(self))
     }
 
-    /// Ends the publisher's right to publish the track. Its open streams end.
+    /// Ends the publisher's right to publish the track. The publisher's open streams end.
     pub fn revoke(&self) {
         self.revoked.store(true, Relaxed);
         self.revoking.notify_waiters();

@@ -174,7 +174,7 @@ impl MessageReader {
         Self { draft, stream, buffer, held, goaways, guard: None, waiting: None }
     }
 
-    /// Lets `guard` check every message first.
+    /// Lets `guard` check every message before the reader delivers it.
     pub fn guarded(self, guard: impl MessageGuard + 'static) -> Self {
         Self { guard: Some(Box::new(guard)), ..self }
     }

@@ -33,7 +33,7 @@ const RECEIVED_TEXT: usize = 1472 - 1 - ID_LEN - 1 - 16;
 pub(super) struct Computer(OnceLock<Thread>);
 
 impl Computer {
-    /// Makes the thread check the rings now.
+    /// Makes the keystream thread check the rings of keystreams now.
     pub fn wake(&self) {
         if let Some(thread) = self.0.get() {
             thread.unpark();

@@ -22,9 +22,9 @@ const IDLE_TICKS: u32 = 200;
 #[derive(Default)]
 pub(super) struct KeystreamAhead {
     keys: Mutex<GenerationKeys>,
-    /// Streams that the kernel forwards in this direction.
+    /// Number of streams that the kernel forwards in this direction.
     streams: AtomicUsize,
-    /// True while the thread keeps the ring filled.
+    /// True while the keystream thread keeps this direction's ring filled.
     kept: AtomicBool,
     demand: Mutex<Demand>,
 }
@@ -58,7 +58,7 @@ impl KeystreamAhead {
         (*have == generation).then(|| Arc::clone(key))
     }
 
-    /// Counts a new stream. Returns true if the thread has to be woken.
+    /// Counts a new stream in this direction. Returns true if the keystream thread has to be woken.
     pub fn add_stream(&self) -> bool {
         self.streams.fetch_add(1, Ordering::SeqCst);
         !self.kept.swap(true, Ordering::SeqCst)
@@ -109,7 +109,7 @@ impl KeystreamPass {
 /// Computes the wanted length of a ring: twice the most packets that were recently sent within a tick.
 #[derive(Debug, Default)]
 struct Demand {
-    /// The next packet number at the last tick.
+    /// The next packet number, as it was at the last tick.
     number: Option<u64>,
     /// The most packets that were sent within one tick, times `UNIT`. It halves in about 2 seconds.
     peak: u64,

@@ -318,7 +318,7 @@ impl RelayKernel {
         }
     }
 
-    /// Makes a record with which the kernel may not send anything yet.
+    /// Makes a kernel record of a connection on which the kernel may not send anything yet.
     fn record(
         self: &Arc<Self>,
         claim: u64,

@@ -196,8 +196,8 @@ impl RelayProgram {
         self.clones.clear();
     }
 
-    /// Makes the record of a connection on which media arrives. `expected` is one more than its largest received
-    /// packet number. No packet before that will be forwarded.
+    /// Makes the record of a connection on which media arrives. `expected` is one more than its largest received packet
+    /// number. Packets with smaller numbers than `expected` will not be forwarded.
     pub fn upstream(&self, expected: u64) -> Result<UpstreamRecord, Error> {
         self.upstream_from(expected, 0)
     }

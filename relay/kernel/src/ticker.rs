@@ -63,7 +63,7 @@ impl Ticker {
 
 /// Ticks until the engine is dropped.
 async fn tick(kernel: Weak<RelayKernel>, awake: Arc<Notify>) {
-    // When the last packets were found, and whether the task rests.
+    // `busy` is the time at which packets were last found, `rests` tells whether the task rests.
     let mut busy = Instant::now();
     let mut rests = true;
     let mut waiting = None;

@@ -20,7 +20,7 @@ use crate::upstream::UpstreamTrack;
 /// that publisher instead.
 const AHEAD: (u32, Duration) = (4, Duration::from_secs(2));
 
-/// The forwarded publisher, and the observations by which another publisher may replace it.
+/// The publisher whose streams the offload forwards, and the observations by which another publisher may replace it.
 #[derive(Default)]
 pub(super) struct Forwarding {
     upstream: Option<Arc<UpstreamTrack>>,
@@ -99,8 +99,8 @@ impl Forwarding {
         is_elsewhere
     }
 
-    /// Records that `upstream` was the first publisher to begin a subgroup. A publisher that is ahead for long enough
-    /// becomes the forwarded one.
+    /// Records that `upstream` was the first publisher to begin a subgroup. If the publisher is ahead of the others for
+    /// long enough, the offload forwards its streams instead.
     pub fn came_first(&mut self, upstream: &Arc<UpstreamTrack>, now: Instant) {
         if self.is(upstream) {
             self.ahead = None;

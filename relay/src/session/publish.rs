@@ -75,7 +75,7 @@ impl Drop for TrackRequest<'_> {
     }
 }
 
-/// A track, and the peer's subscription as its publisher.
+/// A track, and this relay's subscription to it at the peer, which publishes the track.
 #[derive(Clone)]
 pub struct PublishedTrack {
     pub track: Arc<LiveTrack>,

@@ -266,7 +266,7 @@ impl Drop for ArrivingSubgroup {
     }
 }
 
-/// The end of a subgroup's stream.
+/// How a subgroup's stream has ended.
 enum SubgroupEnd {
     Fin,
     Reset(code::Reset),

@@ -98,7 +98,7 @@ impl UpstreamFetches {
     }
 }
 
-/// Removes a FETCH from those that wait for their data stream, when dropped.
+/// A guard that, when dropped, removes a FETCH from those that wait for their data stream.
 struct ForgetFetch<'a> {
     family: &'a UpstreamFetches,
     request_id: u64,

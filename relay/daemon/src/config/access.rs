@@ -15,9 +15,9 @@ use toml::{
 
 use super::{CACHE_BYTES, ConfigCheck, ConfigFile, ConfigProblem, MAX_SESSIONS, RECEIVE_BYTES, Settings};
 
-/// The key of the access rules, which only the file can have.
+/// The TOML key of the access rules, which only the settings file can set.
 pub const ALLOW: &str = "allow";
-/// The key of the token issuers, which only the file can have.
+/// The TOML key of the tables of token issuers, which only the settings file can set.
 pub const ISSUER: &str = "issuer";
 
 /// The settings of access control.

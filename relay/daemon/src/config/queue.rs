@@ -16,7 +16,7 @@ use super::{
     values::{DurationValue, deserialize},
 };
 
-/// The key of the delay rules, which only the file can have.
+/// The TOML key of the delay rules, which only the settings file can set.
 pub const DELAY: &str = "delay";
 
 /// Default of `max-delay`. If media may take 300 ms from publisher to subscriber, these 250 ms in the queue leave 50 ms

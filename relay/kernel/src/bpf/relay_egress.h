@@ -241,7 +241,7 @@ static __always_inline enum relay_egress_outcome draw_number(struct relay_downst
 	if (!entry)
 		return RELAY_EGRESS_RING_FULL;
 	packet->word = __sync_fetch_and_add(&downstream->number, 1);
-	/* The key generation may have changed between the first check and the draw. */
+	/* The key generation may have changed after the first check for keys and before the packet number was drawn. */
 	if (!has_keys(downstream, packet->word >> RELAY_NUMBER_BITS)) {
 		bpf_ringbuf_discard(entry, BPF_RB_NO_WAKEUP);
 		return RELAY_EGRESS_NO_KEYS;

@@ -16,7 +16,7 @@ use super::shared::{RelayMaps, lock};
 
 const NUMBER_BITS: u32 = intf::NUMBER_BITS;
 
-/// The ring that one direction of a connection should have.
+/// The ring of keystreams that one direction of a connection should have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WantedRing {
     /// Number of packets to precompute, a power of two. 0 frees the ring.

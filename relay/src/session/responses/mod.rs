@@ -183,7 +183,7 @@ impl Responses {
     /// Passes an event of a data plane stream to the response that owns the stream.
     pub fn on_event(&self, event: DownstreamEvent) {
         if let Some(response) = self.under_way.lock().get(&event.owner) {
-            let _ = response.send(event); // An error means that the response was dropped and needs no events.
+            let _ = response.send(event); // The send fails only if the response was dropped.
         }
     }
 }
@@ -229,7 +229,7 @@ impl UnderWay {
             OperatorCounters::count(&self.context().hub().counters.fetch_waits);
             sleep_until(until.into()).await;
         }
-        // The session's limit is divided by the number of its responses.
+        // The session's limit of unacknowledged bytes is divided by the number of its responses.
         let responses = self.family.count().max(1);
         let limit = (SESSION_LIMIT / responses).clamp(RESPONSE_LIMIT.0, RESPONSE_LIMIT.1);
         while self.response.held() > limit {

@@ -433,7 +433,7 @@ fn bytes_stored_after_a_hole_are_bounded() {
         assert_eq!(judge.judged(), want);
     }
     assert_eq!(judge.send(&[part(&stream, frames[53].clone())]), GOOD);
-    // Malformed bytes in a run are detected when the position reaches them.
+    // Malformed bytes in a run are detected when the parser's position reaches them.
     let mut broken = subgroup(&[10, 10]);
     broken.extend([0, 0, 1]);
     judge.begin();
