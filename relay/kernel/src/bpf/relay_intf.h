@@ -126,8 +126,8 @@ struct relay_track {
 	__u32 taken;	/* number of openings (prepared ingresses) that the program has bound to streams */
 	__u32 low;    /* userspace is woken to prepare ingresses when only this many prepared ones are left */
 	__u32 missed; /* number of streams that began while no ingress was prepared for them */
-	__u32 openings
-		[RELAY_OPENINGS]; /* ring of prepared ingresses; the n-th is at n modulo RELAY_OPENINGS */
+	/* ring of prepared ingresses; the n-th is at n modulo RELAY_OPENINGS */
+	__u32 openings[RELAY_OPENINGS];
 } SHARED;
 _Static_assert(sizeof(struct relay_track) == 48 + 4 * RELAY_OPENINGS, "relay_track has no hidden padding");
 
