@@ -1,4 +1,5 @@
-//! Serves the relay's web page, which plays live tracks and publishes, and the data that browsers need to connect.
+//! Serves the relay's web page, which plays and publishes live tracks. Also serves the data that browsers need to
+//! connect.
 
 use std::sync::Arc;
 

@@ -111,7 +111,7 @@ impl KeystreamPass {
 struct Demand {
     /// The next packet number, as it was at the last tick.
     number: Option<u64>,
-    /// The most packets that were sent within one tick, times `UNIT`. It halves in about 2 seconds.
+    /// The most packets that were sent within one tick, times `UNIT`. The value decays by half in about 2 seconds.
     peak: u64,
     /// The present length of the ring, in keystreams.
     len: u32,

@@ -302,7 +302,7 @@ fn keystream_use(count: impl Fn(Lookup) -> u64) -> KeystreamCounts {
     KeystreamCounts { hit: count(Lookup::Hit), stale: count(Lookup::Stale), miss: count(Lookup::Miss) }
 }
 
-/// Returns keys in the form that the BPF program uses, or `None` if it does not support the cipher suite.
+/// Returns keys in the form that the BPF program uses, or `None` if the program does not support the cipher suite.
 fn quic_keys(secret: &TrafficSecret, header: &[u8; 32]) -> Option<QuicKeys> {
     let material = secret.key_material();
     match secret.suite() {

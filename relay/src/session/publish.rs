@@ -665,7 +665,7 @@ impl Adopted {
                 let _ = send.finish(); // An error means that the publisher has stopped the stream.
                 self.ended = SubscriptionEnd::new(done.code, done.reason.clone());
                 // A relay ends a track with INTERNAL_ERROR when it has lost the track's publisher. Another relay may
-                // have it, so subscriptions wait.
+                // still have the track, so subscriptions wait.
                 self.ended.absent = upstream.is_of_relay && done.code == code::Done::INTERNAL_ERROR;
             }
             Ok(None) => {

@@ -325,8 +325,8 @@ int leave_frame(struct relay_ingress *ingress, const struct frame_stream *frame)
 	return 0;
 }
 
-#define DATAGRAM_WINDOW \
-	64 /* number of objects before the newest one whose arrival the program has recorded */
+/* how many objects before the newest one the program knows as arrived or missing */
+#define DATAGRAM_WINDOW 64
 
 /* Reports whether this is the first datagram with this object. Userspace keeps only the first datagram of an object,
  * too.

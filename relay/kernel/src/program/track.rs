@@ -26,7 +26,7 @@ impl TrackRecord {
     /// How often `close` yields to a preempted program run that holds the lock, before it gives up.
     const PATIENCE: usize = 100;
 
-    /// The most openings of one track that may wait for a stream at the same time.
+    /// The most openings (prepared slots) of one track that may wait for a stream at the same time.
     pub const MOST: u32 = intf::OPENINGS as u32;
 
     pub(super) fn new(
