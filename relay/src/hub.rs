@@ -133,8 +133,8 @@ impl Hub {
         if let Some(track) = self.find_track(name) {
             return Ok(track);
         }
-        // Another thread may have added the track between the two locks, so the limit does not apply to a track that is
-        // in the map by now.
+        // Another thread may have added the track between the read lock and the write lock, so the limit does not apply
+        // to a track that is in the map by now.
         let mut tracks = self.tracks.write();
         if tracks.len() >= self.limits.max_tracks && !tracks.contains_key(name) {
             return Err(RequestError::new(
@@ -206,8 +206,8 @@ impl Hub {
         self.tracks.read().values().cloned().collect()
     }
 
-    /// Registers `publisher` for everything below `namespace`. `fallback`: the publisher is the configured upstream
-    /// relay, which is asked last.
+    /// Registers `publisher` for everything below `namespace`. `fallback` is true for the configured upstream relay,
+    /// which is asked last.
     pub fn publish(
         &self,
         namespace: Namespace,
@@ -287,12 +287,14 @@ impl Hub {
         self.namespaces.is_published_here(namespace)
     }
 
-    /// Watches the namespaces below `prefix`. The watch lists the present ones first, then changes.
+    /// Watches the namespaces below `prefix`. The watch first lists the namespaces that are published now, then
+    /// changes.
     pub fn watch_namespaces(&self, prefix: Namespace) -> NamespaceWatch<NamespaceEvent> {
         self.namespaces.watch(prefix)
     }
 
-    /// Watches the tracks below `prefix` that have a publisher. The watch lists the present ones first, then new ones.
+    /// Watches the tracks below `prefix` that have a publisher. The watch first lists the tracks that exist now, then
+    /// new tracks.
     pub fn watch_tracks(&self, prefix: Namespace) -> NamespaceWatch<Arc<LiveTrack>> {
         let present = self.tracks_below(prefix.clone(), LiveTrack::is_established);
         self.namespaces.watch_tracks(prefix, present)
@@ -369,7 +371,7 @@ impl Hub {
         for publisher in publishers {
             publisher.subscribe(Arc::clone(track), sender.clone());
         }
-        // Without this sender, `recv` returns `None` once every publisher has answered.
+        // This task's own sender is dropped, so that `recv` returns `None` once every publisher has answered.
         drop(sender);
         let mut refused = self.absent();
         while let Some(answer) = answers.recv().await {
@@ -389,8 +391,8 @@ impl Hub {
     ) -> SubscribeAnswer {
         let mut refused = self.absent();
         for relay in relays {
-            // Meanwhile, requests for the track from relays on its path are refused, since both sides would wait for
-            // each other.
+            // Until the relay has answered, requests for the track from relays on the route's path are refused: both
+            // relays would wait for each other.
             let _asked = track.ask_by_way_of(self.hops_by(track, relay.id()));
             let (sender, mut answers) = mpsc::channel(1);
             relay.subscribe(Arc::clone(track), sender);

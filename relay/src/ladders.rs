@@ -25,14 +25,14 @@ pub enum AdaptiveMode {
 /// A configured ladder: tracks of one namespace that carry the same content at different bitrates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LadderRule {
-    /// The namespaces that the rule applies to.
+    /// The namespaces whose tracks this ladder applies to.
     pub namespace: Pattern,
     /// Each track's name, and its bitrate in bits per second.
     pub tracks: Vec<(String, u64)>,
 }
 
 impl AdaptiveMode {
-    /// Returns the ladder of the first matching rule that contains the track.
+    /// Returns the first configured ladder that applies to the track's namespace and contains the track.
     pub fn ladder(&self, track: &TrackName) -> Option<Ladder> {
         let (Self::Ladders(rules) | Self::Catalogs(rules)) = self else { return None };
         let ladders = rules.iter().filter(|rule| rule.namespace.matches(track.namespace()));

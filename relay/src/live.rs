@@ -44,16 +44,19 @@ use millrace_access::policy::RightHolder;
 ///
 /// # Order of calls
 ///
-/// 1. [`Self::claim`], for a publisher: the track belongs to its identity while a [`TrackClaim`] lives.
-/// 2. [`Self::prepare`], before its PUBLISH or our SUBSCRIBE is answered. It decides whether the track starts over.
-/// 3. [`Self::add_upstream`], once the publisher and this relay have agreed on a subscription.
-/// 4. [`Self::place`] for each group, before any stream or datagram of the group is accepted. Then come the subgroups
-///   and datagrams themselves.
-/// 5. [`Self::remove_upstream`], [`Self::supersede`] or [`Self::fail`], once.
+/// 1. [`Self::claim`] is called for a publisher: the track belongs to the publisher's identity while a [`TrackClaim`]
+///   lives.
+/// 2. [`Self::prepare`] is called before the publisher's PUBLISH or our SUBSCRIBE is answered. It decides whether the
+///   track starts over.
+/// 3. [`Self::add_upstream`] is called once the publisher and this relay have agreed on a subscription.
+/// 4. [`Self::place`] is called for each group, before any stream or datagram of the group is accepted. Then the
+///   group's subgroups and datagrams are added.
+/// 5. [`Self::remove_upstream`] or [`Self::supersede`] is called once to remove the publisher, or [`Self::fail`] to end
+///   a malformed track.
 ///
 /// Subscribers may come and go at any time. Locks are taken in this order: `subscriptions`, `upstreams`, then
 /// `forwarding` or `absence`. A subscription's own lock is taken after `subscriptions`, and a connection's after that.
-/// Between calls, a track without publishers either waits for one or has no live subscriptions.
+/// Between calls, a track without publishers either waits for a publisher or has no live subscriptions.
 pub struct LiveTrack {
     /// The track's number in traces. It is never 0.
     pub number: u32,
@@ -66,7 +69,7 @@ pub struct LiveTrack {
     upstreams: Mutex<Vec<Arc<UpstreamTrack>>>,
     /// The publisher whose streams and datagrams the offload forwards. Locked after `subscriptions` and `upstreams`.
     forwarding: Mutex<Forwarding>,
-    /// The wait for a publisher, if there is one. Locked after `upstreams`.
+    /// Set while the track's subscriptions wait for a publisher to return. Locked after `upstreams`.
     absence: Mutex<Option<Absence>>,
     /// Held while the relay searches for publishers, so that there is one search at a time.
     pub connecting: tokio::sync::Mutex<()>,
@@ -472,7 +475,8 @@ impl LiveTrack {
     }
 
     /// Returns the openings with which the offload may forward the next streams of `upstream`, or `None` if it may not.
-    /// `make` creates them; its argument is the newest subgroup, and only later ones may be opened.
+    /// `make` creates the openings. Its argument is the newest subgroup that has begun, since only later subgroups may
+    /// use them.
     pub fn openings_of(
         &self,
         upstream: &UpstreamTrack,
@@ -552,8 +556,8 @@ impl LiveTrack {
         let now = object.received_at;
         let at = object.location();
         let cost = object.cost();
-        // Both locks are held until the object is in the cache, so that the offload and userspace agree on who forwards
-        // it.
+        // `subscriptions` and `forwarding` stay locked until the object is in the cache, so that the offload and
+        // userspace agree on who forwards it.
         let subscriptions = self.subscriptions.read();
         let forwarding = self.forwarding.lock();
         if !forwarding.takes_datagram(upstream, (at.group, at.object)) {

@@ -67,7 +67,7 @@ pub struct PastCounts {
     sessions: Mutex<SessionSums>,
 }
 
-/// Counters summed over sessions.
+/// Counters of single sessions, summed over the sessions that have ended, or over all.
 #[derive(Clone, Copy, Default)]
 struct SessionSums {
     sessions: u64,
@@ -463,7 +463,7 @@ fn describe_route(table: &RouteTable, namespace: &Namespace, route: &NamespaceRo
 fn describe(session: &RelaySession) -> status::RelaySessionStatus {
     let unregistered = session.connection().offload(|offload| offload.unregistered(Instant::now()));
     let offload = session.connection().offload_status();
-    // A connection that the kernel refuses has no record, so there is nothing to show about one.
+    // A connection that the kernel engine refuses has no kernel record, so the status shows nothing about a record.
     let usable = offload.as_ref().filter(|offload| offload.refused.is_none());
     let (stats, estimate) = {
         let downstream = session.connection().downstream();

@@ -51,14 +51,14 @@ const LOOKS: Duration = Duration::from_millis(100);
 const TIDY: Duration = Duration::from_millis(500);
 /// The longest time that a client's handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
-/// The most handshakes with clients whose address is unproved. Further clients get a Retry packet first. It also bounds
-/// the offload records that forged addresses can occupy.
+/// The most handshakes with clients whose address is unproved. Further clients get a Retry packet first. This number
+/// also bounds the offload records that forged addresses can occupy.
 const MAX_UNPROVED: usize = 64;
 /// The longest time that a peer may take to answer a request of the relay.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the relay stays subscribed to a track that has no subscribers.
 const LINGER: Duration = Duration::from_secs(5);
-/// Part of the drain time that is reserved for the closing messages: a quarter of it, within these bounds.
+/// Bounds of the part of the drain time that is reserved for closing messages, which is a quarter of the drain time.
 const LAST_WORDS: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(1);
 const MAX_RENDEZVOUS: Duration = Duration::from_secs(60);
 
@@ -102,7 +102,7 @@ struct Handshakes {
     unproved: AtomicUsize,
 }
 
-/// Counts one handshake while it lives.
+/// A guard that counts one handshake as under way while the guard lives.
 struct Handshake {
     shared: Arc<ServerShared>,
     proved: bool,
@@ -548,7 +548,8 @@ pub fn outgoing_sockets(listen: &[SocketAddr]) -> Result<Vec<UdpSocket>, BindErr
     for is_ipv4 in [true, false] {
         let Some(addr) = listen.iter().find(|addr| addr.is_ipv4() == is_ipv4) else { continue };
         let bind = |port| transport::bind_socket(SocketAddr::new(addr.ip(), port));
-        // The kernel engine handles a limited number of ports, so both families share one if possible.
+        // The kernel engine handles a limited number of ports, so the IPv4 and the IPv6 socket share a port if
+        // possible.
         let first = sockets.first().and_then(|socket| socket.local_addr().ok());
         let same = first.and_then(|first| bind(first.port()).ok());
         sockets.push(same.map_or_else(|| bind(0), Ok)?);

@@ -84,7 +84,7 @@ pub struct Subscription {
 
 struct SubscriptionState {
     options: SubscriptionOptions,
-    /// The largest location when forwarding began. A joining FETCH ends there.
+    /// The largest location when forwarding began. A joining FETCH ends at this location.
     joining: Option<Location>,
     /// The stream of each subgroup, by the subgroup's serial number. An entry is removed once its stream is over and
     /// the subgroup has ended.
@@ -124,7 +124,7 @@ enum DownstreamStream {
     Over,
 }
 
-/// The event of a subgroup or datagram that a subscription is offered.
+/// Says what has happened to a subgroup or datagram that is offered to a subscription.
 #[derive(Clone, Copy)]
 pub enum SubgroupNews<'a> {
     /// The subgroup or datagram is in the cache.
@@ -229,7 +229,8 @@ impl Subscription {
                     Some(key) => key,
                     None => return true,
                 },
-                // The stream cannot begin before the first object of the window has arrived, which may be the next one.
+                // The subscriber's stream cannot begin before the first object of the subscription's window has
+                // arrived. That may be the subgroup's next object.
                 None => {
                     let wanted = state.wants_group(group);
                     if let (SubgroupNews::Grown(Some(ingress)), false) =
@@ -269,8 +270,8 @@ impl Subscription {
             GroupOrigin::Renditions(choice) => {
                 self.member(from).is_none_or(|member| choice.saw(member, group))
             }
-            // A subscription may have been adapted before it joined a set. The other renditions still offer their
-            // groups.
+            // A subscription may have been adapted before it joined a switching set. The renditions that it was adapted
+            // from still offer it their groups.
             GroupOrigin::Set(place) => {
                 from == self.track.number && place.choice.lock().saw(place.number, group)
             }
@@ -422,7 +423,8 @@ impl Subscription {
         if state.check_start(&self.track.data, object.datagram.group) {
             self.take_back(now);
         }
-        // The kernel is allowed to send later datagrams before this one is checked, so that none is missed in between.
+        // The kernel is allowed to send later datagrams before this one is checked, so that no datagram is missed in
+        // between.
         if let SubgroupNews::Grown(Some(ingress)) = news {
             self.delegate_datagrams(&state, ingress);
         }

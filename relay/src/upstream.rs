@@ -39,9 +39,9 @@ pub const RIVAL_PATIENCE: Duration = Duration::from_millis(500);
 pub struct UpstreamTrack {
     /// The ID of the session with the publisher.
     pub publisher: u64,
-    /// True if that session is the one with the configured upstream relay.
+    /// True if the publisher's session is the one with the configured upstream relay.
     pub is_of_upstream: bool,
-    /// True if that session is with a relay of the cluster.
+    /// True if the publisher's session is with a relay of the cluster.
     pub is_of_relay: bool,
     connection: Weak<Connection>,
     /// The publisher's track alias.
@@ -57,7 +57,7 @@ pub struct UpstreamTrack {
     /// The openings and datagrams that the offload may forward before userspace reads them.
     /// [`LiveTrack`](super::live::LiveTrack) allows them to one publisher at a time.
     pub offers: Offers,
-    /// Number of streams whose header was read, and which the track does not know yet.
+    /// Number of subgroup streams whose header was read, and which were not added to the track yet.
     entering: AtomicUsize,
     stream_ended: Notify,
     revoked: AtomicBool,
@@ -98,9 +98,9 @@ impl Drop for Unfinished {
     }
 }
 
-/// The handover of a track to another subscription.
+/// The handover of a track from this publisher's subscription to another subscription.
 struct TrackHandover {
-    /// The first group of the other subscription. Earlier groups still come from this one.
+    /// The first group that comes from the other subscription. Earlier groups still come from this publisher.
     group: u64,
     to: Weak<UpstreamTrack>,
     passed: bool,
@@ -162,7 +162,7 @@ impl UpstreamTrack {
     }
 
     pub fn ask(&self, ask: UpstreamRequest) {
-        let _ = self.asks.send(ask); // An error means that the subscription is over.
+        let _ = self.asks.send(ask); // The send fails only if the subscription is over.
     }
 
     /// Counts a data stream of the subscription that has arrived. It is open while the guard lives.
@@ -172,7 +172,7 @@ impl UpstreamTrack {
         OpenStream(Arc::clone(self))
     }
 
-    /// Ends the publisher's right to publish the track. Its open streams end.
+    /// Ends the publisher's right to publish the track. The publisher's open streams end.
     pub fn revoke(&self) {
         self.revoked.store(true, Relaxed);
         self.revoking.notify_waiters();
@@ -265,13 +265,14 @@ impl UpstreamTrack {
         decided
     }
 
-    /// Hands the track over to `to` from `group` on, while that subscription exists.
+    /// Hands the track over to the subscription `to` from `group` on, as long as `to` exists.
     pub fn hand_over(&self, group: u64, to: &Arc<Self>) {
         let handover = TrackHandover { group, to: Arc::downgrade(to), passed: false };
         self.handover.lock().get_or_insert(handover);
     }
 
-    /// Reports whether `group` belongs to the subscription that takes over.
+    /// Reports whether `group` comes from the subscription that takes over from this one. Notes that this publisher has
+    /// reached such a group.
     pub fn has_handed_over(&self, group: u64) -> bool {
         let mut handover = self.handover.lock();
         let Some(handover) = handover.as_mut() else { return false };
@@ -283,7 +284,8 @@ impl UpstreamTrack {
         true
     }
 
-    /// Reports whether the other subscription still exists. If it does not, all groups come from this one again.
+    /// Reports whether the subscription that takes over still exists. If it does not, all groups come from this
+    /// subscription again.
     pub fn is_handed_over(&self) -> bool {
         let mut handover = self.handover.lock();
         handover.take_if(|handover| handover.to.strong_count() == 0);
@@ -298,7 +300,7 @@ impl UpstreamTrack {
     }
 
     /// Records that the publisher sends datagrams. No message says which one is the last, so the end of the track is
-    /// delayed for late ones.
+    /// delayed to wait for late datagrams.
     pub fn saw_datagram(&self) {
         self.datagrams.store(true, Relaxed);
     }

@@ -53,7 +53,7 @@ impl<K: Ord + Clone> Waiters<K> {
         while let Some((place, _)) = state.by_key.range(from..).next().filter(|((key, _), _)| wanted(key)) {
             from = place.clone();
             if let Some(sender) = state.by_key.remove(&from) {
-                let _ = sender.send(()); // An error means that the task is gone.
+                let _ = sender.send(()); // The send fails only if the waiting task is gone.
             }
         }
     }
@@ -67,7 +67,7 @@ impl<K: Ord + Clone> Waiters<K> {
 impl<K: Ord + Clone> Waiter<'_, K> {
     /// Waits until the key was added.
     pub async fn woken(mut self) {
-        let _ = (&mut self.woken).await; // The sender is kept until it is used, so this cannot fail.
+        let _ = (&mut self.woken).await; // The sender is dropped only after it has sent, so receiving cannot fail.
     }
 }
 

@@ -163,7 +163,7 @@ pub trait MessageGuard: Send + Sync {
 
 impl MessageReader {
     /// Makes a reader. `buffer` contains bytes that were read from the stream before. `held` counts the bytes of
-    /// incomplete messages.
+    /// incomplete messages against the session's limit.
     pub fn new(
         draft: Draft,
         stream: RecvStream,
@@ -174,7 +174,7 @@ impl MessageReader {
         Self { draft, stream, buffer, held, goaways, guard: None, waiting: None }
     }
 
-    /// Lets `guard` check every message first.
+    /// Lets `guard` check every message before the reader delivers it.
     pub fn guarded(self, guard: impl MessageGuard + 'static) -> Self {
         Self { guard: Some(Box::new(guard)), ..self }
     }

@@ -93,7 +93,8 @@ struct RunningGuard {
 /// The number of open sessions of each client.
 struct Seats {
     taken: NetworkPlaces,
-    /// The gate's scope, in which the gate counts sessions too. `None` without a gate.
+    /// The part of the gate that belongs to the relay (its scope), in which the gate counts each client's sessions,
+    /// too. `None` without a gate.
     scope: Option<Scope>,
 }
 
@@ -147,8 +148,8 @@ impl RelayGuard {
     }
 
     /// Attaches the gate to interfaces that have begun to receive the relay's packets since the last check, and
-    /// detaches it from the others. Works in the calling thread's network namespace, which must be that of
-    /// [`start`](Self::start).
+    /// detaches it from interfaces that no longer receive them. Works in the calling thread's network namespace, which
+    /// must be that of [`start`](Self::start).
     fn look(&self) {
         let mut state = self.state.lock();
         let Some(Followed { config, names }) = state.followed.take() else { return };
@@ -172,7 +173,8 @@ impl RelayGuard {
         state.followed = Some(Followed { config, names: now });
     }
 
-    /// Updates the counts of sessions, the watch and the log after a change of the gate.
+    /// After a change of the gate: gives it the session counts and the session limit, reads its new events, and logs
+    /// how it guards the interfaces.
     fn settle(&self, state: &mut GuardState, config: &Config) -> Result<(), Error> {
         let scope = state.gate.as_ref().map(|running| running.gate.scope(SCOPE)).transpose()?;
         self.seats.lock().tell(scope, config.gate_sessions);
@@ -254,7 +256,8 @@ impl Seats {
         }
     }
 
-    /// Sets the gate's scope and the session limit. A new gate gets the session counts of all clients.
+    /// Sets the session limit of a client, and the gate's scope, in which the gate counts the relay's sessions. A new
+    /// gate gets the session counts of all clients.
     fn tell(&mut self, scope: Option<Scope>, limit: Option<u32>) {
         self.taken.set_of_client(limit.map_or(usize::MAX, |limit| limit as usize));
         if let (None, Some(scope)) = (&self.scope, &scope) {
@@ -339,7 +342,8 @@ impl GuardState {
             self.gate = Some(RunningGuard { gate, watch: GateWatch::default() });
             return Ok(failed);
         };
-        // New interfaces first, old ones last: the ports stay guarded during the change.
+        // The gate is attached to new interfaces before it is detached from old ones, so the ports stay guarded during
+        // the change.
         let mut failed = attach(&running.gate, names, config.gate, must)?;
         running.gate.set_policy(&policy)?;
         let before = running.gate.interfaces().into_iter().map(|interface| interface.name);
@@ -351,8 +355,8 @@ impl GuardState {
     }
 }
 
-/// Attaches the gate to interfaces without it, and returns the errors of those that cannot be attached. Fails if `must`
-/// is set and one cannot be attached, or if none can.
+/// Attaches the gate to those of the interfaces that do not have it yet. Returns the errors of interfaces to which it
+/// cannot be attached. Fails if `must` is set and an interface has an error, or if every interface has.
 fn attach(gate: &Gate, names: &[String], choice: GateChoice, must: bool) -> Result<Vec<Error>, Error> {
     let before: Vec<_> = gate.interfaces().into_iter().map(|interface| interface.name).collect();
     let new: Vec<_> = names.iter().filter(|name| !before.contains(name)).collect();

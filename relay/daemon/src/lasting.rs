@@ -58,7 +58,8 @@ fn derive_from_private_key(identity: &IdentityConfig) -> anyhow::Result<Option<L
 }
 
 /// Returns a text that identifies this machine among others with the same private key: its machine ID and host name.
-/// Cloned machines may have the same ID, hence the name. Returns `None` without a machine ID, as in most containers.
+/// The host name is included because cloned machines may have the same ID. Returns `None` without a machine ID, as in
+/// most containers.
 fn machine(id: &Path, hostname: &Path) -> Option<String> {
     let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     let id = read(id);

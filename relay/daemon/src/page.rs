@@ -1,4 +1,5 @@
-//! Serves the relay's web page, which plays live tracks and publishes, and the data that browsers need to connect.
+//! Serves the relay's web page, which plays and publishes live tracks. Also serves the data that browsers need to
+//! connect.
 
 use std::sync::Arc;
 
@@ -13,7 +14,8 @@ use millrace_daemon::http::asset::{Asset, asset};
 
 use super::status::{StatusSource, Web};
 
-/// Paths that need no token. Every client sees the certificate in its handshake, and the other files have no secrets.
+/// Paths that need no token. They show the certificate's hash, which every client sees in its handshake, and the files
+/// of the web page, which have no secrets.
 pub const PUBLIC: &[&str] = &[
     "/",
     "/shell.css",

@@ -80,8 +80,8 @@ pub async fn serve(
         }
         None => None,
     };
-    // Written only after everything else has started: a relay that fails to start must not replace another relay's
-    // file.
+    // The certificate file is written only after everything else has started: a relay that fails to start must not
+    // replace another relay's file.
     let mut written = tls::WrittenCertificate::default();
     written.write(&made, &certificate).context("tls-self-signed-out")?;
     server.warn_if_public();

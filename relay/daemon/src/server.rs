@@ -84,7 +84,8 @@ pub struct RelayIdentity {
 }
 
 impl RelayIdentity {
-    /// Returns an identity with a certificate only.
+    /// Returns an identity that has this server certificate, no other certificates or roots, and the default access
+    /// policy.
     pub fn from_certificate(certificate: Arc<CertifiedKey>) -> Self {
         Self {
             certificate,

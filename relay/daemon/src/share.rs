@@ -1,5 +1,5 @@
 //! Measures the share of the media that the kernel sent in the last ten seconds, for each session and each interface.
-//! Finds the reason and the remedy for the rest.
+//! Finds out why userspace sent the other media, and what an operator can do about it.
 //!
 //! [`ShareMeter::take`] gets the relay's status every [`PERIOD`]. Shares are computed from the difference to two
 //! periods ago.
@@ -135,7 +135,7 @@ impl ShareMoment {
     }
 
     /// Returns the main reason that kept publishers' media from the kernel since `before`, and whether any media
-    /// reached it.
+    /// reached the kernel program.
     fn upstream_since(&self, before: &Self) -> (Option<(u64, &str)>, bool) {
         let all =
             self.upstream.iter().zip(&before.upstream).zip([HARMLESS, HARMLESS_BEHIND, HARMLESS_BEHIND]);
@@ -162,7 +162,7 @@ pub struct ShareMeter(Mutex<ReportedShares>);
 struct ReportedShares {
     moments: VecDeque<ShareMoment>,
     shares: MediaShares,
-    /// Interfaces and sessions whose media userspace mostly sends, as the log has reported.
+    /// Interfaces and sessions for which the log has reported that userspace sends most of the media.
     off: HashSet<ShareSubject>,
 }
 
@@ -175,7 +175,8 @@ impl ShareMeter {
     /// most of the media, and for which the kernel sends it again.
     pub fn take(&self, engine: &EngineStatus, sessions: &[RelaySessionStatus], routes: &mut InterfaceRoutes) {
         let name_of = |ip: IpAddr| match &engine.interfaces[..] {
-            // With a bridge or a bond, the route leads to another interface than the one with the program.
+            // If only one interface has the BPF program, its name is used: with a bridge or a bond, the route to the
+            // peer names another interface.
             [one] => Some(one.name.clone()),
             _ => routes.interface_to(ip),
         };
@@ -227,8 +228,8 @@ impl ReportedShares {
                 let own = copies.and_then(|copies| worst(copies, old.map(|old| &old.2), HARMLESS_BEHIND));
                 let worst = own.into_iter().chain(upstream).max_by_key(|(count, _)| *count);
                 let counted = worst.map_or(if came { BY_DESIGN } else { UNSEEN }, |(_, reason)| reason);
-                // If the kernel engine refuses the session or has no record of it, that is the reason, whatever
-                // outcomes are counted.
+                // If the kernel engine refuses the session or has no record of it, the status shows that as the reason,
+                // whatever outcomes the kernel has counted.
                 let waits = one.kernel_record.as_deref().filter(|record| *record != "held");
                 share.reason = one.kernel_refused.as_deref().or(waits).unwrap_or(counted).to_owned();
                 share.remedy = remedy(&share.reason, &arrives);

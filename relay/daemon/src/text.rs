@@ -194,8 +194,8 @@ const KERNEL: [(&str, Fit); 8] = [
     ("UNREG", Whole),
 ];
 
-/// Columns of the share of the last ten seconds' bytes that the kernel sent, in percent, and of the reason for the
-/// rest.
+/// Columns of the share of the last ten seconds' bytes that the kernel sent, in percent, and of the reason why
+/// userspace sent the other bytes.
 const LATELY: [(&str, Fit); 4] =
     [("SESSION", Whole), ("LAST 10 s %", Whole), ("REASON", Whole), ("REMEDY", Text)];
 
@@ -306,7 +306,7 @@ fn share_row(session: u64, share: &MediaShare) -> Vec<String> {
     vec![session.to_string(), share.percent().to_string(), share.reason.clone(), share.remedy.clone()]
 }
 
-/// Describes the share that the kernel sent in the last ten seconds, and the reason for the rest.
+/// Describes the share that the kernel sent in the last ten seconds, and the reason why userspace sent the other bytes.
 pub fn lately(share: &MediaShare) -> String {
     let part = format!("{} % of {} by kernel", share.percent(), bytes(share.bytes));
     match (share.reason.as_str(), share.remedy.as_str()) {

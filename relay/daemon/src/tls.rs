@@ -47,15 +47,15 @@ pub fn identity(identity: &IdentityConfig, names: Vec<String>) -> Result<Arc<Cer
     }))
 }
 
-/// The file with the relay's self-signed certificate. It stays locked while this exists, so that another relay with the
-/// same settings does not replace the certificate.
+/// The file with the relay's self-signed certificate. The file stays locked while this value exists, so that another
+/// relay with the same settings does not replace the certificate.
 #[derive(Debug, Default)]
 pub struct WrittenCertificate(Option<Flock<File>>);
 
 impl WrittenCertificate {
-    /// Writes the certificate to the file that the settings name, if any. It is written to a new file and renamed, so
-    /// that no reader sees half of it. Call this only after the relay has bound its addresses: a relay that fails to
-    /// start must leave no certificate.
+    /// Writes the certificate to the file that the settings name, if any. The certificate is first written to a new
+    /// file, which is then renamed, so that no reader sees half of a certificate. Call this only after the relay has
+    /// bound its addresses: a relay that fails to start must leave no certificate.
     ///
     /// # Errors
     /// Fails if the file cannot be written, or belongs to another running relay.

@@ -29,7 +29,7 @@ impl<C> AttentionList<C> {
         }
     }
 
-    /// Takes all connections out of the list. Those that are gone are left out.
+    /// Takes all connections out of the list. Connections that no longer exist are not returned.
     pub fn take(&self, mark: impl Fn(&C) -> &AtomicBool) -> Vec<Arc<C>> {
         let listed = std::mem::take(&mut *self.0.lock());
         let connections = listed.iter().filter_map(Weak::upgrade);

@@ -20,8 +20,8 @@ impl MonotonicClock {
         Self { base: Instant::now(), base_ns }
     }
 
-    /// Converts a time in nanoseconds. The result is late by the time that passed between the readings of the two
-    /// clocks in `new`.
+    /// Converts a time of `CLOCK_MONOTONIC` in nanoseconds. The result is late by the time that passed between the two
+    /// clock readings in `new`.
     pub fn instant(&self, time_ns: u64) -> Instant {
         self.base + Duration::from_nanos(time_ns.saturating_sub(self.base_ns))
     }
@@ -30,8 +30,8 @@ impl MonotonicClock {
     pub fn before(&self, now: Instant, micros: u32) -> Option<Instant> {
         let now_ns = u128::from(self.base_ns) + now.saturating_duration_since(self.base).as_nanos();
         let passed = ((now_ns / 1000) as u32).wrapping_sub(micros);
-        // No packet waits in the socket for longer than `MOST_WAITING`, so this entry is from another packet with the
-        // same last bytes.
+        // No packet waits in the deferred socket for longer than `MOST_WAITING`. A longer time means that `micros` was
+        // stored for another packet with the same last bytes.
         (passed <= MOST_WAITING).then(|| now.checked_sub(Duration::from_micros(passed.into()))).flatten()
     }
 }

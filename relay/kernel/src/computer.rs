@@ -20,8 +20,8 @@ use super::{
     keystream::{KeystreamAhead, KeystreamPass},
 };
 
-/// How often the rings are filled. They hold twice what is used in this time. A shorter tick takes less memory, a
-/// longer one fewer wake-ups.
+/// How often the rings of precomputed keystreams are filled. A ring holds twice the keystreams that are used in this
+/// time. A shorter interval takes less memory, a longer one fewer wake-ups.
 const TICK: Duration = Duration::from_millis(10);
 
 /// The most payload of a received packet: 1472 bytes of UDP payload fit Ethernet, less the QUIC header with this
@@ -33,7 +33,7 @@ const RECEIVED_TEXT: usize = 1472 - 1 - ID_LEN - 1 - 16;
 pub(super) struct Computer(OnceLock<Thread>);
 
 impl Computer {
-    /// Makes the thread check the rings now.
+    /// Makes the keystream thread check the rings of keystreams now.
     pub fn wake(&self) {
         if let Some(thread) = self.0.get() {
             thread.unpark();
@@ -51,7 +51,7 @@ impl Computer {
     }
 }
 
-/// Keeps the rings of listed connections filled until the engine is dropped. Other connections cost nothing.
+/// Keeps the keystream rings filled until the engine is dropped. Only connections in the list `kept` are visited.
 fn work(kernel: &Weak<RelayKernel>) {
     while let Some(kernel) = kernel.upgrade() {
         let mut all = KeystreamPass::default();
@@ -62,7 +62,7 @@ fn work(kernel: &Weak<RelayKernel>) {
             }
             all = all.or(pass);
         }
-        // Entries that were given back can be reused only after the program runs that may have seen them.
+        // Retired keystream entries can be reused only when all program runs that may have seen them have ended.
         if all.short
             && kernel.relay.has_retired_keystreams()
             && let Err(error) = kernel.relay.settle()
@@ -95,7 +95,7 @@ fn keep(connection: &KernelConnection) -> KeystreamPass {
 fn compute(ahead: &KeystreamAhead) -> impl crate::program::Compute {
     let mut key = None;
     move |generation, number, once, text| {
-        // All calls of one refill are for one generation.
+        // One refill calls this closure for a single key generation, so the key is looked up only once.
         let key = key.get_or_insert_with(|| ahead.key(generation));
         key.as_ref().is_some_and(|key| {
             key.compute(number, once, text);

@@ -53,7 +53,7 @@ impl Drop for Claimed {
     }
 }
 
-/// A record that was granted to a claim. It counts as in use until this is dropped.
+/// A kernel record that was granted to a connection's claim. The record counts as in use until this value is dropped.
 struct Granted {
     kernel: Arc<RelayKernel>,
     claim: u64,
@@ -77,7 +77,7 @@ pub(super) struct KernelConnection {
     pub downstream: bpf::DownstreamRecord,
     /// Set once a stream of the peer may be forwarded.
     pub upstream: OnceLock<bpf::UpstreamRecord>,
-    // Dropped after both records: the claim's record is free only when they are gone.
+    // This field is dropped after the upstream and the downstream record: the grant is free only when both are gone.
     _granted: Granted,
     /// The deferred socket of the connection's endpoint, if it has one.
     pub deferred: Option<Arc<Deferred>>,
@@ -87,14 +87,14 @@ pub(super) struct KernelConnection {
     owner: Weak<dyn OffloadOwner>,
     /// The binding of the connection's WebTransport session. Unset without WebTransport.
     pub binding: OnceLock<Binding>,
-    /// The openings of tracks that the peer publishes.
+    /// The openings of each track that the peer publishes: ingresses that are prepared for the track's next streams.
     pub openings: Mutex<Vec<Weak<dyn Binds>>>,
     /// The connection's commands to the engine's thread.
     pub place: ConnectionCommands,
     /// Set once the record is being given back.
     pub is_released: AtomicBool,
     pub inbox: Mutex<Vec<Forwarded>>,
-    /// True while the inbox may contain entries.
+    /// True while `inbox` may contain registrations of sent packets.
     pub waiting: AtomicBool,
     /// Whether [`RelayKernel::waiting`] lists this connection.
     pub is_listed: AtomicBool,
@@ -102,7 +102,7 @@ pub(super) struct KernelConnection {
     pub is_kept: AtomicBool,
 }
 
-/// Ingresses that the program may bind to streams of the peer.
+/// The prepared ingresses of a track, which the program may bind to new streams of the peer.
 pub(super) trait Binds: Send + Sync {
     /// Returns the ingress that the program has bound to this stream, if any.
     fn take_bound(&self, stream: u64) -> Option<Arc<dyn OffloadIngress>>;
@@ -154,7 +154,7 @@ impl KernelConnection {
             seen.begun.iter().for_each(|id| upstream.note_begun(*id));
             upstream.set_web(self.web_session());
             self.deferred.iter().for_each(|deferred| upstream.set_deferred_socket(&deferred.handle));
-            let _ = self.upstream.set(upstream); // An error means that another thread was faster.
+            let _ = self.upstream.set(upstream); // An error means that another thread has set the record already.
         }
         self.upstream().ok_or(millrace_kernel::Error::Full { what: "upstreams" })
     }

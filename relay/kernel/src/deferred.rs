@@ -21,7 +21,7 @@ pub(super) struct Deferred {
     socket: UdpSocket,
     /// Number of packets that were dropped because the deferred socket's buffer was full.
     dropped: AtomicU64,
-    /// Number of publishers' deferred packets when this process last went to sleep.
+    /// Number of publishers' packets that had been deferred in total when this process last went to sleep.
     media: AtomicU64,
     // Number of reads in a row that found no packet in the deferred socket.
     vain: AtomicU8,
@@ -75,8 +75,8 @@ impl Deferred {
     pub fn sleep(&self, others: u64) {
         self.media.store(self.handle.media(), Ordering::Relaxed);
         self.handle.sleep(others);
-        // Packets may be deferred again, so the ticker has to run. If `rest` runs at the same time, either this sees
-        // its flag, or every packet still wakes this process.
+        // Packets may be deferred again, so the ticker has to run. If `rest` runs at the same time, either this code
+        // sees the flag `resting`, or every packet still wakes this process.
         if self.resting.load(Ordering::SeqCst) && self.resting.swap(false, Ordering::SeqCst) {
             (self.ticker)();
         }

@@ -18,13 +18,13 @@ use super::connection::KernelConnection;
 
 /// A slot of a connection: a stream of the peer, or a track's datagrams.
 pub(super) struct KernelIngress {
-    // Dropped before the connection, in whose kernel record it is.
+    // This field is dropped before `connection`: the slot is an entry of that connection's kernel record.
     pub slot: Mutex<SlotRecord>,
     exclusive: AtomicBool,
     serial: u64,
     /// The connections on which a stream may be opened for this ingress, each with the tag of its subscription.
     pub prepared: Mutex<Vec<(Weak<KernelConnection>, u64)>>,
-    /// How many of these subscriptions do not know yet what the ingress contains.
+    /// How many of the subscriptions in `prepared` have not adopted their stream of this ingress yet (`on_adopted`).
     pub unknown: AtomicUsize,
     connection: Arc<KernelConnection>,
     _held: Arc<dyn Any + Send + Sync>,
@@ -69,7 +69,7 @@ pub(super) struct KernelEgress {
 }
 
 impl KernelEgress {
-    /// Wraps an egress that was added to the slot of an ingress. Returns the reason if it could not be added.
+    /// Wraps an egress that was added to the slot of an ingress. If the egress could not be added, returns the reason.
     pub fn delegation(
         to: Arc<KernelConnection>,
         ingress: &Arc<KernelIngress>,

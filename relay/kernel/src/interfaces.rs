@@ -75,7 +75,7 @@ impl ForwardingInterfaces {
         let mut places = self.places.lock();
         for place in places.iter_mut() {
             let Some(reason) = place.trouble(relay) else { continue };
-            // A detached program is logged once, and not again before it is attached again.
+            // That the program was detached from an interface is logged once, until it is attached there again.
             if place.interface.attached.is_ok() {
                 warn!(
                     interface = place.interface.name,

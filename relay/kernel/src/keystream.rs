@@ -22,9 +22,9 @@ const IDLE_TICKS: u32 = 200;
 #[derive(Default)]
 pub(super) struct KeystreamAhead {
     keys: Mutex<GenerationKeys>,
-    /// Streams that the kernel forwards in this direction.
+    /// Number of streams that the kernel forwards in this direction.
     streams: AtomicUsize,
-    /// True while the thread keeps the ring filled.
+    /// True while the keystream thread keeps this direction's ring filled.
     kept: AtomicBool,
     demand: Mutex<Demand>,
 }
@@ -58,7 +58,7 @@ impl KeystreamAhead {
         (*have == generation).then(|| Arc::clone(key))
     }
 
-    /// Counts a new stream. Returns true if the thread has to be woken.
+    /// Counts a new stream in this direction. Returns true if the keystream thread has to be woken.
     pub fn add_stream(&self) -> bool {
         self.streams.fetch_add(1, Ordering::SeqCst);
         !self.kept.swap(true, Ordering::SeqCst)
@@ -81,8 +81,8 @@ impl KeystreamAhead {
         if wanted == 0 {
             *demand = Demand::default();
             self.kept.store(false, Ordering::SeqCst);
-            // A stream that was added meanwhile has found `kept` set, so it does not wake the thread. The direction has
-            // to stay kept.
+            // A stream that was added meanwhile has found `kept` set, so it does not wake the keystream thread. The
+            // thread has to go on filling this direction's ring.
             if self.streams.load(Ordering::SeqCst) > 0 {
                 self.kept.store(true, Ordering::SeqCst);
             }
@@ -94,9 +94,9 @@ impl KeystreamAhead {
 /// The result of one pass over the rings of a connection.
 #[derive(Clone, Copy, Default)]
 pub(super) struct KeystreamPass {
-    /// True if the keystream thread still has to fill a ring.
+    /// True if the keystream thread has to visit the connection again, to keep a keystream ring filled.
     pub any: bool,
-    /// True if a ring is shorter than wanted, for lack of memory.
+    /// True if a keystream ring is shorter than wanted, for lack of memory.
     pub short: bool,
 }
 
@@ -109,9 +109,9 @@ impl KeystreamPass {
 /// Computes the wanted length of a ring: twice the most packets that were recently sent within a tick.
 #[derive(Debug, Default)]
 struct Demand {
-    /// The next packet number at the last tick.
+    /// The next packet number, as it was at the last tick.
     number: Option<u64>,
-    /// The most packets that were sent within one tick, times `UNIT`. It halves in about 2 seconds.
+    /// The most packets that were sent within one tick, times `UNIT`. The value decays by half in about 2 seconds.
     peak: u64,
     /// The present length of the ring, in keystreams.
     len: u32,

@@ -86,8 +86,8 @@ use self::{
 /// The receive buffer of a deferred socket, in bytes.
 const DEFERRED_BUFFER: usize = 4 << 20;
 
-/// The most bytes of that buffer that one packet takes: the network card's buffer, and the kernel's description of the
-/// packet.
+/// The most bytes of a deferred socket's receive buffer that one packet takes: the network card's buffer, and the
+/// kernel's `struct sk_buff`.
 const DEFERRED_PACKET: usize = 4096 + 256;
 
 #[derive(Debug, Error)]
@@ -141,7 +141,7 @@ pub struct KernelSetup<'a> {
 pub struct KernelLimits {
     /// The most connections on which media may arrive.
     pub publishers: u32,
-    /// The most connections altogether. Media may be sent on each of them.
+    /// The most connections with a kernel record, publishers' and subscribers'. Media may be sent on each of them.
     pub sessions: u32,
     /// The most streams to subscribers that may be delegated at the same time.
     pub streams: u32,
@@ -189,7 +189,7 @@ pub struct RelayKernel {
     computer: Computer,
     /// Connections for which keystreams are computed.
     kept: AttentionList<KernelConnection>,
-    /// Connections with registrations in their inbox.
+    /// Connections whose inbox contains registrations of packets that the kernel has sent.
     waiting: AttentionList<KernelConnection>,
     ticker: Ticker,
     deferred: RwLock<Vec<Weak<Deferred>>>,
@@ -198,7 +198,7 @@ pub struct RelayKernel {
     /// Number of streams that are prepared for the kernel to open.
     prepared: AtomicUsize,
     max_streams: u32,
-    /// Registrations of packets whose connection was gone.
+    /// Number of packets that the kernel reported as sent on a connection that was gone by then.
     orphans: AtomicU64,
     room: FullTables,
 }
@@ -274,8 +274,8 @@ impl RelayKernel {
         self.streams.load(Ordering::Relaxed)
     }
 
-    /// Grants records to the connections that value them most, and recalls those of others. Called only by the engine's
-    /// thread.
+    /// Grants kernel records to the connections to which a record is worth most, and recalls the records of other
+    /// connections. Called only by the engine's thread.
     fn decide(self: &Arc<Self>) {
         let decided = self.records.decide(Instant::now());
         if decided.is_short {
@@ -294,7 +294,7 @@ impl RelayKernel {
         }
     }
 
-    /// Makes a record for a claim. If the connection is gone meanwhile, the record is dropped at once.
+    /// Makes a kernel record for a connection's claim. If the connection is gone by now, the record is dropped at once.
     fn grant(self: &Arc<Self>, claim: u64, claimant: Claimant) {
         let record = match self.record(claim, &claimant) {
             // Records of connections that have ended become free in a moment.
@@ -318,7 +318,7 @@ impl RelayKernel {
         }
     }
 
-    /// Makes a record with which the kernel may not send anything yet.
+    /// Makes a kernel record of a connection on which the kernel may not send anything yet.
     fn record(
         self: &Arc<Self>,
         claim: u64,
@@ -341,8 +341,8 @@ impl RelayKernel {
         Ok(connection)
     }
 
-    /// Binds a socket for deferred packets of an endpoint with an address like `like`. Its loopback address is unused:
-    /// packets get there only by steering.
+    /// Binds a socket for the deferred packets of an endpoint whose address has the same family as `like`. The socket
+    /// is bound to loopback, but nobody sends to that address: the program steers packets to the socket.
     fn deferred_socket(self: &Arc<Self>, like: IpAddr) -> Result<Arc<Deferred>, Box<dyn std::error::Error>> {
         let at: IpAddr = if like.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
         let socket = UdpSocket::bind((at, 0))?;
@@ -377,7 +377,7 @@ impl RelayKernel {
         self.deferred.read().iter().filter_map(Weak::upgrade).for_each(|deferred| deferred.rest());
     }
 
-    /// Reads all registrations from the ring, and puts them into the inboxes of their connections.
+    /// Reads all registrations of sent packets from the ring, and puts them into the inboxes of their connections.
     fn sort(&self) {
         let connections = self.connections.read();
         self.relay.drain(|forwarded| {
@@ -394,21 +394,22 @@ impl RelayKernel {
         self.commands.wake();
     }
 
-    /// Wakes the engine's thread if there are records to grant or recall.
+    /// Wakes the engine's thread if there are kernel records to grant or to recall.
     fn claims_changed(&self, is_to_decide: bool) {
         if is_to_decide {
             self.commands.wake();
         }
     }
 
-    /// Informs connections that an ingress is gone for which streams were prepared or opened on them.
+    /// Informs each subscriber's connection in `prepared` that the ingress is gone for which a stream was prepared or
+    /// opened on this connection.
     fn forget_prepared(&self, prepared: Vec<(Weak<KernelConnection>, u64)>) {
         let owners = prepared.into_iter().filter_map(|(connection, tag)| Some((connection.upgrade()?, tag)));
         owners.for_each(|(connection, tag)| self.commands.remove_connection(connection, tag));
     }
 
-    /// Informs connections about packets that were sent on them, if nothing else has done so. Returns whether there
-    /// were any.
+    /// Informs connections about packets that the kernel has sent on them, if no other task has done so. Returns
+    /// whether there were any such packets.
     fn look(&self) -> bool {
         if self.relay.needs_settling() {
             self.settle();
@@ -419,7 +420,7 @@ impl RelayKernel {
         let waiting = listed.iter().filter(|connection| connection.waiting.load(Ordering::SeqCst));
         let waiting = waiting.inspect(|connection| {
             connection.owner().into_iter().for_each(|owner| owner.on_sent(now));
-            // An owner that was busy is informed at the next tick.
+            // A connection's owner that was busy has left entries in the inbox. It is informed again at the next tick.
             if connection.waiting.load(Ordering::SeqCst) {
                 self.waiting.add(connection, &connection.is_listed);
             }

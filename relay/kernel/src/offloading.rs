@@ -180,7 +180,8 @@ impl Offload for KernelConnection {
     }
 
     fn accept(&self, stream: u64) -> Option<Arc<dyn offload::OffloadIngress>> {
-        // A stream that userspace claims first is never bound to an opening. Otherwise the program has bound it.
+        // If userspace claims the stream first, the program never binds it to an opening (a prepared slot). Otherwise
+        // the program has bound the stream already.
         if self.upstream()?.take_stream(stream) {
             return None;
         }
@@ -247,8 +248,8 @@ impl Offload for KernelConnection {
     }
 
     fn drain(&self, now: Instant, read: &mut dyn FnMut(Instant, OffloadSentPacket)) {
-        // Any connection's thread may have read registrations of this one, so the inbox is looked at even if the ring
-        // was empty.
+        // Another connection's thread may have moved registrations of this connection from the ring to its inbox. So
+        // the inbox is checked even if the ring was empty.
         self.kernel.sort();
         if self.waiting.swap(false, Ordering::SeqCst) {
             let forwarded = std::mem::take(&mut *self.inbox.lock());
@@ -301,7 +302,7 @@ fn keystream_use(count: impl Fn(Lookup) -> u64) -> KeystreamCounts {
     KeystreamCounts { hit: count(Lookup::Hit), stale: count(Lookup::Stale), miss: count(Lookup::Miss) }
 }
 
-/// Returns keys in the form that the BPF program uses, or `None` if it does not support the cipher suite.
+/// Returns keys in the form that the BPF program uses, or `None` if the program does not support the cipher suite.
 fn quic_keys(secret: &TrafficSecret, header: &[u8; 32]) -> Option<QuicKeys> {
     let material = secret.key_material();
     match secret.suite() {

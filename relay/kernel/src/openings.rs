@@ -17,10 +17,12 @@ use super::{
     ingress::KernelIngress,
 };
 
-/// The number of openings that a track gets at first. It doubles when streams have begun without a free opening.
+/// The number of openings (slots prepared for next streams) that a track gets at first. The number doubles when streams
+/// have begun without a free opening.
 const FIRST: u32 = 4;
 
-/// The openings of one track may use one eighth of all egresses. A single opening may use more.
+/// The openings (prepared slots) of one track may use at most one eighth of all egresses. Only its first opening may
+/// use more.
 const PART: usize = 8;
 
 /// The use of the kernel's egresses, from which the number of openings of a track follows.
@@ -29,14 +31,14 @@ struct Supply {
     all: usize,
     /// Number of egresses that wait for a stream to begin, for all tracks.
     prepared: usize,
-    /// Number of egresses that one opening of this track takes: one for each subscriber.
+    /// Number of egresses that one opening (prepared slot) of this track takes: one for each subscriber.
     subscribers: usize,
 }
 
 impl Supply {
-    /// Returns how many openings to add for a track that has `waiting` openings and wants `wanted`. It may add its
-    /// first opening while less than three quarters of all egresses are prepared, and further ones while less than half
-    /// are. In total, it may use an eighth of all egresses.
+    /// Returns how many openings to add for a track that has `waiting` openings and wants `wanted`. The track may add
+    /// its first opening while less than three quarters of all egresses are prepared, and further openings while less
+    /// than half are. All openings of the track may use an eighth of all egresses.
     fn missing(&self, wanted: usize, waiting: usize) -> usize {
         let Self { all, prepared, subscribers } = *self;
         let room = |part: usize| part.saturating_sub(prepared).checked_div(subscribers).unwrap_or(0);
@@ -46,11 +48,12 @@ impl Supply {
     }
 }
 
-/// The openings of one track of a publisher.
+/// The openings of one track of a publisher: slots that are prepared for the track's next streams.
 pub(super) struct KernelOpenings {
     // This field is dropped first, so that no further stream is bound to an opening.
     track: bpf::TrackRecord,
-    /// The openings whose stream userspace has not accepted yet, whether they are bound or not.
+    /// The openings (prepared slots) that userspace has not accepted yet, whether the program has bound them to a
+    /// stream or not.
     openings: Mutex<Vec<Arc<KernelIngress>>>,
     wanted: AtomicU32,
     /// Number of streams that had begun without an opening when `wanted` was last adjusted.
@@ -68,7 +71,7 @@ impl KernelOpenings {
         held: Arc<dyn Any + Send + Sync>,
     ) -> Result<Arc<Self>, millrace_kernel::Error> {
         let track = connection.open_from(&seen)?.track(alias, last)?;
-        // The program wakes userspace to add openings when half of them are left.
+        // The program wakes userspace to prepare further slots when half of the prepared ones are left.
         track.set_low(FIRST / 2);
         Ok(Arc::new(Self {
             track,
@@ -80,8 +83,8 @@ impl KernelOpenings {
         }))
     }
 
-    /// Returns how many openings the track should have. Doubles the number if a stream has begun without a free opening
-    /// since the last call.
+    /// Returns how many openings (prepared slots) the track should have. Doubles the number if a stream has begun
+    /// without a free opening since the last call.
     fn wanted(&self) -> u32 {
         let missed = self.track.missed();
         if self.missed.swap(missed, Ordering::Relaxed) != missed {

@@ -196,8 +196,8 @@ impl RelayProgram {
         self.clones.clear();
     }
 
-    /// Makes the record of a connection on which media arrives. `expected` is one more than its largest received
-    /// packet number. No packet before that will be forwarded.
+    /// Makes the record of a connection on which media arrives. `expected` is one more than its largest received packet
+    /// number. Packets with smaller numbers than `expected` will not be forwarded.
     pub fn upstream(&self, expected: u64) -> Result<UpstreamRecord, Error> {
         self.upstream_from(expected, 0)
     }
@@ -228,7 +228,7 @@ impl RelayProgram {
         DownstreamRecord::new(self.shared.clone(), path, mtu, word)
     }
 
-    /// Reads the registrations of sent packets since the last call, and returns their number. No system call.
+    /// Reads the registrations of sent packets since the last call, and returns their number. Makes no system call.
     pub fn drain(&self, mut read: impl FnMut(Forwarded)) -> usize {
         lock(&self.ring).drain(|bytes| {
             if let Some(raw) = intf::Forwarded::from_bytes(bytes) {
@@ -242,8 +242,8 @@ impl RelayProgram {
         self.trace.set(tracing);
     }
 
-    /// Reads the events since the last call; those of one packet are in no particular order. Returns how many were
-    /// dropped because the ring was full. No system call.
+    /// Reads the trace events since the last call. The events of one packet are in no particular order. Returns how
+    /// many events were dropped because the ring was full. Makes no system call.
     pub fn drain_events(&self, read: impl FnMut(ForwardingEvent)) -> u64 {
         self.trace.drain(read)
     }

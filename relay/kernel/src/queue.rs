@@ -87,7 +87,7 @@ pub(super) struct CommandQueue<C, O> {
 struct WaitingCommands<C, O> {
     orders: Vec<O>,
     connections: Vec<Arc<C>>,
-    /// True if the engine's thread has to wake up although no command is queued.
+    /// Set to wake the engine's thread for work outside the queue, even if no command is queued.
     wakes: bool,
     is_closed: bool,
 }
@@ -129,7 +129,8 @@ impl<C, O> CommandQueue<C, O> {
         self.coalesced.load(Ordering::Relaxed)
     }
 
-    /// Adds a command of the operator, which is carried out before all others. Drops it if the queue is closed.
+    /// Adds a command of the operator, which is carried out before all others. Drops the command if the queue is
+    /// closed.
     pub fn order(&self, order: O) {
         self.change(|waiting| waiting.orders.push(order));
     }
@@ -294,7 +295,8 @@ pub(super) fn guarded(work: impl FnOnce()) {
     }
 }
 
-/// Queues keys in place of older ones of the same parity. Returns whether keys were replaced.
+/// Queues keys in place of queued keys whose key generation has the same parity, unless these are newer. Returns
+/// whether keys were replaced.
 fn put_keys(places: &mut [Option<(u16, Box<QuicKeys>)>; 2], generation: u16, keys: QuicKeys) -> bool {
     let place = &mut places[usize::from(generation & 1)];
     let is_newer = place.as_ref().is_none_or(|(known, _)| *known <= generation);

@@ -30,9 +30,10 @@ struct RecordsState<T> {
     made: usize,
     next: u64,
     claims: HashMap<u64, RecordClaim<T>>,
-    /// Waiting claims: those that have a worth and no record. The claim that gets the next record comes first.
+    /// The claims that wait for a kernel record: a record would be of use to their connection. The claim that gets the
+    /// next record comes first.
     waiting: BTreeSet<(Reverse<Worth>, u64, u64)>,
-    /// Claims that have a record. The claim that loses its record next comes first.
+    /// Claims that have a kernel record. The claim that loses its record next comes first.
     holders: BTreeSet<(Worth, Reverse<u64>, u64)>,
     taken: u64,
 }
@@ -85,7 +86,8 @@ impl<T: Clone> RecordClaims<T> {
         }))
     }
 
-    /// Adds a claim of a connection, with no worth yet. Returns the claim's number.
+    /// Adds a connection's claim to a kernel record, which is of no use to the connection yet. Returns the claim's
+    /// number.
     pub fn enter(&self, of: T, now: Instant) -> u64 {
         let mut state = self.0.lock();
         let number = state.place();
@@ -119,7 +121,8 @@ impl<T: Clone> RecordClaims<T> {
         !state.waiting.is_empty()
     }
 
-    /// Removes a claim. A record of the claim is returned later. Returns whether [`Self::decide`] has to be called.
+    /// Removes a claim. If the claim has a kernel record, the record is returned later. Returns whether
+    /// [`Self::decide`] has to be called.
     pub fn leave(&self, number: u64) -> bool {
         let mut state = self.0.lock();
         state.unlist(number);
@@ -151,7 +154,7 @@ impl<T: Clone> RecordClaims<T> {
         self.0.lock().waiting.len()
     }
 
-    /// Returns how many records were taken from subscribers so far.
+    /// Returns how many kernel records were taken from subscribers since the engine started.
     pub fn taken(&self) -> u64 {
         self.0.lock().taken
     }

@@ -133,8 +133,8 @@ impl AsyncUdpSocket for PairedSocket {
         }
         let received = self.poll_main(others, context, bufs, meta);
         if received.is_pending() {
-            // This task may not have been woken for packets that arrived after the main socket was last empty, so its
-            // count of that time (`heard`) is passed.
+            // This task may not have been woken for packets that arrived after the main socket was last empty, so the
+            // number of main-socket packets counted at that time (`heard`) is passed.
             self.deferred.sleep(self.heard.load(Ordering::Relaxed));
         }
         received

@@ -21,7 +21,8 @@ const TICK: Duration = Duration::from_millis(10);
 /// this tick adds to its round-trip time.
 const FAST_TICK: Duration = Duration::from_millis(2);
 
-/// The number of waiting publishers' packets from which the tick is [`FAST_TICK`]: some 1000 packets per second.
+/// If at least this many packets of publishers wait in a deferred socket, the tick is [`FAST_TICK`]. That many arrive
+/// at some 1000 packets per second.
 const FAST: u64 = 8;
 
 /// The ticker rests after this time without any packet. Packets are not deferred then.
@@ -62,7 +63,7 @@ impl Ticker {
 
 /// Ticks until the engine is dropped.
 async fn tick(kernel: Weak<RelayKernel>, awake: Arc<Notify>) {
-    // When the last packets were found, and whether the task rests.
+    // `busy` is the time at which packets were last found, `rests` tells whether the task rests.
     let mut busy = Instant::now();
     let mut rests = true;
     let mut waiting = None;

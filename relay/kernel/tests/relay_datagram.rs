@@ -131,7 +131,7 @@ impl DatagramScene {
         peers::receive_original(&self.to, packet, &self.relay)
     }
 
-    /// Sends a packet of a track without any earlier datagram.
+    /// Sends a packet with datagrams of the track. The program treats them as the track's first ones.
     fn send(&mut self, frames: &[u8]) -> Vec<Forwarded> {
         // Forgets the objects that have arrived, so that the program treats no object as a repeated one.
         self.slot.set_position(&PositionRecord::default());
@@ -223,7 +223,8 @@ fn under(alias: u64, original: &[u8], datagram: &ObjectDatagram) -> Vec<u8> {
     [&head[..head.len() - (own.len() - 2)], original].concat()
 }
 
-/// Returns a random datagram, and the bytes after its alias if they have other lengths than in the relay's encoding.
+/// Returns a random datagram, and the encoded bytes after its alias. These are empty if the datagram has the relay's
+/// own encoding.
 fn generate(rng: &mut Rng, most: usize) -> (Vec<u8>, ObjectDatagram) {
     let bits = [rng.u32(..62), rng.u32(1..62)];
     let status = if rng.u32(..6) == 0 { Some(pick(rng)) } else { None };

@@ -163,7 +163,8 @@ fn each_segment_of_a_super_packet_is_forwarded() {
         [("s4", [4, 4, 6], None), ("s6", [6, 4, 6], None), ("sc", [4, 4, 6], Some(Mechanism::Clsact))]
     {
         let network = NamespaceNetwork::new(name);
-        // Checksums are complete when the copies leave the relay, so the capture can check them.
+        // With checksum offload turned off, the kernel completes the checksums of the copies before they leave the
+        // relay, so the capture can check them.
         net::set_checksum_offload(&network.relay, "east", false);
         let mut scene = SuperPacketScene::new(&network, Config { mechanism, ..Config::default() }, &families);
         let capture = PacketCapture::new(&network.subscriber);
@@ -187,7 +188,7 @@ fn copies_beyond_the_budget_are_sent_in_further_runs() {
     if !root("copies_beyond_the_budget_are_sent_in_further_runs") {
         return;
     }
-    // With 3 copies a run, no segment with 5 subscribers fits into one.
+    // If a run makes at most 3 copies, it cannot finish a segment with 5 subscribers.
     for (max_copies_per_run, continued) in [(3, 8), (7, 0), (14, 0)] {
         let network = NamespaceNetwork::new("sr");
         let config = Config { max_copies_per_run, max_runs: 3, ..Config::default() };
@@ -222,7 +223,7 @@ fn segments_after_the_last_run_are_left_to_userspace() {
     assert_eq!(outcomes.map(|outcome| counted.packets(outcome)), [1, 1, 7], "{counted:?}");
 }
 
-/// Segments of unknown connections and segments that are not authentic are declined one by one. The others are
+/// Segments of unknown connections and segments that are not authentic are declined one by one. The other segments are
 /// forwarded.
 #[test]
 fn only_forged_segments_of_a_super_packet_are_declined() {
@@ -276,7 +277,7 @@ fn super_packet_without_a_clone_is_left_to_userspace() {
     assert!(inside(&network.relay, || scene.relay.is_attached(west)));
     scene.slot.set_position(&PositionRecord::opaque(scene.offset));
     scene.reaches_all(&[900; 4]);
-    // The program also leaves the loopback interface after the last other one.
+    // When the program is detached from the last other interface, it is detached from loopback, too.
     scene.relay.detach_from(west);
     assert!(inside(&network.relay, || tc::count(LOOPBACK, KernelHook::Egress).expect("TCX")) == 0);
 }

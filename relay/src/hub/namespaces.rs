@@ -50,7 +50,8 @@ struct NamespaceEntry {
     session: u64,
     /// True for the configured upstream relay.
     is_upstream: bool,
-    /// True if the publisher is used only while no other one publishes the namespace, as the configured upstream relay.
+    /// True if the publisher is used only while no other one publishes the namespace, as is the case for the configured
+    /// upstream relay.
     fallback: bool,
     number: u64,
 }
@@ -59,8 +60,8 @@ struct NamespaceEntry {
 #[derive(Default)]
 pub struct Publishers {
     pub all: Vec<Arc<dyn HubPublisher>>,
-    /// True if the publishers are relays with the same media. The relay then sends SUBSCRIBE to one at a time, in this
-    /// order.
+    /// True if the publishers are relays with the same media. This relay then sends SUBSCRIBE to one publisher at a
+    /// time, in the order of the list.
     pub in_turn: bool,
 }
 
@@ -215,7 +216,7 @@ impl PublisherNamespaces {
         entries.is_some_and(|entries| entries.iter().any(|entry| !entry.is_upstream))
     }
 
-    /// Watches the namespaces below `prefix`. The watch lists the present ones first.
+    /// Watches the namespaces below `prefix`. The watch first lists the namespaces that are published now.
     pub fn watch(self: &Arc<Self>, prefix: Namespace) -> NamespaceWatch<NamespaceEvent> {
         self.watch_with(|state| &mut state.watchers, prefix.clone(), self.below(prefix))
     }

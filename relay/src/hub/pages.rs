@@ -35,7 +35,7 @@ pub fn page<K: Ord + Clone, V, E>(
     if let Some((last, _)) = entries.last() {
         *behind = Excluded((*last).clone());
     }
-    // If a full page was the last one, the next page is empty.
+    // A full page may have been the last one. In that case, the next page is empty.
     let more = entries.len() == PAGE;
     Page { found: entries.into_iter().filter_map(|(key, value)| take(key, value)).collect(), more }
 }

@@ -35,7 +35,7 @@ pub trait FetchedObjects: Send {
 #[derive(Debug)]
 pub enum FetchPiece {
     Item(FetchItem),
-    /// A further part of the payload of the last item.
+    /// A further part of the payload of the object in the last [`Self::Item`].
     Payload(Bytes),
 }
 

@@ -33,8 +33,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 impl NamespaceState {
     /// Returns the relays at which tracks of `namespace` may be subscribed to, the best one first. `longest` is the
-    /// number of fields of the longest matching namespace that a publisher here has announced. Relays are returned only
-    /// for longer namespaces.
+    /// number of fields of the longest matching namespace that a publisher here has announced. A relay is returned only
+    /// if it has announced a longer one.
     pub(super) fn relays_of(
         &self,
         namespace: &Namespace,

@@ -20,11 +20,12 @@ use crate::{
 };
 use millrace_access::policy::RightHolder;
 
-/// The shortest wait of subscriptions after a silent publisher was given up for another one.
+/// The shortest wait of subscriptions for a publisher, after a publisher that no longer answered was replaced by
+/// another one.
 const TAKEOVER: Duration = Duration::from_secs(1);
 
-/// How many groups one upstream relay may lag behind another. Groups within this distance are copies; older ones show
-/// that the publisher was restarted.
+/// How many groups one upstream relay may lag behind another. A group within this distance is a copy; an older group
+/// shows that the publisher was restarted.
 const UPSTREAM_LAG: u64 = 1;
 
 /// The state of a track that waits for a publisher.

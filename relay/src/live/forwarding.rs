@@ -20,7 +20,7 @@ use crate::upstream::UpstreamTrack;
 /// that publisher instead.
 const AHEAD: (u32, Duration) = (4, Duration::from_secs(2));
 
-/// The forwarded publisher, and the observations by which another publisher may replace it.
+/// The publisher whose streams the offload forwards, and the observations by which another publisher may replace it.
 #[derive(Default)]
 pub(super) struct Forwarding {
     upstream: Option<Arc<UpstreamTrack>>,
@@ -40,7 +40,8 @@ impl Forwarding {
         self.upstream.as_ref()?.offers.known_openings()
     }
 
-    /// Makes the offload forward the publisher `next`. Only subgroups after the newest forwarded one are then opened.
+    /// Makes the offload forward the publisher `next`. The offload then opens streams only for subgroups after the
+    /// newest one that it has forwarded.
     fn switch_to(&mut self, next: Option<Arc<UpstreamTrack>>) {
         // `withhold` closes the old publisher's openings and returns the last subgroup that they were used for.
         let last = self.upstream.take().and_then(|upstream| upstream.offers.withhold());
@@ -56,7 +57,7 @@ impl Forwarding {
     }
 
     /// Chooses the forwarded publisher: the present one, unless it is a standby or the track is being moved away from
-    /// it. If that is true of all publishers, the present one stays.
+    /// it. If every publisher is a standby or being left, the present one stays.
     pub fn choose(&mut self, upstreams: &[Arc<UpstreamTrack>]) {
         let is_fit = |upstream: &&Arc<UpstreamTrack>| !upstream.is_leaving() && !upstream.stands_by();
         let present = upstreams.iter().find(|upstream| self.is(upstream));
@@ -90,7 +91,7 @@ impl Forwarding {
         };
         let claimed = self.known_openings().is_none_or(|openings| openings.claim(begun));
         let is_new = claimed && is_named && begun > self.newest;
-        // A stream of another publisher that userspace is about to read may be the same subgroup.
+        // Another publisher has a stream that the track does not know yet. It may be a copy of the same subgroup.
         let is_elsewhere = !is_new && others().any(|other| other.has_entering());
         if !is_elsewhere {
             self.newest = self.newest.max(begun);
@@ -98,8 +99,8 @@ impl Forwarding {
         is_elsewhere
     }
 
-    /// Records that `upstream` was the first publisher to begin a subgroup. A publisher that is ahead for long enough
-    /// becomes the forwarded one.
+    /// Records that `upstream` was the first publisher to begin a subgroup. If the publisher is ahead of the others for
+    /// long enough, the offload forwards its streams instead.
     pub fn came_first(&mut self, upstream: &Arc<UpstreamTrack>, now: Instant) {
         if self.is(upstream) {
             self.ahead = None;

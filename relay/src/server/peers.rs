@@ -23,7 +23,7 @@ use crate::{
     status,
 };
 
-/// How long a session may last after the peer has sent GOAWAY, before the next one begins.
+/// How long this relay keeps a session after the peer has sent GOAWAY. Then it closes the session and connects again.
 const LEAVING: Duration = Duration::from_secs(15);
 
 /// The most relays from a discovery store to which this relay keeps sessions. Relays with a session count, even if the
@@ -74,7 +74,8 @@ impl KeptPeers {
         peer
     }
 
-    /// Removes a relay that is no longer wanted. Returns false if it is wanted.
+    /// Removes a relay to which this relay no longer keeps a session. Returns false, and removes nothing, if a session
+    /// is still wanted.
     fn end(&self, peer: &KeptPeer) -> bool {
         // `take_found` changes `wanted` under this lock, so a relay is either removed or stays wanted.
         let mut kept = self.0.lock();

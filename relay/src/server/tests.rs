@@ -23,7 +23,7 @@ use tokio::runtime::Handle;
 use super::*;
 use crate::{OpenAdmission, session::Remains};
 
-/// How long a step may take before its test fails.
+/// How long a test waits for one event or answer before it fails.
 const PATIENCE: Duration = BOUND;
 /// Number of streams of each kind that a client opens.
 const STREAMS: usize = 16;

@@ -43,7 +43,7 @@ struct UpstreamCandidates(Vec<UpstreamCandidate>);
 struct UpstreamCandidate {
     upstream: UpstreamRelay,
     pauses: Pauses,
-    /// The time before which the relay is not connected to again.
+    /// The time before which this relay does not try to connect to the upstream relay again.
     until: Instant,
 }
 
@@ -67,8 +67,8 @@ impl UpstreamCandidates {
         Self(upstreams.iter().map(source).collect())
     }
 
-    /// Returns the indexes of the relays among the first `count` that may be tried now. If there is none, returns the
-    /// time when the first one may be.
+    /// Returns the indexes of the relays among the first `count` that may be tried now. If no relay may be tried yet,
+    /// returns the time when the first of them may be.
     fn ready(&self, count: usize, now: Instant) -> Result<Vec<usize>, Instant> {
         let sources = self.0.iter().take(count);
         let ready: Vec<_> = sources
@@ -229,11 +229,11 @@ impl ServerShared {
         next
     }
 
-    /// Closes the session with the previous upstream relay, once another session has taken over its tracks and it is
-    /// idle.
+    /// Closes the session with the previous upstream relay, once another session has taken over its tracks and the
+    /// previous session is idle.
     async fn leave(self: Arc<Self>, session: Arc<RelaySession>) {
         loop {
-            // The notification is requested before the sessions are checked, so that no end is missed.
+            // The notification is requested before the sessions are checked, so that no end of a session is missed.
             let over = self.session_over.notified();
             let sessions = self.sessions.lock().clone();
             if !sessions.contains_key(&session.id()) {

@@ -29,7 +29,8 @@ pub async fn run(
 ) -> Result<(), SessionError> {
     context.until_ready().await?;
     let _fallback = context.hub().publish(Namespace::default(), publisher, true);
-    // The guard registers the upstream relay as publisher of all namespaces, which is used only if there is no other.
+    // The guard registers the upstream relay as a publisher of all namespaces that is used only where there is no other
+    // publisher.
     let leave = async {
         context.until_peer_goes_away().await;
         publications.leave();
@@ -49,8 +50,8 @@ pub async fn run(
 }
 
 /// Subscribes to the tracks that came from an earlier session with the upstream relay. An earlier session that is still
-/// open keeps sending until this one has caught up, and keeps the tracks that are refused here. After a lost session,
-/// subscribers wait for this one.
+/// open keeps sending a track until this session has caught up. It keeps the tracks that the upstream relay refuses in
+/// this session. If the earlier session was lost, subscribers wait for this session.
 async fn take_over(context: &SessionContext, publications: &Arc<Publications>) {
     let now = std::time::Instant::now();
     let is_leaving = |track: &Arc<LiveTrack>| {
@@ -116,7 +117,7 @@ async fn mirror_namespaces(
     }
 }
 
-/// Publishes at the upstream relay each namespace that has a publisher here.
+/// Publishes at the upstream relay each namespace that has a publisher at this relay.
 async fn announce_namespaces(context: &Arc<SessionContext>) -> Result<(), SessionError> {
     let mut watch = context.hub().watch_namespaces(Namespace::default());
     // The namespaces that are published upstream. Dropping a sender withdraws its namespace.
@@ -165,7 +166,8 @@ struct Announced {
 }
 
 impl Announced {
-    /// Keeps the namespace published until it is withdrawn here, or the upstream relay ends the request.
+    /// Keeps the namespace published until its publisher withdraws it at this relay, or the upstream relay ends the
+    /// request.
     async fn keep(mut self, mut withdrawn: oneshot::Receiver<()>) -> Result<(), SessionError> {
         loop {
             let incoming = tokio::select! {

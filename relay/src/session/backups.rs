@@ -81,8 +81,8 @@ impl Backups {
             }
             state.known.remove(&number);
         }
-        // The count drops under the same lock as the empty queue was seen, so that `add` starts a task for a track that
-        // is queued next.
+        // The task count is decremented under the lock under which the queue was found empty, so that `add` starts a
+        // task for a track that is queued next.
         state.tasks -= 1;
         None
     }

@@ -189,7 +189,7 @@ impl SessionContext {
         &self.connection
     }
 
-    /// Returns the session's uses of the relay, which decide how much a kernel record is worth to it.
+    /// Returns the session's uses of the relay, which decide how much a kernel record is worth to the session.
     pub fn uses(&self) -> &Arc<Uses> {
         &self.uses
     }

@@ -14,7 +14,8 @@ use millrace_access::{rights::Rights, unproven};
 /// The longest time from the start of a session until both SETUP messages were sent and received.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The longest time between the end of the peer's control stream and of the connection that is no protocol violation.
+/// How long after the end of its control stream a peer may take to close the connection. If the connection is open for
+/// longer, the end of the stream is a protocol violation.
 const CLOSE_GRACE: Duration = Duration::from_millis(250);
 
 /// Runs both control streams until the session is over. Ours begins with `setup`; the peer's comes from `streams`.

@@ -312,7 +312,7 @@ pub use backups::AT_ONCE as BACKUPS_AT_ONCE;
 #[cfg(test)]
 pub type Remains = std::sync::Weak<SessionContext>;
 
-/// Ends the session when dropped.
+/// A guard that ends the session when it is dropped.
 struct SessionEnd<'a>(&'a RelaySession);
 
 impl Drop for SessionEnd<'_> {

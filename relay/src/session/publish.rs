@@ -75,7 +75,7 @@ impl Drop for TrackRequest<'_> {
     }
 }
 
-/// A track, and the peer's subscription as its publisher.
+/// A track, and this relay's subscription to it at the peer, which publishes the track.
 #[derive(Clone)]
 pub struct PublishedTrack {
     pub track: Arc<LiveTrack>,
@@ -129,7 +129,7 @@ impl Publications {
         };
         let (entry, asks) = self.add(claim, Arc::clone(rights), track, &given, false)?;
         // The relay asks for all objects at once, before there is a subscriber, so that the cache can serve the first
-        // one.
+        // subscriber.
         let wanted = Parameters { forward: Some(true), ..Parameters::default() };
         let (accepted, change) = match draft.accepts_with_parameters() {
             true => (wanted, None),
@@ -211,8 +211,8 @@ impl Publications {
         debug!(session = self.context.id(), track = %track.name().typed(), alias = ok.track_alias, "subscribed to a publisher's track");
         let known = self.get(ok.track_alias).filter(|_| self.context.draft().repeats_subscriptions());
         if known.is_some_and(|known| Arc::ptr_eq(&known.track, &track)) {
-            // A second subscription with the same alias is allowed in this draft, but objects could not be assigned to
-            // one of the two.
+            // A second subscription with the same alias is allowed in this draft, but it would be unclear to which of
+            // the two an object belongs.
             let reason = "the publisher gave a second subscription the alias of the first";
             return Err(RequestError::new(code::Request::NOT_SUPPORTED, reason));
         }
@@ -264,7 +264,7 @@ impl Publications {
             let family = Arc::clone(self);
             let track = Arc::clone(track);
             self.context.spawn(async move {
-                let _ = family.subscribe_anew(track).await; // If refused, the old one stays.
+                let _ = family.subscribe_anew(track).await; // If the new subscription is refused, the old one stays.
                 Ok(())
             });
         }
@@ -555,7 +555,8 @@ impl Adopted {
                     handed_over = Some(Clock::now() + LATE_STREAMS);
                 }
                 () = sleep_until(handed_over) => if upstream.is_handed_over() {
-                    let _ = timeout(LATE_STREAMS, upstream.has_seen_all(0)).await; // later streams are cut off
+                    // Streams that have not ended when the timeout expires are given up.
+                    let _ = timeout(LATE_STREAMS, upstream.has_seen_all(0)).await;
                     return Ok(None);
                 } else {
                     handed_over = None;
@@ -664,7 +665,7 @@ impl Adopted {
                 let _ = send.finish(); // An error means that the publisher has stopped the stream.
                 self.ended = SubscriptionEnd::new(done.code, done.reason.clone());
                 // A relay ends a track with INTERNAL_ERROR when it has lost the track's publisher. Another relay may
-                // have it, so subscriptions wait.
+                // still have the track, so subscriptions wait.
                 self.ended.absent = upstream.is_of_relay && done.code == code::Done::INTERNAL_ERROR;
             }
             Ok(None) => {

@@ -35,12 +35,12 @@ impl hub::HubPublisher for SessionPublisher {
         let publications = Arc::clone(&self.publications);
         let unheard = answers.clone();
         let begun = self.context.spawn(async move {
-            let _ = answers.send(publications.subscribe(track).await).await; // Fails only if the caller no longer waits.
+            let _ = answers.send(publications.subscribe(track).await).await; // The send fails only if no caller waits.
             Ok(())
         });
         if !begun {
             let gone = RequestError::new(code::Request::INTERNAL_ERROR, "the publisher is gone");
-            let _ = unheard.try_send(Err(gone)); // Fails only if the caller no longer waits.
+            let _ = unheard.try_send(Err(gone)); // The send fails only if no caller waits for the answer.
         }
     }
 

@@ -11,7 +11,7 @@ use tracing::info;
 /// The most datagrams of a session that may wait for the control message that defines their track alias.
 const MAX_WAITING_DATAGRAMS: usize = 64;
 
-/// The quotas of one session. A dropped permit can be taken again.
+/// The quotas of one session. A permit that is dropped becomes available again.
 pub struct Quotas {
     session: u64,
     waiting_datagrams: Arc<Semaphore>,

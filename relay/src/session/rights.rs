@@ -143,7 +143,7 @@ impl SessionRights {
         Ok(rights)
     }
 
-    /// Counts a refusal that did not come from a request.
+    /// Adds a refusal that was not the answer to a request to the counters of access refusals.
     pub fn count(&self, refusal: AccessRefusal) {
         self.access.count(refusal);
     }

@@ -248,7 +248,8 @@ struct OffloadedStream {
 /// A subgroup that is arriving. Dropping it ends the subgroup, as incomplete unless its end was read.
 struct ArrivingSubgroup {
     track: Arc<LiveTrack>,
-    /// The track's openings, as long as this stream has to prepare new ones for the next subgroups.
+    /// The track's openings (streams that the offload may open by itself). `None` once this stream has prepared them
+    /// for the next subgroups.
     openings: Option<Arc<dyn OffloadOpenings>>,
     subgroup: Arc<SubgroupStream>,
     writer: Option<SubgroupReceiver>,
@@ -265,7 +266,7 @@ impl Drop for ArrivingSubgroup {
     }
 }
 
-/// The end of a subgroup's stream.
+/// How a subgroup's stream has ended.
 enum SubgroupEnd {
     Fin,
     Reset(code::Reset),

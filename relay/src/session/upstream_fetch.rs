@@ -98,7 +98,7 @@ impl UpstreamFetches {
     }
 }
 
-/// Removes a FETCH from those that wait for their data stream, when dropped.
+/// A guard that, when dropped, removes a FETCH from those that wait for their data stream.
 struct ForgetFetch<'a> {
     family: &'a UpstreamFetches,
     request_id: u64,
@@ -120,7 +120,7 @@ struct ArrivingResponse {
     /// Bytes that were read but not parsed.
     unread: Bytes,
     pieces: VecDeque<FetchPiece>,
-    /// Number of payload bytes of the last item that have not arrived.
+    /// Number of payload bytes of the last received object that have not arrived.
     missing: u64,
 }
 

@@ -17,7 +17,7 @@ struct HeldUses {
     is_upstream: bool,
     /// True once the session has proved an access right, for example by a token.
     is_proven: bool,
-    // Number of uses under way of each [`UseKind`].
+    // For each [`UseKind`]: number of the session's uses that are under way.
     counts: [usize; 2],
 }
 

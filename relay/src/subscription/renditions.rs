@@ -50,7 +50,8 @@ impl Subscription {
         let GroupOrigin::Renditions(choice) = &mut state.origin else { return };
         choice.lose(member);
         if choice.current().member == member {
-            // The streams that the offload has opened belong to this rendition.
+            // The offload opens streams only for the present rendition. Since that is the one given up, the offload
+            // abandons its streams.
             self.connection.offload(|offload| offload.abandon(now, self.owner));
         }
         let mut downstream = self.connection.downstream();

@@ -129,7 +129,7 @@ struct TraceViewer {
     wanted: EventFilter,
     events: mpsc::Sender<TraceItem>,
     lost: Arc<TraceLosses>,
-    /// When the viewer last took an event.
+    /// The time at which the viewer last took an event from its queue.
     last: Instant,
 }
 

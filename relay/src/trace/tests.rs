@@ -15,7 +15,7 @@ use super::{
 
 const PATIENCE: Duration = BOUND;
 
-/// Makes a tracer for a relay with engine `user`, and the tap from which it collects.
+/// Makes a tracer for a relay with engine `user`, and the [`Tap`] that reports the data plane's packets to the tracer.
 fn tracer() -> (Arc<EventTracer>, Arc<Tap>) {
     let cache = Arc::new(TrackCache::new(cache::CacheLimits { bytes: 1 << 20, age: Duration::from_secs(1) }));
     let limits = HubLimits {

@@ -15,9 +15,9 @@ use toml::{
 
 use super::{CACHE_BYTES, ConfigCheck, ConfigFile, ConfigProblem, MAX_SESSIONS, RECEIVE_BYTES, Settings};
 
-/// The key of the access rules, which only the file can have.
+/// The TOML key of the access rules, which only the settings file can set.
 pub const ALLOW: &str = "allow";
-/// The key of the token issuers, which only the file can have.
+/// The TOML key of the tables of token issuers, which only the settings file can set.
 pub const ISSUER: &str = "issuer";
 
 /// The settings of access control.
@@ -40,7 +40,8 @@ pub struct KeyFile {
     pub path: PathBuf,
     /// True if the file is a raw HMAC secret. Otherwise it is PEM, a JWK or a JWK set.
     pub is_secret: bool,
-    /// The issuer that the keys are bound to; `None` for any issuer without keys of its own.
+    /// The issuer that the keys are bound to; `None` if the keys verify tokens of every issuer that has no keys of its
+    /// own.
     pub issuer: Option<String>,
 }
 
@@ -283,7 +284,8 @@ impl ConfigCheck {
                 ),
                 kernel_streams: u64::from(kernel_streams / 8).max(1),
             },
-            // One network gets half of each shared resource, so the other half is left for others.
+            // The clients of one network together get at most half of each shared resource. The other half is left for
+            // clients of other networks.
             network: ClientShare {
                 cache_bytes: settings.cache_bytes.map_or(CACHE_BYTES, |count| count.0) / 2,
                 receive_bytes: settings.receive_bytes.map_or(RECEIVE_BYTES, |count| count.0) / 2,
@@ -322,7 +324,8 @@ impl ConfigCheck {
 
     fn unproven(&mut self, settings: &Settings) -> UnprovenBounds {
         let defaults = UnprovenBounds::default();
-        // The other half of the sessions is left for clients that have proven a right.
+        // Sessions without a proven access right may take at most half of all sessions. The other half is left for
+        // clients that have proven a right.
         let most = (settings.max_sessions.unwrap_or(MAX_SESSIONS) / 2).max(1);
         let sessions = settings.unproven_sessions.unwrap_or(defaults.sessions.min(most));
         if !(1..=most).contains(&sessions) {

@@ -14,7 +14,7 @@ use toml::{
 
 use super::{ConfigCheck, ConfigFile, ConfigProblem, Settings, access::TextValue, values::deserialize};
 
-/// The key of the ladders of renditions, which only the file can have.
+/// The TOML key of the ladders of renditions, which only the settings file can set.
 pub const LADDER: &str = "ladder";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

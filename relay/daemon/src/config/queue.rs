@@ -16,10 +16,11 @@ use super::{
     values::{DurationValue, deserialize},
 };
 
-/// The key of the delay rules, which only the file can have.
+/// The TOML key of the delay rules, which only the settings file can set.
 pub const DELAY: &str = "delay";
 
-/// Default of `max-delay`. With a delay budget of 300 ms end to end, 50 ms remain for the network path.
+/// Default of `max-delay`. If media may take 300 ms from publisher to subscriber, these 250 ms in the queue leave 50 ms
+/// for the network path.
 const MAX_DELAY: Duration = Duration::from_millis(250);
 
 /// Limits of the media that is queued for subscribers, and the policy for what is dropped beyond these limits.

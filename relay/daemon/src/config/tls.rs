@@ -188,7 +188,8 @@ impl ConfigCheck {
     }
 }
 
-/// The key of the `[[peer]]` tables, which set costs and namespaces for single relays. Only the file can have them.
+/// The TOML key of the `[[peer]]` tables, which set costs and namespaces for single relays. Only the settings file can
+/// have these tables.
 pub const PEER: &str = "peer";
 
 const ROUTES: usize = 10_000;

@@ -68,7 +68,8 @@ impl FromStr for ListenOn {
 }
 
 impl ListenOn {
-    /// Returns the addresses whose family this machine has. A single address is returned in any case.
+    /// Returns the addresses whose family this machine has. A single address is returned even if this machine lacks its
+    /// family.
     pub fn there(self) -> Vec<SocketAddr> {
         let is_there = |addr: &&SocketAddr| UdpSocket::bind((addr.ip(), 0)).is_ok();
         match self.0[..] {

@@ -70,7 +70,9 @@ struct frame_walk {
 	__u32 varints; /* number of variable-length integers of the current frame that are still to be skipped */
 	__u32 prefixed; /* whether a length-prefixed field follows the integers that are to be skipped */
 	__u64 smallest; /* in an ACK frame: the smallest packet number acknowledged so far */
-	/* In an ACK frame: number of gaps and range lengths still to be read, before `varints` more integers. */
+	/* In an ACK frame: number of gaps and range lengths still to be read. After them, `varints` integers are
+	 * skipped.
+	 */
 	__u32 blocks;
 	__u32 pad;
 };

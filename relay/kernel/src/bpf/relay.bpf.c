@@ -25,7 +25,7 @@ static __always_inline int verdict_of(enum relay_outcome outcome)
 {
 	switch (outcome) {
 	case RELAY_CONTINUED: /* drop this skb: a clone of the packet is queued for the next run */
-	case RELAY_NOT_RESTORED: /* drop it: the packet was rewritten for a subscriber and could not be restored */
+	case RELAY_NOT_RESTORED: /* drop this skb: the packet was rewritten for a subscriber and could not be restored */
 		return TC_ACT_SHOT;
 	default:
 		return PASS_ON;
@@ -84,8 +84,8 @@ int relay_ingress(struct __sk_buff *skb)
 		return PASS_ON; /* never NULL, since each CPU has a work area; the verifier needs the check */
 	/* The link header must be in linear memory; a frame without it is not recognized as a packet of the relay. */
 	have_link(skb);
-	/* An interrupt may start this program on a CPU whose run is not over. Only one of the two can use the CPU's
-	 * work area.
+	/* An interrupt may start this program on a CPU whose run is not over. Only one of the two program runs can use
+	 * the CPU's work area.
 	 */
 	if (__sync_lock_test_and_set(&work->busy, 1))
 		return pass_by(skb);

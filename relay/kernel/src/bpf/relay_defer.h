@@ -81,8 +81,8 @@ static __noinline int defer(struct __sk_buff *skb, const struct work *work, enum
 	return 0;
 }
 
-/* Stores when a deferred packet arrived, keyed by its last 8 bytes. These belong to its authentication tag, so they are
- * as good as random. Not 0: the time could not be stored.
+/* Stores when a deferred packet arrived, keyed by its last 8 bytes. These bytes belong to the authentication tag, so
+ * they are as good as random. Returns an error (not 0) if the time could not be stored.
  */
 static __noinline int note_arrival(struct __sk_buff *skb, const struct arrival *arrival)
 {

@@ -20,7 +20,9 @@ static __always_inline __u32 credit_of(const struct relay_egress *egress, const 
 	return credit > MOST_CREDIT ? MOST_CREDIT : credit;
 }
 
-/* Reports whether the egress has no stream yet. Not for datagrams, whose `id` is an alias. */
+/* Reports whether the egress has no stream yet. Must not be called for the egress of datagrams, whose `id` is a track
+ * alias.
+ */
 static __always_inline int is_unopened(__u64 id)
 {
 	return id >= RELAY_CLOSED;
@@ -126,8 +128,8 @@ enum relay_egress_outcome find_route(struct __sk_buff *skb, struct bpf_fib_looku
 	}
 }
 
-/* Adds `amount` to the total, then compares with the limit. Userspace lowers the limit first and reads the total
- * afterwards. At least one of the two sees the other's change, so the limit holds.
+/* Adds `amount` to the total of sent bytes, then compares the total with its limit. Userspace lowers a limit first and
+ * reads the total afterwards. Either the program sees the lower limit, or userspace sees the larger total.
  */
 static __always_inline int take_credit(__u64 *total, const __u64 *limit, __u64 amount)
 {
@@ -162,7 +164,9 @@ static __always_inline void give_back(struct relay_downstream *downstream, const
 	__sync_fetch_and_add(&downstream->data, -(__u64)packet->credit);
 }
 
-/* `generations` has one entry for each key phase: its key generation plus one. */
+/* Reports whether the send keys of the generation are installed. `generations` has an entry for each key phase: the
+ * generation of its keys plus one.
+ */
 static __always_inline int has_keys(const struct relay_downstream *downstream, __u32 generation)
 {
 	return READ_ONCE(downstream->generations[generation & 1]) == generation + 1;
@@ -237,7 +241,7 @@ static __always_inline enum relay_egress_outcome draw_number(struct relay_downst
 	if (!entry)
 		return RELAY_EGRESS_RING_FULL;
 	packet->word = __sync_fetch_and_add(&downstream->number, 1);
-	/* The key generation may have changed between the first check and the draw. */
+	/* The key generation may have changed after the first check for keys and before the packet number was drawn. */
 	if (!has_keys(downstream, packet->word >> RELAY_NUMBER_BITS)) {
 		bpf_ringbuf_discard(entry, BPF_RB_NO_WAKEUP);
 		return RELAY_EGRESS_NO_KEYS;
@@ -493,7 +497,9 @@ struct egress_loop {
 	struct work *work;
 };
 
-/* One step of the fan-out: the next egress of the present frame, or the first egress of the next frame. */
+/* One step of the fan-out loop: makes the copy for one egress. Then selects the next egress of the same frame, or the
+ * first egress of the next frame.
+ */
 static long next_egress(__u32 index, struct egress_loop *loop)
 {
 	struct fan *fan = &loop->work->fan;

@@ -15,7 +15,7 @@
 #define SUM_MAX	      2048 /* the longest datagram whose checksum is computed, bytes */
 
 /* Writes the UDP header. With CHECKSUM_PARTIAL the network interface completes the checksum, and expects the sum of the
- * pseudo header in its place.
+ * pseudo header in the checksum field.
  */
 static __always_inline void frame_udp(struct quic_buf *out, const struct net_path *path, __u32 udp_bytes,
 				      __u32 summed)

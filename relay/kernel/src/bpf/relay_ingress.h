@@ -184,7 +184,9 @@ enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 	keys = bpf_map_lookup_elem(&open_keys, &index);
 	if (!keys)
 		return RELAY_NO_KEYS;
-	/* After the packet's first run its number is known, and the replay window would report it as a replay. */
+	/* In later runs for the same packet, the packet number is taken from the cursor: the replay window would report
+	 * the packet as a replay.
+	 */
 	number = work->cursor.id ? work->cursor.kept.number
 				 : quic_number(READ_ONCE(upstream->expected), &header);
 	trace_number(&work->arrival, number);
@@ -329,7 +331,9 @@ static long walk_step(__u32 index, struct walk_loop *loop)
 	return step == FRAME_END || step == FRAME_BAD;
 }
 
-/* Stands for a frame without a slot, which is not counted in `outcomes`. */
+/* The outcome of a frame whose stream or track has no slot, so that the program does not forward it. The map `outcomes`
+ * does not count such frames.
+ */
 #define NO_SLOT RELAY_FRAME_OUTCOMES
 
 static __always_inline enum relay_frame_outcome count_frame(enum relay_frame_outcome outcome)

@@ -29,7 +29,7 @@
 /* Bit of a value in the map `ids`: the other bits are the index of a downstream. */
 #define RELAY_SUBSCRIBER 0x80000000U
 #define RELAY_ARRIVALS	 4096 /* number of entries in `arrivals`, a power of two */
-#define RELAY_OPENINGS	 64   /* the most openings of a track, a power of two */
+#define RELAY_OPENINGS	 64   /* the most streams of a track that are prepared at a time, a power of two */
 /* Value of `id` in an ingress that is prepared for a stream which has not begun. */
 #define RELAY_UNBOUND (~0ULL)
 
@@ -121,12 +121,13 @@ struct relay_track {
 	__u32 lock; /* 0: the lock is free */
 	/* Group of the subgroup that began last; the program opens streams only for later subgroups. */
 	__u64 group;
-	__u64 subgroup;			/* ID of the subgroup that began last */
-	__u32 put;			/* number of openings that userspace has added to the track */
-	__u32 taken;			/* number of openings that the program has bound to streams */
-	__u32 low;			/* userspace is woken to add openings when only this many are left */
-	__u32 missed;			/* number of streams that began while the track had no opening */
-	__u32 openings[RELAY_OPENINGS]; /* ring of ingress indexes; opening n is at n modulo RELAY_OPENINGS */
+	__u64 subgroup; /* ID of the subgroup that began last */
+	__u32 put;	/* number of openings (prepared ingresses) that userspace has added to the track */
+	__u32 taken;	/* number of openings (prepared ingresses) that the program has bound to streams */
+	__u32 low;    /* userspace is woken to prepare ingresses when only this many prepared ones are left */
+	__u32 missed; /* number of streams that began while no ingress was prepared for them */
+	/* ring of prepared ingresses; the n-th is at n modulo RELAY_OPENINGS */
+	__u32 openings[RELAY_OPENINGS];
 } SHARED;
 _Static_assert(sizeof(struct relay_track) == 48 + 4 * RELAY_OPENINGS, "relay_track has no hidden padding");
 
@@ -239,8 +240,8 @@ struct relay_deferral {
 	__u64 wakes;
 	/* Set by userspace: the value of `wakes` when userspace had read all packets and went to sleep. */
 	__u64 wakes_read;
-	__u64 media; /* number of those of `packets` that publishers sent */
-	__u64 taken; /* set by userspace: number of those of `packets` that it has read or that were dropped */
+	__u64 media; /* how many of the packets in the count `packets` came from publishers */
+	__u64 taken; /* set by userspace: how many of the steered packets it has read, or were dropped */
 	__u64 room;  /* set by userspace: the most packets that may wait in the deferred socket */
 } SHARED;
 
@@ -273,7 +274,7 @@ struct relay_downstream {
 	__u64 max_bytes; /* the most bytes of UDP payload that the kernel may send in total */
 	__u64 bytes;	 /* bytes of UDP payload that the kernel has sent or is about to send */
 	__u32 epoch;	 /* 0: the entry is not in use */
-	__u32 mtu;	 /* largest UDP payload, bytes */
+	__u32 mtu;	 /* largest UDP payload that fits the path, bytes */
 	/* For even and odd generations: the generation of the installed keys plus 1; 0: no keys. */
 	__u32 generations[2];
 	__u32 path;    /* index of the entry of `paths` that is in use */
@@ -283,10 +284,10 @@ struct relay_downstream {
 	__u32 max_datagram; /* the peer's max_datagram_frame_size, bytes */
 	__u32 stream_bits;  /* low two bits of the IDs of this end's unidirectional streams */
 	__u32 pad;
-	__u32 deferred_socket; /* index in `sockets` plus 1; 0: none */
-	__u32 deferred_bytes;  /* largest UDP payload of a packet from the peer that may be deferred, bytes */
-	__u64 deferred_until;  /* packets from the peer are deferred only while `bytes` is at most this */
-	__u64 deferred;	       /* number of the peer's packets that were steered to the deferred socket */
+	__u32 deferred_socket; /* index of the socket for the peer's deferred packets in `sockets`, plus 1; 0: none */
+	__u32 deferred_bytes; /* largest UDP payload of a packet from the peer that may be deferred, bytes */
+	__u64 deferred_until; /* packets from the peer are deferred only while `bytes` is at most this */
+	__u64 deferred;	      /* number of the peer's packets that were steered to the deferred socket */
 	struct relay_ring ring;
 	__u64 lookups[RELAY_LOOKUPS];
 	struct relay_path paths[2];
@@ -315,8 +316,8 @@ struct relay_forwarded {
  */
 enum relay_outcome {
 	RELAY_FORWARDED = 0, /* the program has tried to send every copy */
-	RELAY_CONTINUED,     /* the program has tried to send some copies; later runs make the others */
-	RELAY_OVER_BUDGET,   /* the program has tried to send some copies; userspace sends the others */
+	RELAY_CONTINUED,     /* the program has tried to send some copies; later runs make the other copies */
+	RELAY_OVER_BUDGET,   /* the program has tried to send some copies; userspace sends the other copies */
 	/* The program has tried to send copies, but had no memory to restore the received packet, so it is dropped. */
 	RELAY_NOT_RESTORED,
 	RELAY_NOT_UDP,

@@ -75,14 +75,15 @@ int judge_run(struct subgroup_state *state, const struct run_bytes *run, __u32 a
 	return judge(&loop);
 }
 
-/* Reports whether the ingress has a run that ends after `next`. */
+/* Reports whether the ingress has a run (gapless stream bytes after a hole) that ends after the judged position `next`.
+ */
 static __always_inline int is_ahead(const struct relay_ingress *ingress)
 {
 	return ingress->run_end > ingress->next;
 }
 
-/* Makes this ingress the owner of its run buffer, unless another ingress uses it. Several ingresses share a buffer. Its
- * owner stays the same while it has a run, which is checked under the owner's lock.
+/* Makes this ingress the owner of its run buffer, which it shares with other ingresses. If another ingress owns the
+ * buffer and has a run in it, nothing changes. That is checked under the lock of the present owner.
  */
 static __always_inline void take_run(__u32 index)
 {
@@ -109,7 +110,9 @@ static __always_inline void take_run(__u32 index)
 	__sync_lock_test_and_set(&other->lock, 0);
 }
 
-/* Returns the run buffer of this ingress. Returns NULL if another ingress owns the buffer. */
+/* Returns the buffer with the bytes that arrived after a hole in this ingress's stream. Returns NULL if another ingress
+ * owns the buffer.
+ */
 static __always_inline struct run_bytes *find_run(__u32 index)
 {
 	__u32 key = index & (RUNS - 1);
@@ -147,7 +150,7 @@ int keep_frame(struct run_bytes *run, const struct quic_buf *in, const struct fr
 	return 0;
 }
 
-/* Reports whether stream bytes after the position `next` have arrived. */
+/* Reports whether stream bytes have arrived after a hole that begins at the judged position `next`. */
 static __always_inline int has_apart(const struct relay_ingress *ingress)
 {
 	return ingress->apart_end > ingress->next;
@@ -162,9 +165,7 @@ static __always_inline void note_apart(struct relay_ingress *ingress, __u64 offs
 		ingress->apart_end = end;
 }
 
-/* Records a frame after a hole. If it overlaps with bytes that have arrived before, its bytes are not stored in the
- * run.
- */
+/* Records a frame after a hole. If the frame overlaps with bytes that have arrived before, its bytes are not stored. */
 static __always_inline void note_ahead(struct relay_ingress *ingress, __u32 index, const struct quic_buf *in,
 				       const struct frame_stream *frame)
 {
@@ -178,7 +179,7 @@ static __always_inline void note_ahead(struct relay_ingress *ingress, __u32 inde
 		return;
 	}
 	note_apart(ingress, frame->offset, end);
-	/* A frame that does not continue the run starts a new one. */
+	/* A frame that does not continue the run of bytes after the hole starts a new run. */
 	if (!is_ahead(ingress) || frame->offset != ingress->run_end || end - ingress->run > RUN_BYTES) {
 		ingress->run = frame->offset;
 		take_run(index);
@@ -189,14 +190,18 @@ static __always_inline void note_ahead(struct relay_ingress *ingress, __u32 inde
 		keep_frame(run, in, frame, frame->offset - ingress->run);
 }
 
-/* If `next` lies inside the run, parses the rest of the run and moves `next` as far as possible. */
+/* If the judged position `next` has reached the run (bytes stored after a hole), parses the run's rest and moves `next`
+ * as far as possible.
+ */
 static __always_inline void join_run(struct relay_ingress *ingress, __u32 index)
 {
 	struct run_bytes *run;
 
 	if (ingress->next < ingress->run || !is_ahead(ingress))
 		return;
-	/* A run that lies inside one payload can be skipped even if its bytes were not stored. */
+	/* A run of bytes after a hole that lies inside one object's payload can be skipped, even if its bytes were not
+	 * stored.
+	 */
 	if (subgroup_is_inside(&ingress->state, ingress->run_end - ingress->next)) {
 		subgroup_skip(&ingress->state, ingress->run_end - ingress->next);
 		ingress->next = ingress->run_end;
@@ -214,8 +219,8 @@ static __always_inline void join_run(struct relay_ingress *ingress, __u32 index)
 		step = judge_run(&ingress->scratch, run, ingress->next - ingress->run, bytes);
 		if (step == SUBGROUP_BAD)
 			ingress->scratch = (struct subgroup_state){.field = SUBGROUP_BROKEN};
-		/* The rest of the run has too many fields for one frame. `state` and `next` stay at the last whole
-		 * piece, where userspace or a later frame continues.
+		/* The rest of the run has more fields than the program parses for one frame. `state` and `next` stay at
+		 * the end of the last piece that was parsed whole. Userspace or a later frame continues there.
 		 */
 		if (step == SUBGROUP_MORE)
 			return;
@@ -320,16 +325,16 @@ int leave_frame(struct relay_ingress *ingress, const struct frame_stream *frame)
 	return 0;
 }
 
-#define DATAGRAM_WINDOW \
-	64 /* number of objects before the newest one whose arrival the program has recorded */
+/* how many objects before the newest one the program knows as arrived or missing */
+#define DATAGRAM_WINDOW 64
 
 /* Reports whether this is the first datagram with this object. Userspace keeps only the first datagram of an object,
  * too.
  */
 static __always_inline int is_first(struct subgroup_state *last, __u64 group, __u64 object)
 {
-	/* `behind` wraps around for an object after the last one, `ahead` for an object before it. Each is used only
-	 * where it is valid.
+	/* `behind` is the distance of an object before the newest one, `ahead` that of an object after the newest one.
+	 * Each wraps around in the other case, in which it is not used.
 	 */
 	__u64 behind = last->previous - 1 - object, ahead = object + 1 - last->previous;
 

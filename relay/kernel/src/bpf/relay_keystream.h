@@ -23,7 +23,7 @@ static __always_inline struct relay_keystream *find_keystream(const struct relay
 }
 
 /* Reports whether the keystream entry belongs to the packet. The atomic operation is a full barrier, so a keystream
- * that was read before it is the packet's, too.
+ * that was read before this check belongs to the packet, too.
  */
 static __always_inline int is_ready(struct relay_keystream *entry, __u64 word)
 {

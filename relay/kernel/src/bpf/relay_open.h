@@ -17,11 +17,11 @@
 #include "util.h"
 
 #define UNIDIRECTIONAL 0x2 /* bit of a stream ID, RFC 9000, section 2.1 */
-#define SEEN_BLOCK     5   /* log2 of how many numbers one word of a window covers */
+#define SEEN_BLOCK     5   /* log2 of how many stream or packet numbers one word of a window covers */
 #define SEEN_ATTEMPTS  4   /* the most compare-and-exchange attempts to change a word of a window */
 
-/* Marks a number in a window of `words` words, a power of two. Returns an error (not 0) if the number was marked
- * before, or is older than the window.
+/* Marks a stream or packet number as seen, in a window of `words` words (a power of two). Returns an error (not 0) if
+ * the number was marked before, or is older than the window.
  */
 static __always_inline int mark_in(__u64 *window, __u32 words, __u64 number)
 {
@@ -49,7 +49,9 @@ static __always_inline int mark_seen(__u64 *window, __u64 number)
 	return mark_in(window, RELAY_SEEN, number);
 }
 
-/* Reports whether a number is marked. Returns false if newer numbers have replaced the word that covered it. */
+/* Reports whether a stream number is marked in a window. Returns false if newer numbers have replaced the word that
+ * covered it.
+ */
 static __always_inline int is_seen(const __u64 *window, __u64 number)
 {
 	__u64 block = number >> SEEN_BLOCK, word = READ_ONCE(window[block & (RELAY_SEEN - 1)]);
@@ -57,7 +59,9 @@ static __always_inline int is_seen(const __u64 *window, __u64 number)
 	return word >> 32 == (__u32)block && word >> (number & ((1 << SEEN_BLOCK) - 1)) & 1;
 }
 
-/* Reports whether a number is marked, or may have been marked before newer numbers replaced its word. */
+/* Reports whether a stream number is marked in a window, or may have been marked before newer numbers replaced its
+ * word.
+ */
 static __always_inline int may_be_seen(const __u64 *window, __u64 number)
 {
 	__u64 word = READ_ONCE(window[(number >> SEEN_BLOCK) & (RELAY_SEEN - 1)]);
@@ -134,8 +138,9 @@ static __always_inline int is_behind(const struct subgroup_head *head, const str
 	       (head->group == track->group && head->subgroup > track->subgroup);
 }
 
-/* Binds a stream to the next opening of its track, with the track's lock held. The stream's ID is written to the
- * ingress before the stream is marked as claimed, so that userspace finds the ID whenever it finds the mark.
+/* Binds a stream to the next opening (prepared ingress) of its track. The caller holds the track's lock. The stream's
+ * ID is written to the ingress before the stream is marked as claimed, so that userspace finds the ID whenever it finds
+ * the mark.
  */
 static __always_inline enum relay_opening bind_locked(struct work *work, struct chunk *chunk,
 						      const struct subgroup_head *head,
@@ -171,7 +176,9 @@ static __always_inline enum relay_opening bind_locked(struct work *work, struct 
 	track->subgroup = head->subgroup;
 	if (left - 1 <= track->low)
 		work->fan.wakes = 1;
-	/* The opening is used up even if the map `slots` is full. Userspace then forwards the stream. */
+	/* The opening (prepared ingress) is used up even if the map `slots` is full. Userspace then forwards the
+	 * stream.
+	 */
 	if (bpf_map_update_elem(&slots, &slot, &index, BPF_NOEXIST))
 		return RELAY_OPENING_FULL;
 	chunk->ingress = index;
@@ -202,7 +209,8 @@ static __always_inline enum relay_opening find_opening(struct work *work, struct
 	return outcome;
 }
 
-/* Binds a stream without an ingress to an opening, if one was prepared. */
+/* Binds a stream without an ingress to an opening: an ingress that userspace has prepared for the track's next stream.
+ */
 enum relay_opening bind_stream(struct work *work, struct chunk *chunk, const struct subgroup_head *head)
 {
 	enum relay_opening outcome;

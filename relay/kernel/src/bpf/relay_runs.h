@@ -27,7 +27,7 @@ static __noinline int put_back(struct __sk_buff *skb, struct work *work)
 	return queue_again(skb, &work->cursor, work->fan.egress, &kept, config.max_runs);
 }
 
-/* Converts the outcome of a run after the first one to its counter. */
+/* Converts the outcome of a further run for a packet to the counter of such runs. */
 static __noinline enum relay_further_run further_run(enum relay_outcome outcome)
 {
 	return outcome == RELAY_FORWARDED   ? RELAY_RUN_LAST

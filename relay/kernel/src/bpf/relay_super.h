@@ -19,7 +19,9 @@
 
 #define CLONE_MARK 0x4d530000U
 
-/* Counts an outcome. Runs after a packet's first are counted by enum relay_further_run. */
+/* Counts the outcome of a program run for a packet. Runs after the packet's first one are counted by enum
+ * relay_further_run.
+ */
 static __always_inline void count(const struct work *work, enum relay_outcome outcome)
 {
 	__u32 index =

@@ -16,7 +16,9 @@ static __always_inline void trace_arrival(struct work *work)
 		work->arrival.traced_ns = bpf_ktime_get_ns();
 }
 
-/* Stores the packet number, and stops tracing the packet if its number is not a multiple of `every`. */
+/* Stores the packet number, and stops tracing the packet if its number is not a multiple of the sampling interval
+ * `every`.
+ */
 static __always_inline void trace_number(struct arrival *arrival, __u64 number)
 {
 	__u32 every = tracing.every;

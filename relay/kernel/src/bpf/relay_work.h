@@ -117,7 +117,8 @@ struct cursor_kept {
 	0x4d520000U /* high half of a cursor ID, to tell the relay's cursors from other programs' cursors */
 #include "fan_runs.h"
 
-/* The work area of one CPU. With PREEMPT_RT a run may interrupt another one on the same CPU; it then finds `busy` set.
+/* The work area of one CPU. With PREEMPT_RT a run may interrupt another one on the same CPU; the interrupting run finds
+ * `busy` set.
  */
 struct work {
 	__u64 busy; /* 0: no run uses the work area */
@@ -133,7 +134,7 @@ struct work {
 	__u32 pad;
 	struct egress_packet packet;
 	struct cursor_entry
-		cursor; /* where this run continues the packet; the ID is 0 in the packet's first run */
+		cursor; /* the copy at which this run continues; the ID is 0 in the packet's first run */
 	struct bpf_fib_lookup route;
 };
 

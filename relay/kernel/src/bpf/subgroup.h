@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Parses a subgroup stream of MoQ Transport (draft-18, section 11.4), from its SUBGROUP_HEADER or from any later
  * position. It rejects what millrace-moq's StreamHeader and ObjectParser reject, at the same byte, wherever packets
- * divide the stream. Only the position within the framing is kept.
+ * divide the stream. No bytes of the stream are kept, only the parser's state.
  *
  * Parsing is done in steps of bounded work, so that BPF can loop over them. Each step consumes at least one byte.
  */

@@ -42,7 +42,7 @@ static __always_inline __u32 web_put_datagram_before(__u8 *end, __u64 session)
 	return session == WEB_BARE ? 0 : varint_put_before(end, session >> 2);
 }
 
-/* Reduces the frame's data to the part that `walk` has not consumed. Returns 0. */
+/* Removes the preamble that `walk` has read from the beginning of the frame's data. Always returns 0. */
 static __always_inline int web_leave(struct frame_stream *frame, const struct frame_walk *walk)
 {
 	frame->offset += walk->at - frame->at;

@@ -37,7 +37,8 @@ impl Runs {
     pub fn take(&mut self, order: u32) -> Option<BuddyRun> {
         let from = (order..u32::BITS).find(|order| !self.free[*order as usize].is_empty())?;
         let start = self.free[from as usize].pop_first()?;
-        // A larger run is split: its first half is split further, the other halves become free.
+        // A larger run of entries is split in halves until its first part has the wanted length. The other parts become
+        // free runs.
         for half in order..from {
             self.free[half as usize].insert(start + (1 << half));
         }

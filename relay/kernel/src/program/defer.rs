@@ -10,12 +10,13 @@ use millrace_kernel::object::write;
 use super::intf;
 use super::shared::RelayMaps;
 
-/// A UDP socket to which packets are steered although they arrived for another one, which userspace sleeps on.
+/// A UDP socket to which packets are steered although they arrived for the ordinary socket, which userspace sleeps on.
 ///
-/// Userspace is *awake* after [`Self::wake`], and *asleep* after [`Self::sleep`], unless a packet has gone to the other
-/// socket meanwhile. The program steers packets to this socket only while userspace is asleep: while `wakes_read`
-/// equals `wakes`. For a packet that goes to the other socket, it first increments `wakes`. So after a packet that
-/// wakes userspace, all packets go to the other socket, and packets here are always older than packets there.
+/// Userspace is *awake* after [`Self::wake`], and *asleep* after [`Self::sleep`], unless a packet has gone to the
+/// ordinary socket meanwhile. The program steers packets to this socket only while userspace is asleep: while
+/// `wakes_read` equals `wakes`. For a packet that goes to the ordinary socket, the program first increments `wakes`. So
+/// after a packet that wakes userspace, all packets go to the ordinary socket. Packets in this socket are always older
+/// than those in the ordinary socket.
 pub struct DeferredSocket {
     shared: Arc<RelayMaps>,
     pub(super) index: u32,
@@ -43,7 +44,7 @@ impl DeferredSocket {
         self.entry().packets.load(Ordering::Acquire)
     }
 
-    /// Returns how many packets of the same connections went to the other socket, and so wake userspace. The most
+    /// Returns how many packets of the same connections went to the ordinary socket, and so wake userspace. The most
     /// recent ones may not be readable yet.
     pub fn wakes(&self) -> u64 {
         self.entry().wakes.load(Ordering::SeqCst)
@@ -62,9 +63,9 @@ impl DeferredSocket {
         self.wakes()
     }
 
-    /// Records that userspace sleeps, after it has read all of the first `wakes` packets on the other socket. If more
-    /// packets have gone to that socket meanwhile, they wake userspace, and no packet is steered to this one until the
-    /// next call.
+    /// Records that userspace sleeps, after it has read all of the first `wakes` packets on the ordinary socket. If
+    /// more packets have gone to the ordinary socket meanwhile, they wake userspace, and no packet is steered to this
+    /// socket until the next call.
     pub fn sleep(&self, wakes: u64) {
         self.entry().wakes_read.store(wakes, Ordering::SeqCst);
     }

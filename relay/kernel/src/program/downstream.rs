@@ -70,12 +70,13 @@ pub struct DownstreamRecord {
     changing: Mutex<Changes>,
 }
 
-/// The times after which no program run can begin to use the unused path and key entries. `None`: no run has used the
-/// entry.
+/// For the replaced path and the replaced keys: the time after which no program run can begin to use them. `None`: no
+/// run has used that entry.
 #[derive(Default)]
 struct Changes {
     path: Option<Moment>,
-    /// The times for the two key entries, by parity of the key generation.
+    /// For each of the two key entries, by parity of the key generation: the time after which no program run can begin
+    /// to use its old keys.
     keys: [Option<Moment>; 2],
 }
 
@@ -249,9 +250,9 @@ impl DownstreamRecord {
         self.entry().data.load(Ordering::SeqCst)
     }
 
-    /// Sets how many unidirectional streams the relay may open on this connection in total. Userspace has opened those
-    /// with an index below `next`. Returns the index of the next stream; earlier ones are open or about to be. While
-    /// the limit is reached, only the caller opens streams.
+    /// Sets how many unidirectional streams the relay may open on this connection in total. Userspace has opened the
+    /// streams with an index below `next`. Returns the index of the next stream; all earlier streams are open or about
+    /// to be. At the limit the kernel opens no streams, so only the caller may.
     pub fn set_streams(&self, next: u64, limit: u64) -> u64 {
         let most = u64::from(u32::MAX);
         let next = next.min(most);

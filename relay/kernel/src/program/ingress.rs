@@ -14,7 +14,8 @@ use super::shared::RelayMaps;
 /// Number of attempts to take a lock. The program holds a lock for less than a microsecond, unless it is preempted.
 const ATTEMPTS: usize = 1000;
 
-/// A position in a publisher's stream and in its framing: the form of `millrace_moq::data::Position` for the program.
+/// The state of a parser at an offset of a publisher's stream: `millrace_moq::data::Position` in the form that the
+/// program uses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PositionRecord {
     /// Offset of the next byte in the stream.
@@ -38,12 +39,12 @@ pub struct PositionRecord {
 }
 
 impl PositionRecord {
-    /// Returns the position at `offset` in a stream without framing.
+    /// Returns the parser state at `offset` of a stream that is forwarded without being parsed.
     pub fn opaque(offset: u64) -> Self {
         Self { offset, field: intf::OPAQUE, ..Self::default() }
     }
 
-    /// Returns the position of a track's datagrams after the given object, as if all earlier objects had arrived.
+    /// Returns the state of a track's datagrams after this object: it and the objects before it count as arrived.
     pub(super) fn behind_object(group: u64, object: u64) -> Self {
         Self { value: group, previous: Some(object.saturating_add(1)), left: u64::MAX, ..Self::default() }
     }
@@ -70,14 +71,15 @@ impl PositionRecord {
     }
 }
 
-/// The kernel's entry of a slot that has egresses, or of an opening.
+/// The entry in the kernel's table of ingresses, for a slot with egresses or for an opening (a slot prepared for a next
+/// stream).
 pub(super) struct IngressRecord {
     shared: Arc<RelayMaps>,
     index: u32,
 }
 
 impl IngressRecord {
-    /// Makes an ingress at `position`. The program cannot reach it yet.
+    /// Makes an ingress whose parser begins in the state `position`. The program cannot reach the ingress yet.
     pub fn new(
         shared: Arc<RelayMaps>,
         slot: &intf::Slot,
@@ -117,7 +119,8 @@ impl IngressRecord {
         self.entry().next.load(Ordering::Relaxed)
     }
 
-    /// Sets the position from which the program parses the stream, and forgets everything it has recorded of it.
+    /// Sets the position from which the program parses the stream, and discards what the program has recorded of the
+    /// stream: its final size and the ranges that arrived after a hole.
     pub fn set(&self, position: &PositionRecord) {
         let entry = self.entry();
         let Some(_locked) = Locked::new(&entry.lock) else { return };
@@ -188,7 +191,7 @@ impl IngressRecord {
         self.entry().contradicted.load(Ordering::Relaxed) != 0
     }
 
-    /// Writes the position. The caller holds the lock.
+    /// Writes the parser's position and state to the entry that the program reads. The caller holds the entry's lock.
     fn write(&self, position: &PositionRecord) {
         let entry = self.entry();
         // SAFETY: whoever has the lock may write.

@@ -16,7 +16,7 @@ use super::shared::{RelayMaps, lock};
 
 const NUMBER_BITS: u32 = intf::NUMBER_BITS;
 
-/// The ring that one direction of a connection should have.
+/// The ring of keystreams that one direction of a connection should have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WantedRing {
     /// Number of packets to precompute, a power of two. 0 frees the ring.
@@ -117,14 +117,16 @@ impl KeystreamRing {
         Some(self.run.replace(run))
     }
 
-    /// If the ring has moved (`old` is `Some`), makes the program use the run `to`, and retires the previous run.
+    /// If the ring has moved (`old` is `Some`), makes the program use the entries at `to`, and retires the ring's
+    /// previous entries.
     fn replace(&self, record: &intf::Ring, to: u64, old: Option<Option<BuddyRun>>) {
         let Some(old) = old else { return };
         record.run.store(to, Ordering::SeqCst);
         lock(&self.shared.free).keystreams.retired.extend(old);
     }
 
-    // The entry of each packet before `next` is reused for the packet one ring length later.
+    // Entries of packets before `next` are no longer needed. The entry of each is filled for the packet one ring length
+    // later.
     fn fill(&mut self, run: BuddyRun, next: u64, mut compute: impl Compute) -> usize {
         let first = self.end.max(next);
         let end = next + u64::from(run.len());

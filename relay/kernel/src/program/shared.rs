@@ -41,7 +41,7 @@ pub(super) struct RelayMaps {
     pub epochs: AtomicU32,
 }
 
-/// The free entries of each table, and those that wait for program runs to end.
+/// The free entries of each table, and the retired entries, which become free when program runs have ended.
 pub(super) struct Free {
     pub upstreams: Slab,
     pub tracks: Slab,
@@ -149,7 +149,7 @@ impl Free {
         [upstreams, downstreams, tracks, ingresses, egresses]
     }
 
-    /// Reports whether there are keys of ended connections.
+    /// Reports whether keys of ended connections are left that were not erased yet.
     pub fn has_old_keys(&self) -> bool {
         !self.upstreams.retired.is_empty() || !self.downstreams.retired.is_empty()
     }

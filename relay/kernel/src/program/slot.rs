@@ -52,7 +52,7 @@ pub struct DatagramRecord {
 }
 
 /// One subscriber's copy of a stream that has not begun. The program opens the subscriber's stream with the first
-/// packet, if the subgroup begins within these bounds.
+/// packet, if the subgroup begins between `first` and the end of `last_group`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpeningRecord {
     /// The track alias that the subscriber knows.
@@ -94,7 +94,7 @@ pub struct SlotRecord {
     /// Indexes of the egresses, in the order of the program's linked list.
     egresses: Vec<u32>,
     exclusive: bool,
-    /// True while the slot is an opening whose stream has not begun.
+    /// True while the slot is an opening: prepared for a stream that has not begun.
     unbound: bool,
     /// The position in the stream up to which userspace has parsed it.
     position: PositionRecord,
@@ -157,8 +157,8 @@ impl SlotRecord {
         self.insert(downstream, egress, None)
     }
 
-    /// Adds a subscriber to this opening: the stream that the program binds to the opening is forwarded to it. Only for
-    /// a slot that is or was an opening.
+    /// Adds a subscriber to this opening (a slot prepared for a stream that has not begun). The program will forward
+    /// the stream to the subscriber. Must be called only for a slot that is or was an opening.
     pub fn add_opened(
         &mut self,
         downstream: &DownstreamRecord,
@@ -198,7 +198,8 @@ impl SlotRecord {
         self.ingress.as_ref().map(IngressRecord::id).filter(|id| *id != intf::UNBOUND)
     }
 
-    /// Accepts an opening that the program has bound to a stream.
+    /// Turns this opening (prepared slot), which the program has bound to the stream `stream_id`, into an ordinary slot
+    /// of that stream.
     pub fn bind(&mut self, stream_id: u64) {
         self.key.id = stream_id;
         self.unbound = false;
@@ -207,7 +208,8 @@ impl SlotRecord {
         }
     }
 
-    /// Returns the index of the ingress entry, if this slot is an opening that was not accepted yet.
+    /// Returns the index of the ingress entry, if this slot is an opening: prepared for a stream, and not yet passed to
+    /// [`Self::bind`].
     pub(super) fn ingress(&self) -> Option<u32> {
         self.ingress.as_ref().filter(|_| self.unbound).map(IngressRecord::index)
     }
@@ -250,7 +252,8 @@ impl SlotRecord {
         ] {
             word.store(value, Ordering::Relaxed);
         }
-        // The epoch is stored last: a packet between two runs may have this entry as its next one.
+        // The epoch is stored last: if a packet is between two program runs, its next run may begin at this egress
+        // entry.
         entry.epoch.store(downstream.id().epoch, Ordering::Release);
         match self.egresses.last() {
             Some(last) => self.shared.egresses.get(*last).next.store(index, Ordering::Release),

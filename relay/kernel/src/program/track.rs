@@ -26,7 +26,7 @@ impl TrackRecord {
     /// How often `close` yields to a preempted program run that holds the lock, before it gives up.
     const PATIENCE: usize = 100;
 
-    /// The most openings of one track that may wait for a stream at the same time.
+    /// The most openings (prepared slots) of one track that may wait for a stream at the same time.
     pub const MOST: u32 = intf::OPENINGS as u32;
 
     pub(super) fn new(
@@ -49,7 +49,7 @@ impl TrackRecord {
             shared.retire(|free| &mut free.tracks, index);
             return Err(error);
         }
-        // The program looks for openings only on upstreams with a track.
+        // The program looks for openings (prepared slots) only on upstreams whose count of tracks is not 0.
         shared.upstreams.get(upstream).tracks.fetch_add(1, Ordering::Relaxed);
         Ok(Self { shared, key, index, is_closed: AtomicBool::new(false) })
     }
@@ -58,8 +58,8 @@ impl TrackRecord {
         self.shared.tracks.get(self.index)
     }
 
-    /// Adds an opening, to be bound to a stream after the openings that were added before. Returns false if the track
-    /// has [`Self::MOST`] openings already.
+    /// Adds an opening: a slot for a stream that has not begun. The program binds streams to openings in the order in
+    /// which they were added. Returns false if the track has [`Self::MOST`] openings already.
     pub fn put(&self, opening: &SlotRecord) -> bool {
         let entry = self.entry();
         let Some(ingress) = opening.ingress() else { return false };
@@ -73,19 +73,19 @@ impl TrackRecord {
         true
     }
 
-    /// Returns the number of openings that wait for a stream.
+    /// Returns the number of openings (prepared slots) that wait for a stream to begin.
     pub fn waiting(&self) -> u32 {
         let entry = self.entry();
         let put = entry.put.load(Ordering::Relaxed);
         put.wrapping_sub(entry.taken.load(Ordering::Relaxed)).min(Self::MOST)
     }
 
-    /// Returns the number of streams that began while the track had no opening.
+    /// Returns the number of streams that began while no slot was prepared for them (no opening).
     pub fn missed(&self) -> u32 {
         self.entry().missed.load(Ordering::Relaxed)
     }
 
-    /// Sets the number of remaining openings at which the program wakes userspace to add more.
+    /// Sets the number of remaining openings (prepared slots) at which the program wakes userspace to prepare more.
     pub fn set_low(&self, low: u32) {
         self.entry().low.store(low, Ordering::Relaxed);
     }
@@ -130,7 +130,8 @@ impl TrackRecord {
                 None
             })
         });
-        // Without the lock the openings stay, but their egresses are removed, so a run that uses one sends nothing.
+        // If the lock could not be taken, the openings (prepared slots) stay. A program run may bind one, but sends
+        // nothing, since their egresses are removed.
         if locked.is_some() {
             entry.taken.store(entry.put.load(Ordering::Relaxed), Ordering::Relaxed);
         }

@@ -124,8 +124,8 @@ impl UpstreamRecord {
         }
     }
 
-    /// Records that bytes of a stream arrived before the program handled the connection, so that the stream is never
-    /// bound to an opening.
+    /// Records that bytes of a stream arrived before the program handled the connection, so that the program never
+    /// binds the stream to an opening (a prepared slot).
     pub fn note_begun(&self, stream_id: u64) {
         mark_seen(&self.entry().late, stream_id >> 2);
     }

@@ -83,7 +83,7 @@ fn publisher_takes_the_record_of_the_newest_subscriber() {
     assert_eq!(scene.records.taken(), 1);
     scene.returned("third");
     assert_eq!(scene.decide(), (vec!["publisher"], NOBODY));
-    // A connection whose record was taken is served before those that came later.
+    // A connection whose record was taken gets one before connections that began to wait later.
     scene.set("first", Worth::Nothing);
     assert_eq!(scene.decide(), (NOBODY, vec!["first"]));
     scene.returned("first");
@@ -124,7 +124,7 @@ fn unused_record_goes_to_a_connection_with_subscriptions() {
     assert_eq!(scene.decide(), (vec!["subscriber"], NOBODY));
     assert_eq!(scene.standing("second"), OffloadStanding::Waiting);
     assert_eq!(scene.records.taken(), 0);
-    // A connection that has a subscription again in time keeps its record.
+    // A connection that gets a new subscription soon after its last one ended keeps its record.
     scene.set("first", Worth::Subscriber);
     scene.set("second", Worth::Subscriber);
     scene.now += GRACE;

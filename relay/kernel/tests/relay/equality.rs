@@ -120,10 +120,11 @@ fn copy_does_not_inherit_the_flow_hash_of_its_packet() {
         let number = scene.next_number();
         let forwarded = scene.send(&scene.publisher.seal(0, number, 3, &chunk.encode()));
         scene.expect(&[chunk], &forwarded);
-        // The capture cuts frames with a hash to one byte: the received packet has one.
+        // The capture cuts frames with a flow hash to one byte, so this length shows that the received packet has a
+        // hash.
         assert_eq!(came.frames()[0].len(), 1, "what spreads packets has noted it");
         let left = left.frames();
-        // The copies of the first run and of the further run all have no hash.
+        // No copy has a flow hash, neither those of the first program run nor those of the further run.
         assert_eq!(left.iter().filter(|frame| frame.len() > 1).count(), 4, "{left:02x?}");
         assert_eq!(left.len(), 4);
     }

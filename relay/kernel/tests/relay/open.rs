@@ -19,7 +19,8 @@ const ALIAS: u64 = 7;
 const TAG: u64 = 1 << 63 | 5;
 /// The group and subgroup of the newest stream that began before these tests.
 const LAST: (u64, u64) = (4, 9);
-/// An opening for a subscriber that requested every group of the track.
+/// An opening (an egress prepared for streams that have not begun) for a subscriber that requested every group of the
+/// track.
 const OPENED: OpeningRecord = OpeningRecord {
     alias: 9,
     first: (0, 0),
@@ -67,7 +68,7 @@ fn preamble(session: Option<u64>) -> Vec<u8> {
     session.map_or(Binding::Bare, Binding::Session).uni().to_vec()
 }
 
-/// A track with openings for one subscriber.
+/// A track with openings (slots prepared for its next streams) that have one subscriber.
 struct OpeningStage {
     _network: NamespaceNetwork,
     scene: RelayScene,
@@ -197,8 +198,8 @@ fn open_under_every_alias(pair: (Option<u64>, Option<u64>)) {
     assert_eq!(stage.scene.only().downstream.set_streams(0, 0), stage.next_stream, "no ID was left out");
 }
 
-/// For publishers' streams with these first bytes, the program opens no streams, and the openings stay for other
-/// streams.
+/// For publishers' streams with these first bytes, the program opens no streams, and the openings (prepared slots) stay
+/// free for other streams.
 #[test]
 fn stream_with_an_unknown_beginning_is_left_to_userspace() {
     if !root("stream_with_an_unknown_beginning_is_left_to_userspace") {
@@ -396,7 +397,7 @@ fn publisher_stream_is_opened_only_once_by_program_or_userspace() {
     let order = (Outcome::NoSlot, Some(OpeningOutcome::Order), None);
     assert_eq!(stage.send(&whole(10, &stream_of(&header(8), 0, 0, 100))), order);
     assert_eq!(stage.send(&whole(14, &stream_of(&header(10), 0, 0, 100))), SENT);
-    // The openings end together with their track.
+    // When the track is dropped, no new stream is bound to its openings.
     drop(std::mem::replace(&mut stage.track, stage.scene.upstream.track(1, LAST).expect("another track")));
     let gone = (Outcome::NoSlot, Some(OpeningOutcome::NoTrack), None);
     assert_eq!(stage.send(&whole(18, &stream_of(&header(11), 0, 0, 100))), gone);
@@ -472,7 +473,7 @@ fn stream_that_could_not_be_opened_is_left_to_userspace() {
         assert_eq!(slot.close(*key), OpeningRecordSide::Userspace, "{description}");
     }
     let mut stage = OpeningStage::new("den");
-    // The opening was closed before the stream began.
+    // Userspace has taken back the prepared egress before the publisher's stream began.
     stage.prepare(&OPENED);
     let (slot, key) = &stage.openings[0];
     assert_eq!(slot.close(*key), OpeningRecordSide::Userspace);

@@ -129,7 +129,8 @@ fn nobodys_packets() -> u64 {
     per_run(before)
 }
 
-/// Returns the number and time of all runs of this process's programs. It has loaded one.
+/// Returns the number and the total time of all runs of this process's BPF programs. This process has loaded only the
+/// relay's program.
 fn run_time() -> RunTime {
     RunTime::list_functions(std::process::id(), None).expect("statistics")
 }

@@ -31,8 +31,8 @@ pub const STREAMS: [SceneStream; 3] = [
     SceneStream { upstream: 70_002, downstream: 0x4003, shift: -20 },
     SceneStream { upstream: 1 << 40 | 2, downstream: 1 << 35 | 3, shift: 1 << 20 },
 ];
-/// The upstream offset from which subscribers get each stream. It is at least as large as the most negative shift, so
-/// downstream offsets are not negative.
+/// The upstream offset from which subscribers get each stream. It is large enough that no stream's shift (downstream
+/// minus upstream offset) makes a downstream offset negative.
 pub const FROM: u64 = 20;
 /// The stream offset that the program expects next in each stream, unless a test sets another one.
 pub const OFFSET: u64 = 1000;

@@ -138,7 +138,7 @@ fn fully_forwarded_packet_goes_to_the_deferred_socket() {
             "{description}"
         );
     };
-    // Two packets were deferred above.
+    // Two packets were deferred above, so 29 more are deferred before one wakes userspace.
     run("asleep", 40 - (31 - 2), 40);
     run("not asleep", 5, 5);
     let others = deferred.wake();

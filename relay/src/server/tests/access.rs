@@ -534,7 +534,7 @@ async fn request_updated_with_a_newer_token_continues() {
     let parameters = with_tokens(vec![value(&expiring(BRIEF))]);
     brief.subscribe(&in_room("a", "t"), parameters).await.accepted().await.reset().await;
     until("one subscriber", || relay.server.status().tracks[0].subscribers <= 1).await;
-    // exact: the last change of the status was the end of the other subscription
+    // exact: the last change of the status was the end of the subscription with the second token
     assert_eq!(relay.server.status().tracks[0].subscribers, 1);
     // An update with an expired token ends the request.
     let parameters = with_tokens(vec![value(&JwtClaims { exp: Some(1.0), ..claims(&[], &["a"]) })]);

@@ -26,7 +26,7 @@ async fn outcome(on_control: bool, messages: &[GoAway], closes: bool) -> Option<
     let (mut request, _answers) = open_request(&connection, publish).await;
     for message in messages {
         let stream = if on_control { &mut control } else { &mut request };
-        let _ = stream.write_all(&encoded(message.clone())).await; // An error means that an earlier message has closed the session.
+        let _ = stream.write_all(&encoded(message.clone())).await; // Fails if the relay has closed the session.
     }
     if closes {
         connection.quic.closed().await;

@@ -14,7 +14,7 @@ use super::{
 const QUIET: Duration = Duration::from_millis(200);
 
 impl AnsweredRequest {
-    /// Returns the group that the relay's next update asks for.
+    /// Returns the NEW_GROUP_REQUEST in the next REQUEST_UPDATE of the relay.
     async fn group_request(&mut self) -> Option<u64> {
         match self.message().await {
             Message::RequestUpdate(update) => update.parameters.new_group_request,

@@ -194,7 +194,7 @@ impl SessionNamespaces {
             tokio::select! {
                 incoming = reader.next(), if reading => match incoming {
                     Ok(IncomingMessage::Message(Message::RequestUpdate(update))) => {
-                        // Only members of the cluster may send these parameters.
+                        // Only members of the cluster may send a route's path and cost.
                         if self.context.hop().is_none() && says_route(&update.parameters) {
                             return Err(SessionError::violation("HOP_PATH or ROUTE_COST without HOP_ID in SETUP"));
                         }

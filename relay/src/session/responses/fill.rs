@@ -89,7 +89,7 @@ impl UnderWay {
         }
     }
 
-    /// Reports whether the cache holds the range, or whether more of it may arrive.
+    /// Returns whether the cache holds all objects up to `last`, or whether missing ones may still arrive.
     fn readiness(&self, last: Location) -> Readiness {
         let data = &self.range.track.data;
         match data.known_from().is_some_and(|known| known <= last) && data.largest() < Some(last) {

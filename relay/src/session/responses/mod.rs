@@ -33,7 +33,8 @@ use millrace_access::{
 
 /// The most bytes of unacknowledged response data that a session may hold outside the cache.
 const SESSION_LIMIT: usize = 8 << 20;
-/// The smallest and the largest share of [`SESSION_LIMIT`] that one response may use, in bytes.
+/// Bounds of the bytes that one response may hold unacknowledged: its equal share of [`SESSION_LIMIT`] is raised or
+/// lowered to them.
 const RESPONSE_LIMIT: (usize, usize) = (16 << 10, 1 << 20);
 /// The least time that a publisher may be silent during its FETCH response before the response is given up.
 const MIN_PATIENCE: Duration = Duration::from_secs(1);
@@ -182,7 +183,7 @@ impl Responses {
     /// Passes an event of a data plane stream to the response that owns the stream.
     pub fn on_event(&self, event: DownstreamEvent) {
         if let Some(response) = self.under_way.lock().get(&event.owner) {
-            let _ = response.send(event); // An error means that the response was dropped and needs no events.
+            let _ = response.send(event); // The send fails only if the response was dropped.
         }
     }
 }
@@ -228,7 +229,7 @@ impl UnderWay {
             OperatorCounters::count(&self.context().hub().counters.fetch_waits);
             sleep_until(until.into()).await;
         }
-        // The session's limit is divided by the number of its responses.
+        // The session's limit of unacknowledged bytes is divided by the number of its responses.
         let responses = self.family.count().max(1);
         let limit = (SESSION_LIMIT / responses).clamp(RESPONSE_LIMIT.0, RESPONSE_LIMIT.1);
         while self.response.held() > limit {

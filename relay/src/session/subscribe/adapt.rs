@@ -131,7 +131,7 @@ impl SubscriptionEntry {
                 () = sleep(LOOK) => {}
                 Some(Ok(track)) = ends.join_next() => self.give_up(&track),
             }
-            // The decider compares the bandwidth with the bitrates, and adds hysteresis.
+            // `decider` returns the rendition whose bitrate fits the path's bandwidth, with hysteresis.
             let now = Instant::now();
             let fits = decider.look(&sample(self.context().connection(), now));
             let chooses = self.family.state.lock().asked.chooses;

@@ -49,7 +49,7 @@ struct SwitchedSet {
     properties: Assignment,
     /// The tracks of the set, in rising order of the throughput that they need.
     tracks: Vec<SwitchedTrack>,
-    /// Chooses the track that each group is sent from. It is set once the set has had enough tracks to be switched.
+    /// Chooses the track that each group is sent from. `None` until the set has had enough tracks to be switched.
     choice: Option<Arc<Mutex<RenditionChoice>>>,
 }
 
@@ -58,7 +58,7 @@ struct SwitchedTrack {
     /// The throughput that the track needs, in kbit/s.
     threshold: u64,
     subscribed: SubscribedTrack,
-    /// The track's number in the set's choice, or `NOBODY`.
+    /// The track's number in the set's [`RenditionChoice`], or `NOBODY` if the track is not part of the choice yet.
     number: usize,
 }
 
@@ -205,7 +205,7 @@ impl SwitchingState {
             (self.decider, self.rungs) = (None, Vec::new());
             return;
         }
-        // The rungs are sorted by bitrate, as `Decider` expects it.
+        // The possible allocations (`rungs`) are sorted by total bitrate, as `Decider` expects.
         self.rungs = sets::rungs(&sets);
         let bits = |kbps: u64| kbps.saturating_mul(1000);
         let fits = |(kbps, _): &(u64, Allocation)| bits(*kbps) / 8 <= sample.bandwidth;

@@ -39,7 +39,7 @@ impl ForgedPublisher {
     }
 }
 
-/// A way to forge a packet from genuine ones.
+/// How a packet is forged from genuine packets.
 #[derive(Clone, Copy, Debug)]
 enum Forgery {
     Flipped,

@@ -398,8 +398,9 @@ fn stream_is_forwarded_again_after_its_hole_is_filled() {
     assert_eq!(judge.send(&[part(&stream, five..five + 9)]), GOOD);
 }
 
-/// More bytes arrive after a hole than the program stores. The stream continues at userspace's position if nothing has
-/// arrived meanwhile, or else with the bytes that were stored last.
+/// More bytes arrive after a hole than the program stores. If nothing has arrived meanwhile, the program continues at
+/// the position up to which userspace has parsed the stream. Otherwise it continues with the bytes that were stored
+/// last.
 #[test]
 fn bytes_stored_after_a_hole_are_bounded() {
     if !root("bytes_stored_after_a_hole_are_bounded") {
@@ -432,7 +433,7 @@ fn bytes_stored_after_a_hole_are_bounded() {
         assert_eq!(judge.judged(), want);
     }
     assert_eq!(judge.send(&[part(&stream, frames[53].clone())]), GOOD);
-    // Malformed bytes in a run are detected when the position reaches them.
+    // Malformed bytes in a run are detected when the parser's position reaches them.
     let mut broken = subgroup(&[10, 10]);
     broken.extend([0, 0, 1]);
     judge.begin();

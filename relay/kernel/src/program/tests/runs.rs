@@ -50,7 +50,7 @@ fn further_program_run_continues_where_the_last_ended() {
     let (verdict, third, egresses) = run(&bench, &one, first);
     assert_eq!((verdict, egresses), (DROP, 2));
     assert_eq!(run(&bench, &one, third), (PASS_ON, 77, 1), "the fifth egress");
-    // A mark with a cursor ID that was already used is treated as an ordinary mark.
+    // A packet mark with a cursor ID that was already used is treated as an ordinary packet mark.
     assert_eq!(run(&bench, &one, third), (PASS_ON, third, 0));
     // A cursor of one packet cannot be used for another.
     assert_eq!(run(&bench, &one, second), (PASS_ON, 0, 0));
