@@ -1,4 +1,5 @@
-//! Leases and pauses of a stream's receivers. No state is kept for an address that is not proved.
+//! Leases of a stream's receivers, and the time for which a receiver that was cut off has to wait. No state is kept for
+//! an address that is not proved.
 
 use std::{
     collections::BTreeMap,
@@ -112,8 +113,8 @@ pub struct StreamReceivers {
     stream: String,
     limits: ReceiverLimits,
     entries: BTreeMap<SocketAddr, ReceiverEntry>,
-    /// Receivers that left recently. A receiver that returns gets its breaker back. Their number is at most that of the
-    /// receivers' limit.
+    /// Receivers that left recently. A receiver that returns gets its breaker back. The table remembers at most as many
+    /// departed receivers as the stream may have receivers.
     left: BTreeMap<SocketAddr, DepartedReceiver>,
 }
 

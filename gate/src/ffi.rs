@@ -194,7 +194,7 @@ pub extern "C" fn millrace_gate_version() -> *const c_char {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn millrace_gate_error() -> *const c_char {
-    // `replace` in `call` is the only change, so the pointer stays valid until the thread's next failure.
+    // Only `replace` in `call` changes `LAST`, so the pointer stays valid until the thread's next failure.
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 

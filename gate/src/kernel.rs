@@ -63,7 +63,7 @@ pub struct Config {
     /// contain the client. Each size has limits of its own, so that an attacker does not get more by using many
     /// addresses.
     pub client_prefix_v4: Vec<u8>,
-    /// IPv6 prefix lengths, in the same order.
+    /// IPv6 prefix lengths: first that of a client, then those of wider networks, as for IPv4.
     pub client_prefix_v6: Vec<u8>,
     /// Limits of the narrower and of the wider size of networks, as multiples of a client's limits.
     pub network_times: [u32; intf::LEVELS - 1],
@@ -352,7 +352,7 @@ impl LoadedGate {
         lock(&self.watches).iter().any(|(index, attachment)| *index == ifindex && attachment.is_in_place())
     }
 
-    /// Detaches both programs from the interface.
+    /// Detaches the XDP program and the egress program from the interface.
     pub fn detach_from(&self, ifindex: i32) {
         lock(&self.attachments).retain(|(index, _)| *index != ifindex);
         self.rests.remove(ifindex);

@@ -123,7 +123,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // These calls fail only if the kernel's maps are gone, or never had the entry.
+        // `retire` and `dec` fail only if the kernel's maps are gone, or never had the entry.
         for id in lock(&self.ids).drain(..) {
             let _ = self.scope.retire(&id);
         }

@@ -51,7 +51,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: this is the only place that unmaps it, and references into the mapping borrow from its owner.
+        // SAFETY: only this call unmaps the memory, and references into the mapping borrow from the mapping's owner.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }
@@ -69,7 +69,7 @@ fn page_bytes() -> usize {
 /// `UnsafeCell`. The layout must be that of the map's value, without implicit padding, and the size a multiple of 8.
 pub unsafe trait Shared {}
 
-// SAFETY: it is atomic, has 8 bytes, and every bit pattern is valid.
+// SAFETY: an `AtomicU64` is atomic and has 8 bytes, and every bit pattern is valid.
 unsafe impl Shared for AtomicU64 {}
 
 /// An array map that is mapped into memory.
@@ -116,8 +116,8 @@ const BUSY: u32 = 1 << 31;
 const DISCARDED: u32 = 1 << 30;
 const HEADER_BYTES: usize = 8;
 
-/// Waits a moment for a record to be written, and returns its length, with `BUSY` if it is still being written. The
-/// other CPU takes longer only if it is interrupted.
+/// Waits a moment for a record to be written, and returns its length, with `BUSY` if it is still being written. The CPU
+/// that writes the record takes longer only if it is interrupted.
 fn settled(length: &AtomicU32) -> u32 {
     const ATTEMPTS: usize = 1000;
     for _ in 0..ATTEMPTS {

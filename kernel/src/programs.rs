@@ -21,7 +21,8 @@ pub struct Statistics {
     _enabled: OwnedFd,
 }
 
-/// A program's figures since it was loaded. They grow while some [`Statistics`] exists.
+/// A program's run time and numbers of runs since it was loaded. The kernel updates them only while a [`Statistics`]
+/// exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramFigures {
     /// The kernel's ID of the program.
@@ -46,7 +47,7 @@ impl Statistics {
         Ok(Self { _enabled: enabled.map_err(Error::Statistics)? })
     }
 
-    /// Returns the figures of every program that is loaded at present.
+    /// Returns run time and numbers of runs of every program that is loaded at present.
     pub fn read(&self) -> Vec<ProgramFigures> {
         ProgInfoIter::default()
             .map(|info| ProgramFigures {
@@ -103,7 +104,7 @@ impl RunTime {
         Ok(total)
     }
 
-    /// Returns a program's ID and figures, or `None` if the file is not a program of this kind.
+    /// Returns a program's ID, number of runs and run time, or `None` if the file is not a program of this kind.
     fn parse(info: &str, kind: Option<ProgramKind>) -> Option<(u64, Self)> {
         field(info, "prog_type:")
             .filter(|is| kind.is_none_or(|kind| *is == u64::from(kind.program_type())))?;

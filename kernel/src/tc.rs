@@ -130,7 +130,7 @@ fn links(ifindex: i32, hook: KernelHook) -> io::Result<Vec<u32>> {
     options.__bindgen_anon_1.count = MOST as u32;
     // SAFETY: both arrays have as many elements as `count` says and outlive the call.
     check(unsafe { libbpf_sys::bpf_prog_query_opts(ifindex, kind(hook), &raw mut options) })?;
-    // SAFETY: all members of the union have the same number.
+    // SAFETY: all members of the union are the same number under different names.
     let count = unsafe { options.__bindgen_anon_1.count } as usize;
     Ok(links.into_iter().take(count).collect())
 }

@@ -9,8 +9,8 @@
 
 #define RTP_VERSION	   2
 #define RTP_HEADER_BYTES   12
-#define RTCP_HEADER_BYTES  8  /* includes the SSRC of the report's author */
-#define RTCP_REPORT_BYTES  28 /* a sender report up to its report blocks */
+#define RTCP_HEADER_BYTES  8  /* RTCP header, including the SSRC of the report's author */
+#define RTCP_REPORT_BYTES  28 /* the part of a sender report in front of its report blocks */
 #define RTCP_SENDER_REPORT 200
 /* RTCP packet types on a port shared with RTP: payload types with the marker bit set (RFC 5761, section 4). */
 #define RTCP_FIRST 192

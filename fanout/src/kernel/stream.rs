@@ -49,7 +49,7 @@ pub struct SenderStream {
 pub struct FanoutMedia {
     /// Number of packets that the sender sent, with or without copies.
     pub packets: u64,
-    /// Bytes of UDP payload of these packets from the sender.
+    /// Bytes of UDP payload of all packets that the sender sent, with or without copies.
     pub bytes: u64,
     /// Arrival time of the latest packet, `CLOCK_MONOTONIC`; 0 if no packet has arrived.
     pub last_ns: u64,

@@ -15,16 +15,16 @@
 /* Fixed half bytes of a reserved version (RFC 9000, section 15). The others are random. */
 #define RESERVED 0x0a0a0a0a
 
-/* Returns the address of offset `at`. The mask bounds the offset for the verifier. No write that begins here is longer
- * than HEAD_SLACK, so all writes stay inside the buffer.
+/* Returns a pointer to the byte at offset `at` of the answer. The mask bounds the offset for the verifier. No write
+ * that begins here is longer than HEAD_SLACK, so all writes stay inside the buffer.
  */
 static __always_inline __u8 *answer_at(struct gate_answer *answer, __u32 at)
 {
 	return answer->bytes + (at & 255);
 }
 
-/* Writes a connection ID and its length in front. All 20 bytes are always copied, because that needs no loop; the next
- * write covers those that are too many. Returns the offset of that next write.
+/* Writes a connection ID and its length in front. All 20 bytes are always copied, because that needs no loop. The next
+ * write overwrites the bytes after the ID. Returns the offset of that next write.
  */
 static __always_inline __u32 put_id(struct gate_answer *answer, __u32 at, const __u8 *id, __u32 len)
 {

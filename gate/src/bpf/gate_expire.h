@@ -148,7 +148,7 @@ static long expire_client(void *map, struct gate_client *key, struct gate_count 
 	return is_last(call);
 }
 
-/* Marks the handshake's entry again and keeps it; the LRU map evicts old entries by itself. */
+/* Marks an entry of `handshakes` again and keeps it. The LRU map evicts old entries by itself. */
 static long keep_handshake(void *map, struct gate_id *key, struct gate_opening *opening,
 			   struct gate_expire_call *call)
 {
@@ -158,7 +158,7 @@ static long keep_handshake(void *map, struct gate_id *key, struct gate_opening *
 	return is_last(call);
 }
 
-/* Marks the opening's entry again and keeps it, as keep_handshake() does. */
+/* Marks an entry of `openings` again and keeps it. The LRU map evicts old entries by itself. */
 static long keep_opening(void *map, struct gate_id *key, struct gate_opening *opening,
 			 struct gate_expire_call *call)
 {

@@ -26,7 +26,7 @@ struct gate_answer {
 struct gate_place {
 	struct gate_address address;
 	__be16 port;
-	__u32 turn; /* gate_active.turn at the look-up; the result is out of date once they differ */
+	__u32 turn; /* gate_active.turn at the look-up; once gate_active.turn has another value, the result is out of date */
 	__u32 scope;
 };
 
@@ -72,8 +72,8 @@ static __always_inline __u64 unix_seconds(const struct gate_work *work)
 	return work->now_ns / NS_PER_S + work->active.unix_seconds;
 }
 
-/* Load-time configuration. Userspace sets every field. The default has levels, so that the verifier checks the code for
- * each level in tests/load.rs.
+/* Load-time configuration. Userspace sets every field. The default values configure every size of networks, so that in
+ * tests/load.rs the verifier checks the code for each size.
  */
 SEC(".rodata.config")
 const volatile struct gate_config config = {
@@ -100,7 +100,7 @@ struct {
 	__uint(max_entries, 2 * 4 * GATE_SCOPES);
 } scopes SEC(".maps");
 
-/* Half and scope -> policy. */
+/* Half of the map (0 or 1) and scope -> policy. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -225,7 +225,7 @@ struct {
 	__uint(max_entries, 1);
 } buckets SEC(".maps");
 
-/* --- State and figures --- */
+/* --- State of scopes, counters, samples and traces --- */
 
 /* Scope -> state that its packets change. */
 struct {

@@ -38,8 +38,8 @@ static __always_inline __u32 quic_bytes(const struct gate_work *work)
 	return work->packet.end - work->packet.quic_at;
 }
 
-/* Charges one packet and its bytes to two buckets. Returns the rule that refuses the packet, or GATE_RULES.
- * In every group the rule for bytes has the number after the rule for packets.
+/* Charges one packet and its bytes to two buckets. Returns the rule that refuses the packet, or GATE_RULES. In enum
+ * gate_rule, each rule on the rate of bytes directly follows the rule on the rate of packets.
  */
 static __always_inline enum gate_rule check_rates(struct gate_work *work, const struct gate_policy *policy,
 						  struct gate_buckets *taken, const struct bucket_rate *rates,

@@ -68,7 +68,7 @@ impl RulePlace {
 pub enum ListEntry {
     /// Packets from this prefix pass, except those that no server accepts.
     Allow = 1,
-    /// Packets from this prefix are refused. The value is the greater one, because a block decides if a prefix is in
+    /// Packets from this prefix are refused. `Block` is greater than `Allow`, because a block decides if a prefix is in
     /// both lists.
     Block = 2,
 }
@@ -119,7 +119,8 @@ impl Modes {
     }
 }
 
-/// The default enforces the rules that need no numbers, which refuse packets that no server accepts, and the lists.
+/// The default enforces the rules on malformed or unusual packets, the block list, and the rule on reflectors' source
+/// ports. All other rules are off.
 impl Default for Modes {
     fn default() -> Self {
         [

@@ -30,7 +30,7 @@ pub(super) struct Settings {
     bare: BTreeSet<i32>,
 }
 
-/// The contents of one half of the maps.
+/// The contents of one half of the maps `scopes` and `prefixes`.
 #[derive(Default)]
 struct Half {
     scopes: BTreeMap<intf::ScopeKey, u32>,
@@ -86,8 +86,8 @@ impl Settings {
         let policies = policies(rules, &names)?;
         let next = Half::new(half, rules, &names, &self.listed);
         let lookups = rules.scopes.iter().flat_map(|scope| &scope.places).fold(0, |all, p| all | p.lookup());
-        // Program runs that began before the previous switch may still use the half that is not in use, and scopes that
-        // were removed since.
+        // Wait for the program runs that began before the previous change of the rules. They may still read the half
+        // that is written next, and use scopes that were removed.
         maps.barrier.wait_for_runs()?;
         reused.into_iter().try_for_each(|index| maps.forget_scope(index))?;
         let old = std::mem::take(self.half(half));
@@ -260,8 +260,8 @@ impl Settings {
     }
 
     /// Returns the names by index with the rules' new names added, and the indexes that changed their name. A name is
-    /// only replaced if neither the rules in force nor the new ones have it. So no packet uses its old state, once
-    /// earlier runs have ended.
+    /// only replaced if neither the rules in force nor the new ones have it. So no packet uses the state of a replaced
+    /// name, once earlier runs of the program have ended.
     fn name(&self, rules: &GateRules) -> Result<(Vec<String>, Vec<u32>), Error> {
         let mut names = self.names.clone();
         let mut reused = Vec::new();

@@ -133,8 +133,8 @@ impl Drop for PacketTracer {
     fn drop(&mut self) {
         let mut settings = lock(&self.settings);
         self.traces.set(self.index, None);
-        // This fails only if the kernel is out of memory for a moment. Packets of the trace are then ignored in
-        // `collect`.
+        // Switching the trace off fails only if the kernel is out of memory for a moment. `collect` then ignores the
+        // packets that the kernel still sends.
         let _ = settings.set_tracer(&self.maps, self.index, false);
     }
 }

@@ -14,7 +14,8 @@ use super::{
     values::{PolicySeconds, UdpPort},
 };
 
-/// Length of the largest datagram in bytes. The burst of a rate of bytes must be at least this, or it would never pass.
+/// Length of the largest datagram in bytes. A rate of bytes must allow a burst of this size, or such a datagram would
+/// never pass.
 const DATAGRAM_MAX: u64 = 65_535;
 
 pub(super) fn read(reader: &mut SettingsReader, mut section: Section<'_>, directory: &Path) -> ScopeRules {

@@ -207,7 +207,7 @@ fn retry_is_sent_only_under_load() {
     for n in 0..5 {
         assert_eq!(reason(&gate, &open(n, V4)), passed(Pass::New));
     }
-    // The same Initial may be repeated this many times without opening another connection.
+    // The same Initial may be repeated 32 times (REPEATS_MAX) without opening another connection.
     for _ in 0..32 {
         assert_eq!(reason(&gate, &open(4, V4)), passed(Pass::New));
     }

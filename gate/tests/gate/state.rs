@@ -597,7 +597,8 @@ fn large_buckets_refill_tick_by_tick() {
     if !root("large_buckets_refill_tick_by_tick") {
         return;
     }
-    // The bucket never fills completely, because it would then lose time.
+    // The burst is too large for the bucket to fill during the test. A full bucket would not gain anything from further
+    // time.
     let rate = RuleRate::per_second(PER_SECOND, 20 * PER_SECOND);
     let unknown_rates = Rates { initials: Some(rate), ..Rates::default() };
     let gate = gate(PolicyRules { modes: enforce(&[Rule::UnknownInitials]), unknown_rates, ..published() });

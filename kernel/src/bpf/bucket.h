@@ -62,7 +62,7 @@ static __always_inline int takes_too_much(__u64 *full_at, __u64 burst, __u64 pri
 		if (__sync_val_compare_and_swap(full_at, old, next) == old)
 			return 0;
 	}
-	return 0; /* other CPUs were faster each time; one more packet hardly matters then */
+	return 0; /* other CPUs changed the bucket at every attempt: the packet passes without a charge */
 }
 
 /* Takes `units` from a client's bucket. Returns not 0 if the bucket has too little. */

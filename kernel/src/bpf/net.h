@@ -35,7 +35,7 @@
 /* --- The cursor --- */
 
 #define HEAD_BYTES 256 /* most bytes of a frame that are copied */
-#define HEAD_SLACK 80  /* bytes after them, for the longest read that begins at a masked offset */
+#define HEAD_SLACK 80  /* bytes after HEAD_BYTES, for the longest read that begins at a masked offset */
 
 /* A copy of the first bytes of a frame. */
 struct net_head {
@@ -57,7 +57,8 @@ struct net_scratch {
 } __attribute__((aligned(8)));
 
 struct net_cursor {
-	enum net_source source; /* always set to a constant, so that only one way of reading is compiled */
+	enum net_source
+		source; /* always set to a constant, so that only the code for this source is compiled */
 	struct __sk_buff *skb;
 	struct net_scratch *scratch; /* buffer for a header copied from an skb; it holds only the last one */
 	const struct net_head *head;
@@ -70,7 +71,9 @@ enum net_step {
 	NET_INVALID, /* the header has an invalid version or length */
 };
 
-/* Returns the address of an offset. The mask shows the verifier that the address is inside the buffer. */
+/* Returns a pointer to the byte at offset `at` of the copied frame. The mask shows the verifier that the pointer is
+ * inside the buffer.
+ */
 static __always_inline const __u8 *head_at(const struct net_head *head, __u32 at)
 {
 	return head->bytes + (at & (HEAD_BYTES - 1));

@@ -57,7 +57,8 @@ impl RootProduct {
 /// A program that the root of an interface calls. Dropping this value removes the program from the root, and detaches
 /// the root if it has no other program.
 pub struct XdpTurn {
-    /// Declared before the descriptors that are kept from forked children, so that these two are dropped first.
+    /// Declared before the descriptors that are kept from forked children, so that these two guards are dropped before
+    /// the descriptors are closed.
     _kept: [ForkSafeLink; 2],
     link: OwnedFd,
     _mine: MapHandle,

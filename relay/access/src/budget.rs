@@ -22,8 +22,8 @@ pub struct Budget {
     pub tracks: u64,
 }
 
-/// The part of a second's requests that delayed messages do not use up. It remains for requests, which are refused
-/// instead of delayed.
+/// Delayed messages never use the last part of the bucket, which fills in this time. That part is left to requests,
+/// which are refused instead of delayed.
 const LEFT: Duration = Duration::from_millis(500);
 
 /// One client's share of the resources that all clients share.

@@ -111,7 +111,7 @@ impl AccessClient {
     /// Counts a track against the budgets of the session, the client and the client's networks.
     ///
     /// # Errors
-    /// One of these budgets has no place left.
+    /// One of these budgets allows no further track.
     pub fn track(&self, session: &Arc<BudgetUsage>) -> Result<budget::BudgetPlace, AccessRefusal> {
         let mut place = budget::BudgetPlace::default();
         BudgetUsage::track(&mut place, [session, &self.usage])?;

@@ -44,7 +44,7 @@ pub struct SessionSubject {
     client: Arc<AccessClient>,
     /// Number of requests whose tokens were not valid.
     bad_tokens: AtomicU32,
-    /// Number of rights in use: those of requests, and those that were derived from them.
+    /// Number of rights in use: rights that were granted to requests, and rights that were derived from these rights.
     held: AtomicUsize,
     /// The right that lasts longest among those that requests have shown.
     proof: watch::Sender<Option<Proof>>,
@@ -75,7 +75,7 @@ pub struct Rights {
 /// The tokens that a request has brought.
 struct Bearer {
     tokens: Mutex<Vec<Arc<Presented>>>,
-    /// The bearer of the request that this right was derived from. The tokens of that request also serve here.
+    /// For a derived right: the tokens of the request that it was derived from. They count in addition to `tokens`.
     parent: Option<Arc<Bearer>>,
     /// Notification to all rights of one request that the request has new tokens.
     renewed: Arc<watch::Sender<()>>,
@@ -205,8 +205,8 @@ impl SessionSubject {
         let mut deadline = None;
         let mut is_proven = false;
         loop {
-            // The present state is marked as seen before the decision, so that a change during the decision wakes the
-            // loop again.
+            // The present values of the watch channels are marked as seen before the decision, so that a change during
+            // the decision wakes the loop again.
             versions.borrow_and_update();
             proofs.borrow_and_update();
             let until_next = match self.standing() {
@@ -281,7 +281,8 @@ impl SessionSubject {
         });
     }
 
-    /// Decides whether these tokens, those of the session, or the connection allow `asked`.
+    /// Decides whether `asked` is allowed by the given tokens, by the tokens of the session, or by the peer's address
+    /// or certificate.
     fn decide(
         &self,
         policy: &AccessPolicy,
@@ -447,8 +448,8 @@ impl Rights {
         let mut renewed = self.bearer.renewed.subscribe();
         let mut changed = self.changed.subscribe();
         loop {
-            // The present state is marked as seen before the decision, so that a change during the decision wakes the
-            // loop again.
+            // The present values of the watch channels are marked as seen before the decision, so that a change during
+            // the decision wakes the loop again.
             versions.borrow_and_update();
             renewed.borrow_and_update();
             changed.borrow_and_update();

@@ -64,7 +64,8 @@ pub struct NamespaceRoute {
     pub is_local: bool,
     /// The time since which the session has announced the namespace with a path of this length.
     pub since: Instant,
-    /// Grows with each announcement. The newer one of two equal routes is preferred.
+    /// Number of the announcement, counted over all sessions. Of two otherwise equal routes, the newer one is
+    /// preferred.
     serial: u64,
 }
 

@@ -321,10 +321,10 @@ fn confine(bounds: ChildLimits, without: &mut Vec<String>) -> anyhow::Result<()>
         setrlimit(resource, most, most).with_context(|| format!("cannot limit {what}"))?;
     }
     set_dumpable_behavior(DumpableBehavior::NotDumpable).context("not to be traced")?;
-    // A change of the user resets this setting, so it comes afterwards. If the daemon has already ended, the socket is
-    // closed.
+    // A change of the user resets the parent-death signal, so the signal is set afterwards. If the daemon has already
+    // ended, the socket is closed.
     set_parent_process_death_signal(Some(Signal::KILL)).context("to die with the daemon")?;
-    // This also sets `no_new_privs`.
+    // Applying the filter also sets `no_new_privs`.
     apply_filter_all_threads(&program).context("the list of system calls")
 }
 

@@ -182,7 +182,8 @@ fn confined_process_reaches_nothing() {
     for (what, outcome) in &tried {
         assert!(outcome.is_some(), "a confined process can {what}");
     }
-    // These must fail because of the filter, and not by chance: the objects exist, and the parent may use them.
+    // These attempts must fail because of the filter, and not by chance: the objects exist, and the parent may use
+    // them.
     const BY_THE_LIST: [&str; 11] = [
         "read a file",
         "remove a file",

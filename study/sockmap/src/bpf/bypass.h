@@ -42,7 +42,7 @@ struct bypass_sent {
 	__u32 is_broker; /* 1: the socket is the broker's */
 };
 
-/* Outcome of each send call, and of each attempt to enter a socket. */
+/* Outcome of each send call, and of each attempt to add a socket to the map `sockets`. */
 enum bypass_verdict {
 	BYPASS_PASSED_ON, /* bytes were passed to the opposite socket's queue */
 	BYPASS_FULL,	  /* the bytes go by TCP: the window is full of bytes that the broker has not read */
