@@ -363,7 +363,7 @@ impl StreamReceivers {
     }
 }
 
-/// Returns the receivers whose addresses are in one of the networks of an address.
+/// Returns the receivers of `all` whose addresses are in `network`, which contains the address `one`.
 fn count_network<T>(
     all: &BTreeMap<SocketAddr, T>,
     one: SocketAddr,

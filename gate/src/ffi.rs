@@ -457,7 +457,8 @@ pub unsafe extern "C" fn millrace_gate_statistics(
         // SAFETY: the caller passes valid pointers, as the module's documentation requires.
         unsafe { give(have, all.len(), "have")? };
         let len = all.len().min(room);
-        // SAFETY: the caller passes valid pointers; `all` has at least `len` items, and is memory of this function.
+        // SAFETY: the caller passes valid pointers; `all` has at least `len` elements, and does not overlap the
+        // caller's array `counts`.
         unsafe { ptr::copy_nonoverlapping(all.as_ptr(), counts, len) };
         Ok(())
     })

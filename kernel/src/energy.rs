@@ -35,7 +35,7 @@ impl EnergyCounter {
 
 /// Opens a perf event that counts all processes on `cpu`.
 pub fn perf_event_open(attr: &perf_event_attr, cpu: u32) -> io::Result<OwnedFd> {
-    // SAFETY: `attr` states its size, and outlives the call.
+    // SAFETY: `attr` has its size in its field `size`, and outlives the system call.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_perf_event_open,

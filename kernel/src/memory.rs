@@ -57,7 +57,7 @@ impl Drop for Mapping {
 }
 
 fn page_bytes() -> usize {
-    // SAFETY: the call only returns a constant of the system.
+    // SAFETY: sysconf takes no pointers, and only returns a constant of the system.
     let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(bytes).unwrap_or(4096)
 }

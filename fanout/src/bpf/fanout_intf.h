@@ -26,7 +26,7 @@ struct fanout_at {
 	__u8 pad;
 };
 
-#define FANOUT_SSRC_KNOWN (1ULL << 32) /* set in `ssrc` of a stream if the low half is its SSRC */
+#define FANOUT_SSRC_KNOWN (1ULL << 32) /* bit of fanout_stream.ssrc: the low 32 bits are an SSRC */
 
 /* One sender's stream, which is copied to many receivers. */
 struct fanout_stream {
@@ -110,7 +110,7 @@ enum fanout_further_run {
 	FANOUT_FURTHER_RUNS,
 };
 
-/* Selects the packets that become events. Userspace changes it while the program runs. */
+/* The filter that selects which packets become events. Userspace changes the filter while the program runs. */
 struct fanout_tracing {
 	__u32 every;	/* trace packets whose RTP sequence number is a multiple of this; 0: trace none */
 	__u32 stream;	/* trace only the stream with this number; 0: any stream */

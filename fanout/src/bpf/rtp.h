@@ -25,7 +25,7 @@ enum rtp_kind {
 struct rtp_packet {
 	__u32 ssrc;
 	__u32 timestamp;
-	__u32 ntp_middle; /* middle 32 bits of a whole sender report's NTP time; else 0 */
+	__u32 ntp_middle; /* middle 32 bits of the NTP time of a complete sender report; 0 for other packets */
 	__u16 sequence;
 	__u8 kind;   /* enum rtp_kind */
 	__u8 second; /* second byte of the packet */

@@ -335,7 +335,8 @@ fn number_of_remembered_receivers_is_limited() {
     }
 }
 
-/// Changes the settings at run time: present receivers stay, and receivers become named or are no longer named.
+/// Changes the settings at run time: present receivers stay, and the operator adds receivers to the settings and
+/// removes them.
 #[test]
 fn stream_limits_and_receivers_may_change_at_run_time() {
     let mut scene = ReceiverScene::new();

@@ -60,7 +60,9 @@ static __noinline int end_connection(struct gate_connection *connection, const s
 	return count_event(GATE_CONNECTION_EXPIRED);
 }
 
-/* Counts the entry. Returns not 0 if an earlier call for the same walk has handled it. */
+/* Counts an entry of the map that gate_expire walks over. Returns not 0 if an earlier call for the same walk has
+ * handled the entry.
+ */
 static __always_inline int is_earlier(struct gate_expire_call *call)
 {
 	return call->at++ < call->from;

@@ -43,7 +43,7 @@ struct gate_levels {
 struct gate_config {
 	struct gate_levels levels;
 	__u64 sample_ticks; /* least time between two samples of a scope, in ticks; 0: no samples */
-	__u64 mark_seed; /* random seed of the marks' hash, so that nobody can choose two addresses with the same mark */
+	__u64 mark_seed; /* random seed of the marks' hash, so that nobody can choose addresses with equal marks */
 	__u64 client_ids;  /* most tracked connections of one client, unless the quota is higher */
 	__u64 ids;	   /* most entries of the map `connections` */
 	__u64 fresh_rates; /* new clients whose buckets may begin full, within gate_active.fill_ticks */
@@ -216,9 +216,8 @@ enum gate_phase {
 
 /* The strength of a connection's claim to a path. The greater claim prevails. */
 enum gate_claim {
-	GATE_CLAIM_FAR =
-		0, /* a packet with the connection's ID came by the path, perhaps with a forged address */
-	GATE_CLAIM_NEAR, /* a packet with the connection's ID came by the path, which has the client's address */
+	GATE_CLAIM_FAR = 0, /* a packet with the connection's ID came by the path, perhaps forged */
+	GATE_CLAIM_NEAR, /* a packet with the connection's ID came by the path, whose address is the client's */
 	GATE_CLAIM_PROVED, /* the server's handshake packets went to the path, and arrived */
 };
 

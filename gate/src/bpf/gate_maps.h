@@ -26,7 +26,7 @@ struct gate_answer {
 struct gate_place {
 	struct gate_address address;
 	__be16 port;
-	__u32 turn; /* gate_active.turn at the look-up; once gate_active.turn has another value, the result is out of date */
+	__u32 turn; /* gate_active.turn at the look-up; the result is out of date once gate_active.turn changes */
 	__u32 scope;
 };
 

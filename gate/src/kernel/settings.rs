@@ -106,7 +106,8 @@ impl Settings {
         Ok(())
     }
 
-    /// Records that the gate was attached to an interface. It knows connections on that interface only from now on.
+    /// Records that the gate was attached to an interface. The gate sees the connections on that interface only from
+    /// now on.
     pub fn look_anew(&mut self, maps: &GateMaps) -> Result<(), Error> {
         self.activate(maps, intf::Active { since_ns: clock::coarse_ns(), ..self.active })
     }

@@ -178,7 +178,8 @@ impl Traces {
         })
     }
 
-    /// Takes the queued samples. The queue keeps its number of lost packets, which is a total.
+    /// Takes the queued samples. The number of lost packets stays in the queue, because it is a total since the trace
+    /// began.
     fn take(&self, index: u32) -> TraceQueue {
         let mut queues = lock(&self.queues);
         let queue = queues.get_mut(index as usize).and_then(Option::as_mut);

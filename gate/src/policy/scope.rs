@@ -145,7 +145,8 @@ fn rules(reader: &mut SettingsReader, mut section: Section<'_>, policy: &mut Pol
     reader.finish(section);
 }
 
-/// Sets a rule that is written as a mode only. A rule that needs numbers can only be switched off in this way.
+/// Sets a rule that the policy gives as a mode, without numbers. A rule that needs numbers may only have the mode `off`
+/// here.
 fn set_mode(
     reader: &mut SettingsReader,
     place: &SettingPlace,

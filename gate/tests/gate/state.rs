@@ -259,7 +259,7 @@ fn answered_handshake_becomes_live() {
     }
 }
 
-/// Ages the marks (`gate_marks.h`) several times, and checks that entries of the maps are still found.
+/// Clears old marks (`gate_marks.h`) several times, and checks that the program still finds the entries of the maps.
 #[test]
 fn handshake_marks_expire_and_connections_do_not() {
     if !root("handshake_marks_expire_and_connections_do_not") {
@@ -681,7 +681,8 @@ fn flood_evicts_no_live_connection() {
     }
 }
 
-/// Connects more clients than the tables have room for. The first stay, and the others pass without being counted.
+/// Connects more clients than the tables have room for. The first connections stay live. The packets of later clients
+/// pass, but their connections are not counted.
 #[test]
 fn connections_beyond_a_full_table_pass_uncounted() {
     if !root("connections_beyond_a_full_table_pass_uncounted") {

@@ -38,7 +38,7 @@ struct {
 	__uint(max_entries, 1);
 } barrier_states SEC(".maps");
 
-#define BARRIER_STEPS (1 << 21) /* steps of a loop that takes some milliseconds */
+#define BARRIER_STEPS (1 << 21) /* iterations of the loop with which barrier_run takes some milliseconds */
 
 static long barrier_step(__u32 index, void *nobody)
 {

@@ -18,7 +18,7 @@
 #include <bpf/bpf_endian.h>
 
 #define ETHERNET_BYTES ((__u32)sizeof(struct ethhdr))
-#define IPV4_BYTES     ((__u32)sizeof(struct iphdr)) /* bytes of a header without options */
+#define IPV4_BYTES     ((__u32)sizeof(struct iphdr)) /* bytes of an IPv4 header without options */
 #define IPV6_BYTES     ((__u32)sizeof(struct ipv6hdr))
 #define UDP_BYTES      ((__u32)sizeof(struct udphdr))
 
@@ -57,8 +57,7 @@ struct net_scratch {
 } __attribute__((aligned(8)));
 
 struct net_cursor {
-	enum net_source
-		source; /* always set to a constant, so that only the code for this source is compiled */
+	enum net_source source; /* always a constant, so that only the code for this source is compiled */
 	struct __sk_buff *skb;
 	struct net_scratch *scratch; /* buffer for a header copied from an skb; it holds only the last one */
 	const struct net_head *head;
@@ -205,8 +204,8 @@ static __always_inline int is_extension(__u8 next)
 
 struct ipv6_extension {
 	__u8 next;
-	__u8 length;	 /* units of 8 bytes after the first 8 bytes; reserved in a fragment header */
-	__be16 frag_off; /* only in a fragment header */
+	__u8 length; /* length after the first 8 bytes, in units of 8 bytes; reserved in a fragment header */
+	__be16 frag_off; /* offset and the bit "more fragments"; only in a fragment header */
 	__u8 rest[4];
 };
 

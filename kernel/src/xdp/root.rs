@@ -188,7 +188,8 @@ impl<Before: Fn(BorrowedFd<'_>) -> Result<(), Error>> RootProgram<'_, Before> {
         Ok(XdpRoot { link, mode, parts: RootParts::new(&mut object)? })
     }
 
-    /// Puts the program into its slot of the existing root. `taken` is the error if the root cannot be joined.
+    /// Puts the program into its slot of the existing root. Returns the error `taken` if the interface's XDP program is
+    /// no root, or a root in another mode.
     fn join(&self, mode: XdpMode, taken: Error) -> Result<XdpTurn, Hindrance> {
         let Self { turn, ifindex, .. } = *self;
         let failed = |source| Hindrance::Lasting(Error::Join { ifindex, source });
@@ -248,7 +249,8 @@ impl RootParts {
 }
 
 impl XdpRoot {
-    /// Puts the program into its slot. The slot is written last, since packets arrive from then on.
+    /// Puts the program into its slot. The slot is written last, since the root passes packets to the program from then
+    /// on.
     fn take<Before>(self, start: &RootProgram<'_, Before>) -> Result<XdpTurn, Error>
     where
         Before: Fn(BorrowedFd<'_>) -> Result<(), Error>,

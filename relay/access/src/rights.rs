@@ -63,8 +63,8 @@ struct Proof {
 pub struct Rights {
     subject: Arc<SessionSubject>,
     bearer: Arc<Bearer>,
-    /// The right that was granted last. A right that is not decided yet is never stored here, since [`Self::ended`]
-    /// reads this field from another task.
+    /// The session, or the action and resource, that a right was last granted for. A right that is not decided yet is
+    /// never stored here, since [`Self::ended`] reads this field from another task.
     asked: Mutex<AskedRight>,
     identity: Mutex<RightHolder>,
     /// Notification that the resource has changed, or that the right has ended.
@@ -151,9 +151,9 @@ impl SessionSubject {
         Ok(rights)
     }
 
-    /// Admits a request with its tokens. The returned rights allow nothing until [`Rights::ask`] is called. `cost` is
-    /// the number of requests that this one counts as. `holds_track` is true if the request uses a track, which counts
-    /// against the budgets.
+    /// Admits a request with its tokens. The returned rights allow nothing until [`Rights::ask`] is called. The budgets
+    /// count the request as `cost` requests. `holds_track` is true if the request uses a track, which counts against
+    /// the budgets.
     ///
     /// # Errors
     /// A budget for requests or tracks is used up, or a token is not valid.
@@ -229,7 +229,7 @@ impl SessionSubject {
                     Ok(()) => continue,
                     Err(_) => std::future::pending().await,
                 },
-                _ = proofs.changed() => continue, // never an error, since `self` has the sender
+                _ = proofs.changed() => continue, // never an error, since `self` has the sender of `proofs`
                 () = sleep_until(deadline.unwrap_or_else(Clock::now)), if deadline.is_some() => AccessRefusal::Unproven,
                 refusal = unproven::displaced(place.as_ref()) => refusal,
             };
@@ -255,8 +255,8 @@ impl SessionSubject {
             Some(proof) => self.decide(&policy, &proof.tokens, &proof.asked).map(|basis| basis.until),
             None => Err(AccessRefusal::NotAllowed),
         };
-        // Requests with a right are still in use, and each of them ends on its own. So the session is checked again
-        // later.
+        // The session has no right any more, but some of its requests still have one. Each of these rights ends by
+        // itself, so the session is checked again later.
         if shown.is_err() && self.held.load(Relaxed) > 0 {
             return Ok(Some(now + self.access.unproven.patience()));
         }
@@ -469,7 +469,7 @@ impl Rights {
                 changed = versions.changed() => if changed.is_err() {
                     std::future::pending::<()>().await;
                 },
-                // Neither channel is closed, since `self` has both senders.
+                // `changed()` returns no error, since `self` has the senders of both channels.
                 _ = renewed.changed() => {}
                 _ = changed.changed() => {}
             }

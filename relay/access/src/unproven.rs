@@ -126,7 +126,7 @@ impl UnprovenSessions {
         let oldest = self.sessions.iter().find(|(_, session)| of(&self.places, session.address));
         let Some(number) = oldest.map(|(number, _)| *number) else { return };
         if let Some(UnprovenSession { displaced, .. }) = self.leave(number) {
-            let _ = displaced.why.set(why); // never set before, since a session is removed only once
+            let _ = displaced.why.set(why); // `why` was never set before, since a session is removed only once
             displaced.told.notify_one();
         }
     }

@@ -118,7 +118,7 @@ pub struct RouteTable {
     counts: HashMap<ClusterLink, usize>,
     /// Sessions whose peers do not answer. Their routes are used last.
     suspects: HashSet<ClusterLink>,
-    /// The sessions from which tracks are received, by the namespace that was announced.
+    /// The sessions from which tracks are received, by the announced namespace that each track belongs to.
     carried: BTreeMap<Namespace, BTreeSet<ClusterLink>>,
     changes: BTreeSet<Namespace>,
     /// Relays that have recently withdrawn their last announcement here, each with the time of the withdrawal. Routes
