@@ -22,7 +22,7 @@ struct fanout_config {
 struct fanout_at {
 	__u8 address[16];
 	__be16 port;
-	__u8 family; /* 4 or 6 */
+	__u8 family; /* IP version: 4 or 6 */
 	__u8 pad;
 };
 
@@ -121,7 +121,7 @@ struct fanout_tracing {
 
 /* An event in the ring buffer `events`: the outcome of a copy, or of a sender's packet that was not copied. */
 struct fanout_event {
-	__u64 arrived_ns; /* CLOCK_MONOTONIC */
+	__u64 arrived_ns; /* time when the packet arrived, CLOCK_MONOTONIC */
 	__u64 time_ns;	  /* time when the copy or the packet was finished */
 	__u32 stream;
 	__u32 receiver; /* number of the receiver; 0: the event is about the packet itself */

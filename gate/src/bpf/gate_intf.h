@@ -137,8 +137,8 @@ _Static_assert(GATE_RULES <= sizeof(((struct gate_policy *)0)->modes), "a mode f
 
 /* Key of the map `scopes`, whose value is the scope's index. */
 struct gate_scope_key {
-	struct gate_address address; /* all zeroes: any address */
-	__be16 port;		     /* 0: any port */
+	struct gate_address address; /* destination address; all zeroes: any address */
+	__be16 port;		     /* destination port; 0: any port */
 	__u16 half;
 };
 
@@ -168,7 +168,7 @@ enum gate_entry {
 struct gate_client {
 	struct gate_address address;
 	__u16 scope;
-	__u16 level; /* 0: a client */
+	__u16 level; /* index of the network's size in gate_levels; 0: a client */
 };
 
 /* Value of the map `clients`. CPUs change `all` only by compare-and-exchange. The CPU that removes the entry first
@@ -263,7 +263,7 @@ struct gate_bucket_key {
 	struct gate_address client; /* address of a client, or of a wider network */
 	__u16 scope;
 	__u8 kind;  /* enum gate_bucket */
-	__u8 level; /* size of the network; 0: a client */
+	__u8 level; /* index of the network's size in gate_levels; 0: a client */
 };
 
 /* The time in ticks when each rate's bucket will be full again. A bucket fills as time passes. */
@@ -359,10 +359,10 @@ struct siphash_key {
  */
 struct gate_token {
 	__u8 magic[4];
-	__u8 key; /* index of the key */
+	__u8 key; /* index of the key that the tag was made with */
 	__u8 id_len;
 	__be16 port;
-	__be32 issued;	  /* seconds since 1970 */
+	__be32 issued;	  /* time when the token was made, in seconds since 1970 */
 	__u8 retry_id[8]; /* source connection ID of the Retry, random so that no two tokens are equal */
 	struct gate_address address;
 	__u8 id[GATE_ID_MAX]; /* original destination connection ID, padded with zeroes */
@@ -383,7 +383,7 @@ struct gate_active {
 	__u32 lookups; /* GATE_LOOKUP_... of each kind of look-up that has entries; other look-ups are skipped */
 	__u32 token_key;    /* index of the key that new tokens are made with */
 	__u32 age;	    /* age (0 or 1) of the marks that are set from now on: gate_marks.h */
-	__s64 unix_seconds; /* UNIX time minus CLOCK_MONOTONIC */
+	__s64 unix_seconds; /* seconds to add to CLOCK_MONOTONIC to get UNIX time */
 	__u64 since_ns; /* CLOCK_MONOTONIC_COARSE since when the gate has seen the packets of all its interfaces */
 	__u64 fill_ticks; /* time in which a client's slowest bucket fills; 0: clients have no rates */
 	__u32 tracers;	  /* active traces: one bit each */

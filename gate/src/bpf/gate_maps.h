@@ -45,9 +45,9 @@ struct gate_work {
 	__u64 now_ns;		 /* CLOCK_MONOTONIC_COARSE, with the resolution of the kernel's tick */
 	__u64 exact_ns;		 /* CLOCK_MONOTONIC, read at most once in a run; 0: not read yet */
 	__u32 scope;
-	__u32 monitored; /* rules that would have refused the packet: one bit each */
-	__u32 takers;	 /* traces that get the packet: one bit each */
-	__u8 is_new; /* 1 for an Initial that opens a connection, or another packet of an unknown connection */
+	__u32 monitored;  /* rules that would have refused the packet: one bit each */
+	__u32 takers;	  /* traces that get the packet: one bit each */
+	__u8 is_new;	  /* 1 if the packet counts as a new connection: mostly Initials, see gate_rules.h */
 	__u8 is_repeated; /* 1 if an Initial with the same ID was admitted before */
 	__u8 is_proved;	  /* 1 if the packet has a valid token */
 };
@@ -130,7 +130,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, GATE_RESTS);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u32); /* ifindex */
+	__type(key, __u32); /* index of an interface */
 	__type(value, __u32);
 } rest_at SEC(".maps");
 

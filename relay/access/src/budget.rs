@@ -29,13 +29,13 @@ const LEFT: Duration = Duration::from_millis(500);
 /// One client's share of the resources that all clients share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientShare {
-    /// Bytes of the cache, for groups that the client publishes.
+    /// Largest number of bytes of the cache that groups of the client's tracks take.
     pub cache_bytes: u64,
-    /// Bytes that the client fetches per second, and largest burst in bytes.
+    /// Largest number of bytes that FETCH responses send the client per second, and in one burst.
     pub fetch_bytes_per_second: u64,
-    /// Bytes of the receive windows of the client's sessions.
+    /// Largest number of bytes of the receive windows of all the client's sessions.
     pub receive_bytes: u64,
-    /// Number of streams to the client's subscribers that engine `kernel` sends on.
+    /// Largest number of streams to the client's subscribers that engine `kernel` forwards at the same time.
     pub kernel_streams: u64,
 }
 

@@ -98,11 +98,11 @@ pub struct ClientUse {
     pub refused: u64,
     /// Tracks that open requests use at present.
     pub tracks: u64,
-    /// Bytes in the cache.
+    /// Bytes that the client's groups take in the cache.
     pub cache_bytes: u64,
-    /// Bytes of FETCH responses.
+    /// Bytes of objects that were sent in the client's FETCH responses.
     pub fetched_bytes: u64,
-    /// Bytes of receive windows.
+    /// Bytes of the receive windows of the client's sessions.
     pub receive_bytes: u64,
 }
 

@@ -134,7 +134,7 @@ pub struct Presented {
 type OpenedToken = (u64, Result<Arc<Grant>, TokenError>);
 
 impl Presented {
-    /// Stores a token, which is opened at its first use.
+    /// Stores a token. Its signature is checked when the token is first used.
     pub fn new(credential: Credential) -> Arc<Self> {
         Arc::new(Self { credential, opened: Mutex::new(None) })
     }

@@ -150,7 +150,7 @@ async fn invalid_records_are_not_used() {
         ("d:4443", r#"{"url":"file:///etc/passwd"}"#.to_owned()),
         ("e:4443", format!("{}{}", good("e"), " ".repeat(5000))),
         ("", good("f")),
-        // Another process writes this relay's record, which is not used either.
+        // A record under this relay's own key, written by another process, is not used as another relay's.
         ("a:4443", good("a")),
         ("z:4443", good("z")),
     ];

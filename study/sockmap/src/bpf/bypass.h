@@ -20,8 +20,8 @@ _Static_assert(sizeof(struct bypass_config) == 16, "as lib.rs writes it");
 
 /* Address and port of one side of a connection. */
 struct bypass_end {
-	__u32 address[4]; /* network byte order; IPv4 as ::ffff:a.b.c.d */
-	__u16 port;	  /* host byte order */
+	__u32 address[4]; /* address in network byte order; IPv4 as ::ffff:a.b.c.d */
+	__u16 port;	  /* port in host byte order */
 	__u16 pad;
 };
 
