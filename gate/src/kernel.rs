@@ -359,7 +359,7 @@ impl LoadedGate {
         lock(&self.watches).retain(|(index, _)| *index != ifindex);
     }
 
-    /// Detaches both programs from every interface. The state of connections is kept.
+    /// Detaches the XDP program and the egress program from every interface. The state of connections is kept.
     pub fn detach(&self) {
         for (ifindex, attachment) in lock(&self.attachments).drain(..) {
             drop(attachment);
@@ -395,8 +395,8 @@ impl LoadedGate {
         lock(&self.settings).listed()
     }
 
-    /// Returns the entries that override this one for all or a part of its prefix. These are longer prefixes in the
-    /// lists that apply to the same packets, and blocks of the same prefix.
+    /// Returns the entries that override this one for all or a part of its prefix. Such entries are longer prefixes in
+    /// the lists that apply to the same packets, and blocks of the same prefix.
     pub fn exceptions(
         &self,
         scope: Option<&str>,

@@ -87,7 +87,7 @@ impl Scope {
         self.gate.check_token(&self.name, client, token)
     }
 
-    /// Checks that a token is authentic and returns its contents. This is for QUIC libraries that compare address and
+    /// Checks that a token is authentic and returns its contents. Use it with QUIC libraries that compare address and
     /// time by themselves.
     pub fn open_token(&self, token: &[u8]) -> Result<token::Token, token::Error> {
         self.gate.open_token(&self.name, token)

@@ -91,7 +91,8 @@ fn own_token_keys_change_and_no_token_is_lost() {
         is_there.then(|| (is_known, before.elapsed()))
     });
     assert!(begin.elapsed() > Duration::from_secs(1), "the first is good for two lifetimes");
-    // On a busy machine this check may come so late that a third key has replaced the first. It proves nothing then.
+    // On a busy machine this check may come so late that a third key has replaced the first. The check then proves
+    // nothing.
     assert!(is_known || after > Duration::from_secs(1), "and accepted with the second");
     wait_for("a third key", || !known(&first));
     assert!(before.elapsed() > Duration::from_secs(1), "for a lifetime at least");

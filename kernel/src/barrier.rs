@@ -13,7 +13,7 @@ use crate::object::{LoadedObject, write};
 /// The packet of a test run: an Ethernet header, which is the shortest packet that a program at TC accepts.
 const FRAME: [u8; 14] = [0; 14];
 
-/// Lets userspace wait until the runs of BPF programs have ended. All threads of a process share one barrier.
+/// Lets userspace wait until the runs of BPF programs have ended. All threads of a process share one `Barrier`.
 ///
 /// A thread unlinks an entry of a map and then calls [`Self::now`]. It may reuse the entry once [`Self::is_over`] is
 /// true for that moment, or after [`Self::wait_since`] has returned. Waits are numbered when they begin. A wait that

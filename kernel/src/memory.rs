@@ -74,8 +74,9 @@ unsafe impl Shared for AtomicU64 {}
 
 /// An array map that is mapped into memory.
 ///
-/// Userspace and programs use the entries at the same time. Words that both write are atomic. Other parts of an entry
-/// have one writer. The writer publishes them by storing a word (Release), which the reader loads first (Acquire).
+/// Userspace and programs use the entries at the same time. Words that userspace and programs both write are atomic.
+/// Other parts of an entry have one writer. The writer publishes them by storing a word (Release), which the reader
+/// loads first (Acquire).
 pub struct MappedArray<T> {
     mapping: Mapping,
     len: NonZero<u32>,
@@ -135,8 +136,8 @@ fn settled(length: &AtomicU32) -> u32 {
 pub struct RingReader {
     /// One page, which begins with the position up to which records were consumed.
     consumer: Mapping,
-    /// One page, which begins with the position up to which records were reserved. Then comes the data, mapped twice in
-    /// a row, so that every record is contiguous.
+    /// One page, which begins with the position up to which records were reserved. The ring's data follows it, mapped
+    /// twice in a row, so that every record is contiguous.
     producer: Mapping,
     page: usize,
     mask: usize,
@@ -158,7 +159,8 @@ impl RingReader {
     /// written after a moment.
     pub fn drain(&mut self, mut read: impl FnMut(&[u8])) -> usize {
         let mut records = 0;
-        // SAFETY: both positions are aligned words at the start of their mappings, and only used atomically.
+        // SAFETY: the producer and consumer positions are aligned words at the start of their mappings, and only used
+        // atomically.
         let (consumed, reserved) = unsafe {
             (
                 self.consumer.start.cast::<AtomicU64>().as_ref(),

@@ -45,8 +45,8 @@ pub struct ScopeRules {
     pub prefixes: Vec<(Prefix, ListEntry)>,
 }
 
-/// An application's address, port or both. If several match a packet, one with both wins over one with an address,
-/// which wins over one with a port.
+/// An application's address, port or both. If several places match a packet, address and port together win over an
+/// address alone, which wins over a port alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RulePlace {
     /// The destination address; `None` for any.
@@ -151,7 +151,7 @@ pub enum LiveRule {
         /// The idle time after which a connection is forgotten: use the server's idle time-out.
         idle: Duration,
     },
-    /// The gate does not know live connections. This is only for rules against packets that no live connection sends.
+    /// The gate does not know live connections. Use it only with rules against packets that no live connection sends.
     Unknown,
 }
 

@@ -112,8 +112,8 @@ impl Settings {
         self.activate(maps, intf::Active { since_ns: clock::coarse_ns(), ..self.active })
     }
 
-    /// Sets whether frames of an interface begin with their IP header. The program looks at the map only if there are
-    /// such interfaces.
+    /// Sets whether frames of an interface begin with their IP header. The program looks up an interface in the map
+    /// `bare` only if the map has entries.
     pub fn set_bare(&mut self, maps: &GateMaps, ifindex: i32, bare: bool) -> Result<(), Error> {
         if self.bare.contains(&ifindex) == bare {
             return Ok(());
@@ -179,8 +179,8 @@ impl Settings {
         self.in_force().prefixes.len() as u64
     }
 
-    /// Returns the entries that override this one for a part of its prefixes or for all of them, in the lists that
-    /// apply to the same packets.
+    /// Returns the entries that override `entry` for a part of `prefixes` or for all of them, in the lists that apply
+    /// to the same packets.
     pub fn exceptions(
         &self,
         scope: Option<&str>,

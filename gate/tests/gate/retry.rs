@@ -77,8 +77,8 @@ fn hex(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// Checks the tag and the contents of tokens, for both families, both versions and IDs of all lengths. A token is
-/// accepted only from its own address and port.
+/// Checks the tag and the contents of tokens, for IPv4 and IPv6, QUIC versions 1 and 2, and connection IDs of all
+/// lengths. A token is accepted only from its own address and port.
 #[test]
 fn retry_tokens_are_valid_for_their_address() {
     if !root("tokens") {

@@ -131,7 +131,7 @@ fn packets_with_published_connection_ids_pass() {
         web.retire(&SERVER_ID).expect("also if it is gone");
         assert_eq!(reason(&gate, &packet), refused(Rule::UnknownId));
     }
-    // An ID that was published in another scope is unknown in this one.
+    // A connection ID that was published in another scope is unknown in this scope.
     let rules = |policy: PolicyRules| GateRules {
         scopes: vec![scope("web", 443, policy.clone()), scope("dns", 853, policy)],
         ..GateRules::default()
@@ -215,7 +215,7 @@ pub fn answer(gate: &LoadedGate, to: &str, version: u32, id: &[u8]) {
     gate.run_egress(&to_client(to, payload).bytes()).expect("watched");
 }
 
-/// Sends both sides of a handshake, up to the client's first short header.
+/// Sends the packets of client and server in a handshake, up to the client's first short header.
 pub fn handshake(gate: &LoadedGate, from: &str, version: u32, id: &[u8]) {
     assert_eq!(reason(gate, &to_server(from, initial(version, &[0xc0; 8], &[2; 4], &[]))), NEW);
     answer(gate, from, version, id);
@@ -641,7 +641,7 @@ pub fn spoofed(n: u32) -> String {
 }
 
 /// Floods with all kinds of packets, from far more addresses than any table has room for. Every packet of every live
-/// connection must still pass as such.
+/// connection must still pass as a packet of a live connection.
 #[test]
 fn flood_evicts_no_live_connection() {
     if !root("flood_evicts_no_live_connection") {

@@ -30,8 +30,8 @@ struct quic_buf {
 	__u8 bytes[4096];
 	/* Keystream of the present packet, unless the caller has another buffer for it. */
 	struct quic_keystream keystream;
-	/* Intermediate results of the functions below. They cannot be arguments: BPF functions have at most five, and
-	 * all are used.
+	/* Intermediate results of the functions in this header. They cannot be arguments: BPF functions have at most
+	 * five arguments, and all five are used.
 	 */
 	union {
 		struct poly1305 poly;
@@ -149,7 +149,7 @@ static __always_inline void ghash_header(struct gf128 *state, const struct ghash
 	*state = sum;
 }
 
-/* Authenticates the header. This and the next functions, up to quic_seal_with(), are global and pass the
+/* Authenticates the header. This function and those after it, up to quic_seal_with(), are global and pass the
  * authenticator's state in memory. The verifier therefore does not have to check every text length for every header
  * length.
  */

@@ -309,7 +309,8 @@ static __always_inline void put_mac(__u8 *to, const __u8 *from)
 	store16(to + 4, load16(from + 4));
 }
 
-/* Writes both addresses of an Ethernet header. Returns the address of the EtherType or of the first VLAN tag.
+/* Writes the destination and source addresses of an Ethernet header. Returns a pointer to the EtherType or the first
+ * VLAN tag.
  */
 static __always_inline __u8 *put_macs(__u8 *to, const __u8 *destination, const __u8 *source)
 {

@@ -120,8 +120,8 @@ fn info(program: BorrowedFd<'_>, map_ids: &mut [u32]) -> io::Result<libbpf_sys::
         info.map_ids = 0;
     }
     let mut bytes = size_of_val(&info) as u32;
-    // SAFETY: the descriptor is open; `info` has as many bytes as `bytes` says, `map_ids` as many elements as it says,
-    // and both outlive the call.
+    // SAFETY: the program's descriptor is open. `info` has `bytes` bytes, `map_ids` has the number of elements that
+    // `info` says, and both outlive the call.
     check(unsafe {
         libbpf_sys::bpf_prog_get_info_by_fd(program.as_raw_fd(), &raw mut info, &raw mut bytes)
     })?;

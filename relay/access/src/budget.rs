@@ -48,14 +48,14 @@ impl ClientShare {
         kernel_streams: u64::MAX,
     };
 
-    /// Returns an unused share of the cache with this limit. It also counts against `within`, the share of a wider
-    /// network.
+    /// Returns an unused share of the cache with this limit. What is taken from the share also counts against `within`,
+    /// the share of a wider network.
     pub fn cache_share(&self, within: Option<Arc<account::CacheShare>>) -> account::CacheShare {
         account::CacheShare::new(usize::try_from(self.cache_bytes).unwrap_or(usize::MAX), within)
     }
 
-    /// Returns the share of a network, if `self` is one client's share. It is `times` as much, but at most `most`, and
-    /// not less than one client's share.
+    /// Returns the share of a network, if `self` is one client's share. The network's share is `times` as much, but at
+    /// most `most`, and not less than one client's share.
     fn network_limits(&self, times: u64, most: &Self) -> Self {
         let wider = |of_client: u64, most: u64| of_client.saturating_mul(times).min(most.max(of_client));
         Self {

@@ -182,7 +182,8 @@ impl Access {
         if let Some(client) = present.get(&network).and_then(Weak::upgrade) {
             return client;
         }
-        // The walk over both maps is short: they have no more entries than sessions and cached groups keep alive.
+        // Removing dead entries of `present` and `cache` takes little time: these maps have few entries besides those
+        // that sessions and cached groups keep alive.
         present.retain(|_, client| client.strong_count() > 0);
         cache.retain(|_, share| share.strong_count() > 0);
         let share = cache.get(&network).and_then(Weak::upgrade);

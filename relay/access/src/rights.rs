@@ -111,7 +111,7 @@ enum AskedRight {
 
 impl SessionSubject {
     /// Makes the subject of a session, with the tokens of its URL and SETUP. A trusted peer, such as the upstream
-    /// relay, needs no right and has no client's budget.
+    /// relay, needs no right, and its requests count against no client's budget.
     pub fn new(
         access: &Arc<Access>,
         peer: SessionPeer,

@@ -207,8 +207,8 @@ impl RouteTable {
     ) {
         self.serial += 1;
         let serial = self.serial;
-        // A relay that sends an announcement is present again, so its entry is removed. So are entries older than
-        // `HUNT`.
+        // A relay that sends an announcement is present again, so it is removed from the disappeared relays. Entries
+        // older than `HUNT` are removed too.
         self.gone.retain(|(hop, at)| *hop != path.sender() && now < *at + HUNT);
         let routes = self.routes.entry(namespace.clone()).or_default();
         match routes.iter_mut().find(|route| route.key == key) {

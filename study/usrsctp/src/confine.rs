@@ -80,7 +80,7 @@ pub struct ChildLimits {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "confined", rename_all = "snake_case")]
 pub enum Hello {
-    /// The child is confined. These layers are missing.
+    /// The child is confined, except that the layers in `without` are missing.
     Yes { without: Vec<String> },
     /// The child could not be confined, and has ended.
     No { why: String },
@@ -146,7 +146,7 @@ impl Confined {
         self.pid
     }
 
-    /// Returns how the child has ended. It is set some moments after the descriptor has become readable.
+    /// Returns how the child has ended. The result is available some moments after the descriptor has become readable.
     pub fn ended(&self) -> Option<&str> {
         self.ended.get().map(String::as_str)
     }
@@ -348,7 +348,7 @@ fn empty_file_system() -> nix::Result<()> {
 }
 
 /// Changes to a user that no other process has. Without root the user stays the same. Other processes of that user are
-/// then protected by the filter of system calls, and this one cannot be traced.
+/// then protected by the filter of system calls, and cannot trace this process.
 fn own_user() -> nix::Result<()> {
     if !geteuid().is_root() {
         return Err(nix::Error::EPERM);
