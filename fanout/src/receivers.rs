@@ -27,7 +27,7 @@ pub struct ReceiverLimits {
     pub lease: Duration,
     /// Time for which a receiver that was cut off has to wait.
     pub pause: Duration,
-    /// Circuit breaker of receivers that asked for the stream; `None`: their reports are ignored.
+    /// Settings of the circuit breaker for receivers that asked for the stream. `None`: reports cut no receiver off.
     pub breaker: Option<breaker::Settings>,
 }
 

@@ -110,7 +110,7 @@ static long expire_connection(void *map, struct gate_id *key, struct gate_connec
 	return is_last(call);
 }
 
-/* Removes the path unless its owner is still live and uses it. */
+/* Removes the path unless the connection that owns it is still live and uses it. */
 static long expire_path(void *map, struct gate_path *key, struct gate_path_state *state,
 			struct gate_expire_call *call)
 {

@@ -65,7 +65,7 @@ enum gate_rule {
 	GATE_SOURCE_PORT,
 	GATE_UNKNOWN_ID,
 	GATE_QUOTA,
-	GATE_NETWORK_QUOTA, /* rules on wider networks have the modes of the rules on clients */
+	GATE_NETWORK_QUOTA, /* GATE_NETWORK_... are rules on wider networks, in the mode of the same rule on clients */
 	GATE_RETRY,
 	GATE_UNKNOWN_INITIALS,
 	GATE_UNKNOWN_PACKETS,
@@ -437,9 +437,9 @@ struct gate_expire_call {
 	__u64 now_ns;
 	__u64 expired; /* result: connections that were forgotten */
 	__u32 walk;    /* enum gate_walk */
-	__u32 at;      /* number of entries passed so far; 0 before the call */
+	__u32 at;      /* number of the map's entries that this call has passed; 0 before the call */
 	__u32 from;    /* number of entries to skip, which earlier calls have handled */
-	__u32 to; /* number of the entry to stop after; if `at` is less after the call, the map has ended */
+	__u32 to; /* number of the entry to stop after; if `at` stays below it, the map has no further entries */
 	__u32 removed; /* result: entries that were removed from the map */
 	__u32 pad;
 };

@@ -37,7 +37,7 @@ _Static_assert(sizeof(struct bypass_key) == 40, "as lib.rs writes it");
 struct bypass_sent {
 	__u64 passed_on; /* bytes that were passed to the opposite socket */
 	__u64 by_tcp;
-	__u64 mark;	 /* stream offset after the last byte sent by TCP; 0: no byte was */
+	__u64 mark;	 /* stream offset after the last byte sent by TCP; 0: no byte was sent by TCP */
 	__u32 last;	 /* TCP sequence number of the next byte to send */
 	__u32 is_broker; /* 1: the socket is the broker's */
 };
