@@ -76,7 +76,7 @@ pub struct ReceiverReport {
 const ROUND_TRIP: Duration = Duration::from_millis(200);
 /// Assumed time between frames of media. It only matters if reports are more frequent than frames.
 const FRAMES: Duration = Duration::from_millis(40);
-/// Divisor of the report interval. Two reports that are closer together than the quotient count as one.
+/// Two reports count as one if they are closer together than a report interval divided by this number.
 const SOONEST: u32 = 10;
 /// Number of report intervals without a report after which a receiver is cut off.
 const SILENT_INTERVALS: u32 = 3;
@@ -115,7 +115,8 @@ impl Breaker {
         Self { settings, silent_since: None, last: None, mean, nothing: 0, congested: 0 }
     }
 
-    /// Returns how long the state of a receiver without traffic is kept: as long as a silence may last.
+    /// Returns how long the breaker of a receiver without traffic is kept: as long as a receiver may send no report
+    /// before it is cut off.
     pub fn memory(&self) -> Duration {
         SILENT_INTERVALS * self.settings.interval
     }

@@ -1,4 +1,5 @@
-//! Leases and pauses of a stream's receivers. No state is kept for an address that is not proved.
+//! Leases of a stream's receivers, and the time for which a receiver that was cut off has to wait. No state is kept for
+//! an address that is not proved.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +27,7 @@ pub struct ReceiverLimits {
     pub lease: Duration,
     /// Time for which a receiver that was cut off has to wait.
     pub pause: Duration,
-    /// Circuit breaker of receivers that asked for the stream; `None`: their reports are ignored.
+    /// Settings of the circuit breaker for receivers that asked for the stream. `None`: reports cut no receiver off.
     pub breaker: Option<breaker::Settings>,
 }
 
@@ -112,8 +113,8 @@ pub struct StreamReceivers {
     stream: String,
     limits: ReceiverLimits,
     entries: BTreeMap<SocketAddr, ReceiverEntry>,
-    /// Receivers that left recently. A receiver that returns gets its breaker back. Their number is at most that of the
-    /// receivers' limit.
+    /// Receivers that left recently. A receiver that returns gets its breaker back. The table remembers at most as many
+    /// departed receivers as the stream may have receivers.
     left: BTreeMap<SocketAddr, DepartedReceiver>,
 }
 
@@ -362,7 +363,7 @@ impl StreamReceivers {
     }
 }
 
-/// Returns the receivers whose addresses are in one of the networks of an address.
+/// Returns the receivers of `all` whose addresses are in `network`, which contains the address `one`.
 fn count_network<T>(
     all: &BTreeMap<SocketAddr, T>,
     one: SocketAddr,

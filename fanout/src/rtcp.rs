@@ -79,7 +79,7 @@ pub fn receiver_report(from: u32, block: &Block, lost: u32) -> Vec<u8> {
     bytes.extend(from.to_be_bytes());
     bytes.extend([1, CNAME.len() as u8]);
     bytes.extend(CNAME);
-    // The list of items ends with a zero, and is padded with zeroes to a multiple of 4 bytes.
+    // The list of source description (SDES) items ends with a zero, and is padded with zeroes to a multiple of 4 bytes.
     bytes.extend([0; 2]);
     bytes
 }
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(bytes.len() % 4, 0);
         assert_eq!(walked(&bytes), Some((2, vec![BLOCK])));
         for len in 1..bytes.len() {
-            // The first packet alone is a whole compound packet.
+            // Only a cut directly after the receiver report (32 bytes) leaves a whole compound packet.
             assert_eq!(walked(&bytes[..len]).is_some(), len == 32, "{len}");
         }
     }

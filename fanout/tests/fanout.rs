@@ -1,4 +1,4 @@
-//! Ways to go on with a fan-out that is too large for one run of the relay program, measured against each other:
+//! Measures and compares methods to continue a fan-out that is too large for one run of the relay program:
 //!
 //! `cargo test -p millrace-fanout --test fanout -- --ignored --nocapture`, as root on a machine that does nothing else.
 //!
@@ -53,12 +53,13 @@ enum CopyMethod {
 const WAYS: [CopyMethod; 4] =
     [CopyMethod::OneRun, CopyMethod::FurtherRuns, CopyMethod::FurtherRunsSpread, CopyMethod::Userspace];
 
-/// Delays of one way to continue a fan-out, in microseconds.
+/// Delays that were measured with one [`CopyMethod`], in microseconds.
 #[derive(Default)]
 struct DelayFigures {
-    /// Time from the publisher's send call until a copy was registered, or sent by userspace.
+    /// Time from the publisher's send call until the program reported a copy as sent, or userspace sent the copy.
     copies: Vec<u64>,
-    /// Time from the publisher's send call until the last copy of a packet was registered, or sent by userspace.
+    /// Time from the publisher's send call until the program reported the last copy of the packet as sent, or userspace
+    /// sent the last copy.
     last: Vec<u64>,
     bystander: Vec<u64>,
 }

@@ -36,8 +36,8 @@ extern "C" {
 /* The version of this header's ABI. The soname changes whenever programs have to be compiled again. */
 #define MILLRACE_GATE_ABI 0
 
-#define MILLRACE_GATE_ID_MAX   20 /* bytes; the longest connection ID of QUIC versions 1 and 2 */
-#define MILLRACE_GATE_NAME_MAX 64 /* bytes of names of scopes and reasons, including the terminating zero */
+#define MILLRACE_GATE_ID_MAX   20 /* bytes of the longest connection ID of QUIC versions 1 and 2 */
+#define MILLRACE_GATE_NAME_MAX 64 /* most bytes of the name of a scope or reason, including the terminating zero */
 
 typedef struct millrace_gate millrace_gate;
 typedef struct millrace_gate_scope millrace_gate_scope;
@@ -59,7 +59,7 @@ typedef enum millrace_gate_mode {
 } millrace_gate_mode;
 
 typedef enum millrace_gate_entry {
-	MILLRACE_GATE_UNLIST = 0, /* removes the entry; the policy's own entry counts again */
+	MILLRACE_GATE_UNLIST = 0, /* removes the added entry; the policy's entry for the prefix applies again */
 	MILLRACE_GATE_BLOCK = 1,
 	MILLRACE_GATE_ALLOW = 2
 } millrace_gate_entry;

@@ -194,7 +194,7 @@ pub extern "C" fn millrace_gate_version() -> *const c_char {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn millrace_gate_error() -> *const c_char {
-    // `replace` in `call` is the only change, so the pointer stays valid until the thread's next failure.
+    // Only `replace` in `call` changes `LAST`, so the pointer stays valid until the thread's next failure.
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
@@ -457,7 +457,8 @@ pub unsafe extern "C" fn millrace_gate_statistics(
         // SAFETY: the caller passes valid pointers, as the module's documentation requires.
         unsafe { give(have, all.len(), "have")? };
         let len = all.len().min(room);
-        // SAFETY: the caller passes valid pointers; `all` has at least `len` items, and is memory of this function.
+        // SAFETY: the caller passes valid pointers; `all` has at least `len` elements, and does not overlap the
+        // caller's array `counts`.
         unsafe { ptr::copy_nonoverlapping(all.as_ptr(), counts, len) };
         Ok(())
     })

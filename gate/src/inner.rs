@@ -115,8 +115,8 @@ impl GateInner {
         Ok(())
     }
 
-    /// Puts both keys into their slots. The kernel always writes the slot that is not in use. If only the next key is
-    /// new, one write is enough, and tokens of the present key stay valid.
+    /// Puts both keys into their slots. The kernel always writes the slot that is not in use, and then uses it. If the
+    /// present key becomes the previous one, one write is enough, and tokens of that key stay valid.
     fn set_token_keys(&self, wanted: &TokenKeys) -> Result<(), millrace_kernel::Error> {
         let mut known = lock(&self.token_keys);
         if known.as_ref() == Some(wanted) {

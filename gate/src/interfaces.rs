@@ -190,8 +190,8 @@ fn attach(
     mode
 }
 
-/// Attaches the programs again. A program that is still in place stays, since attaching one stops some network cards
-/// for a moment.
+/// Attaches the programs again. A program that is still attached stays, since attaching a program stops some network
+/// cards for a moment.
 fn attach_again(
     gate: &kernel::LoadedGate,
     interface: &Interface,

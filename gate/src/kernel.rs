@@ -63,7 +63,7 @@ pub struct Config {
     /// contain the client. Each size has limits of its own, so that an attacker does not get more by using many
     /// addresses.
     pub client_prefix_v4: Vec<u8>,
-    /// IPv6 prefix lengths, in the same order.
+    /// IPv6 prefix lengths: first that of a client, then those of wider networks, as for IPv4.
     pub client_prefix_v6: Vec<u8>,
     /// Limits of the narrower and of the wider size of networks, as multiples of a client's limits.
     pub network_times: [u32; intf::LEVELS - 1],
@@ -352,14 +352,14 @@ impl LoadedGate {
         lock(&self.watches).iter().any(|(index, attachment)| *index == ifindex && attachment.is_in_place())
     }
 
-    /// Detaches both programs from the interface.
+    /// Detaches the XDP program and the egress program from the interface.
     pub fn detach_from(&self, ifindex: i32) {
         lock(&self.attachments).retain(|(index, _)| *index != ifindex);
         self.rests.remove(ifindex);
         lock(&self.watches).retain(|(index, _)| *index != ifindex);
     }
 
-    /// Detaches both programs from every interface. The state of connections is kept.
+    /// Detaches the XDP program and the egress program from every interface. The state of connections is kept.
     pub fn detach(&self) {
         for (ifindex, attachment) in lock(&self.attachments).drain(..) {
             drop(attachment);
@@ -395,8 +395,8 @@ impl LoadedGate {
         lock(&self.settings).listed()
     }
 
-    /// Returns the entries that override this one for all or a part of its prefix. These are longer prefixes in the
-    /// lists that apply to the same packets, and blocks of the same prefix.
+    /// Returns the entries that override this one for all or a part of its prefix. Such entries are longer prefixes in
+    /// the lists that apply to the same packets, and blocks of the same prefix.
     pub fn exceptions(
         &self,
         scope: Option<&str>,

@@ -88,8 +88,8 @@ impl Policy {
     fn parse_in(text: &str, file: &str, directory: &Path) -> Result<Self, Problems> {
         let (mut reader, root) = SettingsReader::new(text);
         let (policy, places) = read_policy(&mut reader, root, directory);
-        // The check of the whole comes only if there is no other problem: it would repeat the same fault in other
-        // words.
+        // The rules are checked as a whole only if reading them found no problem. Otherwise this check would report the
+        // same fault in other words.
         if reader.problems.is_empty()
             && let Err(error) = policy.rules.check()
         {

@@ -87,7 +87,7 @@ impl Scope {
         self.gate.check_token(&self.name, client, token)
     }
 
-    /// Checks that a token is authentic and returns its contents. This is for QUIC libraries that compare address and
+    /// Checks that a token is authentic and returns its contents. Use it with QUIC libraries that compare address and
     /// time by themselves.
     pub fn open_token(&self, token: &[u8]) -> Result<token::Token, token::Error> {
         self.gate.open_token(&self.name, token)
@@ -123,7 +123,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // These calls fail only if the kernel's maps are gone, or never had the entry.
+        // `retire` and `dec` fail only if the kernel's maps are gone, or never had the entry.
         for id in lock(&self.ids).drain(..) {
             let _ = self.scope.retire(&id);
         }

@@ -273,8 +273,8 @@ impl From<crate::TableFill> for TableStatus {
 const STRANGE: u64 = 20;
 
 impl ScopeStatus {
-    /// Returns a warning if clients send packets that only follow a server's answer, but the gate has seen no such
-    /// answer. Call it only for scopes that track connections.
+    /// Returns a warning if clients send packets that only follow a server's answer, but the gate has seen no answer of
+    /// the server. Call it only for scopes that track connections.
     fn unseen(&self) -> Option<String> {
         let packets = |pass: Pass| {
             let count = self.passed.iter().find(|count| count.reason == pass.name());

@@ -74,7 +74,8 @@ async fn quinn_server_enforces_its_quota_and_leaves_nothing_attached() {
 }
 
 /// Checks that the server accepts the tokens of the gate's Retry packets. Otherwise no client would connect, because
-/// clients check that the server knows both earlier IDs (RFC 9000, section 7.3).
+/// clients check that the server knows two connection IDs: the client's original destination ID and the ID from the
+/// Retry (RFC 9000, section 7.3).
 #[tokio::test(flavor = "multi_thread")]
 async fn quinn_server_accepts_the_gates_retry_tokens() {
     if !is_root() {
@@ -161,7 +162,8 @@ async fn c_server_accepts_the_gates_retry_tokens() {
     let site = GateSite::new("retry", &format!("{PUBLISHED}retry = \"enforce\"\n"));
     let _pass = site.take_answers();
     let server = site.serve(&build_c(&site));
-    // A client that got a Retry checks that the server knows both earlier IDs (RFC 9000, section 7.3).
+    // A client that got a Retry checks that the server knows the client's original destination ID and the ID from the
+    // Retry (RFC 9000, section 7.3).
     quota_of_two_holds(&site).await;
     assert_eq!(server.end(Signal::SIGTERM).0, Some(0));
 }

@@ -80,7 +80,7 @@ fn own_token_keys_change_and_no_token_is_lost() {
     let keys = || gate.token_keys();
     let known = |key: &GateKey| (0..2).any(|slot| keys().get(slot) == Some(key));
     let first = (0..2).find_map(|slot| keys().get(slot).cloned()).unwrap();
-    // There was no key yet.
+    // `before` is the last time at which the gate had no second key. At `begin` the gate had no key at all.
     let mut before = begin;
     let (is_known, after) = wait_for("a second key", || {
         let now = Instant::now();
@@ -91,7 +91,8 @@ fn own_token_keys_change_and_no_token_is_lost() {
         is_there.then(|| (is_known, before.elapsed()))
     });
     assert!(begin.elapsed() > Duration::from_secs(1), "the first is good for two lifetimes");
-    // On a busy machine this check may come so late that a third key has replaced the first. It proves nothing then.
+    // On a busy machine this check may come so late that a third key has replaced the first. The check then proves
+    // nothing.
     assert!(is_known || after > Duration::from_secs(1), "and accepted with the second");
     wait_for("a third key", || !known(&first));
     assert!(before.elapsed() > Duration::from_secs(1), "for a lifetime at least");
@@ -301,7 +302,7 @@ fn every_function_works_from_c() {
         return;
     }
     let site = GateSite::new("abi", "");
-    // This token is equal to one that a gate with the same key makes.
+    // The token that this test makes is equal to the token that a gate with the same key would make.
     let key = GateKey::new([7; 16]);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let token = Token::new("192.0.2.7:1".parse().unwrap(), b"original", now).unwrap().seal(1, &key, "web");

@@ -13,7 +13,7 @@ use crate::object::{LoadedObject, write};
 /// The packet of a test run: an Ethernet header, which is the shortest packet that a program at TC accepts.
 const FRAME: [u8; 14] = [0; 14];
 
-/// Lets userspace wait until the runs of BPF programs have ended. All threads of a process share one barrier.
+/// Lets userspace wait until the runs of BPF programs have ended. All threads of a process share one `Barrier`.
 ///
 /// A thread unlinks an entry of a map and then calls [`Self::now`]. It may reuse the entry once [`Self::is_over`] is
 /// true for that moment, or after [`Self::wait_since`] has returned. Waits are numbered when they begin. A wait that
@@ -70,19 +70,21 @@ impl Barrier {
         Moment(self.begun.load(Ordering::SeqCst) + 1)
     }
 
-    /// Reports whether every run that had begun before `moment` has ended. A wait by any thread may have covered it.
+    /// Reports whether every program run that had begun before `moment` is known to have ended, from waits of any
+    /// thread.
     pub fn is_over(&self, moment: Moment) -> bool {
         self.ended.load(Ordering::SeqCst) >= moment.0
     }
 
-    /// Waits for the runs that had begun before `moment`. Returns at once if an earlier wait has covered them.
+    /// Waits until the program runs that had begun before `moment` have ended. Returns at once if an earlier wait has
+    /// covered them.
     pub fn wait_since(&self, moment: Moment) -> Result<(), Error> {
         if self.is_over(moment) { Ok(()) } else { self.wait_for_runs() }
     }
 }
 
-/// Calls `wait` while a long run is in progress, and reports whether the run had ended when `wait` returned. If the
-/// thread did not see the run in progress, the run counts as ended.
+/// Calls `wait` while a long run of the test's program is in progress, and reports whether the run had ended when
+/// `wait` returned. If the thread did not see the run in progress, the run counts as ended.
 fn outlasts(
     program: &ProgramMut<'_>,
     states: &MapHandle,

@@ -35,14 +35,14 @@ impl EnergyCounter {
 
 /// Opens a perf event that counts all processes on `cpu`.
 pub fn perf_event_open(attr: &perf_event_attr, cpu: u32) -> io::Result<OwnedFd> {
-    // SAFETY: `attr` states its size, and outlives the call.
+    // SAFETY: `attr` has its size in its field `size`, and outlives the system call.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_perf_event_open,
             std::ptr::from_ref(attr),
-            -1, // counts all processes
+            -1, // this process ID counts all processes
             cpu as libc::c_int,
-            -1, // joins no group of events
+            -1, // this group descriptor joins no group of events
             libc::c_ulong::from(PERF_FLAG_FD_CLOEXEC),
         )
     };

@@ -27,7 +27,7 @@ pub enum Error {
         remedy(source, *mode)
     )]
     Xdp { ifindex: i32, mode: XdpMode, r#source: std::io::Error },
-    /// An interface may have one gate and one set of grafts at XDP, which share it.
+    /// The interface already has a gate, or a set of grafts, at XDP. It may have one of each.
     #[error("interface {ifindex} has another {noun} at XDP already")]
     Turn { ifindex: i32, noun: &'static str },
     #[error(

@@ -50,7 +50,7 @@ extern "C" fn in_child() {
     let nothing = NOTHING.load(Ordering::Relaxed);
     for fd in LINKS.iter().map(|slot| slot.swap(NONE, Ordering::Relaxed)).filter(|fd| *fd != NONE) {
         // SAFETY: both calls only change the child's descriptor table, and only the link's owner uses this descriptor
-        // there.
+        // in the child.
         unsafe {
             if libc::dup3(nothing, fd, libc::O_CLOEXEC) < 0 {
                 libc::close(fd);

@@ -1,4 +1,4 @@
-//! Hooks to which programs are attached, mechanisms to attach them, and the names of both in messages.
+//! Hooks to which programs are attached, mechanisms to attach them, and the names of hooks and mechanisms in messages.
 
 use std::{fmt, io};
 

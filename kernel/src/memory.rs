@@ -51,13 +51,13 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: this is the only place that unmaps it, and references into the mapping borrow from its owner.
+        // SAFETY: only this call unmaps the memory, and references into the mapping borrow from the mapping's owner.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }
 
 fn page_bytes() -> usize {
-    // SAFETY: the call only returns a constant of the system.
+    // SAFETY: sysconf takes no pointers, and only returns a constant of the system.
     let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(bytes).unwrap_or(4096)
 }
@@ -69,13 +69,14 @@ fn page_bytes() -> usize {
 /// `UnsafeCell`. The layout must be that of the map's value, without implicit padding, and the size a multiple of 8.
 pub unsafe trait Shared {}
 
-// SAFETY: it is atomic, has 8 bytes, and every bit pattern is valid.
+// SAFETY: an `AtomicU64` is atomic and has 8 bytes, and every bit pattern is valid.
 unsafe impl Shared for AtomicU64 {}
 
 /// An array map that is mapped into memory.
 ///
-/// Userspace and programs use the entries at the same time. Words that both write are atomic. Other parts of an entry
-/// have one writer. The writer publishes them by storing a word (Release), which the reader loads first (Acquire).
+/// Userspace and programs use the entries at the same time. Words that userspace and programs both write are atomic.
+/// Other parts of an entry have one writer. The writer publishes them by storing a word (Release), which the reader
+/// loads first (Acquire).
 pub struct MappedArray<T> {
     mapping: Mapping,
     len: NonZero<u32>,
@@ -116,8 +117,8 @@ const BUSY: u32 = 1 << 31;
 const DISCARDED: u32 = 1 << 30;
 const HEADER_BYTES: usize = 8;
 
-/// Waits a moment for a record to be written, and returns its length, with `BUSY` if it is still being written. The
-/// other CPU takes longer only if it is interrupted.
+/// Waits a moment for a record to be written, and returns its length, with `BUSY` if it is still being written. The CPU
+/// that writes the record takes longer only if it is interrupted.
 fn settled(length: &AtomicU32) -> u32 {
     const ATTEMPTS: usize = 1000;
     for _ in 0..ATTEMPTS {
@@ -135,8 +136,8 @@ fn settled(length: &AtomicU32) -> u32 {
 pub struct RingReader {
     /// One page, which begins with the position up to which records were consumed.
     consumer: Mapping,
-    /// One page, which begins with the position up to which records were reserved. Then comes the data, mapped twice in
-    /// a row, so that every record is contiguous.
+    /// One page, which begins with the position up to which records were reserved. The ring's data follows it, mapped
+    /// twice in a row, so that every record is contiguous.
     producer: Mapping,
     page: usize,
     mask: usize,
@@ -158,7 +159,8 @@ impl RingReader {
     /// written after a moment.
     pub fn drain(&mut self, mut read: impl FnMut(&[u8])) -> usize {
         let mut records = 0;
-        // SAFETY: both positions are aligned words at the start of their mappings, and only used atomically.
+        // SAFETY: the producer and consumer positions are aligned words at the start of their mappings, and only used
+        // atomically.
         let (consumed, reserved) = unsafe {
             (
                 self.consumer.start.cast::<AtomicU64>().as_ref(),

@@ -198,7 +198,7 @@ impl RuleReader {
             "socket" => self.socket(data),
             "match" => self.extension(data),
             "target" => self.target(data),
-            // These expressions have the same effect on all packets of a connection.
+            // The next expressions have the same effect on all packets of a connection.
             "lookup" => self.matches(),
             "counter" | "last" | "log" | "reject" | "notrack" | "nat" | "masq" | "redir" | "fib" | "rt"
             | "byteorder" | "hash" | "numgen" | "exthdr" => {}

@@ -45,7 +45,8 @@ impl Prefix {
         self.len
     }
 
-    /// Returns the prefix itself and all prefixes that contain it. Each is one bit shorter than the one before.
+    /// Returns the prefix itself and all prefixes that contain it. Each prefix is one bit shorter than the previous
+    /// one.
     pub fn and_shorter(self) -> impl Iterator<Item = Self> {
         (0..=self.len).rev().filter_map(move |len| Self::new(self.address, len))
     }

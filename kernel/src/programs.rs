@@ -21,7 +21,8 @@ pub struct Statistics {
     _enabled: OwnedFd,
 }
 
-/// A program's figures since it was loaded. They grow while some [`Statistics`] exists.
+/// A program's run time and numbers of runs since it was loaded. The kernel updates them only while a [`Statistics`]
+/// exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramFigures {
     /// The kernel's ID of the program.
@@ -41,12 +42,12 @@ pub struct ProgramFigures {
 impl Statistics {
     /// Enables statistics until the value is dropped. Needs CAP_SYS_ADMIN.
     pub fn enable() -> Result<Self, Error> {
-        // SAFETY: no pointers are passed; the call creates the descriptor.
+        // SAFETY: `bpf_enable_stats` takes no pointers, and returns a new descriptor.
         let enabled = unsafe { owned(libbpf_sys::bpf_enable_stats(libbpf_sys::BPF_STATS_RUN_TIME)) };
         Ok(Self { _enabled: enabled.map_err(Error::Statistics)? })
     }
 
-    /// Returns the figures of every program that is loaded at present.
+    /// Returns run time and numbers of runs of every program that is loaded at present.
     pub fn read(&self) -> Vec<ProgramFigures> {
         ProgInfoIter::default()
             .map(|info| ProgramFigures {
@@ -103,7 +104,7 @@ impl RunTime {
         Ok(total)
     }
 
-    /// Returns a program's ID and figures, or `None` if the file is not a program of this kind.
+    /// Returns a program's ID, number of runs and run time, or `None` if the file is not a program of this kind.
     fn parse(info: &str, kind: Option<ProgramKind>) -> Option<(u64, Self)> {
         field(info, "prog_type:")
             .filter(|is| kind.is_none_or(|kind| *is == u64::from(kind.program_type())))?;
@@ -133,7 +134,7 @@ pub fn skipped_runs(program: BorrowedFd<'_>) -> u64 {
     field(&fs::read_to_string(path).unwrap_or_default(), "recursion_misses:").unwrap_or(0)
 }
 
-/// Returns the number in a line of `/proc/PID/fdinfo/FD`.
+/// Returns the number after `name` in the text `info` of `/proc/PID/fdinfo/FD`.
 fn field(info: &str, name: &str) -> Option<u64> {
     info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
 }
@@ -195,7 +196,7 @@ impl ProgramFunctions {
 fn newest(known: u32) -> io::Result<u32> {
     let mut newest = known;
     loop {
-        // SAFETY: the call writes one number.
+        // SAFETY: `bpf_prog_get_next_id` only writes a number to `newest`.
         match unsafe { check(libbpf_sys::bpf_prog_get_next_id(newest, &raw mut newest)) } {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(newest),

@@ -25,7 +25,7 @@ pub unsafe fn owned(result: i32) -> io::Result<OwnedFd> {
 /// Detaches a link's program. Closing the link is not enough: if another thread is just starting a child process, the
 /// child has the descriptor until exec. It is an error if the interface is gone, since the link is then gone too.
 pub fn detach(link: impl AsFd) -> io::Result<()> {
-    // SAFETY: the descriptor is open; no pointers are passed.
+    // SAFETY: the link's descriptor is open, and `bpf_link_detach` takes no pointers.
     check(unsafe { libbpf_sys::bpf_link_detach(link.as_fd().as_raw_fd()) })
 }
 

@@ -42,8 +42,8 @@ struct SctpPathParameters {
 
 const _: () = assert!(size_of::<RetransmissionTimes>() == 16 && size_of::<SctpPathParameters>() == 156);
 
-/// Sets options: small messages are sent at once, a path without traffic is probed after `silent`, and it is given up
-/// after `questions` unanswered probes in a row.
+/// Sets options of a socket. Small messages are sent at once. A path without traffic is probed after the time `silent`,
+/// and is given up after `questions` unanswered probes in a row.
 ///
 /// # Errors
 /// Fails if the kernel refuses an option, for example because the socket is not an SCTP socket.

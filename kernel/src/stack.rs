@@ -86,7 +86,7 @@ pub enum FrameStart {
     Ip,
     /// The interface is a tunnel.
     Tunnel {
-        /// The kernel's name for such tunnels.
+        /// The kernel's name for tunnels of this kind, such as `gre`.
         kind: String,
     },
     /// Frames begin with another header, of this hardware type.
@@ -163,8 +163,8 @@ fn strips_tags(ifindex: i32) -> io::Result<bool> {
     }
     request.ifr_ifru.ifru_data = (&raw mut flags).cast();
     let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
-    // SAFETY: the request names an interface and points to the structure that the command fills in. Both outlive the
-    // call.
+    // SAFETY: the request names an interface and points to the structure that the command fills in. The request and the
+    // structure outlive the call.
     match Errno::result(unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) }) {
         Ok(_) => Ok(flags.value & ETH_FLAG_RXVLAN != 0),
         // A driver without these flags removes no tags.

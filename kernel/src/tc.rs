@@ -110,7 +110,7 @@ pub fn count(ifindex: i32, hook: KernelHook) -> io::Result<usize> {
 pub fn detach_all(ifindex: i32, hook: KernelHook) -> io::Result<usize> {
     let links = links(ifindex, hook)?;
     for id in &links {
-        // SAFETY: the call takes no pointers, and creates the descriptor that it returns.
+        // SAFETY: `bpf_link_get_fd_by_id` takes no pointers, and returns a new descriptor.
         raw::detach(unsafe { raw::owned(libbpf_sys::bpf_link_get_fd_by_id(*id)) }?)?;
     }
     Ok(links.len())
@@ -128,9 +128,9 @@ fn links(ifindex: i32, hook: KernelHook) -> io::Result<Vec<u32>> {
         ..Default::default()
     };
     options.__bindgen_anon_1.count = MOST as u32;
-    // SAFETY: both arrays have as many elements as `count` says and outlive the call.
+    // SAFETY: `programs` and `links` have as many elements as `count` says, and outlive the call.
     check(unsafe { libbpf_sys::bpf_prog_query_opts(ifindex, kind(hook), &raw mut options) })?;
-    // SAFETY: all members of the union have the same number.
+    // SAFETY: all members of the union are the same number under different names.
     let count = unsafe { options.__bindgen_anon_1.count } as usize;
     Ok(links.into_iter().take(count).collect())
 }
@@ -158,7 +158,8 @@ fn tcx(
         ..Default::default()
     };
     let program = program.as_fd().as_raw_fd();
-    // SAFETY: the program is open; `options` is initialised and carries its size; the call makes the descriptor.
+    // SAFETY: the program's descriptor is open, and `options` is initialised and has its size in its field `sz`.
+    // `bpf_link_create` returns a new descriptor.
     unsafe { raw::owned(libbpf_sys::bpf_link_create(program, ifindex, kind(hook), &raw const options)) }
 }
 
@@ -166,9 +167,9 @@ fn tcx(
 fn interface_of(link: &OwnedFd) -> io::Result<u32> {
     let mut info = libbpf_sys::bpf_link_info::default();
     let mut len = size_of::<libbpf_sys::bpf_link_info>() as u32;
-    // SAFETY: the descriptor is open; `info` has as many bytes as `len` says and outlives the call.
+    // SAFETY: the link's descriptor is open; `info` has as many bytes as `len` says and outlives the call.
     check(unsafe { libbpf_sys::bpf_link_get_info_by_fd(link.as_raw_fd(), &raw mut info, &raw mut len) })?;
-    // SAFETY: the link is a TCX link, so the kernel has filled in this member of the union.
+    // SAFETY: the link is a TCX link, so the kernel has filled in the member `tcx` of the union.
     Ok(unsafe { info.__bindgen_anon_1.tcx.ifindex })
 }
 
@@ -211,7 +212,8 @@ impl ClsactFilter {
             },
             ..options()
         };
-        // SAFETY: both structures are initialised and carry their sizes; the descriptor is open.
+        // SAFETY: `point` and `options` are initialised, and have their sizes in their fields `sz`. The program's
+        // descriptor is open.
         check(unsafe { libbpf_sys::bpf_tc_attach(&raw const point, &raw mut options) })?;
         let libbpf_sys::bpf_tc_opts { handle, priority, prog_id: program, .. } = options;
         Ok(Self { ifindex, hook, handle, priority, program, namespace })
@@ -222,7 +224,7 @@ impl ClsactFilter {
         let Self { ifindex, hook, handle, priority, program, .. } = *self;
         let point = point(ifindex, hook);
         let mut options = libbpf_sys::bpf_tc_opts { handle, priority, ..options() };
-        // SAFETY: both structures are initialised and carry their sizes.
+        // SAFETY: `point` and `options` are initialised, and have their sizes in their fields `sz`.
         let found = check(unsafe { libbpf_sys::bpf_tc_query(&raw const point, &raw mut options) });
         found.is_ok() && options.prog_id == program
     }
@@ -266,7 +268,7 @@ fn remove_stale(point: &libbpf_sys::bpf_tc_hook, hook: KernelHook, name: &str) -
 /// Detaches a filter in the calling thread's namespace.
 fn detach(point: &libbpf_sys::bpf_tc_hook, handle: u32, priority: u32) -> io::Result<()> {
     let options = libbpf_sys::bpf_tc_opts { handle, priority, ..options() };
-    // SAFETY: both structures are initialised and carry their sizes.
+    // SAFETY: `point` and `options` are initialised, and have their sizes in their fields `sz`.
     check(unsafe { libbpf_sys::bpf_tc_detach(point, &raw const options) })
 }
 

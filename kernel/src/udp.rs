@@ -14,7 +14,7 @@ pub fn end_for_all(socket: impl AsFd) -> io::Result<()> {
     drop_all(&socket)?;
     let locked: libc::c_int = 1;
     set(&socket, libc::SOL_SOCKET, libc::SO_LOCK_FILTER, &locked)?;
-    // SAFETY: the descriptor is open; no pointers are passed.
+    // SAFETY: the socket's descriptor is open, and shutdown takes no pointers.
     let ended = unsafe { libc::shutdown(socket.as_fd().as_raw_fd(), libc::SHUT_RDWR) };
     if ended == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
@@ -30,7 +30,8 @@ pub fn drop_all(socket: impl AsFd) -> io::Result<()> {
 /// Sets an option of a socket.
 pub fn set<T>(socket: impl AsFd, level: libc::c_int, name: libc::c_int, value: &T) -> io::Result<()> {
     let bytes = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the descriptor is open, and `value` has `bytes` bytes. Memory that `value` points to outlives the call.
+    // SAFETY: the socket's descriptor is open, and `value` has `bytes` bytes. Memory that `value` points to outlives
+    // the call.
     let set = unsafe {
         libc::setsockopt(socket.as_fd().as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), bytes)
     };

@@ -18,7 +18,7 @@ pub fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<libc::gid_t>> {
     let mut groups: Vec<libc::gid_t> = vec![0; GROUPS];
     loop {
         let mut bytes = size_of_val(&groups[..]) as libc::socklen_t;
-        // SAFETY: the descriptor is open, and the buffer has the stated size.
+        // SAFETY: the socket's descriptor is open, and `groups` has `bytes` bytes.
         let got = unsafe {
             libc::getsockopt(
                 socket.as_raw_fd(),

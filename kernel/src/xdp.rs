@@ -30,7 +30,7 @@ pub fn detach_all(ifindex: i32) -> io::Result<usize> {
     };
     let links: Vec<u32> = LinkInfoIter::default().filter(is_there).map(|info| info.id).collect();
     for id in &links {
-        // SAFETY: the call takes no pointers, and creates the descriptor that it returns.
+        // SAFETY: `bpf_link_get_fd_by_id` takes no pointers, and returns a new descriptor.
         detach(unsafe { owned(libbpf_sys::bpf_link_get_fd_by_id(*id)) }?)?;
     }
     Ok(links.len())
@@ -51,7 +51,8 @@ pub fn time(ifindex: i32, frame: &[u8], runs: u32) -> io::Result<Duration> {
         repeat: i32::try_from(runs).map_err(io::Error::other)?,
         ..Default::default()
     };
-    // SAFETY: the descriptor is open. The kernel reads the frame during the call only, and writes to `options`.
+    // SAFETY: the program's descriptor is open. The kernel reads the frame during the call only, and writes to
+    // `options`.
     check(unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut options) })?;
     Ok(Duration::from_nanos(options.duration.into()))
 }
@@ -67,7 +68,8 @@ fn link(program: BorrowedFd<'_>, ifindex: i32, mode: XdpMode) -> io::Result<Owne
         ..Default::default()
     };
     let program = program.as_raw_fd();
-    // SAFETY: the program is loaded; `options` is initialised and carries its size. The call makes the descriptor.
+    // SAFETY: the program is loaded, and `options` is initialised and has its size in its field `sz`. `bpf_link_create`
+    // returns a new descriptor.
     unsafe { owned(libbpf_sys::bpf_link_create(program, ifindex, libbpf_sys::BPF_XDP, &raw const options)) }
 }
 
@@ -76,10 +78,10 @@ fn link(program: BorrowedFd<'_>, ifindex: i32, mode: XdpMode) -> io::Result<Owne
 fn is_attached(link: impl AsFd) -> bool {
     let mut info = libbpf_sys::bpf_link_info::default();
     let mut bytes = size_of_val(&info) as u32;
-    // SAFETY: the descriptor is open; `info` has as many bytes as `bytes` says and outlives the call.
+    // SAFETY: the link's descriptor is open; `info` has as many bytes as `bytes` says and outlives the call.
     let error = unsafe {
         libbpf_sys::bpf_link_get_info_by_fd(link.as_fd().as_raw_fd(), &raw mut info, &raw mut bytes)
     };
-    // SAFETY: the link is of an XDP program, so the kernel has filled in this member.
+    // SAFETY: the link is of an XDP program, so the kernel has filled in the member `xdp` of the union.
     error == 0 && unsafe { info.__bindgen_anon_1.xdp.ifindex } != 0
 }

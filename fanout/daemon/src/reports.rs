@@ -1,6 +1,6 @@
 //! A limit for reports of receivers that are passed on to the sender.
 
-/// Counts the reports, of one receiver or of all, that were passed on to the sender in one second.
+/// Number of reports that were passed on to the sender in one second: the reports of one receiver, or of all receivers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reports {
     second: u64,
@@ -18,7 +18,8 @@ impl Reports {
 
 /// Returns whether one more report may be passed on in this second, and counts it. Half of the `most` reports per
 /// second go to whichever receivers report first. The other half is shared evenly among `receivers`, so that a receiver
-/// that reports all the time does not keep others' reports from the sender. A single receiver may use all of them.
+/// that reports all the time does not keep others' reports from the sender. If the stream has only one receiver, all
+/// `most` reports may come from it.
 pub fn take(all: &mut Reports, own: &mut Reports, second: u64, most: u32, receivers: usize) -> bool {
     let first = most.div_ceil(2);
     let share = match u32::try_from(receivers).unwrap_or(u32::MAX) {

@@ -83,8 +83,8 @@ pub enum SocketKind {
 }
 
 impl ServedRtpStream {
-    /// Opens a stream. If one of `before` has the same address, the new stream takes over its sockets, so that packets
-    /// waiting in them are not lost.
+    /// Opens a stream. If one of the earlier streams `before` has the same address, the new stream takes over the
+    /// earlier stream's sockets, so that packets waiting in the sockets are not lost.
     pub fn open(settings: Settings, fanout: &kernel::Fanout, before: &[Arc<Self>]) -> anyhow::Result<Self> {
         let bind = |at: SocketAddr| match before.iter().find_map(|stream| stream.socket_at(at)) {
             Some(socket) => Ok(socket.try_clone()?),
@@ -208,7 +208,8 @@ impl ServedRtpStream {
         }
     }
 
-    /// Fans out a packet that the kernel left to userspace, to the same receivers with the same caps.
+    /// Fans out a packet that the kernel left to userspace, to the same receivers and under the same rate limits as the
+    /// BPF program would.
     fn fan_out(&self, state: &mut StreamState, datagram: &[u8], now_ns: u64) {
         let Some(packet) = DatagramKind::read(datagram) else {
             return state.count("not_rtp");
@@ -500,7 +501,7 @@ impl ReachedReceiver {
             .map(|outcome| (outcome.name().to_owned(), self.receiver.copies(outcome)))
             .filter(|(_, count)| *count > 0)
             .collect();
-        // The fraction counts in 256ths (RFC 3550, section 6.4.1).
+        // A report block gives the fraction of lost packets in 256ths (RFC 3550, section 6.4.1).
         let lost = self.heard.map(|heard| f64::from(heard.fraction_lost) / 2.56);
         let trip = self.heard.and_then(|heard| heard.round_trip).map(|trip| trip.as_secs_f64() * 1e3);
         status::ReceiverStatus {

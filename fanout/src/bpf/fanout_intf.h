@@ -22,11 +22,11 @@ struct fanout_config {
 struct fanout_at {
 	__u8 address[16];
 	__be16 port;
-	__u8 family; /* 4 or 6 */
+	__u8 family; /* IP version: 4 or 6 */
 	__u8 pad;
 };
 
-#define FANOUT_SSRC_KNOWN (1ULL << 32) /* set in `ssrc` of a stream if the low half is its SSRC */
+#define FANOUT_SSRC_KNOWN (1ULL << 32) /* bit of fanout_stream.ssrc: the low 32 bits are an SSRC */
 
 /* One sender's stream, which is copied to many receivers. */
 struct fanout_stream {
@@ -110,7 +110,7 @@ enum fanout_further_run {
 	FANOUT_FURTHER_RUNS,
 };
 
-/* Selects the packets that become events. Userspace changes it while the program runs. */
+/* The filter that selects which packets become events. Userspace changes the filter while the program runs. */
 struct fanout_tracing {
 	__u32 every;	/* trace packets whose RTP sequence number is a multiple of this; 0: trace none */
 	__u32 stream;	/* trace only the stream with this number; 0: any stream */
@@ -121,7 +121,7 @@ struct fanout_tracing {
 
 /* An event in the ring buffer `events`: the outcome of a copy, or of a sender's packet that was not copied. */
 struct fanout_event {
-	__u64 arrived_ns; /* CLOCK_MONOTONIC */
+	__u64 arrived_ns; /* time when the packet arrived, CLOCK_MONOTONIC */
 	__u64 time_ns;	  /* time when the copy or the packet was finished */
 	__u32 stream;
 	__u32 receiver; /* number of the receiver; 0: the event is about the packet itself */

@@ -14,7 +14,7 @@ struct cursor_kept {
 	__u64 traced_ns; /* time when the packet arrived; 0: the packet is not traced */
 };
 
-#define CURSOR_ID 0x4d460000U /* high half of the ID of a cursor entry */
+#define CURSOR_ID 0x4d460000U /* high half of the packet marks that are IDs of entries in `cursors` */
 #include "fan_runs.h"
 
 #define HEAD_ROOM    64 /* room for the longest headers, ETHERNET_BYTES + IPV6_BYTES + UDP_BYTES, rounded up */

@@ -5,8 +5,8 @@
 
 #include "fanout_maps.h"
 
-/* Not inlined, so that BTF has the type. It uses bpf_ringbuf_output, because the verifier of 6.1
- * forgets that reserved memory is not NULL when a function returns it.
+/* Not inlined, so that BTF has struct fanout_event. The function uses bpf_ringbuf_output instead of
+ * bpf_ringbuf_reserve. The verifier of Linux 6.1 forgets that reserved memory is not NULL when a function returns it.
  */
 static __noinline int send_event(struct fanout_event *event)
 {

@@ -9,8 +9,8 @@
 
 #define RTP_VERSION	   2
 #define RTP_HEADER_BYTES   12
-#define RTCP_HEADER_BYTES  8  /* includes the SSRC of the report's author */
-#define RTCP_REPORT_BYTES  28 /* a sender report up to its report blocks */
+#define RTCP_HEADER_BYTES  8  /* RTCP header, including the SSRC of the report's author */
+#define RTCP_REPORT_BYTES  28 /* the part of a sender report in front of its report blocks */
 #define RTCP_SENDER_REPORT 200
 /* RTCP packet types on a port shared with RTP: payload types with the marker bit set (RFC 5761, section 4). */
 #define RTCP_FIRST 192
@@ -25,7 +25,7 @@ enum rtp_kind {
 struct rtp_packet {
 	__u32 ssrc;
 	__u32 timestamp;
-	__u32 ntp_middle; /* middle 32 bits of a whole sender report's NTP time; else 0 */
+	__u32 ntp_middle; /* middle 32 bits of the NTP time of a complete sender report; 0 for other packets */
 	__u16 sequence;
 	__u8 kind;   /* enum rtp_kind */
 	__u8 second; /* second byte of the packet */

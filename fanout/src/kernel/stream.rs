@@ -49,7 +49,7 @@ pub struct SenderStream {
 pub struct FanoutMedia {
     /// Number of packets that the sender sent, with or without copies.
     pub packets: u64,
-    /// Bytes of UDP payload of these packets from the sender.
+    /// Bytes of UDP payload of all packets that the sender sent, with or without copies.
     pub bytes: u64,
     /// Arrival time of the latest packet, `CLOCK_MONOTONIC`; 0 if no packet has arrived.
     pub last_ns: u64,
@@ -245,7 +245,8 @@ impl ReceiverCopy {
     fn set(&self, path: NetPath, cap: Cap, until_ns: u64) {
         let entry = self.entry();
         let (cost, burst) = cap.ticks();
-        // SAFETY: the epoch is 0, so no reader uses the field, and the entry has no other handle.
+        // SAFETY: the entry's epoch is 0, so the program does not use `path`, and no other `ReceiverCopy` has the
+        // entry.
         unsafe { *entry.path.get() = path };
         entry.rate.cost.store(cost, Ordering::Relaxed);
         entry.rate.burst.store(burst, Ordering::Relaxed);

@@ -111,7 +111,7 @@ impl Fanout {
     }
 
     fn counted(&self) -> FanoutCounters {
-        self.counters().expect("counters") // exact: nothing runs but by BPF_PROG_TEST_RUN, which has returned
+        self.counters().expect("counters") // exact: the program runs only by BPF_PROG_TEST_RUN, which has returned
     }
 }
 

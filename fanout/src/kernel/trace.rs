@@ -87,7 +87,8 @@ impl FanoutTraceRing {
     /// Sets the filter; `None` traces nothing.
     pub fn set(&self, tracing: Option<FanoutTraceSelection>) {
         let entry = self.table.get(0);
-        // The filter changes in several steps. A packet in between may match both filters or none.
+        // The fields of the filter are written one after the other. A packet that arrives meanwhile may be checked
+        // against a mixture of the old and the new filter.
         entry.every.store(0, Ordering::SeqCst);
         let Some(tracing) = tracing else { return };
         let name = |name: Option<NonZero<u32>>| name.map_or(0, NonZero::get);

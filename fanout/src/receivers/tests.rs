@@ -246,7 +246,8 @@ fn pinned_receiver_needs_no_lease() {
     assert_eq!(commands, [Command::Remove { who: judged, why: RemovalReason::Cut(Trip::Silent) }]);
     let again = scene.all.tick(now + 60 * SECOND, |_| ReceiverSent::default());
     assert_eq!(again, [Command::Add { who: judged, until: FOREVER }], "it cannot prove itself");
-    // A receiver that the operator has named may ask for the stream, and its lease is the answer.
+    // A receiver that the operator has named may also ask for the stream. The relay answers with the receiver's
+    // permanent lease.
     assert!(matches!(scene.subscribe(plain, 10, now), (RequestOutcome::Lease { .. }, None)));
     let token = scene.mint.token("live", plain, now.as_secs());
     assert_eq!(scene.ask(ReceiverAction::Unsubscribe, token, plain, now), (RequestOutcome::Ended, None));
@@ -334,7 +335,8 @@ fn number_of_remembered_receivers_is_limited() {
     }
 }
 
-/// Changes the settings at run time: present receivers stay, and receivers become named or are no longer named.
+/// Changes the settings at run time: present receivers stay, and the operator adds receivers to the settings and
+/// removes them.
 #[test]
 fn stream_limits_and_receivers_may_change_at_run_time() {
     let mut scene = ReceiverScene::new();

@@ -187,7 +187,8 @@ impl daemon::Daemon for GateDaemon {
 /// The state that one connection to the control socket added to the gate. It is removed when the connection ends,
 /// because the server that opened the connection has then ended.
 pub struct ConnectionState {
-    /// Slots for client addresses, shared by all connections to the socket.
+    /// Permits to count connections of a client address, one for each address, shared by all connections to the control
+    /// socket.
     places: Arc<Semaphore>,
     connections: HashMap<(String, IpAddr), CountedClient>,
     /// The published IDs. The size of the gate's table of connections bounds their number.

@@ -17,8 +17,8 @@ use tracing::{info, warn};
 
 use super::{lists::Lists, metrics, watch::GateWatch};
 
-/// Most client addresses whose connections are counted over the socket, as a multiple of the gate's largest number of
-/// clients. A client is a network, so it may have several addresses.
+/// Largest number of client addresses whose connections are counted over the control socket, as a multiple of the
+/// gate's largest number of clients. A client is a network (such as an IPv6 /64), so it may have several addresses.
 const ADDRESSES_FACTOR: usize = 16;
 
 /// The source of the policy.
@@ -69,8 +69,8 @@ pub struct GateDaemon {
     /// List entries that were added at run time.
     pub lists: Lists,
     watch: Mutex<GateWatch>,
-    /// Slots for client addresses whose connections are counted, shared by all connections to the socket. A connection
-    /// to the socket holds a slot as long as a client's connections count.
+    /// Limits how many client addresses all connections to the control socket count. A connection to the socket takes a
+    /// permit for each client address that it counts connections of.
     pub places: Arc<Semaphore>,
     recent: Mutex<Recent>,
     since: Instant,

@@ -127,7 +127,7 @@ fn encode_by_reason(
     out.counters(name, help, values)
 }
 
-/// Writes one gauge for each item, with a label.
+/// Writes one gauge for each element of `all`, with the label that `label` returns for the element.
 fn gauges<T>(
     out: &mut Out<'_>,
     name: &str,

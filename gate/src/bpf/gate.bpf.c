@@ -131,7 +131,9 @@ static __always_inline int run(struct xdp_md *ctx, struct gate_work *work, const
 		count(0, GATE_NOT_UDP, bpf_xdp_get_buff_len(ctx));
 		return XDP_PASS;
 	}
-	/* The run uses one copy, so a change by userspace cannot mix old and new rules for this packet. */
+	/* The run reads gate_active once and uses this copy, so that a change by userspace cannot mix old and new rules
+	 * for the packet.
+	 */
 	work->active = *now;
 	work->now_ns = bpf_ktime_get_coarse_ns();
 	work->exact_ns = 0;

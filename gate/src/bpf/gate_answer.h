@@ -12,19 +12,19 @@
 #include "ghash.h"
 
 #define RETRY_ID_BYTES sizeof(((struct gate_token *)0)->retry_id)
-/* Fixed half bytes of a reserved version (RFC 9000, section 15). The others are random. */
+/* A reserved version has the form 0x?a?a?a?a (RFC 9000, section 15). The half bytes "?" are random. */
 #define RESERVED 0x0a0a0a0a
 
-/* Returns the address of offset `at`. The mask bounds the offset for the verifier. No write that begins here is longer
- * than HEAD_SLACK, so all writes stay inside the buffer.
+/* Returns a pointer to the byte at offset `at` of the answer. The mask bounds the offset for the verifier. No write
+ * that begins here is longer than HEAD_SLACK, so all writes stay inside the buffer.
  */
 static __always_inline __u8 *answer_at(struct gate_answer *answer, __u32 at)
 {
 	return answer->bytes + (at & 255);
 }
 
-/* Writes a connection ID and its length in front. All 20 bytes are always copied, because that needs no loop; the next
- * write covers those that are too many. Returns the offset of that next write.
+/* Writes a connection ID and its length in front. All 20 bytes are always copied, because that needs no loop. The next
+ * write overwrites the bytes after the ID. Returns the offset of that next write.
  */
 static __always_inline __u32 put_id(struct gate_answer *answer, __u32 at, const __u8 *id, __u32 len)
 {
@@ -76,7 +76,7 @@ static __always_inline void put_integrity_tag(struct gate_answer *answer, const 
 	for (int i = 0; i < (ANSWER_AT + ANSWER_MAX) / 16; i++) {
 		__u32 at = from + 16 * i;
 
-		OPAQUE(at); /* keeps the check below, which the verifier needs as a bound */
+		OPAQUE(at); /* keeps clang from dropping the next check, which the verifier needs as a bound */
 		if (at >= to)
 			break;
 		sum = ghash_block(&key->ghash, sum, load128(answer_at(answer, at)));

@@ -60,7 +60,9 @@ static __noinline int end_connection(struct gate_connection *connection, const s
 	return count_event(GATE_CONNECTION_EXPIRED);
 }
 
-/* Counts the entry. Returns not 0 if an earlier call for the same walk has handled it. */
+/* Counts an entry of the map that gate_expire walks over. Returns not 0 if an earlier call for the same walk has
+ * handled the entry.
+ */
 static __always_inline int is_earlier(struct gate_expire_call *call)
 {
 	return call->at++ < call->from;
@@ -108,7 +110,7 @@ static long expire_connection(void *map, struct gate_id *key, struct gate_connec
 	return is_last(call);
 }
 
-/* Removes the path unless its owner is still live and uses it. */
+/* Removes the path unless the connection that owns it is still live and uses it. */
 static long expire_path(void *map, struct gate_path *key, struct gate_path_state *state,
 			struct gate_expire_call *call)
 {
@@ -148,7 +150,7 @@ static long expire_client(void *map, struct gate_client *key, struct gate_count 
 	return is_last(call);
 }
 
-/* Marks the handshake's entry again and keeps it; the LRU map evicts old entries by itself. */
+/* Marks an entry of `handshakes` again and keeps it. The LRU map evicts old entries by itself. */
 static long keep_handshake(void *map, struct gate_id *key, struct gate_opening *opening,
 			   struct gate_expire_call *call)
 {
@@ -158,7 +160,7 @@ static long keep_handshake(void *map, struct gate_id *key, struct gate_opening *
 	return is_last(call);
 }
 
-/* Marks the opening's entry again and keeps it, as keep_handshake() does. */
+/* Marks an entry of `openings` again and keeps it. The LRU map evicts old entries by itself. */
 static long keep_opening(void *map, struct gate_id *key, struct gate_opening *opening,
 			 struct gate_expire_call *call)
 {

@@ -14,7 +14,7 @@ static __noinline int copy_all(struct xdp_md *ctx, struct net_head *head)
 	if (bytes > HEAD_BYTES)
 		bytes = HEAD_BYTES;
 	head->have = bytes;
-	OPAQUE(bytes); /* keeps the compiler from dropping the check below, which gives the verifier its bounds */
+	OPAQUE(bytes); /* keeps clang from dropping the next check, which gives the verifier the bounds of `bytes` */
 	if (bytes < ETHERNET_BYTES || bytes > HEAD_BYTES)
 		return -1;
 	return bpf_xdp_load_bytes(ctx, 0, head->bytes, bytes);

@@ -17,7 +17,7 @@
 #define GATE_ID_LENS	8    /* most different lengths of connection IDs in a scope */
 #define GATE_VERSIONS	4    /* most QUIC versions in a policy */
 #define GATE_PORTS	32   /* most source ports in a policy */
-#define GATE_TOKEN_KEYS 2    /* the key in use and the one before */
+#define GATE_TOKEN_KEYS 2    /* keys whose tokens are accepted: the present key and the previous one */
 #define GATE_TRACERS	8    /* most simultaneous traces of refused packets */
 #define GATE_MODES	24   /* rules that a policy has room for */
 #define GATE_LEVELS	3    /* sizes of networks that have limits: a client, and two wider ones */
@@ -29,7 +29,7 @@ struct gate_address {
 
 /* A size of networks, and their limit. */
 struct gate_level {
-	struct gate_address mask; /* has a one for each bit of the prefix */
+	struct gate_address mask; /* the bits of the prefix are 1, and all others are 0 */
 	__u64 times; /* the network's limit as a multiple of one client's limit; 0: the level is not used */
 };
 
@@ -43,11 +43,11 @@ struct gate_levels {
 struct gate_config {
 	struct gate_levels levels;
 	__u64 sample_ticks; /* least time between two samples of a scope, in ticks; 0: no samples */
-	__u64 mark_seed;    /* random number, so that nobody can choose an address with the mark of another */
-	__u64 client_ids;   /* most tracked connections of one client, unless the quota is higher */
-	__u64 ids;	    /* most entries of the map `connections` */
-	__u64 fresh_rates;  /* new clients whose buckets may begin full, within gate_active.fill_ticks */
-	__u64 nests;	    /* not 0 on PREEMPT_RT: a run may interrupt another run on the same CPU */
+	__u64 mark_seed; /* random seed of the marks' hash, so that nobody can choose addresses with equal marks */
+	__u64 client_ids;  /* most tracked connections of one client, unless the quota is higher */
+	__u64 ids;	   /* most entries of the map `connections` */
+	__u64 fresh_rates; /* new clients whose buckets may begin full, within gate_active.fill_ticks */
+	__u64 nests;	   /* not 0 on PREEMPT_RT: a run may interrupt another run on the same CPU */
 };
 
 /* The rules in the order of their evaluation. */
@@ -65,7 +65,7 @@ enum gate_rule {
 	GATE_SOURCE_PORT,
 	GATE_UNKNOWN_ID,
 	GATE_QUOTA,
-	GATE_NETWORK_QUOTA, /* rules on wider networks have the modes of the rules on clients */
+	GATE_NETWORK_QUOTA, /* GATE_NETWORK_... are rules on wider networks, in the mode of the same rule on clients */
 	GATE_RETRY,
 	GATE_UNKNOWN_INITIALS,
 	GATE_UNKNOWN_PACKETS,
@@ -90,7 +90,7 @@ enum gate_pass {
 	GATE_ALLOWED,	/* the source is on the allow list */
 	GATE_PROVED,	/* the packet begins a connection and has a valid token */
 	GATE_NEW,	/* the packet begins a connection */
-	GATE_UNKNOWN,	/* none of these applies, and no rule refuses the packet */
+	GATE_UNKNOWN,	/* no other reason to pass applies, and no rule refuses the packet */
 	GATE_NOT_UDP,	/* the frame is not readable UDP over IP; counted in scope 0 */
 	GATE_REASONS,
 };
@@ -111,7 +111,9 @@ enum gate_rate_index {
 #define GATE_TRACK 1 /* the gate tracks live connections */
 #define GATE_COUNT 2 /* the gate counts the connections that it tracks */
 
-/* An entry of the map `policies`. The entry of scope s in half h is at h * GATE_SCOPES + s. */
+/* An entry of the map `policies`. The map has two halves, 0 and 1, of which one is in use. The entry of scope s in half
+ * h has the index h * GATE_SCOPES + s.
+ */
 struct gate_policy {
 	__u8 modes[GATE_MODES]; /* enum gate_mode of each rule; the array index is enum gate_rule */
 	__u32 flags;		/* GATE_TRACK, GATE_COUNT */
@@ -135,8 +137,8 @@ _Static_assert(GATE_RULES <= sizeof(((struct gate_policy *)0)->modes), "a mode f
 
 /* Key of the map `scopes`, whose value is the scope's index. */
 struct gate_scope_key {
-	struct gate_address address; /* all zeroes: any address */
-	__be16 port;		     /* 0: any port */
+	struct gate_address address; /* destination address; all zeroes: any address */
+	__be16 port;		     /* destination port; 0: any port */
 	__u16 half;
 };
 
@@ -144,8 +146,8 @@ struct gate_scope_key {
  * rank decides. Entries of scope 0 apply to all scopes.
  */
 struct gate_prefix_key {
-	__u32 prefix_bits; /* includes 32 for the fields in front of the address */
-	__be16 table;	   /* half of the rules in use, plus GATE_TABLE_V6 for IPv6 */
+	__u32 prefix_bits; /* length of the address prefix, plus 32 for `table` and `scope` */
+	__be16 table;	   /* the half (0 or 1) that the entry belongs to, plus GATE_TABLE_V6 for IPv6 */
 	__be16 scope;
 	struct gate_address address;
 };
@@ -166,7 +168,7 @@ enum gate_entry {
 struct gate_client {
 	struct gate_address address;
 	__u16 scope;
-	__u16 level; /* 0: a client */
+	__u16 level; /* index of the network's size in gate_levels; 0: a client */
 };
 
 /* Value of the map `clients`. CPUs change `all` only by compare-and-exchange. The CPU that removes the entry first
@@ -181,9 +183,9 @@ struct gate_count {
 	0xffffffULL /* mask of 24 bits: connections for the quota, counted by the gate or the application */
 #define GATE_TRACKED_BIT   24
 #define GATE_LINGERING_BIT 44
-/* One in the counter (20 bits) of connections whose ID is in use. */
+/* The number to add to gate_count.all for one connection whose ID is in use: 1 in a field of 20 bits. */
 #define GATE_TRACKED (1LL << GATE_TRACKED_BIT)
-/* One in the counter (20 bits) of connections of which only the path is in use. */
+/* The number to add to gate_count.all for one connection of which only the path is in use: 1 in a field of 20 bits. */
 #define GATE_LINGERING	(1LL << GATE_LINGERING_BIT)
 #define GATE_KEPT	0xfffffULL /* mask of a field of 20 bits, after a shift to bit 0 */
 #define GATE_KEPT_MAX	0x3ffff	   /* largest value of each field of 20 bits */
@@ -214,9 +216,9 @@ enum gate_phase {
 
 /* The strength of a connection's claim to a path. The greater claim prevails. */
 enum gate_claim {
-	GATE_CLAIM_FAR = 0, /* a packet with its ID came from this path, which a client can forge */
-	GATE_CLAIM_NEAR,    /* a packet with its ID came from this path, which has the client's address */
-	GATE_CLAIM_PROVED,  /* the server's handshake packets went to this path, and arrived */
+	GATE_CLAIM_FAR = 0, /* a packet with the connection's ID came by the path, perhaps forged */
+	GATE_CLAIM_NEAR, /* a packet with the connection's ID came by the path, whose address is the client's */
+	GATE_CLAIM_PROVED, /* the server's handshake packets went to the path, and arrived */
 };
 
 /* A live connection. Unless the gate tracks the connection, only `phase` is used. */
@@ -261,7 +263,7 @@ struct gate_bucket_key {
 	struct gate_address client; /* address of a client, or of a wider network */
 	__u16 scope;
 	__u8 kind;  /* enum gate_bucket */
-	__u8 level; /* size of the network; 0: a client */
+	__u8 level; /* index of the network's size in gate_levels; 0: a client */
 };
 
 /* The time in ticks when each rate's bucket will be full again. A bucket fills as time passes. */
@@ -357,10 +359,10 @@ struct siphash_key {
  */
 struct gate_token {
 	__u8 magic[4];
-	__u8 key; /* index of the key */
+	__u8 key; /* index of the key that the tag was made with */
 	__u8 id_len;
 	__be16 port;
-	__be32 issued;	  /* seconds since 1970 */
+	__be32 issued;	  /* time when the token was made, in seconds since 1970 */
 	__u8 retry_id[8]; /* source connection ID of the Retry, random so that no two tokens are equal */
 	struct gate_address address;
 	__u8 id[GATE_ID_MAX]; /* original destination connection ID, padded with zeroes */
@@ -378,10 +380,10 @@ struct gate_token_key {
 /* State that userspace changes while packets arrive. Each change is a single word, so no lock is needed. */
 struct gate_active {
 	__u32 turn; /* number of rule changes; the lowest bit is the half of policies, scopes and prefixes in use */
-	__u32 lookups;	    /* look-ups that can find something: GATE_LOOKUP_... */
+	__u32 lookups; /* GATE_LOOKUP_... of each kind of look-up that has entries; other look-ups are skipped */
 	__u32 token_key;    /* index of the key that new tokens are made with */
 	__u32 age;	    /* age (0 or 1) of the marks that are set from now on: gate_marks.h */
-	__s64 unix_seconds; /* UNIX time minus CLOCK_MONOTONIC */
+	__s64 unix_seconds; /* seconds to add to CLOCK_MONOTONIC to get UNIX time */
 	__u64 since_ns; /* CLOCK_MONOTONIC_COARSE since when the gate has seen the packets of all its interfaces */
 	__u64 fill_ticks; /* time in which a client's slowest bucket fills; 0: clients have no rates */
 	__u32 tracers;	  /* active traces: one bit each */
@@ -435,9 +437,9 @@ struct gate_expire_call {
 	__u64 now_ns;
 	__u64 expired; /* result: connections that were forgotten */
 	__u32 walk;    /* enum gate_walk */
-	__u32 at;      /* number of entries passed so far; 0 before the call */
+	__u32 at;      /* number of the map's entries that this call has passed; 0 before the call */
 	__u32 from;    /* number of entries to skip, which earlier calls have handled */
-	__u32 to; /* number of the entry to stop after; if `at` is less after the call, the map has ended */
+	__u32 to; /* number of the entry to stop after; if `at` stays below it, the map has no further entries */
 	__u32 removed; /* result: entries that were removed from the map */
 	__u32 pad;
 };

@@ -26,7 +26,7 @@ struct gate_answer {
 struct gate_place {
 	struct gate_address address;
 	__be16 port;
-	__u32 turn; /* gate_active.turn at the look-up; the result is out of date once they differ */
+	__u32 turn; /* gate_active.turn at the look-up; the result is out of date once gate_active.turn changes */
 	__u32 scope;
 };
 
@@ -45,9 +45,9 @@ struct gate_work {
 	__u64 now_ns;		 /* CLOCK_MONOTONIC_COARSE, with the resolution of the kernel's tick */
 	__u64 exact_ns;		 /* CLOCK_MONOTONIC, read at most once in a run; 0: not read yet */
 	__u32 scope;
-	__u32 monitored; /* rules that would have refused the packet: one bit each */
-	__u32 takers;	 /* traces that get the packet: one bit each */
-	__u8 is_new; /* 1 for an Initial that opens a connection, or another packet of an unknown connection */
+	__u32 monitored;  /* rules that would have refused the packet: one bit each */
+	__u32 takers;	  /* traces that get the packet: one bit each */
+	__u8 is_new;	  /* 1 if the packet counts as a new connection: mostly Initials, see gate_rules.h */
 	__u8 is_repeated; /* 1 if an Initial with the same ID was admitted before */
 	__u8 is_proved;	  /* 1 if the packet has a valid token */
 };
@@ -72,8 +72,8 @@ static __always_inline __u64 unix_seconds(const struct gate_work *work)
 	return work->now_ns / NS_PER_S + work->active.unix_seconds;
 }
 
-/* Load-time configuration. Userspace sets every field. The default has levels, so that the verifier checks the code for
- * each level in tests/load.rs.
+/* Load-time configuration. Userspace sets every field. The default values configure every size of networks, so that in
+ * tests/load.rs the verifier checks the code for each size.
  */
 SEC(".rodata.config")
 const volatile struct gate_config config = {
@@ -100,7 +100,7 @@ struct {
 	__uint(max_entries, 2 * 4 * GATE_SCOPES);
 } scopes SEC(".maps");
 
-/* Half and scope -> policy. */
+/* Half of the map (0 or 1) and scope -> policy. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -130,7 +130,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, GATE_RESTS);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u32); /* ifindex */
+	__type(key, __u32); /* index of an interface */
 	__type(value, __u32);
 } rest_at SEC(".maps");
 
@@ -225,7 +225,7 @@ struct {
 	__uint(max_entries, 1);
 } buckets SEC(".maps");
 
-/* --- State and figures --- */
+/* --- State of scopes, counters, samples and traces --- */
 
 /* Scope -> state that its packets change. */
 struct {

@@ -31,7 +31,9 @@ static __always_inline __u32 take_network(const volatile struct gate_levels *lev
 	return at->times;
 }
 
-/* Returns the limit of a network, if one client's limit is `of_client`: `times` as much, but at most half of `all`. */
+/* Returns the limit of a network: `times` the limit of one client, which is `of_client`, but at most half of `all`, the
+ * limit of all clients together.
+ */
 static __always_inline __u64 network_most(__u64 of_client, __u32 times, __u64 all)
 {
 	__u64 most = of_client * times, half = (all + 1) / 2;

@@ -48,7 +48,7 @@ struct gate_packet {
 	struct gate_address destination;
 	__be16 source_port;
 	__be16 destination_port;
-	__u8 family;	  /* 4 or 6 */
+	__u8 family;	  /* IP version: 4 or 6 */
 	__u8 fragment;	  /* 1 if the packet is a fragment, including the first */
 	__u8 options;	  /* 1 if there are IPv4 options or IPv6 extension headers */
 	__u8 bad_lengths; /* 1 if the lengths of frame, IP and UDP contradict each other */
@@ -219,8 +219,9 @@ static __always_inline enum quic_kind long_kind(const struct gate_packet *packet
 	if (packet->version == __builtin_bswap32(QUIC_VERSION_2))
 		type = (type - 1) & 3;
 	else if (packet->version != __builtin_bswap32(QUIC_VERSION_1))
-		return packet->version ? QUIC_OTHER_VERSION : QUIC_IMPOSSIBLE; /* only servers send 0 */
-	return type == 3 ? QUIC_IMPOSSIBLE : QUIC_INITIAL + type;	       /* only servers send a Retry */
+		return packet->version ? QUIC_OTHER_VERSION
+				       : QUIC_IMPOSSIBLE;	  /* only servers send version 0 */
+	return type == 3 ? QUIC_IMPOSSIBLE : QUIC_INITIAL + type; /* only servers send a Retry */
 }
 
 /* Reads the fields after the connection IDs. If they lie after the copied bytes because of a long token, they remain

@@ -38,8 +38,8 @@ static __always_inline __u32 quic_bytes(const struct gate_work *work)
 	return work->packet.end - work->packet.quic_at;
 }
 
-/* Charges one packet and its bytes to two buckets. Returns the rule that refuses the packet, or GATE_RULES.
- * In every group the rule for bytes has the number after the rule for packets.
+/* Charges one packet and its bytes to two buckets. Returns the rule that refuses the packet, or GATE_RULES. In enum
+ * gate_rule, each rule on the rate of bytes directly follows the rule on the rate of packets.
  */
 static __always_inline enum gate_rule check_rates(struct gate_work *work, const struct gate_policy *policy,
 						  struct gate_buckets *taken, const struct bucket_rate *rates,
@@ -284,8 +284,8 @@ static __always_inline int is_reflected(const struct gate_work *work, const stru
 	return !!(zeroes & ones << 15);
 }
 
-/* Checks the rates of unknown clients, which share their buckets. This comes before check_client(), so that nothing is
- * stored about a client that is refused here.
+/* Checks the rates of unknown clients, which share their buckets. This check comes before check_client(), so that
+ * nothing is stored about a client that is refused here.
  */
 static __noinline enum gate_rule check_unknown(struct gate_work *work, const struct gate_policy *policy)
 {
@@ -363,8 +363,8 @@ static __always_inline int is_crowded(const struct gate_work *work)
 	return 1;
 }
 
-/* Makes buckets for a new client or network. They begin full; if is_crowded(), they begin with enough for two packets
- * like this one of a single client.
+/* Makes buckets for a new client or network. The buckets begin full. If is_crowded(), each begins with twice the price
+ * that this packet has in a single client's bucket.
  */
 static __noinline struct gate_buckets *make_buckets(struct gate_work *work, const struct gate_policy *policy,
 						    const struct gate_bucket_key *key)

@@ -6,10 +6,12 @@
 #include "gate_intf.h"
 #include "siphash.h"
 
-#define GATE_TOKEN_MAGIC 0x3267726d /* "mrg2" */
-#define GATE_TOKEN_WORDS 8 /* words of 8 bytes that are hashed; the last is the scope, in place of the tag */
+#define GATE_TOKEN_MAGIC 0x3267726d /* the bytes "mrg2", with which every token begins */
+#define GATE_TOKEN_WORDS 8 /* words of 8 bytes that are hashed; the last is the hash of the scope's name */
 
-/* Returns the tag that the token should have. Overwrites the first half of its tag with the scope. */
+/* Returns the tag that the token should have. Overwrites the first half of the token's tag with
+ * gate_policy.token_scope.
+ */
 static __always_inline struct bytes16 gate_token_tag(const struct siphash_key *key, struct gate_token *token,
 						     __u64 scope)
 {

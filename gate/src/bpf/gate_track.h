@@ -24,7 +24,7 @@
 #include "gate_marks.h"
 #include "gate_networks.h"
 
-#define SEEN_NS	     (NS_PER_S / 4) /* resolution of `seen_ns`; CPUs write the shared entry less often this way */
+#define SEEN_NS	     (NS_PER_S / 4)  /* resolution of `seen_ns`, coarse so that CPUs rarely write the entry */
 #define HANDSHAKE_NS (10 * NS_PER_S) /* idle time after which a handshake is forgotten */
 
 static __noinline int count_event(enum gate_event event)
@@ -93,12 +93,12 @@ struct count_change {
 	struct gate_client client;
 	__s32 connections; /* number of connections to add to the count for the quota; negative: to remove */
 	__s64 kept;	   /* number to add to the two other fields of gate_count.all; negative: to remove */
-	__u64 most;	   /* limit of each field */
+	__u64 most;	   /* limit of each field of gate_count.all */
 	__s64 result;	   /* the new number of connections, or enum count_error */
 };
 
-/* Tries the change once. Returns not 0 if the change is made or impossible, which ends bpf_loop(), and 0 if another CPU
- * was faster.
+/* Tries once to change the count of a client or network. Returns not 0 if the change is made or impossible, which ends
+ * bpf_loop(). Returns 0 if another CPU changed the count first.
  */
 static long try_count(__u32 attempt, struct count_change *change)
 {
@@ -169,7 +169,7 @@ static __always_inline __u64 most_of_network(__u64 most, __u32 times)
 {
 	__u64 connections = most & GATE_CONNECTIONS, of_client = most / GATE_TRACKED & GATE_KEPT, kept;
 
-	if (most == ~0ULL) /* no limit */
+	if (most == ~0ULL) /* clients and networks have no limit */
 		return most;
 	if (connections * times < GATE_CONNECTIONS)
 		connections *= times;

@@ -18,7 +18,7 @@ fn invalid_arguments_are_refused_with_a_message() {
     let nothing = ptr::null();
     let no_gate = ptr::null_mut::<Gate>();
     let no_scope = ptr::null_mut::<Scope>();
-    // SAFETY: every pointer may be null, and each of the others is valid.
+    // SAFETY: the functions accept null for every pointer, and the pointers that are not null are valid.
     unsafe {
         refused(millrace_gate_open(nothing, empty, 0, &raw mut gate), "interface is null");
         refused(millrace_gate_open(c"\xff".as_ptr(), empty, 0, &raw mut gate), "interface is not UTF-8");

@@ -111,7 +111,7 @@ impl GateMaps {
 
     // --- Rules ---
 
-    /// Deletes the entries with these keys.
+    /// Deletes these keys from the maps `scopes` and `prefixes`.
     pub fn clear<'a>(
         &self,
         scopes: impl Iterator<Item = &'a intf::ScopeKey>,
@@ -126,7 +126,7 @@ impl GateMaps {
         Ok(())
     }
 
-    /// Writes the rules to one half, which must not be in use.
+    /// Writes the rules to one half of the maps, which must not be in use.
     pub fn write(
         &self,
         half: u32,
@@ -305,7 +305,7 @@ impl GateMaps {
     /// Returns how many were forgotten. The walk is split into parts, because a program's run keeps its CPU until it
     /// ends.
     pub fn expire(&self, now_ns: u64) -> Result<u64, Error> {
-        // Two walks at the same time would both find the same connections idle, and count them twice.
+        // Two walks at the same time would both find the same connections idle, and count them twice as forgotten.
         let _alone = self.walk.lock().unwrap_or_else(PoisonError::into_inner);
         (0..)
             .zip(&self.walked)
@@ -324,7 +324,7 @@ impl GateMaps {
                 entries.store(call.at.into(), Ordering::Relaxed);
                 return Ok(expired);
             }
-            // Removing entries has moved the later ones forward by as many positions.
+            // Each removed entry has moved all later entries forward by one position.
             from = to - call.removed;
         }
     }
@@ -365,7 +365,7 @@ impl GateMaps {
         Ok(statistics)
     }
 
-    /// Returns how many prefixes one half has room for.
+    /// Returns how many prefixes one half of the map `prefixes` has room for.
     pub fn room_for_prefixes(&self) -> u64 {
         u64::from(self.prefixes.max_entries()) / 2
     }

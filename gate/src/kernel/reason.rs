@@ -60,7 +60,7 @@ outcomes! {
 
 impl Rule {
     /// Returns the rule on one client that corresponds to this rule on wider networks. The rule on networks has the
-    /// same mode, and multiples of the numbers.
+    /// same mode, and its limits are multiples of the limits of one client.
     pub fn client_reason(self) -> Option<Self> {
         match self {
             Self::NetworkQuota => Some(Self::Quota),

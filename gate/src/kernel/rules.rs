@@ -45,8 +45,8 @@ pub struct ScopeRules {
     pub prefixes: Vec<(Prefix, ListEntry)>,
 }
 
-/// An application's address, port or both. If several match a packet, one with both wins over one with an address,
-/// which wins over one with a port.
+/// An application's address, port or both. If several places match a packet, address and port together win over an
+/// address alone, which wins over a port alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RulePlace {
     /// The destination address; `None` for any.
@@ -68,7 +68,7 @@ impl RulePlace {
 pub enum ListEntry {
     /// Packets from this prefix pass, except those that no server accepts.
     Allow = 1,
-    /// Packets from this prefix are refused. The value is the greater one, because a block decides if a prefix is in
+    /// Packets from this prefix are refused. `Block` is greater than `Allow`, because a block decides if a prefix is in
     /// both lists.
     Block = 2,
 }
@@ -119,7 +119,8 @@ impl Modes {
     }
 }
 
-/// The default enforces the rules that need no numbers, which refuse packets that no server accepts, and the lists.
+/// The default enforces the rules on malformed or unusual packets, the block list, and the rule on reflectors' source
+/// ports. All other rules are off.
 impl Default for Modes {
     fn default() -> Self {
         [
@@ -150,7 +151,7 @@ pub enum LiveRule {
         /// The idle time after which a connection is forgotten: use the server's idle time-out.
         idle: Duration,
     },
-    /// The gate does not know live connections. This is only for rules against packets that no live connection sends.
+    /// The gate does not know live connections. Use it only with rules against packets that no live connection sends.
     Unknown,
 }
 

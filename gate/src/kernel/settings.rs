@@ -30,7 +30,7 @@ pub(super) struct Settings {
     bare: BTreeSet<i32>,
 }
 
-/// The contents of one half of the maps.
+/// The contents of one half of the maps `scopes` and `prefixes`.
 #[derive(Default)]
 struct Half {
     scopes: BTreeMap<intf::ScopeKey, u32>,
@@ -86,8 +86,8 @@ impl Settings {
         let policies = policies(rules, &names)?;
         let next = Half::new(half, rules, &names, &self.listed);
         let lookups = rules.scopes.iter().flat_map(|scope| &scope.places).fold(0, |all, p| all | p.lookup());
-        // Program runs that began before the previous switch may still use the half that is not in use, and scopes that
-        // were removed since.
+        // Wait for the program runs that began before the previous change of the rules. They may still read the half
+        // that is written next, and use scopes that were removed.
         maps.barrier.wait_for_runs()?;
         reused.into_iter().try_for_each(|index| maps.forget_scope(index))?;
         let old = std::mem::take(self.half(half));
@@ -106,13 +106,14 @@ impl Settings {
         Ok(())
     }
 
-    /// Records that the gate was attached to an interface. It knows connections on that interface only from now on.
+    /// Records that the gate was attached to an interface. The gate sees the connections on that interface only from
+    /// now on.
     pub fn look_anew(&mut self, maps: &GateMaps) -> Result<(), Error> {
         self.activate(maps, intf::Active { since_ns: clock::coarse_ns(), ..self.active })
     }
 
-    /// Sets whether frames of an interface begin with their IP header. The program looks at the map only if there are
-    /// such interfaces.
+    /// Sets whether frames of an interface begin with their IP header. The program looks up an interface in the map
+    /// `bare` only if the map has entries.
     pub fn set_bare(&mut self, maps: &GateMaps, ifindex: i32, bare: bool) -> Result<(), Error> {
         if self.bare.contains(&ifindex) == bare {
             return Ok(());
@@ -178,8 +179,8 @@ impl Settings {
         self.in_force().prefixes.len() as u64
     }
 
-    /// Returns the entries that override this one for a part of its prefixes or for all of them, in the lists that
-    /// apply to the same packets.
+    /// Returns the entries that override `entry` for a part of `prefixes` or for all of them, in the lists that apply
+    /// to the same packets.
     pub fn exceptions(
         &self,
         scope: Option<&str>,
@@ -260,8 +261,8 @@ impl Settings {
     }
 
     /// Returns the names by index with the rules' new names added, and the indexes that changed their name. A name is
-    /// only replaced if neither the rules in force nor the new ones have it. So no packet uses its old state, once
-    /// earlier runs have ended.
+    /// only replaced if neither the rules in force nor the new ones have it. So no packet uses the state of a replaced
+    /// name, once earlier runs of the program have ended.
     fn name(&self, rules: &GateRules) -> Result<(Vec<String>, Vec<u32>), Error> {
         let mut names = self.names.clone();
         let mut reused = Vec::new();

@@ -18,7 +18,7 @@ fn gate(nests: bool) -> LoadedGate {
     LoadedGate::load(&Config { max_prefixes: 64, nests, ..sizes }).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Sets the flag `busy` of every CPU's scratch memory. Reports whether any was set before.
+/// Sets the flag `busy` of every CPU's scratch memory. Reports whether the flag of any CPU was set before.
 fn set_busy(gate: &LoadedGate, busy: u64) -> bool {
     let mut object = lock(&gate.object);
     let works = object.map("works").expect("a map");

@@ -149,8 +149,8 @@ fn tag(key: &GateKey, content: &[u8], scope: &str) -> [u8; 16] {
     siphash128(key.words(), &[content, &scope_word(scope).to_le_bytes()].concat())
 }
 
-/// Checks that a token is authentic and was made for the scope, but not its address and time. This is for QUIC
-/// libraries that compare those by themselves.
+/// Checks that a token is authentic and was made for the scope, but not its address and time. Use it with QUIC
+/// libraries that compare address and time by themselves.
 pub fn open(keys: &Keys, scope: &str, token: &[u8]) -> Result<Token, Error> {
     let token: &[u8; LEN] = token.try_into().map_err(|_| Error::NotOurs)?;
     let (content, sealed) = token.split_at(TAG_AT);

@@ -133,8 +133,8 @@ impl Drop for PacketTracer {
     fn drop(&mut self) {
         let mut settings = lock(&self.settings);
         self.traces.set(self.index, None);
-        // This fails only if the kernel is out of memory for a moment. Packets of the trace are then ignored in
-        // `collect`.
+        // Switching the trace off fails only if the kernel is out of memory for a moment. `collect` then ignores the
+        // packets that the kernel still sends.
         let _ = settings.set_tracer(&self.maps, self.index, false);
     }
 }
@@ -178,7 +178,8 @@ impl Traces {
         })
     }
 
-    /// Takes the queued samples. The queue keeps its number of lost packets, which is a total.
+    /// Takes the queued samples. The number of lost packets stays in the queue, because it is a total since the trace
+    /// began.
     fn take(&self, index: u32) -> TraceQueue {
         let mut queues = lock(&self.queues);
         let queue = queues.get_mut(index as usize).and_then(Option::as_mut);

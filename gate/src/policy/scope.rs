@@ -14,7 +14,8 @@ use super::{
     values::{PolicySeconds, UdpPort},
 };
 
-/// Length of the largest datagram in bytes. The burst of a rate of bytes must be at least this, or it would never pass.
+/// Length of the largest datagram in bytes. A rate of bytes must allow a burst of this size, or such a datagram would
+/// never pass.
 const DATAGRAM_MAX: u64 = 65_535;
 
 pub(super) fn read(reader: &mut SettingsReader, mut section: Section<'_>, directory: &Path) -> ScopeRules {
@@ -144,7 +145,8 @@ fn rules(reader: &mut SettingsReader, mut section: Section<'_>, policy: &mut Pol
     reader.finish(section);
 }
 
-/// Sets a rule that is written as a mode only. A rule that needs numbers can only be switched off in this way.
+/// Sets a rule that the policy gives as a mode, without numbers. A rule that needs numbers may only have the mode `off`
+/// here.
 fn set_mode(
     reader: &mut SettingsReader,
     place: &SettingPlace,

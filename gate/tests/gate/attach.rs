@@ -119,18 +119,18 @@ fn bare_program(kind: u32, verdict: u8) -> OwnedFd {
         )
     };
     assert!(program >= 0, "the program loads");
-    // SAFETY: the call has made the descriptor, and nobody else owns it.
+    // SAFETY: `bpf_prog_load` has made the descriptor `program`, which nobody else owns.
     unsafe { OwnedFd::from_raw_fd(program) }
 }
 
 /// Attaches the program by a link, and returns the link. Dropping the link detaches the program.
 fn bare_link(program: &OwnedFd, ifindex: i32, to: u32) -> Result<OwnedFd, i32> {
-    // SAFETY: a null pointer means no options.
+    // SAFETY: `bpf_link_create` accepts a null pointer in place of options.
     let link = unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), ifindex, to, std::ptr::null()) };
     if link < 0 {
         return Err(-link);
     }
-    // SAFETY: the call has made the descriptor, and nobody else owns it.
+    // SAFETY: `bpf_link_create` has made the descriptor `link`, which nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(link) })
 }
 

@@ -96,8 +96,8 @@ fn non_ip_packet_passes_without_an_ethernet_header() {
         packet[0] = first << 4 | 5;
         assert_eq!(gate.run(&packet).expect("a run"), FrameAction::Pass, "version {first}");
     }
-    // On this interface the gate expects frames to begin with an IP header. It passes an Ethernet frame, because that
-    // does not.
+    // On this interface the gate expects frames to begin with an IP header. It passes an Ethernet frame unchecked,
+    // because the frame does not begin with an IP header.
     assert_eq!(gate.run(&to_server(V4, short(&[], 20)).bytes()).expect("a run"), FrameAction::Pass);
     gate.set_bare(LOOPBACK, false).expect("set");
     assert_eq!(gate.run(&to_server(V4, short(&[], 20)).bytes()).expect("a run"), FrameAction::Drop);

@@ -183,7 +183,7 @@ fn each_network_has_its_own_rate_limits() {
         let greedy: Vec<_> = (0..200).map(|n| send(of_site(0), n)).collect();
         assert_eq!(greedy.iter().filter(|it| **it == NEW).count(), 3, "{of_client:?}");
         assert_eq!(greedy.last(), Some(&refused(of_client)));
-        // The /56 allows 8 times 3 and has used 3; after it, the /48 allows 64 times 3.
+        // The /56 allows 8 times 3 new connections, of which the greedy client has used 3. The /48 allows 64 times 3.
         let siblings = (1..0x100).filter(|n| send(of_site(*n), *n) == NEW).count();
         assert!(begin.is_about(siblings, 21, 8), "{of_client:?}: {siblings}");
         let others: Vec<_> = (1..400).map(|n| send(of_site(n * 157), n)).collect();

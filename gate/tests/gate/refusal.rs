@@ -39,8 +39,8 @@ fn events(gate: &LoadedGate) -> [u64; 2] {
     [Event::Answered, Event::NotAnswered].map(|event| statistics.event(event))
 }
 
-/// Checks the answer: its version is reserved (RFC 9000, section 15), it has both IDs of the packet, and it is shorter
-/// than the packet.
+/// Checks the answer: its version is reserved (RFC 9000, section 15), it has the source and destination connection IDs
+/// of the packet, and it is shorter than the packet.
 fn assert_refusal(gate: &LoadedGate, asked: &TestFrame, rule: Rule, id: &[u8], from: &[u8]) {
     let (verdict, action) = judge(gate, &asked.bytes());
     assert_eq!(verdict, Some(("web".to_owned(), refused(rule))));

@@ -77,8 +77,8 @@ fn hex(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// Checks the tag and the contents of tokens, for both families, both versions and IDs of all lengths. A token is
-/// accepted only from its own address and port.
+/// Checks the tag and the contents of tokens, for IPv4 and IPv6, QUIC versions 1 and 2, and connection IDs of all
+/// lengths. A token is accepted only from its own address and port.
 #[test]
 fn retry_tokens_are_valid_for_their_address() {
     if !root("tokens") {
@@ -207,7 +207,7 @@ fn retry_is_sent_only_under_load() {
     for n in 0..5 {
         assert_eq!(reason(&gate, &open(n, V4)), passed(Pass::New));
     }
-    // The same Initial may be repeated this many times without opening another connection.
+    // The same Initial may be repeated 32 times (REPEATS_MAX) without opening another connection.
     for _ in 0..32 {
         assert_eq!(reason(&gate, &open(4, V4)), passed(Pass::New));
     }

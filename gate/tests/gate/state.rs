@@ -131,7 +131,7 @@ fn packets_with_published_connection_ids_pass() {
         web.retire(&SERVER_ID).expect("also if it is gone");
         assert_eq!(reason(&gate, &packet), refused(Rule::UnknownId));
     }
-    // An ID that was published in another scope is unknown in this one.
+    // A connection ID that was published in another scope is unknown in this scope.
     let rules = |policy: PolicyRules| GateRules {
         scopes: vec![scope("web", 443, policy.clone()), scope("dns", 853, policy)],
         ..GateRules::default()
@@ -215,7 +215,7 @@ pub fn answer(gate: &LoadedGate, to: &str, version: u32, id: &[u8]) {
     gate.run_egress(&to_client(to, payload).bytes()).expect("watched");
 }
 
-/// Sends both sides of a handshake, up to the client's first short header.
+/// Sends the packets of client and server in a handshake, up to the client's first short header.
 pub fn handshake(gate: &LoadedGate, from: &str, version: u32, id: &[u8]) {
     assert_eq!(reason(gate, &to_server(from, initial(version, &[0xc0; 8], &[2; 4], &[]))), NEW);
     answer(gate, from, version, id);
@@ -259,7 +259,7 @@ fn answered_handshake_becomes_live() {
     }
 }
 
-/// Ages the marks (`gate_marks.h`) several times, and checks that entries of the maps are still found.
+/// Clears old marks (`gate_marks.h`) several times, and checks that the program still finds the entries of the maps.
 #[test]
 fn handshake_marks_expire_and_connections_do_not() {
     if !root("handshake_marks_expire_and_connections_do_not") {
@@ -597,7 +597,8 @@ fn large_buckets_refill_tick_by_tick() {
     if !root("large_buckets_refill_tick_by_tick") {
         return;
     }
-    // The bucket never fills completely, because it would then lose time.
+    // The burst is too large for the bucket to fill during the test. A full bucket would not gain anything from further
+    // time.
     let rate = RuleRate::per_second(PER_SECOND, 20 * PER_SECOND);
     let unknown_rates = Rates { initials: Some(rate), ..Rates::default() };
     let gate = gate(PolicyRules { modes: enforce(&[Rule::UnknownInitials]), unknown_rates, ..published() });
@@ -640,7 +641,7 @@ pub fn spoofed(n: u32) -> String {
 }
 
 /// Floods with all kinds of packets, from far more addresses than any table has room for. Every packet of every live
-/// connection must still pass as such.
+/// connection must still pass as a packet of a live connection.
 #[test]
 fn flood_evicts_no_live_connection() {
     if !root("flood_evicts_no_live_connection") {
@@ -680,7 +681,8 @@ fn flood_evicts_no_live_connection() {
     }
 }
 
-/// Connects more clients than the tables have room for. The first stay, and the others pass without being counted.
+/// Connects more clients than the tables have room for. The first connections stay live. The packets of later clients
+/// pass, but their connections are not counted.
 #[test]
 fn connections_beyond_a_full_table_pass_uncounted() {
     if !root("connections_beyond_a_full_table_pass_uncounted") {

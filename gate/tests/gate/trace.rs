@@ -84,8 +84,8 @@ fn packets_over_the_trace_rate_are_counted() {
     assert_eq!(samples.len() as u64 + left_out, matched);
 }
 
-/// Checks that packets without room are counted as lost, and that a trace that is read in time loses none because of
-/// another.
+/// Checks that packets for which a trace's queue has no room are counted as lost. A trace that is read in time loses no
+/// packets because of another trace.
 #[test]
 fn packets_not_read_in_time_are_counted() {
     if !root("packets_not_read_in_time_are_counted") {
@@ -178,7 +178,8 @@ fn trace_filters_select_packets() {
     }
 }
 
-/// Runs as many traces as are allowed. A trace that ends makes room for another, and leaves no packets or counts to it.
+/// Runs as many traces as are allowed. A trace that ends makes room for another trace, which gets none of the first
+/// trace's packets or counts.
 #[test]
 fn traces_start_and_end_independently() {
     if !root("traces_start_and_end_independently") {

@@ -230,7 +230,7 @@ pub async fn quota_of_two_holds(site: &GateSite) -> [Connection; 2] {
     hello(&first).await;
     hello(&second).await;
     first.close(0u8.into(), b"");
-    // The first two stay open for longer than the third one tries.
+    // The first two connections stay open for longer than the third client tries to connect.
     let third = tokio::time::timeout(millrace_testkit::BOUND, async {
         loop {
             if let Ok(Ok(connection)) = tokio::time::timeout(SHORT, site.connect(LONG)).await {

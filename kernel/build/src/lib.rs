@@ -69,7 +69,7 @@ impl Build {
     }
 
     /// Writes the Rust types of some headers to a separate file, for headers that cannot be included in one C file.
-    /// Without such calls there is one file, `intf.rs`.
+    /// Without calls of this function, all types are in one file, `intf.rs`.
     pub fn types(mut self, file: &'static str, headers: &'static [&'static str]) -> Self {
         self.files.push((file, headers));
         self

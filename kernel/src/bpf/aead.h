@@ -23,15 +23,15 @@
 #define QUIC_TAG 16
 /* Largest offset, used as a mask: QUIC_TEXT_MAX bytes from here still fit a quic_buf. */
 #define QUIC_AT_MAX	2047
-#define QUIC_HEADER_MAX 528 /* most bytes of a header: QUIC needs 25, test vectors need more */
+#define QUIC_HEADER_MAX 528 /* most bytes of a packet's header: QUIC needs 25, test vectors need more */
 
 /* Scratch memory for one packet. It is too large for the BPF stack, so keep it in a per-CPU map. */
 struct quic_buf {
 	__u8 bytes[4096];
 	/* Keystream of the present packet, unless the caller has another buffer for it. */
 	struct quic_keystream keystream;
-	/* Intermediate results of the functions below. They cannot be arguments: BPF functions have at most five, and
-	 * all are used.
+	/* Intermediate results of the functions in this header. They cannot be arguments: BPF functions have at most
+	 * five arguments, and all five are used.
 	 */
 	union {
 		struct poly1305 poly;
@@ -69,7 +69,7 @@ static __always_inline void chacha20_keystream(const struct quic_keys *keys, __u
 					       struct quic_keystream *out)
 {
 	const __u32 size = sizeof(struct chacha20_block);
-	/* On the stack, unlike in maps, BPF insists on alignment. */
+	/* The verifier allows unaligned access to map values, but not to the stack, where this variable is. */
 	struct chacha20_input input __attribute__((aligned(8)));
 
 	quic_nonce(keys, number, input.bytes + 4);
@@ -149,7 +149,7 @@ static __always_inline void ghash_header(struct gf128 *state, const struct ghash
 	*state = sum;
 }
 
-/* Authenticates the header. This and the next functions, up to quic_seal_with(), are global and pass the
+/* Authenticates the header. This function and those after it, up to quic_seal_with(), are global and pass the
  * authenticator's state in memory. The verifier therefore does not have to check every text length for every header
  * length.
  */

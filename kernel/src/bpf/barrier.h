@@ -8,7 +8,7 @@
 
 #include "util.h"
 
-/* The inner map that `barrier` has as its value. It is never filled. */
+/* The only value of the map `barrier`, which is a map of maps. Nothing is written to it. */
 struct nothing {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -16,7 +16,7 @@ struct nothing {
 	__uint(max_entries, 1);
 } nothing SEC(".maps");
 
-/* Index 0 -> `nothing`; each update writes this entry again. */
+/* Index 0 -> the map `nothing`. Each wait writes this same entry again, which makes the kernel wait. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__type(key, __u32);
@@ -38,7 +38,7 @@ struct {
 	__uint(max_entries, 1);
 } barrier_states SEC(".maps");
 
-#define BARRIER_STEPS (1 << 21) /* steps of a loop that takes some milliseconds */
+#define BARRIER_STEPS (1 << 21) /* iterations of the loop with which barrier_run takes some milliseconds */
 
 static long barrier_step(__u32 index, void *nobody)
 {

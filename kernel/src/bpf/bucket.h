@@ -9,7 +9,7 @@
 #include "bucket_intf.h"
 #include "util.h"
 
-#define CONTENDED_ATTEMPTS 8 /* attempts to change a word or an entry that other CPUs change too */
+#define CONTENDED_ATTEMPTS 8 /* attempts to change an entry, of which each fails if another CPU is faster */
 
 /* Largest difference between the clocks of two CPUs, in ticks. A bucket whose time is even further ahead than its burst
  * and this difference was in fact full long ago: its difference has wrapped around.
@@ -62,7 +62,7 @@ static __always_inline int takes_too_much(__u64 *full_at, __u64 burst, __u64 pri
 		if (__sync_val_compare_and_swap(full_at, old, next) == old)
 			return 0;
 	}
-	return 0; /* other CPUs were faster each time; one more packet hardly matters then */
+	return 0; /* other CPUs changed the bucket at every attempt: the packet passes without a charge */
 }
 
 /* Takes `units` from a client's bucket. Returns not 0 if the bucket has too little. */

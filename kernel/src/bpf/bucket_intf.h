@@ -9,8 +9,8 @@
 
 /* The rate of a token bucket: a unit costs `cost`, and `burst` may be taken at once. */
 struct bucket_rate {
-	__u64 cost;  /* ticks per unit */
-	__u64 burst; /* ticks of a full bucket */
+	__u64 cost;  /* price of one unit, in ticks */
+	__u64 burst; /* content of a full bucket, in ticks */
 };
 
 #endif

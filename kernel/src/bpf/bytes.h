@@ -38,7 +38,7 @@ DEFINE_UNALIGNED(16)
 DEFINE_UNALIGNED(32)
 DEFINE_UNALIGNED(64)
 
-/* A block of 16 bytes, the unit of both authenticators. */
+/* A block of 16 bytes, the unit of Poly1305 and of GHASH. */
 struct bytes16 {
 	__u64 low;  /* the first 8 bytes, little endian */
 	__u64 high; /* the last 8 bytes, little endian */

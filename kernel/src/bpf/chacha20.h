@@ -7,7 +7,7 @@
 #include "crypto_intf.h"
 
 struct chacha20_input {
-	__u8 bytes[16]; /* block counter, nonce */
+	__u8 bytes[16]; /* the block counter (4 bytes), then the nonce (12 bytes) */
 };
 
 struct chacha20_block {

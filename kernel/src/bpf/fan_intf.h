@@ -14,7 +14,7 @@ struct net_path {
 	__be16 local_port;
 	__be16 remote_port;
 	__be32 flow_label;  /* flow label of IPv6, 20 bits */
-	__u8 family;	    /* 4 or 6 */
+	__u8 family;	    /* IP version: 4 or 6 */
 	__u8 traffic_class; /* DSCP and ECN */
 	__u8 pad[2];
 };

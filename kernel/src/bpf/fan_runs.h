@@ -14,10 +14,10 @@
 
 #include "util.h"
 
-#define CURSORS	     4096		  /* most packets that may wait for a further run at the same time */
-#define CURSOR_LOW   0xffffU		  /* mask of the bits of a mark that count up with each packet */
-#define CURSOR_BUSY  1U			  /* ID of an entry while a run writes the entry */
-#define CURSOR_NS    (10 * 1000000000ULL) /* a packet that waits for longer counts as lost */
+#define CURSORS	     4096    /* most packets that may wait for a further run at the same time */
+#define CURSOR_LOW   0xffffU /* bits of a packet's mark that hold the low bits of its cursor's number */
+#define CURSOR_BUSY  1U	     /* ID of an entry while a run writes the entry */
+#define CURSOR_NS    (10 * 1000000000ULL) /* a packet that waits longer for its next run counts as lost */
 #define GOLDEN_RATIO 0x9e3779b9U /* 2^32 divided by the golden ratio; its multiples are spread evenly */
 
 /* The state of a fan-out that continues in the next run of its packet.
@@ -30,8 +30,8 @@
 struct cursor_entry {
 	__u32 id;	/* the packet's mark while the packet waits; 0 if the entry is free */
 	__u32 mark;	/* the packet's original mark, which is restored */
-	__u32 at;	/* number of the next copy */
-	__u32 runs;	/* number of runs so far */
+	__u32 at;	/* index of the next copy to send */
+	__u32 runs;	/* number of runs of the program for the packet so far */
 	__u64 since_ns; /* CLOCK_MONOTONIC since when the packet waits */
 	struct cursor_kept kept;
 };

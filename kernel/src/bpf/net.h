@@ -18,7 +18,7 @@
 #include <bpf/bpf_endian.h>
 
 #define ETHERNET_BYTES ((__u32)sizeof(struct ethhdr))
-#define IPV4_BYTES     ((__u32)sizeof(struct iphdr)) /* bytes of a header without options */
+#define IPV4_BYTES     ((__u32)sizeof(struct iphdr)) /* bytes of an IPv4 header without options */
 #define IPV6_BYTES     ((__u32)sizeof(struct ipv6hdr))
 #define UDP_BYTES      ((__u32)sizeof(struct udphdr))
 
@@ -35,7 +35,7 @@
 /* --- The cursor --- */
 
 #define HEAD_BYTES 256 /* most bytes of a frame that are copied */
-#define HEAD_SLACK 80  /* bytes after them, for the longest read that begins at a masked offset */
+#define HEAD_SLACK 80  /* bytes after HEAD_BYTES, for the longest read that begins at a masked offset */
 
 /* A copy of the first bytes of a frame. */
 struct net_head {
@@ -57,7 +57,7 @@ struct net_scratch {
 } __attribute__((aligned(8)));
 
 struct net_cursor {
-	enum net_source source; /* always set to a constant, so that only one way of reading is compiled */
+	enum net_source source; /* always a constant, so that only the code for this source is compiled */
 	struct __sk_buff *skb;
 	struct net_scratch *scratch; /* buffer for a header copied from an skb; it holds only the last one */
 	const struct net_head *head;
@@ -70,7 +70,9 @@ enum net_step {
 	NET_INVALID, /* the header has an invalid version or length */
 };
 
-/* Returns the address of an offset. The mask shows the verifier that the address is inside the buffer. */
+/* Returns a pointer to the byte at offset `at` of the copied frame. The mask shows the verifier that the pointer is
+ * inside the buffer.
+ */
 static __always_inline const __u8 *head_at(const struct net_head *head, __u32 at)
 {
 	return head->bytes + (at & (HEAD_BYTES - 1));
@@ -202,8 +204,8 @@ static __always_inline int is_extension(__u8 next)
 
 struct ipv6_extension {
 	__u8 next;
-	__u8 length;	 /* units of 8 bytes after the first 8 bytes; reserved in a fragment header */
-	__be16 frag_off; /* only in a fragment header */
+	__u8 length; /* length after the first 8 bytes, in units of 8 bytes; reserved in a fragment header */
+	__be16 frag_off; /* offset and the bit "more fragments"; only in a fragment header */
 	__u8 rest[4];
 };
 
@@ -307,7 +309,8 @@ static __always_inline void put_mac(__u8 *to, const __u8 *from)
 	store16(to + 4, load16(from + 4));
 }
 
-/* Writes both addresses of an Ethernet header. Returns the address of the EtherType or of the first VLAN tag.
+/* Writes the destination and source addresses of an Ethernet header. Returns a pointer to the EtherType or the first
+ * VLAN tag.
  */
 static __always_inline __u8 *put_macs(__u8 *to, const __u8 *destination, const __u8 *source)
 {

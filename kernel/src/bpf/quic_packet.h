@@ -6,7 +6,7 @@
 #include "aead.h"
 
 #define QUIC_SHORT_PROTECTED 0x1f /* bits of the first byte that header protection covers */
-#define QUIC_RESERVED	     0x18 /* zero in an authentic packet, or the peer violates the protocol */
+#define QUIC_RESERVED	     0x18 /* reserved bits, which must be zero (RFC 9000, section 17.3.1) */
 #define QUIC_KEY_PHASE	     0x04
 #define QUIC_NUMBER_BYTES    0x03 /* length of the packet number, minus one */
 #define QUIC_SAMPLE	     16 /* bytes of the sample, which begins 4 bytes after the start of the packet number */
@@ -14,7 +14,7 @@
 /* The fields of a short header that header protection covers. */
 struct quic_short {
 	__u8 first;
-	__u8 number_bytes; /* 1 to 4 */
+	__u8 number_bytes; /* bytes of the packet number: 1 to 4 */
 	__u16 pad;
 	__u32 number; /* the low bits of the packet number, as they were sent */
 };

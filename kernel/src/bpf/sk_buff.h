@@ -44,7 +44,7 @@ static __noinline int find_link(struct __sk_buff *skb)
 
 	if (bpf_skb_load_bytes_relative(skb, 0, &link, sizeof(link), BPF_HDR_START_MAC))
 		return -1;
-	/* Inserts zeroes at the start, and corrects `mac_len`. */
+	/* bpf_skb_change_head() inserts zeroes in front of the data, and corrects `mac_len`. */
 	if (bpf_skb_change_head(skb, sizeof(link), 0))
 		return -1;
 	return bpf_skb_store_bytes(skb, 0, &link, sizeof(link), 0);

@@ -26,7 +26,7 @@ struct udp_packet {
 	__u32 payload_bytes;  /* bytes from the UDP payload's offset to the end of the frame */
 	__u16 udp_bytes;      /* the UDP header's length field, which includes the header */
 	__u16 vlan;	      /* outermost VLAN ID; 0 if there is no tag */
-	__u8 family;	      /* 4 or 6 */
+	__u8 family;	      /* IP version: 4 or 6 */
 };
 
 #define IPPROTO_EXPERIMENT 253 /* protocol number for experiments (RFC 3692) */

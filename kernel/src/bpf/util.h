@@ -22,8 +22,8 @@
 #define READ_ONCE(x)	 (*(const volatile typeof(x) *)&(x))
 #define WRITE_ONCE(x, y) (*(volatile typeof(x) *)&(x) = (y))
 
-/* Makes clang forget the value of a number. Otherwise clang may merge two checks or apply one to another register, and
- * the verifier then lacks a bound that it needs.
+/* Makes clang forget the value of a number. Otherwise clang may merge two bounds checks, or check a copy of the number
+ * in another register. The verifier then lacks a bound that it needs.
  */
 #define OPAQUE(number) asm volatile("" : "+r"(number))
 

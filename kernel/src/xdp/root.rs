@@ -57,7 +57,8 @@ impl RootProduct {
 /// A program that the root of an interface calls. Dropping this value removes the program from the root, and detaches
 /// the root if it has no other program.
 pub struct XdpTurn {
-    /// Declared before the descriptors that are kept from forked children, so that these two are dropped first.
+    /// Declared before the descriptors that are kept from forked children, so that these two guards are dropped before
+    /// the descriptors are closed.
     _kept: [ForkSafeLink; 2],
     link: OwnedFd,
     _mine: MapHandle,
@@ -187,7 +188,8 @@ impl<Before: Fn(BorrowedFd<'_>) -> Result<(), Error>> RootProgram<'_, Before> {
         Ok(XdpRoot { link, mode, parts: RootParts::new(&mut object)? })
     }
 
-    /// Puts the program into its slot of the existing root. `taken` is the error if the root cannot be joined.
+    /// Puts the program into its slot of the existing root. Returns the error `taken` if the interface's XDP program is
+    /// no root, or a root in another mode.
     fn join(&self, mode: XdpMode, taken: Error) -> Result<XdpTurn, Hindrance> {
         let Self { turn, ifindex, .. } = *self;
         let failed = |source| Hindrance::Lasting(Error::Join { ifindex, source });
@@ -247,7 +249,8 @@ impl RootParts {
 }
 
 impl XdpRoot {
-    /// Puts the program into its slot. The slot is written last, since packets arrive from then on.
+    /// Puts the program into its slot. The slot is written last, since the root passes packets to the program from then
+    /// on.
     fn take<Before>(self, start: &RootProgram<'_, Before>) -> Result<XdpTurn, Error>
     where
         Before: Fn(BorrowedFd<'_>) -> Result<(), Error>,

@@ -44,7 +44,7 @@ pub(super) fn find(ifindex: i32, root: &str, slots: &str) -> io::Result<Option<F
         info.prog_id == id && xdp.ifindex == ifindex.cast_unsigned()
     };
     let Some(info) = LinkInfoIter::default().find(is_there) else { return Ok(None) };
-    // SAFETY: the call takes no pointers, and creates the descriptor that it returns.
+    // SAFETY: `bpf_link_get_fd_by_id` takes no pointers, and returns a new descriptor.
     let link = if_there(unsafe { owned(libbpf_sys::bpf_link_get_fd_by_id(info.id)) })?;
     Ok(link.filter(|link| is_attached(link)).map(|link| FoundRoot { link, slots, mode }))
 }
@@ -84,7 +84,7 @@ pub(super) fn program_of(ifindex: i32) -> io::Result<Option<OwnedFd>> {
 }
 
 fn program(id: u32) -> io::Result<Option<OwnedFd>> {
-    // SAFETY: the call takes no pointers, and creates the descriptor that it returns.
+    // SAFETY: `bpf_prog_get_fd_by_id` takes no pointers, and returns a new descriptor.
     if_there(unsafe { owned(libbpf_sys::bpf_prog_get_fd_by_id(id)) })
 }
 
@@ -120,8 +120,8 @@ fn info(program: BorrowedFd<'_>, map_ids: &mut [u32]) -> io::Result<libbpf_sys::
         info.map_ids = 0;
     }
     let mut bytes = size_of_val(&info) as u32;
-    // SAFETY: the descriptor is open; `info` has as many bytes as `bytes` says, `map_ids` as many elements as it says,
-    // and both outlive the call.
+    // SAFETY: the program's descriptor is open. `info` has `bytes` bytes, `map_ids` has the number of elements that
+    // `info` says, and both outlive the call.
     check(unsafe {
         libbpf_sys::bpf_prog_get_info_by_fd(program.as_raw_fd(), &raw mut info, &raw mut bytes)
     })?;

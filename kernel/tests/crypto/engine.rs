@@ -72,7 +72,7 @@ pub struct CryptoCase {
 }
 
 impl CryptoCase {
-    /// Makes a case in which all memory that the code must not depend on has random contents.
+    /// Makes the input of a test operation, in which all memory that the code must not depend on has random contents.
     pub fn new(keys: &QuicKeys) -> Box<Self> {
         let buf = || Buf {
             bytes: std::array::from_fn(|_| fastrand::u8(..)),
@@ -94,7 +94,7 @@ impl CryptoCase {
         })
     }
 
-    /// Writes header and text for sealing to the case, at random offsets.
+    /// Makes the input for sealing a text after a header, both at random offsets.
     pub fn to_seal(keys: &QuicKeys, number: u64, header: &[u8], text: &[u8]) -> Box<Self> {
         let mut case = Self::new(keys);
         case.number = number;
@@ -104,7 +104,7 @@ impl CryptoCase {
         case
     }
 
-    /// Writes a sealed packet for opening to the case.
+    /// Makes the input for opening a sealed packet.
     pub fn to_open(keys: &QuicKeys, number: u64, header: &[u8], sealed: &[u8]) -> Box<Self> {
         let mut case = Self::new(keys);
         case.number = number;
@@ -180,7 +180,7 @@ impl CryptoEngine {
         Some(Self::Kernel(object))
     }
 
-    /// Runs an operation and returns its result. The output is in `case`.
+    /// Runs an operation on `case`, which also receives the output. Returns the operation's result.
     pub fn run(&self, operation: Operation, case: &mut CryptoCase) -> i32 {
         case.operation = operation as u32;
         match self {

@@ -22,20 +22,20 @@ pub struct Budget {
     pub tracks: u64,
 }
 
-/// The part of a second's requests that delayed messages do not use up. It remains for requests, which are refused
-/// instead of delayed.
+/// Delayed messages never use the last part of the bucket, which fills in this time. That part is left to requests,
+/// which are refused instead of delayed.
 const LEFT: Duration = Duration::from_millis(500);
 
 /// One client's share of the resources that all clients share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientShare {
-    /// Bytes of the cache, for groups that the client publishes.
+    /// Largest number of bytes of the cache that groups of the client's tracks take.
     pub cache_bytes: u64,
-    /// Bytes that the client fetches per second, and largest burst in bytes.
+    /// Largest number of bytes that FETCH responses send the client per second, and in one burst.
     pub fetch_bytes_per_second: u64,
-    /// Bytes of the receive windows of the client's sessions.
+    /// Largest number of bytes of the receive windows of all the client's sessions.
     pub receive_bytes: u64,
-    /// Number of streams to the client's subscribers that engine `kernel` sends on.
+    /// Largest number of streams to the client's subscribers that engine `kernel` forwards at the same time.
     pub kernel_streams: u64,
 }
 
@@ -48,14 +48,14 @@ impl ClientShare {
         kernel_streams: u64::MAX,
     };
 
-    /// Returns an unused share of the cache with this limit. It also counts against `within`, the share of a wider
-    /// network.
+    /// Returns an unused share of the cache with this limit. What is taken from the share also counts against `within`,
+    /// the share of a wider network.
     pub fn cache_share(&self, within: Option<Arc<account::CacheShare>>) -> account::CacheShare {
         account::CacheShare::new(usize::try_from(self.cache_bytes).unwrap_or(usize::MAX), within)
     }
 
-    /// Returns the share of a network, if `self` is one client's share. It is `times` as much, but at most `most`, and
-    /// not less than one client's share.
+    /// Returns the share of a network, if `self` is one client's share. The network's share is `times` as much, but at
+    /// most `most`, and not less than one client's share.
     fn network_limits(&self, times: u64, most: &Self) -> Self {
         let wider = |of_client: u64, most: u64| of_client.saturating_mul(times).min(most.max(of_client));
         Self {

@@ -111,7 +111,7 @@ impl AccessClient {
     /// Counts a track against the budgets of the session, the client and the client's networks.
     ///
     /// # Errors
-    /// One of these budgets has no place left.
+    /// One of these budgets allows no further track.
     pub fn track(&self, session: &Arc<BudgetUsage>) -> Result<budget::BudgetPlace, AccessRefusal> {
         let mut place = budget::BudgetPlace::default();
         BudgetUsage::track(&mut place, [session, &self.usage])?;
@@ -140,7 +140,7 @@ impl FetchBucket {
     fn take(&self, now: Instant, bytes: u64) {
         self.bytes.fetch_add(bytes, Relaxed);
         let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second.max(1));
-        // Capped at an hour, so that one huge count cannot stop FETCH responses for longer.
+        // The cost is capped at an hour, so that one huge number of bytes cannot stop FETCH responses for longer.
         let cost =
             Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)).min(Duration::from_secs(3600));
         let mut full_at = self.full_at.lock();

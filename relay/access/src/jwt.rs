@@ -60,9 +60,9 @@ pub struct JwtClaims {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum OneOrMany {
-    /// One value.
+    /// The claim is one string.
     One(String),
-    /// A list of values.
+    /// The claim is a list of strings.
     Many(Vec<String>),
 }
 

@@ -120,7 +120,8 @@ pub fn read(bytes: &[u8]) -> Result<Vec<AccessKey>, KeyError> {
 /// # Errors
 /// The secret is too short, or is a key or a certificate in a known format, which others may know.
 pub fn read_secret(bytes: &[u8]) -> Result<AccessKey, KeyError> {
-    // This comes before the line end is dropped, since the last byte of a key in DER may look like one.
+    // Key formats are recognised before a line end is dropped, since the last byte of a key in DER may look like a line
+    // end.
     if let Some(what) = recognise(bytes) {
         return Err(KeyError::NotSecret(what));
     }

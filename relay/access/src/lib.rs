@@ -65,7 +65,7 @@ pub struct Access {
     unproven: Arc<Unproven>,
     /// Budget for streams of engine `kernel` that all clients share, beyond each client's own share.
     kernel_streams: Arc<transport::WindowShare>,
-    /// The settings whose files could not be read the last time.
+    /// The settings whose files could not be read when the files were last read.
     unread: Mutex<Vec<UnreadSetting>>,
     refused: Mutex<BTreeMap<&'static str, u64>>,
 }
@@ -98,11 +98,11 @@ pub struct ClientUse {
     pub refused: u64,
     /// Tracks that open requests use at present.
     pub tracks: u64,
-    /// Bytes in the cache.
+    /// Bytes that the client's groups take in the cache.
     pub cache_bytes: u64,
-    /// Bytes of FETCH responses.
+    /// Bytes of objects that were sent in the client's FETCH responses.
     pub fetched_bytes: u64,
-    /// Bytes of receive windows.
+    /// Bytes of the receive windows of the client's sessions.
     pub receive_bytes: u64,
 }
 
@@ -168,7 +168,7 @@ impl Access {
             Some(self.client_at(clients, *network, *times as u64, wider))
         };
         let client = levels.iter().rev().fold(None, of_level);
-        client.unwrap_or_else(AccessClient::unlimited) // never missing: every address has at least one level
+        client.unwrap_or_else(AccessClient::unlimited) // never missing: every address is in at least one network
     }
 
     /// Returns the client or network with this prefix. Creates it within the wider network if it is not in use yet.
@@ -182,7 +182,8 @@ impl Access {
         if let Some(client) = present.get(&network).and_then(Weak::upgrade) {
             return client;
         }
-        // The walk over both maps is short: they have no more entries than sessions and cached groups keep alive.
+        // Removing dead entries of `present` and `cache` takes little time: these maps have few entries besides those
+        // that sessions and cached groups keep alive.
         present.retain(|_, client| client.strong_count() > 0);
         cache.retain(|_, share| share.strong_count() > 0);
         let share = cache.get(&network).and_then(Weak::upgrade);
@@ -201,7 +202,7 @@ impl Access {
         let clients = self.clients.lock();
         let live = clients.present.iter().filter_map(|(network, client)| Some((*network, client.upgrade()?)));
         let (networks, clients): (Vec<_>, Vec<_>) = live.partition(|(_, client)| client.is_network());
-        // One reference is held here, and one by each client or narrower network within this network.
+        // One reference to `network` is held by this function, and one by each client or narrower network within it.
         let crowded = networks.into_iter().filter(|(_, network)| Arc::strong_count(network) > 2);
         (sorted(clients.into_iter()), sorted(crowded))
     }
@@ -222,12 +223,12 @@ impl Access {
         *self.unread.lock() = unread;
     }
 
-    /// Returns the settings whose files could not be read the last time.
+    /// Returns the settings whose files could not be read when the files were last read.
     pub fn unread(&self) -> Vec<UnreadSetting> {
         self.unread.lock().clone()
     }
 
-    /// Returns the number of settings whose files could not be read the last time.
+    /// Returns the number of settings whose files could not be read when the files were last read.
     pub fn unread_count(&self) -> usize {
         self.unread.lock().len()
     }

@@ -134,7 +134,7 @@ pub struct Presented {
 type OpenedToken = (u64, Result<Arc<Grant>, TokenError>);
 
 impl Presented {
-    /// Stores a token, which is opened at its first use.
+    /// Stores a token. Its signature is checked when the token is first used.
     pub fn new(credential: Credential) -> Arc<Self> {
         Arc::new(Self { credential, opened: Mutex::new(None) })
     }
@@ -212,8 +212,8 @@ impl AccessPolicy {
         self.tokens.wants_keys || !self.tokens.keys.is_empty()
     }
 
-    /// Returns `Some` if the peer is one of the rule's clients by its connection alone, with the certificate's name if
-    /// that decides.
+    /// Returns `Some` if the peer is one of the rule's clients whatever tokens it has. The value is the certificate's
+    /// name that decided, or `None` if no certificate did.
     fn is(
         &self,
         principal: &Principal,

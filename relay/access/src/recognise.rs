@@ -1,7 +1,8 @@
 //! Recognises keys and certificates, which others may know, in files that a setting names as secrets.
 //!
-//! This is the second of two checks. The first is that a file is read as a secret only where a setting says so. If such
-//! a file is a public key by mistake, it is refused here. Otherwise anyone with the public key could make tokens.
+//! This is the second of two checks. The first is that a file is read as a secret only where a setting says so. If a
+//! file that should be a secret is a public key by mistake, this module refuses it. Otherwise anyone with the public
+//! key could make tokens.
 
 use base64::{
     Engine as _,

@@ -44,7 +44,7 @@ pub struct SessionSubject {
     client: Arc<AccessClient>,
     /// Number of requests whose tokens were not valid.
     bad_tokens: AtomicU32,
-    /// Number of rights in use: those of requests, and those that were derived from them.
+    /// Number of rights in use: rights that were granted to requests, and rights that were derived from these rights.
     held: AtomicUsize,
     /// The right that lasts longest among those that requests have shown.
     proof: watch::Sender<Option<Proof>>,
@@ -63,8 +63,8 @@ struct Proof {
 pub struct Rights {
     subject: Arc<SessionSubject>,
     bearer: Arc<Bearer>,
-    /// The right that was granted last. A right that is not decided yet is never stored here, since [`Self::ended`]
-    /// reads this field from another task.
+    /// The session, or the action and resource, that a right was last granted for. A right that is not decided yet is
+    /// never stored here, since [`Self::ended`] reads this field from another task.
     asked: Mutex<AskedRight>,
     identity: Mutex<RightHolder>,
     /// Notification that the resource has changed, or that the right has ended.
@@ -75,7 +75,7 @@ pub struct Rights {
 /// The tokens that a request has brought.
 struct Bearer {
     tokens: Mutex<Vec<Arc<Presented>>>,
-    /// The bearer of the request that this right was derived from. The tokens of that request also serve here.
+    /// For a derived right: the tokens of the request that it was derived from. They count in addition to `tokens`.
     parent: Option<Arc<Bearer>>,
     /// Notification to all rights of one request that the request has new tokens.
     renewed: Arc<watch::Sender<()>>,
@@ -111,7 +111,7 @@ enum AskedRight {
 
 impl SessionSubject {
     /// Makes the subject of a session, with the tokens of its URL and SETUP. A trusted peer, such as the upstream
-    /// relay, needs no right and has no client's budget.
+    /// relay, needs no right, and its requests count against no client's budget.
     pub fn new(
         access: &Arc<Access>,
         peer: SessionPeer,
@@ -151,9 +151,9 @@ impl SessionSubject {
         Ok(rights)
     }
 
-    /// Admits a request with its tokens. The returned rights allow nothing until [`Rights::ask`] is called. `cost` is
-    /// the number of requests that this one counts as. `holds_track` is true if the request uses a track, which counts
-    /// against the budgets.
+    /// Admits a request with its tokens. The returned rights allow nothing until [`Rights::ask`] is called. The budgets
+    /// count the request as `cost` requests. `holds_track` is true if the request uses a track, which counts against
+    /// the budgets.
     ///
     /// # Errors
     /// A budget for requests or tracks is used up, or a token is not valid.
@@ -205,8 +205,8 @@ impl SessionSubject {
         let mut deadline = None;
         let mut is_proven = false;
         loop {
-            // The present state is marked as seen before the decision, so that a change during the decision wakes the
-            // loop again.
+            // The present values of the watch channels are marked as seen before the decision, so that a change during
+            // the decision wakes the loop again.
             versions.borrow_and_update();
             proofs.borrow_and_update();
             let until_next = match self.standing() {
@@ -229,7 +229,7 @@ impl SessionSubject {
                     Ok(()) => continue,
                     Err(_) => std::future::pending().await,
                 },
-                _ = proofs.changed() => continue, // never an error, since `self` has the sender
+                _ = proofs.changed() => continue, // never an error, since `self` has the sender of `proofs`
                 () = sleep_until(deadline.unwrap_or_else(Clock::now)), if deadline.is_some() => AccessRefusal::Unproven,
                 refusal = unproven::displaced(place.as_ref()) => refusal,
             };
@@ -255,8 +255,8 @@ impl SessionSubject {
             Some(proof) => self.decide(&policy, &proof.tokens, &proof.asked).map(|basis| basis.until),
             None => Err(AccessRefusal::NotAllowed),
         };
-        // Requests with a right are still in use, and each of them ends on its own. So the session is checked again
-        // later.
+        // The session has no right any more, but some of its requests still have one. Each of these rights ends by
+        // itself, so the session is checked again later.
         if shown.is_err() && self.held.load(Relaxed) > 0 {
             return Ok(Some(now + self.access.unproven.patience()));
         }
@@ -281,7 +281,8 @@ impl SessionSubject {
         });
     }
 
-    /// Decides whether these tokens, those of the session, or the connection allow `asked`.
+    /// Decides whether `asked` is allowed by the given tokens, by the tokens of the session, or by the peer's address
+    /// or certificate.
     fn decide(
         &self,
         policy: &AccessPolicy,
@@ -447,8 +448,8 @@ impl Rights {
         let mut renewed = self.bearer.renewed.subscribe();
         let mut changed = self.changed.subscribe();
         loop {
-            // The present state is marked as seen before the decision, so that a change during the decision wakes the
-            // loop again.
+            // The present values of the watch channels are marked as seen before the decision, so that a change during
+            // the decision wakes the loop again.
             versions.borrow_and_update();
             renewed.borrow_and_update();
             changed.borrow_and_update();
@@ -468,7 +469,7 @@ impl Rights {
                 changed = versions.changed() => if changed.is_err() {
                     std::future::pending::<()>().await;
                 },
-                // Neither channel is closed, since `self` has both senders.
+                // `changed()` returns no error, since `self` has the senders of both channels.
                 _ = renewed.changed() => {}
                 _ = changed.changed() => {}
             }

@@ -119,8 +119,8 @@ impl AccessRule {
 }
 
 impl Principal {
-    /// Returns `Some` if the peer is one of these clients by its connection alone, with the certificate's name if that
-    /// decides.
+    /// Returns `Some` if the peer is one of these clients whatever tokens it has. The value is the certificate's name
+    /// that decided, or `None` if no certificate did.
     pub fn is(&self, peer: &SessionPeer, now: SystemTime) -> Option<Option<CertificateName>> {
         match self {
             Self::Anyone => Some(None),

@@ -21,10 +21,10 @@ use super::refusal::AccessRefusal;
 /// Bounds for sessions without a right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnprovenBounds {
-    /// Largest number of such sessions of all clients.
+    /// Largest number of sessions without a right of all clients together.
     pub sessions: usize,
-    /// Largest number of such sessions of one client, an IPv4 address or an IPv6 /64. Wider networks may have multiples
-    /// of it ([`millrace_base::networks`]).
+    /// Largest number of sessions without a right of one client, an IPv4 address or an IPv6 /64. Wider networks may
+    /// have multiples of it ([`millrace_base::networks`]).
     pub of_client: usize,
     /// Longest time that a session may be without a right, after SETUP or after its last right has ended.
     pub patience: Duration,
@@ -126,7 +126,7 @@ impl UnprovenSessions {
         let oldest = self.sessions.iter().find(|(_, session)| of(&self.places, session.address));
         let Some(number) = oldest.map(|(number, _)| *number) else { return };
         if let Some(UnprovenSession { displaced, .. }) = self.leave(number) {
-            let _ = displaced.why.set(why); // never set before, since a session is removed only once
+            let _ = displaced.why.set(why); // `why` was never set before, since a session is removed only once
             displaced.told.notify_one();
         }
     }

@@ -64,7 +64,8 @@ pub struct NamespaceRoute {
     pub is_local: bool,
     /// The time since which the session has announced the namespace with a path of this length.
     pub since: Instant,
-    /// Grows with each announcement. The newer one of two equal routes is preferred.
+    /// Number of the announcement, counted over all sessions. Of two otherwise equal routes, the newer one is
+    /// preferred.
     serial: u64,
 }
 
@@ -117,7 +118,7 @@ pub struct RouteTable {
     counts: HashMap<ClusterLink, usize>,
     /// Sessions whose peers do not answer. Their routes are used last.
     suspects: HashSet<ClusterLink>,
-    /// The sessions from which tracks are received, by the namespace that was announced.
+    /// The sessions from which tracks are received, by the announced namespace that each track belongs to.
     carried: BTreeMap<Namespace, BTreeSet<ClusterLink>>,
     changes: BTreeSet<Namespace>,
     /// Relays that have recently withdrawn their last announcement here, each with the time of the withdrawal. Routes
@@ -206,8 +207,8 @@ impl RouteTable {
     ) {
         self.serial += 1;
         let serial = self.serial;
-        // A relay that sends an announcement is present again, so its entry is removed. So are entries older than
-        // `HUNT`.
+        // A relay that sends an announcement is present again, so it is removed from the disappeared relays. Entries
+        // older than `HUNT` are removed too.
         self.gone.retain(|(hop, at)| *hop != path.sender() && now < *at + HUNT);
         let routes = self.routes.entry(namespace.clone()).or_default();
         match routes.iter_mut().find(|route| route.key == key) {

@@ -34,14 +34,15 @@ use crate::{
 const OBSERVATION: Duration = Duration::from_secs(30);
 /// Time after a reported change in which further changes are awaited, so that they are read together.
 const GATHER: Duration = Duration::from_millis(100);
-/// The first pause after a failure. It doubles with each further failure, up to [`LONGEST_PAUSE`].
+/// The first pause between attempts to reach etcd after a failure. The pause doubles with each further failure, up to
+/// [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// The addresses of etcd, and the settings of this relay's record in it.
 #[derive(Clone, Debug)]
 pub struct EtcdConfig {
-    /// The members' client URLs, such as `https://etcd-1.example:2379`.
+    /// The URLs at which etcd's members answer clients, such as `https://etcd-1.example:2379`.
     pub endpoints: Vec<Url>,
     /// The beginning of the records' keys, such as `/millrace/relays/`.
     pub prefix: String,

@@ -115,7 +115,7 @@ async fn found_relays_stay_while_etcd_does_not_answer() {
     assert_eq!(found(&away), ["b"]);
     assert!(away.failures > 0);
     etcd.signal(Signal::SIGCONT);
-    // etcd's clock went on while it was stopped, so the leases may have ended. The relays then take new leases.
+    // etcd's clock went on while it was stopped, so the leases may have ended. If so, the relays take new leases.
     a.until("etcd answers again", |state| state.error().is_none() && state.is_registered).await;
     b.until("b is registered again", |state| state.error().is_none() && state.is_registered).await;
     a.until_found(&["b"]).await;
@@ -150,7 +150,7 @@ async fn invalid_records_are_not_used() {
         ("d:4443", r#"{"url":"file:///etc/passwd"}"#.to_owned()),
         ("e:4443", format!("{}{}", good("e"), " ".repeat(5000))),
         ("", good("f")),
-        // Another process writes this relay's record, which is not used either.
+        // A record under this relay's own key, written by another process, is not used as another relay's.
         ("a:4443", good("a")),
         ("z:4443", good("z")),
     ];

@@ -178,7 +178,7 @@ impl Ndpi {
 ///
 /// `T` must be the function's type.
 unsafe fn get<T: Copy>(library: &Library, name: &'static str) -> Result<T, Error> {
-    // SAFETY: the caller guarantees the type.
+    // SAFETY: the caller guarantees that `T` is the type of the library's function.
     let symbol: Symbol<'_, T> =
         unsafe { library.get(name.as_bytes()) }.map_err(|source| Error::Symbol { name, source })?;
     Ok(*symbol)

@@ -17,7 +17,7 @@ const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bypass.bpf.o"));
 /// Size of `struct bypass_end`, bytes.
 const END_BYTES: usize = 20;
 
-/// Verdicts on sends and on entering sockets, in the order of `enum bypass_verdict`.
+/// Verdicts on send calls and on attempts to add a socket to the map, in the order of `enum bypass_verdict`.
 pub const VERDICTS: [&str; 9] =
     ["passed-on", "full", "behind", "alone", "one-way", "unknown", "entered", "no-room", "early"];
 
@@ -31,8 +31,8 @@ pub enum Error {
     Missing(&'static str),
 }
 
-/// The BPF programs attached to a cgroup. Until this is dropped, they enter sockets of the cgroup that connect to the
-/// broker, and the broker's own.
+/// The BPF programs attached to a cgroup. Until this value is dropped, the programs add two kinds of sockets of the
+/// cgroup to their map: sockets that connect to the broker, and the broker's own sockets.
 pub struct Bypass {
     // Declared before the programs, so that links and maps are dropped before the programs that they refer to.
     _link: Link,

@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// Longest wait at the end for messages that SCTP has not delivered yet.
 const OWED: Duration = Duration::from_secs(60);
 
-/// A confined process, and the application's end of its socket.
+/// A confined process, and the application's end of the socket pair that it shares with the process.
 struct ConfinedEnd {
     application: OwnedFd,
     _process: Confined,

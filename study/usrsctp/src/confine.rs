@@ -80,7 +80,7 @@ pub struct ChildLimits {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "confined", rename_all = "snake_case")]
 pub enum Hello {
-    /// The child is confined. These layers are missing.
+    /// The child is confined, except that the layers in `without` are missing.
     Yes { without: Vec<String> },
     /// The child could not be confined, and has ended.
     No { why: String },
@@ -146,7 +146,7 @@ impl Confined {
         self.pid
     }
 
-    /// Returns how the child has ended. It is set some moments after the descriptor has become readable.
+    /// Returns how the child has ended. The result is available some moments after the descriptor has become readable.
     pub fn ended(&self) -> Option<&str> {
         self.ended.get().map(String::as_str)
     }
@@ -321,10 +321,10 @@ fn confine(bounds: ChildLimits, without: &mut Vec<String>) -> anyhow::Result<()>
         setrlimit(resource, most, most).with_context(|| format!("cannot limit {what}"))?;
     }
     set_dumpable_behavior(DumpableBehavior::NotDumpable).context("not to be traced")?;
-    // A change of the user resets this setting, so it comes afterwards. If the daemon has already ended, the socket is
-    // closed.
+    // A change of the user resets the parent-death signal, so the signal is set afterwards. If the daemon has already
+    // ended, the socket is closed.
     set_parent_process_death_signal(Some(Signal::KILL)).context("to die with the daemon")?;
-    // This also sets `no_new_privs`.
+    // Applying the filter also sets `no_new_privs`.
     apply_filter_all_threads(&program).context("the list of system calls")
 }
 
@@ -348,7 +348,7 @@ fn empty_file_system() -> nix::Result<()> {
 }
 
 /// Changes to a user that no other process has. Without root the user stays the same. Other processes of that user are
-/// then protected by the filter of system calls, and this one cannot be traced.
+/// then protected by the filter of system calls, and cannot trace this process.
 fn own_user() -> nix::Result<()> {
     if !geteuid().is_root() {
         return Err(nix::Error::EPERM);

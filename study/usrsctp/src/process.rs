@@ -32,7 +32,7 @@ const TURN: usize = 64;
 const BUSY: Duration = Duration::from_millis(10);
 const IDLE: Duration = Duration::from_millis(100);
 const IDLE_AFTER: Duration = Duration::from_secs(1);
-/// Interval of messages to the daemon that the process still works.
+/// Time between two messages that tell the daemon that the process still works.
 const ALIVE: Duration = Duration::from_secs(1);
 /// Time until an unacknowledged packet is first sent again, while no round-trip time has been measured, ms.
 const RTO_INITIAL_MS: u32 = 500;
@@ -292,7 +292,7 @@ impl ProcessSession {
         wanted.set(PollFlags::POLLIN, !self.is_left && self.association.events() & WRITE != 0);
         wanted.set(PollFlags::POLLOUT, self.incoming.is_some());
         let patience = match self.busy.elapsed() > IDLE_AFTER {
-            // No descriptor becomes readable for data that the library already holds.
+            // Data that the library already holds makes no descriptor readable, so poll must not wait.
             _ if self.incoming.is_none() && self.association.events() & (READ | ERROR) != 0 => Duration::ZERO,
             true => IDLE,
             false => BUSY,

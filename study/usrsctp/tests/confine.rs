@@ -182,7 +182,8 @@ fn confined_process_reaches_nothing() {
     for (what, outcome) in &tried {
         assert!(outcome.is_some(), "a confined process can {what}");
     }
-    // These must fail because of the filter, and not by chance: the objects exist, and the parent may use them.
+    // These attempts must fail because of the filter, and not by chance: the objects exist, and the parent may use
+    // them.
     const BY_THE_LIST: [&str; 11] = [
         "read a file",
         "remove a file",
@@ -213,7 +214,7 @@ fn confined_process_has_only_what_it_was_given() {
     rustix::io::fcntl_setfd(&leaked, rustix::io::FdFlags::empty()).expect("set");
     let (child, control) = Confined::start(["confined-child"], CPU_IDLE).expect("started");
     let without = greeted(&control);
-    // exact: the child has sent its `Hello`, and changes nothing afterwards
+    // exact: the child has sent its `Hello`, and does not change its rights afterwards
     let of = |what: &str| format!("/proc/{}/{what}", child.pid());
     let status = fs::read_to_string(of("status")).expect("a status");
     let has = |line: &str| {
@@ -239,7 +240,7 @@ fn confined_process_has_only_what_it_was_given() {
     let users: Vec<&str> = users.split_whitespace().collect();
     assert!(users.iter().all(|user| *user == (0x6d00_0000 + child.pid()).to_string()), "{users:?}");
     assert_eq!(has("Groups:"), "");
-    // exact: the child has sent its `Hello`
+    // exact: the child entered its namespaces before it sent its `Hello`
     assert_ne!(fs::read_link(of("ns/net")).ok(), fs::read_link("/proc/self/ns/net").ok());
     assert_eq!(fs::read_dir(of("root")).expect("its root").count(), 0);
 }

@@ -356,7 +356,7 @@ async fn derived_right_ends_without_the_right_of_its_request() {
     assert!(![&request, &fetch, &low].into_iter().any(|rights| is_over(rights)));
     access.set_policy(revoking(&["f"]));
     assert_eq!([is_over(&request), is_over(&fetch), is_over(&low)], [false, true, false]);
-    // With a newer token both rights stay, although the previous token is revoked.
+    // With a newer token the request's right and the derived right stay, although the previous token is revoked.
     request.update(vec![may(Action::Subscribe, "s2")]).unwrap();
     access.set_policy(revoking(&["f", "s"]));
     assert_eq!([is_over(&request), is_over(&low)], [false, false]);

@@ -20,8 +20,8 @@ _Static_assert(sizeof(struct bypass_config) == 16, "as lib.rs writes it");
 
 /* Address and port of one side of a connection. */
 struct bypass_end {
-	__u32 address[4]; /* network byte order; IPv4 as ::ffff:a.b.c.d */
-	__u16 port;	  /* host byte order */
+	__u32 address[4]; /* address in network byte order; IPv4 as ::ffff:a.b.c.d */
+	__u16 port;	  /* port in host byte order */
 	__u16 pad;
 };
 
@@ -37,12 +37,12 @@ _Static_assert(sizeof(struct bypass_key) == 40, "as lib.rs writes it");
 struct bypass_sent {
 	__u64 passed_on; /* bytes that were passed to the opposite socket */
 	__u64 by_tcp;
-	__u64 mark;	 /* stream offset after the last byte sent by TCP; 0: no byte was */
+	__u64 mark;	 /* stream offset after the last byte sent by TCP; 0: no byte was sent by TCP */
 	__u32 last;	 /* TCP sequence number of the next byte to send */
 	__u32 is_broker; /* 1: the socket is the broker's */
 };
 
-/* Outcome of each send call, and of each attempt to enter a socket. */
+/* Outcome of each send call, and of each attempt to add a socket to the map `sockets`. */
 enum bypass_verdict {
 	BYPASS_PASSED_ON, /* bytes were passed to the opposite socket's queue */
 	BYPASS_FULL,	  /* the bytes go by TCP: the window is full of bytes that the broker has not read */
