@@ -386,8 +386,8 @@ impl KeyAgreement {
                 self.is_behind = false;
                 Vec::new()
             }
-            // Until then, datagrams of the previous key may still be in flight, and `Need` is ignored. The other end
-            // repeats it.
+            // Until the present key was used for `LINGER`, datagrams of the previous key may be in flight, so `Need` is
+            // ignored. The other end repeats `Need`.
             (KeyMessage::Need, KeyRequestState::Idle)
                 if self.current.is_none_or(|(.., at)| now >= at + LINGER) =>
             {

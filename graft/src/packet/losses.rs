@@ -16,8 +16,8 @@ use super::agree::{LINGER, ListMessage};
 
 /// Pause before this end repeats its question about losses.
 const AGAIN: Duration = Duration::from_millis(50);
-/// Time limit for the answer. It ends when the next change of the session may begin, and without an answer the losses
-/// stay unknown.
+/// Time limit for the other end's answer about losses, after which the next change of the session may begin. Without an
+/// answer the losses stay unknown.
 const PATIENCE: Duration = LINGER;
 
 /// Counters of this end's datagrams at the time of the restart.

@@ -12,8 +12,8 @@ use std::time::Duration;
 pub const LOOK: Duration = Duration::from_millis(100);
 /// Interval of reports on a session without traffic.
 pub const IDLE: Duration = Duration::from_secs(1);
-/// Time after which a path counts as down, in addition to a round trip. It starts when more than `UNHEARD` packets were
-/// sent since one was known to have arrived.
+/// A path counts as down after this time plus one round trip. The time starts when more than `UNHEARD` packets were
+/// sent since the last one that is known to have arrived.
 const SILENT: Duration = Duration::from_millis(200);
 const UNHEARD: u64 = 8;
 /// Longest round-trip time that is added to `SILENT`.

@@ -30,8 +30,8 @@ use crate::Error;
 const LOOK: Duration = Duration::from_secs(1);
 /// Interval of greetings while the other end of a session has not answered.
 const GREETINGS: Duration = Duration::from_secs(1);
-/// Time between the first messages of sessions, so that many sessions cause no burst. It also bounds how often all ends
-/// together are greeted.
+/// Time between the first messages of one session and of the next, so that many sessions cause no burst. It also limits
+/// the rate of the greetings of all sessions together.
 const SPREAD: Duration = Duration::from_millis(1);
 
 /// An event of a session or of an interface.
@@ -250,7 +250,8 @@ impl PacketRuntime {
         self.change(session, graft, false)
     }
 
-    /// Starts the same change, and restarts the session without its state: packets in flight are lost and counted.
+    /// Starts to change both ends of a session to another graft, and restarts the session without its state. Packets in
+    /// flight are lost and counted.
     pub fn swap_anew(&mut self, session: &str, graft: &str) -> Result<(), Error> {
         self.change(session, graft, true)
     }

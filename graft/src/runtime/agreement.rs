@@ -364,7 +364,8 @@ fn connection_report(connection: &kernel::TcpConnection) -> Option<ConnectionRep
         | TcpOutcome::Withheld
         | TcpOutcome::Unbound
         | TcpOutcome::NoMemory => Told::NotAsked,
-        // These outcomes are about packets or about later events, so they are not outcomes of a connection.
+        // These outcomes describe single packets or events after the handshake, so they do not say how a handshake
+        // went.
         TcpOutcome::Cookies
         | TcpOutcome::Answered
         | TcpOutcome::NoCongestion

@@ -11,7 +11,7 @@ use crate::{GraftPool, identity::SignatureKey};
 /// loaded.
 const FILES_MAX: usize = 1024;
 
-/// Name, size and time of a file, which reveal a change.
+/// Path, size and modification time of a file. If one of them differs, the file has changed.
 type Sign = (PathBuf, u64, SystemTime);
 
 #[derive(Default)]

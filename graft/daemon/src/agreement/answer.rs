@@ -1,5 +1,5 @@
-//! Accepts the negotiations of agreements that peers start, at the end that listens. A host that has not shown a known
-//! key leaves no state, and the number of concurrent handshakes is bounded.
+//! Listens for peers, and accepts the negotiations of agreements that they start. A host that has not shown a known key
+//! leaves no state, and the number of concurrent handshakes is bounded.
 
 use std::{
     net::SocketAddr,

@@ -21,9 +21,9 @@ use millrace_messages::wire::{BrokerReply, BrokerRequest, RECORD_MAX};
 
 use super::places::ClientPlace;
 
-/// Limit of records that were read from the connection and that the broker has not handled yet.
+/// Limit of requests that were read from the connection and that the broker has not handled yet.
 const AHEAD: usize = 4;
-/// Stack size of a reading thread in bytes: a record, and the buffers for reading it.
+/// Stack size in bytes of a thread that reads requests. The stack holds one request and the buffers for reading it.
 const STACK: usize = 64 * 1024 + 2 * RECORD_MAX;
 
 /// The broker's side of a connection. Dropping it closes the connection.
@@ -151,8 +151,8 @@ mod tests {
         let (near, far) = lingering();
         hostile.send(&BrokerRequest::Finish { messages: 1 }, &[]).unwrap();
         hostile.send(&BrokerRequest::Finish { messages: 2 }, &[near.as_fd()]).unwrap();
-        // Only the record may hold a descriptor of the socket. Otherwise the test itself would block when it closes its
-        // own one.
+        // The test closes its descriptor while the sent record still holds one. Closing the socket's last descriptor
+        // would block the test.
         drop(near);
         let held_up = begin(own, &places, 7);
         let (other, own) = ControlEnd::pair().unwrap();

@@ -80,7 +80,8 @@ impl SessionBroker {
         }
     }
 
-    /// Returns a free pooled socket on which this end may open sessions: the one that was released first, except `but`.
+    /// Returns a free pooled socket on which this end may open sessions: the one that was released first, leaving out
+    /// the socket at `but`.
     fn free_socket(
         &mut self,
         runtime: &mut PacketRuntime,
@@ -155,7 +156,7 @@ impl SessionBroker {
         let session = self.sessions.get_mut(&id)?;
         let datagram_bytes = self.peers.get(session.peer)?.datagram_bytes;
         let socket = self.sockets.get_mut(&session.ends)?.lend(session.user).ok()?;
-        // The keeper process has to hold the socket before the application can send.
+        // The watchdog process has to hold a descriptor of the socket before the application can send.
         self.keeper.iter().for_each(|keeper| keeper.keep(&session.ends, socket));
         let opened = OpenedSession {
             peer: self.peers.get(session.peer)?.name.clone(),

@@ -56,7 +56,8 @@ pub struct CarrierStream {
 pub struct CarrierSender {
     link: SendLink,
     batch: RecordBatch,
-    /// True if the other end has stopped reading. Frames from it tell whether it is done or has reset the connection.
+    /// True if the other end has stopped reading. Frames from the other end tell whether it has finished or has reset
+    /// the connection.
     is_stopped: bool,
 }
 

@@ -100,7 +100,7 @@ impl Strict {
 pub async fn accept(strict: Arc<Strict>) {
     loop {
         let (local, from) = strict.listeners.next().await;
-        let _ = hold::release(local.as_fd()); // an accepted socket inherits the listener's BPF program, and needs none
+        let _ = hold::release(local.as_fd()); // removes the listener's BPF filter from the accepted socket
         let waits = strict.admitted.lock().remove(&from);
         // If no task waits any more, the connection is dropped here, which resets it.
         if let (Ok(()), Some(waits)) = (prepare(&local), waits) {
@@ -163,8 +163,8 @@ pub struct OpenedStream {
 }
 
 impl OpenedStream {
-    /// Tunnels the connection until it ends. The second value has its measurements, or is `None` if the stream was
-    /// already used.
+    /// Tunnels the connection until it ends. Returns how the connection ended, and its measurements. There are no
+    /// measurements if the stream was already used.
     pub async fn join(
         &mut self,
         context: &CarryContext,

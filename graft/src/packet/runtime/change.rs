@@ -43,8 +43,8 @@ impl PacketRuntime {
         events: &mut Vec<PacketEvent>,
     ) -> Result<(), Error> {
         for act in acts {
-            // If an action fails, `ListAgreement::cannot` returns the actions that give up the change, and the
-            // remaining ones are dropped.
+            // If an action fails, the remaining actions are dropped, and `ListAgreement::cannot` returns those that
+            // give up the change.
             match act {
                 ListAction::Accept(_) | ListAction::Expect(_) => {
                     if let Err(error) = self.make_ready(ends, act) {

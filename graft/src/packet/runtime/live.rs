@@ -37,9 +37,10 @@ pub(super) struct LiveSession {
     pub proposed: Option<Duration>,
     /// Name of the graft that this end has proposed.
     pub wanted: Option<String>,
-    /// Time that the kernel took for the latest switch at this end.
+    /// Time that the kernel took for this end's latest switch to another list of functions.
     pub cut: Duration,
-    /// Whether `next` replaces `graft` with or without the session's state. After the change, how the latest one did.
+    /// Tells whether the pending change of the graft keeps the session's state. If no change is pending, it describes
+    /// the latest one.
     pub change: SessionChange,
     /// The count of lost datagrams after the latest restart of the session.
     pub count: Option<LossCount>,
@@ -177,7 +178,7 @@ impl LiveSession {
     pub fn next(&self) -> Option<Duration> {
         let keys = self.keying.line.as_ref().and_then(|line| line.agreement.next());
         let count = self.count.as_ref().map(LossCount::next);
-        // The earliest of the four times wakes the session.
+        // The session wakes up at the earliest time of its list agreement, key agreement, loss count and greeting.
         self.agreement.next().into_iter().chain(keys).chain(count).chain(self.greets()).min()
     }
 

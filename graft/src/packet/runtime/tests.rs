@@ -184,10 +184,10 @@ fn with_peer(side: usize, text: &str) -> Settings {
         .expect("settings")
 }
 
-/// Returns the status of a runtime. It changes its state only in a step, which only the test makes. The kernel counts a
-/// packet before the packet is sent or delivered.
+/// Returns the status of a runtime. The runtime changes its state only in `step`, which only the test calls. The kernel
+/// counts a packet before the packet is sent or delivered.
 fn now(runtime: &mut PacketRuntime) -> Status {
-    runtime.status().expect("a status") // exact: no other step is made, and the counters have been read
+    runtime.status().expect("a status") // exact: nothing else calls `step`, and `status` reads the kernel's counters
 }
 
 fn graft_of(runtime: &mut PacketRuntime) -> String {

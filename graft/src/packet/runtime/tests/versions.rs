@@ -96,7 +96,7 @@ fn under_traffic(
             assert!(Instant::now() < until, "it does not happen");
         }
         drop(stops);
-        // Lost packets are retransmitted without a step, but only a step announces the latest packets.
+        // Lost packets are retransmitted without a call of `step`, but only `step` announces the latest packets.
         threads.map(|(sender, receiver)| {
             let sent = sender.join().expect("sent");
             while !receiver.is_finished() {
