@@ -607,7 +607,7 @@ impl PacketHooks {
             }
             let there = functions.iter().filter(|slots| slots.loaded.programs.contains_key(&hook));
             for (at, slots) in there.enumerate() {
-                // The BPF programs shift the word by one byte for each function, and 0 ends the list.
+                // The BPF programs shift the encoded list by one byte for each function. A byte of 0 ends the list.
                 *encoded |= u64::from(slots.slot) << (8 * at);
             }
         }

@@ -483,7 +483,7 @@ impl RuntimeSelection {
             let cost = cost.as_secs_f64() * 1e3 / ideal_ms;
             Some(ConnectionOutcome { cost, is_bad: cost > made.usual? })
         });
-        // Outcomes of choices by an earlier model are not valid for this one.
+        // Outcomes of choices by an earlier model are not valid for the present model.
         if let Some(made) = made.filter(|made| made.generation == self.generation) {
             self.online.passed(&made.key(), 1);
             if let Some(outcome) = outcome {

@@ -82,8 +82,8 @@ impl SealWatchdog {
         self.tell(&KeeperMessage::Forget { at: ends.local.to_string() }, &[]);
     }
 
-    /// Sends a message to the watchdog process. Errors are ignored, since `GraftDaemon` notices elsewhere that the
-    /// process has ended.
+    /// Sends a message to the watchdog process. Errors are ignored, since the broker regularly checks whether the
+    /// process still runs.
     fn tell(&self, tell: &KeeperMessage, descriptors: &[BorrowedFd<'_>]) {
         let _ = self.control.send(tell, descriptors);
     }

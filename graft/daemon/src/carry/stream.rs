@@ -43,7 +43,7 @@ impl From<ReadError> for CarrierError {
 /// Function that returns a connection to its pool when it is idle again.
 pub type Home = Arc<dyn Fn(CarrierStream) + Send + Sync>;
 
-/// Both directions of a stream. One task uses both, and each works independently of the other.
+/// Both directions of a stream. One task uses both directions, and each direction works independently of the other.
 pub struct CarrierStream {
     pub sender: CarrierSender,
     pub receiver: CarrierReceiver,

@@ -175,7 +175,7 @@ static long fill(__u32 index, struct filling *filling)
  * (net.core.gro_normal_batch)
  */
 #define BATCH 8
-/* ns after which such a batch is in the socket: longer than one poll of an interface */
+/* ns after which a batch of delivered packets is in the socket: longer than one poll of an interface */
 #define BATCH_NS 16000000
 /* bytes of socket memory that a packet of 1500 bytes takes, reserved even if packets so far were smaller */
 #define LARGEST 4416

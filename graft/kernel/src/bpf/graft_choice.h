@@ -33,7 +33,7 @@ struct graft_flow {
 	__u32 rule;
 	__u32 serial;
 	__u8 side;
-	__u8 picked; /* enum graft_picked: what the connection uses */
+	__u8 picked; /* enum graft_picked: candidate that the connection uses */
 	__u8 explored;
 	__u8 counts; /* 1: the connection's start was reported, so its end has to be reported too */
 	char congestion[GRAFT_NAME_BYTES];

@@ -202,7 +202,7 @@ struct graft_work {
 	 * that time, since the packet may still be dropped before.
 	 */
 	__u32 takes_ns;	 /* ns from this packet's departure to the next one's; 0: no function paces */
-	__u32 spare_ns;	 /* ns of unused sending time that a burst may catch up with */
+	__u32 spare_ns;	 /* unused sending time, ns; a burst may depart that much earlier */
 	__u64 leaves_ns; /* departure time of this packet, ns; 0: at once */
 };
 

@@ -57,7 +57,9 @@ struct socket_state {
 	__u32 rule;
 	__u32 phase;
 	__be32 answer; /* identity of the graft in the server's answer */
-	/* 1: another program had set the flag before, so this program does not clear it */
+	/* 1: another program had set the socket's callback flag before, so this program does not clear that
+	 * flag
+	 */
 	__u8 had_write_flag;
 	__u8 had_parse_flag;
 	__u8 no_room;

@@ -24,8 +24,8 @@ struct repair_config {
 };
 
 #define OPEN_MAX  GRAFT_WINDOW /* most missing packets that are requested at the same time */
-#define OPEN_STEP 32	       /* missing packets that are checked again whenever a packet is received */
-#define ASK_MAX	  8	       /* most requests sent for one received packet */
+#define OPEN_STEP 32 /* number of missing packets that are checked again whenever a packet is received */
+#define ASK_MAX	  8  /* most requests sent for one received packet */
 
 /* A missing packet that was requested. The entry is freed when the packet arrives or is given up. */
 struct open {
@@ -36,7 +36,7 @@ struct open {
 };
 
 struct state {
-	__u32 looked; /* first packet number that was not checked yet */
+	__u32 looked; /* first packet number that was not checked for a missing packet yet */
 	__u32 again;  /* next packet number to check again for a repeated request */
 	__u32 begun;
 	__u32 counted; /* first packet number that is not counted in `numbers` */

@@ -153,8 +153,8 @@ fn forged_frames_are_dropped() {
             }
         }
     }
-    // Further forged cases: no frame, a truncated frame, a frame that is reflected to its sender, and a frame with
-    // another key.
+    // Other forged datagrams are dropped: no frame, a truncated frame, a frame that is reflected to its sender, and a
+    // frame with another key.
     let mut other = hooks();
     let session = millrace_graft_kernel::packet::FunctionSession {
         ends: v4(),
@@ -214,8 +214,8 @@ fn random_frames_get_a_verdict() {
     assert!(!counts.is_empty() && counts.iter().all(|(reason, _)| is_refusal(reason)), "{counts:?}");
 }
 
-/// A case: a list of functions, and frames in the order of arrival, each with its packet number and the expected reason
-/// at XDP.
+/// A test case: a list of functions, and frames in the order of arrival. Each frame has its packet number and the
+/// expected reason at XDP.
 type FrameCase = (&'static [&'static str], &'static [(usize, PacketReason)]);
 
 #[test]

@@ -17,7 +17,7 @@ use crate::traffic::{GO_BACK, PARTIAL, SELECTIVE};
 /// next begins.
 const BLOCK: usize = 12;
 
-/// A case: the lost packets of a block, the packet that arrives last, and the packet `at` before which lists are
+/// A test case: the lost packets of a block, the packet that arrives last, and the packet `at` before which lists are
 /// swapped.
 type SwapFate = fn(at: usize) -> (BTreeSet<usize>, Option<usize>);
 
@@ -121,7 +121,7 @@ fn bytes_arrive_unchanged_wherever_lists_are_swapped() {
                     swap_at(&mut pair, BLOCK - at, lists[from], fate);
                 }
             }
-            // Switches to the list with which the next round begins.
+            // Switches to the list of functions that the next round of the loop replaces.
             swap_at(&mut pair, 0, lists[to], FATES[0]);
         }
     }

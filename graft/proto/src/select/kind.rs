@@ -165,7 +165,7 @@ pub struct Question {
 }
 
 impl Question {
-    /// Returns the kind if the question selects exactly one; `None` if it may select several.
+    /// Returns the kind of connection if this question covers exactly one kind; `None` if it may cover several.
     fn kind(&self) -> Option<TrafficClass> {
         let [ports] = &self.ports[..] else { return None };
         (ports.start() == ports.end()).then_some(())?;
@@ -310,7 +310,7 @@ impl Kinds {
         seen.into_iter().take(LATEST).map(|seen| seen.flow).collect()
     }
 
-    /// Predicts the profile and size of the next connection that the question selects.
+    /// Predicts the profile and size of the next connection of the kinds that the question covers.
     pub fn expect(&self, question: &Question) -> Expected {
         let about = self.known_classes(question);
         let usual = usual(question);

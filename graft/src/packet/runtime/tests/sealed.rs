@@ -165,8 +165,8 @@ fn restarted_ends_get_new_keys() {
     assert_eq!(different.len(), sealed.len(), "no datagram is like another one, whenever it was sent");
 }
 
-/// Waits until datagrams pass. An end may still have keys that the other one has lost in a restart; it learns of that
-/// within seconds.
+/// Waits until datagrams pass. An end may still have keys that the other end has lost in a restart, and learns of the
+/// restart within seconds.
 fn until_it_passes(site: &RuntimeSite, runtimes: &mut [PacketRuntime; 2], [near, far]: [&UdpSocket; 2]) {
     let until = Instant::now() + LONG;
     let mut buffer = [0; 100];
