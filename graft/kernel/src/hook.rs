@@ -82,7 +82,7 @@ verdicts! {
 /// Ports on which the broker listens for redirected connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// Ports at which the broker accepts connections at once.
+    /// Ports at which the broker accepts connections at once, before it has reached the server.
     pub early: HookPorts,
     /// Ports at which SYNs are held back ([`super::hold`]).
     pub strict: HookPorts,

@@ -600,8 +600,8 @@ impl PacketHooks {
         let functions = list.functions.iter().map(find).collect::<Result<Vec<_>, _>>()?;
         let mut encoded = [0; intf::HOOKS];
         for (hook, encoded) in FunctionHook::ALL.into_iter().zip(&mut encoded) {
-            // The list skips TC ingress if its functions there only handle recovered packets, and none of them recovers
-            // packets.
+            // The list of functions skips TC ingress if its programs at TC ingress only handle recovered packets, and
+            // none of its functions recovers packets.
             if hook == FunctionHook::Repair && !functions.iter().any(|slots| slots.needs_repair()) {
                 continue;
             }

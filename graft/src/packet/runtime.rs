@@ -420,8 +420,8 @@ impl PacketRuntime {
         Ok(self.hooks.tell_room(ends)?)
     }
 
-    /// Returns descriptors of the sealing programs. Their holder keeps sessions sealed for a moment after this runtime
-    /// has ended.
+    /// Returns descriptors of the sealing programs. A process that holds these descriptors keeps sessions sealed until
+    /// it closes them, even after this runtime has ended.
     pub fn egress(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.hooks.egress()
     }

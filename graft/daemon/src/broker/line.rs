@@ -30,7 +30,8 @@ const STACK: usize = 64 * 1024 + 2 * RECORD_MAX;
 pub struct ClientLine {
     control: Arc<ControlEnd>,
     requests: Receiver<ControlReceived<BrokerRequest>>,
-    /// Dropped after `control`. This wakes the thread, which then holds the last reference to the connection.
+    /// This field is dropped after `control`. The drop wakes the reading thread, which then holds the last reference to
+    /// the connection.
     _held: Sender<Infallible>,
 }
 
@@ -142,8 +143,9 @@ mod tests {
         wait_for("the place to be free", || places.enter(7).is_some());
     }
 
-    /// Neither reading a record with a lingering socket, nor closing a connection that has one, blocks the broker. The
-    /// connection counts towards its user's limit until the socket has stopped lingering.
+    /// The broker is blocked neither by reading a request that carries a lingering socket, nor by closing a connection
+    /// with such an unread request. The connection counts towards its user's limit until the socket has stopped
+    /// lingering.
     #[test]
     fn lingering_socket_blocks_only_its_own_connection() {
         let places = ClientPlaces::for_users(1);

@@ -61,7 +61,8 @@ impl SessionBroker {
         let used =
             self.sessions.values().filter(|session| session.peer == peer && session.user == user).count();
         let ours: Vec<_> = found.pooled_sockets().map(|(ends, _)| ends).collect();
-        // A socket that an application keeps open after its session counts towards the user's share as well.
+        // A socket that an application keeps open after its session counts towards the user's limit of sessions as
+        // well.
         let held = ours.iter().filter(|ends| {
             let is_lent = self.sessions.values().any(|session| session.ends == **ends);
             !is_lent && self.sockets.get_mut(ends).is_some_and(|socket| socket.is_held_by(user))

@@ -153,7 +153,7 @@ impl FirewallRules {
     }
 }
 
-/// Reports whether packets of connections that are to be tunnelled pass the chain.
+/// Reports whether packets of tunnelled connections would go through this chain as plain TCP, so that its rules matter.
 fn passes(chain: &Chain) -> bool {
     matches!(chain.family, INET | IPV4 | IPV6 | NETDEV)
         && (chain.family == NETDEV || chain.hook != Some(FORWARD))

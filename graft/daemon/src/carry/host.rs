@@ -71,7 +71,7 @@ pub async fn wait(context: Arc<CarryContext>, far: Arc<CarrierPeer>, mut stream:
                     return;
                 }
             }
-            // The frame is a late question about the previous connection of this stream.
+            // The frame is a late `Ask` or `Answer` of this stream's previous connection.
             Ok(CarryFrame::Ask | CarryFrame::Answer) if stream.asked.is_some() => {}
             Ok(first) => return begin(&context, &far, stream, first).await,
             Err(_) => return,

@@ -36,7 +36,7 @@ const HOLD: Duration = Duration::from_secs(30);
 const PIECE_LEAST: usize = 2 << 10;
 const PIECE_MOST: usize = 64 << 10;
 const BATCH: usize = 128 << 10;
-/// Limit of received pieces of data that are written to the application's socket in one call.
+/// Limit of received buffers that are written to the application's socket in one system call.
 const PIECES_MOST: usize = 64;
 /// Number of delivered bytes that are confirmed immediately. Fewer bytes are confirmed together after `MOMENT`.
 const WORTH: u64 = 64 << 10;

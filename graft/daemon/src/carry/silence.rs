@@ -48,9 +48,9 @@ impl BytesArrived {
     }
 }
 
-/// Silence on one connection of a pool. While `asked_at` is `None` no question is open; after `quiet` without arrivals
-/// this end asks. The connection is lost if nothing arrives within `patience` after that, and any arrival closes the
-/// question.
+/// Silence on one connection of a pool. If nothing arrives for the time `quiet`, this end has to send `Ask`, and
+/// `asked_at` is set. Any arrival clears `asked_at`. If nothing arrives within `patience` after `Ask`, the connection
+/// is lost.
 #[derive(Debug)]
 pub struct CarrierSilence {
     /// Time limit for an answer of the other end.
@@ -63,7 +63,7 @@ pub struct CarrierSilence {
     quiet: Duration,
     /// Time at which the other end was asked, or `None` if no answer is overdue.
     asked_at: Option<Instant>,
-    /// Time since which this end owes the other an acknowledgement.
+    /// Time since which this end owes the other end an acknowledgement.
     owes_since: Option<Instant>,
 }
 

@@ -63,7 +63,7 @@ impl Strict {
         let from = canonical(ask.from);
         let (sender, receiver) = oneshot::channel();
         self.admitted.lock().insert(from, sender);
-        // The program has to let the SYN pass before it is sent once more.
+        // The BPF filter has to let the SYN pass before the broker sends this SYN once more.
         let sent = self.hold.let_in(ask.from).map_err(io::Error::other).and_then(|()| self.resend_syn(ask));
         if let Err(error) = sent {
             // The kernel repeats the application's SYN a second later, so the error is only logged.

@@ -428,8 +428,8 @@ static __always_inline int recover(struct recovery *recovery)
 }
 
 /* Recovers missing packets of a block when one of its packets arrives after the parities. Recovered packets
- * are injected; then the arrived packet is restored. Returns not 0 if restoring failed and the arrived packet
- * is lost.
+ * are injected; then the packet that arrived is restored in its buffer. Returns not 0 if restoring failed and
+ * the arrived packet is lost.
  */
 static __always_inline int recover_others(struct recovery *recovery)
 {

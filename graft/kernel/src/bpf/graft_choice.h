@@ -49,8 +49,8 @@ struct {
 
 static __always_inline bool graft_take_grant(struct graft_choice *choice)
 {
-	/* Several connections may begin at once on different CPUs; the compare-and-swap gives the grant to
-	 * one of them.
+	/* Several connections may begin at the same time on different CPUs; the compare-and-swap gives the
+	 * grant to one of them.
 	 */
 	return choice->grant && __sync_val_compare_and_swap(&choice->grant, 1, 0) == 1;
 }

@@ -742,8 +742,8 @@ __noinline int graft_choose(struct bpf_sock_ops *ctx, const struct ends *ends, _
 	/* A redirected socket connects to the broker, which reports the connection itself. */
 	if (flow->picked == GRAFT_PICKED_LED)
 		return 0;
-	/* The time of the SYN is unknown at servers, and at clients whose rule had no choice then. It is
-	 * estimated as one round trip before now.
+	/* The time of the SYN is unknown at servers, and at clients whose rule had no choice at the SYN. The
+	 * estimate is one round trip before now.
 	 */
 	if (ends->side == GRAFT_SERVER || !flow->began_ns)
 		flow->began_ns = bpf_ktime_get_ns() - (ctx->srtt_us >> 3) * 1000ULL;

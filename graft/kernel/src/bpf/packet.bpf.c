@@ -567,8 +567,8 @@ static __always_inline void conclude(const struct graft_work *work, __u32 hook, 
 	take_time(work, hook);
 }
 
-/* Sends a copy of the packet now, since a function wants to send a packet of its own behind it. The buffer
- * then runs that function again, which turns the packet into its own.
+/* Sends a copy of the packet now, since a function wants to send a packet of its own behind it. That function
+ * then runs again, and turns the packet in the buffer into its own packet.
  */
 static __always_inline int follow(struct __sk_buff *skb, struct graft_work *work)
 {

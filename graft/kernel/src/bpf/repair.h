@@ -148,7 +148,8 @@ static long look_again(__u32 index, struct asking *asking)
 	if (asking->count >= ASK_MAX)
 		return 1;
 	if (graft_not_before(number, state->looked)) {
-		/* All missing packets were checked, so the next pass begins with the first one. */
+		/* All missing packets were checked, so checking begins again with the first missing packet.
+		 */
 		state->again = asking->shared->complete;
 		return 1;
 	}

@@ -118,7 +118,8 @@ impl PacketRuntime {
 
     /// Switches sending to the new list. Its functions continue with the present state for outgoing packets.
     fn switch(&mut self, ends: &SessionEnds) -> Result<(), Error> {
-        // The kernel has two entries for lists. The lowest bit of the epoch selects the one for sending.
+        // The kernel has two entries for the session's lists of functions. The lowest bit of the epoch selects the
+        // entry for sending.
         let epoch = self.hooks.epoch(ends)? ^ 1;
         let start = Instant::now();
         if let Some(live) = self.live.get(ends)

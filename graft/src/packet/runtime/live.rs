@@ -58,7 +58,7 @@ pub(super) struct LiveSession {
     pub greeting: Duration,
     /// Time of the latest greeting. An end that could not open it gets another one.
     pub greeted: Duration,
-    /// True if an end that has already answered has to be greeted once more.
+    /// True if the other end has to be greeted once more, although it has already answered.
     pub owes_greeting: bool,
     /// Reason why the latest message could not be sent. It is not handled as an error, since messages are repeated.
     pub mute: Option<String>,

@@ -73,8 +73,8 @@ fn receive(socket: &UdpSocket, pause: Duration, stop: &AtomicBool) -> Vec<u32> {
     }
 }
 
-/// Steps both runtimes, and sends from both hosts, until `over` is true. Returns the sent and the received datagrams in
-/// each direction.
+/// Steps both runtimes, and sends from both hosts, until `over` returns true. Returns the sent and the received
+/// datagrams in each direction.
 fn under_traffic(
     site: &RuntimeSite,
     runtimes: &mut [PacketRuntime; 2],
