@@ -48,7 +48,7 @@ impl NegotiationState {
     pub const NAMES: [&str; 8] =
         ["waiting", "agreed", "refused", "absent", "timed-out", "untrusted", "malformed", "ended"];
 
-    /// Returns the name in reports and metrics.
+    /// Returns the state's name in reports and metrics.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Waiting => "waiting",

@@ -125,7 +125,7 @@ pub struct RedirectedConnection {
     pub choice: u32,
     /// Serial number of the choice that the connection followed; 0: there was none.
     pub serial: u32,
-    /// True if the connection used the second candidate by the choice's grant.
+    /// True if the connection used the second candidate, which the choice grants to one connection.
     pub explored: bool,
     /// Name of the connecting thread in the kernel (`comm`).
     pub command: String,

@@ -570,7 +570,8 @@ impl PacketHooks {
     /// that functions stored before.
     fn forget(&mut self, index: u32) -> Result<(), Error> {
         self.births = self.births.wrapping_add(1);
-        // One write resets packet numbers and acknowledgements. Packets stored before have another birth.
+        // One write resets packet numbers and acknowledgements. Packets that functions stored earlier have another
+        // start number (`birth`).
         let begun = intf::Shared { birth: self.births, ..Default::default() };
         write(&self.shared["shared"], "shared", &index.to_ne_bytes(), begun.as_bytes())?;
         self.functions.values().try_for_each(|slots| slots.loaded.forget(index))

@@ -67,7 +67,7 @@ pub struct SelectedEvent {
     pub rule: u32,
     /// Serial number of the choice that the connection followed; 0: no choice had been made yet.
     pub serial: u32,
-    /// True if the connection used the second candidate by the choice's grant.
+    /// True if the connection used the second candidate, which the choice grants to one connection.
     pub explored: bool,
     /// Congestion control that was chosen for the connection; `None`: the socket's own.
     pub congestion: Option<String>,

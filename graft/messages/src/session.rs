@@ -344,8 +344,8 @@ impl Session {
         Ok(self.events.pop_front())
     }
 
-    /// Ends this application's direction, which sends no more messages. The other application may continue to send, and
-    /// [`receive`](Self::receive) returns its messages.
+    /// Ends this application's direction: this application sends no more messages. The other application may continue
+    /// to send, and [`receive`](Self::receive) returns its messages.
     pub fn finish(&mut self) -> Result<(), Error> {
         self.check()?;
         if std::mem::replace(&mut self.has_finished, true) {

@@ -329,7 +329,7 @@ fn epoch() -> u64 {
     *EPOCH.get_or_init(|| {
         let mut bytes = [0; 8];
         let made = ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut bytes);
-        // If the kernel provides no random numbers, TLS fails anyway, so the time is sufficient.
+        // If the kernel provides no random numbers, TLS fails anyway, so the time of day suffices as a random number.
         if made.is_ok() { u64::from_ne_bytes(bytes) } else { clock::unix_ns().unsigned_abs() }
     })
 }

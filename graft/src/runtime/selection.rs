@@ -374,8 +374,8 @@ impl RuntimeSelection {
                     heard: told.heard,
                     arm,
                 };
-                // A connection that began before any choice was made used plain TCP. Its outcome counts for the present
-                // leaf of the connection's path.
+                // A connection that began before any choice was made used plain TCP. Its outcome counts for the leaf of
+                // the model's tree to which the connection's path belongs now.
                 let now = || self.current.get(&(index, flow.remote.ip())).map(|current| current.made.clone());
                 let made = made.or_else(now);
                 let judges_received =

@@ -109,7 +109,8 @@ impl SessionBroker {
             match session.stage {
                 SessionStage::Open => self.try_change(runtime, id),
                 SessionStage::Ending(until) => {
-                    // The session's connection stays open, so that the application can read until it closes it.
+                    // The application's connection to the daemon stays open, so that the application can still read
+                    // datagrams until it closes that connection.
                     let is_read = session.client.is_none_or(|client| !self.clients.contains_key(&client));
                     let is_over = is_read && session.said.is_none();
                     if now >= until || is_over {

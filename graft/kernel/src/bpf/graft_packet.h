@@ -97,7 +97,7 @@ enum graft_kind {
 	GRAFT_LAST,	/* states the number of the sender's next packet, when the sender has been silent */
 	GRAFT_ACK,	/* acknowledgement, with payload struct graft_ack */
 	GRAFT_GONE,	/* answers a request for the packet of this number, which is no longer stored */
-	GRAFT_PARITY,	/* parity of the block of packets whose last number is this */
+	GRAFT_PARITY,	/* parity packet of the block whose last packet has this number */
 	GRAFT_RETURNED, /* recovered data, injected into this host's receive path; never on the wire */
 	GRAFT_SAYS = 8, /* kinds from this value on are messages between the daemons */
 	GRAFT_KINDS = 16,

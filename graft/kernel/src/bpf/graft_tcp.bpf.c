@@ -698,8 +698,8 @@ static __always_inline void on_accepted(struct bpf_sock_ops *ctx)
 	struct conclusion end = {};
 	__u32 index = 0;
 
-	/* The accepted socket inherited the flag from its listener, where this program had set it, unless
-	 * another program had.
+	/* The accepted socket inherited the callback flag from its listener. This program had set the
+	 * listener's flag, unless another program had.
 	 */
 	if (!state || !state->had_write_flag)
 		set_flags(ctx, 0, BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);

@@ -39,7 +39,7 @@ struct state {
 	__u32 looked; /* first packet number that was not checked for a missing packet yet */
 	__u32 again;  /* next packet number to check again for a repeated request */
 	__u32 begun;
-	__u32 counted; /* first packet number that is not counted in `numbers` */
+	__u32 counted; /* first packet number that `numbers` does not include yet */
 	__u64 numbers; /* number of packets that were checked so far */
 	__u64 gave_up;
 	struct open open[OPEN_MAX];

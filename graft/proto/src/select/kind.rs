@@ -246,7 +246,8 @@ impl Kinds {
             return;
         }
         let (at, known) = self.enter(kind);
-        // If the peer already has its share of flows, its oldest flow is dropped; otherwise the oldest flow of all.
+        // If the peer already has as many flows as one peer may have, its oldest flow is dropped. Otherwise a full list
+        // drops the oldest flow of all peers.
         let of_peer = known.seen.iter().filter(|seen| seen.peer == peer).count();
         if of_peer >= OF_ONE_PEER {
             let oldest = known.seen.iter().position(|seen| seen.peer == peer);

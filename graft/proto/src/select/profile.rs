@@ -64,7 +64,7 @@ pub struct ByteArrivals {
     /// Time in ms from the SYN until the bytes of each size in [`LADDER_KIB`] had arrived; `None`: not within the time
     /// limit.
     pub rungs_ms: [Option<f64>; LADDER_KIB.len()],
-    /// Bytes of the whole transfer. If the transfer ended early, the times of larger rungs are extrapolated from these
+    /// Bytes of the whole transfer. If the transfer ended early, the times of larger sizes are extrapolated from these
     /// bytes and `over_ms`.
     pub bytes: u64,
     /// Duration of the whole transfer in ms.
@@ -91,8 +91,8 @@ impl ByteArrivals {
         for (at, kib) in LADDER_KIB.iter().enumerate().take(rung + 1) {
             let ms = self.ms(at)?;
             let kib = f64::from(*kib);
-            // Bytes between two rungs arrive evenly, so their average time is the mean of both rungs' times (trapezoid
-            // rule).
+            // Bytes between two sizes of the ladder arrive evenly, so their average time is the mean of both sizes'
+            // times (trapezoid rule).
             sum += (kib - before_kib) * (ms + before_ms) / 2.0;
             (before_ms, before_kib) = (ms, kib);
         }

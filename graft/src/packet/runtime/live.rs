@@ -286,8 +286,8 @@ impl LiveSession {
         }
     }
 
-    /// Applies new settings of the session's graft, except for its list. Returns the graft if its settings have
-    /// changed.
+    /// Applies new settings of the session's graft, except for its list of functions. Returns the graft if its settings
+    /// have changed.
     pub fn refreshed(&mut self, settings: &Settings) -> Option<&GraftSetting> {
         let graft = settings.grafts.get(&self.graft.name)?;
         // A changed list has to be agreed on with the other end, and is not handled here.
