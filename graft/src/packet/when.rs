@@ -72,7 +72,7 @@ impl RuleWatch {
     }
 }
 
-/// Returns the reason for a change to this step, as text.
+/// Returns the reason, as text, for a change to the rule at position `level`, or to no rule if that is 0.
 pub fn reason(level: usize, rtt: Duration, steps: &[When]) -> String {
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let above = level.checked_sub(1).and_then(|at| steps.get(at));
@@ -95,7 +95,7 @@ mod tests {
     }
 
     /// Each row of the table has round-trip times with their start and end at intervals of 100 ms, and the expected
-    /// changes as time in ms and level.
+    /// changes: the time in ms, and the position of the rule.
     #[test]
     fn session_changes_its_step_after_the_hold_time() {
         type Trips = &'static [(u32, u32, u32)];

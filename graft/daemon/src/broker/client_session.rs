@@ -34,7 +34,7 @@ pub struct ClientSession {
     /// Connection of the application here, or `None` once it has disconnected.
     pub client: Option<u64>,
     pub user: u32,
-    /// Name of the graft that the session uses, or changes to.
+    /// Name of the graft that the session uses, or to which it is changing.
     pub graft: String,
     pub want: Want,
     /// True if the library, and not the graft, puts messages in order from the first one on.
