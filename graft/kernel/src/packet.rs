@@ -120,8 +120,8 @@ pub struct SessionEnds {
 pub struct FunctionList {
     /// Names of the functions, as given to [`PacketHooks::add`] or [`PacketHooks::add_as`].
     pub functions: Vec<String>,
-    /// Identifier of the list, which every frame contains. A host drops frames with another identifier, counted as
-    /// `stale`.
+    /// Identifier of the function list, which every frame contains. A host drops frames with another identifier,
+    /// counted as `stale`.
     pub id: u16,
 }
 
@@ -150,7 +150,7 @@ struct FunctionSlots {
 }
 
 impl FunctionSlots {
-    /// Returns whether a list that contains this function has to run at TC ingress.
+    /// Returns whether a function list that contains this function has to run at TC ingress.
     fn needs_repair(&self) -> bool {
         self.loaded.programs.contains_key(&FunctionHook::Repair) && !self.loaded.only_recovered
     }
@@ -237,7 +237,7 @@ impl PacketHooks {
         for hook in FunctionHook::ALL {
             let verdict = object.program(hook.verdict())?;
             let fd = verdict.as_fd().as_raw_fd().to_ne_bytes();
-            // Entry 0 of a program array is the hook's verdict, which every list ends with.
+            // Entry 0 of a program array is the hook's verdict, which every function list ends with.
             write(&shared[hook.programs()], hook.programs(), &[0; 4], &fd)?;
         }
         let table = object.handle("sessions")?;
@@ -349,7 +349,7 @@ impl PacketHooks {
         self.functions.contains_key(function)
     }
 
-    /// Unloads a function. Packets of lists that still contain it pass with framing only, and are counted as
+    /// Unloads a function. Packets of function lists that still contain it pass with framing only, and are counted as
     /// `no-function`.
     pub fn remove(&mut self, name: &str) -> Result<(), Error> {
         let slots = self.functions.remove(name).ok_or_else(|| Error::NoFunction(name.to_owned()))?;

@@ -39,8 +39,8 @@ const SPREAD: Duration = Duration::from_millis(1);
 #[allow(missing_docs, reason = "the variants describe their fields")]
 pub enum PacketEvent {
     /// Both ends use the graft. `took` is the time since the proposal, if this end has proposed the change. `cut` is
-    /// the time that the kernel took to switch to the new list at this end. If the session has restarted, `Counted`
-    /// follows.
+    /// the time that the kernel took to switch to the new function list at this end. If the session has restarted,
+    /// `Counted` follows.
     Swapped { session: String, graft: String, took: Option<Duration>, cut: Duration, change: SessionChange },
     /// Number of datagrams that a stateless change has lost.
     Counted { session: String, losses: PacketLosses },
@@ -171,7 +171,7 @@ impl PacketRuntime {
 
     /// Replaces the settings completely, or leaves them unchanged if that fails. Sessions are opened and closed, and
     /// change their grafts as [`swap`](Self::swap) does, also if a function has another version or a graft has another
-    /// list.
+    /// function list.
     pub fn apply(&mut self, settings: Settings) -> Result<(), Error> {
         let applied = self.try_apply(settings);
         self.unload_unused();
@@ -522,7 +522,7 @@ impl PacketRuntime {
             live.agreement.begin(graft.list.id);
             live.begin(graft.clone());
             live.routes.iter_mut().for_each(paths::SessionRoutes::begin_anew);
-            // No packet may pass between reading the counters and installing the new list.
+            // No packet may pass between reading the counters and installing the new function list.
             self.hooks.pause(ends)?;
             let totals = self.totals(ends)?;
             self.live.entry(*ends).and_modify(|live| live.begun = totals);

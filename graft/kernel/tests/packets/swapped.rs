@@ -113,7 +113,7 @@ fn bytes_arrive_unchanged_wherever_lists_are_swapped() {
     let loaded: Vec<_> = lists.concat();
     for ends in [v4(), v6()] {
         let mut pair = FunctionPair::with("offsets", ends, lists[2], &loaded, &parameters);
-        // Each list is replaced by each other list, and back.
+        // Each function list is replaced by each other list, and back.
         for (from, to) in [(2, 0), (0, 1), (1, 2)] {
             for at in 0..=BLOCK {
                 for fate in FATES {

@@ -290,7 +290,7 @@ impl LiveSession {
     /// have changed.
     pub fn refreshed(&mut self, settings: &Settings) -> Option<&GraftSetting> {
         let graft = settings.grafts.get(&self.graft.name)?;
-        // A changed list has to be agreed on with the other end, and is not handled here.
+        // A changed function list has to be agreed on with the other end, and is not handled here.
         if graft.list != self.graft.list || *graft == self.graft {
             return None;
         }

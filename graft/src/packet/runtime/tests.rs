@@ -219,7 +219,7 @@ fn datagrams_sent_before_a_swap_arrive() {
         assert_eq!(&buffer[..bytes], b"afterwards");
     }
     // A graft that a command has chosen stays until the settings change. Even then a change has to wait until no packet
-    // of the previous list can be in flight.
+    // of the previous function list can be in flight.
     let apply = |runtimes: &mut [PacketRuntime; 2], graft| {
         let settings = settings(0, GRAFTS, graft);
         site.inside(0, || runtimes[0].apply(settings))

@@ -92,7 +92,7 @@ fn datagrams_on_the_wire_are_sealed() {
         let meddle = |number: u32, runtimes: &mut [PacketRuntime; 2]| {
             let graft = if number.is_multiple_of(400) { "complete" } else { "once" };
             if number.is_multiple_of(200) {
-                // The session refuses a change until packets of its previous list can no longer be in flight.
+                // The session refuses a change until packets of its previous function list can no longer be in flight.
                 let _ = site.inside(0, || runtimes[0].swap("s", graft));
             }
             if number % 500 == 499 {

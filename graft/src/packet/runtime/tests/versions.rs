@@ -169,7 +169,7 @@ fn new_function_version_takes_over_state_without_loss() {
         let came = passed[1 - side].1.len() as u64;
         let [packets, _, moved] = tally(runtime, 2)[..] else { panic!("a state") };
         assert!(moved > 0 && packets > moved, "{packets} {moved}");
-        // Each version has counted the packets of the lists to which it belongs.
+        // Each version has counted the packets of the function lists to which it belongs.
         assert!(kept[side] >= moved, "{moved} {kept:?}");
         assert_eq!(packets - moved + kept[side], came, "{packets} {moved} {kept:?}");
         let session = now(runtime).sessions.remove(0);
@@ -230,7 +230,7 @@ fn losses_of_a_restart_are_counted() {
             steps += 1;
             if steps > 100 && told == 2 * proposed && proposed < 3 {
                 let graft = ["newest", "newest", "plain"][proposed];
-                // The next change can begin when no packet of the previous list can be in flight.
+                // The next change can begin when no packet of the previous function list can be in flight.
                 proposed += usize::from(site.inside(0, || runtimes[0].swap_anew("s", graft)).is_ok());
             }
             for event in step(&site, runtimes) {
