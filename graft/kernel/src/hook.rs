@@ -279,8 +279,8 @@ impl HookPrograms {
         Ok(Some(RedirectedConnection { far, near, choice, serial, explored, command, cgroup, owner }))
     }
 
-    /// Stores an origin again that [`arrival`](Self::arrival) has removed. It is needed if the kernel will deliver the
-    /// same connection to the broker a second time.
+    /// Stores the origin of a connection again, after [`arrival`](Self::arrival) has removed it. This is needed if the
+    /// kernel will deliver the same connection to the broker a second time.
     pub fn expect(&self, from: SocketAddr, arrival: &RedirectedConnection) -> Result<(), Error> {
         let led = intf::Led {
             far: end(arrival.far),

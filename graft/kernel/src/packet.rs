@@ -413,7 +413,7 @@ impl PacketHooks {
         Ok(())
     }
 
-    /// Makes the unused epoch live with another list of functions. Returns that epoch.
+    /// Accepts incoming packets of another list of functions from now on, in the unused epoch. Returns that epoch.
     pub fn accept(&mut self, ends: &SessionEnds, list: &FunctionList) -> Result<ListEpoch, Error> {
         let encoded = self.encode(list)?;
         let epoch = self.find(ends)?.raw.epoch ^ 1;

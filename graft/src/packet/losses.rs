@@ -50,7 +50,7 @@ impl LossCount {
         Self { before, next: now, until: now + PATIENCE, known: PacketLosses::default() }
     }
 
-    /// Handles a message of the other end. Returns the answer if the message is a question.
+    /// Handles a message of the other end. Returns the answer if the message asks about losses.
     pub fn on_message(&mut self, word: ListMessage) -> Option<ListMessage> {
         match word {
             ListMessage::Sent(sent) => {

@@ -199,7 +199,7 @@ struct graft_told {
 	__u8 explored;
 	__u8 pad;
 	__u32 rule;
-	__u32 serial; /* serial number of the choice that the connection followed; 0: none */
+	__u32 serial; /* serial number of the model's choice for the connection; 0: none */
 	struct graft_figures figures;
 	char congestion[GRAFT_NAME_BYTES]; /* congestion control of the choice; empty: the socket's own */
 	char command[CALLER_NAME_BYTES];   /* name of the connecting thread; empty: unknown */

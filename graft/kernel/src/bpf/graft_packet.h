@@ -147,7 +147,7 @@ struct graft_shared {
 	/* sending time by packet number, ns; 0: retransmitted, so it gives no round-trip sample */
 	__u64 went_ns[GRAFT_WINDOW];
 	__u64 leaves_ns; /* earliest departure time of the next packet, ns, if a function paces */
-	__u32 epoch_in;	 /* epoch of the newest received packet */
+	__u32 epoch_in;	 /* epoch (0 or 1) of the newest received packet */
 	/* Size of the window when it refused a packet, in packets; 0: no refused sender waits for a
 	 * notification.
 	 */

@@ -56,7 +56,7 @@ pub(super) struct LiveSession {
     pub peer: Option<Since>,
     /// Time of the next greeting, while the other end has not answered.
     pub greeting: Duration,
-    /// Time of the latest greeting. An end that could not open it gets another one.
+    /// Time of the latest greeting. If the other end could not open that greeting, it gets another one.
     pub greeted: Duration,
     /// True if the other end has to be greeted once more, although it has already answered.
     pub owes_greeting: bool,
