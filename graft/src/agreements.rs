@@ -48,7 +48,7 @@ impl NegotiationState {
     pub const NAMES: [&str; 8] =
         ["waiting", "agreed", "refused", "absent", "timed-out", "untrusted", "malformed", "ended"];
 
-    /// Returns the name in reports and metrics.
+    /// Returns the state's name in reports and metrics.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -186,8 +186,8 @@ impl PeerAgreements {
         self.peers.get(peer).is_some_and(|it| it.state == NegotiationState::Agreed)
     }
 
-    /// Reports whether an agreement with this run of the peer is in force that this host's own connection has made. If
-    /// both hosts connect at the same time, the peer's connection is then superfluous.
+    /// Reports whether an agreement with this run of the peer is in force, on a connection that this host has made. If
+    /// the peer has connected at the same time, the peer's connection is then superfluous.
     pub fn has_called(&self, peer: &str, epoch: u64) -> bool {
         let entry = self.peers.get(peer).filter(|it| it.state == NegotiationState::Agreed);
         entry.is_some_and(|it| it.calls && it.epoch == Some(epoch))

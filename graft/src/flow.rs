@@ -83,11 +83,12 @@ pub enum CarriedFlow {
         local: SocketAddr,
         /// The other end's address and port.
         remote: SocketAddr,
-        /// Number in the kernel of the rule that made the choice, or 0 if no choice was made.
+        /// Number in the kernel of the rule by which a model chose the carrier or congestion control, or 0 if it chose
+        /// none.
         choice: u32,
-        /// Serial number of the choice that was made for the connection.
+        /// Serial number of the model's choice of a carrier or congestion control for the connection.
         serial: u32,
-        /// True if the choice was another candidate than the best one, in order to learn.
+        /// True if the model chose another carrier or congestion control than the best one, in order to learn.
         explored: bool,
         /// Name of the carrier, or `None` if the connection began without a carrier.
         carrier: Option<String>,

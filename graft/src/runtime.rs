@@ -728,7 +728,7 @@ fn rule_status(rule: &RuleSetting, loaded: &BTreeMap<String, LoadedGraft>) -> st
     }
 }
 
-/// Returns a change of sockets that makes all connections with `from` use `to`.
+/// Returns a change that makes all sockets with the congestion control `from` use the congestion control `to`.
 fn everybody(from: &str, to: &str) -> SocketChange {
     let settings = kernel::Settings { congestion: Some(to.to_owned()), ..kernel::Settings::default() };
     // A rule for a server that names all ports and all peers matches each socket.
@@ -791,7 +791,7 @@ fn plain() -> String {
         .map_or_else(|_| "cubic".to_owned(), |name| name.trim().to_owned())
 }
 
-/// Returns a random number between 0 and 1. Only an outsider must be unable to predict it.
+/// Returns a random number between 0 and 1. Other hosts must be unable to predict it, but this process may be able to.
 fn chance() -> f64 {
     let bits = RandomState::new().build_hasher().finish();
     // An f64 has 53 bits for the fraction.

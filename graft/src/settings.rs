@@ -90,7 +90,7 @@ pub struct LoadSetting {
     pub parameters: BTreeMap<String, u64>,
 }
 
-/// The peers to which a rule applies, by their agreement.
+/// The kind of agreement that a peer needs so that a rule applies to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Agree {
     /// The rule applies to every peer, without an agreement.
@@ -124,7 +124,7 @@ pub struct RuleSetting {
     pub peers: Vec<Prefix>,
     /// Condition on the process that connects. Only rules of clients have one.
     pub who: Who,
-    /// The peers to which the rule applies, by their agreement.
+    /// The kind of agreement that a peer needs so that the rule applies to it.
     pub agree: Agree,
     /// How connections reach the peer: directly (`in-place`), or tunnelled by a carrier.
     pub tier: Tier,

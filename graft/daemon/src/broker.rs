@@ -179,7 +179,7 @@ impl SessionBroker {
     /// `events` of the runtime since the last call.
     pub fn step(&mut self, runtime: &mut PacketRuntime, events: &[PacketEvent]) {
         let is_detached = events.iter().any(|event| matches!(event, PacketEvent::Detached { .. }));
-        // Programs that were attached again have new descriptors, which the keeper process has to hold.
+        // Programs that were attached again have new descriptors, which the watchdog process has to hold.
         if let Some(keeper) = self.keeper.as_mut().filter(|keeper| is_detached || !keeper.is_ready()) {
             keeper.guard(runtime.egress());
         }
@@ -269,7 +269,8 @@ impl SessionBroker {
         }
     }
 
-    /// Starts another keeper process if the old one has ended, and gives it all sealing programs and lent sockets.
+    /// Starts another watchdog process if the old one has ended, and gives the new one all sealing programs and lent
+    /// sockets.
     fn look_at_keeper(&mut self, runtime: &mut PacketRuntime) {
         if self.keeper.as_mut().is_none_or(SealWatchdog::is_alive) {
             return;

@@ -84,8 +84,8 @@ impl CallerState {
             match strangers.enter(address) {
                 Ok(()) => Some(at),
                 Err(_) => {
-                    // The slot of the old stranger does not make the new one fit its network's limit, so the old
-                    // stranger keeps it.
+                    // Even with the old stranger's slot, the new stranger would exceed the limit of its network. The
+                    // old stranger therefore keeps its slot.
                     let _ = strangers.enter(old.address);
                     None
                 }
@@ -217,9 +217,9 @@ mod tests {
         assert!(callers.enter(IpAddr::from([192, 0, 2, 1]), false, now).is_some());
     }
 
-    /// A stranger whose time is over loses its slot to a newcomer, the oldest stranger first and one for each newcomer.
-    /// A stranger that still has time keeps its slot. If a network has all of its slots, its newcomers get only slots
-    /// of strangers of that network.
+    /// A stranger whose handshake has run for `GRACE` loses its slot to a newcomer, the oldest stranger first and one
+    /// for each newcomer. A stranger whose handshake is younger keeps its slot. If a network has all of its slots, its
+    /// newcomers get only slots of strangers of that network.
     #[test]
     fn stalled_stranger_loses_its_slot_to_the_next_one() {
         let callers = Callers::default();
@@ -249,7 +249,7 @@ mod tests {
         let _next = callers.enter(own, false, start + GRACE).unwrap();
         assert!(!has_made_way(&older) && has_made_way(&full[0]));
         // If many strangers connect at the same time, only as many are accepted as there are slots of strangers whose
-        // time is over.
+        // handshakes have run for `GRACE`.
         let all = (0..1000).filter_map(|_| callers.enter(own, false, start + GRACE));
         assert_eq!(all.collect::<Vec<_>>().len(), OF_STRANGER - 1);
     }

@@ -115,7 +115,7 @@ impl GraftDaemon {
 
     /// Calls `work` with the locked runtime. `work` must not take longer than about 10 ms.
     pub fn with<T>(&self, work: impl FnOnce(&mut GraftRuntime) -> T) -> T {
-        // The thread's other tasks move to another thread while this one waits for the lock.
+        // The thread's other tasks move to another thread while the present task waits for the lock.
         tokio::task::block_in_place(|| work(&mut self.runtime.lock()))
     }
 

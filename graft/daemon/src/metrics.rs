@@ -29,7 +29,7 @@ use super::{
 
 const PREFIX: &str = "millrace_graft";
 
-/// Encodes the metrics of the part for TCP for one scrape of the metrics.
+/// Encodes the metrics of the daemon's part for TCP, for one scrape.
 pub fn encode(status: Status, probed: Vec<ProbeStatus>) -> Result<String, fmt::Error> {
     openmetrics::encode(PREFIX, GraftSnapshot(status, probed))
 }

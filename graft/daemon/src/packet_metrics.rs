@@ -8,7 +8,7 @@ use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, regis
 
 const PREFIX: &str = "millrace_packet_graft";
 
-/// Encodes the metrics of the part for sessions for one scrape of the metrics.
+/// Encodes the metrics of the daemon's part for sessions, for one scrape.
 pub fn encode(status: Status) -> Result<String, fmt::Error> {
     openmetrics::encode(PREFIX, PacketSnapshot(status))
 }

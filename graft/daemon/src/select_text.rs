@@ -61,7 +61,7 @@ pub fn status(out: &mut String, selection: &SelectionStatus, width: usize) {
     }
 }
 
-/// Passes the name and value of each line about a path's choice to `say`.
+/// Calls `say` with the name and the value of each line that describes the choice for a path.
 pub fn chosen(chosen: &ChosenStatus, say: &mut impl FnMut(&'static str, String)) {
     let right = chosen.right * 100.0;
     let way = chosen.way.join("; ");

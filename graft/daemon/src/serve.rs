@@ -88,7 +88,7 @@ impl AgreementSetup {
             return Ok(());
         }
         if let Some(mut running) = self.running.take() {
-            // The tasks of agreements end before all peers are released, so that none commits to an agreement after
+            // The tasks of agreements end before all peers are released, so that no task commits to an agreement after
             // that.
             running.end().await;
             daemon.with(millrace_graft::GraftRuntime::release_all)?;

@@ -23,11 +23,11 @@ use super::{
     metrics,
 };
 
-/// Longest wait for one part's share of an answer to which both parts contribute.
+/// Longest wait for one part of the daemon, if both parts contribute to an answer.
 const WHOLE_STATUS: Duration = Duration::from_secs(5);
-/// Longest wait for a part's answer to a user's request. Commands give up after the same time.
+/// Longest wait for the answer of a part of the daemon to a user's request. Commands give up after the same time.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Longest wait for a part to apply new settings.
+/// Longest wait for a part of the daemon to apply new settings.
 const RELOAD: Duration = Duration::from_secs(60);
 
 pub struct SupervisorSetup {
@@ -63,7 +63,7 @@ pub async fn run(setup: SupervisorSetup) -> anyhow::Result<()> {
         Ok(()) => frame.run(&supervisor).await,
         Err(error) => Err(error),
     };
-    // The parts are stopped in any case, also if they refused the settings at the start.
+    // The daemon's parts are stopped in any case, also if one refused the settings at the start.
     block_in_place(|| supervisor.parts().for_each(|part| part.stop()));
     done
 }
@@ -122,7 +122,7 @@ impl Supervisor {
         Ok(Some(serde_json::from_value(Value::Object(answer))?))
     }
 
-    /// Returns the shares of both parts, and a reason for each part that has failed to answer.
+    /// Returns the answers of both parts of the daemon, and a reason for each part that has failed to answer.
     fn shares(&self, request: &GraftRequest) -> ([Option<GraftAnswer>; 2], Vec<String>) {
         let mut missing = Vec::new();
         let shares = [&self.grafts, &self.sessions].map(|part| {

@@ -82,7 +82,7 @@ verdicts! {
 /// Ports on which the broker listens for redirected connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// Ports at which the broker accepts connections at once.
+    /// Ports at which the broker accepts connections at once, before it has reached the server.
     pub early: HookPorts,
     /// Ports at which SYNs are held back ([`super::hold`]).
     pub strict: HookPorts,
@@ -125,7 +125,7 @@ pub struct RedirectedConnection {
     pub choice: u32,
     /// Serial number of the choice that the connection followed; 0: there was none.
     pub serial: u32,
-    /// True if the connection used the second candidate by the choice's grant.
+    /// True if the connection used the second candidate, which the choice grants to one connection.
     pub explored: bool,
     /// Name of the connecting thread in the kernel (`comm`).
     pub command: String,
@@ -279,8 +279,8 @@ impl HookPrograms {
         Ok(Some(RedirectedConnection { far, near, choice, serial, explored, command, cgroup, owner }))
     }
 
-    /// Stores an origin again that [`arrival`](Self::arrival) has removed. It is needed if the kernel will deliver the
-    /// same connection to the broker a second time.
+    /// Stores the origin of a connection again, after [`arrival`](Self::arrival) has removed it. This is needed if the
+    /// kernel will deliver the same connection to the broker a second time.
     pub fn expect(&self, from: SocketAddr, arrival: &RedirectedConnection) -> Result<(), Error> {
         let led = intf::Led {
             far: end(arrival.far),

@@ -120,8 +120,8 @@ pub struct SessionEnds {
 pub struct FunctionList {
     /// Names of the functions, as given to [`PacketHooks::add`] or [`PacketHooks::add_as`].
     pub functions: Vec<String>,
-    /// Identifier of the list, which every frame contains. A host drops frames with another identifier, counted as
-    /// `stale`.
+    /// Identifier of the function list, which every frame contains. A host drops frames with another identifier,
+    /// counted as `stale`.
     pub id: u16,
 }
 
@@ -150,7 +150,7 @@ struct FunctionSlots {
 }
 
 impl FunctionSlots {
-    /// Returns whether a list that contains this function has to run at TC ingress.
+    /// Returns whether a function list that contains this function has to run at TC ingress.
     fn needs_repair(&self) -> bool {
         self.loaded.programs.contains_key(&FunctionHook::Repair) && !self.loaded.only_recovered
     }
@@ -237,7 +237,7 @@ impl PacketHooks {
         for hook in FunctionHook::ALL {
             let verdict = object.program(hook.verdict())?;
             let fd = verdict.as_fd().as_raw_fd().to_ne_bytes();
-            // Entry 0 of a program array is the hook's verdict, which every list ends with.
+            // Entry 0 of a program array is the hook's verdict, which every function list ends with.
             write(&shared[hook.programs()], hook.programs(), &[0; 4], &fd)?;
         }
         let table = object.handle("sessions")?;
@@ -349,7 +349,7 @@ impl PacketHooks {
         self.functions.contains_key(function)
     }
 
-    /// Unloads a function. Packets of lists that still contain it pass with framing only, and are counted as
+    /// Unloads a function. Packets of function lists that still contain it pass with framing only, and are counted as
     /// `no-function`.
     pub fn remove(&mut self, name: &str) -> Result<(), Error> {
         let slots = self.functions.remove(name).ok_or_else(|| Error::NoFunction(name.to_owned()))?;
@@ -413,7 +413,7 @@ impl PacketHooks {
         Ok(())
     }
 
-    /// Makes the unused epoch live with another list of functions. Returns that epoch.
+    /// Accepts incoming packets of another list of functions from now on, in the unused epoch. Returns that epoch.
     pub fn accept(&mut self, ends: &SessionEnds, list: &FunctionList) -> Result<ListEpoch, Error> {
         let encoded = self.encode(list)?;
         let epoch = self.find(ends)?.raw.epoch ^ 1;
@@ -570,7 +570,8 @@ impl PacketHooks {
     /// that functions stored before.
     fn forget(&mut self, index: u32) -> Result<(), Error> {
         self.births = self.births.wrapping_add(1);
-        // One write resets packet numbers and acknowledgements. Packets stored before have another birth.
+        // One write resets packet numbers and acknowledgements. Packets that functions stored earlier have another
+        // start number (`birth`).
         let begun = intf::Shared { birth: self.births, ..Default::default() };
         write(&self.shared["shared"], "shared", &index.to_ne_bytes(), begun.as_bytes())?;
         self.functions.values().try_for_each(|slots| slots.loaded.forget(index))
@@ -600,14 +601,14 @@ impl PacketHooks {
         let functions = list.functions.iter().map(find).collect::<Result<Vec<_>, _>>()?;
         let mut encoded = [0; intf::HOOKS];
         for (hook, encoded) in FunctionHook::ALL.into_iter().zip(&mut encoded) {
-            // The list skips TC ingress if its functions there only handle recovered packets, and none of them recovers
-            // packets.
+            // The list of functions skips TC ingress if its programs at TC ingress only handle recovered packets, and
+            // none of its functions recovers packets.
             if hook == FunctionHook::Repair && !functions.iter().any(|slots| slots.needs_repair()) {
                 continue;
             }
             let there = functions.iter().filter(|slots| slots.loaded.programs.contains_key(&hook));
             for (at, slots) in there.enumerate() {
-                // The BPF programs shift the word by one byte for each function, and 0 ends the list.
+                // The BPF programs shift the encoded list by one byte for each function. A byte of 0 ends the list.
                 *encoded |= u64::from(slots.slot) << (8 * at);
             }
         }

@@ -67,7 +67,7 @@ pub struct SelectedEvent {
     pub rule: u32,
     /// Serial number of the choice that the connection followed; 0: no choice had been made yet.
     pub serial: u32,
-    /// True if the connection used the second candidate by the choice's grant.
+    /// True if the connection used the second candidate, which the choice grants to one connection.
     pub explored: bool,
     /// Congestion control that was chosen for the connection; `None`: the socket's own.
     pub congestion: Option<String>,
@@ -209,18 +209,18 @@ struct Ticks {
 impl Ticks {
     /// Ticks per second that Linux can be built with.
     const RATES: [u64; 4] = [100, 250, 300, 1000];
-    /// Nanoseconds between two readings that suffice to distinguish 250 from 300 ticks per second, despite an error of
-    /// one tick.
+    /// Nanoseconds between two readings of the tick counter that suffice to distinguish 250 from 300 ticks per second,
+    /// despite an error of one tick.
     const ENOUGH_NS: u64 = 200_000_000;
 
     fn note(&mut self, jiffies: u64, time_ns: u64) -> Option<Duration> {
-        // The first event only provides the first reading.
+        // The first event only provides the first reading of the tick counter.
         let (first_jiffies, first_ns) = *self.first.get_or_insert((jiffies, time_ns));
         let ticks = jiffies.saturating_sub(first_jiffies);
         let ns = time_ns.saturating_sub(first_ns);
         if self.tick.is_none() && ns >= Self::ENOUGH_NS {
             let rate = u128::from(ticks) * 1_000_000_000 / u128::from(ns);
-            // A reading may be off by one tick, so the nearest known rate is taken.
+            // The counted ticks may be off by one, so the nearest tick rate of Linux is taken.
             let nearest = Self::RATES.into_iter().min_by_key(|known| u128::from(*known).abs_diff(rate));
             self.tick = nearest.map(|rate| Duration::from_nanos(1_000_000_000 / rate));
         }

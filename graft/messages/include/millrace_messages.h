@@ -34,8 +34,8 @@ extern "C" {
 /* Version of the library's ABI. The soname changes with it, whenever programs have to be compiled again. */
 #define MILLRACE_MESSAGES_ABI 0
 
-#define MILLRACE_MESSAGES_MESSAGE_MAX 1048576 /* bytes */
-#define MILLRACE_MESSAGES_NAME_MAX    64      /* bytes, the terminating zero included */
+#define MILLRACE_MESSAGES_MESSAGE_MAX 1048576 /* longest message, in bytes */
+#define MILLRACE_MESSAGES_NAME_MAX    64      /* longest name, in bytes, the terminating zero included */
 #define MILLRACE_MESSAGES_TEXT_MAX    256
 
 typedef struct millrace_messages_session millrace_messages_session;
@@ -51,7 +51,7 @@ typedef enum millrace_messages_status {
 	MILLRACE_MESSAGES_TIMED_OUT = -6,
 	MILLRACE_MESSAGES_TOO_LONG =
 		-7, /* the message is too long to send, or for the caller's buffer */
-	/* this side has ended its direction; from recv: the other side has, and all its messages have arrived */
+	/* this side sends no more; from recv: the other side sends no more, and all its messages arrived */
 	MILLRACE_MESSAGES_FINISHED = -8,
 	MILLRACE_MESSAGES_OVER = -9,	   /* the session is over */
 	MILLRACE_MESSAGES_FORKED = -10,	   /* this process is forked; the session belongs to its parent */
@@ -140,7 +140,7 @@ int millrace_messages_send(millrace_messages_session *session, const void *messa
  */
 int millrace_messages_recv(millrace_messages_session *session, void *message, size_t room, size_t *bytes);
 
-/* Write to the session and read from it as a stream of bytes, which both sides have to do. The graft needs reliability
+/* Write to the session and read from it as a stream of bytes. Both sides have to do so. The graft needs reliability
  * and order: otherwise both calls return MILLRACE_MESSAGES_INVALID. `written` may be less than `bytes`, as with
  * write(2). At the end of the stream, `read` returns 0 bytes.
  */

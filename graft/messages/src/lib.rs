@@ -22,7 +22,7 @@
 //! daemon opens the session and reports its events.
 //!
 //! **When the daemon ends**, the session is over, and nothing more is sent. The library checks its connection to the
-//! daemon before each datagram. In addition, the daemon's helper process (keeper) shuts the socket down.
+//! daemon before each datagram. In addition, the daemon's watchdog process shuts the socket down.
 //! `docs/guide/messages.md` is the guide; the design is in `docs/notes/design/0022-messages.md`.
 #![deny(missing_docs)]
 

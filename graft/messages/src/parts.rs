@@ -99,8 +99,8 @@ impl<'a> MessageDatagram<'a> {
     }
 }
 
-/// Returns the number of parts of a message if a datagram has `datagram_bytes`. `None` if there are too many parts to
-/// number, or if a datagram is too small for any byte.
+/// Returns the number of parts of a message if each datagram has at most `datagram_bytes` bytes. `None` if there are
+/// too many parts to number, or if a datagram is too small for any byte.
 pub fn parts_of(message_bytes: usize, datagram_bytes: usize) -> Option<u16> {
     let room = datagram_bytes.checked_sub(HEADER_BYTES).filter(|room| *room > 0)?;
     if message_bytes > MESSAGE_MAX {

@@ -24,7 +24,8 @@ use crate::{Error, SessionEvent};
 /// Pause before a datagram is sent again that the socket has refused. It doubles with each attempt, up to `AGAIN_MOST`.
 const AGAIN: Duration = Duration::from_micros(100);
 const AGAIN_MOST: Duration = Duration::from_millis(4);
-/// Longest such pause if the daemon reports when the window has space. It applies only if that report is lost.
+/// Longest pause before a refused datagram is sent again, if the daemon reports when the window has space. The pause
+/// ends early unless that report is lost.
 const AGAIN_TOLD: Duration = Duration::from_millis(25);
 /// Time for which messages may still arrive after the other side has ended, if the graft does not retransmit.
 const LINGER: Duration = Duration::from_secs(1);
@@ -343,8 +344,8 @@ impl Session {
         Ok(self.events.pop_front())
     }
 
-    /// Ends this application's direction, which sends no more messages. The other application may continue to send, and
-    /// [`receive`](Self::receive) returns its messages.
+    /// Ends this application's direction: this application sends no more messages. The other application may continue
+    /// to send, and [`receive`](Self::receive) returns its messages.
     pub fn finish(&mut self) -> Result<(), Error> {
         self.check()?;
         if std::mem::replace(&mut self.has_finished, true) {
@@ -560,7 +561,7 @@ impl Session {
                 }
                 self.tell(SessionEvent::Changed { graft, services, by });
             }
-            // The poll for sending has returned because of this message, so nothing is left to do.
+            // The wait before the next attempt to send has ended because of this message, so nothing is left to do.
             BrokerReply::Room => {}
             BrokerReply::Violated(violation) => self.tell(SessionEvent::Violated(violation)),
             BrokerReply::Finished { messages } => self.events.extend(self.incoming.finish(messages)),

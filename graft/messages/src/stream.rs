@@ -44,7 +44,7 @@ impl Stream {
         &mut self.session
     }
 
-    /// Ends this application's direction, which writes no more. The other application may continue to write.
+    /// Ends this application's direction: this application writes no more. The other application may continue to write.
     ///
     /// # Errors
     /// Fails like [`Session::finish`].

@@ -46,7 +46,8 @@ pub fn compare<'a>(
 fn find_downgrade(client: &ConnectionReport, server: &ConnectionReport) -> Option<Downgrade> {
     use OptionOutcome::{Agreed, Malformed, NotAsked, Refused, Resent, Silent};
     match (client.outcome, server.outcome) {
-        // Both agreed. Without a change, the client received the graft that the server would use.
+        // Both hosts report an agreement. If no middlebox changed it, the client received the graft that the server
+        // would use.
         (Agreed, Agreed) if client.heard == server.own => None,
         // Each host received an option that the peer did not send in this form.
         (Agreed, Agreed) | (Malformed, _) | (_, Malformed) => Some(Downgrade::Altered),

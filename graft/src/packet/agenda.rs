@@ -1,5 +1,5 @@
-//! The times at which sessions have work to do. The cost of a step depends on the work that is due, and not on the
-//! number of sessions.
+//! The times at which sessions have work to do. Finding the due work costs time for each due session only, however many
+//! sessions exist.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;

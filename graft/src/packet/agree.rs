@@ -38,20 +38,20 @@ pub struct ListId {
 /// A message between the two ends of a session about a change of the function list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ListMessage {
-    /// The sender proposes a change to a list.
+    /// The sender proposes a change to a function list.
     Propose(ListId),
-    /// The sender accepts packets of the new list.
+    /// The sender accepts packets of the new function list.
     Ready(ListId),
-    /// The sender already sends with the new list, and has not received the challenge.
+    /// The sender already sends with the new function list, and has not received the challenge.
     Switched(ListId),
-    /// The end that accepts the new list challenges the end that has proposed it, with 31 bits that are never the same
-    /// twice.
+    /// The end that accepts the new function list challenges the end that has proposed it, with 31 bits that are never
+    /// the same twice.
     Challenge(u32),
-    /// The answer to the challenge, from the end that has switched to the new list.
+    /// The answer to the challenge, from the end that has switched to the new function list.
     Answer(u32),
-    /// The sender knows that both ends send with the new list.
+    /// The sender knows that both ends send with the new function list.
     Done(ListId),
-    /// The sender refuses to change to the list, or has given up the change.
+    /// The sender refuses to change to the function list, or has given up the change.
     Refuse(ListId),
     /// Time at which the sender's daemon was started.
     Hello(Since),
@@ -90,20 +90,21 @@ impl Since {
 /// The actions that follow from a message or from a time-out. The caller carries them out in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ListAction {
-    /// Accept packets of this list as well. It replaces any other list that this end accepts but does not send with.
+    /// Accept packets of this function list as well. It replaces any other list that this end accepts but does not send
+    /// with.
     Accept(u16),
-    /// Send packets with the list that was accepted last.
+    /// Send packets with the function list that was accepted last.
     Switch,
-    /// Prepare to restart the session with this list.
+    /// Prepare to restart the session with this function list.
     Expect(u16),
-    /// Restart the session with this list. Accept no earlier packets, and send nothing until both ends agree on the
-    /// list.
+    /// Restart the session with this function list. Accept no earlier packets, and send nothing until both ends agree
+    /// on the list.
     Begin(u16),
-    /// Stop accepting packets of the list that this end accepts but does not send with.
+    /// Stop accepting packets of the function list that this end accepts but does not send with.
     Retire,
     /// Send this message to the other end.
     Say(ListMessage),
-    /// Both ends send packets with this list.
+    /// Both ends send packets with this function list.
     Agreed(u16),
     /// The change has failed, and the session stays as it was.
     Failed(u16, ListRefusal),
@@ -112,11 +113,11 @@ pub enum ListAction {
 /// The reason why a change failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ListRefusal {
-    /// The other end does not have the list.
+    /// The other end does not have the function list.
     Refused,
     /// The other end does not answer.
     Silent,
-    /// Another change of the session's list is in progress.
+    /// Another change of the session's function list is in progress.
     Busy,
     /// A function cannot continue with the state that its previous version left.
     NoState,
@@ -162,19 +163,19 @@ enum AgreeState {
         id: ListId,
         again: Again,
     },
-    /// The other end has proposed this list, and may already send with it.
+    /// The other end has proposed this function list, and may already send with it.
     Following {
         id: ListId,
         challenge: u32,
         next: Duration,
     },
-    /// Both ends send with the new list, and still accept packets of the old one.
+    /// Both ends send with the new function list, and still accept packets of the old one.
     Lingering {
         until: Duration,
     },
 }
 
-/// One end's state of the agreement about a session's list.
+/// One end's state of the agreement about a session's function list.
 ///
 /// # States
 ///
@@ -192,7 +193,7 @@ enum AgreeState {
 #[derive(Debug)]
 pub struct ListAgreement {
     state: AgreeState,
-    /// The list with which this end sends packets.
+    /// The function list with which this end sends packets.
     list: u16,
     /// The latest change that this end has completed.
     latest: Option<ListId>,
@@ -203,7 +204,7 @@ pub struct ListAgreement {
     challenge: u32,
     /// The other end's challenge for this end's proposal, once the challenge has arrived.
     heard: Option<u32>,
-    /// True if this end has proposed the same list as the other end, and has yielded to that end's proposal.
+    /// True if this end has proposed the same function list as the other end, and has yielded to that end's proposal.
     gave_way: bool,
 }
 
@@ -224,20 +225,20 @@ impl ListAgreement {
         }
     }
 
-    /// Restarts with this list. A change that is in progress is dropped.
+    /// Restarts with this function list. A change that is in progress is dropped.
     pub fn begin(&mut self, list: u16) {
         (self.state, self.list, self.latest, self.heard) = (AgreeState::Idle, list, None, None);
     }
 
-    /// Returns the list with which this end sends packets.
+    /// Returns the function list with which this end sends packets.
     pub fn list(&self) -> u16 {
         self.list
     }
 
-    /// Proposes a change to a list. `now` is the time since any fixed moment.
+    /// Proposes a change to a function list. `now` is the time since any fixed moment.
     pub fn propose(&mut self, now: Duration, list: u16, anew: bool) -> Vec<ListAction> {
         match self.state {
-            // The session already uses this list, so nothing changes.
+            // The session already uses this function list, so nothing changes.
             AgreeState::Idle if list == self.list && !anew => vec![ListAction::Agreed(list)],
             AgreeState::Idle => {
                 self.attempt = self.attempt.wrapping_add(1);
@@ -251,7 +252,7 @@ impl ListAgreement {
         }
     }
 
-    /// Handles a message. `is_known` is true if this end has the list that the message names.
+    /// Handles a message. `is_known` is true if this end has the function list that the message names.
     pub fn on_message(&mut self, now: Duration, word: ListMessage, is_known: bool) -> Vec<ListAction> {
         // Time-outs are handled first, since they decide whether the message still counts.
         let mut acts = self.tick(now);
@@ -261,10 +262,10 @@ impl ListAgreement {
 
     fn answer(&mut self, now: Duration, word: ListMessage, is_known: bool) -> Vec<ListAction> {
         match (word, self.state) {
-            // An end that does not have the list refuses to change to it.
+            // An end that does not have the function list refuses to change to it.
             (ListMessage::Propose(id), _) if !is_known => vec![ListAction::Say(ListMessage::Refuse(id))],
             (ListMessage::Propose(id), _) => self.hear_proposal(now, id),
-            // The other end accepts packets of the new list, so this end may send with it.
+            // The other end accepts packets of the new function list, so this end may send with it.
             (ListMessage::Ready(id), AgreeState::Proposing { id: own, .. }) if id == own => {
                 self.changed(id);
                 self.state = AgreeState::Switching { id, again: Again::after(now) };
@@ -278,7 +279,7 @@ impl ListAgreement {
             (ListMessage::Refuse(id), AgreeState::Proposing { id: own, .. }) if id == own => {
                 self.give_up(id.list, ListRefusal::Refused)
             }
-            // The other end has given up its proposal, so the new list is no longer accepted.
+            // The other end has given up its proposal, so the new function list is no longer accepted.
             (ListMessage::Refuse(id), AgreeState::Following { id: own, .. }) if id == own => {
                 self.state = AgreeState::Idle;
                 let failed = self.gave_way.then_some(ListAction::Failed(id.list, ListRefusal::Busy));
@@ -313,7 +314,7 @@ impl ListAgreement {
                 let latest = self.latest.filter(|id| answer == id.answer(self.challenge & ListId::CHALLENGE));
                 latest.map(|id| ListAction::Say(ListMessage::Done(id))).into_iter().collect()
             }
-            // Both ends send with the new list now.
+            // Both ends send with the new function list now.
             (ListMessage::Done(id), AgreeState::Switching { id: own, .. }) if id == own => {
                 self.state = AgreeState::Lingering { until: now + LINGER };
                 vec![ListAction::Agreed(id.list)]
@@ -362,7 +363,7 @@ impl ListAgreement {
         )]
     }
 
-    /// Ends the attempt, because the list could not be accepted or prepared at this end.
+    /// Ends the attempt, because the function list could not be accepted or prepared at this end.
     pub fn cannot(&mut self) -> Vec<ListAction> {
         match self.state {
             AgreeState::Proposing { id, .. } => self.give_up(id.list, ListRefusal::NoState),
@@ -395,15 +396,15 @@ impl ListAgreement {
                 again.put_off(now);
                 vec![ListAction::Say(ListMessage::Propose(*id))]
             }
-            // The other end accepts the list with which this end sends, so this end repeats `Switched` or the answer
-            // without a time limit.
+            // The other end accepts the function list with which this end sends, so this end repeats `Switched` or the
+            // answer without a time limit.
             AgreeState::Switching { id, again } if now >= again.next => {
                 again.put_off(now);
                 let id = *id;
                 self.say_switched(id)
             }
-            // The other end may already send with the list, so packets of the list are accepted until that end refuses
-            // the change.
+            // The other end may already send with the function list, so packets of the list are accepted until that end
+            // refuses the change.
             AgreeState::Following { id, challenge, next } if now >= *next => {
                 *next = now + 4 * AGAIN_MOST;
                 say_ready(*id, *challenge)
@@ -445,7 +446,7 @@ impl ListId {
         if self.anew { ListAction::Begin(self.list) } else { ListAction::Switch }
     }
 
-    /// Returns the answer to a challenge. It depends on the list that the answering end has switched to.
+    /// Returns the answer to a challenge. It depends on the function list that the answering end has switched to.
     fn answer(self, challenge: u32) -> u32 {
         (challenge ^ self.encode()) & Self::CHALLENGE
     }
@@ -505,7 +506,7 @@ impl ListMessage {
         }
     }
 
-    /// Returns the list that the message names, if it names one.
+    /// Returns the function list that the message names, if it names one.
     pub fn list(self) -> Option<u16> {
         match self {
             Self::Propose(id) | Self::Ready(id) | Self::Refuse(id) | Self::Switched(id) | Self::Done(id) => {
@@ -527,7 +528,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// One end of a simulated session: the lists that it accepts and sends with, according to its actions.
+    /// One end of a simulated session: the function lists that it accepts and sends with, according to its actions.
     #[derive(Debug)]
     struct AgreeEnd {
         agreement: ListAgreement,
@@ -593,7 +594,7 @@ mod tests {
     }
 
     /// Simulates two ends for a minute, on a path with a delay of 10 ms that loses messages as `loses` decides. Each
-    /// proposal has a list, and is stateless or not.
+    /// proposal has a function list, and is stateless or not.
     fn run_each(
         mut ends: [AgreeEnd; 2],
         proposals: [Option<(u16, bool)>; 2],
@@ -650,7 +651,8 @@ mod tests {
         }
     }
 
-    /// Each end restarts only once, however often the proposal is repeated, even if the new list equals the old one.
+    /// Each end restarts only once, however often the proposal is repeated, even if the new function list equals the
+    /// old one.
     #[test]
     fn stateless_swap_restarts_both_ends() {
         for list in [1, 2] {
@@ -770,7 +772,7 @@ mod tests {
                 assert!(ends[0].begun != ends[1].begun || takes(0) && takes(1), "{round} {ends:?}");
             }
             // A replayed proposal may collide with a new one. Then the new change fails, and the session keeps its
-            // list.
+            // function list.
             let is_changed = ends[from].failed.len() == failed;
             changed += u32::from(is_changed);
             current = if is_changed { list } else { current };

@@ -199,8 +199,8 @@ impl Offer {
         self.is_complete(qos, path)
     }
 
-    /// Returns the delay of the latest datagrams. If the path loses packets, a retransmission takes another round
-    /// trip.
+    /// Returns the delay of the datagrams that take longest. If the path loses packets, a retransmission takes another
+    /// round trip.
     pub fn delay(&self, path: &PeerPathFigures) -> Option<Duration> {
         let round_trip = path.round_trip?;
         let again = match self.gives_up {

@@ -65,7 +65,7 @@ pub enum KeyMessage {
     Take(NoncePair, FrameKey),
     /// The second end uses the keys of this pair of nonces.
     Done(NoncePair),
-    /// The second end did not offer this pair on the present connection, or has restarted since.
+    /// The second end did not offer this pair of nonces on the present connection, or has restarted since.
     Refuse(NoncePair),
     /// The second end has no keys, or its keys have to be renewed.
     Need,
@@ -92,7 +92,7 @@ pub struct KeyWord {
 pub enum KeyAction {
     /// Authenticate frames with this key.
     Frames(FrameKey),
-    /// Also open datagrams with the keys of this pair, which replace the keys that had the same phase.
+    /// Also open datagrams with the keys of this pair of nonces, which replace the keys that had the same phase.
     Install(KeyPhase, NoncePair),
     /// Seal datagrams with the key of this phase.
     Use(KeyPhase),
@@ -221,7 +221,7 @@ enum KeyRequestState {
         next: Duration,
         tries: u32,
     },
-    /// This end has taken an offered pair, and waits for `Done`.
+    /// This end has taken an offered pair of nonces, and waits for `Done`.
     Takes {
         pair: NoncePair,
         next: Duration,
@@ -386,8 +386,8 @@ impl KeyAgreement {
                 self.is_behind = false;
                 Vec::new()
             }
-            // Until then, datagrams of the previous key may still be in flight, and `Need` is ignored. The other end
-            // repeats it.
+            // Until the present key was used for `LINGER`, datagrams of the previous key may be in flight, so `Need` is
+            // ignored. The other end repeats `Need`.
             (KeyMessage::Need, KeyRequestState::Idle)
                 if self.current.is_none_or(|(.., at)| now >= at + LINGER) =>
             {
@@ -413,10 +413,10 @@ impl KeyAgreement {
             KeyMessage::Take(pair, _) if self.current.is_some_and(|(_, current, _)| current == pair) => {
                 vec![KeyAction::Say(phase, KeyMessage::Done(pair))]
             }
-            // An offer is valid only if it follows from this end's present secret, so a pair of an earlier connection
-            // is refused.
+            // An offer is valid only if it follows from this end's present secret, so a pair of nonces of an earlier
+            // connection is refused.
             KeyMessage::Take(pair, frames) if offer(secret, pair.first) == pair => {
-                // A new secret makes sure that this pair is never offered again.
+                // A new secret makes sure that this pair of nonces is never offered again.
                 self.side = KeySide::Second { secret: random, needs: None };
                 self.agreed(now, phase, pair);
                 let done = KeyAction::Say(phase, KeyMessage::Done(pair));
@@ -448,8 +448,8 @@ fn half(random: [u8; 32]) -> Nonce {
     nonce
 }
 
-/// Returns the pair for a nonce of the first end. A secret always gives the same pair for a nonce, and different pairs
-/// for different nonces.
+/// Returns the pair of nonces that answers a nonce of the first end. A secret always gives the same pair for a nonce,
+/// and different pairs for different nonces.
 fn offer(secret: &[u8; 32], first: Nonce) -> NoncePair {
     let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret), &first);
     let mut second = [0; 16];

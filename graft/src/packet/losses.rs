@@ -16,8 +16,8 @@ use super::agree::{LINGER, ListMessage};
 
 /// Pause before this end repeats its question about losses.
 const AGAIN: Duration = Duration::from_millis(50);
-/// Time limit for the answer. It ends when the next change of the session may begin, and without an answer the losses
-/// stay unknown.
+/// Time limit for the other end's answer about losses, after which the next change of the session may begin. Without an
+/// answer the losses stay unknown.
 const PATIENCE: Duration = LINGER;
 
 /// Counters of this end's datagrams at the time of the restart.
@@ -50,7 +50,7 @@ impl LossCount {
         Self { before, next: now, until: now + PATIENCE, known: PacketLosses::default() }
     }
 
-    /// Handles a message of the other end. Returns the answer if the message is a question.
+    /// Handles a message of the other end. Returns the answer if the message asks about losses.
     pub fn on_message(&mut self, word: ListMessage) -> Option<ListMessage> {
         match word {
             ListMessage::Sent(sent) => {

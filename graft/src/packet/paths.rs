@@ -12,8 +12,8 @@ use std::time::Duration;
 pub const LOOK: Duration = Duration::from_millis(100);
 /// Interval of reports on a session without traffic.
 pub const IDLE: Duration = Duration::from_secs(1);
-/// Time after which a path counts as down, in addition to a round trip. It starts when more than `UNHEARD` packets were
-/// sent since one was known to have arrived.
+/// A path counts as down after this time plus one round trip. The time starts when more than `UNHEARD` packets were
+/// sent since the last one that is known to have arrived.
 const SILENT: Duration = Duration::from_millis(200);
 const UNHEARD: u64 = 8;
 /// Longest round-trip time that is added to `SILENT`.
@@ -25,12 +25,12 @@ const WORSE: f64 = 0.04;
 const DECAY: f64 = 0.75;
 /// Minimum number of recent packets for computing a delivery ratio.
 const SAMPLES_MIN: f64 = 16.0;
-/// Amount by which a path's share grows at each check.
+/// Amount by which a path's share of the packets grows at each check.
 const GAIN: f64 = 0.05;
-/// Smallest share of a path on which packets arrive.
+/// Smallest share of the packets for a path on which packets arrive.
 const SHARE_LEAST: f64 = 1.0 / 16.0;
 
-/// Weight that the kernel uses for a path with a full share.
+/// Weight in the kernel of a path whose share of the packets is not reduced.
 pub const WEIGHT_MOST: u32 = 16;
 /// Number of bits of a packet count in reports.
 const COUNT_BITS: u32 = 30;
@@ -44,11 +44,13 @@ pub struct Balance(Vec<BalancedPath>);
 struct BalancedPath {
     /// True if packets have arrived on the path recently.
     is_up: bool,
-    /// True if packets have ever arrived on the path. After an outage it then starts again with the smallest share.
+    /// True if packets have ever arrived on the path. Such a path starts with the smallest share of packets after an
+    /// outage.
     was_up: bool,
     /// Share of packets for the path, from `SHARE_LEAST` to 1.
     share: f64,
-    /// The latest count that the other end has reported, and the number of packets that this end had sent by then.
+    /// The latest count of arrived packets that the other end has reported, and the number of packets that this end had
+    /// sent by then.
     heard: Option<(u32, u64)>,
     /// Number of packets that this end had sent when the arrival of one was last reported.
     answered: u64,

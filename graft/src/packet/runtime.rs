@@ -30,8 +30,8 @@ use crate::Error;
 const LOOK: Duration = Duration::from_secs(1);
 /// Interval of greetings while the other end of a session has not answered.
 const GREETINGS: Duration = Duration::from_secs(1);
-/// Time between the first messages of sessions, so that many sessions cause no burst. It also bounds how often all ends
-/// together are greeted.
+/// Time between the first messages of one session and of the next, so that many sessions cause no burst. It also limits
+/// the rate of the greetings of all sessions together.
 const SPREAD: Duration = Duration::from_millis(1);
 
 /// An event of a session or of an interface.
@@ -39,8 +39,8 @@ const SPREAD: Duration = Duration::from_millis(1);
 #[allow(missing_docs, reason = "the variants describe their fields")]
 pub enum PacketEvent {
     /// Both ends use the graft. `took` is the time since the proposal, if this end has proposed the change. `cut` is
-    /// the time that the kernel took to switch to the new list at this end. If the session has restarted, `Counted`
-    /// follows.
+    /// the time that the kernel took to switch to the new function list at this end. If the session has restarted,
+    /// `Counted` follows.
     Swapped { session: String, graft: String, took: Option<Duration>, cut: Duration, change: SessionChange },
     /// Number of datagrams that a stateless change has lost.
     Counted { session: String, losses: PacketLosses },
@@ -171,7 +171,7 @@ impl PacketRuntime {
 
     /// Replaces the settings completely, or leaves them unchanged if that fails. Sessions are opened and closed, and
     /// change their grafts as [`swap`](Self::swap) does, also if a function has another version or a graft has another
-    /// list.
+    /// function list.
     pub fn apply(&mut self, settings: Settings) -> Result<(), Error> {
         let applied = self.try_apply(settings);
         self.unload_unused();
@@ -250,7 +250,8 @@ impl PacketRuntime {
         self.change(session, graft, false)
     }
 
-    /// Starts the same change, and restarts the session without its state: packets in flight are lost and counted.
+    /// Starts to change both ends of a session to another graft, and restarts the session without its state. Packets in
+    /// flight are lost and counted.
     pub fn swap_anew(&mut self, session: &str, graft: &str) -> Result<(), Error> {
         self.change(session, graft, true)
     }
@@ -419,8 +420,8 @@ impl PacketRuntime {
         Ok(self.hooks.tell_room(ends)?)
     }
 
-    /// Returns descriptors of the sealing programs. Their holder keeps sessions sealed for a moment after this runtime
-    /// has ended.
+    /// Returns descriptors of the sealing programs. A process that holds these descriptors keeps sessions sealed until
+    /// it closes them, even after this runtime has ended.
     pub fn egress(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.hooks.egress()
     }
@@ -521,7 +522,7 @@ impl PacketRuntime {
             live.agreement.begin(graft.list.id);
             live.begin(graft.clone());
             live.routes.iter_mut().for_each(paths::SessionRoutes::begin_anew);
-            // No packet may pass between reading the counters and installing the new list.
+            // No packet may pass between reading the counters and installing the new function list.
             self.hooks.pause(ends)?;
             let totals = self.totals(ends)?;
             self.live.entry(*ends).and_modify(|live| live.begun = totals);

@@ -416,7 +416,8 @@ impl Settings {
                 );
             }
         }
-        // Below the first rule's round-trip time the session uses its own graft, so that graft has to measure, too.
+        // Below the first rule's round-trip time the session uses its own graft, so that graft also has to measure the
+        // round-trip time.
         let own = (!session.when.is_empty()).then_some(&session.graft);
         for name in session.when.iter().map(|when| &when.graft).chain(own) {
             match self.graft(name) {
@@ -562,7 +563,7 @@ impl GraftSetting {
 impl RawWhen {
     fn checked(self, session: &str) -> Result<When, Error> {
         let ms = |ms: u32| Duration::from_millis(ms.into());
-        // The default is four fifths of the upper bound.
+        // If `until-rtt-ms` is missing, it is four fifths of `rtt-ms`.
         let until = self.until_rtt_ms.unwrap_or(self.rtt_ms - self.rtt_ms.div_ceil(5));
         if self.rtt_ms == 0 || until >= self.rtt_ms {
             return Err(Error::Settings(format!(

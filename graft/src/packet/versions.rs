@@ -30,8 +30,8 @@ pub struct NoWay {
     pub to: u32,
 }
 
-/// Returns the migrations that a session needs to continue with another list. Versions with the same layout of state
-/// share it (`alike`). A function that was not in the previous list starts without state.
+/// Returns the migrations that a session needs to continue with another function list. Versions with the same layout of
+/// state share the state (`alike`). A function that was not in the previous list starts without state.
 pub fn moves(from: &[FunctionVersion], to: &[FunctionVersion]) -> Result<Vec<StateMove>, NoWay> {
     let mut moves = Vec::new();
     for new in to {

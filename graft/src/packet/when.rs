@@ -7,16 +7,16 @@
 
 use std::time::Duration;
 
-/// One rule: a step of the round-trip time, with its graft.
+/// A rule that chooses a graft by the round-trip time: one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct When {
-    /// Name of the graft that sessions on this step use.
+    /// Name of the graft that sessions use while this rule applies to them.
     pub graft: String,
-    /// Round-trip time from which a session goes up to this step.
+    /// Round-trip time from which this rule applies to a session.
     pub rtt: Duration,
-    /// Round-trip time below which a session leaves this step.
+    /// Round-trip time below which this rule no longer applies to a session.
     pub until: Duration,
-    /// Time for which the round-trip time must stay beyond `rtt` or `until` before the session changes its step.
+    /// Time for which the round-trip time must stay beyond `rtt` or `until` before the session changes its graft.
     pub hold: Duration,
 }
 
@@ -25,19 +25,20 @@ pub struct When {
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_ROUND_TRIPS: u32 = 4;
 
-/// The step on which a session is, and the change that its round-trip time requires.
+/// The rule that applies to a session, and the change of the rule that the session's round-trip time requires.
 #[derive(Debug, Default)]
 pub struct RuleWatch {
-    /// Number of steps that the session has gone up.
+    /// Position of the rule that applies to the session, from 1 on, or 0 if no rule does.
     level: usize,
-    /// Direction of the change that the round-trip time requires (true is up), and the time since when it does.
+    /// Direction of the change that the round-trip time requires (true: to a rule for longer times), and the time since
+    /// when it does.
     leaning: Option<(bool, Duration)>,
     looked: Duration,
 }
 
 impl RuleWatch {
-    /// Evaluates a new round-trip time. If the session goes up or down, returns the number of steps that it has gone
-    /// up.
+    /// Evaluates a new round-trip time. If another rule applies now, returns that rule's position from 1 on, or 0 if no
+    /// rule applies.
     pub fn look(&mut self, now: Duration, rtt: Duration, steps: &[When]) -> Option<usize> {
         let pause = PAUSE.max(PAUSE_ROUND_TRIPS * rtt);
         if now.saturating_sub(self.looked) > pause {
@@ -55,7 +56,8 @@ impl RuleWatch {
             _ => now,
         };
         self.leaning = Some((is_up, since));
-        // The step to which the session goes up, or from which it goes down.
+        // The `hold` of the rule for the longer round-trip times counts: the new rule on the way up, the old one on the
+        // way down.
         let step = steps.get(level.max(self.level) - 1)?;
         if now.saturating_sub(since) < step.hold {
             return None;
@@ -70,7 +72,7 @@ impl RuleWatch {
     }
 }
 
-/// Returns the reason for a change to this step, as text.
+/// Returns the reason, as text, for a change to the rule at position `level`, or to no rule if that is 0.
 pub fn reason(level: usize, rtt: Duration, steps: &[When]) -> String {
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let above = level.checked_sub(1).and_then(|at| steps.get(at));
@@ -93,7 +95,7 @@ mod tests {
     }
 
     /// Each row of the table has round-trip times with their start and end at intervals of 100 ms, and the expected
-    /// changes as time in ms and level.
+    /// changes: the time in ms, and the position of the rule.
     #[test]
     fn session_follows_round_trip_rules_after_the_hold_time() {
         type Trips = &'static [(u32, u32, u32)];

@@ -329,7 +329,7 @@ fn epoch() -> u64 {
     *EPOCH.get_or_init(|| {
         let mut bytes = [0; 8];
         let made = ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut bytes);
-        // If the kernel provides no random numbers, TLS fails anyway, so the time is sufficient.
+        // If the kernel provides no random numbers, TLS fails anyway, so the time of day suffices as a random number.
         if made.is_ok() { u64::from_ne_bytes(bytes) } else { clock::unix_ns().unsigned_abs() }
     })
 }
@@ -364,7 +364,8 @@ fn connection_report(connection: &kernel::TcpConnection) -> Option<ConnectionRep
         | TcpOutcome::Withheld
         | TcpOutcome::Unbound
         | TcpOutcome::NoMemory => Told::NotAsked,
-        // These outcomes are about packets or about later events, so they are not outcomes of a connection.
+        // These outcomes describe single packets or events after the handshake, so they do not say how a handshake
+        // went.
         TcpOutcome::Cookies
         | TcpOutcome::Answered
         | TcpOutcome::NoCongestion

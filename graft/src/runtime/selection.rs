@@ -374,8 +374,8 @@ impl RuntimeSelection {
                     heard: told.heard,
                     arm,
                 };
-                // A connection that began before any choice was made used plain TCP. Its outcome counts for the present
-                // leaf of the connection's path.
+                // A connection that began before any choice was made used plain TCP. Its outcome counts for the leaf of
+                // the model's tree to which the connection's path belongs now.
                 let now = || self.current.get(&(index, flow.remote.ip())).map(|current| current.made.clone());
                 let made = made.or_else(now);
                 let judges_received =
@@ -483,7 +483,7 @@ impl RuntimeSelection {
             let cost = cost.as_secs_f64() * 1e3 / ideal_ms;
             Some(ConnectionOutcome { cost, is_bad: cost > made.usual? })
         });
-        // Outcomes of choices by an earlier model are not valid for this one.
+        // Outcomes of choices by an earlier model are not valid for the present model.
         if let Some(made) = made.filter(|made| made.generation == self.generation) {
             self.online.passed(&made.key(), 1);
             if let Some(outcome) = outcome {

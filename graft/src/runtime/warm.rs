@@ -7,11 +7,11 @@ use millrace_graft_kernel::CongestionProgram;
 
 use crate::{GraftPool, identity::SignatureKey};
 
-/// Limit of files that are prepared, over all directories. Grafts of further files are relocated when they are
-/// loaded.
+/// Limit of files whose grafts are relocated in advance, over all directories. Grafts of further files are relocated
+/// when they are loaded.
 const FILES_MAX: usize = 1024;
 
-/// Name, size and time of a file, which reveal a change.
+/// Path, size and modification time of a file. If one of them differs, the file has changed.
 type Sign = (PathBuf, u64, SystemTime);
 
 #[derive(Default)]

@@ -37,7 +37,7 @@ impl CarrierKind {
     /// All kinds of carriers, in the order in which reports list them.
     pub const ALL: [Self; 4] = [Self::Quic, Self::Tcp, Self::Mptcp, Self::Sctp];
 
-    /// Returns the name in settings and reports.
+    /// Returns the name of this kind of carrier in settings and reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Quic => "quic",
@@ -79,7 +79,7 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// Returns the name in settings.
+    /// Returns the name that this value of `tier` has in settings.
     pub fn name(self) -> &'static str {
         match self {
             Self::InPlace => "in-place",

@@ -27,7 +27,7 @@ pub struct CgroupSetting {
     id: Arc<AtomicU64>,
 }
 
-/// Two cgroups are equal if their paths are, whether they exist or not.
+/// Two values are equal if the paths of their cgroups are equal, whether the cgroups exist or not.
 impl PartialEq for CgroupSetting {
     fn eq(&self, other: &Self) -> bool {
         self.path == other.path

@@ -1,5 +1,5 @@
-//! Accepts the negotiations of agreements that peers start, at the end that listens. A host that has not shown a known
-//! key leaves no state, and the number of concurrent handshakes is bounded.
+//! Listens for peers, and accepts the negotiations of agreements that they start. A host that has not shown a known key
+//! leaves no state, and the number of concurrent handshakes is bounded.
 
 use std::{
     net::SocketAddr,
@@ -25,8 +25,8 @@ use super::{
 };
 use crate::callers::Callers;
 
-/// Limit of concurrent negotiations. The settings have at most half as many peers, because a peer that has restarted
-/// has two connections for a moment.
+/// Limit of concurrent negotiations: at least two for each peer that the settings may have, because a peer that has
+/// restarted briefly has two connections.
 const CONVERSATIONS_MAX: usize = 512;
 
 pub async fn listen(context: Arc<AgreementContext>, listener: TcpListener, config: Arc<ServerConfig>) {

@@ -42,7 +42,7 @@ pub async fn call(
         }
         let was_agreed = converse(&context, &peer, address, &config).await;
         pause = if was_agreed { PAUSE_LEAST } else { (pause * 2).min(PAUSE_MOST) };
-        // Only changes of the settings after this point cut the pause short.
+        // The pause before the next attempt ends early only if the settings change after this point.
         changes.borrow_and_update();
         tokio::select! {
             () = tokio::time::sleep(pause) => {}

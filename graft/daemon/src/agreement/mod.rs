@@ -33,7 +33,8 @@ struct AgreementContext {
 }
 
 impl AgreementTasks {
-    /// Starts the tasks. The rules must be in force before, so that they also apply to the connections of agreements.
+    /// Starts the tasks. The kernel must have the settings' rules before, so that these rules also apply to the
+    /// connections of agreements.
     ///
     /// # Errors
     /// A key or a certificate is not usable, or this host cannot listen on a port.

@@ -34,7 +34,7 @@ impl SessionBroker {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         match (session.stage, what) {
             (SessionStage::Swapping(_), Ok(_)) if session.is_own => {
-                // The socket is opened before `Go` is sent, so that it receives what the other application
+                // The pooled socket starts to receive before `Go` is sent, so that it gets what the other application
                 // sends after `Ready`.
                 let opened =
                     self.sockets.get_mut(&session.ends).map(|socket| socket.lend(session.user).map(drop));
@@ -170,7 +170,7 @@ impl SessionBroker {
 
     pub(super) fn finish(&mut self, id: u64, messages: u32) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        // Only the first number of messages that the application reports is used.
+        // If the application reports again how many messages it has sent, only its first report counts.
         if session.sent.is_none() && session.stage == SessionStage::Open {
             session.sent = Some(messages);
             session.finish = Some(PendingMessage::new(PeerMessage::Finish { id, messages }));
@@ -179,7 +179,7 @@ impl SessionBroker {
 
     pub(super) fn tell_finish(&mut self, id: u64, messages: u32) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        // The application is told only once that the other end has finished.
+        // The application is told at most once that the other end has finished sending.
         if session.stage != SessionStage::Open || std::mem::replace(&mut session.has_told_finish, true) {
             return;
         }

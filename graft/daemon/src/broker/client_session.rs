@@ -34,7 +34,7 @@ pub struct ClientSession {
     /// Connection of the application here, or `None` once it has disconnected.
     pub client: Option<u64>,
     pub user: u32,
-    /// Name of the graft that the session uses, or changes to.
+    /// Name of the graft that the session uses, or to which it is changing.
     pub graft: String,
     pub want: Want,
     /// True if the library, and not the graft, puts messages in order from the first one on.
@@ -49,7 +49,7 @@ pub struct ClientSession {
     pub sent: Option<u32>,
     /// True once the application here was told that the other end has finished sending.
     pub has_told_finish: bool,
-    /// The side that started the change of the graft, while the change is in progress.
+    /// Originator of the change of the graft (application, daemon or other host), while the change is in progress.
     pub changing: Option<ChangeOrigin>,
     /// True if the other end has asked for reports on the datagrams that arrive here.
     pub is_asked: bool,

@@ -307,7 +307,7 @@ impl PeerLink {
         // The broker learns of the connection before it gets a message that arrived on it, since both go through one
         // channel.
         let connected = (self.peer, PeerEvent::Connected(Exported(exported)));
-        // A connection without exported keys, or whose event finds the channel full, cannot be used.
+        // The connection is closed again if its keys cannot be exported, or if its event does not fit into the channel.
         if !is_exported || self.heard.try_send(connected).is_err() {
             return connection.close(0_u32.into(), b"this daemon cannot handle another connection now");
         }

@@ -34,7 +34,7 @@ impl SessionBroker {
         }
     }
 
-    /// Ends a session from this end, because its application has disconnected or cannot have it.
+    /// Ends a session from this end, because its application has disconnected or the session could not be opened.
     pub(super) fn end_own(&mut self, id: u64, reason: &str) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let is_told = matches!(session.stage, SessionStage::Ending(_));
@@ -54,8 +54,8 @@ impl SessionBroker {
         }
     }
 
-    /// Ends a session that the other end has ended, or whose peer is unreachable. For `LET_GO`, the application can
-    /// still read datagrams that have arrived.
+    /// Ends a session that the other end has ended, or whose peer is unreachable. The application can still read
+    /// datagrams that have arrived, for the time `LET_GO`.
     pub(super) fn end(&mut self, id: u64, reason: &str, is_told: bool) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let client = session.client;
@@ -109,7 +109,8 @@ impl SessionBroker {
             match session.stage {
                 SessionStage::Open => self.try_change(runtime, id),
                 SessionStage::Ending(until) => {
-                    // The session's connection stays open, so that the application can read until it closes it.
+                    // The application's connection to the daemon stays open, so that the application can still read
+                    // datagrams until it closes that connection.
                     let is_read = session.client.is_none_or(|client| !self.clients.contains_key(&client));
                     let is_over = is_read && session.said.is_none();
                     if now >= until || is_over {

@@ -21,16 +21,17 @@ use millrace_messages::wire::{BrokerReply, BrokerRequest, RECORD_MAX};
 
 use super::places::ClientPlace;
 
-/// Limit of records that were read from the connection and that the broker has not handled yet.
+/// Limit of requests that were read from the connection and that the broker has not handled yet.
 const AHEAD: usize = 4;
-/// Stack size of a reading thread in bytes: a record, and the buffers for reading it.
+/// Stack size in bytes of a thread that reads requests. The stack holds one request and the buffers for reading it.
 const STACK: usize = 64 * 1024 + 2 * RECORD_MAX;
 
 /// The broker's side of a connection. Dropping it closes the connection.
 pub struct ClientLine {
     control: Arc<ControlEnd>,
     requests: Receiver<ControlReceived<BrokerRequest>>,
-    /// Dropped after `control`. This wakes the thread, which then holds the last reference to the connection.
+    /// This field is dropped after `control`. The drop wakes the reading thread, which then holds the last reference to
+    /// the connection.
     _held: Sender<Infallible>,
 }
 
@@ -142,8 +143,9 @@ mod tests {
         wait_for("the place to be free", || places.enter(7).is_some());
     }
 
-    /// Neither reading a record with a lingering socket, nor closing a connection that has one, blocks the broker. The
-    /// connection counts towards its user's limit until the socket has stopped lingering.
+    /// The broker is blocked neither by reading a request that carries a lingering socket, nor by closing a connection
+    /// with such an unread request. The connection counts towards its user's limit until the socket has stopped
+    /// lingering.
     #[test]
     fn lingering_socket_blocks_only_its_own_connection() {
         let places = ClientPlaces::for_users(1);
@@ -151,8 +153,8 @@ mod tests {
         let (near, far) = lingering();
         hostile.send(&BrokerRequest::Finish { messages: 1 }, &[]).unwrap();
         hostile.send(&BrokerRequest::Finish { messages: 2 }, &[near.as_fd()]).unwrap();
-        // Only the record may hold a descriptor of the socket. Otherwise the test itself would block when it closes its
-        // own one.
+        // The test closes its descriptor while the sent record still holds one. Closing the socket's last descriptor
+        // would block the test.
         drop(near);
         let held_up = begin(own, &places, 7);
         let (other, own) = ControlEnd::pair().unwrap();

@@ -54,7 +54,8 @@ impl SessionBroker {
             }
             PeerMessage::Close { id, messages, reason } => {
                 if is_known(&id) {
-                    // `Close` may arrive before `Finish`, and carries the same number of messages.
+                    // `Close` may arrive before `Finish`, so it also says how many messages the other application has
+                    // sent.
                     messages.into_iter().for_each(|messages| self.tell_finish(id, messages));
                     self.end(id, &reason, true);
                 }

@@ -61,7 +61,8 @@ impl SessionBroker {
         let used =
             self.sessions.values().filter(|session| session.peer == peer && session.user == user).count();
         let ours: Vec<_> = found.pooled_sockets().map(|(ends, _)| ends).collect();
-        // A socket that an application keeps open after its session counts towards the user's share as well.
+        // A socket that an application keeps open after its session counts towards the user's limit of sessions as
+        // well.
         let held = ours.iter().filter(|ends| {
             let is_lent = self.sessions.values().any(|session| session.ends == **ends);
             !is_lent && self.sockets.get_mut(ends).is_some_and(|socket| socket.is_held_by(user))
@@ -80,7 +81,8 @@ impl SessionBroker {
         }
     }
 
-    /// Returns a free pooled socket on which this end may open sessions: the one that was released first, except `but`.
+    /// Returns a free pooled socket on which this end may open sessions: the one that was released first, leaving out
+    /// the socket at `but`.
     fn free_socket(
         &mut self,
         runtime: &mut PacketRuntime,
@@ -155,7 +157,7 @@ impl SessionBroker {
         let session = self.sessions.get_mut(&id)?;
         let datagram_bytes = self.peers.get(session.peer)?.datagram_bytes;
         let socket = self.sockets.get_mut(&session.ends)?.lend(session.user).ok()?;
-        // The keeper process has to hold the socket before the application can send.
+        // The watchdog process has to hold a descriptor of the socket before the application can send.
         self.keeper.iter().for_each(|keeper| keeper.keep(&session.ends, socket));
         let opened = OpenedSession {
             peer: self.peers.get(session.peer)?.name.clone(),

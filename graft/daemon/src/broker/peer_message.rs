@@ -72,7 +72,7 @@ pub enum PeerMessage {
     Finished {
         id: u64,
     },
-    /// The session has ended at the sender, or was never opened there. The receiver answers with `Closed`.
+    /// The session has ended at the sender, or was never opened at the sender. The receiver answers with `Closed`.
     Close {
         id: u64,
         messages: Option<u32>,

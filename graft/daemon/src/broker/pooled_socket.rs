@@ -76,7 +76,7 @@ impl PooledSocket {
     pub fn lend(&mut self, user: u32) -> io::Result<&Socket> {
         let socket = self.socket.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         if self.state == PooledSocketState::Fresh {
-            // Until here a filter has dropped every datagram that arrived.
+            // Until now this filter has dropped every datagram that arrived at the socket.
             socket.detach_filter()?;
             self.state = PooledSocketState::Lent(user);
         }

@@ -1,10 +1,9 @@
 //! Shuts down the sockets of applications when the daemon ends for any reason: without the daemon their datagrams would
 //! be sent unsealed.
 //!
-//! The keeper is a process of its own that holds a descriptor of each lent socket, and of the programs that
-//! seal. The kernel detaches a program when its last descriptor is closed. If the daemon is killed, outgoing
-//! datagrams are still sealed until the keeper has shut down all sockets. Then the keeper ends, and the
-//! programs are detached.
+//! The watchdog is a process of its own. It holds a descriptor of each lent socket, and of the programs that seal. The
+//! kernel detaches a program when its last descriptor is closed. If the daemon is killed, outgoing datagrams are still
+//! sealed until the watchdog has shut down all sockets. Then the watchdog ends, and the programs are detached.
 
 use std::{
     collections::BTreeMap,
@@ -39,7 +38,7 @@ enum KeeperMessage {
     Forget { at: String },
 }
 
-/// The daemon's handle of the keeper.
+/// The daemon's handle of the watchdog process.
 pub struct SealWatchdog {
     process: Child,
     control: ControlEnd,
@@ -49,17 +48,18 @@ pub struct SealWatchdog {
 impl SealWatchdog {
     pub fn start() -> io::Result<Self> {
         let (control, theirs) = ControlEnd::pair()?;
-        // The keeper's end of the pair becomes its standard input.
+        // The watchdog process gets its end of the socket pair as its standard input.
         let theirs = theirs.as_fd().try_clone_to_owned()?;
         // This path names the running program, even if its file was replaced.
         let mut command = Command::new("/proc/self/exe");
         command.args(["graft", "sessions-keep"]).stdin(theirs).stdout(Stdio::null());
-        // The keeper has a process group of its own, so that a terminal's signal to the daemon does not end it.
+        // The watchdog process has a process group of its own, so that a terminal's signal to the daemon does not end
+        // it.
         let process = command.process_group(0).spawn()?;
         Ok(Self { process, control, is_ready: false })
     }
 
-    /// Reports whether the keeper has received the sealing programs.
+    /// Reports whether the watchdog process has received the sealing programs.
     pub fn is_ready(&self) -> bool {
         self.is_ready
     }
@@ -82,16 +82,17 @@ impl SealWatchdog {
         self.tell(&KeeperMessage::Forget { at: ends.local.to_string() }, &[]);
     }
 
-    /// Sends a message to the keeper process. Errors are ignored, since the keeper's end is noticed elsewhere.
+    /// Sends a message to the watchdog process. Errors are ignored, since the broker regularly checks whether the
+    /// process still runs.
     fn tell(&self, tell: &KeeperMessage, descriptors: &[BorrowedFd<'_>]) {
         let _ = self.control.send(tell, descriptors);
     }
 }
 
-/// Runs the keeper process until the daemon has ended.
+/// Runs the watchdog process until the daemon has ended.
 pub fn run() -> anyhow::Result<()> {
-    // Signals are blocked here: a service manager that ends all processes also ends the daemon, whose end then ends
-    // this process.
+    // Signals are blocked in the watchdog process. A service manager that ends all processes also ends the daemon, and
+    // the watchdog ends after the daemon.
     SigSet::all().thread_block()?;
     let control = ControlEnd::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut guards = Vec::<OwnedFd>::new();
@@ -112,7 +113,7 @@ pub fn run() -> anyhow::Result<()> {
         }
     }
     for socket in sockets.values() {
-        // No process would read the error, and a socket that is already shut down needs no more.
+        // An error is ignored, since no process would read it, and a socket may have been shut down before.
         let _ = end_for_all(socket);
     }
     // The sealing programs are detached last, when no socket can send any more.

@@ -92,7 +92,7 @@ pub struct PeerCarrier {
     link: CarrierLink,
     /// Addresses of the hosts that are reached by this carrier.
     pub addresses: Vec<IpAddr>,
-    /// True while an answer is overdue and nothing has arrived on the carrier since the question.
+    /// True while an answer is overdue and nothing has arrived on the carrier since that answer was requested.
     is_suspect: AtomicBool,
     /// Time of the last change of this carrier's state.
     since: Mutex<Instant>,

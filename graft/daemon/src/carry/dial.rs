@@ -198,7 +198,7 @@ pub async fn listen(context: Arc<CarryContext>, endpoint: Endpoint, tls: Arc<par
         let context = context.clone();
         let tls = tls.clone();
         tokio::spawn(async move {
-            // The handshake of a stranger that stalls can lose its slot to another host's.
+            // The handshake of an unknown host that stalls can lose its slot to another host's handshake.
             let met = tokio::select! {
                 met = meet(incoming, &tls) => met,
                 () = caller.made_way() => Err(refused::CallerDisplaced.into()),

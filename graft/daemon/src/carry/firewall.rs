@@ -10,8 +10,8 @@ use std::{
 use millrace_kernel::netfilter::{self, Chain, NetfilterRule, RuleProperty};
 use tracing::warn;
 
-/// Lowest local port that Linux chooses for a client by default (`ip_local_port_range`). A rule about higher ports may
-/// mean clients.
+/// Lowest local port that Linux chooses for a client by default (`ip_local_port_range`). A rule about ports from here
+/// on may mean the ports of clients.
 const CHOSEN: u16 = 32_768;
 const TCP: u8 = 6;
 
@@ -30,15 +30,15 @@ const EGRESS: u32 = 1;
 /// Files that list the tables of legacy iptables, whose rules nftables does not show.
 const LEGACY: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
 
-/// Interval of checks for tables of legacy iptables. Rules of a new generation are also read again at this interval
-/// until they are settled.
+/// Interval of checks for tables of legacy iptables. After a change of the nftables rules, they are also read again at
+/// this interval for the time `UNSETTLED`.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Time after which the kernel has certainly made a change of the rules that it has already counted, however busy the
+/// Time after which a change of the rules is certainly in force, from when the kernel has counted it, however busy the
 /// machine is.
 const UNSETTLED: Duration = Duration::from_secs(10);
 
-/// The end of a TCP connection that this host is.
+/// The end of a TCP connection at which this host is: client or server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConnectionEnd {
     Client,
@@ -153,7 +153,7 @@ impl FirewallRules {
     }
 }
 
-/// Reports whether packets of connections that are to be tunnelled pass the chain.
+/// Reports whether packets of tunnelled connections would go through this chain as plain TCP, so that its rules matter.
 fn passes(chain: &Chain) -> bool {
     matches!(chain.family, INET | IPV4 | IPV6 | NETDEV)
         && (chain.family == NETDEV || chain.hook != Some(FORWARD))

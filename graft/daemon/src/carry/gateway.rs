@@ -118,7 +118,7 @@ impl CarryGateway {
             if told.get(network) == Some(warm) {
                 continue;
             }
-            // The next call tries again after a failure.
+            // If the kernel's list cannot be updated, the next call tries again.
             match self.kernel.set_peer(*network, *warm) {
                 Ok(()) => drop(told.insert(*network, *warm)),
                 failed => warn_on_error("a peer cannot be written to the kernel's table", failed),
@@ -141,7 +141,7 @@ impl CarryGateway {
     /// Detaches the programs and removes the routing.
     pub fn detach(&self) {
         self.kernel.detach();
-        // When its pipe closes, the keeper process removes the routing and ends.
+        // When its pipe closes, the watchdog process removes the routing and ends.
         drop(self.keeper.lock().take());
     }
 

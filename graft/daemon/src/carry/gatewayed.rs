@@ -62,8 +62,8 @@ pub async fn answer(
 }
 
 async fn begin(context: &CarryContext, gateway: &CarryGateway, ask: &GatewaySyn) {
-    // The kernel may still have a socket of an earlier connection between these addresses. It must be removed, whether
-    // the new connection is tunnelled or forwarded.
+    // The kernel may still have a socket of an earlier connection between these addresses. That old socket must be
+    // removed, whether the new connection is tunnelled or forwarded.
     if ask.is_old {
         gateway.end_old(ask.flow);
     }

@@ -123,7 +123,7 @@ impl Hooks {
         ports(rules.filter(|rule| !rule.in_place))
     }
 
-    /// Returns the ports of servers that commands with a hook run.
+    /// Returns the server ports of the commands that have a hook.
     pub fn served_ports(&self) -> Vec<RangeInclusive<u16>> {
         ports(self.state.lock().commands.iter().flat_map(|command| &command.serves))
     }

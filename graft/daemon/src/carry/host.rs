@@ -61,7 +61,7 @@ pub async fn serve(context: Arc<CarryContext>, far: Arc<CarrierPeer>, mut stream
 }
 
 /// Waits on a pool's connection until it gets a connection to serve. Before that, the peer may exchange bytes that open
-/// the congestion window, but only once: otherwise it could make this end send without end.
+/// the congestion window, but only once: otherwise the peer could make this end send without limit.
 pub async fn wait(context: Arc<CarryContext>, far: Arc<CarrierPeer>, mut stream: CarrierStream) {
     let mut is_warm = false;
     loop {
@@ -71,7 +71,7 @@ pub async fn wait(context: Arc<CarryContext>, far: Arc<CarrierPeer>, mut stream:
                     return;
                 }
             }
-            // The frame is a late question about the previous connection of this stream.
+            // The frame is a late `Ask` or `Answer` of this stream's previous connection.
             Ok(CarryFrame::Ask | CarryFrame::Answer) if stream.asked.is_some() => {}
             Ok(first) => return begin(&context, &far, stream, first).await,
             Err(_) => return,

@@ -17,7 +17,7 @@ pub struct TransferMeter {
     /// A number that identifies the other host.
     peer: u64,
     flow: FlowFigures,
-    /// True if the server has sent bytes since the client last did.
+    /// True if the server has sent bytes since the client last sent some.
     was_answered: bool,
     /// Number of turns: how often the client has sent again after an answer.
     turns: u32,

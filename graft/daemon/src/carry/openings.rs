@@ -130,7 +130,8 @@ impl TunnelOpenings {
         self.firewall.lock().is_there()
     }
 
-    /// Remembers for `UNREACHED` that this host's firewall blocks the broker's connections to a server of this host.
+    /// Remembers for the time `UNREACHED` that this host's firewall blocks the broker's connections to a server of this
+    /// host.
     pub fn note_unreached(&self, server: SocketAddr) {
         let mut unreached = self.unreached.lock();
         if unreached.len() < UNREACHED_MOST {
@@ -261,8 +262,8 @@ impl TunnelOpenings {
         plain
     }
 
-    /// Returns the rules that force connections to be plain TCP: for clients that connect to the first ports, and for
-    /// servers at the second ports.
+    /// Returns the rules that force connections to be plain TCP: those to the first list of ports if this host is the
+    /// client, and those to the second list if it is the server.
     fn rules(&self, ports: [&[RangeInclusive<u16>]; 2]) -> Vec<String> {
         let firewall = self.firewall.lock();
         let mut all = Vec::new();

@@ -58,7 +58,7 @@ impl ConnectionPool {
             if self.free.available_permits() == 0 {
                 self.lacking.notify_one();
             }
-            // The permit belongs to the connection that is taken below.
+            // The semaphore's permit belongs to the idle connection that is taken below.
             self.free.acquire().await.map_err(|_| CarrierError::Lost)?.forget();
             // The pool may have too few idle connections now.
             self.lacking.notify_one();

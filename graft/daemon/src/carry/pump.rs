@@ -36,7 +36,7 @@ const HOLD: Duration = Duration::from_secs(30);
 const PIECE_LEAST: usize = 2 << 10;
 const PIECE_MOST: usize = 64 << 10;
 const BATCH: usize = 128 << 10;
-/// Limit of received pieces of data that are written to the application's socket in one call.
+/// Limit of received buffers that are written to the application's socket in one system call.
 const PIECES_MOST: usize = 64;
 /// Number of delivered bytes that are confirmed immediately. Fewer bytes are confirmed together after `MOMENT`.
 const WORTH: u64 = 64 << 10;
@@ -347,8 +347,8 @@ impl<'a> TunnelPump<'a> {
         }
     }
 
-    /// Reports whether too many bytes are unconfirmed; a confirmation wakes the task again. `lead` caches the limit,
-    /// which is only looked up if there are enough unconfirmed bytes.
+    /// Reports whether too many sent bytes are unconfirmed. If so, the next confirmation wakes the task. `lead` caches
+    /// the limit, which is looked up only from `LEAD_LEAST` unconfirmed bytes on.
     fn is_far_ahead(&self, lead: &mut Option<u64>) -> bool {
         let ahead = self.out.ahead();
         ahead >= LEAD_LEAST && ahead >= *lead.get_or_insert_with(|| self.stream.sender.lead())
@@ -540,8 +540,8 @@ impl<'a> TunnelPump<'a> {
         Ok(())
     }
 
-    /// Suspects a carrier on which nothing has arrived since the question, so that other connections need not wait for
-    /// their own time-outs.
+    /// Suspects a carrier on which nothing has arrived since the other end was asked, so that other connections need
+    /// not wait for their own time-outs.
     fn doubt(&self, carrier: &Arc<PeerCarrier>, heard_when_asked: u64) {
         if carrier.last_arrival() == heard_when_asked {
             carrier.doubt();

@@ -116,8 +116,8 @@ async fn carry(
     };
     let client = SocketAddr::new(arrival.near, from.port());
     if !context.openings.let_out(client, arrival.far, arrival.owner).await {
-        // For `AVOID` the next connections to this server are not redirected, so the firewall is not tested again for
-        // them.
+        // For the time `AVOID`, connections to this server are not redirected, so the firewall is not tested for each
+        // of them.
         context.hooks.avoid(arrival.far, AVOID);
         return connect_in_place(context, local, &arrival, Vec::new()).await;
     }

@@ -48,9 +48,9 @@ impl BytesArrived {
     }
 }
 
-/// Silence on one connection of a pool. While `asked_at` is `None` no question is open; after `quiet` without arrivals
-/// this end asks. The connection is lost if nothing arrives within `patience` after that, and any arrival closes the
-/// question.
+/// Silence on one connection of a pool. If nothing arrives for the time `quiet`, this end has to send `Ask`, and
+/// `asked_at` is set. Any arrival clears `asked_at`. If nothing arrives within `patience` after `Ask`, the connection
+/// is lost.
 #[derive(Debug)]
 pub struct CarrierSilence {
     /// Time limit for an answer of the other end.
@@ -63,7 +63,7 @@ pub struct CarrierSilence {
     quiet: Duration,
     /// Time at which the other end was asked, or `None` if no answer is overdue.
     asked_at: Option<Instant>,
-    /// Time since which this end owes the other an acknowledgement.
+    /// Time since which this end owes the other end an acknowledgement.
     owes_since: Option<Instant>,
 }
 
@@ -87,7 +87,7 @@ impl CarrierSilence {
         }
     }
 
-    /// Sets the time limit for an answer, also for a question that is already open.
+    /// Sets the time limit for an answer to `Ask`, also for an `Ask` that was already sent.
     pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
     }
@@ -148,7 +148,7 @@ mod tests {
             (silence.due_action(at(500)), silence.due_action(at(1499))),
             (SilenceAction::Ask, SilenceAction::Nothing)
         );
-        // Only an answer arrives, so the next question is asked later, and the one after it later still.
+        // Only an answer arrives, so the next `Ask` is due later, and the one after it later still.
         silence.note(1, &TALK, at(1499));
         assert_eq!(
             (silence.due_action(at(2498)), silence.due_action(at(2499))),
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(silence.next_deadline(), at(4600));
         (3..20).for_each(|heard| silence.note(heard, &TALK, at(3000)));
         assert_eq!(silence.next_deadline(), at(3000) + QUIET_MOST);
-        // Data arrives, so the next question is asked as early as the first one.
+        // Data arrives, so the next `Ask` is due as early as the first one.
         silence.note(20, &MORE, at(4000));
         silence.on_sent();
         assert_eq!((silence.next_deadline(), silence.due_action(at(4500))), (at(4500), SilenceAction::Ask));

@@ -205,8 +205,8 @@ impl SocketReader {
             && self.socket.stream.try_read(&mut [0]).is_err_and(|error| nothing(&error))
     }
 
-    /// Receives more bytes, after the caller has taken all decrypted contents. They may be less than a record. The call
-    /// may be cancelled.
+    /// Receives more bytes, after the caller has taken all decrypted contents. The received bytes may be less than one
+    /// TLS record. The call may be cancelled.
     pub async fn receive(&mut self) -> Result<(), CarrierError> {
         while self.ready.is_empty() {
             self.socket.stream.readable().await?;

@@ -43,7 +43,7 @@ impl From<ReadError> for CarrierError {
 /// Function that returns a connection to its pool when it is idle again.
 pub type Home = Arc<dyn Fn(CarrierStream) + Send + Sync>;
 
-/// Both directions of a stream. One task uses both, and each works independently of the other.
+/// Both directions of a stream. One task uses both directions, and each direction works independently of the other.
 pub struct CarrierStream {
     pub sender: CarrierSender,
     pub receiver: CarrierReceiver,
@@ -56,7 +56,8 @@ pub struct CarrierStream {
 pub struct CarrierSender {
     link: SendLink,
     batch: RecordBatch,
-    /// True if the other end has stopped reading. Frames from it tell whether it is done or has reset the connection.
+    /// True if the other end has stopped reading. Frames from the other end tell whether it has finished or has reset
+    /// the connection.
     is_stopped: bool,
 }
 

@@ -63,7 +63,7 @@ impl Strict {
         let from = canonical(ask.from);
         let (sender, receiver) = oneshot::channel();
         self.admitted.lock().insert(from, sender);
-        // The program has to let the SYN pass before it is sent once more.
+        // The BPF filter has to let the SYN pass before the broker sends this SYN once more.
         let sent = self.hold.let_in(ask.from).map_err(io::Error::other).and_then(|()| self.resend_syn(ask));
         if let Err(error) = sent {
             // The kernel repeats the application's SYN a second later, so the error is only logged.
@@ -100,7 +100,7 @@ impl Strict {
 pub async fn accept(strict: Arc<Strict>) {
     loop {
         let (local, from) = strict.listeners.next().await;
-        let _ = hold::release(local.as_fd()); // an accepted socket inherits the listener's BPF program, and needs none
+        let _ = hold::release(local.as_fd()); // removes the listener's BPF filter from the accepted socket
         let waits = strict.admitted.lock().remove(&from);
         // If no task waits any more, the connection is dropped here, which resets it.
         if let (Ok(()), Some(waits)) = (prepare(&local), waits) {
@@ -163,8 +163,8 @@ pub struct OpenedStream {
 }
 
 impl OpenedStream {
-    /// Tunnels the connection until it ends. The second value has its measurements, or is `None` if the stream was
-    /// already used.
+    /// Tunnels the connection until it ends. Returns how the connection ended, and its measurements. There are no
+    /// measurements if the stream was already used.
     pub async fn join(
         &mut self,
         context: &CarryContext,

@@ -52,7 +52,7 @@ async fn push(stream: &mut CarrierStream, bytes: u64) -> Result<(), CarrierError
 }
 
 /// Exchanges filler bytes at the end that made the pool's connection: this end sends `bytes` bytes, and then the other
-/// end sends the number of its own settings.
+/// end sends as many as its own settings say.
 pub async fn exchange(stream: &mut CarrierStream, bytes: u64) -> Result<(), CarrierError> {
     if bytes == 0 {
         return Ok(());

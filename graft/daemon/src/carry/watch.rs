@@ -97,7 +97,7 @@ impl TunnelWatch {
         if !watched.is_told {
             return;
         }
-        // Without a record the broker has connected to the server by plain TCP.
+        // If `seen` is `None`, the broker has connected to the server by plain TCP.
         let arm = if seen.is_some() { CARRIED_WARM } else { "in-place-by-broker" };
         let was_carried = seen.is_some();
         let seen = seen.unwrap_or_default();

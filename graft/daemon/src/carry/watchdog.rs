@@ -1,5 +1,5 @@
 //! Removes a gateway's rules and routes when the daemon has ended for any reason, since the kernel would keep them. The
-//! keeper is a process of its own that waits for the daemon's end. If the keeper itself was killed, the next daemon
+//! watchdog is a process of its own that waits for the daemon's end. If the watchdog itself was killed, the next daemon
 //! removes the rules and routes.
 
 use std::{
@@ -11,14 +11,15 @@ use std::{
 use millrace_graft_kernel::gateway::{GatewayRun, remove_leftovers, remove_programs};
 use nix::sys::signal::SigSet;
 
-/// The daemon's handle of the keeper.
+/// The daemon's handle of the watchdog process.
 pub struct TunnelWatchdog(Child);
 
 impl TunnelWatchdog {
     pub fn start(run: GatewayRun, interfaces: &[String]) -> io::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         command.args(["graft", "gateway-keep", &run.0.to_string()]).args(interfaces);
-        // The keeper has a process group of its own, so that a terminal's signal to the daemon does not end it.
+        // The watchdog process has a process group of its own, so that a terminal's signal to the daemon does not end
+        // it.
         let process = command.stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0).spawn()?;
         Ok(Self(process))
     }
@@ -31,10 +32,10 @@ impl Drop for TunnelWatchdog {
     }
 }
 
-/// Runs the keeper process: waits until the daemon has ended, and removes its routing.
+/// Runs the watchdog process, which waits until the daemon has ended and removes its routing.
 pub fn run(run: u16, interfaces: &[String]) -> anyhow::Result<()> {
-    // Signals are blocked here: a service manager that ends all processes also ends the daemon, whose end then ends
-    // this process.
+    // Signals are blocked in the watchdog process. A service manager that ends all processes also ends the daemon, and
+    // the watchdog ends after the daemon.
     SigSet::all().thread_block()?;
     // Standard input is a pipe from the daemon, which the kernel closes when the daemon ends.
     io::stdin().read_to_end(&mut Vec::new())?;

@@ -20,7 +20,7 @@ struct congestion {
 	__u32 delivered; /* value of graft_shared.delivered at the latest update */
 	__u32 losses;
 	__u32 pad;
-	__u64 since_ns; /* time at which packets were first in flight, or of the latest timeout */
+	__u64 since_ns; /* latest time at which nothing was in flight, or a timeout ended, ns */
 };
 
 static __always_inline __u64 congestion_timeout(const struct graft_shared *shared)

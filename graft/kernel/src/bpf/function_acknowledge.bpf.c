@@ -175,7 +175,7 @@ static long fill(__u32 index, struct filling *filling)
  * (net.core.gro_normal_batch)
  */
 #define BATCH 8
-/* ns after which such a batch is in the socket: longer than one poll of an interface */
+/* ns after which a batch of delivered packets is in the socket: longer than one poll of an interface */
 #define BATCH_NS 16000000
 /* bytes of socket memory that a packet of 1500 bytes takes, reserved even if packets so far were smaller */
 #define LARGEST 4416
@@ -296,8 +296,8 @@ int acknowledge_rx(struct xdp_md *ctx)
 		return GRAFT_PASS_rx;
 	session = work->session;
 	own = bpf_map_lookup_elem(&state, &session);
-	/* XDP lists a packet here only if it marks the packet as received. Functions that mark packets at TC
-	 * list them there.
+	/* XDP lists a packet as not delivered only if XDP marks it as received. Functions that mark packets
+	 * at TC list them at TC.
 	 */
 	if (own && work->kind == GRAFT_DATA && !work->is_marked_later)
 		arrivals_let_in(&own->arrivals, work, ctx->ingress_ifindex);

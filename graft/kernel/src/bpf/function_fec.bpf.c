@@ -125,7 +125,9 @@ static __noinline int protect(struct __sk_buff *skb, struct graft_work *work, st
 	return GRAFT_PROTECTED;
 }
 
-/* Sends the next parity packet of the block. The call for the first one computes all of them. */
+/* Sends the next parity packet of the block. The call for the block's first parity packet computes all parity
+ * packets of the block.
+ */
 static __always_inline int send_parity(struct __sk_buff *skb, struct graft_work *work)
 {
 	struct block block = {.work = work, .sum = sum_of(GRAFT_TX)};
@@ -405,8 +407,8 @@ static long return_missing(__u32 which, struct recovery *recovery)
 	return 0;
 }
 
-/* Delivers the recovered packets: the parity packet's buffer becomes the last one, and the others are
- * injected before it.
+/* Delivers the recovered packets. One of them replaces the parity packet in its buffer; the other recovered
+ * packets are injected before that.
  */
 static __always_inline int recover(struct recovery *recovery)
 {
@@ -426,8 +428,8 @@ static __always_inline int recover(struct recovery *recovery)
 }
 
 /* Recovers missing packets of a block when one of its packets arrives after the parities. Recovered packets
- * are injected; then the arrived packet is restored. Returns not 0 if restoring failed and the arrived packet
- * is lost.
+ * are injected; then the packet that arrived is restored in its buffer. Returns not 0 if restoring failed and
+ * the arrived packet is lost.
  */
 static __always_inline int recover_others(struct recovery *recovery)
 {

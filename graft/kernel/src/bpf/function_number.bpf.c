@@ -14,7 +14,7 @@ int number_tx(struct __sk_buff *skb)
 		return GRAFT_PASS_tx;
 	shared = graft_shared(work);
 	if (shared) {
-		/* If the list has `window`, that function has already assigned the packet number. */
+		/* If the function list has `window`, that function has already assigned the packet number. */
 		if (!work->is_numbered)
 			work->number = __sync_fetch_and_add(&shared->next, 1);
 		work->is_numbered = 1;

@@ -33,7 +33,7 @@ struct graft_flow {
 	__u32 rule;
 	__u32 serial;
 	__u8 side;
-	__u8 picked; /* enum graft_picked: what the connection uses */
+	__u8 picked; /* enum graft_picked: candidate that the connection uses */
 	__u8 explored;
 	__u8 counts; /* 1: the connection's start was reported, so its end has to be reported too */
 	char congestion[GRAFT_NAME_BYTES];
@@ -49,8 +49,8 @@ struct {
 
 static __always_inline bool graft_take_grant(struct graft_choice *choice)
 {
-	/* Several connections may begin at once on different CPUs; the compare-and-swap gives the grant to
-	 * one of them.
+	/* Several connections may begin at the same time on different CPUs; the compare-and-swap gives the
+	 * grant to one of them.
 	 */
 	return choice->grant && __sync_val_compare_and_swap(&choice->grant, 1, 0) == 1;
 }

@@ -26,7 +26,7 @@
 #define ICMP_UNREACHABLE   3
 #define ICMP_TIME_EXCEEDED 11
 #define ICMPV6_UNREACHABLE 1
-#define ICMPV6_TIME_EXCEED 3 /* Type 2, "packet too big", is between these two. */
+#define ICMPV6_TIME_EXCEED 3 /* ICMPv6 types 1 to 3 are errors; 2 is "packet too big" */
 #define VLAN_ID		   0x0fff
 
 const volatile struct gateway_config config SEC(".rodata.config");
@@ -314,7 +314,7 @@ static __always_inline void note_plain(const struct gateway_flow *flow)
 {
 	struct gateway_state plain = {
 		.state = GATEWAY_FORWARD,
-		.until_ns = bpf_ktime_get_ns() + 120 * 1000000000ULL, /* twice the duration of TIME_WAIT */
+		.until_ns = bpf_ktime_get_ns() + 120 * 1000000000ULL, /* 120 s: twice TIME_WAIT */
 	};
 
 	bpf_map_update_elem(&flows, flow, &plain, BPF_ANY);

@@ -9,7 +9,7 @@
 #define GATEWAY_FLOWS	 65536
 
 /* States of a connection that is not established yet, or that is forwarded. */
-#define GATEWAY_WAITING 1 /* the broker was notified and has not decided */
+#define GATEWAY_WAITING 1 /* the broker was notified of the SYN and has not decided */
 #define GATEWAY_OPEN	2 /* the broker accepts the connection's SYN */
 #define GATEWAY_FORWARD 3 /* the connection is forwarded until `until_ns` */
 

@@ -5,7 +5,7 @@
 
 #include "graft_hook_intf.h"
 
-#define HOLD_WAITING 1 /* the broker was notified and has not decided */
+#define HOLD_WAITING 1 /* the broker was notified of the SYN and has not decided */
 #define HOLD_OPEN    2
 
 /* An event for the broker: a SYN that was held back. */

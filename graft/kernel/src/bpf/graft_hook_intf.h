@@ -14,10 +14,11 @@
 #define HOOK_AVOIDED  4096
 
 struct hook_config {
-	/* cookie of the broker's network namespace; connections are redirected to loopback there */
+	/* cookie of the broker's network namespace; connections are redirected to loopback in that namespace
+	 */
 	__u64 namespace_cookie;
 	__u16 port4[2]; /* broker's ports on 127.0.0.1: [0] accepts at once, [1] holds SYNs back; 0: none */
-	__u16 port6[2]; /* broker's ports on ::1, in the same order */
+	__u16 port6[2]; /* broker's ports on ::1, in the order of those on 127.0.0.1 */
 };
 
 /* Address and port of one end of a connection. */

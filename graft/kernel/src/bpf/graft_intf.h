@@ -122,7 +122,7 @@ struct graft_connection {
 	__be32 own; /* identity of the graft that this host would use */
 	__be32 heard;
 	__u16 port; /* the server's port */
-	__u8 spoke; /* 1: a client that offered, or a server that answers offers */
+	__u8 spoke; /* 1: this host is a client that offered, or a server that answers offers */
 	__u8 pad;
 };
 
@@ -166,9 +166,9 @@ struct graft_choice {
 	/* serial number of the choice; it changes whenever userspace chooses */
 	__u32 serial;
 	__u32 lead; /* 1: the candidate is the broker, if it accepts the connection */
-	/* 1: the other candidate is the broker, if it accepts the connection */
+	/* 1: the candidate to explore is the broker, if it accepts the connection */
 	__u32 other_lead;
-	__u32 grant; /* 1: one connection may use the other candidate */
+	__u32 grant; /* 1: one connection may use the candidate to explore */
 	/* congestion control of a direct connection; empty: the socket's own */
 	char congestion[GRAFT_NAME_BYTES];
 	char other[GRAFT_NAME_BYTES];
@@ -189,7 +189,7 @@ struct graft_told {
 	__u64 sent;	   /* payload bytes that the peer acknowledged */
 	__u64 received;
 	__u64 netns_cookie;
-	__u64 jiffies;	     /* time of the event in kernel ticks, as the next two fields */
+	__u64 jiffies;	     /* time of the event in kernel ticks, the unit of the next two fields */
 	__u32 busy_jiffies;  /* kernel ticks in which bytes waited to be sent or acknowledged */
 	__u32 heard_jiffies; /* kernel ticks since data was last received */
 	__u16 local_port;    /* port in host byte order */
@@ -199,7 +199,7 @@ struct graft_told {
 	__u8 explored;
 	__u8 pad;
 	__u32 rule;
-	__u32 serial; /* serial number of the choice that the connection followed; 0: none */
+	__u32 serial; /* serial number of the model's choice for the connection; 0: none */
 	struct graft_figures figures;
 	char congestion[GRAFT_NAME_BYTES]; /* congestion control of the choice; empty: the socket's own */
 	char command[CALLER_NAME_BYTES];   /* name of the connecting thread; empty: unknown */

@@ -176,7 +176,9 @@ __noinline int longhaul_judge_loss(struct flow *flow)
 	lost = flow->now.lost - haul->round_lost;
 	sent = flow->now.delivered - haul->round_delivered + lost;
 	if (is_more(lost, sent * config.loss_permille / 1000)) {
-		/* STARTUP overshoots at its end, so its losses end it and do not reduce the bandwidth. */
+		/* STARTUP overshoots at its end. Losses therefore only end STARTUP, and do not reduce the
+		 * bandwidth limit.
+		 */
 		if (haul->phase == STARTUP)
 			haul->phase = DRAIN;
 		else
@@ -209,7 +211,9 @@ __noinline int longhaul_end_round(struct flow *flow)
 	if (haul->phase == PROBE)
 		haul->step = (haul->step + 1) % CYCLE;
 	if (++haul->rounds >= EPOCH_ROUNDS) {
-		/* A new epoch begins; the maximum of the previous epoch stays valid for one more epoch. */
+		/* A new epoch begins; the greatest delivery rate of the previous epoch stays valid for one
+		 * more epoch.
+		 */
 		haul->bandwidth[1] = haul->bandwidth[0];
 		haul->bandwidth[0] = flow->now.rate;
 		haul->rounds = 0;

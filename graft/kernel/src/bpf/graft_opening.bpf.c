@@ -14,7 +14,7 @@
 #define PASS 1
 #define DROP 0
 
-/* Sockets of the broker that send such a test packet, and whether netfilter accepted the packet. */
+/* Sockets of the broker that send a test packet, and whether netfilter accepted the packet. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

@@ -97,7 +97,7 @@ enum graft_kind {
 	GRAFT_LAST,	/* states the number of the sender's next packet, when the sender has been silent */
 	GRAFT_ACK,	/* acknowledgement, with payload struct graft_ack */
 	GRAFT_GONE,	/* answers a request for the packet of this number, which is no longer stored */
-	GRAFT_PARITY,	/* parity of the block of packets whose last number is this */
+	GRAFT_PARITY,	/* parity packet of the block whose last packet has this number */
 	GRAFT_RETURNED, /* recovered data, injected into this host's receive path; never on the wire */
 	GRAFT_SAYS = 8, /* kinds from this value on are messages between the daemons */
 	GRAFT_KINDS = 16,
@@ -147,7 +147,7 @@ struct graft_shared {
 	/* sending time by packet number, ns; 0: retransmitted, so it gives no round-trip sample */
 	__u64 went_ns[GRAFT_WINDOW];
 	__u64 leaves_ns; /* earliest departure time of the next packet, ns, if a function paces */
-	__u32 epoch_in;	 /* epoch of the newest received packet */
+	__u32 epoch_in;	 /* epoch (0 or 1) of the newest received packet */
 	/* Size of the window when it refused a packet, in packets; 0: no refused sender waits for a
 	 * notification.
 	 */
@@ -202,7 +202,7 @@ struct graft_work {
 	 * that time, since the packet may still be dropped before.
 	 */
 	__u32 takes_ns;	 /* ns from this packet's departure to the next one's; 0: no function paces */
-	__u32 spare_ns;	 /* ns of unused sending time that a burst may catch up with */
+	__u32 spare_ns;	 /* unused sending time, ns; a burst may depart that much earlier */
 	__u64 leaves_ns; /* departure time of this packet, ns; 0: at once */
 };
 

@@ -38,7 +38,7 @@ enum phase {
 	DRAIN,
 	FIRST,
 	SECOND,
-	WAIT, /* lasts until both trials are evaluated */
+	WAIT, /* sends at the current rate until both trials are evaluated */
 };
 
 /* Measured loss and delay of a trial, or of a round of STARTUP. */
@@ -75,7 +75,7 @@ _Static_assert(sizeof(struct pcc) <= GRAFT_STATE_BYTES, "room in the socket");
 
 #define ONE		  1024
 #define STEPS_MAX	  6
-#define STEPS_ASTRAY	  4 /* increases without a queue after which the rate counts as far too low */
+#define STEPS_ASTRAY	  4 /* number of increases without a queue after which the rate counts as far too low */
 #define USUAL_LOSS_PART	  20
 #define TRIAL_PACKETS_MIN 8
 #define WINDOW_MIN	  10

@@ -57,7 +57,9 @@ struct socket_state {
 	__u32 rule;
 	__u32 phase;
 	__be32 answer; /* identity of the graft in the server's answer */
-	/* 1: another program had set the flag before, so this program does not clear it */
+	/* 1: another program had set the socket's callback flag before, so this program does not clear that
+	 * flag
+	 */
 	__u8 had_write_flag;
 	__u8 had_parse_flag;
 	__u8 no_room;
@@ -696,8 +698,8 @@ static __always_inline void on_accepted(struct bpf_sock_ops *ctx)
 	struct conclusion end = {};
 	__u32 index = 0;
 
-	/* The accepted socket inherited the flag from its listener, where this program had set it, unless
-	 * another program had.
+	/* The accepted socket inherited the callback flag from its listener. This program had set the
+	 * listener's flag, unless another program had.
 	 */
 	if (!state || !state->had_write_flag)
 		set_flags(ctx, 0, BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
@@ -740,8 +742,8 @@ __noinline int graft_choose(struct bpf_sock_ops *ctx, const struct ends *ends, _
 	/* A redirected socket connects to the broker, which reports the connection itself. */
 	if (flow->picked == GRAFT_PICKED_LED)
 		return 0;
-	/* The time of the SYN is unknown at servers, and at clients whose rule had no choice then. It is
-	 * estimated as one round trip before now.
+	/* The time of the SYN is unknown at servers, and at clients whose rule had no choice at the SYN. The
+	 * estimate is one round trip before now.
 	 */
 	if (ends->side == GRAFT_SERVER || !flow->began_ns)
 		flow->began_ns = bpf_ktime_get_ns() - (ctx->srtt_us >> 3) * 1000ULL;

@@ -104,7 +104,7 @@ static __always_inline void hear(const struct graft_work *work)
 
 enum found {
 	FOUND,
-	FOUND_OTHER, /* neither UDP nor IP protocol 253 of a session */
+	FOUND_OTHER, /* the packet is neither UDP nor a session's IP protocol 253 */
 	FOUND_ODD,   /* only the addresses are known, since the UDP ports could not be found */
 };
 
@@ -278,7 +278,7 @@ static __always_inline enum graft_reason prove(struct graft_work *work, const st
  * stored the pace.
  */
 enum pace {
-	STANDS, /* no timer runs until a packet is sent */
+	STANDS, /* no timer runs until the session sends a packet */
 	SLOW,
 	FAST,
 };
@@ -567,8 +567,8 @@ static __always_inline void conclude(const struct graft_work *work, __u32 hook, 
 	take_time(work, hook);
 }
 
-/* Sends a copy of the packet now, since a function wants to send a packet of its own behind it. The buffer
- * then runs that function again, which turns the packet into its own.
+/* Sends a copy of the packet now, since a function wants to send a packet of its own behind it. That function
+ * then runs again, and turns the packet in the buffer into its own packet.
  */
 static __always_inline int follow(struct __sk_buff *skb, struct graft_work *work)
 {
@@ -646,8 +646,8 @@ int packet_tx_out(struct __sk_buff *skb)
 
 	if (!call || !work)
 		return TC_ACT_SHOT;
-	/* The call is copied, since leave() sends copies by other paths, and these run the same programs and
-	 * may overwrite it.
+	/* `*call` is copied first. leave() sends copies of the packet by other paths, which run the same
+	 * programs and may overwrite `*call`.
 	 */
 	what = *call;
 	if (goes_on(what.reason))
@@ -856,7 +856,7 @@ int packet_repair(struct __sk_buff *skb)
 	/* GRO has merged several datagrams, so their frames are now inside the payload. */
 	if (skb->gso_segs > 1)
 		return graft_done(skb, repair, work, GRAFT_MERGED);
-	/* XDP may have changed protocol 253 to UDP, so UDP is accepted for such a session. */
+	/* XDP may have changed protocol 253 to UDP, so UDP is also accepted for a session of protocol 253. */
 	if (work->protocol != IPPROTO_UDP && session->protocol == IPPROTO_UDP)
 		return graft_done(skb, repair, work, GRAFT_OTHER_PROTOCOL);
 	if (work->protocol != IPPROTO_UDP && wire_in_skb(skb, work, packet.udp_bytes))

@@ -44,7 +44,7 @@ struct packet_session {
 	__u64 key[2];
 	__u32 index;
 	__u32 budget_ns;
-	__be16 list_ids[2]; /* identifier of each epoch's list, in network byte order */
+	__be16 list_ids[2]; /* identifier of each epoch's function list, in network byte order */
 	__u8 epoch;	    /* epoch of outgoing packets */
 	__u8 live;	    /* bitmap of the epochs whose incoming packets are accepted */
 	__u8 is_sealed;	    /* 1: only sealed datagrams are sent and accepted */

@@ -24,8 +24,8 @@ struct repair_config {
 };
 
 #define OPEN_MAX  GRAFT_WINDOW /* most missing packets that are requested at the same time */
-#define OPEN_STEP 32	       /* missing packets that are checked again whenever a packet is received */
-#define ASK_MAX	  8	       /* most requests sent for one received packet */
+#define OPEN_STEP 32 /* number of missing packets that are checked again whenever a packet is received */
+#define ASK_MAX	  8  /* most requests sent for one received packet */
 
 /* A missing packet that was requested. The entry is freed when the packet arrives or is given up. */
 struct open {
@@ -36,10 +36,10 @@ struct open {
 };
 
 struct state {
-	__u32 looked; /* first packet number that was not checked yet */
+	__u32 looked; /* first packet number that was not checked for a missing packet yet */
 	__u32 again;  /* next packet number to check again for a repeated request */
 	__u32 begun;
-	__u32 counted; /* first packet number that is not counted in `numbers` */
+	__u32 counted; /* first packet number that `numbers` does not include yet */
 	__u64 numbers; /* number of packets that were checked so far */
 	__u64 gave_up;
 	struct open open[OPEN_MAX];
@@ -148,7 +148,8 @@ static long look_again(__u32 index, struct asking *asking)
 	if (asking->count >= ASK_MAX)
 		return 1;
 	if (graft_not_before(number, state->looked)) {
-		/* All missing packets were checked, so the next pass begins with the first one. */
+		/* All missing packets were checked, so checking begins again with the first missing packet.
+		 */
 		state->again = asking->shared->complete;
 		return 1;
 	}

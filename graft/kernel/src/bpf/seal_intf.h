@@ -31,8 +31,8 @@ struct seal_tail {
  */
 #define SEAL_FAILURES_MAX (1ULL << 36)
 
-/* A key with its counters and its replay window. The map entry is only replaced as a whole, so no number is
- * used twice with a key.
+/* A key with its counters and its replay window. The map entry is only replaced as a whole, so no datagram
+ * number is used twice with a key.
  */
 struct seal_key {
 	__u64 next; /* number that the next outgoing datagram gets */

@@ -34,7 +34,7 @@ reasons! {
     Recovered = "recovered",
     /// A parity packet was sent, behind the packets that it protects.
     Protected = "protected",
-    /// A function of the list is not loaded, so the packet passed with its frame only.
+    /// A function of the session's list is not loaded, so the packet passed with its frame only.
     NoFunction = "no-function",
     /// A request was answered with the requested packet, or with the message that it is no longer stored.
     Resent = "resent",

@@ -57,7 +57,8 @@ pub struct Tick {
     pub next: u32,
     /// One more than the newest packet number received.
     pub newest: u32,
-    /// The peer has received or given up all packets below this number, if a function of the list acknowledges packets.
+    /// The peer has received or given up all packets below this number, if a function of the session's list
+    /// acknowledges packets.
     pub acked: u32,
     /// Smoothed round-trip time; `None` if it is unknown.
     pub round_trip: Option<Duration>,

@@ -119,8 +119,8 @@ fn graft_parameters_are_the_members_of_its_config() {
 #[test]
 fn object_without_congestion_control_is_refused() {
     let hybla = image("hybla");
-    // Offset of the control's name in the object file. The table's last entry puts a letter there that names may not
-    // have.
+    // Offset of the control's name in the object file. The last of the names below has a letter that names of controls
+    // may not have.
     let at = hybla.windows(9).position(|bytes| bytes == b"mr_hybla\0").expect("its name");
     let renamed = |name: &[u8; 8]| {
         let mut image = hybla.to_vec();

@@ -153,8 +153,8 @@ fn forged_frames_are_dropped() {
             }
         }
     }
-    // Further forged cases: no frame, a truncated frame, a frame that is reflected to its sender, and a frame with
-    // another key.
+    // Other forged datagrams are dropped: no frame, a truncated frame, a frame that is reflected to its sender, and a
+    // frame with another key.
     let mut other = hooks();
     let session = millrace_graft_kernel::packet::FunctionSession {
         ends: v4(),
@@ -214,8 +214,8 @@ fn random_frames_get_a_verdict() {
     assert!(!counts.is_empty() && counts.iter().all(|(reason, _)| is_refusal(reason)), "{counts:?}");
 }
 
-/// A case: a list of functions, and frames in the order of arrival, each with its packet number and the expected reason
-/// at XDP.
+/// A test case: a list of functions, and frames in the order of arrival. Each frame has its packet number and the
+/// expected reason at XDP.
 type FrameCase = (&'static [&'static str], &'static [(usize, PacketReason)]);
 
 #[test]
@@ -249,7 +249,7 @@ fn functions_run_in_the_order_of_their_list() {
             assert_eq!(verdict, if *want == LetIn { XDP_PASS } else { XDP_DROP });
         }
     }
-    // If a function of the list is not loaded, packets pass with framing only, which is counted.
+    // If a function of the session's list is not loaded, packets pass with framing only, which is counted.
     let mut sender = hooks();
     open(&mut sender, v4(), &["number", "repair"]);
     sender.remove("repair").expect("removed");
@@ -344,13 +344,13 @@ fn packets_of_both_lists_are_accepted_during_a_swap() {
     assert_eq!(at_rx(&mut receiver, &late), PacketReason::Late);
     receiver.retire(&there, 0).expect("retired");
     assert_eq!(at_rx(&mut receiver, &late), PacketReason::Stale);
-    // The session restarts with another list: packet numbers begin at 0, and no earlier frame is accepted.
+    // The session restarts with another function list: packet numbers begin at 0, and no earlier frame is accepted.
     receiver.replace(&there, &list(&["number"]), 0).expect("replaced");
     assert_eq!(at_rx(&mut receiver, &new), PacketReason::Stale);
     sender.replace(&v4(), &list(&["number"]), 0).expect("replaced");
     let first = framed(&sender, &v4(), b"payload");
     assert_eq!(at_rx(&mut receiver, &first), PacketReason::LetIn);
-    // A frame with another list's identifier in the same epoch is dropped.
+    // A frame with another function list's identifier in the same epoch is dropped.
     let mut other = hooks();
     open(&mut other, v4(), &["number", "order", "repair"]);
     let strange = framed(&other, &v4(), b"payload");

@@ -62,7 +62,7 @@ impl FunctionPair {
         Self::with(name, ends, functions, functions, parameters)
     }
 
-    /// Loads further functions, so that sessions can change to lists that contain them.
+    /// Loads further functions, so that sessions can change to function lists that contain them.
     pub fn with(
         name: &str,
         ends: SessionEnds,
@@ -84,7 +84,7 @@ impl FunctionPair {
         Self { capture, arriving, marker, namespace, sender, receiver, ends }
     }
 
-    /// Makes both hosts accept another list and use it for outgoing packets. Returns the new epoch.
+    /// Makes both hosts accept another function list and use it for outgoing packets. Returns the new epoch.
     pub fn swap(&mut self, functions: &[&str]) -> u8 {
         let here = self.ends;
         let there = other_side(&self.ends);
@@ -486,7 +486,8 @@ fn receiver_gives_up_packet_that_sender_no_longer_stores() {
             hooks.close(&ends).expect("closed");
             open(hooks, ends, &["number"]);
         }
-        // The first packet is sent with a list that stores no packets. Then both hosts switch to a list that does.
+        // The first packet is sent with a function list that stores no packets. Then both hosts switch to a list that
+        // does.
         let lost = pair.frame(b"lost");
         let next = list(functions);
         pair.receiver.accept(&there, &next).expect("ready");
@@ -620,8 +621,8 @@ fn list_gives_up_only_its_own_packets_after_a_swap() {
         let wanted = if at < 3 { PacketReason::Delivered } else { PacketReason::OutOfTurn };
         assert_eq!(pair.at_receiver(frame).reason, wanted, "{at}");
     }
-    // A list with partial reliability sends packets 10 to 19: 10 and 14 are lost. The receiver cannot know whether the
-    // old list sent packet 10.
+    // A function list with partial reliability sends packets 10 to 19: 10 and 14 are lost. The receiver cannot know
+    // whether the old list sent packet 10.
     pair.swap(PARTIAL);
     let second = frames(&mut pair, 10);
     for frame in second.iter().enumerate().filter(|(at, _)| ![0, 4].contains(at)).map(|(_, frame)| frame) {

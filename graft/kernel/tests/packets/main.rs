@@ -25,7 +25,7 @@ use millrace_graft_kernel::packet::{
 
 pub const KEY: [u8; 16] = *b"sixteen bytes, !";
 
-/// Loads the dispatcher and all functions that the tests' lists contain.
+/// Loads the dispatcher and all functions that the tests' function lists contain.
 pub fn hooks() -> PacketHooks {
     // Requests are repeated after a short time, since round trips are short, and without a limit, since a busy machine
     // may be slow.

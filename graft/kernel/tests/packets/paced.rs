@@ -89,7 +89,8 @@ fn packets_without_pacing_rate_are_not_delayed() {
     assert_eq!((stranger.verdict, stranger.leaves_ns), (PASS_ON, 0));
 }
 
-/// When lists are swapped, a session keeps its next departure time; when the session restarts, the time is cleared.
+/// When function lists are swapped, a session keeps its next departure time; when the session restarts, the time is
+/// cleared.
 #[test]
 fn departure_time_survives_a_list_swap_but_not_a_restart() {
     if !root("departure_time_survives_a_list_swap_but_not_a_restart") {

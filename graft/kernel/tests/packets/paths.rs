@@ -230,9 +230,9 @@ fn packet_that_may_arrive_on_another_path_is_not_missing() {
     if !root("packet_that_may_arrive_on_another_path_is_not_missing") {
         return;
     }
-    // Each step has the packet number that arrives, and the newest number after that. No packet of the second path is
-    // known at first. When packet 7 arrives, packets 5 and 6 are no longer in flight, and a late packet changes
-    // nothing.
+    // Each pair has the number of the packet that arrives, and the newest packet number after its arrival. No packet of
+    // the second path is known at first. When packet 7 arrives, packets 5 and 6 are no longer in flight, and a late
+    // packet changes nothing.
     let come = [(0, 1), (1, 1), (2, 2), (4, 2), (8, 2), (3, 4), (7, 8), (5, 8)];
     with_two_queues(|ifindex| {
         let ends = v4();

@@ -17,7 +17,7 @@ use crate::traffic::{GO_BACK, PARTIAL, SELECTIVE};
 /// next begins.
 const BLOCK: usize = 12;
 
-/// A case: the lost packets of a block, the packet that arrives last, and the packet `at` before which lists are
+/// A test case: the lost packets of a block, the packet that arrives last, and the packet `at` before which lists are
 /// swapped.
 type SwapFate = fn(at: usize) -> (BTreeSet<usize>, Option<usize>);
 
@@ -113,7 +113,7 @@ fn bytes_arrive_unchanged_wherever_lists_are_swapped() {
     let loaded: Vec<_> = lists.concat();
     for ends in [v4(), v6()] {
         let mut pair = FunctionPair::with("offsets", ends, lists[2], &loaded, &parameters);
-        // Each list is replaced by each other list, and back.
+        // Each function list is replaced by each other list, and back.
         for (from, to) in [(2, 0), (0, 1), (1, 2)] {
             for at in 0..=BLOCK {
                 for fate in FATES {
@@ -121,7 +121,7 @@ fn bytes_arrive_unchanged_wherever_lists_are_swapped() {
                     swap_at(&mut pair, BLOCK - at, lists[from], fate);
                 }
             }
-            // Switches to the list with which the next round begins.
+            // Switches to the list of functions that the next round of the loop replaces.
             swap_at(&mut pair, 0, lists[to], FATES[0]);
         }
     }

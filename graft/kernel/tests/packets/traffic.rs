@@ -405,7 +405,7 @@ fn lost_packets_are_sent_again() {
     }
 }
 
-/// The list drops late packets, which shows that the order of its functions matters.
+/// The function list drops late packets, which shows that the order of its functions matters.
 #[test]
 fn late_packets_are_dropped() {
     const SENT: u32 = 2000;

@@ -284,7 +284,7 @@ enum FrameHead {
 }
 
 impl FrameHead {
-    /// Decodes a head from the beginning of `input`. `None` means that the head is incomplete.
+    /// Decodes the head of a frame from the beginning of `input`. `None` means that the head is incomplete.
     fn decode(input: &mut &[u8]) -> Result<Option<Self>, MalformedFrame> {
         let Some(kind) = take::<1>(input) else { return Ok(None) };
         let frame = match kind[0] {

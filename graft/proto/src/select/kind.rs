@@ -165,7 +165,7 @@ pub struct Question {
 }
 
 impl Question {
-    /// Returns the kind if the question selects exactly one; `None` if it may select several.
+    /// Returns the kind of connection if this question covers exactly one kind; `None` if it may cover several.
     fn kind(&self) -> Option<TrafficClass> {
         let [ports] = &self.ports[..] else { return None };
         (ports.start() == ports.end()).then_some(())?;
@@ -246,7 +246,8 @@ impl Kinds {
             return;
         }
         let (at, known) = self.enter(kind);
-        // If the peer already has its share of flows, its oldest flow is dropped; otherwise the oldest flow of all.
+        // If the peer already has as many flows as one peer may have, its oldest flow is dropped. Otherwise a full list
+        // drops the oldest flow of all peers.
         let of_peer = known.seen.iter().filter(|seen| seen.peer == peer).count();
         if of_peer >= OF_ONE_PEER {
             let oldest = known.seen.iter().position(|seen| seen.peer == peer);
@@ -310,7 +311,7 @@ impl Kinds {
         seen.into_iter().take(LATEST).map(|seen| seen.flow).collect()
     }
 
-    /// Predicts the profile and size of the next connection that the question selects.
+    /// Predicts the profile and size of the next connection of the kinds that the question covers.
     pub fn expect(&self, question: &Question) -> Expected {
         let about = self.known_classes(question);
         let usual = usual(question);

@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 const EXPLORED_PERCENT: u64 = 2;
 /// Number of latest outcomes that are remembered for each candidate.
 const WINDOW: usize = 8;
-/// Number of bad outcomes within the window after which a candidate is no longer trusted. If a tenth of all outcomes is
-/// bad by chance, this happens in one of 200 windows.
+/// Number of bad outcomes among a candidate's remembered ones from which the candidate is no longer trusted. If a tenth
+/// of all outcomes is bad by chance, this happens in one of 200 windows.
 const BAD: usize = 4;
 /// Fewest outcomes that a candidate needs to be compared with another one.
 const ENOUGH: usize = 4;

@@ -39,8 +39,8 @@ impl TrafficProfile {
         Self::NAMES[self as usize]
     }
 
-    /// Returns the cost in ms of the transfer of a rung's size, given the arrival times `came`. `None` means that
-    /// nothing arrived, or that there is no such rung.
+    /// Returns the cost in ms of a transfer of the size at index `rung` of [`LADDER_KIB`], given the arrival times
+    /// `came`. `None` means that nothing arrived, or that there is no such size.
     pub fn cost_ms(self, came: &ByteArrivals, rung: usize) -> Option<f64> {
         let whole = came.ms(rung)?;
         Some(match self {
@@ -61,9 +61,10 @@ impl TrafficProfile {
 /// The arrival times of one transfer's bytes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ByteArrivals {
-    /// Time in ms from the SYN until each rung's size had arrived; `None`: not within the time limit.
+    /// Time in ms from the SYN until the bytes of each size in [`LADDER_KIB`] had arrived; `None`: not within the time
+    /// limit.
     pub rungs_ms: [Option<f64>; LADDER_KIB.len()],
-    /// Bytes of the whole transfer. If the transfer ended early, the times of larger rungs are extrapolated from these
+    /// Bytes of the whole transfer. If the transfer ended early, the times of larger sizes are extrapolated from these
     /// bytes and `over_ms`.
     pub bytes: u64,
     /// Duration of the whole transfer in ms.
@@ -71,8 +72,8 @@ pub struct ByteArrivals {
 }
 
 impl ByteArrivals {
-    /// Returns the time in ms at which a rung's size had arrived. If it never did, the time is extrapolated from the
-    /// average rate. `None` means that no byte arrived.
+    /// Returns the time in ms at which the size at index `rung` of [`LADDER_KIB`] had arrived. If it never did, the
+    /// time is extrapolated from the average rate. `None` means that no byte arrived.
     fn ms(&self, rung: usize) -> Option<f64> {
         let bytes = f64::from(*LADDER_KIB.get(rung)?) * 1024.0;
         let reached = self.rungs_ms.get(rung).copied().flatten();
@@ -80,18 +81,18 @@ impl ByteArrivals {
         reached.or_else(|| (self.bytes > 0).then(|| self.over_ms * bytes / self.bytes as f64))
     }
 
-    /// Returns the average arrival time in ms of the bytes up to a rung's size. Bytes between two rungs are assumed to
-    /// arrive evenly.
+    /// Returns the average arrival time in ms of the bytes up to the size at index `rung` of [`LADDER_KIB`]. Bytes
+    /// between two such sizes are assumed to arrive evenly.
     fn mean_ms(&self, rung: usize) -> Option<f64> {
         let mut sum = 0.0;
         let mut before_kib = 0.0;
-        // The first byte arrives at the time of the first rung, since both are in the same packets.
+        // The first byte arrives at the same time as the first KiB, since both are in the same packets.
         let mut before_ms = self.ms(0)?;
         for (at, kib) in LADDER_KIB.iter().enumerate().take(rung + 1) {
             let ms = self.ms(at)?;
             let kib = f64::from(*kib);
-            // Bytes between two rungs arrive evenly, so their average time is the mean of both rungs' times (trapezoid
-            // rule).
+            // Bytes between two sizes of the ladder arrive evenly, so their average time is the mean of both sizes'
+            // times (trapezoid rule).
             sum += (kib - before_kib) * (ms + before_ms) / 2.0;
             (before_ms, before_kib) = (ms, kib);
         }

@@ -43,8 +43,8 @@ impl PacketRuntime {
         events: &mut Vec<PacketEvent>,
     ) -> Result<(), Error> {
         for act in acts {
-            // If an action fails, `ListAgreement::cannot` returns the actions that give up the change, and the
-            // remaining ones are dropped.
+            // If an action fails, the remaining actions are dropped, and `ListAgreement::cannot` returns those that
+            // give up the change.
             match act {
                 ListAction::Accept(_) | ListAction::Expect(_) => {
                     if let Err(error) = self.make_ready(ends, act) {
@@ -65,13 +65,13 @@ impl PacketRuntime {
         Ok(())
     }
 
-    /// Returns the graft with this list. If two grafts have the same list, the proposed one is returned.
+    /// Returns the graft with this function list. If two grafts have the same list, the proposed one is returned.
     fn graft_for(&self, live: &LiveSession, list: u16) -> Option<GraftSetting> {
         let wanted = live.wanted.as_ref().and_then(|name| self.settings.grafts.get(name));
         wanted.filter(|wanted| wanted.list.id == list).or_else(|| self.graft_of(list)).cloned()
     }
 
-    /// Prepares the new list. Later changes of the settings do not affect it.
+    /// Prepares the new function list. Later changes of the settings do not affect it.
     fn make_ready(&mut self, ends: &SessionEnds, act: ListAction) -> Result<(), Error> {
         let (ListAction::Accept(list) | ListAction::Expect(list)) = act else { return Ok(()) };
         let Some(live) = self.live.get(ends) else { return Ok(()) };
@@ -82,15 +82,15 @@ impl PacketRuntime {
             change.stateless = true;
         } else {
             change.migrated = self.accept(ends, live, &graft)?;
-            // The functions of the new list have their state now, so packets of the list may arrive.
+            // The functions of the new function list have their state now, so packets of the list may arrive.
             self.hooks.accept(ends, &graft.list)?;
         }
         self.live.entry(*ends).and_modify(|live| (live.next, live.change) = (Some(graft), change));
         Ok(())
     }
 
-    /// Copies the state for incoming packets to the functions of the new list, which have handled no packet yet.
-    /// Returns the functions that got another version's state.
+    /// Copies the state for incoming packets to the functions of the new function list, which have handled no packet
+    /// yet. Returns the functions that got another version's state.
     fn accept(
         &self,
         ends: &SessionEnds,
@@ -116,9 +116,10 @@ impl PacketRuntime {
         Ok(moves)
     }
 
-    /// Switches sending to the new list. Its functions continue with the present state for outgoing packets.
+    /// Switches sending to the new function list. Its functions continue with the present state for outgoing packets.
     fn switch(&mut self, ends: &SessionEnds) -> Result<(), Error> {
-        // The kernel has two entries for lists. The lowest bit of the epoch selects the one for sending.
+        // The kernel has two entries for the session's lists of functions. The lowest bit of the epoch selects the
+        // entry for sending.
         let epoch = self.hooks.epoch(ends)? ^ 1;
         let start = Instant::now();
         if let Some(live) = self.live.get(ends)
@@ -133,8 +134,8 @@ impl PacketRuntime {
         Ok(())
     }
 
-    /// Restarts the session. No packet passes before the new list is in force, so that the counters are complete. No
-    /// packet is sent before both ends have the list.
+    /// Restarts the session. No packet passes before the new function list is in force, so that the counters are
+    /// complete. No packet is sent before both ends have the list.
     fn begin_anew(&mut self, ends: &SessionEnds) -> Result<(), Error> {
         let Some(graft) = self.live.get(ends).and_then(|live| live.next.clone()) else { return Ok(()) };
         let epoch = self.hooks.epoch(ends)? ^ 1;
@@ -165,7 +166,7 @@ impl PacketRuntime {
         let epoch = self.hooks.epoch(ends)? ^ 1;
         self.hooks.retire(ends, epoch)?;
         if let Some(live) = self.live.get_mut(ends) {
-            // After a failed change the new list is no longer needed.
+            // After a failed change the new function list is no longer needed.
             (live.before, live.next) = (None, None);
         }
         self.unload_unused();
@@ -176,7 +177,7 @@ impl PacketRuntime {
         let now = self.now();
         self.hooks.resume(ends)?;
         let Some(live) = self.live.get_mut(ends) else { return Ok(()) };
-        // The session already has this list, perhaps under the name of another graft.
+        // The session already has this function list, perhaps under the name of another graft.
         let next = live.next.take().filter(|next| next.list.id == list);
         let was_there = next.is_none();
         let next = match next {
@@ -235,7 +236,7 @@ impl PacketRuntime {
         let ticked = count.tick(now);
         let is_known = count.is_known();
         let known = count.total_losses();
-        // The other end asks about losses only once both ends use the new list.
+        // The other end asks about losses only once both ends use the new function list.
         let is_agreed = live.next.is_none();
         if is_agreed && !live.is_counted && (is_known || ticked.is_err()) {
             live.counted(known);

@@ -37,9 +37,10 @@ pub(super) struct LiveSession {
     pub proposed: Option<Duration>,
     /// Name of the graft that this end has proposed.
     pub wanted: Option<String>,
-    /// Time that the kernel took for the latest switch at this end.
+    /// Time that the kernel took for this end's latest switch to another list of functions.
     pub cut: Duration,
-    /// Whether `next` replaces `graft` with or without the session's state. After the change, how the latest one did.
+    /// Tells whether the pending change of the graft keeps the session's state. If no change is pending, it describes
+    /// the latest one.
     pub change: SessionChange,
     /// The count of lost datagrams after the latest restart of the session.
     pub count: Option<LossCount>,
@@ -55,9 +56,9 @@ pub(super) struct LiveSession {
     pub peer: Option<Since>,
     /// Time of the next greeting, while the other end has not answered.
     pub greeting: Duration,
-    /// Time of the latest greeting. An end that could not open it gets another one.
+    /// Time of the latest greeting. If the other end could not open that greeting, it gets another one.
     pub greeted: Duration,
-    /// True if an end that has already answered has to be greeted once more.
+    /// True if the other end has to be greeted once more, although it has already answered.
     pub owes_greeting: bool,
     /// Reason why the latest message could not be sent. It is not handled as an error, since messages are repeated.
     pub mute: Option<String>,
@@ -177,7 +178,7 @@ impl LiveSession {
     pub fn next(&self) -> Option<Duration> {
         let keys = self.keying.line.as_ref().and_then(|line| line.agreement.next());
         let count = self.count.as_ref().map(LossCount::next);
-        // The earliest of the four times wakes the session.
+        // The session wakes up at the earliest time of its list agreement, key agreement, loss count and greeting.
         self.agreement.next().into_iter().chain(keys).chain(count).chain(self.greets()).min()
     }
 
@@ -285,11 +286,11 @@ impl LiveSession {
         }
     }
 
-    /// Applies new settings of the session's graft, except for its list. Returns the graft if its settings have
-    /// changed.
+    /// Applies new settings of the session's graft, except for its list of functions. Returns the graft if its settings
+    /// have changed.
     pub fn refreshed(&mut self, settings: &Settings) -> Option<&GraftSetting> {
         let graft = settings.grafts.get(&self.graft.name)?;
-        // A changed list has to be agreed on with the other end, and is not handled here.
+        // A changed function list has to be agreed on with the other end, and is not handled here.
         if graft.list != self.graft.list || *graft == self.graft {
             return None;
         }

@@ -186,8 +186,8 @@ impl PacketRuntime {
             routes.each = current;
         }
         let passed: u64 = counts.iter().map(|count| count.sent + count.came).sum();
-        // Both ends send a report about each path on every path. Only if more packets than these have passed, the
-        // application has traffic.
+        // Both ends send a report about each path on every path. Only if more packets than those reports have passed,
+        // the application has traffic.
         let words = 4 * (routes.each.len() * routes.each.len()) as u64;
         if passed > routes.passed + words {
             routes.busy_until = now + CALM;

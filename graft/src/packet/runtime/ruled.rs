@@ -18,8 +18,8 @@ const AT_ONCE: usize = 256;
 const RETRY: Duration = Duration::from_secs(10);
 
 impl Ruled {
-    /// Drops a change that is due, since an operator or the broker has chosen a graft. That graft stays until the
-    /// round-trip time requires another step.
+    /// Drops the change that a rule requires, since an operator or the broker has chosen a graft. The chosen graft
+    /// stays until another rule applies to the round-trip time.
     pub fn overrule(&mut self) {
         self.due = None;
     }
@@ -31,7 +31,8 @@ impl Ruled {
 }
 
 impl LiveSession {
-    /// Applies new rules. If they have changed, the session starts below the first step.
+    /// Applies new rules. If the rules have changed, the session starts as if its round-trip time were below that of
+    /// the first rule.
     pub fn take_rules(&mut self, session: &SessionSetting) {
         if self.session.when != session.when || self.session.graft != session.graft {
             self.ruled = Ruled::default();

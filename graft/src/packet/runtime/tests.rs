@@ -184,10 +184,10 @@ fn with_peer(side: usize, text: &str) -> Settings {
         .expect("settings")
 }
 
-/// Returns the status of a runtime. It changes its state only in a step, which only the test makes. The kernel counts a
-/// packet before the packet is sent or delivered.
+/// Returns the status of a runtime. The runtime changes its state only in `step`, which only the test calls. The kernel
+/// counts a packet before the packet is sent or delivered.
 fn now(runtime: &mut PacketRuntime) -> Status {
-    runtime.status().expect("a status") // exact: no other step is made, and the counters have been read
+    runtime.status().expect("a status") // exact: nothing else calls `step`, and `status` reads the kernel's counters
 }
 
 fn graft_of(runtime: &mut PacketRuntime) -> String {
@@ -219,7 +219,7 @@ fn datagrams_sent_before_a_swap_arrive() {
         assert_eq!(&buffer[..bytes], b"afterwards");
     }
     // A graft that a command has chosen stays until the settings change. Even then a change has to wait until no packet
-    // of the previous list can be in flight.
+    // of the previous function list can be in flight.
     let apply = |runtimes: &mut [PacketRuntime; 2], graft| {
         let settings = settings(0, GRAFTS, graft);
         site.inside(0, || runtimes[0].apply(settings))

@@ -19,7 +19,7 @@ pub(super) fn load(
         }
         let function = settings.functions.find(&version.name)?;
         let values = settings.parameters.get(&version.name).cloned().unwrap_or_default();
-        // Versions whose state has the same layout share it in the kernel.
+        // Versions whose state has the same layout share the state in the kernel.
         let added =
             hooks.add_version(version.key.clone(), function.open(&values)?, find_identical(loaded, version));
         added.map_err(|error| function.refused(error))?;

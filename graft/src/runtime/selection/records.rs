@@ -22,8 +22,8 @@ pub struct ConnectionRecord {
     pub remote: SocketAddr,
     pub side: SideSetting,
     pub rule: String,
-    /// Reason for the candidate that the connection uses: `learned`, `explored`, `doubted`, `found`, `first`,
-    /// `fallback` or `rule`.
+    /// Reason why the connection uses its candidate (congestion control or carrier): `learned`, `explored`, `doubted`,
+    /// `found`, `first`, `fallback` or `rule`.
     pub why: &'static str,
     pub arm: String,
     /// Purpose that was predicted, or `None` if the choice did not use a purpose.
@@ -58,7 +58,7 @@ pub struct ConnectionRecords {
     live: BTreeMap<u64, ConnectionRecord>,
     ended: VecDeque<ConnectionRecord>,
     by_why: BTreeMap<&'static str, u64>,
-    /// Number of connections by tier (tunnelled or not) and candidate.
+    /// Number of connections by tier (tunnelled or not) and candidate (congestion control or carrier).
     by_arm: BTreeMap<(&'static str, String), u64>,
     /// Numbers of ended connections whose outcome was good, bad, and not judged.
     judged: [u64; 3],

@@ -224,8 +224,8 @@ impl hkdf::KeyType for Length {
     }
 }
 
-/// Returns all values that an attacker with a host's key file could try as the secret: the file, its digest,
-/// and each 32 bytes in a row.
+/// Returns all values that an attacker with a host's key file could try as the secret: the file, its digest, and each
+/// run of 32 consecutive bytes of it.
 fn guesses(key: &File) -> Vec<Vec<u8>> {
     let pem = std::fs::read(key).unwrap();
     let der = PrivateKeyDer::from_pem_slice(&pem).unwrap().secret_der().to_vec();

@@ -92,7 +92,7 @@ fn datagrams_on_the_wire_are_sealed() {
         let meddle = |number: u32, runtimes: &mut [PacketRuntime; 2]| {
             let graft = if number.is_multiple_of(400) { "complete" } else { "once" };
             if number.is_multiple_of(200) {
-                // The session refuses a change until packets of its previous list can no longer be in flight.
+                // The session refuses a change until packets of its previous function list can no longer be in flight.
                 let _ = site.inside(0, || runtimes[0].swap("s", graft));
             }
             if number % 500 == 499 {
@@ -165,8 +165,8 @@ fn restarted_ends_get_new_keys() {
     assert_eq!(different.len(), sealed.len(), "no datagram is like another one, whenever it was sent");
 }
 
-/// Waits until datagrams pass. An end may still have keys that the other one has lost in a restart; it learns of that
-/// within seconds.
+/// Waits until datagrams pass. An end may still have keys that the other end has lost in a restart, and learns of the
+/// restart within seconds.
 fn until_it_passes(site: &RuntimeSite, runtimes: &mut [PacketRuntime; 2], [near, far]: [&UdpSocket; 2]) {
     let until = Instant::now() + LONG;
     let mut buffer = [0; 100];

@@ -73,8 +73,8 @@ fn receive(socket: &UdpSocket, pause: Duration, stop: &AtomicBool) -> Vec<u32> {
     }
 }
 
-/// Steps both runtimes, and sends from both hosts, until `over` is true. Returns the sent and the received datagrams in
-/// each direction.
+/// Steps both runtimes, and sends from both hosts, until `over` returns true. Returns the sent and the received
+/// datagrams in each direction.
 fn under_traffic(
     site: &RuntimeSite,
     runtimes: &mut [PacketRuntime; 2],
@@ -96,7 +96,7 @@ fn under_traffic(
             assert!(Instant::now() < until, "it does not happen");
         }
         drop(stops);
-        // Lost packets are retransmitted without a step, but only a step announces the latest packets.
+        // Lost packets are retransmitted without a call of `step`, but only `step` announces the latest packets.
         threads.map(|(sender, receiver)| {
             let sent = sender.join().expect("sent");
             while !receiver.is_finished() {
@@ -169,7 +169,7 @@ fn new_function_version_takes_over_state_without_loss() {
         let came = passed[1 - side].1.len() as u64;
         let [packets, _, moved] = tally(runtime, 2)[..] else { panic!("a state") };
         assert!(moved > 0 && packets > moved, "{packets} {moved}");
-        // Each version has counted the packets of the lists to which it belongs.
+        // Each version has counted the packets of the function lists to which it belongs.
         assert!(kept[side] >= moved, "{moved} {kept:?}");
         assert_eq!(packets - moved + kept[side], came, "{packets} {moved} {kept:?}");
         let session = now(runtime).sessions.remove(0);
@@ -230,7 +230,7 @@ fn losses_of_a_restart_are_counted() {
             steps += 1;
             if steps > 100 && told == 2 * proposed && proposed < 3 {
                 let graft = ["newest", "newest", "plain"][proposed];
-                // The next change can begin when no packet of the previous list can be in flight.
+                // The next change can begin when no packet of the previous function list can be in flight.
                 proposed += usize::from(site.inside(0, || runtimes[0].swap_anew("s", graft)).is_ok());
             }
             for event in step(&site, runtimes) {
