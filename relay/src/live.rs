@@ -45,14 +45,14 @@ use millrace_access::policy::RightHolder;
 /// # Order of calls
 ///
 /// 1. [`Self::claim`] is called for a publisher: the track belongs to the publisher's identity while a [`TrackClaim`]
-///   lives.
+///    lives.
 /// 2. [`Self::prepare`] is called before the publisher's PUBLISH or our SUBSCRIBE is answered. It decides whether the
-///   track starts over.
+///    track starts over.
 /// 3. [`Self::add_upstream`] is called once the publisher and this relay have agreed on a subscription.
 /// 4. [`Self::place`] is called for each group, before any stream or datagram of the group is accepted. Then the
-///   group's subgroups and datagrams are added.
+///    group's subgroups and datagrams are added.
 /// 5. [`Self::remove_upstream`] or [`Self::supersede`] is called once to remove the publisher, or [`Self::fail`] to end
-///   a malformed track.
+///    a malformed track.
 ///
 /// Subscribers may come and go at any time. Locks are taken in this order: `subscriptions`, `upstreams`, then
 /// `forwarding` or `absence`. A subscription's own lock is taken after `subscriptions`, and a connection's after that.
