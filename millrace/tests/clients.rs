@@ -537,7 +537,7 @@ fn relay_reload_reads_settings_again() {
         String::from_utf8_lossy(&told.stdout).starts_with(&format!("process {} reads", relay.pid())),
         "{told:?}"
     );
-    wait_for("settings read again", || relay.logged(&["settings read again"]).then_some(()));
+    wait_for("settings read again", || relay.logged(&["the settings were read again"]).then_some(()));
     let traced = ask(&["trace", "--session=7", "--count=1"]);
     assert_eq!(traced.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&traced.stderr).contains("there is no session 7"), "{traced:?}");

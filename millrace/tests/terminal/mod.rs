@@ -68,9 +68,16 @@ impl PseudoTerminal {
                 let rest = self.seen.split_off(at + want.len());
                 return std::mem::replace(&mut self.seen, rest);
             }
-            assert!(start.elapsed() < BOUND, "no {want:?} in {:?}", self.seen);
+            assert!(start.elapsed() < BOUND, "no {want:?} in the output, which ends with {:?}", self.end());
             self.read(LOOK);
         }
+    }
+
+    /// Returns the end of the output that was not returned yet.
+    fn end(&self) -> &str {
+        let last = self.seen.len().saturating_sub(4000);
+        let at = (0..=last).rev().find(|at| self.seen.is_char_boundary(*at));
+        &self.seen[at.unwrap_or(0)..]
     }
 
     /// Returns the lines of the next complete redraw of a view, without colours. Each redraw begins with `start`.
