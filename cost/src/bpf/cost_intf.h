@@ -41,11 +41,12 @@ enum cost_argument {
 	COST_ARG_REGS = 7, /* struct pt_regs * of a system call whose first argument is a file descriptor */
 };
 
-#define COST_POINTS    32   /* pairs of programs for functions that send or receive */
-#define COST_CALLS     512  /* size of the table by system call number */
-#define COST_FRAMES    127  /* frames of one stack: the default of sysctl kernel.perf_event_max_stack */
-#define COST_WATCHED   256  /* processes that are sampled in user mode too */
-#define COST_PROCESSES 8192 /* entries in `processes`, which userspace empties */
+#define COST_POINTS 32	/* largest number of timed functions, each with a pair of programs */
+#define COST_CALLS  512 /* size of the table by system call number */
+#define COST_FRAMES \
+	127 /* largest number of frames of a stack: the default of sysctl kernel.perf_event_max_stack */
+#define COST_WATCHED   256  /* largest number of processes that are sampled in user mode too */
+#define COST_PROCESSES 8192 /* size of the map `processes`, whose entries userspace removes */
 
 /* Load-time configuration. */
 struct cost_config {
@@ -89,7 +90,7 @@ struct cost_cpu {
 	/* Runs of the programs at system calls and task switches, also of those that ns[] and calls[] do not count. */
 	__u64 system_calls;  /* all system calls, also those without sockets */
 	__u64 switches;	     /* task switches */
-	__u64 other_storage; /* 1 once a task had storage of other BPF programs but not of these */
+	__u64 other_storage; /* 1 once a task had BPF storage of other programs, but none of this observer's */
 	__u64 buffer;	     /* userspace: number of the buffer for stacks, from 1 on; 0: none */
 	__u64 pad[6];	     /* fills the last cache line */
 } SHARED;

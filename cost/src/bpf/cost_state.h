@@ -18,7 +18,7 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct cost_cpu);
-	__uint(max_entries, 1); /* set before loading: one per CPU */
+	__uint(max_entries, 1); /* userspace sets it to the number of CPUs before loading */
 } cpus SEC(".maps");
 
 /* 0 -> the state that userspace sets for all samplers. */
@@ -42,7 +42,7 @@ struct {
 /* Stacks as struct cost_record with frames, if the configuration uses this ring instead of `halves`. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 12); /* set before loading */
+	__uint(max_entries, 1 << 12); /* userspace sets the size in bytes before loading */
 } ring SEC(".maps");
 
 /* Process and cgroup -> its sums. Preallocated, since the sampler runs in interrupts and must not allocate. */
@@ -103,8 +103,8 @@ static __always_inline __u64 task_clock(const struct cost_cpu *cpu)
 	const volatile __u64 *softirq_ns = &cpu->softirq_ns;
 	__u64 before, now;
 
-	/* A softirq between these two reads would count for the task, so repeat both once. A softirq between the
-	 * repeated reads is too rare for a loop. */
+	/* A softirq between reading softirq_ns and the clock would count for the task, so repeat both reads once. A
+	 * softirq between the repeated reads is too rare for a loop. */
 	before = *softirq_ns;
 	now = bpf_ktime_get_ns();
 	if (before != *softirq_ns) {

@@ -41,7 +41,7 @@ impl CpuSums {
         let softirqs = self.calls(KernelEvent::NetRx) + self.calls(KernelEvent::NetTx) + self.other_softirqs;
         ProbedCalls {
             timed: calls + softirqs + self.switches,
-            // `calls` includes io_uring requests, which are no system calls, so the difference may be negative.
+            // `calls` includes io_uring requests, which are no system calls, so `calls` may exceed `system_calls`.
             other_calls: self.system_calls.saturating_sub(calls),
         }
     }

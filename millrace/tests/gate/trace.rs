@@ -188,8 +188,8 @@ fn packets_over_the_rate_are_reported() {
     assert_eq!(follower.exit_code(), Some(0));
 }
 
-/// Whether a trace ends by a signal, a kill or a closed pipe, its slot must be free again, and other traces must
-/// continue.
+/// Whether a trace ends by a signal, a kill or a closed pipe, another trace must be able to start in its place, and
+/// other traces must continue.
 #[test]
 fn ended_traces_leave_nothing_behind() {
     if !is_root() {

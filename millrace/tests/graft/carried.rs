@@ -513,7 +513,7 @@ fn connections_to_the_brokers_own_address_are_refused() {
     wait_for_ended([&near], "stranger", 2);
 }
 
-/// Size of the window in the tests of slow readers, in bytes.
+/// Flow-control window of a tunnelled connection in the tests of slow readers, in bytes.
 const WINDOW: u64 = 256 << 10;
 
 #[test]
@@ -663,8 +663,8 @@ fn confirmations_are_not_delayed_by_data_that_waits_for_a_slow_carrier() {
     thread::scope(|scope| {
         scope.spawn(|| exchange_until(&here, &there, &enough));
         let _stops = StopOnDrop(&enough);
-        // If acknowledgements waited behind a full window of the server's data, this many windows of the client would
-        // take four minutes, longer than the test waits.
+        // If acknowledgements waited behind a full window of the server's data, sending this many windows of the
+        // client's data would take four minutes, longer than the test waits.
         let is_enough = |bytes: &u64| *bytes >= MANY * (64 << 10);
         wait_until("bytes to be confirmed", || carry(&near).sent_bytes, is_enough);
         for namespace in &site.namespaces {

@@ -346,7 +346,7 @@ fn congestion_control_or_tunnel_is_chosen_by_path() {
     assert_eq!((carry.verdicts["led"], carry.verdicts["in-place"]), (5, 5), "{:?}", carry.verdicts);
     let is_judged = |now: &SelectionStatus| now.outcomes["good"] + now.outcomes["bad"] > 0;
     let now = wait_until("tunnelled connections to be judged, too", || selection(&daemon), is_judged);
-    // The first two connections came before the choice, and have the host's default congestion control.
+    // The first two connections came before the model's first choice, and have the host's default congestion control.
     let in_place = if default_control() == "bbr" { 7 } else { 5 };
     let connections = (now.connections["carried/carried-warm"], now.connections["in-place/bbr"]);
     assert_eq!(connections, (5, in_place), "{now:?}");

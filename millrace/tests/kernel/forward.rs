@@ -168,7 +168,7 @@ fn kernel_sends_nothing_after_the_end_of_a_dropped_stream() {
             assert_eq!(received.pop().unwrap().all().await.1, PeerStreamEnd::Reset);
         }
         // A peer closes the connection if it receives bytes after a stream's final size. All connections are open, so
-        // none did.
+        // no peer received such bytes.
         for subscriber in &subscribers {
             assert!(subscriber.session.connection().close_reason().is_none());
         }

@@ -444,7 +444,8 @@ fn contradict(hostile: &mut hostile::peer::HostilePeer, stream: u64, next: u64, 
     y.len()
 }
 
-/// The first bytes of a stream of unknown type arrive twice at once, and more bytes follow.
+/// The first bytes of a stream of unknown type arrive twice in one packet. Later bytes of the stream follow out of
+/// order.
 #[tokio::test]
 async fn repeated_stream_of_unknown_type_is_ignored() {
     const PADDING: u64 = 0x132b_3e28;
