@@ -31,7 +31,7 @@ use adapt::{AdaptiveSampling, CallPrices, Frequency};
 pub use config::{Config, Error, MAX_FREQUENCY_HZ};
 use tables::{ObserverUsage, Processes, ProgramTable, Skipped};
 
-/// The longest allowed time between calls of [`Observer::poll`]. After a longer one, the buffers may be full.
+/// The longest allowed time between calls of [`Observer::poll`]. After a longer time, the stack buffers may be full.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Buffer size in bytes for each sample a second. It lasts for [`POLL_INTERVAL`] with the deepest stacks, and for twice
 /// as long with usual ones.

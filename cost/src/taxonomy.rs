@@ -489,7 +489,7 @@ mod tests {
                 &[&["syscall_exit_work", "do_syscall_64"]],
                 StackOwner { event: Some(Event::Kernel), observer: true },
             ),
-            // Another program runs at the same tracepoint, or elsewhere in the stack.
+            // A BPF program that is not the observer's runs at the same tracepoint, or elsewhere in the stack.
             (&[&["bpf:audit_late"], &calls, &softirq, &send], in_send(false)),
             (&[&["bpf:cost_model", "tcf_classify"], &send], in_send(false)),
             (

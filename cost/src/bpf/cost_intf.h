@@ -44,7 +44,7 @@ enum cost_argument {
 #define COST_POINTS 32	/* largest number of timed functions, each with a pair of programs */
 #define COST_CALLS  512 /* size of the table by system call number */
 #define COST_FRAMES \
-	127 /* largest number of frames of a stack: the default of sysctl kernel.perf_event_max_stack */
+	127 /* largest number of frames of a stack: default of sysctl kernel.perf_event_max_stack */
 #define COST_WATCHED   256  /* largest number of processes that are sampled in user mode too */
 #define COST_PROCESSES 8192 /* size of the map `processes`, whose entries userspace removes */
 
@@ -77,13 +77,13 @@ struct cost_cpu {
 	__u64 seen_ns[COST_EVENTS];
 	__u64 seen_calls[COST_EVENTS];
 	__u64 samples;	      /* all runs of the sampler */
-	__u64 user_samples;   /* runs of the sampler that found user mode; lost samples are not examined */
-	__u64 lost_samples;   /* samples without room in the buffer */
+	__u64 user_samples;   /* samples taken while the CPU was in user mode, without lost samples */
+	__u64 lost_samples;   /* samples that were lost because the stack buffer was full */
 	__u64 lost_stacks;    /* stacks that the kernel could not walk */
-	__u64 lost_processes; /* times that `processes` had no room for a process's sums */
-	__u64 lost_tasks;     /* task switches inside a call that could not be saved in `inside` */
-	__u64 writing;	      /* 1 while the sampler may be writing to either half */
-	__u64 check_tid;      /* userspace: thread whose calls are counted in checked[] */
+	__u64 lost_processes; /* times that a process was not charged because the map `processes` was full */
+	__u64 lost_tasks; /* task switches inside a call, after which `inside` had no storage for the call */
+	__u64 writing;	  /* 1 while the sampler may be writing to either half */
+	__u64 check_tid;  /* userspace: thread whose calls are counted in checked[] */
 	__u64 checked[COST_EVENTS]; /* calls of check_tid by event */
 	__u64 epoch;		    /* userspace: how often the programs that time events were attached */
 	__u64 hidden;		    /* userspace: 1 if processes are not charged with work on this CPU */

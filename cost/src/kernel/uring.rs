@@ -122,7 +122,7 @@ const RESULT_AT: usize = 8;
 pub struct Uring {
     fd: OwnedFd,
     params: UringParams,
-    /// Mapping of both rings, which share one since Linux 5.4.
+    /// Mapping of the submission and the completion ring, which share a mapping since Linux 5.4.
     rings: Mapping,
     submissions: Mapping,
 }
@@ -212,7 +212,8 @@ impl Uring {
     /// Submits a request and waits until it has completed. The kernel then no longer uses the memory to which the
     /// request points.
     fn submit(&mut self, submission: Submission) -> io::Result<()> {
-        // SAFETY: this is the only entry, inside the mapping. The kernel does not read it before the tail moves.
+        // SAFETY: the mapping has one submission entry, which starts here. The kernel does not read the entry before
+        // the tail moves.
         unsafe { self.submissions.start().cast::<Submission>().write(submission) };
         let tail = self.word(self.params.submission.tail);
         let at = tail.load(Ordering::Relaxed);

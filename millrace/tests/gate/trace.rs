@@ -169,8 +169,8 @@ fn packets_over_the_rate_are_reported() {
         );
         shown += 1;
     }
-    // The test waits until packets in flight are counted: twice in a row, a packet sent after them must be the only one
-    // that is counted.
+    // The test waits until no packet of the flood is in flight: it sends one packet twice, and each must raise the
+    // count by exactly one.
     let count = || gate.counted("short").0;
     wait_for("the end of the flood", || {
         (0..2).all(|_| {

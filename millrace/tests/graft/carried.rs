@@ -72,8 +72,8 @@ pub fn ended(daemon: &GraftProcess<'_>, how: &str) -> u64 {
     carry(daemon).ended.get(how).copied().unwrap_or_default()
 }
 
-/// Waits until each daemon has counted this many connections that ended in this way. A broker counts a connection's end
-/// after the application has seen it, and after the connection's entry in the table is free.
+/// Waits until each daemon has counted `count` connections that ended in the way `how`, such as `reset`. A broker
+/// counts a connection's end after the application has seen it, and after the connection's entry in the table is free.
 pub fn wait_for_ended<const N: usize>(daemons: [&GraftProcess<'_>; N], how: &str, count: u64) {
     let counts = || daemons.map(|daemon| ended(daemon, how));
     wait_until(&format!("{count} that ended as {how}"), counts, |counts| *counts == [count; N]);

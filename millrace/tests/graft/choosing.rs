@@ -221,7 +221,8 @@ fn at_most_two_percent_of_connections_explore_another_arm() {
             assert_eq!((told.why.as_str(), &told.arm), ("explored", &used), "{told:?}");
             assert!(daemon.succeed(&["why", &format!("{} {}", ends[0], ends[1])]).contains("to find out"));
         }
-        // The daemon's limit of explorations also counts connections before the loop, of which there was at least one.
+        // The daemon limits explorations to a share of all connections. These include at least one connection before
+        // the loop.
         assert!(explored * 100 <= (connections + 1) * 2, "{explored} of {connections}");
     }
     let now = selection(&daemon);

@@ -48,7 +48,7 @@ async fn play(
             object(group, id).encode(&mut bytes);
             publisher.session.streams().send_datagram(bytes.into()).unwrap();
             arrived.wait((id + 1).saturating_sub(AHEAD)).await;
-            time::sleep(Duration::from_millis(1)).await; // exact: paces the publisher
+            time::sleep(Duration::from_millis(1)).await; // exact: this pause sets the publisher's rate
         }
     };
     let receiving = subscribers.iter_mut().enumerate();

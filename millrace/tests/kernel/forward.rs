@@ -162,7 +162,7 @@ fn kernel_sends_nothing_after_the_end_of_a_dropped_stream() {
                 if id == 20 {
                     received[0].stop(code::Reset::CANCELLED);
                 }
-                time::sleep(Duration::from_micros(300)).await; // exact: paces the publisher
+                time::sleep(Duration::from_micros(300)).await; // exact: this pause sets the publisher's rate
             }
             subgroup.reset(code::Reset::CANCELLED);
             assert_eq!(received.pop().unwrap().all().await.1, PeerStreamEnd::Reset);

@@ -311,7 +311,7 @@ impl PublishedSubgroup {
         if wants_kernel() && (1..PACED).contains(&self.written) {
             // Objects come at the pace of live media. Otherwise userspace would have sent all of them before it hands
             // the stream over to the kernel.
-            tokio::time::sleep(Duration::from_millis(1)).await; // exact: paces the publisher
+            tokio::time::sleep(Duration::from_millis(1)).await; // exact: this pause sets the publisher's rate
         }
         self.stream.write_all(&bytes).await.unwrap();
         self.previous = Some(id);
