@@ -41,10 +41,9 @@ enum cost_argument {
 	COST_ARG_REGS = 7, /* struct pt_regs * of a system call whose first argument is a file descriptor */
 };
 
-#define COST_POINTS 32	/* largest number of timed functions, each with a pair of programs */
-#define COST_CALLS  512 /* size of the table by system call number */
-#define COST_FRAMES \
-	127 /* largest number of frames of a stack: default of sysctl kernel.perf_event_max_stack */
+#define COST_POINTS    32   /* largest number of timed functions, each with a pair of programs */
+#define COST_CALLS     512  /* size of the table by system call number */
+#define COST_FRAMES    127  /* largest number of frames of a stack, as in kernel.perf_event_max_stack */
 #define COST_WATCHED   256  /* largest number of processes that are sampled in user mode too */
 #define COST_PROCESSES 8192 /* size of the map `processes`, whose entries userspace removes */
 
@@ -81,7 +80,7 @@ struct cost_cpu {
 	__u64 lost_samples;   /* samples that were lost because the stack buffer was full */
 	__u64 lost_stacks;    /* stacks that the kernel could not walk */
 	__u64 lost_processes; /* times that a process was not charged because the map `processes` was full */
-	__u64 lost_tasks; /* task switches inside a call, after which `inside` had no storage for the call */
+	__u64 lost_tasks; /* task switches at which the running call could not be saved in the map `inside` */
 	__u64 writing;	  /* 1 while the sampler may be writing to either half */
 	__u64 check_tid;  /* userspace: thread whose calls are counted in checked[] */
 	__u64 checked[COST_EVENTS]; /* calls of check_tid by event */

@@ -296,7 +296,7 @@ fn reset_streams(by: PeerKind) {
         for object in 0..STREAMS {
             let mut subgroup = publisher.subgroup(single(1, object)).await;
             subgroup.object(object, BYTES).await;
-            time::sleep(Duration::from_micros(100 * (object % 20))).await; // exact: this pause sets the publisher's rate
+            time::sleep(Duration::from_micros(100 * (object % 20))).await; // exact: the pause sets the publisher's rate
             subgroup.reset(code::Reset::CANCELLED);
         }
         publish(&publisher, 2, 0).await;

@@ -104,7 +104,7 @@ impl<'a> Idlers<'a> {
                 }
             }
             self.connected.store(all.iter().flatten().count() as u64, Relaxed);
-            thread::sleep(PAUSE); // exact: paces the checks of idle clients
+            thread::sleep(PAUSE); // exact: this pause sets how often idle clients are checked
         }
         all.into_iter().flatten().for_each(|client| drop(client.close()));
     }
