@@ -93,7 +93,7 @@ impl ReportReader {
     fn batch(&mut self, first: usize) -> Vec<Result<ReportLine, Error>> {
         let mut batch = Vec::new();
         let mut bytes = 0;
-        // The second limit bounds memory if a log has huge lines.
+        // The limit of `BATCH_BYTES * TOGETHER` bounds memory if a log has huge lines.
         while (bytes < BATCH_BYTES || !(first + batch.len()).is_multiple_of(TOGETHER))
             && bytes < BATCH_BYTES * TOGETHER
             && let Some(line) = self.next_report().transpose()

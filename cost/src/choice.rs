@@ -35,11 +35,12 @@ pub(crate) const TRIAL: Duration = Duration::from_millis(100);
 pub(crate) enum MethodStep {
     /// Keep the present mode.
     Stay,
-    /// Stop timing events. From the next report on, times come from samples.
+    /// Stop timing events. From the next report on, the times of events are estimated from samples.
     Sample,
     /// Time events in addition to sampling, to measure what timing takes.
     Try,
-    /// Continue timing after a successful trial. From the next report on, times come from timing.
+    /// Continue timing after a successful trial. The times of events are exact from the next report on, not estimated
+    /// from samples.
     Time,
 }
 

@@ -628,7 +628,7 @@ fn unreadable_rights_files_deny_and_are_named() {
     let access = || relay.status().access.clone();
     // exact: callers have waited for the state
     let healthz = || relay.get("/healthz");
-    assert_eq!(healthz(), "ok\n"); // exact: nothing has changed since the last read
+    assert_eq!(healthz(), "ok\n"); // exact: the relay's health has not changed since the start
     fs::remove_file(relay.path("one")).unwrap();
     wait_until("the unreadable key to be removed", access, |access| access.keys == 1 && !access.open);
     let said = healthz(); // exact: the relay has already noticed the unreadable key

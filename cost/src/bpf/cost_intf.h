@@ -20,8 +20,8 @@ enum cost_event {
 
 /* How a system call uses a socket, and which argument is the socket. System calls with the values 1 to 6 are timed. */
 enum cost_call {
-	COST_CALL_SEND = 1, /* always a socket */
-	COST_CALL_RECEIVE = 2,
+	COST_CALL_SEND = 1,	/* sends; its first argument is always a socket */
+	COST_CALL_RECEIVE = 2,	/* receives; its first argument is always a socket */
 	COST_CALL_WRITE = 3,	/* sends if the first argument is a socket */
 	COST_CALL_READ = 4,	/* receives if the first argument is a socket */
 	COST_CALL_SENDFILE = 5, /* sends if the first argument is a socket, receives if the second is */
@@ -51,8 +51,8 @@ enum cost_argument {
 struct cost_config {
 	__u32 pidns_ino;  /* userspace's PID namespace */
 	__u32 half_bytes; /* size of one half of a CPU's double buffer */
-	__u8 ring;	  /* stacks travel through the ring buffer */
-	__u8 watch;	  /* the map `watched` is used */
+	__u8 ring;	  /* 1: stacks go through the map `ring`, not through the double buffers */
+	__u8 watch;	  /* 1: processes in the map `watched` are sampled in user mode too */
 	__u8 pad[2];
 	__u8 point_events[COST_POINTS];	   /* enum cost_event of each timed function */
 	__u8 point_arguments[COST_POINTS]; /* enum cost_argument of each timed function */
@@ -103,7 +103,7 @@ struct cost_control {
 
 /* The header of one half of a CPU's double buffer. Records follow, up to half_bytes in all. */
 struct cost_half {
-	__u64 used_bytes; /* size of the records */
+	__u64 used_bytes; /* bytes of this half that records take */
 };
 
 /* The header of a sampled stack. Return addresses follow: the kernel's, then user mode's, each innermost first. */

@@ -1,5 +1,5 @@
-//! Tests of rules that leave the choice to a model: the chosen arm, the learned results, and the explanation of each
-//! connection.
+//! Tests of rules that leave the choice to a model: the chosen arm (a congestion control, graft or tunnel), the learned
+//! results, and the explanation of each connection.
 
 use std::{
     fs,
@@ -16,8 +16,8 @@ use crate::{
     site::{GraftProcess, GraftSite, LONG, PORT, congestion, wait_for, wait_for_none_of_ours, wait_until},
 };
 
-/// Returns a leaf of a model's decision tree as JSON, which ranks the given arms, the best first. `usual` is the
-/// highest cost of a connection that counts as good.
+/// Returns a leaf of a model's decision tree as JSON, which ranks the given arms (congestion controls, grafts or
+/// tunnels), the best first. `usual` is the highest cost of a connection that counts as good.
 pub fn leaf(number: u32, arms: &[&str], usual: Option<f64>) -> String {
     let rank = |(at, arm): (usize, &&str)| {
         let right = 1.0 / (at + 1) as f64;

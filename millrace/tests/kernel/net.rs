@@ -116,7 +116,8 @@ impl KernelNetwork {
         wait_until(what, || self.status(), wanted)
     }
 
-    /// Waits until everything is acknowledged, and returns the status. No counter of media changes any more then.
+    /// Waits until all sent data is acknowledged, and returns the status. After that, no counter of media changes any
+    /// more.
     #[track_caller]
     pub fn settled(&self) -> Status {
         self.until("acknowledgements of everything", is_quiet);

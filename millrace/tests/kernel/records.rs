@@ -28,7 +28,7 @@ use crate::{
     peer::{TestPeer, header, track},
 };
 
-/// Pause between two rounds of a loop.
+/// Pause between two checks of idle clients, and longest time for which a subscriber waits for a packet.
 const PAUSE: Duration = Duration::from_millis(5);
 const OBJECTS: u64 = 20;
 const LEN: usize = 800;

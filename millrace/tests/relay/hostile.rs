@@ -309,7 +309,7 @@ async fn a_stream_may_be_reset_in_the_packet_of_its_data() {
             let size = (offset + PIECE as u64).checked_add_signed(beyond).unwrap();
             frame::write_reset_stream(stream, 0, size, &mut frames);
             publisher.send(frames, true).unwrap();
-            let _ = publisher.settle(); // fails if the relay has closed the session
+            let _ = publisher.settle(); // an error means that the relay has closed the session
             publisher.closed.clone()
         })
         .await;

@@ -326,7 +326,7 @@ mod tests {
     use super::*;
     use crate::text::tests::example;
 
-    /// Returns a scrape after these reports, with every metric.
+    /// Returns the text that a scrape gets after `reports` were added. The text has every metric.
     fn scrape(reports: &[Report]) -> String {
         let mut totals = DashboardTotals::default();
         for report in reports {
