@@ -13,7 +13,7 @@ use crate::log::{CountedTrace, Error, LineStacks, ReadTables, ReportLine, Report
 use crate::merge::{MOST_STACKS, Merge};
 use crate::report::{Report, ReportMode, Stacks};
 
-/// Largest number of consecutive reports that the threads may add up into one. Batches end at multiples of it.
+/// Largest number of consecutive reports that the threads may add up into one. Batches end at multiples of this number.
 pub const TOGETHER: usize = 16;
 /// Size in bytes at which a batch of lines is full. A batch is completed to a multiple of [`TOGETHER`] lines.
 pub(crate) const BATCH_BYTES: usize = 256 << 10;
@@ -93,7 +93,7 @@ impl ReportReader {
     fn batch(&mut self, first: usize) -> Vec<Result<ReportLine, Error>> {
         let mut batch = Vec::new();
         let mut bytes = 0;
-        // The second limit bounds memory if a log has huge lines.
+        // The limit of `BATCH_BYTES * TOGETHER` bounds memory if a log has huge lines.
         while (bytes < BATCH_BYTES || !(first + batch.len()).is_multiple_of(TOGETHER))
             && bytes < BATCH_BYTES * TOGETHER
             && let Some(line) = self.next_report().transpose()
@@ -228,7 +228,7 @@ impl LogSums {
         let reports = mem::take(&mut self.reports);
         self.mode = None;
         if let Some(mut report) = mem::take(&mut self.sum).finish() {
-            // Reports from lines without tables have their stacks in `report` already.
+            // If the log's lines have no tables, the parsed report already contains its stacks.
             report.stacks = stacks.or(report.stacks);
             self.done.push(Ok(Summed { report, reports }));
         }

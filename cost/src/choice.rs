@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 pub struct TimingBudget {
     /// Largest share of each CPU's time: 0.01 is 1 %.
     pub share: f64,
-    /// How long events are only sampled before timing is tried again. Each failed trial doubles it, up to 320 s.
+    /// How long events are only sampled before timing is tried again. Each failed trial of timing doubles this pause,
+    /// up to 320 s.
     pub pause: Duration,
 }
 
@@ -26,7 +27,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(320);
 const DEBT: Duration = Duration::from_millis(20);
 /// Fraction of the budget that a trial may use. A trial near the whole budget would soon be followed by a switch back.
 const MARGIN: f64 = 0.5;
-/// The shortest trial of timing.
+/// Shortest duration of a trial, in which events are timed to measure how much CPU time that takes.
 pub(crate) const TRIAL: Duration = Duration::from_millis(100);
 
 /// What the observer does next: continue, begin, try or end the timing of events.
@@ -34,11 +35,12 @@ pub(crate) const TRIAL: Duration = Duration::from_millis(100);
 pub(crate) enum MethodStep {
     /// Keep the present mode.
     Stay,
-    /// Stop timing events. From the next report on, times come from samples.
+    /// Stop timing events. From the next report on, the times of events are estimated from samples.
     Sample,
     /// Time events in addition to sampling, to measure what timing takes.
     Try,
-    /// Continue timing after a successful trial. From the next report on, times come from timing.
+    /// Continue timing after a successful trial. The times of events are exact from the next report on, not estimated
+    /// from samples.
     Time,
 }
 

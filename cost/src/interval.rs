@@ -98,8 +98,8 @@ fn timed(ns: u64, observer_ns: u64, samples: u64, period_ns: u64) -> Option<Inte
 }
 
 /// A figure split by its source: programs that timed it, and samples that each add one sampling interval. The errors of
-/// both parts are independent. Samples of several figures are one draw, so they are added before their interval is
-/// taken.
+/// both parts are independent. Samples of several figures are added up before an interval is computed from them, since
+/// all were drawn together.
 #[derive(Debug, Clone, Copy, Default)]
 struct FigureSplit {
     timed: SampledFigure,
@@ -337,7 +337,8 @@ mod tests {
             let interval = one.events[at].interval.expect("one");
             assert!(near(interval, wilson(samples, 1000)), "{at}: {interval:?}");
         }
-        // Timers and polls are one draw of 50 samples. Timed work and AF_UNIX calls are not in the draw.
+        // The samples of timers and polls are added up: 50. Timed work and AF_UNIX calls add no samples to the
+        // networking share.
         let around_all = wilson(50, 1000).map(|of| of + 0.25);
         assert!(near(one.networking_interval.expect("one"), around_all), "{:?}", one.networking_interval);
         let around_few = wilson(5, 1000).map(|of| of + 0.245);

@@ -49,7 +49,7 @@ const OBJECT: &str = "cost.bpf.o";
 ///
 /// # Order of calls
 ///
-/// [`Self::load`], then [`Self::attach`] to time events, and [`Self::sample`] for each CPU to take stacks.
+/// Call [`Self::load`] first, then [`Self::attach`] to time events, and [`Self::sample`] for each CPU to sample stacks.
 /// [`Self::detach`] and `attach` may alternate. Each `attach` begins an epoch: calls that began before it are not
 /// counted. Call [`Self::drain`] often enough that the buffers do not fill. [`Self::totals`] may be called at any time.
 /// Sums only grow, so the difference of two calls is the time and the number of calls in between.
@@ -63,9 +63,11 @@ pub struct CostPrograms {
     refused: Option<String>,
     tracepoints: Vec<Tracepoint>,
     points: Vec<TimedFunction>,
-    /// Functions that were tried: `Ok` if programs are attached, or the reason why that failed.
+    /// Kernel functions to which attaching was tried: `Ok` if programs are attached, or the reason why attaching
+    /// failed.
     attached: HashMap<&'static str, Result<(), String>>,
-    /// Links of the programs that time events, in the order of attaching: programs at an end precede those at a start.
+    /// Links of the programs that time events, in the order of attaching: programs at the end of an event precede those
+    /// at its start.
     probes: Vec<Link>,
     samplers: BTreeMap<u32, Link>,
     /// The last field, since fields are dropped in order and the object must outlive the links.

@@ -43,14 +43,14 @@ pub struct Merge {
 const TOP_OTHERS: usize = 20;
 /// Largest number of processes with which a sum keeps command lines. With more, they would take most of its memory.
 const PROCESSES_WITH_ARGUMENTS: usize = 10_000;
-/// Largest number of entries in a table of processes, cgroups or programs, which come and go without end. Beyond it,
-/// the smaller half becomes one entry with the name [`FURTHER`].
+/// Largest number of entries in a table of processes, cgroups or programs, which come and go without end. In a larger
+/// table, the half with the smaller costs becomes one entry with the name [`FURTHER`].
 const MOST: usize = 20_000;
 /// Largest number of different stacks in a sum.
 pub(crate) const MOST_STACKS: usize = 50_000;
 /// Largest number of an event's parts. BPF programs name parts, so their number has no natural limit.
 const MOST_PARTS: usize = 200;
-/// Largest number of functions in the parts `other` of a sum, and of functions of one process.
+/// Largest number of functions in all parts `other` of a sum of reports, and in the profile of one process.
 const MOST_FUNCTIONS: usize = 2000;
 /// Largest number of figures in a sum that could not be measured.
 const MOST_MISSING: usize = 200;

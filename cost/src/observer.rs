@@ -31,7 +31,7 @@ use adapt::{AdaptiveSampling, CallPrices, Frequency};
 pub use config::{Config, Error, MAX_FREQUENCY_HZ};
 use tables::{ObserverUsage, Processes, ProgramTable, Skipped};
 
-/// The longest allowed time between calls of [`Observer::poll`]. After a longer one, the buffers may be full.
+/// The longest allowed time between calls of [`Observer::poll`]. After a longer time, the stack buffers may be full.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Buffer size in bytes for each sample a second. It lasts for [`POLL_INTERVAL`] with the deepest stacks, and for twice
 /// as long with usual ones.
@@ -289,7 +289,8 @@ impl Observer {
             // The list of BPF programs is read after the buffer of stacks, so it has every program that occurs in these
             // stacks.
             if !std::mem::replace(&mut refreshed, true) {
-                // A failed refresh is not reported here: `missing` has had its reason since the start.
+                // An error of this refresh is not reported here: `missing` has had the reason since the observer's
+                // start.
                 let _ = resolver.refresh();
                 users.refresh();
             }
@@ -672,7 +673,7 @@ fn take(
     }
     resolver.functions(record.kernel, functions);
     let owner = resolver.owner(functions);
-    // During a trial in mode `sampling`, events are timed, but the report must not use that.
+    // During a trial in mode `sampling`, events are timed, but the report must not use their times.
     let timed = record.event.filter(|_| mode == ReportMode::Events).map(Event::from);
     // A call on a local socket runs the same functions as one on a network socket until it reaches the protocol.
     let told = owner.event.map(|event| match event {
@@ -895,7 +896,8 @@ mod tests {
             ..TaskCost::default()
         };
         assert_eq!(per_call.without(&cost), TaskCost { send_ns: 600, ..cost });
-        // A call that began in this period and ends in the next one has less time than the mean: the result is 0.
+        // A call that began in this period and ends in the next one has less time than the observer's programs add on
+        // average. The result is 0, not negative.
         let begun = TaskCost { send_ns: 20, send_calls: 1, ..TaskCost::default() };
         assert_eq!(per_call.without(&begun), TaskCost { send_ns: 0, ..begun });
         assert_eq!(PerCall::new(&[]).without(&cost), cost);

@@ -27,8 +27,8 @@ pub struct Symbols {
     kernel: SymbolTable,
     /// Modules that were loaded when `kernel` was read.
     modules: Vec<Module>,
-    /// Addresses of modules that were loaded later. Without this list, `kernel` would take their code for the module
-    /// before.
+    /// Addresses of modules that were loaded later. Without this list, `kernel` would name their functions after the
+    /// module before them in memory.
     strange: Vec<Range<u64>>,
     /// Functions of the loaded BPF programs. `None` if these cannot be listed: then `kernel` has the programs that were
     /// loaded when it was read.

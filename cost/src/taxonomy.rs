@@ -123,8 +123,9 @@ pub struct StackOwner {
     /// The innermost event of the stack; [`Event::Kernel`] if no function is networking. `None` in user mode and when
     /// idle.
     pub event: Option<Event>,
-    /// True if the observer's programs, or the kernel's code that calls programs, ran inside the event. That code may
-    /// have served another program, which a stack without the program does not show.
+    /// True if the observer's programs, or the kernel's code that calls programs, ran inside the event. The kernel's
+    /// code may have served another program. A stack without that program does not show this, so the time counts for
+    /// the observer.
     pub observer: bool,
 }
 
@@ -488,7 +489,7 @@ mod tests {
                 &[&["syscall_exit_work", "do_syscall_64"]],
                 StackOwner { event: Some(Event::Kernel), observer: true },
             ),
-            // Another program runs at the same tracepoint, or elsewhere in the stack.
+            // A BPF program that is not the observer's runs at the same tracepoint, or elsewhere in the stack.
             (&[&["bpf:audit_late"], &calls, &softirq, &send], in_send(false)),
             (&[&["bpf:cost_model", "tcf_classify"], &send], in_send(false)),
             (

@@ -4,7 +4,7 @@ use millrace_cost::{Config, Observer};
 
 /// Environment variable with the number of possible CPUs that a virtual machine was configured to have.
 const POSSIBLE: &str = "MILLRACE_POSSIBLE_CPUS";
-/// Limit in bytes on a machine with few CPUs online.
+/// Limit of the BPF maps' memory in bytes, on a machine with few CPUs online.
 const MOST_BYTES: u64 = 16 << 20;
 const FEW_CPUS: usize = 4;
 

@@ -85,7 +85,7 @@ fn is_busy(report: &Report) -> bool {
     own.is_some_and(|own| own.cost.send_ns > 0 && own.cost.receive_ns > 0)
 }
 
-/// Reports whether each of the three events has samples.
+/// Reports whether each of the events `Send`, `Receive` and `NetRx` has samples.
 fn is_sampled(report: &Report) -> bool {
     let is_seen = |event: &Event| sum(report, *event).1 > 0;
     [Event::Send, Event::Receive, Event::NetRx].iter().all(is_seen)
@@ -169,7 +169,7 @@ fn observer_programs_are_in_no_event() {
         .into_iter()
         .map(|program| format!("bpf:{program}"))
         .collect();
-    // The report is accepted once samples have hit the observer's programs in both events.
+    // The report is accepted once samples have hit the observer's programs in both `Send` and `Receive`.
     let observer_ns = |report: &Report, event| -> u64 {
         let costs = report.cpus.iter().flat_map(|cpu| &cpu.events);
         costs.filter(|of| of.event == event).map(|of| of.observer_ns).sum()
@@ -380,7 +380,7 @@ fn socketpair_calls_do_not_count_as_networking() {
                 (own_ns > 1e9 && cost.local_ns > 100_000_000).then_some(cost)
             })
         });
-        // Other processes may add time to the event.
+        // Calls of other processes may add time to the event `Local`.
         assert!(event_ns > 0.9 * own_ns, "{mode:?}: {event_ns} ns, of which its calls took {own_ns}");
         assert!(own.ns() * 100 < own.local_ns, "{mode:?}: {own:?}");
         assert_eq!(own.local_calls > 0, mode == ReportMode::Events, "{own:?}");

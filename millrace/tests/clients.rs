@@ -270,7 +270,7 @@ fn redirected_subscriber_waits_for_its_publisher() {
     both_go_on(&subscriber, &second);
 }
 
-/// The host name has two addresses, as behind a load balancer.
+/// The host name in the relay's URL has two addresses, as behind a load balancer.
 #[test]
 fn clients_move_to_another_address_without_goaway_uri() {
     if !nix::unistd::geteuid().is_root() {

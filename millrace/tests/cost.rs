@@ -734,8 +734,8 @@ fn process_ids_are_those_of_the_observers_pid_namespace() {
     // namespace, so all processes inside end with it.
     let script = "while :; do echo >/dev/udp/127.0.0.1/9; done 2>/dev/null & echo $!
         exec \"$0\" cost --mode events --json --reports 2 --period 1500ms --profile $! \"$@\"";
-    // The name of the process outside is that of a link to the shell. Threads of this test program would share the name
-    // of whichever sent first.
+    // The name of the process outside is that of a link to the shell. If threads of this test program sent, all of them
+    // would be reported under the name of the thread that sent first.
     const OUTSIDE: &str = "sends_outside";
     let folder = tempfile::tempdir().unwrap();
     let link = folder.path().join(OUTSIDE);

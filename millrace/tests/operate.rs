@@ -628,12 +628,12 @@ fn unreadable_rights_files_deny_and_are_named() {
     let access = || relay.status().access.clone();
     // exact: callers have waited for the state
     let healthz = || relay.get("/healthz");
-    assert_eq!(healthz(), "ok\n"); // exact: nothing has changed since the last read
+    assert_eq!(healthz(), "ok\n"); // exact: the relay's health has not changed since the start
     fs::remove_file(relay.path("one")).unwrap();
     wait_until("the unreadable key to be removed", access, |access| access.keys == 1 && !access.open);
-    let said = healthz(); // exact: the relay has dropped the key
+    let said = healthz(); // exact: the relay has already noticed the unreadable key
     assert!(said.starts_with("ok\nunread: 1 "), "{said}");
-    let metrics = relay.get("/metrics"); // exact: the relay has dropped the key
+    let metrics = relay.get("/metrics"); // exact: the relay has already noticed the unreadable key
     assert!(metrics.contains("\nmillrace_relay_access_unread 1\n"), "{metrics}");
     // IDs stay revoked when their file becomes unreadable, and removing the last key gives nobody a right.
     fs::write(relay.path("revoked"), "a\nb\n").unwrap();

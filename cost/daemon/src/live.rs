@@ -297,7 +297,7 @@ impl LiveView {
 }
 
 /// Inserts two columns after the share of networking: the share's bars over the last minute, and how long the share has
-/// stayed about the same. `pictures` and the table's rows are both in the order of the CPUs.
+/// stayed about the same. `pictures` has the trend of each CPU, in the same order as the table's rows.
 fn add_trend(cpus: &mut TextTable, pictures: &[Picture]) {
     const AT: usize = 2;
     cpus.columns.splice(AT..AT, ["last minute", "level for"]);

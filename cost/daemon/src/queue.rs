@@ -58,7 +58,7 @@ impl ReportSink for Queued {
                 self.losses.add(self.output, 1, TOO_SLOW);
                 Ok(())
             }
-            // The thread has ended early: return its error.
+            // The output's thread has ended early: return its error.
             Some(Err(TrySendError::Disconnected(_))) | None => self.finish(None),
         }
     }

@@ -12,13 +12,13 @@ use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 /// Tasks of the process that need privileges.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RightsNeeds {
-    /// Observing the kernel.
+    /// True if the process observes the kernel.
     pub observes: bool,
-    /// Finding the names of functions of other users' processes.
+    /// True if the process looks up the names of functions of other users' processes.
     pub profiles: bool,
-    /// Listing BPF programs.
+    /// True if the process lists BPF programs.
     pub programs: bool,
-    /// Creating files with the present user's permissions.
+    /// True if the process creates files with the present user's permissions.
     pub files: bool,
 }
 

@@ -18,7 +18,7 @@ pub enum TableCell {
     Estimate(SampledFigure),
     /// A duration in nanoseconds, which is shown in microseconds.
     Microseconds(u64),
-    /// A time in seconds. `true` if the real time may be longer.
+    /// A time in seconds. The flag is `true` if the real time may be longer.
     Seconds(u64, bool),
     /// A value that is not measured, shown as `?`.
     Unknown,

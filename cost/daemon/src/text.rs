@@ -481,7 +481,7 @@ pub(super) mod tests {
         }
     }
 
-    /// The margin of error is shown in every table with sampled figures, and in the first lines.
+    /// The margin of error is shown in every table with sampled figures, and in the first lines of a report.
     #[test]
     fn sampled_figures_show_their_uncertainty() {
         let mut example = example();

@@ -61,11 +61,12 @@ impl Trend {
 struct TrendLine {
     steps: VecDeque<TrendLevel>,
     level: TrendLevel,
-    /// The share, while it differs from `level`. It becomes the new level if it lasts for [`SETTLED`].
+    /// The CPU's networking share while it differs from `level`. This share becomes the new level if it lasts for
+    /// [`SETTLED`].
     off: Option<TrendLevel>,
 }
 
-/// A span of time and the mean share in it.
+/// A span of time, and networking's mean share of the CPU in that time.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct TrendLevel {
     began: Duration,

@@ -30,7 +30,7 @@ FUNCTION(24) FUNCTION(25) FUNCTION(26) FUNCTION(27) FUNCTION(28) FUNCTION(29) FU
 
 /* Timing method "system calls", for kernels that allow no programs on functions. */
 
-/* Arguments: struct pt_regs *regs, long number. */
+/* The tracepoint's arguments: struct pt_regs *regs, long number. */
 SEC("?tp_btf/sys_enter")
 int cost_sys_enter(__u64 *ctx)
 {
@@ -197,7 +197,9 @@ static __always_inline __u64 return_to(struct cost_cpu *cpu, struct task_struct 
 	return kept >> TIME_SHIFT == cpu->epoch ? kept & LOW_BITS : cpu->base;
 }
 
-/* Arguments: bool preempt, struct task_struct *prev, struct task_struct *next, ... Interrupts are off. */
+/* The tracepoint's arguments: bool preempt, struct task_struct *prev, struct task_struct *next, ...
+ * Interrupts are off.
+ */
 SEC("?tp_btf/sched_switch")
 int cost_sched_switch(__u64 *ctx)
 {
@@ -260,7 +262,8 @@ int cost_sample(struct bpf_perf_event_data *ctx)
 		return 0;
 	cpu->samples++;
 	bring_up_to_date(cpu);
-	/* Both exchanges are full barriers: either userspace sees `writing`, or this program sees the flipped half. */
+	/* The atomic exchanges of `writing` here and below are full barriers: either userspace sees `writing` set, or
+	 * this program sees the half that userspace has switched to. */
 	__sync_lock_test_and_set(&cpu->writing, 1);
 	/* After close_softirq(), cpu->softirq has no event: the rest of cost_softirq_exit counts for the task. */
 	event = EVENT(EVENT(cpu->softirq) ? cpu->softirq : cpu->task);

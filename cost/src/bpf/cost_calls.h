@@ -206,7 +206,7 @@ enum {
 	URING_WRITEV_FIXED = 61,
 };
 
-#define REQ_F_FIXED_FILE 1 /* the number is one of the ring's registered files */
+#define REQ_F_FIXED_FILE 1 /* the request's file number is an index of the ring's registered files */
 
 /* Returns the file of a request that io_uring has not looked up yet. Returns 0 for a registered file: only the ring
  * knows which file has that number.

@@ -20,8 +20,8 @@ enum cost_event {
 
 /* How a system call uses a socket, and which argument is the socket. System calls with the values 1 to 6 are timed. */
 enum cost_call {
-	COST_CALL_SEND = 1, /* always a socket */
-	COST_CALL_RECEIVE = 2,
+	COST_CALL_SEND = 1,	/* sends; its first argument is always a socket */
+	COST_CALL_RECEIVE = 2,	/* receives; its first argument is always a socket */
 	COST_CALL_WRITE = 3,	/* sends if the first argument is a socket */
 	COST_CALL_READ = 4,	/* receives if the first argument is a socket */
 	COST_CALL_SENDFILE = 5, /* sends if the first argument is a socket, receives if the second is */
@@ -41,18 +41,18 @@ enum cost_argument {
 	COST_ARG_REGS = 7, /* struct pt_regs * of a system call whose first argument is a file descriptor */
 };
 
-#define COST_POINTS    32   /* pairs of programs for functions that send or receive */
+#define COST_POINTS    32   /* largest number of timed functions, each with a pair of programs */
 #define COST_CALLS     512  /* size of the table by system call number */
-#define COST_FRAMES    127  /* frames of one stack: the default of sysctl kernel.perf_event_max_stack */
-#define COST_WATCHED   256  /* processes that are sampled in user mode too */
-#define COST_PROCESSES 8192 /* entries in `processes`, which userspace empties */
+#define COST_FRAMES    127  /* largest number of frames of a stack, as in kernel.perf_event_max_stack */
+#define COST_WATCHED   256  /* largest number of processes that are sampled in user mode too */
+#define COST_PROCESSES 8192 /* size of the map `processes`, whose entries userspace removes */
 
 /* Load-time configuration. */
 struct cost_config {
 	__u32 pidns_ino;  /* userspace's PID namespace */
 	__u32 half_bytes; /* size of one half of a CPU's double buffer */
-	__u8 ring;	  /* stacks travel through the ring buffer */
-	__u8 watch;	  /* the map `watched` is used */
+	__u8 ring;	  /* 1: stacks go through the map `ring`, not through the double buffers */
+	__u8 watch;	  /* 1: processes in the map `watched` are sampled in user mode too */
 	__u8 pad[2];
 	__u8 point_events[COST_POINTS];	   /* enum cost_event of each timed function */
 	__u8 point_arguments[COST_POINTS]; /* enum cost_argument of each timed function */
@@ -76,20 +76,20 @@ struct cost_cpu {
 	__u64 seen_ns[COST_EVENTS];
 	__u64 seen_calls[COST_EVENTS];
 	__u64 samples;	      /* all runs of the sampler */
-	__u64 user_samples;   /* runs of the sampler that found user mode; lost samples are not examined */
-	__u64 lost_samples;   /* samples without room in the buffer */
+	__u64 user_samples;   /* samples taken while the CPU was in user mode, without lost samples */
+	__u64 lost_samples;   /* samples that were lost because the stack buffer was full */
 	__u64 lost_stacks;    /* stacks that the kernel could not walk */
-	__u64 lost_processes; /* times that `processes` had no room for a process's sums */
-	__u64 lost_tasks;     /* task switches inside a call that could not be saved in `inside` */
-	__u64 writing;	      /* 1 while the sampler may be writing to either half */
-	__u64 check_tid;      /* userspace: thread whose calls are counted in checked[] */
+	__u64 lost_processes; /* times that a process was not charged because the map `processes` was full */
+	__u64 lost_tasks; /* task switches at which the running call could not be saved in the map `inside` */
+	__u64 writing;	  /* 1 while the sampler may be writing to either half */
+	__u64 check_tid;  /* userspace: thread whose calls are counted in checked[] */
 	__u64 checked[COST_EVENTS]; /* calls of check_tid by event */
 	__u64 epoch;		    /* userspace: how often the programs that time events were attached */
 	__u64 hidden;		    /* userspace: 1 if processes are not charged with work on this CPU */
 	/* Runs of the programs at system calls and task switches, also of those that ns[] and calls[] do not count. */
 	__u64 system_calls;  /* all system calls, also those without sockets */
 	__u64 switches;	     /* task switches */
-	__u64 other_storage; /* 1 once a task had storage of other BPF programs but not of these */
+	__u64 other_storage; /* 1 once a task had BPF storage of other programs, but none of this observer's */
 	__u64 buffer;	     /* userspace: number of the buffer for stacks, from 1 on; 0: none */
 	__u64 pad[6];	     /* fills the last cache line */
 } SHARED;
@@ -103,7 +103,7 @@ struct cost_control {
 
 /* The header of one half of a CPU's double buffer. Records follow, up to half_bytes in all. */
 struct cost_half {
-	__u64 used_bytes; /* size of the records */
+	__u64 used_bytes; /* bytes of this half that records take */
 };
 
 /* The header of a sampled stack. Return addresses follow: the kernel's, then user mode's, each innermost first. */

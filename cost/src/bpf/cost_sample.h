@@ -25,7 +25,7 @@ static __noinline int describe(struct cost_record *record, __u64 kernel_bytes, _
 	return 0;
 }
 
-/* Writes a record to the active half of this CPU's buffer. */
+/* Writes a sampled stack (struct cost_record) to the active half of this CPU's buffer. */
 static __always_inline void sample(struct bpf_perf_event_data *ctx, struct cost_cpu *cpu, __u64 event)
 {
 	struct cost_control *shared;

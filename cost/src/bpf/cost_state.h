@@ -18,7 +18,7 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct cost_cpu);
-	__uint(max_entries, 1); /* set before loading: one per CPU */
+	__uint(max_entries, 1); /* userspace sets it to the number of CPUs before loading */
 } cpus SEC(".maps");
 
 /* 0 -> the state that userspace sets for all samplers. */
@@ -42,7 +42,7 @@ struct {
 /* Stacks as struct cost_record with frames, if the configuration uses this ring instead of `halves`. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 12); /* set before loading */
+	__uint(max_entries, 1 << 12); /* userspace sets the size in bytes before loading */
 } ring SEC(".maps");
 
 /* Process and cgroup -> its sums. Preallocated, since the sampler runs in interrupts and must not allocate. */
@@ -61,8 +61,8 @@ struct {
 	__uint(max_entries, COST_WATCHED);
 } watched SEC(".maps");
 
-/* Task -> the call that it was in when it left the CPU: event and point as in cost_cpu.task, with cost_cpu.epoch above
- * them. */
+/* Task -> the call that it was in when it left the CPU: event and point as in cost_cpu.task, and cost_cpu.epoch in
+ * the bits above them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -78,8 +78,8 @@ struct {
 #define EVENT(word) ((word) & (COST_EVENTS - 1))
 #define POINT(word) (((word) & LOW_BITS) >> POINT_SHIFT)
 
-/* What times the running call: programs on a function, on system calls, or on io_uring requests. A thread whose whole
- * time is one event has NO_POINT. */
+/* The point at which the running call is timed: a kernel function, the system call, or the io_uring request. A thread
+ * whose whole time is one event has NO_POINT. */
 enum point {
 	NO_POINT = 0,
 	FIRST_FUNCTION = 1,
@@ -103,8 +103,8 @@ static __always_inline __u64 task_clock(const struct cost_cpu *cpu)
 	const volatile __u64 *softirq_ns = &cpu->softirq_ns;
 	__u64 before, now;
 
-	/* A softirq between these two reads would count for the task, so repeat both once. A softirq between the
-	 * repeated reads is too rare for a loop. */
+	/* A softirq between reading softirq_ns and the clock would count for the task, so repeat both reads once. A
+	 * softirq between the repeated reads is too rare for a loop. */
 	before = *softirq_ns;
 	now = bpf_ktime_get_ns();
 	if (before != *softirq_ns) {
@@ -210,7 +210,7 @@ static __always_inline void hand_over(struct cost_cpu *cpu)
 	}
 	if (!process && !cpu->hidden)
 		cpu->lost_processes++;
-	/* seen_* advance even without an entry: the next process must not be charged with this time. */
+	/* seen_* advance even if the map `processes` is full: the next process must not be charged with this time. */
 #pragma unroll
 	for (event = COST_SEND; event <= COST_LOCAL; event++) {
 		ns = cpu->ns[event] - cpu->seen_ns[event];

@@ -66,11 +66,12 @@ impl Aio {
             ..AioBlock::default()
         };
         let blocks = [&raw mut block];
-        // SAFETY: the block and the bytes outlive the request, since this function waits for its completion.
+        // SAFETY: the control block and the data outlive the request, since this function waits for the request's
+        // completion.
         done(unsafe { libc::syscall(libc::SYS_io_submit, self.0, 1, blocks.as_ptr()) })?;
         let mut completion = Completion::default();
         let for_ever = std::ptr::null::<libc::timespec>();
-        // SAFETY: `completion` has room for the one completion that is asked for.
+        // SAFETY: `completion` has space for one event, and the call asks for one.
         done(unsafe { libc::syscall(libc::SYS_io_getevents, self.0, 1, 1, &raw mut completion, for_ever) })?;
         usize::try_from(completion.result)
             .map_err(|_| io::Error::from_raw_os_error(i32::try_from(-completion.result).unwrap_or(libc::EIO)))

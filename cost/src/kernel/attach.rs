@@ -42,7 +42,8 @@ impl CostPrograms {
 
     /// Stops timing events. Sums keep their values, and [`attach`](Self::attach) continues them.
     pub fn detach(&mut self) {
-        // Last in, first out: programs at a start are detached before those at an end, so no event stays open.
+        // Last in, first out: programs at the start of an event are detached before those at its end, so no event stays
+        // open.
         while let Some(link) = self.probes.pop() {
             drop(link);
         }
@@ -55,7 +56,7 @@ impl CostPrograms {
         for cpu in self.all_cpus() {
             cpu.epoch.fetch_add(1, Ordering::Relaxed);
             [&cpu.task, &cpu.softirq, &cpu.base].iter().for_each(|word| word.store(0, Ordering::Relaxed));
-            // Time that no process was charged with yet must not be charged to the next one.
+            // Time that no process was charged with yet must not be charged to the next process.
             let charged = cpu.seen_ns.iter().zip(&cpu.ns).chain(cpu.seen_calls.iter().zip(&cpu.calls));
             charged.for_each(|(seen, sum)| seen.store(load(sum), Ordering::Relaxed));
         }
@@ -110,8 +111,8 @@ impl CostPrograms {
         done
     }
 
-    /// Makes a trial call of `way`, and returns how often it was counted. Programs count only this thread's calls in
-    /// `checked`, so other load does not disturb the trial.
+    /// Makes a trial call of `way` (a system call or request), and returns how often the programs counted it. Programs
+    /// count only this thread's calls in `checked`, so other load does not disturb the trial.
     fn counted(&self, way: &SocketCall, sockets: &SocketPair) -> io::Result<u64> {
         let event = way.event as usize;
         let thread = u64::from(sockets::thread_id());

@@ -28,7 +28,7 @@ impl KernelEvent {
     }
 }
 
-/// The place where calls that send or receive are timed.
+/// The method of timing calls that send or receive: programs on kernel functions, or on system calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TimingMethod {
     /// Kernel functions, which all callers use.

@@ -23,8 +23,8 @@ pub fn clock(cpu: u32, hz: u32) -> io::Result<OwnedFd> {
 }
 
 /// Returns the clock's period on a CPU in nanoseconds. It differs from CPU to CPU, by up to 0.5 % from the mean. With
-/// equal periods, the interrupts of two CPUs would always come at the same distance. If the first CPU's work feeds the
-/// second, every sample of the second might find it idle.
+/// equal periods, the interrupt of one CPU would always follow that of another after the same delay. If the first CPU's
+/// work feeds the second, every sample of the second might find it idle.
 pub fn period_ns(cpu: u32, hz: u32) -> u64 {
     let mean = 1_000_000_000 / u64::from(hz.max(1));
     // Multiples of the golden ratio modulo 1, in units of 2^-32, stay evenly spread for any number of CPUs.
@@ -48,11 +48,11 @@ pub fn interrupt_time() -> io::Result<Option<Duration>> {
 }
 
 const LISTEN_HZ: u32 = 4000;
-/// Shortest gap that counts as another task's time slice, not as an interrupt.
+/// Shortest gap in this thread's running time that counts as another task's time slice, not as an interrupt.
 const TURN: Duration = Duration::from_micros(200);
 
-/// Returns how long this thread ran, and the gaps in its time. Reading the clock takes less than a tenth of the
-/// shortest gap that counts.
+/// Returns how long this thread ran, and the gaps in its running time, which interrupts cause. Reading the clock takes
+/// less than a tenth of the shortest gap that is returned.
 fn listen() -> (Duration, Vec<Duration>) {
     const ENOUGH: Duration = Duration::from_millis(30);
     const LONGEST: Duration = Duration::from_millis(200);
@@ -75,8 +75,8 @@ fn listen() -> (Duration, Vec<Duration>) {
     (on_cpu, gaps)
 }
 
-/// Returns the median of the N longest gaps, where N is the number of the clock's interrupts. Shorter gaps may be
-/// softirqs. `None` with fewer than 40 gaps.
+/// Returns the median of the N longest gaps in this thread's running time, where N is the number of the clock's
+/// interrupts. Shorter gaps may be softirqs. `None` with fewer than 40 gaps.
 fn typical(on_cpu: Duration, mut gaps: Vec<Duration>) -> Option<Duration> {
     const LEAST: usize = 40;
     let interrupts = (on_cpu.as_secs_f64() * f64::from(LISTEN_HZ)) as usize;
@@ -94,7 +94,8 @@ mod tests {
     #[test]
     fn clock_interrupts_are_distinguished_from_softirqs() {
         let us = |us, count| std::iter::repeat_n(Duration::from_micros(us), count);
-        // In 30 ms there are 120 interrupts of the clock. 8 gaps are longer, and many are shorter.
+        // In 30 ms there are 120 interrupts of the clock. 8 gaps in the thread's running time are longer than such an
+        // interrupt, and many are shorter.
         let gaps = || us(2, 5000).chain(us(90, 8)).chain(us(16, 115));
         let listened = Duration::from_millis(30);
         assert_eq!(typical(listened, gaps().collect()), Some(Duration::from_micros(16)));

@@ -13,8 +13,8 @@ use super::ways::WAYS;
 /// The name of a tracepoint, and the name of the program for it.
 pub(super) type Tracepoint = (&'static str, &'static str);
 
-/// Tracepoints in the order of attaching. Programs at an exit come first: an event whose exit is not seen would never
-/// end.
+/// Tracepoints in the order of attaching. Programs at the end of an event come first: an event whose end is not seen
+/// would stay open.
 const TRACEPOINTS: [Tracepoint; 3] = [
     ("sched_switch", "cost_sched_switch"),
     ("softirq_exit", "cost_softirq_exit"),
@@ -40,7 +40,7 @@ pub(super) struct TimedFunction {
 /// The running kernel's types and symbols.
 pub(super) struct RunningKernel {
     btf: Btf<'static>,
-    /// Functions of [`WAYS`] that have a symbol.
+    /// Kernel functions named in [`WAYS`] (the timed system calls and requests) that have a symbol.
     symbols: HashSet<&'static str>,
 }
 
@@ -53,7 +53,8 @@ impl RunningKernel {
         Ok(Self { btf: Btf::from_vmlinux().map_err(io::Error::other)?, symbols })
     }
 
-    /// Returns the functions of [`WAYS`] that this kernel has, each once. A function needs both a symbol and BTF.
+    /// Returns the functions named in [`WAYS`] (the timed system calls and requests) that this kernel has, each once. A
+    /// function needs both a symbol and BTF.
     pub fn points(&self) -> Vec<TimedFunction> {
         let has = |point: &TimedFunction| {
             self.symbols.contains(point.function)

@@ -23,7 +23,7 @@ const BATCHES: u32 = 32;
 const CALLS: u32 = 64;
 
 impl CallTimes {
-    /// Measures the durations of both kinds of calls, which takes some milliseconds.
+    /// Measures the durations of calls with and without a socket. The measurement takes some milliseconds.
     pub fn measure() -> io::Result<Self> {
         let sockets = SocketPair::new()?;
         let socket_ns = measure_least(|| {

@@ -41,13 +41,13 @@ impl CpuSums {
         let softirqs = self.calls(KernelEvent::NetRx) + self.calls(KernelEvent::NetTx) + self.other_softirqs;
         ProbedCalls {
             timed: calls + softirqs + self.switches,
-            // `calls` includes io_uring requests, which are no system calls, so the difference may be negative.
+            // `calls` includes io_uring requests, which are no system calls, so `calls` may exceed `system_calls`.
             other_calls: self.system_calls.saturating_sub(calls),
         }
     }
 }
 
-/// Runs of the programs that time events, from [`CpuSums::probed`].
+/// Numbers of runs of the programs that time events. [`CpuSums::probed`] returns them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProbedCalls {
     /// Calls that send or receive, softirqs, and task switches. Timing costs about the same for each of them.
@@ -56,7 +56,7 @@ pub struct ProbedCalls {
     pub other_calls: u64,
 }
 
-/// The key of an entry: a process in a cgroup.
+/// The key of an entry in the table of processes: a process in a cgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProcessId {
     /// The process's number in the initial PID namespace.
@@ -65,14 +65,14 @@ pub struct ProcessId {
     pub cgroup: u64,
 }
 
-/// Sums of a process in a cgroup, since its entry was created.
+/// Sums of a process in a cgroup, since the entry in the table of processes was created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessSums {
     /// The process and its cgroup.
     pub id: ProcessId,
     /// The process's number in the observer's PID namespace; 0 if it is outside of the namespace.
     pub pid: u32,
-    /// Name of the process's thread for which the entry was created.
+    /// Name of the process's thread that was running when the entry was created.
     pub name: String,
     pub(super) ns: [u64; EVENTS],
     pub(super) calls: [u64; EVENTS],

@@ -122,7 +122,7 @@ const RESULT_AT: usize = 8;
 pub struct Uring {
     fd: OwnedFd,
     params: UringParams,
-    /// Mapping of both rings, which share one since Linux 5.4.
+    /// Mapping of the submission and the completion ring, which share a mapping since Linux 5.4.
     rings: Mapping,
     submissions: Mapping,
 }
@@ -209,10 +209,11 @@ impl Uring {
         self.completion()
     }
 
-    /// Submits a request and waits until it has completed. After that the kernel no longer uses the memory it points
-    /// to.
+    /// Submits a request and waits until it has completed. The kernel then no longer uses the memory to which the
+    /// request points.
     fn submit(&mut self, submission: Submission) -> io::Result<()> {
-        // SAFETY: this is the only entry, inside the mapping. The kernel does not read it before the tail moves.
+        // SAFETY: the mapping has one submission entry, which starts here. The kernel does not read the entry before
+        // the tail moves.
         unsafe { self.submissions.start().cast::<Submission>().write(submission) };
         let tail = self.word(self.params.submission.tail);
         let at = tail.load(Ordering::Relaxed);
@@ -256,7 +257,7 @@ impl Uring {
         usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
     }
 
-    /// Returns a word of the rings at an offset that the kernel returned.
+    /// Returns the 32-bit value in the rings at an offset that the kernel returned.
     fn word(&self, offset: u32) -> &AtomicU32 {
         // SAFETY: the offset is aligned and inside the mapping, whose size was computed from the kernel's offsets.
         unsafe { self.rings.start().add(offset as usize).cast().as_ref() }

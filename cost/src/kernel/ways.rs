@@ -2,7 +2,7 @@
 //! be timed.
 //!
 //! `pwritev2` and `preadv2` use the functions of `writev` and `readv`, and so do io_uring's requests with registered
-//! buffers. io_uring's `splice` uses the functions of the other ways, in io_uring's own threads.
+//! buffers. io_uring's `splice` uses the functions of the other system calls and requests, in io_uring's own threads.
 
 use std::io;
 
@@ -124,7 +124,8 @@ pub const WAYS: [SocketCall; 23] = [
 ];
 
 impl SocketPair {
-    /// Makes one call of `way`, and no other call of the same event, so that counting it is unambiguous.
+    /// Makes one call of `way` (a system call or request), and no other call of the same event, so that the event must
+    /// be counted exactly once.
     pub fn call(&self, way: &SocketCall) -> io::Result<()> {
         if way.event == KernelEvent::Receive {
             self.write()?;

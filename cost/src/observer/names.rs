@@ -17,7 +17,7 @@ impl From<kernel::KernelEvent> for Event {
     }
 }
 
-/// Returns the kernel's event that programs time for this one, or `None` if it is only sampled.
+/// Returns the event as the BPF programs time it, or `None` if `event` is only sampled.
 pub(super) fn timed(event: Event) -> Option<kernel::KernelEvent> {
     kernel::KernelEvent::ALL.into_iter().find(|timed| Event::from(*timed) == event)
 }

@@ -416,7 +416,8 @@ fn check(args: GraftCheckArgs) -> anyhow::Result<()> {
             Some("o") => PoolGraft::without_manifest(path).map_err(failed)?,
             _ => GraftPool::read(&args.pool.pool, &[])?.find(name)?.clone(),
         };
-        // The verifier runs only for root, since loading a graft needs privileges. Others get the check of the files.
+        // The verifier runs only for root, since loading a graft needs privileges. For other users, only the graft's
+        // files are checked.
         let asked =
             nix::unistd::geteuid().is_root().then(|| millrace_graft::check(&graft, &values)).transpose()?;
         let ms = asked.map(|timing| (timing.open + timing.load).as_secs_f64() * 1e3);

@@ -56,7 +56,8 @@ pub enum ProgramCommand {
     Version,
 }
 
-/// Returns further faults in a command's flags. The flags named in `flags` have unreadable values and were left out.
+/// Returns the faults that the command itself finds in its flags. Values that clap could not parse were left out:
+/// `flags` names their flags.
 pub fn problems(command: ProgramCommand, flags: &[String]) -> Vec<String> {
     let found = match command {
         ProgramCommand::Relay(args) => relay::problems(args),

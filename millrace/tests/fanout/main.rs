@@ -23,8 +23,8 @@ use net::{PacketCapture, RawSender, root};
 use nix::sys::signal::Signal;
 use scene::{FanoutProcess, FanoutScene, NAME, PORT, ProtocolClient, Status, media, wait_for, wait_until};
 
-/// Ten packets reach all receivers, over IPv4 and IPv6. A receiver that leaves gets no further packet, and the others
-/// do.
+/// Ten packets reach all receivers, over IPv4 and IPv6. A receiver that leaves gets no further packet, while the other
+/// receivers get every packet.
 #[test]
 fn receiver_gets_the_stream_until_it_leaves() {
     if !root("receiver_gets_the_stream_until_it_leaves") {
@@ -207,7 +207,7 @@ fn receiver_rate_is_capped() {
         return;
     }
     let scene = FanoutScene::new(4);
-    // At 1 kbit/s a packet of 1000 bytes takes 8 seconds. The first 64 KiB are exempt.
+    // The receiver's limit is 1 kbit/s, so a packet of 1000 bytes takes 8 seconds. A burst of 64 KiB is exempt from it.
     let fanout = scene.start("max-kbit-per-s = 1\nburst-kib = 64\n");
     let mut client = scene.client();
     client.subscribe(30);
@@ -232,8 +232,8 @@ fn block(highest: u32, fraction_lost: u8) -> Block {
     Block { ssrc: scene::SSRC, fraction_lost, highest, jitter: 0, last_report: 0, delay: 0 }
 }
 
-/// One receiver sends no reports, one reports half of the packets lost, and one reports no loss. Only the last one
-/// stays.
+/// One receiver sends no reports, one reports half of the packets lost, and one reports no loss. Only the last receiver
+/// still gets packets at the end.
 #[test]
 fn silent_or_lossy_receiver_is_cut_off() {
     if !root("silent_or_lossy_receiver_is_cut_off") {

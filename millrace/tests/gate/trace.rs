@@ -169,8 +169,8 @@ fn packets_over_the_rate_are_reported() {
         );
         shown += 1;
     }
-    // The test waits until packets in flight are counted: twice in a row, a packet sent after them must be the only one
-    // that is counted.
+    // The test waits until no packet of the flood is in flight: it sends one packet twice, and each must raise the
+    // count by exactly one.
     let count = || gate.counted("short").0;
     wait_for("the end of the flood", || {
         (0..2).all(|_| {
@@ -188,8 +188,8 @@ fn packets_over_the_rate_are_reported() {
     assert_eq!(follower.exit_code(), Some(0));
 }
 
-/// Whether a trace ends by a signal, a kill or a closed pipe, its slot must be free again, and other traces must
-/// continue.
+/// Whether a trace ends by a signal, a kill or a closed pipe, another trace must be able to start in its place, and
+/// other traces must continue.
 #[test]
 fn ended_traces_leave_nothing_behind() {
     if !is_root() {

@@ -326,7 +326,7 @@ fn refusals_are_reported_at_both_ends() {
     }
 }
 
-/// Addresses are translated at one end, and then at both ends.
+/// A NAT translates addresses at one host, and then at both hosts.
 #[test]
 fn one_address_translation_is_reported_and_two_are_refused() {
     let Some(site) = GraftSite::new("nat") else { return };
@@ -545,7 +545,7 @@ fn deviating_peer_changes_nothing() {
     tls.conn.complete_io(&mut tls.sock).unwrap();
     wait_for_state(&far, "timed-out");
 
-    // The peer offers and does not confirm, so the daemon must not count it as agreed.
+    // The peer sends an offer but does not confirm the daemon's answer, so the daemon must not report an agreement.
     let mut tls = pretend(&site);
     let bytes = offer(&tls, |_| ());
     send(&mut tls, &bytes);

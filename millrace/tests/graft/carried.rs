@@ -72,8 +72,8 @@ pub fn ended(daemon: &GraftProcess<'_>, how: &str) -> u64 {
     carry(daemon).ended.get(how).copied().unwrap_or_default()
 }
 
-/// Waits until each daemon has counted this many connections that ended in this way. A broker counts a connection's end
-/// after the application has seen it, and after the connection's entry in the table is free.
+/// Waits until each daemon has counted `count` connections that ended in the way `how`, such as `reset`. A broker
+/// counts a connection's end after the application has seen it, and after the connection's entry in the table is free.
 pub fn wait_for_ended<const N: usize>(daemons: [&GraftProcess<'_>; N], how: &str, count: u64) {
     let counts = || daemons.map(|daemon| ended(daemon, how));
     wait_until(&format!("{count} that ended as {how}"), counts, |counts| *counts == [count; N]);
@@ -513,7 +513,7 @@ fn connections_to_the_brokers_own_address_are_refused() {
     wait_for_ended([&near], "stranger", 2);
 }
 
-/// Size of the window in the tests of slow readers, in bytes.
+/// Flow-control window of a tunnelled connection in the tests of slow readers, in bytes.
 const WINDOW: u64 = 256 << 10;
 
 #[test]
@@ -663,8 +663,8 @@ fn confirmations_are_not_delayed_by_data_that_waits_for_a_slow_carrier() {
     thread::scope(|scope| {
         scope.spawn(|| exchange_until(&here, &there, &enough));
         let _stops = StopOnDrop(&enough);
-        // If acknowledgements waited behind a full window of the server's data, this many windows of the client would
-        // take four minutes, longer than the test waits.
+        // If acknowledgements waited behind a full window of the server's data, sending this many windows of the
+        // client's data would take four minutes, longer than the test waits.
         let is_enough = |bytes: &u64| *bytes >= MANY * (64 << 10);
         wait_until("bytes to be confirmed", || carry(&near).sent_bytes, is_enough);
         for namespace in &site.namespaces {

@@ -1,5 +1,5 @@
-//! Tests of rules that leave the choice to a model: the chosen arm, the learned results, and the explanation of each
-//! connection.
+//! Tests of rules that leave the choice to a model: the chosen arm (a congestion control, graft or tunnel), the learned
+//! results, and the explanation of each connection.
 
 use std::{
     fs,
@@ -16,8 +16,8 @@ use crate::{
     site::{GraftProcess, GraftSite, LONG, PORT, congestion, wait_for, wait_for_none_of_ours, wait_until},
 };
 
-/// Returns a leaf of a model's decision tree as JSON, which ranks the given arms, the best first. `usual` is the
-/// highest cost of a connection that counts as good.
+/// Returns a leaf of a model's decision tree as JSON, which ranks the given arms (congestion controls, grafts or
+/// tunnels), the best first. `usual` is the highest cost of a connection that counts as good.
 pub fn leaf(number: u32, arms: &[&str], usual: Option<f64>) -> String {
     let rank = |(at, arm): (usize, &&str)| {
         let right = 1.0 / (at + 1) as f64;
@@ -221,7 +221,8 @@ fn at_most_two_percent_of_connections_explore_another_arm() {
             assert_eq!((told.why.as_str(), &told.arm), ("explored", &used), "{told:?}");
             assert!(daemon.succeed(&["why", &format!("{} {}", ends[0], ends[1])]).contains("to find out"));
         }
-        // The daemon's limit of explorations also counts connections before the loop, of which there was at least one.
+        // The daemon limits explorations to a share of all connections. These include at least one connection before
+        // the loop.
         assert!(explored * 100 <= (connections + 1) * 2, "{explored} of {connections}");
     }
     let now = selection(&daemon);
@@ -346,7 +347,7 @@ fn congestion_control_or_tunnel_is_chosen_by_path() {
     assert_eq!((carry.verdicts["led"], carry.verdicts["in-place"]), (5, 5), "{:?}", carry.verdicts);
     let is_judged = |now: &SelectionStatus| now.outcomes["good"] + now.outcomes["bad"] > 0;
     let now = wait_until("tunnelled connections to be judged, too", || selection(&daemon), is_judged);
-    // The first two connections came before the choice, and have the host's default congestion control.
+    // The first two connections came before the model's first choice, and have the host's default congestion control.
     let in_place = if default_control() == "bbr" { 7 } else { 5 };
     let connections = (now.connections["carried/carried-warm"], now.connections["in-place/bbr"]);
     assert_eq!(connections, (5, in_place), "{now:?}");

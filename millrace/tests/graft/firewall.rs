@@ -189,7 +189,7 @@ fn hears(site: &GraftSite, is_led: bool, attempt: Try, listener: &TcpListener) -
 }
 
 /// Each case has a rule at one host. A connection that plain TCP allows must be tunnelled, one that plain TCP refuses
-/// must fail, and counters must be equal.
+/// must fail, and firewall counters must have the same values as with plain TCP.
 #[test]
 fn firewalls_filter_tunnelled_connections_like_plain_tcp() {
     let Some(site) = GraftSite::new("firewall") else { return };

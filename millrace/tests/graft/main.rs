@@ -407,8 +407,8 @@ fn persistent_grafts_stay_until_they_are_cleaned() {
     let _ = Command::new("umount").arg(&mount).status();
 }
 
-/// A connection on a known path gets what the model chooses for the path, from the next connection on. A reload brings
-/// another model.
+/// Once a path is known, new connections get the congestion control or graft that the model chooses for it. A reload
+/// brings another model.
 #[test]
 fn model_chooses_by_path_properties() {
     let Some(site) = GraftSite::with_controls("select") else { return };

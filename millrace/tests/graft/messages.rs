@@ -440,7 +440,7 @@ fn garbage_messages_are_ignored() {
         let _ = connect(&one, &address);
         one
     }));
-    // exact: the status reports no trouble, before or after the daemon has read all records
+    // exact: the status reports no trouble, before or after the daemon has read all garbage messages
     let trouble = || near.status().trouble;
     assert_eq!(trouble(), Vec::<String>::new());
     drop(kept);

@@ -561,7 +561,8 @@ fn say(to: &mut Tls, frame: &CarryFrame) {
     to.write_all(&bytes).unwrap();
 }
 
-/// Connects to the daemon as a test's own broker with this run number, and returns after the greeting.
+/// Connects to the daemon and acts as its peer's broker, with `run` as the number of the broker's run. Returns after
+/// the greeting.
 fn greeted(site: &GraftSite, run: u64) -> (Tls, Decoder) {
     let mut tls = pretend_at(site, CARRIERS, ALPN_ASKS);
     let mut decoder = Decoder::default();
@@ -570,7 +571,7 @@ fn greeted(site: &GraftSite, run: u64) -> (Tls, Decoder) {
     (tls, decoder)
 }
 
-/// Connects to the daemon as a test's own broker with this protocol version, and opens one tunnelled connection.
+/// Connects to the daemon and acts as its peer's broker, with this protocol version. Opens one tunnelled connection.
 fn carried_by(site: &GraftSite, version: &[u8], listener: &TcpListener) -> (Tls, Decoder, TcpStream) {
     let mut tls = pretend_at(site, CARRIERS, version);
     let mut decoder = Decoder::default();

@@ -220,7 +220,7 @@ fn moq_sub_plays_moq_pub_with_sound() {
     publisher.feed(&clip.fragments, PACE);
     // The initialisation and the catalog are objects too.
     relay.until_delivered(2 + clip.fragments.len());
-    // The tracks end once the relay has noticed the silence, and the players with them.
+    // The players end with the tracks, which end once the relay has noticed that the publisher is silent.
     drop(publisher);
     for player in players {
         assert_same_streams(&player.last_output(), clip);

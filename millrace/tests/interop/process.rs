@@ -105,7 +105,7 @@ impl InteropProcess {
     pub fn feed(&mut self, pieces: &[Vec<u8>], pace: Duration) {
         let start = Instant::now();
         for (piece, count) in pieces.iter().zip(0..) {
-            // exact: the sleep paces the source
+            // exact: this pause sets the rate of the live source
             sleep((pace * count).saturating_sub(start.elapsed()));
             self.write(piece);
         }

@@ -48,7 +48,7 @@ async fn play(
             object(group, id).encode(&mut bytes);
             publisher.session.streams().send_datagram(bytes.into()).unwrap();
             arrived.wait((id + 1).saturating_sub(AHEAD)).await;
-            time::sleep(Duration::from_millis(1)).await; // exact: paces the publisher
+            time::sleep(Duration::from_millis(1)).await; // exact: this pause sets the publisher's rate
         }
     };
     let receiving = subscribers.iter_mut().enumerate();
@@ -76,7 +76,8 @@ async fn receive(subscriber: &mut TestPeer, group: u64, tell: impl Fn(usize)) {
 }
 
 /// Receives a burst of datagrams, and checks that no object arrives twice. How many are lost depends on the machine's
-/// load: Quinn drops packets that are more than 128 late as duplicates, and batches can overtake each other.
+/// load: Quinn drops a packet as a duplicate if its number is more than 128 below the largest received one, and batches
+/// can overtake each other.
 async fn receive_burst(net: &KernelNetwork, subscriber: &mut TestPeer, group: u64) {
     let mut seen = BTreeSet::new();
     let mut next = Some(patiently(subscriber.datagrams.recv()).await.unwrap());

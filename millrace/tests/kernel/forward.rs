@@ -162,13 +162,13 @@ fn kernel_sends_nothing_after_the_end_of_a_dropped_stream() {
                 if id == 20 {
                     received[0].stop(code::Reset::CANCELLED);
                 }
-                time::sleep(Duration::from_micros(300)).await; // exact: paces the publisher
+                time::sleep(Duration::from_micros(300)).await; // exact: this pause sets the publisher's rate
             }
             subgroup.reset(code::Reset::CANCELLED);
             assert_eq!(received.pop().unwrap().all().await.1, PeerStreamEnd::Reset);
         }
         // A peer closes the connection if it receives bytes after a stream's final size. All connections are open, so
-        // none did.
+        // no peer received such bytes.
         for subscriber in &subscribers {
             assert!(subscriber.session.connection().close_reason().is_none());
         }

@@ -47,7 +47,7 @@ impl SubscriberInbox {
                 tokio::spawn(async move {
                     let (objects, end) = received.all().await;
                     assert!(end == PeerStreamEnd::Reset || objects == [id]);
-                    let _ = sender.send(((group, id), end)); // the test is over
+                    let _ = sender.send(((group, id), end)); // sending fails only after the test has ended
                 });
             }
         });
@@ -125,7 +125,7 @@ async fn publish_copies(publishers: [&TestPeer; 2], group: u64, object: u64) {
         bytes.extend(payload(group, object, BYTES));
         let mut stream = publisher.session.streams().open_uni().await.unwrap();
         if stream.write_all(&bytes).await.is_ok() {
-            let _ = stream.finish(); // fails if the relay has stopped the stream
+            let _ = stream.finish(); // an error means that the relay has stopped the stream
         }
     }
 }

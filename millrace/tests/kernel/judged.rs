@@ -68,7 +68,7 @@ fn kernel_continues_after_a_hole_in_a_stream() {
                 subgroup.object(id, SHOW.bytes).await;
                 id += 1;
                 arrived.wait(id.saturating_sub(AHEAD)).await;
-                time::sleep(Duration::from_millis(1)).await; // exact: paces the publisher
+                time::sleep(Duration::from_millis(1)).await; // exact: this pause sets the publisher's rate
                 holes.look(&net.status()); // exact: this check is repeated after each object
             }
             subgroup.finish();
@@ -150,7 +150,7 @@ fn kernel_sends_to_new_ids_after_peers_retire_old_ones() {
             subgroup.object(id, SHOW.bytes).await;
             id += 1;
             arrived.wait(id.saturating_sub(AHEAD)).await;
-            time::sleep(Duration::from_millis(1)).await; // exact: paces the publisher
+            time::sleep(Duration::from_millis(1)).await; // exact: this pause sets the publisher's rate
             let status = net.status(); // exact: this check is repeated after each object
             let packets = sum(&status, |session| session.kernel.packets);
             if retired() > seen {

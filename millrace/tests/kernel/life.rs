@@ -32,7 +32,7 @@ fn sent(status: &Status) -> u64 {
     sum(status, |session| session.kernel.packets)
 }
 
-/// Totals of the kernel's packets to subscribers at the end of each phase of 10 groups.
+/// Number of packets that the kernel had sent to subscribers by the end of each phase, which has 10 groups.
 pub struct Phases(pub Vec<u64>);
 
 /// Smallest number of packets that the kernel sends to two subscribers in a phase.

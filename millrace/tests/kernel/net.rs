@@ -116,7 +116,8 @@ impl KernelNetwork {
         wait_until(what, || self.status(), wanted)
     }
 
-    /// Waits until everything is acknowledged, and returns the status. No counter of media changes any more then.
+    /// Waits until all sent data is acknowledged, and returns the status. After that, no counter of media changes any
+    /// more.
     #[track_caller]
     pub fn settled(&self) -> Status {
         self.until("acknowledgements of everything", is_quiet);
@@ -195,7 +196,7 @@ pub struct GroupStream {
     pub objects: u64,
     pub bytes: usize,
     pub pause: Duration,
-    /// Largest number of objects in flight; `None` is any number.
+    /// Largest number of published objects that subscribers have not received yet; `None` is any number.
     pub ahead: Option<u64>,
 }
 
@@ -262,7 +263,7 @@ impl GroupStream {
                     let ahead = if id < ONE_BY_ONE { 0 } else { most };
                     arrived.wait((group * self.objects + id + 1).saturating_sub(ahead)).await;
                 }
-                time::sleep(self.pause).await; // exact: paces the publisher
+                time::sleep(self.pause).await; // exact: this pause sets the publisher's rate
             }
             subgroup.finish();
         }

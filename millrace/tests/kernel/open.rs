@@ -63,8 +63,8 @@ async fn expect(subscriber: &mut TestPeer, group: u64, object: u64) {
 /// Subscribers over QUIC and over WebTransport.
 const BOTH: [(&str, PeerKind); 2] = [("sub1", PeerKind::Quic), ("sub2", PeerKind::Web)];
 
-/// Connects a publisher and subscribers, and waits until the kernel has records of their sessions. The kernel can then
-/// open streams that begin later.
+/// Connects a publisher and subscribers, and waits until the kernel has the state of their sessions (kernel records).
+/// The kernel can then open streams that begin later.
 pub fn ready_by(net: &KernelNetwork, publisher: PeerKind, subscribers: &[(&str, PeerKind)]) -> Cast {
     let cast = cast_by(net, publisher, subscribers);
     let is_ready = |session: &RelaySessionStatus| session.kernel_ready == Some(true);
@@ -219,7 +219,7 @@ fn objects_faster_than_the_reader_arrive_once() {
         warm_up(&net, &publisher, &mut subscribers).await;
         for object in 0..OBJECTS {
             publish(&publisher, 1, object).await;
-            time::sleep(Duration::from_millis(1)).await; // exact: paces the publisher
+            time::sleep(Duration::from_millis(1)).await; // exact: this pause sets the publisher's rate
         }
         net.until("all at the relay", |status| status.tracks[0].largest == Some((1, OBJECTS - 1)));
         let mut received = Vec::new();
@@ -259,7 +259,7 @@ fn every_object_arrives_once_over_lossy_reordering_links() {
                     let mut subgroup = publisher.subgroup(single(1, object)).await;
                     subgroup.object(object, if object.is_multiple_of(3) { 5000 } else { BYTES }).await;
                     subgroup.finish();
-                    time::sleep(Duration::from_millis(2)).await; // exact: paces the publisher
+                    time::sleep(Duration::from_millis(2)).await; // exact: this pause sets the publisher's rate
                 }
             };
             let receiving = async {
@@ -296,7 +296,7 @@ fn reset_streams(by: PeerKind) {
         for object in 0..STREAMS {
             let mut subgroup = publisher.subgroup(single(1, object)).await;
             subgroup.object(object, BYTES).await;
-            time::sleep(Duration::from_micros(100 * (object % 20))).await; // exact: paces the publisher
+            time::sleep(Duration::from_micros(100 * (object % 20))).await; // exact: the pause sets the publisher's rate
             subgroup.reset(code::Reset::CANCELLED);
         }
         publish(&publisher, 2, 0).await;
@@ -361,6 +361,6 @@ fn stream_sent_byte_by_byte_is_forwarded_by_the_kernel_after_its_header() {
 async fn write_slowly<'a>(stream: &mut SendStream, pieces: impl Iterator<Item = &'a [u8]>) {
     for piece in pieces {
         stream.write_all(piece).await.unwrap();
-        time::sleep(Duration::from_millis(2)).await; // exact: paces the publisher
+        time::sleep(Duration::from_millis(2)).await; // exact: this pause sets the publisher's rate
     }
 }

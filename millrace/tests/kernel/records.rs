@@ -1,5 +1,5 @@
-//! Tests with fewer records in the kernel than sessions: which sessions have a record, which lose it, and how their
-//! media continues.
+//! Tests with more sessions than kernel records (the state of a session that the kernel needs to serve it): which
+//! sessions have a record, which lose it, and how their media continues.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +28,7 @@ use crate::{
     peer::{TestPeer, header, track},
 };
 
-/// Pause between two rounds of a loop.
+/// Pause between two checks of idle clients, and longest time for which a subscriber waits for a packet.
 const PAUSE: Duration = Duration::from_millis(5);
 const OBJECTS: u64 = 20;
 const LEN: usize = 800;
@@ -104,7 +104,7 @@ impl<'a> Idlers<'a> {
                 }
             }
             self.connected.store(all.iter().flatten().count() as u64, Relaxed);
-            thread::sleep(PAUSE); // exact: paces the checks of idle clients
+            thread::sleep(PAUSE); // exact: this pause sets how often idle clients are checked
         }
         all.into_iter().flatten().for_each(|client| drop(client.close()));
     }
@@ -260,7 +260,7 @@ async fn publish(publisher: &TestPeer, stops: &AtomicBool, published: &AtomicU64
         let mut subgroup = publisher.subgroup(header(ALIAS, group)).await;
         for id in 0..OBJECTS {
             subgroup.object(id, LEN).await;
-            time::sleep(Duration::from_millis(2)).await; // exact: paces the publisher
+            time::sleep(Duration::from_millis(2)).await; // exact: this pause sets the publisher's rate
         }
         subgroup.finish();
         published.store(group + 1, Relaxed);
@@ -274,8 +274,8 @@ fn of_address(status: &Status, address: SocketAddr) -> Option<&RelaySessionStatu
     status.sessions.iter().find(|session| session.remote.ip() == address.ip())
 }
 
-/// Makes the relay withdraw a subscriber's kernel record and return it, again and again in the middle of groups.
-/// `disturb` runs after every check of the subscriber's packets.
+/// Makes the relay remove a subscriber's kernel record (the kernel's state of the session) and add it again, many times
+/// in the middle of groups. `disturb` runs after every check of the subscriber's packets.
 fn lose_and_regain(times: usize, disturb: impl Fn(&mut Client, usize) + Sync) {
     let net = &limited(3, 2);
     // A first subscriber makes the publisher send the track.

@@ -133,7 +133,7 @@ fn port_changing_peer_does_not_keep_others_off_the_kernel() {
 fn id_and_key_changing_peer_does_not_keep_others_off_the_kernel() {
     needs_root!(id_and_key_changing_peer_does_not_keep_others_off_the_kernel);
     let changes: [fn(&mut HostilePeer); 2] = [
-        |peer| drop(peer.change_ids()), // fails if the relay has closed the connection
+        |peer| drop(peer.change_ids()), // an error means that the relay has closed the connection
         |peer| drop(peer.update_keys()),
     ];
     for change in changes {

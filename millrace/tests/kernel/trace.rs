@@ -120,7 +120,7 @@ fn sending(event: &TraceEvent) -> Option<(Option<u64>, &TraceMedia)> {
     }
 }
 
-/// Checks that no packet number is used twice, except for consecutive pieces of one packet of userspace.
+/// Checks that no packet number is used twice, except for consecutive pieces of one packet that userspace sent.
 fn assert_unique(events: &[TraceEvent]) {
     let mut numbers = HashSet::new();
     let mut last = None;

@@ -53,7 +53,7 @@ async fn namespaces_below_a_prefix_are_announced_and_withdrawn() {
     bob.cancel();
     let next = patiently(watching.next()).await.unwrap();
     assert_eq!(next, Some(NamespaceDone { suffix: suffix("bob") }.into()));
-    // The end of a publisher's session withdraws everything.
+    // The end of a publisher's session withdraws all namespaces that it has announced.
     publisher.session.close(code::Session::NO_ERROR, "");
     let next = patiently(watching.next()).await.unwrap();
     assert_eq!(next, Some(NamespaceDone { suffix: suffix("alice") }.into()));

@@ -53,7 +53,7 @@ async fn publish(publisher: &TestPeer, stop: Arc<AtomicBool>) -> u64 {
         let mut subgroup = publisher.subgroup(header(1, group)).await;
         for id in 0..OBJECTS {
             subgroup.object(id, 1000).await;
-            sleep(PAUSE).await; // exact: paces the publisher
+            sleep(PAUSE).await; // exact: this pause sets the publisher's rate
         }
         subgroup.finish();
         group += 1;
@@ -106,8 +106,8 @@ async fn attack(
     patiently(round).await.unwrap().unwrap_or_else(|error| panic!("{}: {error:#}", scenario.name))
 }
 
-/// Reports whether another test program runs the scenarios over this transport. With the userspace engine, one program
-/// runs those over QUIC and one those over WebTransport.
+/// Reports whether another test program runs the scenarios over this transport. With the userspace engine, one test
+/// program runs the scenarios over QUIC, and another one runs them over WebTransport.
 fn is_elsewhere(transport: LabTransport) -> bool {
     !wants_kernel() && wants_web() != (transport == LabTransport::Webtransport)
 }
@@ -309,7 +309,7 @@ async fn a_stream_may_be_reset_in_the_packet_of_its_data() {
             let size = (offset + PIECE as u64).checked_add_signed(beyond).unwrap();
             frame::write_reset_stream(stream, 0, size, &mut frames);
             publisher.send(frames, true).unwrap();
-            let _ = publisher.settle(); // fails if the relay has closed the session
+            let _ = publisher.settle(); // an error means that the relay has closed the session
             publisher.closed.clone()
         })
         .await;
@@ -388,7 +388,8 @@ async fn contradicting_retransmission_ends_no_subscriber() {
         }
         let (hostile, len) =
             with(hostile, move |hostile| contradict(hostile, stream, PIECES as u64, round % 2 == 1)).await;
-        // Subscribers get the second version, or the first one until the relay has detected the contradiction.
+        // Subscribers get the second version of the stream's bytes, or the first version until the relay has detected
+        // that they differ.
         received.well_formed(PIECES * 102 + len).await;
         drop((received, hostile));
         // The subscriber's session still delivers the media of other publishers.
@@ -444,7 +445,8 @@ fn contradict(hostile: &mut hostile::peer::HostilePeer, stream: u64, next: u64, 
     y.len()
 }
 
-/// The first bytes of a stream of unknown type arrive twice at once, and more bytes follow.
+/// The first bytes of a stream of unknown type arrive twice in one packet. Later bytes of the stream follow out of
+/// order.
 #[tokio::test]
 async fn repeated_stream_of_unknown_type_is_ignored() {
     const PADDING: u64 = 0x132b_3e28;

@@ -130,17 +130,17 @@ struct PeerTap {
 
 impl Handler for PeerTap {
     async fn request(self: Arc<Self>, message: Message, request: SessionRequest) -> Result<(), Error> {
-        let _ = self.requests.send((message, request)); // fails only after the test has ended
+        let _ = self.requests.send((message, request)); // sending fails only after the test has ended
         Ok(())
     }
 
     async fn stream(self: Arc<Self>, header: StreamHeader, stream: DataStream) -> Result<(), Error> {
-        let _ = self.streams.send((header, stream)); // fails only after the test has ended
+        let _ = self.streams.send((header, stream)); // sending fails only after the test has ended
         Ok(())
     }
 
     fn datagram(&self, datagram: ObjectDatagram) {
-        let _ = self.datagrams.send(datagram); // fails only after the test has ended
+        let _ = self.datagrams.send(datagram); // sending fails only after the test has ended
     }
 }
 
@@ -311,7 +311,7 @@ impl PublishedSubgroup {
         if wants_kernel() && (1..PACED).contains(&self.written) {
             // Objects come at the pace of live media. Otherwise userspace would have sent all of them before it hands
             // the stream over to the kernel.
-            tokio::time::sleep(Duration::from_millis(1)).await; // exact: paces the publisher
+            tokio::time::sleep(Duration::from_millis(1)).await; // exact: this pause sets the publisher's rate
         }
         self.stream.write_all(&bytes).await.unwrap();
         self.previous = Some(id);

@@ -174,7 +174,7 @@ async fn requested_earlier_objects_are_not_late() {
     let relay = TestRelay::with(|config| config.queue.delays.default = Some(max_delay));
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut reader, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
-    // The group is larger than a stream's credit.
+    // The group is larger than a stream's flow-control credit.
     publish(&publisher, 0..1, 4_000_000).await;
     assert_eq!(reader.next_subgroup().await.all().await, (vec![0], PeerStreamEnd::Fin));
     let mut late = relay.peer().await;

@@ -63,7 +63,7 @@ async fn publish(publisher: &TestPeer, stop: &AtomicBool) -> u64 {
             encode_object_header(previous, id, None, OBJECT as u64, ObjectStatus::Normal, &mut bytes);
             bytes.extend_from_slice(&payload::build(stamp, OBJECT));
             subgroup.stream.write_all(&bytes).await.unwrap();
-            sleep(PAUSE).await; // exact: paces the publisher
+            sleep(PAUSE).await; // exact: this pause sets the publisher's rate
         }
         subgroup.finish();
         group += 1;

@@ -26,7 +26,7 @@ async fn false_largest_location_of_a_publisher_is_ignored() {
         let received = subscriber.next_subgroup().await;
         assert_eq!((received.header.group, received.all().await), (group, (vec![0], PeerStreamEnd::Fin)));
     }
-    // A later subscriber must not get the false largest location either.
+    // A later subscriber must not get the false largest location that the publisher claimed either.
     relay.until_largest(at(7, 0)).await;
     let mut late = relay.peer().await;
     let next = Parameters { filter: Some(Filter::NEXT_GROUP), ..Parameters::default() };
@@ -88,7 +88,8 @@ async fn copy_takes_over_when_the_first_publisher_stops() {
         copy.object(id, 100).await;
     }
     copy.finish();
-    // This object is sent after the copy, on the same connection. When it has arrived, the copy has arrived, too.
+    // This object is sent after the second publisher's copy of group 0, on the same connection. When the object has
+    // arrived, the copy has arrived, too.
     let mut next = two.subgroup(header(2, 1)).await;
     next.object(0, 100).await;
     next.finish();

@@ -23,7 +23,8 @@ const TOO_MUCH: usize = 3_000_000;
 /// Threshold in kbit/s that exceeds the throughput of any path, so that the relay never chooses the track.
 const ENDLESS: u64 = 1 << 50;
 
-/// The publisher's aliases of both tracks, and the number of objects in a group of each, which identifies it.
+/// The publisher's aliases of both tracks, and the number of objects in a group of each track, by which tests identify
+/// the track.
 const TRACKS: [(&str, u64, u64); 2] = [("low", 1, 3), ("high", 2, 2)];
 const LOW: u64 = TRACKS[0].2;
 const HIGH: u64 = TRACKS[1].2;

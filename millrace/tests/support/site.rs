@@ -54,7 +54,7 @@ pub fn until_forwarded(status: impl FnMut() -> Status) {
 /// Makes relays in this process log to the output of the test, which a failed test shows.
 pub fn log() {
     let builder = tracing_subscriber::fmt().with_test_writer().with_ansi(false);
-    let _ = builder.with_env_filter("warn,millrace=info").try_init(); // fails if the log was set up before
+    let _ = builder.with_env_filter("warn,millrace=info").try_init(); // an error means that the log is set up already
 }
 
 /// The hosts of all relays of one test, which has a thread of its own. With engine `kernel` that thread is in the

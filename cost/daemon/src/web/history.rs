@@ -263,8 +263,8 @@ mod tests {
         Arc::new(report)
     }
 
-    /// A log is stored from its beginning to its end, however long it is, in sums of more reports. `point_reports` and
-    /// `whole_reports` are the numbers of reports in a sum. Every report is in exactly one sum.
+    /// A log of any length is stored completely: the longer it is, the more reports are added up in each stored sum.
+    /// `point_reports` and `whole_reports` are the numbers of reports in a sum. Every report is in exactly one sum.
     #[test]
     fn long_log_is_stored_completely_as_sums() {
         const REPORTS: u64 = 20_000;
@@ -288,8 +288,8 @@ mod tests {
         assert_eq!(calls, 7 * REPORTS);
     }
 
-    /// The reader of a log may add up reports before it stores them. The numbers of reports in a point and in a stored
-    /// sum are then the same as without this.
+    /// The reader of a log may add up reports before it stores them. A point and a stored sum must then have as many
+    /// reports as if the reader had added up none.
     #[test]
     fn history_of_summed_reports_equals_that_of_single_reports() {
         const REPORTS: u64 = 20_000;

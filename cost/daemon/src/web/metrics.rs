@@ -92,7 +92,7 @@ impl DashboardTotals {
             }
             sum.observer_ns += event.observer_ns;
             for part in &event.parts {
-                // Most parts are known already, and then no name is allocated.
+                // Most parts of the network stack have an entry already, so no memory is allocated for their names.
                 match sum.parts.get_mut(&part.name) {
                     Some(ns) => *ns += part.ns,
                     None => {
@@ -326,7 +326,7 @@ mod tests {
     use super::*;
     use crate::text::tests::example;
 
-    /// Returns a scrape after these reports, with every metric.
+    /// Returns the text that a scrape gets after `reports` were added. The text has every metric.
     fn scrape(reports: &[Report]) -> String {
         let mut totals = DashboardTotals::default();
         for report in reports {
