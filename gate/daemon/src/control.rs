@@ -264,7 +264,8 @@ fn answer(
         GateRequest::Policy => GateReply::Policy(daemon.policy_text()),
         GateRequest::Reload => return daemon.reload().map(|()| None),
         GateRequest::Trace(follow) => {
-            // The old trace ends first: the gate has few slots for traces, and the new one may need it.
+            // The old trace ends first: the gate has few slots for traces, and the new trace may need the slot of the
+            // old one.
             told.trace = None;
             told.trace = Some(gate.trace(&follow.read()?)?);
             return Ok(None);

@@ -246,7 +246,7 @@ fn devices_that_end_tunnels_are_refused() {
     }
 }
 
-/// Uses WireGuard devices. Their packets cannot be merged below, because they are encrypted there.
+/// Uses WireGuard devices. The interface below cannot merge their packets, because it sees them encrypted.
 #[test]
 fn wireguard_devices_are_guarded() {
     let test = "wireguard_devices_are_guarded";

@@ -116,7 +116,7 @@ fn runtime_entries_precede_the_rules() {
 }
 
 /// Checks that a block for all scopes also applies in a scope that allows the same prefix or a shorter one, and that
-/// the call returns the exceptions.
+/// the call that adds the block returns the entries that override it.
 #[test]
 fn block_applies_in_every_scope_and_returns_exceptions() {
     if !root("block_applies_in_every_scope_and_returns_exceptions") {
