@@ -26,7 +26,7 @@ pub enum Trip {
     /// The receiver's reports say that no packet arrives.
     Nothing,
     /// Several consecutive reports showed that the receiver was sent more than ten times as much as TCP would send at
-    /// that loss.
+    /// the reported loss.
     Congestion,
 }
 

@@ -116,7 +116,7 @@ enum gate_rate_index {
  */
 struct gate_policy {
 	__u8 modes[GATE_MODES]; /* enum gate_mode of each rule; the array index is enum gate_rule */
-	__u32 flags;		/* GATE_TRACK, GATE_COUNT */
+	__u32 flags;		/* the bits GATE_TRACK and GATE_COUNT */
 	__u32 id_bytes;	     /* length of the server's connection IDs; 0: learned from the server's packets */
 	__u32 quota;	     /* largest number of connections of one client */
 	__u32 token_seconds; /* lifetime of a token */

@@ -72,7 +72,7 @@ fn entry_with_the_longest_prefix_decides() {
     ] {
         assert_eq!(open(&gate, from), want, "{from}");
     }
-    // Packets that no server accepts are refused from every client.
+    // Packets that no server accepts are refused, even from an address on the allow list.
     assert_eq!(reason(&gate, &to_server("192.0.2.7:5", short(&[], 5))), refused(Rule::Short));
     // The second scope has no list of its own.
     let mut frame = to_server("192.0.2.7:5", initial(1, &[1; 8], &[], &[]));
