@@ -26,7 +26,7 @@ pub enum Trip {
     /// The receiver's reports say that no packet arrives.
     Nothing,
     /// Several consecutive reports showed that the receiver was sent more than ten times as much as TCP would send at
-    /// that loss.
+    /// the reported loss.
     Congestion,
 }
 
@@ -115,8 +115,8 @@ impl Breaker {
         Self { settings, silent_since: None, last: None, mean, nothing: 0, congested: 0 }
     }
 
-    /// Returns how long the breaker of a receiver without traffic is kept: as long as a receiver may send no report
-    /// before it is cut off.
+    /// Returns how long this breaker is kept after its receiver has left. The time equals the longest silence of a
+    /// receiver that is not cut off.
     pub fn memory(&self) -> Duration {
         SILENT_INTERVALS * self.settings.interval
     }

@@ -363,7 +363,8 @@ impl StreamReceivers {
     }
 }
 
-/// Returns the receivers of `all` whose addresses are in `network`, which contains the address `one`.
+/// Returns the receivers of `all` whose addresses are in `network`. `one` is a receiver in this network, and tells
+/// whether `all` has IPv4 addresses as IPv4-mapped ones.
 fn count_network<T>(
     all: &BTreeMap<SocketAddr, T>,
     one: SocketAddr,

@@ -90,9 +90,9 @@ fn in_65536ths(time: Duration) -> u32 {
     u32::try_from((time.as_micros() << 16) / 1_000_000).unwrap_or(u32::MAX)
 }
 
-/// Returns the round trip to a receiver that reports. A sender report passed this host at `passed_us`. The receiver
-/// repeated its time, together with the delay until its own report (RFC 3550, section 6.4.1). `passed_us` and `now_us`
-/// are microseconds modulo 2^32.
+/// Returns the round trip to a receiver that reports. A sender report passed this host at `passed_us`. The receiver's
+/// `block` names that sender report, and the delay from its arrival to the receiver's own report (RFC 3550, section
+/// 6.4.1). `passed_us` and `now_us` are microseconds modulo 2^32.
 pub fn round_trip(block: &Block, passed_us: u32, now_us: u32) -> Duration {
     let lay_us = (u64::from(block.delay) * 1_000_000) >> 16;
     let past_us = u64::from(now_us.wrapping_sub(passed_us));

@@ -25,7 +25,7 @@ pub struct Block {
 }
 
 /// Calls `each` for every report block of a compound packet, and returns the number of packets in it. Returns `None` if
-/// the bytes are no compound packet, are cut off, or continue after its end.
+/// the bytes are no compound packet, are cut off, or continue after the packet's end.
 pub fn walk(mut bytes: &[u8], mut each: impl FnMut(Block)) -> Option<usize> {
     let mut packets = 0;
     while !bytes.is_empty() {

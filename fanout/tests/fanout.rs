@@ -147,7 +147,7 @@ fn measure(way: CopyMethod) -> DelayFigures {
     if matches!(way, CopyMethod::FurtherRunsSpread) {
         net::steer(&network.relay, "west", 3);
     }
-    // The bystander's packets arrive on the other interface.
+    // The relay's interface `east`, on which the bystander's packets arrive, hands all its packets to CPU 0.
     net::steer(&network.relay, "east", 1);
     let sink = net::socket(&network.subscriber, SocketAddr::new(address(4, 2, 2), 0));
     let remote = sink.local_addr().expect("address");
@@ -228,7 +228,8 @@ fn measure(way: CopyMethod) -> DelayFigures {
     figures
 }
 
-/// Does the minimum of work in userspace: it sends sealed packets in batches, and does not find out which are due.
+/// A sender in userspace that does as little work as possible. It sends sealed packets in batches, and never has to
+/// find out which packets are to be sent.
 struct OutgoingBatches {
     socket: UdpSocket,
     remote: SocketAddr,

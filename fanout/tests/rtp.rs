@@ -72,7 +72,7 @@ impl<'a> RtpScene<'a> {
 
     /// Returns the number of copies with this outcome.
     fn copies(&self, outcome: CopyOutcome) -> u64 {
-        self.fanout.counters().expect("counters").copies(outcome) // exact: the callers have waited for the packets
+        self.fanout.counters().expect("counters").copies(outcome) // exact: callers wait for the packets first
     }
 }
 

@@ -37,7 +37,7 @@ extern "C" {
 #define MILLRACE_GATE_ABI 0
 
 #define MILLRACE_GATE_ID_MAX   20 /* bytes of the longest connection ID of QUIC versions 1 and 2 */
-#define MILLRACE_GATE_NAME_MAX 64 /* most bytes of the name of a scope or reason, including the terminating zero */
+#define MILLRACE_GATE_NAME_MAX 64 /* largest size of a scope's or reason's name, with the terminating zero */
 
 typedef struct millrace_gate millrace_gate;
 typedef struct millrace_gate_scope millrace_gate_scope;
@@ -68,7 +68,7 @@ typedef enum millrace_gate_entry {
 typedef struct millrace_gate_count {
 	char scope[MILLRACE_GATE_NAME_MAX];
 	char reason[MILLRACE_GATE_NAME_MAX]; /* a rule's name, or the reason why packets passed */
-	uint8_t is_rule;		     /* 1: a rule, which refused `packets`; 0: they passed */
+	uint8_t is_rule;		     /* 1: a rule refused `packets`; 0: `packets` passed */
 	uint8_t reserved[7];
 	uint64_t packets;
 	uint64_t bytes;	    /* bytes of UDP payload */

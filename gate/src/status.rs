@@ -12,7 +12,7 @@ use crate::{
 pub use millrace_base::Reload;
 use serde::{Deserialize, Serialize};
 
-/// Number of samples that are kept for requests.
+/// Number of latest samples of refused packets that are kept for requests of the status.
 const RECENT: usize = 256;
 
 /// The status of a gate, as `millrace gate status --json` prints it.

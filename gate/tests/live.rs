@@ -199,7 +199,8 @@ async fn answered_refusal_ends_the_clients_attempt() {
         let there = SocketAddr::new(at.parse().unwrap(), PORT);
         let live = client.connect(there, "localhost").unwrap().await.expect("a connection");
         hello(&live).await;
-        // Both the same socket and another one are used, as if two clients were behind one NAT.
+        // The Initials come from the live connection's socket, and then from another socket, as from two clients behind
+        // one NAT.
         for endpoint in [&client, &site.endpoint_at(local, LONG)] {
             let refused = endpoint.connect(there, "localhost").unwrap().await;
             assert_eq!(refused.unwrap_err(), ConnectionError::VersionMismatch);

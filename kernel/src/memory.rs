@@ -155,8 +155,8 @@ impl RingReader {
         })
     }
 
-    /// Calls `read` with each waiting record, and returns the number of records. Stops at a record that is still being
-    /// written after a moment.
+    /// Calls `read` with each waiting record, and returns the number of records. If a record is still being written
+    /// after a short wait, stops before that record.
     pub fn drain(&mut self, mut read: impl FnMut(&[u8])) -> usize {
         let mut records = 0;
         // SAFETY: the producer and consumer positions are aligned words at the start of their mappings, and only used

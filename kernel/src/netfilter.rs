@@ -165,7 +165,7 @@ enum LoadedValue {
     Protocol,
     Port,
     State,
-    /// A connection state after a mask for several states.
+    /// A connection's state after the expression `bitwise`, which masks it with several states.
     States,
 }
 
@@ -198,7 +198,7 @@ impl RuleReader {
             "socket" => self.socket(data),
             "match" => self.extension(data),
             "target" => self.target(data),
-            // The next expressions have the same effect on all packets of a connection.
+            // `lookup` and the expressions after it here treat all packets of a connection alike.
             "lookup" => self.matches(),
             "counter" | "last" | "log" | "reject" | "notrack" | "nat" | "masq" | "redir" | "fib" | "rt"
             | "byteorder" | "hash" | "numgen" | "exthdr" => {}

@@ -256,8 +256,8 @@ pub fn remove_leftovers(ifindex: i32, hook: KernelHook, name: &str) -> io::Resul
     remove_stale(&point(ifindex, hook), hook, name)
 }
 
-/// Removes filters that killed processes have left. The programs of such filters do no harm, since no process raises
-/// their limits any more, but they run for every packet.
+/// Removes filters that killed processes have left. The programs of such filters still run for every packet. They do
+/// no other harm: they act only up to limits, such as the end of a lease, that a live process has to raise.
 fn remove_stale(point: &libbpf_sys::bpf_tc_hook, hook: KernelHook, name: &str) -> io::Result<()> {
     for filter in stale::find(point.ifindex, hook, name)? {
         detach(point, filter.handle, filter.priority)?;

@@ -71,7 +71,7 @@ struct ReachedReceiver {
     heard: Option<ReceiverReport>,
     /// Count of this receiver's reports that were passed on to the sender.
     reports: Reports,
-    /// Number of copies that found no link address for the receiver, when it was last checked.
+    /// Number of copies for which the receiver's link address was not known, as read at the latest tick.
     no_neighbour: u64,
 }
 
@@ -127,7 +127,7 @@ impl ServedRtpStream {
         self.settings.is_same_stream(settings) && settings.receivers() as usize <= self.kernel.receivers_max()
     }
 
-    /// Changes to other settings of the same stream. Receivers that stay lose no packets.
+    /// Applies new settings to the stream. Receivers that the new settings keep lose no packets.
     pub fn change(&self, settings: &Settings) {
         let state = &mut self.state.lock();
         if state.settings == *settings {

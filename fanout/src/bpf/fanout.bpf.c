@@ -79,7 +79,7 @@ static __always_inline enum fanout_outcome fan_out(struct __sk_buff *skb, struct
 	return put_back(skb, work) ? FANOUT_OVER_BUDGET : FANOUT_CONTINUED;
 }
 
-/* Returns the counter of a further run of the program for the same packet. */
+/* Converts the outcome of a further run of the program, for a packet that an earlier run has copied in part. */
 static __noinline enum fanout_further_run further_run(enum fanout_outcome outcome)
 {
 	return outcome == FANOUT_FORWARDED   ? FANOUT_RUN_LAST

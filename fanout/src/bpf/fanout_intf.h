@@ -26,7 +26,7 @@ struct fanout_at {
 	__u8 pad;
 };
 
-#define FANOUT_SSRC_KNOWN (1ULL << 32) /* bit of fanout_stream.ssrc: the low 32 bits are an SSRC */
+#define FANOUT_SSRC_KNOWN (1ULL << 32) /* set in fanout_stream.ssrc once its low 32 bits are an SSRC */
 
 /* One sender's stream, which is copied to many receivers. */
 struct fanout_stream {

@@ -14,7 +14,7 @@ struct cursor_kept {
 	__u64 traced_ns; /* time when the packet arrived; 0: the packet is not traced */
 };
 
-#define CURSOR_ID 0x4d460000U /* high half of the packet marks that are IDs of entries in `cursors` */
+#define CURSOR_ID 0x4d460000U /* high 16 bits of a mark (skb->mark) that names an entry of `cursors` */
 #include "fan_runs.h"
 
 #define HEAD_ROOM    64 /* room for the longest headers, ETHERNET_BYTES + IPV6_BYTES + UDP_BYTES, rounded up */
@@ -83,7 +83,7 @@ struct fanout_work {
 	__u16 check; /* UDP checksum as received */
 	__u16 pad2;
 	struct rtp_packet rtp;
-	struct net_path came;	    /* of the received packet: `local` is the sender, `remote` the stream */
+	struct net_path came;	    /* addresses and ports of the received packet: `local` is the sender's */
 	struct net_path path;	    /* addresses and ports of the copy */
 	__u8 head[HEAD_ROOM];	    /* headers as received */
 	__u8 out[HEAD_ROOM];	    /* headers of the copy, which end at HEADS_END */

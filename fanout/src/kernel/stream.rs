@@ -343,7 +343,7 @@ impl Drop for ReceiverCopy {
     }
 }
 
-/// Returns an epoch other than 0, which marks a free entry.
+/// Returns a new epoch. It is never 0, because an epoch of 0 marks a free entry.
 fn next_epoch() -> u32 {
     use std::sync::atomic::AtomicU32;
     static EPOCHS: AtomicU32 = AtomicU32::new(1);

@@ -259,7 +259,7 @@ fn userspace_fan_out_is_limited_to_the_same_rate() {
         return;
     }
     let fanout = with_ssrc(Ssrc::Any);
-    // At this rate a byte takes a microsecond.
+    // At 8 Mbit/s the bucket regains one byte each microsecond.
     let cap = Cap { bits_per_s: 8_000_000, burst_bytes: 3000 };
     let receiver = fanout.streams()[0].add(at("203.0.113.1:1"), cap, 5_000_000_000).expect("room");
     let mut now = 1_000_000_000;

@@ -267,7 +267,8 @@ fn returning_receiver_keeps_its_breaker() {
         let mut commands = Vec::new();
         let mut stayed = 0;
         while commands.is_empty() {
-            // The receiver has a lease for half a second and leaves for one second, or its lease ends by itself.
+            // The receiver has a lease for half a second. Then it either leaves for one second, or lets its lease end
+            // and returns a second later.
             let packets = |part: u64| ReceiverSent { packets: 10 * part, bytes: 12_000 * part };
             for part in 1..=2 {
                 (now, stayed) = (now + SECOND / 4, stayed + 1);

@@ -187,8 +187,8 @@ impl daemon::Daemon for GateDaemon {
 /// The state that one connection to the control socket added to the gate. It is removed when the connection ends,
 /// because the server that opened the connection has then ended.
 pub struct ConnectionState {
-    /// Permits to count connections of a client address, one for each address, shared by all connections to the control
-    /// socket.
+    /// Limits how many client addresses all connections to the control socket count together. This connection holds a
+    /// permit for each address in `connections`.
     places: Arc<Semaphore>,
     connections: HashMap<(String, IpAddr), CountedClient>,
     /// The published IDs. The size of the gate's table of connections bounds their number.
@@ -264,7 +264,8 @@ fn answer(
         GateRequest::Policy => GateReply::Policy(daemon.policy_text()),
         GateRequest::Reload => return daemon.reload().map(|()| None),
         GateRequest::Trace(follow) => {
-            // The old trace ends first: the gate has few slots for traces, and the new one may need it.
+            // The old trace ends first: the gate has few slots for traces, and the new trace may need the slot of the
+            // old one.
             told.trace = None;
             told.trace = Some(gate.trace(&follow.read()?)?);
             return Ok(None);

@@ -59,7 +59,7 @@ pub fn top(status: &Status, before: &Status, width: usize, rows: usize) -> Strin
     out
 }
 
-/// Formats the other counters, the fill levels of the tables, and the listed entries.
+/// Formats the counts of events, the fill levels of the kernel's tables, and the entries of the block and allow lists.
 fn write_others(out: &mut String, status: &Status, width: usize) {
     let events = status.events.iter().filter(|(_, count)| **count > 0);
     let events: Vec<_> = events.map(|(event, count)| vec![event.clone(), count.to_string()]).collect();

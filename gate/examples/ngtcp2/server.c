@@ -31,8 +31,8 @@
 #include <ngtcp2/ngtcp2_crypto_gnutls.h>
 
 #define ID_BYTES    16
-#define IDS_MAX	    16 /* most connection IDs of one connection at a time; ngtcp2 asks for 8 and replaces some */
-#define STREAMS_MAX 64 /* most streams of one connection that wait for an answer */
+#define IDS_MAX	    16 /* limit of connection IDs of a connection at a time; ngtcp2 asks for 8 and replaces some */
+#define STREAMS_MAX 64 /* limit of streams of one connection that wait for an answer */
 #define PACKET_MAX  1452
 #define ALPN	    "hello"
 

@@ -299,7 +299,7 @@ int gate_expire(struct gate_expire_call *call)
 	return 0;
 }
 
-/* Clears all marks of one age, before new marks get that age. */
+/* Clears all marks of one of the two ages (gate_marks.h), before userspace gives this age to new marks. */
 SEC("syscall")
 int gate_forget(struct gate_forget_call *call)
 {

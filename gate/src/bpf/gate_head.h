@@ -27,7 +27,7 @@ static __noinline int copy_near(struct xdp_md *ctx, struct net_head *head)
 	const void *end = (void *)(long)ctx->data_end;
 
 	head->frame_bytes = bpf_xdp_get_buff_len(ctx);
-	/* The frame is short, or continues in another buffer: only the helper can read it. */
+	/* The frame is short, or continues in another buffer: only bpf_xdp_load_bytes can read it. */
 	if ((void *)(data + NEAR_BYTES) > end)
 		return copy_all(ctx, head);
 	for (int i = 0; i < NEAR_BYTES; i += 16)

@@ -10,15 +10,15 @@
 #include "crypto_intf.h"
 #include <linux/types.h>
 
-#define GATE_RESTS	1024 /* most interfaces that have further XDP programs */
-#define GATE_BARE	1024 /* most interfaces without a link-layer header */
+#define GATE_RESTS	1024 /* largest number of interfaces with further XDP programs */
+#define GATE_BARE	1024 /* largest number of interfaces without a link-layer header */
 #define GATE_SCOPES	64   /* scopes, including scope 0 for packets whose scope is unknown */
 #define GATE_ID_MAX	20   /* longest connection ID of QUIC versions 1 and 2, in bytes */
-#define GATE_ID_LENS	8    /* most different lengths of connection IDs in a scope */
-#define GATE_VERSIONS	4    /* most QUIC versions in a policy */
-#define GATE_PORTS	32   /* most source ports in a policy */
+#define GATE_ID_LENS	8    /* largest number of different lengths of connection IDs in a scope */
+#define GATE_VERSIONS	4    /* largest number of QUIC versions in a policy */
+#define GATE_PORTS	32   /* largest number of source ports in a policy */
 #define GATE_TOKEN_KEYS 2    /* keys whose tokens are accepted: the present key and the previous one */
-#define GATE_TRACERS	8    /* most simultaneous traces of refused packets */
+#define GATE_TRACERS	8    /* largest number of simultaneous traces of refused packets */
 #define GATE_MODES	24   /* rules that a policy has room for */
 #define GATE_LEVELS	3    /* sizes of networks that have limits: a client, and two wider ones */
 #define GATE_MARKS_BITS 14   /* bits of an index into the map `marks`: 256 KiB, a million marks of each age */
@@ -44,9 +44,9 @@ struct gate_config {
 	struct gate_levels levels;
 	__u64 sample_ticks; /* least time between two samples of a scope, in ticks; 0: no samples */
 	__u64 mark_seed; /* random seed of the marks' hash, so that nobody can choose addresses with equal marks */
-	__u64 client_ids;  /* most tracked connections of one client, unless the quota is higher */
-	__u64 ids;	   /* most entries of the map `connections` */
-	__u64 fresh_rates; /* new clients whose buckets may begin full, within gate_active.fill_ticks */
+	__u64 client_ids;  /* largest number of tracked connections of a client, unless its quota is higher */
+	__u64 ids;	   /* largest number of entries of the map `connections` */
+	__u64 fresh_rates; /* new clients in each gate_active.fill_ticks whose buckets may begin full */
 	__u64 nests;	   /* not 0 on PREEMPT_RT: a run may interrupt another run on the same CPU */
 };
 
@@ -116,9 +116,9 @@ enum gate_rate_index {
  */
 struct gate_policy {
 	__u8 modes[GATE_MODES]; /* enum gate_mode of each rule; the array index is enum gate_rule */
-	__u32 flags;		/* GATE_TRACK, GATE_COUNT */
+	__u32 flags;		/* the bits GATE_TRACK and GATE_COUNT */
 	__u32 id_bytes;	     /* length of the server's connection IDs; 0: learned from the server's packets */
-	__u32 quota;	     /* most connections per client */
+	__u32 quota;	     /* largest number of connections of one client */
 	__u32 token_seconds; /* lifetime of a token */
 	__u64 idle_ns;	     /* idle time after which a tracked connection is forgotten */
 	__u64 unsure_ns; /* time after gate_active.since_ns in which some live connections may be unknown */
@@ -223,12 +223,12 @@ enum gate_claim {
 
 /* A live connection. Unless the gate tracks the connection, only `phase` is used. */
 struct gate_connection {
-	__u64 seen_ns; /* time of the last packet with the connection's ID, to a quarter of a second */
-	struct gate_path path;	   /* the path of the last short header */
-	struct gate_client client; /* the client whose quota it counts for, also after a migration */
+	__u64 seen_ns;	       /* time of the last packet with the connection's ID, up to 250 ms too early */
+	struct gate_path path; /* the path of the last short header */
+	struct gate_client client; /* client whose quota the connection counts for, also after a migration */
 	__u32 phase;		   /* enum gate_phase */
 	__u8 counted;		   /* 1 if the gate counts the connection for its client */
-	__u8 claim;		   /* enum gate_claim: its claim to `path` */
+	__u8 claim;		   /* enum gate_claim: the connection's claim to `path` */
 	__u16 pad;
 	__u32 pad2;
 };
@@ -246,7 +246,7 @@ struct gate_path_state {
 struct gate_opening {
 	struct gate_address address;
 	__be16 port;
-	__u16 repeated; /* `openings`: repetitions of the Initial; `handshakes`: 1 if it became a live connection */
+	__u16 repeated; /* `openings`: repetitions of the Initial; `handshakes`: 1 if the connection was live */
 };
 
 /* The kind of packets that are charged to one set of token buckets. */
@@ -276,7 +276,8 @@ struct gate_marks {
 	__u64 bits[2];
 };
 
-/* Entry of the map `states`: the state of a scope that packets change. Times are those when a bucket is full, in ticks.
+/* Entry of the map `states`: the state of a scope that packets change. A token bucket is stored as the time in ticks
+ * when the bucket will be full.
  */
 struct gate_state {
 	__u64 retry_above_at; /* token bucket of new connections without a token, for gate_policy.retry_above */

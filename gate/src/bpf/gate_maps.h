@@ -12,9 +12,9 @@
 
 /* Offset of the QUIC packet in gate_answer. The other headers or a pseudo header are in front. */
 #define ANSWER_AT  96
-#define ANSWER_MAX 128 /* most bytes of the QUIC packet */
+#define ANSWER_MAX 128 /* longest QUIC packet of an answer, in bytes */
 #define NS_PER_S   1000000000ULL
-#define ROUGH_NS   (NS_PER_S / 50) /* two ticks of the coarse clock at CONFIG_HZ=100, the lowest value */
+#define ROUGH_NS   (NS_PER_S / 50) /* two ticks of the coarse clock, with the lowest CONFIG_HZ (100) */
 
 /* A packet that the gate sends to a client in place of the refused packet. */
 struct gate_answer {

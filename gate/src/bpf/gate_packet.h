@@ -11,7 +11,7 @@
 #include "net.h"
 #include "quic.h"
 
-#define GATE_EXTENSIONS_MAX 8	/* most IPv6 extension headers that are followed */
+#define GATE_EXTENSIONS_MAX 8	/* largest number of IPv6 extension headers that are followed */
 #define NEAR_BYTES	    128 /* bytes of the frame that the first attempt reads: see is_cut() */
 /* Largest offset of UDP for which HEAD_BYTES hold a whole QUIC header, except a long token. */
 #define UDP_AT_MAX 160

@@ -9,16 +9,17 @@
 #include "gate_track.h"
 #include <bpf/bpf_endian.h>
 
-/* Most Initials after the first that count as the same connection: further parts of a ClientHello, and retransmissions.
+/* Largest number of Initials after the first that count as the same connection: further parts of a ClientHello, and
+ * retransmissions.
  * Without a bound, a client could repeat one connection ID for ever and never get a Retry.
  */
 #define REPEATS_MAX 32
 
 /* --- Rates --- */
 
-/* Returns the time in ns for a bucket. The coarse clock advances in ticks, so a bucket fills in steps of ROUGH_NS at
- * most. A bucket that is too empty for this packet must have room for one step, or the rest of the step is lost.
- * Smaller buckets need the exact clock.
+/* Returns the time in ns at which a bucket is charged. The coarse clock advances by at most ROUGH_NS at a time, and the
+ * bucket then gains the tokens of that time at once. A bucket that is too small for these tokens and the packet's
+ * price would overflow and lose some. Such a bucket needs the exact clock.
  */
 static __always_inline __u64 now_for(struct gate_work *work, const struct bucket_rate *rate, __u64 price)
 {

@@ -169,7 +169,7 @@ static __always_inline __u64 most_of_network(__u64 most, __u32 times)
 {
 	__u64 connections = most & GATE_CONNECTIONS, of_client = most / GATE_TRACKED & GATE_KEPT, kept;
 
-	if (most == ~0ULL) /* clients and networks have no limit */
+	if (most == ~0ULL) /* ~0: no limit for clients, nor for networks */
 		return most;
 	if (connections * times < GATE_CONNECTIONS)
 		connections *= times;

@@ -329,7 +329,7 @@ impl GateMaps {
         }
     }
 
-    /// Returns the number of entries of each map at the latest walk, and its limit.
+    /// Returns how many entries each map had at the latest walk, and how many it may have.
     pub fn tables(&self) -> impl Iterator<Item = TableFill> {
         let [handshakes, openings, paths, _] = &self.others;
         let maps = [&self.connections, paths, &self.clients, handshakes, openings];

@@ -468,7 +468,7 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).min(1 << 62)
 }
 
-/// A rate that is always exceeded.
+/// The encoded rate of a bucket that never has tokens: every packet exceeds it.
 const NONE: intf::Rate = intf::Rate { cost: 1, burst: 0 };
 /// Largest cost per byte in ticks. The cost of a datagram of 65,535 bytes stays below 2^62.
 const COST_MAX: u128 = 1 << 46;

@@ -37,7 +37,7 @@ struct Half {
     prefixes: BTreeMap<intf::PrefixKey, ListEntry>,
 }
 
-/// Largest change of the offset between the clocks that is not passed on to the program.
+/// Largest change of UNIX time minus `CLOCK_MONOTONIC` that is not passed on to the program.
 const CLOCK_SLACK_NS: u64 = 500_000_000;
 /// Number of walks after which every live entry has a mark of the newer age. A single walk may miss an entry that
 /// moves.
@@ -92,8 +92,8 @@ impl Settings {
         reused.into_iter().try_for_each(|index| maps.forget_scope(index))?;
         let old = std::mem::take(self.half(half));
         maps.clear(old.scopes.keys(), old.prefixes.keys())?;
-        // The copy changes before the maps. If a write fails, the next attempt therefore clears the entries that were
-        // written.
+        // Userspace's copy of the maps changes first. If writing the maps fails, the next attempt therefore clears the
+        // entries that this attempt has written.
         *self.half(half) = next;
         let next = &self.halves[half as usize];
         maps.write(half, &policies, &next.scopes, &next.prefixes)?;

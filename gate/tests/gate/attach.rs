@@ -185,7 +185,7 @@ fn egress_program_can_precede_one_that_ends_the_chain() {
         };
         inside(&network.relay, || gate.watch(west)).expect("watched");
         let server = crate::net::socket(&network.relay, "10.98.1.1:443".parse().expect("an address"));
-        // The packet may have to wait for the client's link address, so the test waits until it arrives.
+        // The answer may have to wait for the client's link address, so the test waits until the answer arrives.
         let client = crate::net::socket(&network.publisher, "10.98.1.2:40000".parse().expect("an address"));
         server.send_to(&answer, client.local_addr().expect("an address")).expect("sent");
         assert_eq!(client.recv(&mut [0; 2048]).expect("the answer"), answer.len());

@@ -246,7 +246,7 @@ fn devices_that_end_tunnels_are_refused() {
     }
 }
 
-/// Uses WireGuard devices. Their packets cannot be merged below, because they are encrypted there.
+/// Uses WireGuard devices. The interface below cannot merge their packets, because it sees them encrypted.
 #[test]
 fn wireguard_devices_are_guarded() {
     let test = "wireguard_devices_are_guarded";
@@ -292,7 +292,8 @@ fn wireguard_devices_are_guarded() {
     assert_eq!(client.recv(&mut buffer).map(|_| buffer[0] & 0xf0).expect("a Retry"), 0xf0);
 }
 
-/// Checks that the fan-out refuses the device: its program reads Ethernet only, and would find no packets there.
+/// Checks that the RTP fan-out refuses a tun device. Its program reads Ethernet frames only, so it would find no
+/// packets on this device.
 #[test]
 fn fan_out_refuses_a_tun_device() {
     if !root("fan_out_refuses_a_tun_device") {

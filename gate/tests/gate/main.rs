@@ -91,8 +91,8 @@ fn changes(before: &GateTotals, after: &GateTotals) -> Vec<(String, GateReason, 
     changes
 }
 
-/// Returns the verdict on a frame and the action, and checks that exactly one counter changes. The verdict is `None` if
-/// no counter changes.
+/// Runs the gate on a frame, and checks that at most one counter changes. Returns the scope and reason of this counter,
+/// or `None`, and what the gate does with the frame.
 pub fn judge(gate: &LoadedGate, frame: &[u8]) -> (Option<(String, GateReason)>, FrameAction) {
     let before = gate.statistics().expect("statistics");
     let action = gate.run(frame).expect("a run");

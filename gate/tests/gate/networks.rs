@@ -44,7 +44,7 @@ fn network_prefix_lengths_equal_those_of_other_daemons() {
     }
 }
 
-/// Lets each address connect in turn, and compares the program's decisions with those of the same code in Rust.
+/// Lets each address connect in turn, and compares the program's decisions with those of `millrace_base::networks`.
 #[test]
 fn network_quotas_equal_those_of_other_daemons() {
     const QUOTA: u32 = 2;
@@ -84,7 +84,7 @@ fn network_quotas_equal_those_of_other_daemons() {
         assert_eq!(reason(&gate, &open("203.0.113.7:4000", 1)), NEW, "{whose}");
         let listed = gate.clients("web").expect("clients");
         assert_eq!(listed.iter().map(|client| client.connections as usize).sum::<usize>(), want, "{whose}");
-        // A connection that ends makes room in the client and in each network.
+        // A connection that ends frees a place in the quota of its client and of each network.
         for at in &taken {
             web.dec(*at).expect("dec");
         }
@@ -119,7 +119,7 @@ fn tracked_connections_of_a_network_are_bounded() {
     assert_eq!(reason(&gate, &open(&client(1), 30)), refused(Rule::Quota));
     assert_eq!(reason(&gate, &open(&client(30), 30)), refused(Rule::NetworkQuota));
     handshake(&gate, V6, 1, &SERVER_ID);
-    // Refused connections are not counted, and connections that have ended make room.
+    // Refused connections do not count for the quota, and neither do connections that have ended.
     assert_eq!(gate.expire_after(Duration::from_secs(31)).expect("expiry"), 9);
     for n in 10..18 {
         assert_eq!(reason(&gate, &to_server(&client(n), short(&id(n), 100))), LIVE, "{n}");
@@ -248,7 +248,8 @@ fn flood(gate: &LoadedGate, addresses: impl Iterator<Item = String>) {
     }
 }
 
-/// Floods from a /48, which contains 65,536 clients. The network's limit refuses them before each gets an entry.
+/// Floods from a /48, which contains 65,536 clients. The network's limit refuses their packets before each client gets
+/// an entry in the table of rates.
 #[test]
 fn flood_from_one_network_leaves_others_rates_alone() {
     if !root("flood_from_one_network_leaves_others_rates_alone") {

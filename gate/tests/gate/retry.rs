@@ -57,7 +57,7 @@ fn retry(gate: &LoadedGate, frame: &TestFrame, version: u32, id: &[u8], from: &[
     (retry_id, token.to_vec())
 }
 
-/// Checks the tests' own implementation with appendix A.4 of RFC 9001 and of RFC 9369.
+/// Checks this file's [`integrity_tag`] with the Retry packets in appendix A.4 of RFC 9001 and of RFC 9369.
 #[test]
 fn retry_integrity_tags_match_the_rfcs() {
     for (version, packet, tag) in [

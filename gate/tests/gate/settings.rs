@@ -72,7 +72,7 @@ fn entry_with_the_longest_prefix_decides() {
     ] {
         assert_eq!(open(&gate, from), want, "{from}");
     }
-    // Packets that no server accepts are refused from every client.
+    // Packets that no server accepts are refused, even from an address on the allow list.
     assert_eq!(reason(&gate, &to_server("192.0.2.7:5", short(&[], 5))), refused(Rule::Short));
     // The second scope has no list of its own.
     let mut frame = to_server("192.0.2.7:5", initial(1, &[1; 8], &[], &[]));
@@ -116,7 +116,7 @@ fn runtime_entries_precede_the_rules() {
 }
 
 /// Checks that a block for all scopes also applies in a scope that allows the same prefix or a shorter one, and that
-/// the call returns the exceptions.
+/// the call that adds the block returns the entries that override it.
 #[test]
 fn block_applies_in_every_scope_and_returns_exceptions() {
     if !root("block_applies_in_every_scope_and_returns_exceptions") {

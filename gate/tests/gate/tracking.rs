@@ -22,7 +22,7 @@ const LATER_ID: [u8; 8] = [0x1a; 8];
 const ATTACKER: &str = "203.0.113.66:6666";
 const ATTACKERS_ID: [u8; 8] = [0xa7; 8];
 
-/// Loads a gate with room for more handshakes at the same time.
+/// Loads a gate with room for 1024 handshakes at the same time, more than the other tests need.
 fn roomy(policy: PolicyRules) -> LoadedGate {
     let gate = LoadedGate::load(&Config { max_handshakes: 1024, ..config() }).expect("a gate");
     apply(&gate, policy);
@@ -339,7 +339,7 @@ fn one_client_cannot_fill_the_tables() {
     assert_eq!(statistics.event(Event::ConnectionsFull), 100 - most);
     handshake(&gate, V4, 1, &SERVER_ID);
     assert_eq!(send(&gate, V4, &LATER_ID), LIVE_PATH);
-    // A higher quota allows a client more.
+    // With a higher quota, a client may have more connections in the tables.
     apply(&gate, PolicyRules { quota: Some(6), ..tracked(&[Rule::Quota]) });
     for n in 100..110u8 {
         answer(&gate, ATTACKER, 1, &[n + 1; 8]);

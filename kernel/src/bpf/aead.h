@@ -23,7 +23,7 @@
 #define QUIC_TAG 16
 /* Largest offset, used as a mask: QUIC_TEXT_MAX bytes from here still fit a quic_buf. */
 #define QUIC_AT_MAX	2047
-#define QUIC_HEADER_MAX 528 /* most bytes of a packet's header: QUIC needs 25, test vectors need more */
+#define QUIC_HEADER_MAX 528 /* longest header of a packet, in bytes: QUIC needs 25, test vectors need more */
 
 /* Scratch memory for one packet. It is too large for the BPF stack, so keep it in a per-CPU map. */
 struct quic_buf {

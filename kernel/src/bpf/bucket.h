@@ -38,7 +38,8 @@ static __always_inline __u64 bucket_after(__u64 full_at, __u64 burst, __u64 pric
 	return now + ahead;
 }
 
-/* Returns the time when a new bucket will be full that begins with enough for twice `price`, or full if it holds less.
+/* Makes a bucket that begins with twice `price`, or full if it holds less. Returns the time when the bucket will be
+ * full.
  */
 static __always_inline __u64 bucket_with_two(__u64 burst, __u64 price, __u64 now_ns)
 {

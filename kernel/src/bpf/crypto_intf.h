@@ -57,7 +57,7 @@ struct quic_keys {
 #define QUIC_KEYS_BYTES (16 + 352 + 2048)
 _Static_assert(sizeof(struct quic_keys) == QUIC_KEYS_BYTES, "quic_keys has no hidden padding");
 
-#define QUIC_TEXT_MAX 1536 /* most bytes of frames in a packet, without the tag */
+#define QUIC_TEXT_MAX 1536 /* largest number of bytes of frames in a packet, without the tag */
 
 /* The keystream of one packet, which depends only on key and packet number. Use it for one packet only. */
 struct quic_keystream {

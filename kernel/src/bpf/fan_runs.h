@@ -14,7 +14,7 @@
 
 #include "util.h"
 
-#define CURSORS	     4096    /* most packets that may wait for a further run at the same time */
+#define CURSORS	     4096    /* largest number of packets that may wait for a further run at the same time */
 #define CURSOR_LOW   0xffffU /* bits of a packet's mark that hold the low bits of its cursor's number */
 #define CURSOR_BUSY  1U	     /* ID of an entry while a run writes the entry */
 #define CURSOR_NS    (10 * 1000000000ULL) /* a packet that waits longer for its next run counts as lost */

@@ -22,7 +22,7 @@
 #define IPV6_BYTES     ((__u32)sizeof(struct ipv6hdr))
 #define UDP_BYTES      ((__u32)sizeof(struct udphdr))
 
-#define VLAN_TAGS_MAX 2	     /* most VLAN tags of a frame, as with IEEE 802.1ad (QinQ) */
+#define VLAN_TAGS_MAX 2	     /* largest number of VLAN tags of a frame, as with IEEE 802.1ad (QinQ) */
 #define VLAN_ID	      0x0fff /* bits of the VLAN ID in a tag */
 
 /* Bits of the field `frag_off` of IPv4. */
@@ -34,7 +34,7 @@
 
 /* --- The cursor --- */
 
-#define HEAD_BYTES 256 /* most bytes of a frame that are copied */
+#define HEAD_BYTES 256 /* largest number of bytes of a frame that are copied */
 #define HEAD_SLACK 80  /* bytes after HEAD_BYTES, for the longest read that begins at a masked offset */
 
 /* A copy of the first bytes of a frame. */
@@ -57,7 +57,7 @@ struct net_scratch {
 } __attribute__((aligned(8)));
 
 struct net_cursor {
-	enum net_source source; /* always a constant, so that only the code for this source is compiled */
+	enum net_source source; /* always a constant, so that clang drops the code for the other source */
 	struct __sk_buff *skb;
 	struct net_scratch *scratch; /* buffer for a header copied from an skb; it holds only the last one */
 	const struct net_head *head;
@@ -267,7 +267,7 @@ static __always_inline __u16 csum_fold(__u64 sum)
 
 #ifdef __bpf__
 
-#define CSUM_STEP 512 /* most bytes that bpf_csum_diff takes at once before Linux 6.13 */
+#define CSUM_STEP 512 /* largest number of bytes that bpf_csum_diff takes in one call before Linux 6.13 */
 
 /* Adds bytes to a checksum. `bytes` must be less than `most`, which must be a constant and a power of two. Zeroes must
  * follow the bytes, up to a multiple of 4.

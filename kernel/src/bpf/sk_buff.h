@@ -24,8 +24,8 @@ struct sk_buff {
 #define IP_SUMMED(skb) BPF_CORE_READ_BITFIELD_PROBED((struct sk_buff *)(skb), ip_summed)
 
 /* Reports whether the packet's data begins after the link header instead of at it. XDP in generic mode copies packets
- * with too little headroom, which most have. Since Linux 6.9 the copy's `mac_len` is 0, and TC moves the start back
- * from the IP header by `mac_len`. A redirected packet would also leave without a link header.
+ * with too little headroom, which most packets have. Since Linux 6.9 the copy's `mac_len` is 0, and TC moves the start
+ * back from the IP header by `mac_len`. A redirected packet would also leave without a link header.
  */
 static __always_inline int link_is_lost(struct __sk_buff *skb)
 {

@@ -8,7 +8,7 @@
 
 #include "net.h"
 
-#define SKB_EXTENSIONS_MAX 4 /* most IPv6 extension headers that are followed */
+#define SKB_EXTENSIONS_MAX 4 /* largest number of IPv6 extension headers that are followed */
 
 enum parse {
 	PARSE_OK = 0,

@@ -17,7 +17,7 @@ impl AuthenticatorSum {
         Self { high: self.high + 1 + u128::from(carry), low }
     }
 
-    /// Multiplies modulo 2^130 - 5, by doubling and adding. The high parts stay below 2^5.
+    /// Multiplies modulo 2^130 - 5, by doubling and adding. In every intermediate sum, `high` stays below 2^5.
     fn multiply(self, by: u128) -> Self {
         let plus = |a: Self, b: Self| {
             let (low, carry) = a.low.overflowing_add(b.low);

@@ -197,7 +197,7 @@ fn crypto_refuses_lengths_out_of_bounds() {
     }
 }
 
-/// Compares with ring's masks for every length of connection ID and packet number.
+/// Compares header protection with ring's masks, for every length of connection ID and packet number.
 #[test]
 fn header_protection_equals_a_library() {
     for engine in CryptoEngine::all("header_protection_equals_a_library") {

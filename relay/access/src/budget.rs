@@ -88,7 +88,7 @@ pub struct BudgetLimits {
     pub network: ClientShare,
     /// Largest number of bytes of a session's registered tokens (MAX_AUTH_TOKEN_CACHE_SIZE).
     pub token_cache: u64,
-    /// Bounds for sessions that have shown no right yet.
+    /// Limits on the number of sessions that have shown no right yet, and on the time until they must show one.
     pub unproven: unproven::UnprovenBounds,
 }
 
@@ -180,7 +180,8 @@ impl BudgetUsage {
     /// Counts a track against every budget of `usages`.
     ///
     /// # Errors
-    /// Fails if one of the budgets is used up. Dropping `place` stops counting the track against the other budgets.
+    /// Fails if one of the budgets is used up. The track may then count against some of the other budgets, until
+    /// `place` is dropped.
     pub fn track<'a>(
         place: &mut BudgetPlace,
         usages: impl IntoIterator<Item = &'a Arc<Self>>,

@@ -19,7 +19,7 @@ use super::refusal::AccessRefusal;
 /// client's budget.
 #[derive(Debug)]
 pub struct AccessClient {
-    /// The client's requests and tracks.
+    /// How much the client has used of its budgets for requests and tracks.
     pub usage: Arc<BudgetUsage>,
     /// The client's share of the cache.
     pub cache: Arc<account::CacheShare>,
@@ -46,7 +46,7 @@ struct FetchBucket {
 
 impl AccessClient {
     /// Makes a client or network whose budget is `times` that of one client. `cache` is its share of the cache, which
-    /// also counts groups of earlier sessions. `within` is the next wider network.
+    /// also counts groups that the client's earlier sessions have left there. `within` is the next wider network.
     pub fn new(
         limits: &BudgetLimits,
         times: u64,

@@ -80,7 +80,7 @@ pub struct AccessKey {
 #[derive(Clone)]
 enum TokenKeyMaterial {
     Secret(Arc<[u8]>),
-    /// An uncompressed point, like that of P-384: the byte 4, then both coordinates.
+    /// A public key of P-256 as an uncompressed point: the byte 4, then both coordinates. `P384` has the same form.
     P256(Arc<[u8]>),
     P384(Arc<[u8]>),
     Ed25519(Arc<[u8]>),

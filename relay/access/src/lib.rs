@@ -63,7 +63,7 @@ pub struct Access {
     /// Clients and networks that are in use, by address.
     clients: Mutex<AccessClients>,
     unproven: Arc<Unproven>,
-    /// Budget for streams of engine `kernel` that all clients share, beyond each client's own share.
+    /// The budget for streams that engine `kernel` forwards. All clients share it when their own shares are used up.
     kernel_streams: Arc<transport::WindowShare>,
     /// The settings whose files could not be read when the files were last read.
     unread: Mutex<Vec<UnreadSetting>>,
@@ -74,7 +74,8 @@ pub struct Access {
 struct AccessClients {
     /// Clients that have sessions, and the networks of these clients.
     present: HashMap<NetworkPrefix, Weak<AccessClient>>,
-    /// Shares of the cache. A client keeps its share after its last session for as long as the cache has groups of it.
+    /// Shares of the cache. A client whose last session has ended keeps its share for as long as the cache has groups
+    /// of this client.
     cache: HashMap<NetworkPrefix, Weak<account::CacheShare>>,
 }
 
@@ -121,8 +122,8 @@ impl Access {
         })
     }
 
-    /// Returns the shares that a client's sessions take streams of engine `kernel` from: first the client's own, then
-    /// the common one.
+    /// Returns the two budgets for streams of a client that engine `kernel` forwards: first the client's own share,
+    /// then the budget that all clients have in common.
     pub fn kernel_streams(&self, client: &AccessClient) -> [Arc<transport::WindowShare>; 2] {
         [Arc::clone(&client.kernel_streams), Arc::clone(&self.kernel_streams)]
     }

@@ -19,7 +19,8 @@ use super::{
     token::{self, Requirements},
 };
 
-/// Most tokens of one SETUP or request. The limit is small, since each token costs the check of a signature.
+/// Largest number of tokens of one SETUP or request. The limit is small, since each token costs the check of a
+/// signature.
 const MAX_TOKENS: usize = 8;
 
 /// Rules and requirements that decide about requests.
@@ -179,8 +180,8 @@ impl AccessPolicy {
     /// Makes a policy. `certificates` is true if the settings name roots for clients' certificates.
     ///
     /// Without `rules`, a token allows what it says if there are keys, and any verified certificate allows everything
-    /// if `certificates` is true. Without all three, the relay is open. A relay whose settings name keys or roots stays
-    /// closed even if these files are missing.
+    /// if `certificates` is true. Without rules, keys and certificates, the relay is open. A relay whose settings name
+    /// keys or roots stays closed even if these files are missing.
     pub fn new(rules: Vec<AccessRule>, tokens: Requirements, certificates: bool) -> Self {
         let mut policy = Self { rules, tokens, doubts_certificates: false, version: 0 };
         if policy.rules.is_empty() {

@@ -27,7 +27,7 @@ use super::{
     unproven,
 };
 
-/// Most requests with bad tokens in one session. The next such request closes the session.
+/// Largest number of requests with bad tokens in one session. The next such request closes the session.
 const MAX_BAD_TOKENS: u32 = 16;
 /// Longest sleep before the wall clock is read again, since an operator or NTP may set the clock meanwhile.
 const LONGEST_TIMER: Duration = Duration::from_secs(3600);
