@@ -324,7 +324,7 @@ impl PeerAgreements {
         self.peers.get(peer).map(|entry| entry.verdict.clone()).unwrap_or_default()
     }
 
-    /// Returns how many negotiations ended in each way.
+    /// Returns the number of negotiations with each outcome.
     pub fn negotiations(&self) -> BTreeMap<String, u64> {
         self.negotiations.clone()
     }

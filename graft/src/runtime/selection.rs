@@ -150,7 +150,8 @@ impl RuntimeSelection {
             self.generation = self.generation.wrapping_add(1);
             self.identity = settings.model.as_deref().and_then(learned::identity);
         }
-        // An equal model is also replaced by the new object, since comparing an object with itself is cheap.
+        // An equal model is also replaced by the new object: the next comparison then compares the object with itself,
+        // which is cheap.
         self.model.clone_from(&settings.model);
         self.current.clear();
     }

@@ -302,7 +302,8 @@ impl ProcessSession {
             PollFd::new(control.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.wire.as_fd(), PollFlags::POLLIN),
         ];
-        // A socket whose other end is closed would always be ready, so it is only polled if there is something to do.
+        // A socket whose other end is closed would always be ready. The application's socket is therefore polled only
+        // while a message can be taken from it or waits to be written to it.
         if !wanted.is_empty() {
             of.push(PollFd::new(self.application.as_fd(), wanted));
         }

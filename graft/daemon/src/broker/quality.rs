@@ -173,7 +173,7 @@ mod tests {
     fn datagrams_in_flight_do_not_count_as_lost() {
         let mut quality = Quality::default();
         quality.begin(&seen(500, 0));
-        // The session sends 100 datagrams a second, and each arrives half a second later.
+        // The session sends 100 datagrams a second, and each datagram arrives half a second after it was sent.
         for second in 1..=5 {
             quality.look(&seen(500 + 100 * second, 0));
             quality.on_delivered(100 * second - 50);

@@ -29,6 +29,6 @@ pub struct CarryContext {
     pub warm: u64,
     /// Kinds of carriers that may be used, in order of preference.
     pub carriers_wanted: Vec<CarrierKind>,
-    /// Past connections, which predict how a new one will be used.
+    /// Statistics of past connections, which predict how a new connection will be used.
     pub purposes: Arc<Purposes>,
 }

@@ -34,8 +34,8 @@ const LEGACY: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/proc/threa
 /// this interval for the time `UNSETTLED`.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Time after which a change of the rules is certainly in force, from when the kernel has counted it, however busy the
-/// machine is.
+/// Time from the moment at which the kernel counts a change of the nftables rules until the change is certainly in
+/// force, even on a busy machine.
 const UNSETTLED: Duration = Duration::from_secs(10);
 
 /// The end of a TCP connection at which this host is: client or server.
@@ -192,7 +192,8 @@ fn obstacle(rule: &NetfilterRule, end: ConnectionEnd, first_only: bool) -> Optio
     rule.looks.iter().find_map(|look| match look {
         RuleProperty::Other(what) => Some(what.clone()),
         RuleProperty::Rate if !is_of_first => Some("limit of all packets".to_owned()),
-        // The kernel does not report the group of a listening socket.
+        // The kernel does not report the owning group (GID) of a listening socket, so rules that match `skgid` cannot
+        // be tested.
         RuleProperty::Group if end == ConnectionEnd::Server && is_out => Some("meta skgid".to_owned()),
         _ => None,
     })

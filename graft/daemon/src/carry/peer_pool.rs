@@ -19,10 +19,11 @@ use super::{
     warm,
 };
 
-/// Pause before the next attempt, which doubles up to `PAUSE_MOST`.
+/// Pause before the next attempt to make a pool, after the pool's first connection has failed. The pause doubles up to
+/// `PAUSE_MOST`.
 const PAUSE_LEAST: Duration = Duration::from_millis(200);
 const PAUSE_MOST: Duration = Duration::from_secs(10);
-/// Interval at which a pool is checked, and pause after a failed connection.
+/// Interval at which a pool is checked for missing connections, and pause after a failed connection.
 const LOOK: Duration = Duration::from_millis(500);
 /// Limit of concurrent TLS handshakes for a pool.
 const CALLS_MAX: usize = 16;
