@@ -591,7 +591,7 @@ impl RuntimeSelection {
     }
 }
 
-/// Returns the time that plain TCP takes on a path, as a multiple of the candidate's time.
+/// Returns how many times as long plain TCP takes on a path as the candidate `arm` does.
 fn gain(tried: &[CandidateStatus], arm: &str, plain: &str) -> Option<f64> {
     let cost = |name: &str| tried.iter().find(|it| it.arm == name)?.cost;
     Some(cost(plain)? / cost(arm)?)

@@ -50,14 +50,15 @@ pub struct ServeMessage {
 pub enum ProcessMessage {
     /// The process has served all its sockets within the last second.
     Alive,
-    /// Both sides have sent and received everything.
+    /// The session has ended: the application and the peer have sent their last messages, and all messages were
+    /// delivered.
     Done,
     Failed {
         why: String,
     },
 }
 
-/// Runs the process until both sides have finished or its owner has ended.
+/// Runs the process until application and peer have sent their last messages, or the daemon has ended.
 ///
 /// # Errors
 ///
@@ -153,7 +154,7 @@ impl ProcessSession {
         })
     }
 
-    /// Runs until both sides have finished or the daemon has ended.
+    /// Runs until application and peer have sent their last messages, or the daemon has ended.
     fn run(&mut self, control: &ControlEnd) -> io::Result<()> {
         loop {
             self.tick();

@@ -17,7 +17,7 @@ pub struct CarryContext {
     pub table: Arc<TunnelTable>,
     pub watch: TunnelWatch,
     pub carriers: Arc<Carriers>,
-    /// Local ports for connections to servers of this host.
+    /// Local ports from which the broker connects to servers of this host.
     pub ports: PortRange,
     /// Asks this host's firewall whether a connection may be tunnelled.
     pub openings: TunnelOpenings,

@@ -259,7 +259,8 @@ impl Hooks {
         let shown = HookStatusText { hooks: self, guest };
         state.shown.insert(key(guest));
         let done = state.all().try_for_each(|hook| hook.show(guest, client));
-        // On an error the guard is dropped, which locks the state again, so the lock is released here.
+        // On an error the guard `shown` is dropped, which locks `state` again, so this function releases its lock
+        // first.
         drop(state);
         done?;
         Ok(shown)
@@ -315,7 +316,7 @@ fn is_in(cgroup: u64, top: &Path) -> bool {
     is_it || below().filter(is_directory).any(|entry| is_in(cgroup, &entry.path()))
 }
 
-/// A guard: while it exists, the server sees the client's address as the other end.
+/// Guard for one connection: while this value exists, the server sees the client's address as the other end.
 pub struct HookStatusText<'a> {
     hooks: &'a Hooks,
     guest: Guest,

@@ -469,8 +469,8 @@ impl<'a> TunnelPump<'a> {
         Ok(())
     }
 
-    /// Suspects the carrier if the answer is overdue and nothing at all has arrived on it. A suspected carrier gets
-    /// no new connections.
+    /// Suspects the carrier if the peer's first answer is overdue and nothing at all has arrived on the carrier. A
+    /// suspected carrier gets no new connections.
     fn suspect(&mut self) {
         let Some((_, heard)) = self.answer_by.take() else { return };
         if let PumpRole::Client { carrier, .. } = &self.role
@@ -491,9 +491,9 @@ impl<'a> TunnelPump<'a> {
         }
     }
 
-    /// Returns the silence after which the stream is given up. It is shorter while the whole carrier is silent and
-    /// another carrier could replace it. If only this connection is silent, its answer may be in a long queue behind
-    /// others.
+    /// Returns the silence after which the stream is given up. That time is shorter while the whole carrier is silent
+    /// and another carrier could replace it. If only this connection is silent, its answer may be in a long queue
+    /// behind data of other connections.
     fn patience(&self, asked: Duration) -> Duration {
         let PumpRole::Client { carrier, .. } = &self.role else { return asked };
         let is_asked = self.silence.as_ref().is_some_and(CarrierSilence::is_asked);
