@@ -97,7 +97,8 @@ pub fn reason_name(reason: RefusalReason) -> &'static str {
 #[derive(Debug)]
 struct AgreementEntry {
     state: NegotiationState,
-    /// Time of the latest change to a state of another kind, in ns of `CLOCK_MONOTONIC`.
+    /// Time at which the name of the state last changed, in ns of `CLOCK_MONOTONIC`. Another reason for a refusal is no
+    /// change.
     since_ns: u64,
     address: Option<IpAddr>,
     epoch: Option<u64>,
@@ -139,7 +140,7 @@ impl AgreementEntry {
         }
     }
 
-    /// Sets the state. The time of the latest change is updated only if the new state is of another kind.
+    /// Sets the state. The time of the latest change is updated only if the new state has another name.
     fn become_other(&mut self, state: NegotiationState, now_ns: u64) {
         if self.state.name() != state.name() {
             self.since_ns = now_ns;
@@ -324,7 +325,7 @@ impl PeerAgreements {
         self.peers.get(peer).map(|entry| entry.verdict.clone()).unwrap_or_default()
     }
 
-    /// Returns how many negotiations ended in each way.
+    /// Returns the number of negotiations with each outcome.
     pub fn negotiations(&self) -> BTreeMap<String, u64> {
         self.negotiations.clone()
     }

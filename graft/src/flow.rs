@@ -57,14 +57,14 @@ impl SelectedFlow {
         kind::FlowFigures { asked, answered, turns: self.turns }
     }
 
-    /// Returns the time that the path and the congestion control have taken, and for how many bytes. `None` if that
-    /// time cannot be separated from the time in which the application was idle.
+    /// Returns the time that the path and the congestion control have taken for the transfer, and the number of
+    /// transferred bytes. `None` if that time cannot be separated from the time in which the application was idle.
     ///
     /// `handshake` is the time of the TCP handshake of a connection that is not tunnelled. Received bytes are used only
-    /// if this host chooses how they are sent (`judges_received`): without a tunnel the other end's congestion control
-    /// does.
+    /// if this host chooses how the other end sends them (`judges_received`): without a tunnel, the other end's
+    /// congestion control determines that.
     pub fn cost(&self, handshake: Duration, judges_received: bool) -> Option<(Duration, u64)> {
-        // The cost is computed for the direction with more bytes.
+        // Time and bytes are those of the direction in which more bytes were transferred.
         if self.sent >= self.received {
             return Some((handshake + self.busy?, self.sent)).filter(|(_, bytes)| *bytes > 0);
         }

@@ -42,7 +42,7 @@ const OF_PEER: [&str; 11] = [
     "paths",
 ];
 
-/// Adds the replacement to the error about each key that was removed or moved.
+/// Replaces the error about each key that was removed or moved by a text that names the key's replacement.
 pub(crate) fn advise(mut problems: Problems) -> Problems {
     for problem in &mut problems.problems {
         let key = problem.key.rsplit('.').next().unwrap_or_default();

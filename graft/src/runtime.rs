@@ -118,11 +118,12 @@ impl GraftRuntime {
             loaded.insert(name.clone(), LoadedGraft::load_next_to(pool.find(&name)?, values, pins)?);
         }
         check_known(&settings, &pool)?;
-        // The rules are set before the program is attached, so that it applies them from the start.
+        // The rules are set before the BPF program is attached, so that the program applies them to the first
+        // connection.
         tcp.set_rules(&places(&settings, &loaded))?;
         tcp.attach(&cgroup)?;
-        // The program of an earlier runtime has been replaced. Grafts of that runtime that are not needed any more are
-        // removed here.
+        // The call of `attach` above has replaced the BPF program of an earlier runtime. Grafts of that runtime that
+        // are not needed any more are removed here.
         pins.map(PinDirectory::clean);
         if let Some(pins) = kept {
             pins.create()?;

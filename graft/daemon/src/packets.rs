@@ -267,7 +267,7 @@ impl Worker {
                 );
             }
             PacketEvent::Keys { session } => info!(session, "both ends of a session have keys"),
-            // Only the broker handles this event.
+            // The broker handles this event, so it is not logged here.
             PacketEvent::Room { .. } => {}
             PacketEvent::Restarted { session } => info!(session, "the daemon at the other end was restarted"),
             PacketEvent::Refused { session, why } => warn!(session, "{why}"),

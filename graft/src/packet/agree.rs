@@ -75,7 +75,7 @@ pub struct Since(u32);
 impl Since {
     const BITS: u32 = 0x7fff_ffff;
 
-    /// Converts the time at which an end was started.
+    /// Converts the Unix time at which an end was started to tenths of a second.
     pub fn new(unix_time: Duration) -> Self {
         Self((unix_time.as_millis() / 100) as u32 & Self::BITS)
     }
@@ -124,7 +124,8 @@ pub enum ListRefusal {
 }
 
 /// Pause before a message is repeated for the first time, and the longest pause (`AGAIN_MOST`). The pause doubles with
-/// each repetition. On a longer path the needless repetitions are harmless, and a lost message costs little time.
+/// each repetition. If the round trip is longer than the pause, the needless repetitions are harmless. A short pause
+/// means that a lost message costs little time.
 const AGAIN: Duration = Duration::from_millis(20);
 const AGAIN_MOST: Duration = Duration::from_millis(250);
 /// Time limit for the other end's answer to a proposal.
@@ -182,7 +183,8 @@ enum AgreeState {
 /// * *Idle*: both ends send with the same list, and no packet of another list is in flight.
 /// * *Proposing*: this end accepts packets of the new list, and repeats its proposal until the other end is ready,
 ///   refuses, or is silent for too long.
-/// * *Switching*: this end sends with the new list, and repeats that until the other end has done the same.
+/// * *Switching*: this end sends with the new list, and repeats the message about its switch until the other end has
+///   also switched.
 /// * *Following*: the other end has proposed. This end accepts packets of the new list, and has sent a challenge.
 /// * *Lingering*: both ends send with the new list, and packets of the old one may be in flight.
 ///

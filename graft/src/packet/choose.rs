@@ -181,12 +181,12 @@ impl Offer {
         })
     }
 
-    /// Returns the cost of a graft: the number of services that were not requested, and the functions to run. Ordering
-    /// in the library costs less than the service `order`, which drops early packets so that the sender has to repeat
-    /// them.
+    /// Returns the cost of a graft, by which suitable grafts are compared: the number of services that were not
+    /// requested, and the number of functions. Ordering in the library costs less than the service `order`, which drops
+    /// early packets so that the sender has to repeat them.
     fn cost(&self, wanted: &BTreeSet<FunctionService>) -> (usize, bool, usize, &str) {
         let beside = self.services.difference(wanted).count();
-        // The name is compared last, so that grafts of equal cost always give the same choice.
+        // The name is compared last, so that the choice among otherwise equal grafts is always the same.
         (beside, self.services.contains(&FunctionService::Order), self.functions, &self.graft)
     }
 
@@ -208,7 +208,7 @@ impl Offer {
             None if self.services.contains(&FunctionService::Reliability) => round_trip,
             None => Duration::ZERO,
         };
-        // Without losses nothing is retransmitted, so no datagram is late.
+        // Without losses on the path nothing is retransmitted, so no datagram needs the additional round trip.
         let is_lossy = path.loss.is_some_and(|loss| loss > 0.0);
         Some(round_trip / 2 + if is_lossy { again } else { Duration::ZERO })
     }

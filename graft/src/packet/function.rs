@@ -225,8 +225,8 @@ impl PacketFunction {
         if object.name() != manifest.name {
             return Err(format!("{} is function {}, not {}", manifest.object, object.name(), manifest.name));
         }
-        // A manifest may name earlier versions only if the object has the program that converts their state, and the
-        // reverse.
+        // If a manifest names earlier versions to migrate from, the object must have the program that converts their
+        // state. An object with such a program must name at least one earlier version.
         match (manifest.migrates.is_empty(), object.migrates()) {
             (true, true) => {
                 return Err("it has a program that migrates: `migrates` says from which state-version".into());

@@ -8,12 +8,13 @@
 //!   seals with (f, s) <-------- Done(f, s)
 //! ```
 //!
-//! The messages use a connection between the two daemons that TLS has authenticated. Keys are derived from the TLS
-//! exporter of that connection and from the pair of nonces. Neither end ever seals with a key that the other cannot
-//! open, whatever is lost. Messages without an answer are repeated. A new connection renews all keys. Offers of the
-//! previous connection are not valid any more: if the first end takes one, the second end refuses. Each pair of nonces
-//! is used only once: the first end asks only once with a nonce. The second end derives its nonces from a secret, which
-//! changes with each connection and whenever one of its offers was taken.
+//! The first end is the one with the lower address or port in the session. The messages use a connection between the
+//! two daemons that TLS has authenticated. Keys are derived from the TLS exporter of that connection and from the pair
+//! of nonces. Neither end ever seals with a key that the other cannot open, whatever is lost. Messages without an
+//! answer are repeated. A new connection renews all keys. Offers of the previous connection are not valid any more: if
+//! the first end takes one, the second end refuses. Each pair of nonces is used only once: the first end asks only once
+//! with a nonce. The second end derives its nonces from a secret, which changes with each connection and whenever one
+//! of its offers was taken.
 //!
 //! `Take` also contains the key that authenticates frames, which the first end generates once for its run. In a sealed
 //! session that key is used inside the sealed datagram.
@@ -47,9 +48,9 @@ pub type FrameKey = [u8; 16];
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct NoncePair {
-    /// The first end's nonce.
+    /// Nonce of the end with the lower address or port, which requests keys.
     pub first: Nonce,
-    /// The second end's nonce.
+    /// Nonce of the end with the higher address or port, which offers keys.
     pub second: Nonce,
 }
 
@@ -57,17 +58,19 @@ pub struct NoncePair {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KeyMessage {
-    /// The first end requests keys, with its nonce.
+    /// Request for keys by the first end (lower address or port), with that end's nonce.
     Ask(Nonce),
-    /// The second end offers a pair of nonces.
+    /// Answer of the second end (higher address or port) to `Ask`: it offers this pair of nonces.
     Offer(NoncePair),
-    /// The first end accepts the offered pair of nonces, and sends the key of frames.
+    /// Answer of the first end to `Offer`: it accepts the offered pair of nonces, and sends the key that authenticates
+    /// frames.
     Take(NoncePair, FrameKey),
-    /// The second end uses the keys of this pair of nonces.
+    /// Answer of the second end to `Take`: it now opens and seals with the keys from this pair of nonces.
     Done(NoncePair),
-    /// The second end did not offer this pair of nonces on the present connection, or has restarted since.
+    /// Answer of the second end to `Take`: it did not offer this pair of nonces on the present connection, or has
+    /// restarted since.
     Refuse(NoncePair),
-    /// The second end has no keys, or its keys have to be renewed.
+    /// Request of the second end for an `Ask`: it has no keys, or its keys have to be renewed.
     Need,
 }
 
@@ -107,8 +110,8 @@ pub enum KeyAction {
 const AGAIN: Duration = Duration::from_millis(250);
 /// Number of repetitions after which the pause no longer doubles.
 const DOUBLINGS: u32 = 5;
-/// Pause before the second end repeats `Need`, since only the first end can start an agreement. The first end also asks
-/// on its own.
+/// Pause before the second end (higher address or port) repeats `Need`. Only the first end can start an agreement,
+/// which it also does without a `Need`.
 const NEED: Duration = Duration::from_secs(4);
 /// Longest time that datagrams may be in flight, which is also the shortest time between two key agreements.
 const LINGER: Duration = Duration::from_secs(2);
@@ -130,7 +133,7 @@ pub struct SessionSecret {
 }
 
 impl SessionSecret {
-    /// Derives the secret of a session from that of a connection.
+    /// Derives the secret of a session from the secret of a connection between the two daemons.
     pub fn new(exported: &Exported, ends: &SessionEnds) -> Self {
         let bytes = exported.0;
         // Both ends order their two addresses in the same way, and so derive the same keys.
@@ -353,7 +356,7 @@ impl KeyAgreement {
         }
     }
 
-    /// Handles a message at the first end.
+    /// Handles a message of the second end (higher address or port) at the first end.
     fn hear_second(
         &mut self,
         now: Duration,
@@ -386,8 +389,8 @@ impl KeyAgreement {
                 self.is_behind = false;
                 Vec::new()
             }
-            // Until the present key was used for `LINGER`, datagrams of the previous key may be in flight, so `Need` is
-            // ignored. The other end repeats `Need`.
+            // As long as the present key was used for less than `LINGER`, datagrams of the previous key may be in
+            // flight. `Need` is therefore ignored, and the other end repeats it.
             (KeyMessage::Need, KeyRequestState::Idle)
                 if self.current.is_none_or(|(.., at)| now >= at + LINGER) =>
             {
@@ -398,7 +401,7 @@ impl KeyAgreement {
         }
     }
 
-    /// Handles a message at the second end.
+    /// Handles a message of the first end (lower address or port) at the second end.
     fn hear_first(
         &mut self,
         now: Duration,
@@ -413,8 +416,8 @@ impl KeyAgreement {
             KeyMessage::Take(pair, _) if self.current.is_some_and(|(_, current, _)| current == pair) => {
                 vec![KeyAction::Say(phase, KeyMessage::Done(pair))]
             }
-            // An offer is valid only if it follows from this end's present secret, so a pair of nonces of an earlier
-            // connection is refused.
+            // An accepted pair of nonces is valid only if it follows from this end's present secret. A pair that was
+            // offered on an earlier connection is therefore refused.
             KeyMessage::Take(pair, frames) if offer(secret, pair.first) == pair => {
                 // A new secret makes sure that this pair of nonces is never offered again.
                 self.side = KeySide::Second { secret: random, needs: None };

@@ -186,7 +186,7 @@ mod tests {
         let mut world = PathWorld::new();
         world.looks(50, 1000, [10_000; 2], [0.0, 0.0]);
         assert_eq!(world.weights(), [16, 16]);
-        // Random losses that are equal on both paths have no effect either.
+        // Losses of 2 % on one path only do not change the weights either.
         world.looks(100, 1000, [10_000; 2], [0.0, 0.02]);
         assert_eq!(world.weights(), [16, 16]);
     }
@@ -232,7 +232,8 @@ mod tests {
             world.balance.look(world.now, None, &world.sent);
         }
         assert!(world.balance.is_up(0) && world.balance.is_up(1));
-        // The wait for an answer starts when these packets are sent, and not with the silence before them.
+        // The time after which a path counts as down starts when these packets are sent, and not with the silence
+        // before them.
         world.sent = world.sent.map(|sent| sent + 100);
         world.balance.look(world.now, None, &world.sent);
         assert!(world.balance.is_up(0) && world.balance.is_up(1));

@@ -195,8 +195,8 @@ impl PacketRuntime {
         for graft in settings.grafts.values().filter(|graft| old.grafts.get(&graft.name) != Some(*graft)) {
             check_budget(&mut self.hooks, graft)?;
         }
-        // All steps that can fail without having changed anything come before this line, so that a refused reload
-        // changes nothing.
+        // Every check that can refuse the new settings comes before this line, so that a refused reload leaves all
+        // sessions unchanged.
         let mut changes = Vec::new();
         let before: BTreeMap<_, _> = old.sessions.iter().map(|before| (before.ends, &before.graft)).collect();
         for session in &settings.sessions {

@@ -339,8 +339,8 @@ impl Settings {
         }
         let mut ids = BTreeMap::new();
         for graft in self.grafts.values() {
-            // Grafts with the same list of functions share one list in the kernel. Another list whose hash begins with
-            // the same 16 bits cannot be distinguished from it.
+            // Grafts with the same list of functions share one list in the kernel. Two different lists whose hashes
+            // begin with the same 16 bits cannot be distinguished, so they are refused.
             if let Some(other) = ids.insert(graft.list.id, &graft.list)
                 && *other != graft.list
             {

@@ -13,7 +13,8 @@ pub struct FunctionVersion {
     pub takes: Vec<u32>,
 }
 
-/// A migration of a session's state from one version of a function to another, by the versions' keys.
+/// A migration of a session's state from one version of a function to another. `from` and `to` are the names of the
+/// versions in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateMove {
     pub from: String,

@@ -56,8 +56,7 @@ impl RuleWatch {
             _ => now,
         };
         self.leaning = Some((is_up, since));
-        // The `hold` of the rule for the longer round-trip times counts: the new rule on the way up, the old one on the
-        // way down.
+        // Of the old and the new rule, the `hold` of the rule for longer round-trip times counts.
         let step = steps.get(level.max(self.level) - 1)?;
         if now.saturating_sub(since) < step.hold {
             return None;

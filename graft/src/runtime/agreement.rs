@@ -23,7 +23,7 @@ use crate::{
     status,
 };
 
-/// Number of intervals without a message from the peer after which an agreement ends.
+/// Number of renewal intervals without a message from the peer after which an agreement ends.
 const HOLD_INTERVALS: u64 = 3;
 /// Longest time for which an agreement holds without renewal, even if the peer's statement has a longer time.
 const HOLD_MAX: Duration = Duration::from_secs(3 * 3600);

@@ -150,7 +150,8 @@ impl RuntimeSelection {
             self.generation = self.generation.wrapping_add(1);
             self.identity = settings.model.as_deref().and_then(learned::identity);
         }
-        // An equal model is also replaced by the new object, since comparing an object with itself is cheap.
+        // An equal model is also replaced by the new object: the next comparison then compares the object with itself,
+        // which is cheap.
         self.model.clone_from(&settings.model);
         self.current.clear();
     }
@@ -590,7 +591,7 @@ impl RuntimeSelection {
     }
 }
 
-/// Returns the time that plain TCP takes on a path, as a multiple of the candidate's time.
+/// Returns how many times as long plain TCP takes on a path as the candidate `arm` does.
 fn gain(tried: &[CandidateStatus], arm: &str, plain: &str) -> Option<f64> {
     let cost = |name: &str| tried.iter().find(|it| it.arm == name)?.cost;
     Some(cost(plain)? / cost(arm)?)

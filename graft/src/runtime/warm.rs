@@ -29,7 +29,7 @@ impl Warm {
         self.worker = Some(std::thread::spawn(move || load_each(images)));
     }
 
-    /// Relocates grafts again if files have changed, once the earlier thread has ended.
+    /// Relocates grafts again if files have changed. Does nothing while the thread of the previous relocation runs.
     pub fn look(&mut self, directories: &[PathBuf], keys: &[SignatureKey]) {
         // At most one thread relocates grafts at a time.
         if self.worker.as_ref().is_some_and(|worker| !worker.is_finished()) {

@@ -69,7 +69,7 @@ pub struct AccessRule {
     pub authority: Option<RuleAuthority>,
 }
 
-/// The clients that a rule allows something.
+/// The clients to which a rule grants publishing or subscribing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Principal {
     /// Every client.
@@ -112,15 +112,15 @@ impl AccessRule {
         self.path.as_ref().is_none_or(path) && self.authority.as_ref().is_none_or(authority)
     }
 
-    /// Returns the clients that the rule allows the action.
+    /// Returns the clients to which the rule grants the action.
     pub fn principals(&self, action: Action) -> &[Principal] {
         if action.publishes() { &self.publish } else { &self.subscribe }
     }
 }
 
 impl Principal {
-    /// Returns `Some` if the peer is one of these clients whatever tokens it has. The value is the certificate's name
-    /// that decided, or `None` if no certificate did.
+    /// Returns `Some` if the peer belongs to this principal without regard to its tokens. The inner value is the
+    /// matching name in the peer's certificate. It is `None` if this principal requires no certificate.
     pub fn is(&self, peer: &SessionPeer, now: SystemTime) -> Option<Option<CertificateName>> {
         match self {
             Self::Anyone => Some(None),
@@ -181,8 +181,8 @@ impl NameKind {
     const ALL: [(&'static str, Self); 4] =
         [("dns", Self::Dns), ("uri", Self::Uri), ("mail", Self::Mail), ("cn", Self::Common)];
 
-    /// Returns the kind of a name that is written without one: a URI, a mail address or a host. Any other text is a
-    /// common name.
+    /// Returns the kind of a name that is written without a kind in front of it: a URI, a mail address or a host. Any
+    /// other text is a common name.
     fn from_text(text: &str) -> Self {
         let is_host = |text: &str| {
             let label = |label: &str| {
@@ -223,7 +223,7 @@ impl FromStr for CertificateName {
         let said = text.split_once(':').and_then(|(word, name)| Some((kind(word)?, name)));
         let (kind, name) = said.unwrap_or_else(|| (NameKind::from_text(text), text));
         match name {
-            // `*` stands for any name and is no name itself. `cert:*` is read before this.
+            // `*` stands for any name and is no name itself. The caller has handled `cert:*` before it parses a name.
             "" | "*" => Err(()),
             name => Ok(Self::new(kind, name)),
         }

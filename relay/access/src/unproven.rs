@@ -24,7 +24,7 @@ pub struct UnprovenBounds {
     /// Largest number of sessions without a right of all clients together.
     pub sessions: usize,
     /// Largest number of sessions without a right of one client, an IPv4 address or an IPv6 /64. Wider networks may
-    /// have multiples of it ([`millrace_base::networks`]).
+    /// have multiples of this number ([`millrace_base::networks`]).
     pub of_client: usize,
     /// Longest time that a session may be without a right, after SETUP or after its last right has ended.
     pub patience: Duration,
@@ -121,12 +121,13 @@ impl UnprovenSessions {
         self.displace(why, |_, address| network.contains(address));
     }
 
-    /// Displaces the oldest session that `of` accepts: removes its entry, and notifies the session.
+    /// Displaces the oldest session for which the predicate `of` returns true: removes the session's entry, and
+    /// notifies the session.
     fn displace(&mut self, why: AccessRefusal, of: impl Fn(&NetworkPlaces, IpAddr) -> bool) {
         let oldest = self.sessions.iter().find(|(_, session)| of(&self.places, session.address));
         let Some(number) = oldest.map(|(number, _)| *number) else { return };
         if let Some(UnprovenSession { displaced, .. }) = self.leave(number) {
-            let _ = displaced.why.set(why); // `why` was never set before, since a session is removed only once
+            let _ = displaced.why.set(why); // no reason was set before, since a session is removed only once
             displaced.told.notify_one();
         }
     }
@@ -156,7 +157,7 @@ pub async fn displaced(place: Option<&UnprovenPlace>) -> AccessRefusal {
 
 impl Drop for UnprovenPlace {
     fn drop(&mut self) {
-        self.of.waiting.lock().leave(self.number); // has no effect if the session was displaced before
+        self.of.waiting.lock().leave(self.number); // `leave` has no effect if the session was displaced before
     }
 }
 
@@ -209,7 +210,7 @@ mod tests {
         assert_eq!(unproven.count(), 6);
     }
 
-    /// Uses a /48, which contains 65,536 clients, but may have no more than half of all sessions.
+    /// Connects 1000 clients of one /48. A /48 contains 65,536 clients, but may have no more than half of all sessions.
     #[test]
     fn network_with_many_addresses_displaces_its_own_sessions() {
         let unproven =

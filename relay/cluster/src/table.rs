@@ -250,7 +250,7 @@ impl RouteTable {
     }
 
     /// Marks a session as suspect while its peer does not answer. Routes of suspect sessions are used only if there is
-    /// no other.
+    /// no other route.
     pub fn set_suspect(&mut self, link: ClusterLink, is_suspect: bool) {
         let changed = match is_suspect {
             true => self.counts.contains_key(&link) && self.suspects.insert(link),

@@ -222,7 +222,7 @@ impl EtcdDiscovery {
         Self { store: EtcdStore { client, endpoints, current: AtomicUsize::new(0), prefix }, lease, own }
     }
 
-    /// Keeps `found` up to date until all its receivers are dropped.
+    /// Keeps the discovered relays in `found` up to date until all receivers of `found` are dropped.
     pub async fn run(self, found: &watch::Sender<DiscoveryState>) {
         tokio::join!(self.register(found), self.observe(found));
     }
@@ -245,7 +245,7 @@ impl EtcdDiscovery {
             match self.hold(record, &mut own, found, &mut pause).await {
                 Ok(()) => {
                     found.send_if_modified(|state| std::mem::take(&mut state.is_registered));
-                    // If the sender of `own` is dropped, the record stays as it was last.
+                    // `hold` has removed the record. If the sender of `own` is dropped, no other record follows.
                     if own.has_changed().is_err() {
                         return;
                     }

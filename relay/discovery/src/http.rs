@@ -32,7 +32,7 @@ pub enum StoreError {
     Failed {
         /// Host and port of the store, or the path of a file.
         place: String,
-        /// The fault, for the operator.
+        /// Description of what went wrong, as the error message shows it.
         problem: String,
     },
     /// The store with this host and port did not answer in time.
@@ -71,7 +71,7 @@ impl std::fmt::Debug for HttpClient {
     }
 }
 
-/// An answer whose body may still be on its way. Dropping it ends the connection.
+/// An HTTP answer whose body may still be arriving. Dropping this value ends the connection.
 pub struct StreamedAnswer {
     host: String,
     response: Response<Incoming>,
@@ -120,7 +120,7 @@ impl HttpClient {
         let name = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
         let port = url.port_or_known_default().unwrap_or(443);
         let tcp = TcpStream::connect((name, port)).await.map_err(io)?;
-        let _ = tcp.set_nodelay(true); // an error is ignored: the option only saves time
+        let _ = tcp.set_nodelay(true); // an error is ignored: TCP_NODELAY only shortens the delay
         let stream: Box<dyn ByteStream> = match url.scheme() {
             "https" => {
                 let server =
@@ -131,7 +131,7 @@ impl HttpClient {
         };
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(http)?;
         let connection = OpenConnection(tokio::spawn(async move {
-            let _ = connection.await; // an error is ignored: the caller sees that the answer ends
+            let _ = connection.await; // an error is ignored: it also ends the answer's body, which the caller reads
         }));
         let request = Request::builder()
             .method(if body.is_some() { "POST" } else { "GET" })

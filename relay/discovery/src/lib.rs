@@ -33,7 +33,8 @@ pub enum Discovery {
 }
 
 impl Discovery {
-    /// Keeps `found` up to date until all its receivers are dropped, and then removes this relay's own record.
+    /// Keeps the discovered relays in `found` up to date until all receivers of `found` are dropped, and then removes
+    /// this relay's own record.
     pub async fn run(self, found: watch::Sender<DiscoveryState>) {
         match self {
             Self::Etcd(etcd) => etcd.run(&found).await,

@@ -47,7 +47,7 @@ enum ListEntry {
 }
 
 impl ListDiscovery {
-    /// Keeps `found` up to date until all its receivers are dropped.
+    /// Keeps the discovered relays in `found` up to date until all receivers of `found` are dropped.
     pub async fn run(self, found: &watch::Sender<DiscoveryState>) {
         let mut looks = time::interval(self.interval);
         loop {

@@ -25,7 +25,8 @@ impl NdpiSample {
         Self { record: port.to_be_bytes().to_vec(), segments: 0, bytes: 0 }
     }
 
-    /// Appends bytes of one side until the record is full. Returns whether it is full.
+    /// Appends bytes that the client or the server has sent, until the record is full. Returns whether the record is
+    /// full.
     pub fn take(&mut self, by_client: bool, bytes: &[u8]) -> bool {
         for piece in bytes.chunks(SEGMENT_MAX) {
             let room = BYTES_MAX - self.bytes;

@@ -71,7 +71,8 @@ fn main() -> anyhow::Result<()> {
         let mut buffer = [0; BYTES];
         while delays.len() < messages && base.elapsed() < due(messages) + OWED {
             match recv(&far.application, &mut buffer[..], RecvFlags::DONTWAIT) {
-                // Messages arrive in order, so the number of those before gives the time when a message was due.
+                // Messages arrive in order, so the number of earlier messages gives the time at which this message was
+                // due to be sent.
                 Ok(_) => delays.push(base.elapsed().saturating_sub(due(delays.len()))),
                 Err(_) => thread::sleep(PAUSE),
             }

@@ -183,12 +183,13 @@ impl CpuTime {
         }
     }
 
-    /// Returns when the child has ended. A child that exceeds its CPU time is killed, and `why` is set to the reason.
+    /// Blocks until the child has ended. A child that exceeds its CPU time is killed, and `why` is set to the reason.
     fn watch(&self, process: &OwnedFd, why: &OnceLock<String>) {
         loop {
             let left = self.used().map_or(LOOK, |used| self.granted.lock().saturating_sub(used));
             if left.is_zero() {
-                // Set the reason before the child is killed, since whoever notices the end asks for it.
+                // Set the reason before the child is killed, since other threads read the reason as soon as they notice
+                // the child's end.
                 let _ = why.set(format!(
                     "it was killed, since it used {:?} of CPU time without doing any work",
                     self.idle
@@ -285,7 +286,7 @@ pub fn say(control: &ControlEnd, record: &impl Serialize) -> io::Result<()> {
 }
 
 /// Closes all descriptors except the standard ones and the socket. This project opens all files with close-on-exec, so
-/// others are mistakes.
+/// any other open descriptor was inherited by mistake.
 fn close_others(control: &ControlEnd) -> anyhow::Result<()> {
     use std::os::fd::AsRawFd as _;
     let own = control.as_fd().as_raw_fd();
@@ -304,7 +305,8 @@ fn note(without: &mut Vec<String>, what: &str, done: nix::Result<()>) {
     without.extend(done.err().map(|error| format!("{what}: {error}")));
 }
 
-/// Applies all layers that remain. `bounds` includes the memory that the process already has.
+/// Applies the remaining layers of confinement, after the libraries were loaded. `bounds` includes the memory that the
+/// process already has.
 fn confine(bounds: ChildLimits, without: &mut Vec<String>) -> anyhow::Result<()> {
     let program = filter().context("the list of system calls")?;
     note(without, "a user of its own", own_user());

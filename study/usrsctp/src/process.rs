@@ -50,14 +50,15 @@ pub struct ServeMessage {
 pub enum ProcessMessage {
     /// The process has served all its sockets within the last second.
     Alive,
-    /// Both sides have sent and received everything.
+    /// The session has ended: the application and the peer have sent their last messages, and all messages were
+    /// delivered.
     Done,
     Failed {
         why: String,
     },
 }
 
-/// Runs the process until both sides have finished or its owner has ended.
+/// Runs the process until application and peer have sent their last messages, or the daemon has ended.
 ///
 /// # Errors
 ///
@@ -153,7 +154,7 @@ impl ProcessSession {
         })
     }
 
-    /// Runs until both sides have finished or the daemon has ended.
+    /// Runs until application and peer have sent their last messages, or the daemon has ended.
     fn run(&mut self, control: &ControlEnd) -> io::Result<()> {
         loop {
             self.tick();
@@ -302,7 +303,8 @@ impl ProcessSession {
             PollFd::new(control.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.wire.as_fd(), PollFlags::POLLIN),
         ];
-        // A socket whose other end is closed would always be ready, so it is only polled if there is something to do.
+        // A socket whose other end is closed would always be ready. The application's socket is therefore polled only
+        // while a message can be taken from it or waits to be written to it.
         if !wanted.is_empty() {
             of.push(PollFd::new(self.application.as_fd(), wanted));
         }

@@ -363,8 +363,8 @@ impl Connected {
         }
     }
 
-    /// Reads the next message, or a part of one that is longer than the buffer. No side of this project sends such a
-    /// message.
+    /// Reads the next message, or a part of one that is longer than the buffer. No program of this project sends such a
+    /// long message.
     ///
     /// # Errors
     ///

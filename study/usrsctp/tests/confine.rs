@@ -144,7 +144,7 @@ fn escape(given: &UdpSocket, at: &str, parent: i32, witness: i32) -> EscapeAttem
     note("chroot", said(nix::unistd::chroot("/..")));
     note("root again", said(nix::unistd::setuid(nix::unistd::Uid::from_raw(0))));
     note("memory", said(Vec::<u8>::new().try_reserve_exact(2 * BOUNDS.memory as usize)));
-    // This attempt must succeed: otherwise the failures of the others would prove nothing.
+    // This attempt must succeed: otherwise the failures of the other attempts would prove nothing.
     let may = Vec::<u8>::new().try_reserve_exact(BOUNDS.memory as usize / 4);
     note("may have memory", said(may));
     tried
@@ -182,8 +182,8 @@ fn confined_process_reaches_nothing() {
     for (what, outcome) in &tried {
         assert!(outcome.is_some(), "a confined process can {what}");
     }
-    // These attempts must fail because of the filter, and not by chance: the objects exist, and the parent may use
-    // them.
+    // These attempts must fail because of the filter of system calls, and not by chance: the attacked file, address and
+    // processes exist, and the parent process may use them.
     const BY_THE_LIST: [&str; 11] = [
         "read a file",
         "remove a file",
@@ -297,7 +297,7 @@ fn earned_cpu_time_is_granted_and_bounded() {
         (child, control)
     };
     let (child, control) = started();
-    // This is three times the CPU time that a child may use without having earned any.
+    // The loop uses three times the CPU time that a child may use without having earned any.
     for _ in 0..12 {
         control.send(&ChildOrder::Work { ms: 100 }, &[]).expect("ordered");
         let _: EscapeAttempts = record(&control);

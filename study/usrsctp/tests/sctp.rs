@@ -117,7 +117,7 @@ fn arbitrary_packets_end_no_sctp_process() {
             while !is_over.load(Ordering::Relaxed) {
                 let passed = [pass(&near_end, &far_end, &mut random), pass(&far_end, &near_end, &mut random)];
                 if passed == [false; 2] {
-                    thread::sleep(std::time::Duration::from_micros(200)); // exact: paces the checks of the wire
+                    thread::sleep(std::time::Duration::from_micros(200)); // exact: pause between checks for packets
                 }
             }
         });

@@ -52,7 +52,8 @@ impl SessionBroker {
             }
             (SessionStage::Open, Ok(graft)) => {
                 session.graft.clone_from(graft);
-                // If no application or rule at this end has requested the change, the other end has.
+                // If no application or rule at this end has requested the change of the graft, the other end has
+                // requested it.
                 let by = session.changing.take().unwrap_or(ChangeOrigin::Other);
                 // The library can continue to deliver messages in order only if the new graft retransmits lost ones.
                 session.in_order &= self.offers.iter().any(|offer| offer.graft == *graft && offer.can_wait());

@@ -40,7 +40,8 @@ const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Pause before the connecting daemon tries again after a failure.
 const AGAIN: Duration = Duration::from_millis(500);
 /// Silence after which the connecting daemon replaces the connection before its idle time-out, since the other daemon
-/// may have been restarted. Three round trips are added. Pings are sent four times a second.
+/// may have been restarted. Three round trips are added to this time. The other daemon answers pings, which are sent
+/// four times a second.
 const QUIET: Duration = Duration::from_millis(1500);
 /// Round trip that QUIC assumes for an unknown path, and from which it computes the first retransmission time-out.
 const ROUND_TRIP: Duration = Duration::from_millis(100);

@@ -156,7 +156,8 @@ impl SessionBroker {
                 let Some(seen) = runtime.see(&ends) else { continue };
                 if seen.is_idle {
                     socket.is_restless = false;
-                    // The error is ignored: unless the other end changes its graft too, no datagram passes.
+                    // An error of the change is ignored: as long as the two ends have different grafts, no datagram
+                    // passes.
                     let _ = runtime.swap_anew(&peer.session_name(&ends), CANONICAL);
                 }
             }

@@ -81,8 +81,8 @@ impl SessionBroker {
         }
     }
 
-    /// Returns a free pooled socket on which this end may open sessions: the one that was released first, leaving out
-    /// the socket at `but`.
+    /// Returns a free pooled socket on which this end may open sessions: the one that was released first. The socket
+    /// with the addresses `but` is left out.
     fn free_socket(
         &mut self,
         runtime: &mut PacketRuntime,

@@ -49,7 +49,8 @@ struct QualityLoss {
 }
 
 impl Quality {
-    /// Starts to count from these values of the pooled socket's counters.
+    /// Restarts all measurements. Datagrams that the pooled socket's counters already contain are not counted for this
+    /// session.
     pub fn begin(&mut self, traffic: &SessionTraffic) {
         *self = Self::default();
         self.base =
@@ -72,7 +73,7 @@ impl Quality {
         keep(&mut self.refused, traffic.refused.saturating_sub(self.base.refused));
     }
 
-    /// Notes the number of datagrams that have arrived at the other end.
+    /// Records a report of the other end: this number of the session's datagrams has arrived there.
     pub fn on_delivered(&mut self, delivered: u64) {
         // Datagrams that were sent after the second-last check may still be in flight.
         let Some(&sent) = self.sent.iter().rev().nth(1) else { return };
@@ -87,7 +88,8 @@ impl Quality {
         (sent >= DATAGRAMS_MIN).then(|| last.lost.saturating_sub(first.lost) as f64 / sent as f64)
     }
 
-    /// Returns the number of datagrams sent in the last second, or `None` if no send was refused in that second.
+    /// Returns the number of datagrams that a full window let pass in the last second. `None` if the window refused no
+    /// send in that second.
     fn limited(&self) -> Option<u64> {
         let newest = |values: &VecDeque<u64>| {
             let mut newest = values.iter().rev();
@@ -173,14 +175,14 @@ mod tests {
     fn datagrams_in_flight_do_not_count_as_lost() {
         let mut quality = Quality::default();
         quality.begin(&seen(500, 0));
-        // The session sends 100 datagrams a second, and each arrives half a second later.
+        // The session sends 100 datagrams a second, and each datagram arrives half a second after it was sent.
         for second in 1..=5 {
             quality.look(&seen(500 + 100 * second, 0));
             quality.on_delivered(100 * second - 50);
         }
         assert_eq!(quality.loss(), Some(0.0));
         assert!(names(&quality, 50).is_empty());
-        // From this check on a tenth of the datagrams is lost.
+        // From the sixth check on, a tenth of the datagrams is lost.
         for second in 6..=12 {
             quality.look(&seen(500 + 100 * second, 0));
             quality.on_delivered(100 * (second - 1) - 10 * (second - 5));

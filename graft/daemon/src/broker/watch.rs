@@ -33,8 +33,8 @@ impl SessionBroker {
                 continue;
             };
             let measured = far.path();
-            // Queues delay datagrams, too, so the present round trip is used. Of the two measured losses the larger one
-            // is used.
+            // Queues delay datagrams, too, so the present round trip is used and not the smallest one. Of the loss of
+            // pings and the loss of the session's datagrams, the larger one is used.
             let path = PeerPathFigures {
                 round_trip: far.round_trip_now(),
                 loss: measured.loss.into_iter().chain(session.quality.loss()).reduce(f64::max),

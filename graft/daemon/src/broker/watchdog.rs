@@ -113,7 +113,8 @@ pub fn run() -> anyhow::Result<()> {
         }
     }
     for socket in sockets.values() {
-        // An error is ignored, since no process would read it, and a socket may have been shut down before.
+        // An error of the shutdown is ignored: the daemon that could log it has ended, and the socket may have been
+        // shut down before.
         let _ = end_for_all(socket);
     }
     // The sealing programs are detached last, when no socket can send any more.

@@ -230,7 +230,7 @@ impl Carriers {
         live.find(|carrier| carrier.addresses.contains(&address)).or_else(behind)
     }
 
-    /// Returns a value to watch that holds the peer's preferred carrier.
+    /// Returns a watch receiver for the peer's preferred carrier.
     pub fn watch(&self, peer: &str) -> Option<watch::Receiver<Option<Arc<PeerCarrier>>>> {
         self.peers.lock().get(peer).map(|state| state.current.subscribe())
     }

@@ -17,7 +17,7 @@ pub struct CarryContext {
     pub table: Arc<TunnelTable>,
     pub watch: TunnelWatch,
     pub carriers: Arc<Carriers>,
-    /// Local ports for connections to servers of this host.
+    /// Local ports from which the broker connects to servers of this host.
     pub ports: PortRange,
     /// Asks this host's firewall whether a connection may be tunnelled.
     pub openings: TunnelOpenings,
@@ -29,6 +29,6 @@ pub struct CarryContext {
     pub warm: u64,
     /// Kinds of carriers that may be used, in order of preference.
     pub carriers_wanted: Vec<CarrierKind>,
-    /// Past connections, which predict how a new one will be used.
+    /// Statistics of past connections, which predict how a new connection will be used.
     pub purposes: Arc<Purposes>,
 }

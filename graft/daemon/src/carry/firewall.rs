@@ -34,8 +34,8 @@ const LEGACY: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/proc/threa
 /// this interval for the time `UNSETTLED`.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Time after which a change of the rules is certainly in force, from when the kernel has counted it, however busy the
-/// machine is.
+/// Time from the moment at which the kernel counts a change of the nftables rules until the change is certainly in
+/// force, even on a busy machine.
 const UNSETTLED: Duration = Duration::from_secs(10);
 
 /// The end of a TCP connection at which this host is: client or server.
@@ -76,9 +76,9 @@ struct Generation {
 }
 
 impl Generation {
-    /// Reports whether the rules have to be read again. The kernel counts a change before it makes it, so a reader
-    /// between the two gets the old rules with the new count. After a new count the rules are therefore read again for
-    /// some seconds.
+    /// Reports whether the rules have to be read again. The kernel first increments its count and then applies the
+    /// change, so a reader between these steps gets the old rules with the new count. After a new count the rules are
+    /// therefore read again for some seconds.
     fn is_outdated(&self, number: u32, now: Instant) -> bool {
         let is_unsettled = self.last_read - self.first_read < UNSETTLED;
         self.number != number || is_unsettled && now - self.last_read >= LOOK
@@ -105,7 +105,7 @@ impl FirewallRules {
         let now = Instant::now();
         if self.read.as_ref().is_none_or(|read| read.is_outdated(number, now)) {
             (self.is_hooked, self.rules) = netfilter::rules()?;
-            // While the kernel's count is the same, the time of the first read is kept.
+            // The time of the first read is kept until the kernel's count of changes differs.
             let first_read =
                 self.read.as_ref().filter(|read| read.number == number).map(|read| read.first_read);
             self.read = Some(Generation { number, first_read: first_read.unwrap_or(now), last_read: now });
@@ -164,7 +164,8 @@ fn may_be_for(rule: &NetfilterRule, ports: &RangeInclusive<u16>) -> bool {
     rule.looks.iter().all(|look| match look {
         RuleProperty::Protocol(protocol) => *protocol == TCP,
         RuleProperty::Ports(wanted) => {
-            // The rule's ports may be client ports if they are this high.
+            // The rule's ports may be meant as client ports if the range reaches `CHOSEN`, the lowest port that clients
+            // get by default.
             *wanted.end() >= CHOSEN || (wanted.start() <= ports.end() && ports.start() <= wanted.end())
         }
         _ => true,
@@ -192,7 +193,8 @@ fn obstacle(rule: &NetfilterRule, end: ConnectionEnd, first_only: bool) -> Optio
     rule.looks.iter().find_map(|look| match look {
         RuleProperty::Other(what) => Some(what.clone()),
         RuleProperty::Rate if !is_of_first => Some("limit of all packets".to_owned()),
-        // The kernel does not report the group of a listening socket.
+        // The kernel does not report the owning group (GID) of a listening socket, so rules that match `skgid` cannot
+        // be tested.
         RuleProperty::Group if end == ConnectionEnd::Server && is_out => Some("meta skgid".to_owned()),
         _ => None,
     })

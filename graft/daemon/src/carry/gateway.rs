@@ -40,7 +40,7 @@ const FORWARDED: Duration = Duration::from_secs(60);
 
 /// The gateway: its programs in the kernel, its routing, and the SYNs that are held back.
 pub struct CarryGateway {
-    /// The BPF programs in the kernel. They are dropped first.
+    /// The BPF programs in the kernel. They are dropped before the routing is removed.
     kernel: kernel::GatewayPrograms,
     /// The process that removes the routing if the daemon dies. `None` once the routing was removed.
     keeper: Mutex<Option<TunnelWatchdog>>,

@@ -27,7 +27,7 @@ use super::warn_on_error;
 
 /// Limit of concurrent hooks that commands have requested.
 const COMMANDS_MAX: usize = 64;
-/// Limit of cgroups for which it is remembered whether they are in the cgroup of the daemon's own hook.
+/// Limit of entries in the cache `inside`, which remembers whether cgroups are in the cgroup of the daemon's own hook.
 const KNOWN_MAX: usize = 4096;
 
 /// The BPF hooks, and the state that each of them must have.
@@ -35,7 +35,7 @@ pub struct Hooks {
     config: Config,
     /// Cgroup of the daemon's own hook.
     cgroup: PathBuf,
-    /// Whether a cgroup is `cgroup` or below it, by the cgroup's ID, which the kernel never uses twice.
+    /// Cache, by cgroup ID: true if the cgroup is `cgroup` or below it. The kernel never uses a cgroup ID twice.
     inside: Mutex<HashMap<u64, bool>>,
     state: Mutex<HookState>,
 }
@@ -259,7 +259,8 @@ impl Hooks {
         let shown = HookStatusText { hooks: self, guest };
         state.shown.insert(key(guest));
         let done = state.all().try_for_each(|hook| hook.show(guest, client));
-        // On an error the guard is dropped, which locks the state again, so the lock is released here.
+        // On an error the guard `shown` is dropped, which locks `state` again, so this function releases its lock
+        // first.
         drop(state);
         done?;
         Ok(shown)
@@ -315,7 +316,7 @@ fn is_in(cgroup: u64, top: &Path) -> bool {
     is_it || below().filter(is_directory).any(|entry| is_in(cgroup, &entry.path()))
 }
 
-/// A guard: while it exists, the server sees the client's address as the other end.
+/// Guard for one connection: while this value exists, the server sees the client's address as the other end.
 pub struct HookStatusText<'a> {
     hooks: &'a Hooks,
     guest: Guest,

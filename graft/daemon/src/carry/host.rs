@@ -172,7 +172,8 @@ async fn host(
     let meter = TransferMeter::new(&context.purposes, kind, open.client.ip());
     let mut pump = TunnelPump::new(context, &local, stream, PumpRole::Server { streams }, meter);
     let ended = pump.run().await;
-    // Only a connection that ended regularly is remembered, to confirm its bytes once more.
+    // The table remembers only connections that ended regularly: if the peer resumes one of them, its received bytes
+    // are confirmed again.
     let received = matches!(ended, PumpEnd::Done).then_some(pump.received());
     context.table.finish(key, received);
     Ok(ended)

@@ -14,7 +14,7 @@ pub struct TransferMeter {
     purposes: Arc<Purposes>,
     kind: TrafficClass,
     expected: Expected,
-    /// A number that identifies the other host.
+    /// Number under which `purposes` knows the host at the other end of the connection.
     peer: u64,
     flow: FlowFigures,
     /// True if the server has sent bytes since the client last sent some.

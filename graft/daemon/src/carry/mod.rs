@@ -1,15 +1,16 @@
 //! The broker, which tunnels applications' TCP connections. The kernel redirects chosen connections to it ([`hooks`]).
-//! It accepts them ([`led`], or [`strict`] where the application has to wait for the server), and forwards each on a
-//! stream of a carrier to the peer's broker ([`carriers`]). That broker connects to the server ([`host`]), if the
+//! It accepts them ([`redirected`], or [`strict`] where the application has to wait for the server), and forwards each
+//! on a stream of a carrier to the peer's broker ([`carriers`]). That broker connects to the server ([`host`]), if the
 //! [`firewall`] of both hosts accepts the connection's first packets ([`openings`]). Connections of hosts behind this
-//! one arrive by [`behind`]. [`pump`] moves the bytes at both ends. The format of a stream is in
+//! one are handled by [`gatewayed`]. [`pump`] moves the bytes at both ends. The format of a stream is in
 //! `millrace-graft-proto`.
 //!
 //! A [`carrier`] is a QUIC connection ([`dial`]), or a [`pool`] of TCP connections: the connecting end maintains it
-//! ([`keep`]), and the listening end accepts its connections ([`take`]). [`tcp`] is their handshake, [`record`] and
-//! [`socket`] move their bytes, and [`stream`] is the part of either kind that carries one connection.
+//! ([`peer_pool`]), and the listening end accepts its connections ([`accept`]). [`tcp`] is their handshake, [`record`]
+//! and [`socket`] move their bytes, and [`stream`] is the part of either kind that carries one connection.
 //!
-//! [`meter`] counts the bytes of a connection. [`purposes`] predicts from that how the next one will be used.
+//! [`meter`] counts the bytes of a connection. [`purposes`] predicts from these counts how the next connection will be
+//! used.
 
 mod accept;
 mod carrier;

@@ -1,7 +1,7 @@
 //! Asks the firewall of this host whether connections may be tunnelled. For each connection the broker sends a SYN and
-//! its answer through netfilter, with the true addresses and owner. They are dropped after the last hook that could
-//! reject them. A connection whose first packets do not pass stays plain TCP, and the firewall handles it as usual.
-//! Without a firewall no packet is sent.
+//! its answer through netfilter, with the true addresses and owner. Both test packets are dropped after the last hook
+//! that could reject them. A connection whose first packets do not pass stays plain TCP, and the firewall handles it as
+//! usual. Without a firewall no packet is sent.
 
 use std::{
     collections::{BTreeMap, HashMap},

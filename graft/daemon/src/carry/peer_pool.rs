@@ -19,10 +19,11 @@ use super::{
     warm,
 };
 
-/// Pause before the next attempt, which doubles up to `PAUSE_MOST`.
+/// Pause before the next attempt to make a pool, after the pool's first connection has failed. The pause doubles up to
+/// `PAUSE_MOST`.
 const PAUSE_LEAST: Duration = Duration::from_millis(200);
 const PAUSE_MOST: Duration = Duration::from_secs(10);
-/// Interval at which a pool is checked, and pause after a failed connection.
+/// Interval at which a pool is checked for missing connections, and pause after a failed connection.
 const LOOK: Duration = Duration::from_millis(500);
 /// Limit of concurrent TLS handshakes for a pool.
 const CALLS_MAX: usize = 16;
@@ -126,7 +127,8 @@ impl PeerKeeper {
         }
         pool.note_rtt(met.rtt);
         let mut stream = stream(&pool, met)?;
-        // A pool that has grown is in use, so the connections' own data opens the congestion windows.
+        // Filler bytes open the congestion window of a new connection only while the pool has its minimum size. In a
+        // larger pool, the tunnelled data itself opens the window.
         if pool.is_small() {
             warm::exchange(&mut stream, self.context.warm).await?;
         }
@@ -141,7 +143,7 @@ fn stream(pool: &Arc<ConnectionPool>, met: AuthenticatedConnection) -> anyhow::R
     let Some(halves) = halves(&socket, &met.secrets) else {
         bail!("the cipher of the handshake is not supported")
     };
-    // A stream must not own the pool it returns to, so it has a weak reference.
+    // A stream must not own the pool that takes its connection back, so the stream has a weak reference to the pool.
     let home = Arc::downgrade(pool);
     let home: Home = Arc::new(move |stream| {
         if let Some(pool) = home.upgrade() {

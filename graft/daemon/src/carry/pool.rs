@@ -93,7 +93,8 @@ impl ConnectionPool {
         });
     }
 
-    /// Returns how many more connections the pool needs while `coming` are being made.
+    /// Returns how many more connections the pool needs, in addition to the `coming` ones whose handshakes are in
+    /// progress.
     pub fn lacks(&self, coming: usize) -> usize {
         let wanted = self.limits.warm + self.waiting.load(Relaxed);
         let room = self.limits.most.saturating_sub(self.count() + coming);

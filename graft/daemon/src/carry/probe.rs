@@ -22,8 +22,8 @@ pub async fn watch(carriers: Arc<Carriers>, carrier: Arc<PeerCarrier>) {
         if carrier.last_arrival() != heard || carriers.connections(peer) == 0 || !carriers.has_several(peer) {
             (heard, since, has_asked) = (carrier.last_arrival(), Instant::now(), false);
         } else if since.elapsed() >= carrier.patience() {
-            // After the first silent period the other end is asked, and after the second one the carrier is suspected
-            // to be dead.
+            // After the first silent period the other end is asked to answer an empty stream. After the second one the
+            // carrier is suspected to be dead.
             match has_asked {
                 true => carriers.suspect(&carrier),
                 false => {

@@ -32,7 +32,7 @@ use super::{
 
 /// Time limit for getting another carrier. A peer that needs longer has given up the connection.
 const HOLD: Duration = Duration::from_secs(30);
-/// Size in bytes of one read from the application, at least and at most, and of one batch of frames.
+/// Smallest and largest size of one read from the application, and size of one batch of frames (`BATCH`), in bytes.
 const PIECE_LEAST: usize = 2 << 10;
 const PIECE_MOST: usize = 64 << 10;
 const BATCH: usize = 128 << 10;
@@ -87,8 +87,8 @@ pub enum PumpRole {
 }
 
 /// Moves the bytes of one connection. The client's end sends `Open`, and no data moves before the server's end
-/// answers `Accepted`. When a stream is lost, both ends exchange the numbers of received bytes on the next one, and
-/// send again from there.
+/// answers `Accepted`. When a stream is lost, each end tells the other on the next stream how many bytes it has
+/// received. The sender continues with the byte after those.
 pub struct TunnelPump<'a> {
     context: &'a CarryContext,
     local: &'a TcpStream,
@@ -106,7 +106,7 @@ pub struct TunnelPump<'a> {
     silence: Option<CarrierSilence>,
     /// Kinds of frames that have arrived since `silence` was last updated.
     came: BytesArrived,
-    /// The carrier's arrival counter at the time when the other end was asked.
+    /// The carrier's arrival counter at the time when this end last sent `Ask`.
     heard_when_asked: u64,
     /// Size of the next read from the application, in bytes.
     piece: usize,
@@ -278,7 +278,7 @@ impl<'a> TunnelPump<'a> {
     async fn go_on(&mut self) -> Result<(), PumpStop> {
         self.silence = None;
         loop {
-            // Frames may have arrived together with the first one of the stream.
+            // Frames that have arrived together with the first frame of the stream are handled before the task waits.
             self.receive_frames()?;
             self.note_silence();
             self.fill();
@@ -469,8 +469,8 @@ impl<'a> TunnelPump<'a> {
         Ok(())
     }
 
-    /// Suspects the carrier if the answer is overdue and nothing at all has arrived on it. A suspected carrier gets
-    /// no new connections.
+    /// Suspects the carrier if the peer's first answer is overdue and nothing at all has arrived on the carrier. A
+    /// suspected carrier gets no new connections.
     fn suspect(&mut self) {
         let Some((_, heard)) = self.answer_by.take() else { return };
         if let PumpRole::Client { carrier, .. } = &self.role
@@ -491,9 +491,9 @@ impl<'a> TunnelPump<'a> {
         }
     }
 
-    /// Returns the silence after which the stream is given up. It is shorter while the whole carrier is silent and
-    /// another carrier could replace it. If only this connection is silent, its answer may be in a long queue behind
-    /// others.
+    /// Returns the silence after which the stream is given up. That time is shorter while the whole carrier is silent
+    /// and another carrier could replace it. If only this connection is silent, its answer may be in a long queue
+    /// behind data of other connections.
     fn patience(&self, asked: Duration) -> Duration {
         let PumpRole::Client { carrier, .. } = &self.role else { return asked };
         let is_asked = self.silence.as_ref().is_some_and(CarrierSilence::is_asked);
@@ -504,14 +504,15 @@ impl<'a> TunnelPump<'a> {
         }
     }
 
-    /// Queues at most one answer, however often the other end asks while nothing can be sent.
+    /// Queues the frame `Answer`, unless frames are already waiting to be sent. The other end may therefore send any
+    /// number of `Ask` frames.
     fn answer(&mut self) {
         if self.stream.sender.is_empty() {
             self.stream.sender.push(&CarryFrame::Answer);
         }
     }
 
-    /// Handles silence of the pool's connection: asks the other end, or gives up the stream.
+    /// Handles silence of the pool's connection: sends `Ask` or `Answer` to the other end, or gives up the stream.
     async fn ask(&mut self) -> Result<(), PumpStop> {
         let patience = self.stream.asked.map(|asked| self.patience(asked));
         let (Some(silence), Some(patience)) = (&mut self.silence, patience) else { return Ok(()) };
@@ -540,7 +541,7 @@ impl<'a> TunnelPump<'a> {
         Ok(())
     }
 
-    /// Suspects a carrier on which nothing has arrived since the other end was asked, so that other connections need
+    /// Suspects a carrier on which nothing has arrived since this end has sent `Ask`, so that other connections need
     /// not wait for their own time-outs.
     fn doubt(&self, carrier: &Arc<PeerCarrier>, heard_when_asked: u64) {
         if carrier.last_arrival() == heard_when_asked {

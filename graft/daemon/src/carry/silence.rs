@@ -8,8 +8,8 @@ use std::time::Duration;
 use millrace_graft_proto::carry::frame::CarryFrame;
 use tokio::time::Instant;
 
-/// Maximum silence before the other end is asked. That silence starts at half the time limit for an answer, and doubles
-/// with each answer that brings no data.
+/// Longest silence after which this end sends `Ask`. The silence before an `Ask` starts at half of the time limit for
+/// an `Answer`, and doubles each time that nothing but `Ask` and `Answer` frames arrives.
 const QUIET_MOST: Duration = Duration::from_secs(16);
 /// Time after which an end that has received data, and has none to send, acknowledges it.
 const TELL: Duration = Duration::from_millis(250);
@@ -59,11 +59,11 @@ pub struct CarrierSilence {
     heard: u64,
     /// Time at which something last arrived on the connection.
     heard_at: Instant,
-    /// Silence after which the other end is asked.
+    /// Silence after which this end sends `Ask`.
     quiet: Duration,
-    /// Time at which the other end was asked, or `None` if no answer is overdue.
+    /// Time at which this end has sent `Ask`, or `None` if it awaits no answer.
     asked_at: Option<Instant>,
-    /// Time since which this end owes the other end an acknowledgement.
+    /// Time since which data of the other end waits for an acknowledgement by this end, or `None`.
     owes_since: Option<Instant>,
 }
 
@@ -148,7 +148,8 @@ mod tests {
             (silence.due_action(at(500)), silence.due_action(at(1499))),
             (SilenceAction::Ask, SilenceAction::Nothing)
         );
-        // Only an answer arrives, so the next `Ask` is due later, and the one after it later still.
+        // Only an `Answer` arrives, so the silence before the next `Ask` doubles. It doubles again with each further
+        // `Answer`.
         silence.note(1, &TALK, at(1499));
         assert_eq!(
             (silence.due_action(at(2498)), silence.due_action(at(2499))),

@@ -66,7 +66,8 @@ impl Strict {
         // The BPF filter has to let the SYN pass before the broker sends this SYN once more.
         let sent = self.hold.let_in(ask.from).map_err(io::Error::other).and_then(|()| self.resend_syn(ask));
         if let Err(error) = sent {
-            // The kernel repeats the application's SYN a second later, so the error is only logged.
+            // The kernel repeats the application's SYN a second later, so a SYN that the broker could not send again is
+            // only logged.
             debug!(%from, "a SYN could not be sent again: {error}");
         }
         let local = timeout(ADMISSION, receiver).await.ok().and_then(Result::ok);

@@ -76,7 +76,8 @@ pub(super) struct LiveSession {
 pub(super) struct Keying {
     /// Cipher of the session, or `None` for an unencrypted session, which only has the key of frames.
     pub cipher: Option<AeadCipher>,
-    /// The key of frames that this end has generated. It is used if this end is the first one.
+    /// The key that authenticates frames, as this end has generated it. Both ends use the key of the end with the lower
+    /// address or port.
     pub frames: FrameKey,
     /// The key agreement with the other daemon, or `None` if the daemons have not connected yet.
     pub line: Option<LiveLine>,

@@ -28,7 +28,7 @@ pub struct ConnectionRecord {
     pub arm: String,
     /// Purpose that was predicted, or `None` if the choice did not use a purpose.
     pub purpose: Option<status::PurposeStatus>,
-    /// The choice for the path, or `None` if none was made yet.
+    /// The model's choice for the connection's path, or `None` if no choice was made yet.
     pub made: Option<Arc<SelectionResult>>,
     pub began_ns: u64,
     pub carried: bool,

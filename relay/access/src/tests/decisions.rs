@@ -340,7 +340,8 @@ fn is_over(rights: &Rights) -> bool {
     pin!(rights.ended()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
 }
 
-/// Derives two rights from a request. Each ends on its own, and new tokens of the request also serve for both.
+/// Derives two rights from the right of a request. Each derived right ends when its own token is revoked. A new token
+/// of the request also keeps the derived rights.
 #[tokio::test]
 async fn derived_right_ends_without_the_right_of_its_request() {
     let access = Access::new(revoking(&[]), BudgetLimits::default());
@@ -356,7 +357,8 @@ async fn derived_right_ends_without_the_right_of_its_request() {
     assert!(![&request, &fetch, &low].into_iter().any(|rights| is_over(rights)));
     access.set_policy(revoking(&["f"]));
     assert_eq!([is_over(&request), is_over(&fetch), is_over(&low)], [false, true, false]);
-    // With a newer token the request's right and the derived right stay, although the previous token is revoked.
+    // After an update with a newer token, the request's right and the derived right stay although the previous token is
+    // revoked.
     request.update(vec![may(Action::Subscribe, "s2")]).unwrap();
     access.set_policy(revoking(&["f", "s"]));
     assert_eq!([is_over(&request), is_over(&low)], [false, false]);
@@ -385,7 +387,8 @@ async fn refused_move_leaves_the_right_unchanged() {
     assert!(is_over(&request), "the right is on a/b now");
 }
 
-/// Builds identities whose issuers and subjects contain the separators, so that their texts could be equal.
+/// Builds different identities whose issuers and subjects contain the separators of an identity's text. Careless
+/// formatting would give two of these identities the same text.
 #[test]
 fn different_identities_have_different_texts() {
     let policy = AccessPolicy::new(

@@ -169,7 +169,7 @@ int bypass_enter(struct bpf_sock_ops *ctx)
 	return LET_BE;
 }
 
-/* Updates the state with the bytes that the socket has sent by TCP since the last call. */
+/* Adds the bytes that the socket has sent by TCP since the last call to the socket's counts. */
 static __always_inline bool look(struct sk_msg_md *msg, struct bypass_sent *state)
 {
 	struct tcp_sock *tp = bpf_skc_to_tcp_sock(msg->sk);

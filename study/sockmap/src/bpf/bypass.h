@@ -25,7 +25,7 @@ struct bypass_end {
 	__u16 pad;
 };
 
-/* A socket, by its own side and the opposite one. */
+/* Identifies a socket: its own address and port, and those of the opposite socket. */
 struct bypass_key {
 	struct bypass_end near;
 	struct bypass_end far;
