@@ -240,8 +240,8 @@ impl Tcp {
         }
     }
 
-    /// Sets the choice for later connections with the peer that match a rule with this [`choice`](TcpRule::choice). A
-    /// grant of the earlier choice that no connection has used expires.
+    /// Sets the choice for later connections with the peer that match a rule with this [`choice`](TcpRule::choice). If
+    /// the earlier choice granted its second candidate to a connection and none has used that grant, the grant expires.
     pub fn choose(&self, peer: IpAddr, rule: u32, choice: &PathCandidates) -> Result<(), Error> {
         self.choices.set(peer, rule, choice)
     }
@@ -256,7 +256,8 @@ impl Tcp {
         self.choices.clear()
     }
 
-    /// Returns whether no connection has used the grant of this peer and rule yet.
+    /// Returns whether the choice for this peer and rule grants its second candidate to one connection, and no
+    /// connection has used that grant yet.
     pub fn is_granted(&self, peer: IpAddr, rule: u32) -> Result<bool, Error> {
         self.choices.is_granted(peer, rule)
     }

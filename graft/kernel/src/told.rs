@@ -127,8 +127,8 @@ impl Choices {
         keys.iter().try_for_each(|key| remove(&self.map, "choices", key))
     }
 
-    /// Returns whether no connection has used the grant yet. The BPF programs clear the grant when a connection uses
-    /// it.
+    /// Returns whether a choice grants its second candidate to one connection. The BPF programs clear this grant when a
+    /// connection uses it.
     pub fn is_granted(&self, peer: IpAddr, rule: u32) -> Result<bool, Error> {
         let found = self.map.lookup(key(peer, rule).as_bytes(), MapFlags::ANY);
         let found = found.map_err(|source| millrace_kernel::Error::Read { what: "choices", source })?;

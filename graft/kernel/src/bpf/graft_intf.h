@@ -24,7 +24,7 @@ enum graft_side {
 enum graft_agree {
 	GRAFT_ASK_NOBODY,
 	GRAFT_ASK,
-	GRAFT_ASK_BOUND, /* asks only peers that userspace has bound to this rule */
+	GRAFT_ASK_BOUND, /* offers the agreement only to peers that userspace has bound to this rule */
 };
 
 /* Bits of graft_rule.set, one for each socket setting that a rule changes. */
