@@ -26,7 +26,7 @@ const PROGRAMS: [(&str, &str); 3] =
 
 macro_rules! outcomes {
     ($($(#[$doc:meta])* $name:ident = $text:literal),* $(,)?) => {
-        /// The outcome of a connection that a rule matches, or of one of its packets.
+        /// The outcome of applying a rule to a connection, or to one of its packets.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum TcpOutcome { $($(#[$doc])* $name),* }
 
@@ -279,7 +279,7 @@ impl Tcp {
         Ok(TcpOutcome::ALL.iter().copied().zip(counts).collect())
     }
 
-    /// Returns the latest outcome with each peer, for at most 4096 peers.
+    /// Returns the outcome of the latest connection with each peer, for at most 4096 peers.
     pub fn peers(&mut self) -> Result<Vec<TcpPeer>, Error> {
         let map = self.object.handle("peers")?;
         let mut peers = Vec::new();
@@ -301,8 +301,8 @@ impl Tcp {
         Ok(connections)
     }
 
-    /// Returns the latest outcome with a peer. `None` means that there was no connection yet, or that newer peers
-    /// evicted the entry.
+    /// Returns the outcome of the latest connection with a peer. `None` means that there was no connection yet, or that
+    /// newer peers evicted the entry.
     pub fn peer(&mut self, address: IpAddr) -> Result<Option<TcpPeer>, Error> {
         let map = self.object.handle("peers")?;
         let key = words(address);

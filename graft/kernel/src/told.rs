@@ -13,7 +13,7 @@ use super::rule::{RuleSide, address, name, remove, text, words};
 use super::sockets::SocketState;
 use super::{Error, intf, namespace};
 
-/// Most paths for which a choice is stored.
+/// Most paths for which the model's choice is stored.
 pub const CHOICES: usize = intf::CHOICES;
 
 /// The choice for the connections of a path, which is given by a peer and a rule.
@@ -21,7 +21,7 @@ pub const CHOICES: usize = intf::CHOICES;
 pub struct PathCandidates {
     /// Serial number of the choice, which is never 0 and differs for each choice. Events of connections contain it.
     pub serial: u32,
-    /// The candidate that connections use.
+    /// The candidate that the path's connections use.
     pub arm: CandidateChoice,
     /// A second candidate that exactly one connection uses, so that its performance is measured.
     pub grant: Option<CandidateChoice>,

@@ -420,7 +420,9 @@ static __always_inline void note_beginning(struct bpf_sock_ops *ctx, __u32 rule)
 		flow->began_ns = bpf_ktime_get_ns();
 }
 
-/* Removes the stored process of a socket, once the rule was found. */
+/* Removes the entry that names a socket's connecting process. The entry is not needed after a rule was found
+ * for the connection.
+ */
 static __always_inline void forget_caller(struct bpf_sock_ops *ctx)
 {
 	struct bpf_sock *sk = ctx->sk;
@@ -429,7 +431,8 @@ static __always_inline void forget_caller(struct bpf_sock_ops *ctx)
 		bpf_sk_storage_delete(&callers, sk);
 }
 
-/* Runs before the SYN is built: finds the rule, and enables the option callbacks if the rule asks the peer.
+/* Runs before the SYN is built: finds the rule, and enables the option callbacks if the rule needs the peer's
+ * agreement.
  */
 static __always_inline void on_connect(struct bpf_sock_ops *ctx)
 {

@@ -699,8 +699,8 @@ int packet_repair_done(struct __sk_buff *skb)
 		hear(work);
 	}
 	conclude(work, GRAFT_REPAIR, reason);
-	/* The function has turned the request around, so the answer is sent by the interface where the
-	 * request arrived.
+	/* The function has turned the request into its answer, with source and destination swapped. The
+	 * answer is sent by the interface where the request arrived.
 	 */
 	if (reason == GRAFT_RESENT)
 		return bpf_redirect(skb->ifindex, 0);

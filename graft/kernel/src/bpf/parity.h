@@ -16,7 +16,7 @@
 #include "packet_kept.h"
 
 #define PARITY_MAX 4  /* most parities of a block, so that a 64-bit word has an element for each */
-#define BLOCK_MAX  64 /* exclusive bound of the packets of a block */
+#define BLOCK_MAX  64 /* a block has fewer packets than this */
 
 /* Header in front of a parity packet's payload. */
 struct graft_parity {
