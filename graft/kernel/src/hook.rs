@@ -58,8 +58,8 @@ verdicts! {
     Led = "led",
     /// No carrier to the peer is connected.
     Cold = "cold",
-    /// The server has refused an earlier connection. This connection goes directly, so that the application gets the
-    /// server's own error.
+    /// The server has refused an earlier connection. This connection goes directly to the server, so that the
+    /// application gets the server's own error.
     Refused = "refused",
     /// The broker itself opens the connection.
     Own = "own",
@@ -75,7 +75,7 @@ verdicts! {
     NoMemory = "no-memory",
     /// The model has chosen plain TCP for the path of the connection.
     InPlace = "in-place",
-    /// No choice was made for the connection's path yet.
+    /// The model has made no choice between the broker and plain TCP for the connection's path yet.
     Unknown = "unknown",
 }
 
@@ -121,9 +121,9 @@ pub struct RedirectedConnection {
     pub far: SocketAddr,
     /// This host's address on the route to the server.
     pub near: IpAddr,
-    /// [`Lead::choice`] of the rule that matched; 0: the rule has none.
+    /// Key of the matching rule in the map of choices ([`Lead::choice`]); 0: the rule has no choice.
     pub choice: u32,
-    /// Serial number of the choice that the connection followed; 0: there was none.
+    /// Serial number of the model's choice that the connection followed; 0: the model had made no choice.
     pub serial: u32,
     /// True if the connection used the second candidate, which the choice grants to one connection.
     pub explored: bool,
@@ -221,7 +221,8 @@ impl HookPrograms {
         Ok(())
     }
 
-    /// Detaches the programs. New connections go directly, and applications see the kernel's addresses again.
+    /// Detaches the programs. New connections go directly to their servers, and applications see the kernel's addresses
+    /// again.
     pub fn detach(&mut self) {
         // Dropping a vector would detach the programs from the front; pop() detaches them in reverse order.
         while self.links.pop().is_some() {}
@@ -248,7 +249,7 @@ impl HookPrograms {
         remove(&self.maps.peers, "peers", &words(peer))
     }
 
-    /// Lets connections to a server go directly for this time, instead of redirecting them.
+    /// Lets connections go directly to this server for this time, instead of redirecting them to the broker.
     pub fn avoid(&self, server: SocketAddr, time: Duration) -> Result<(), Error> {
         Ok(write(&self.maps.avoided, "avoided", end(server).as_bytes(), clock::in_future(time).as_bytes())?)
     }

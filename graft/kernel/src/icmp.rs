@@ -16,7 +16,8 @@ use nix::sys::socket::{
 
 use crate::packet::WireProtocol;
 
-/// Bytes behind the IP header that every ICMP error repeats (RFC 792); the ports are in them.
+/// Number of bytes behind the failed packet's IP header that every ICMP error contains (RFC 792). The ports are in
+/// these bytes.
 const REPEATED: usize = 8;
 
 /// A raw socket that receives ICMP errors about packets from one host to another, but no data packets.

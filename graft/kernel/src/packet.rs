@@ -589,8 +589,8 @@ impl PacketHooks {
         Ok(())
     }
 
-    /// Encodes a list for the kernel. Each hook gets one byte per function, which is the function's slot; the first
-    /// function is in the lowest byte.
+    /// Encodes a list of functions for the kernel. Each hook gets one byte per function, which is the function's slot;
+    /// the first function is in the lowest byte.
     fn encode(&self, list: &FunctionList) -> Result<[u64; intf::HOOKS], Error> {
         let have = list.functions.len();
         let room = LIST_MAX;

@@ -65,8 +65,8 @@ pub struct ChangeCounts {
     pub refused: u64,
 }
 
-/// The loaded BPF iterator programs. Each call runs one over the TCP sockets of the calling thread's network
-/// namespace.
+/// The loaded BPF iterator programs. Each call runs one of the programs over the TCP sockets of the calling thread's
+/// network namespace.
 pub struct SocketPrograms {
     object: LoadedObject,
 }

@@ -26,7 +26,7 @@ const PROGRAMS: [(&str, &str); 3] =
 
 macro_rules! outcomes {
     ($($(#[$doc:meta])* $name:ident = $text:literal),* $(,)?) => {
-        /// The outcome of a connection that a rule matches, or of one of its packets.
+        /// The outcome of applying a rule to a connection, or to one of its packets.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum TcpOutcome { $($(#[$doc])* $name),* }
 
@@ -240,8 +240,8 @@ impl Tcp {
         }
     }
 
-    /// Sets the choice for later connections with the peer that match a rule with this [`choice`](TcpRule::choice). A
-    /// grant of the earlier choice that no connection has used expires.
+    /// Sets the choice for later connections with the peer that match a rule with this [`choice`](TcpRule::choice). If
+    /// the earlier choice granted its second candidate to a connection and none has used that grant, the grant expires.
     pub fn choose(&self, peer: IpAddr, rule: u32, choice: &PathCandidates) -> Result<(), Error> {
         self.choices.set(peer, rule, choice)
     }
@@ -256,7 +256,8 @@ impl Tcp {
         self.choices.clear()
     }
 
-    /// Returns whether no connection has used the grant of this peer and rule yet.
+    /// Returns whether the choice for this peer and rule grants its second candidate to one connection, and no
+    /// connection has used that grant yet.
     pub fn is_granted(&self, peer: IpAddr, rule: u32) -> Result<bool, Error> {
         self.choices.is_granted(peer, rule)
     }
@@ -278,7 +279,7 @@ impl Tcp {
         Ok(TcpOutcome::ALL.iter().copied().zip(counts).collect())
     }
 
-    /// Returns the latest outcome with each peer, for at most 4096 peers.
+    /// Returns the outcome of the latest connection with each peer, for at most 4096 peers.
     pub fn peers(&mut self) -> Result<Vec<TcpPeer>, Error> {
         let map = self.object.handle("peers")?;
         let mut peers = Vec::new();
@@ -300,8 +301,8 @@ impl Tcp {
         Ok(connections)
     }
 
-    /// Returns the latest outcome with a peer. `None` means that there was no connection yet, or that newer peers
-    /// evicted the entry.
+    /// Returns the outcome of the latest connection with a peer. `None` means that there was no connection yet, or that
+    /// newer peers evicted the entry.
     pub fn peer(&mut self, address: IpAddr) -> Result<Option<TcpPeer>, Error> {
         let map = self.object.handle("peers")?;
         let key = words(address);

@@ -13,7 +13,7 @@ use super::rule::{RuleSide, address, name, remove, text, words};
 use super::sockets::SocketState;
 use super::{Error, intf, namespace};
 
-/// Most paths for which a choice is stored.
+/// Most paths for which the model's choice is stored.
 pub const CHOICES: usize = intf::CHOICES;
 
 /// The choice for the connections of a path, which is given by a peer and a rule.
@@ -21,7 +21,7 @@ pub const CHOICES: usize = intf::CHOICES;
 pub struct PathCandidates {
     /// Serial number of the choice, which is never 0 and differs for each choice. Events of connections contain it.
     pub serial: u32,
-    /// The candidate that connections use.
+    /// The candidate that the path's connections use.
     pub arm: CandidateChoice,
     /// A second candidate that exactly one connection uses, so that its performance is measured.
     pub grant: Option<CandidateChoice>,
@@ -127,8 +127,8 @@ impl Choices {
         keys.iter().try_for_each(|key| remove(&self.map, "choices", key))
     }
 
-    /// Returns whether no connection has used the grant yet. The BPF programs clear the grant when a connection uses
-    /// it.
+    /// Returns whether a choice grants its second candidate to one connection. The BPF programs clear this grant when a
+    /// connection uses it.
     pub fn is_granted(&self, peer: IpAddr, rule: u32) -> Result<bool, Error> {
         let found = self.map.lookup(key(peer, rule).as_bytes(), MapFlags::ANY);
         let found = found.map_err(|source| millrace_kernel::Error::Read { what: "choices", source })?;

@@ -71,8 +71,7 @@ pub enum SessionEvent {
     },
     /// The measured quality of the session is worse than requested.
     Violated(QualityViolation),
-    /// Number of messages given up since the previous such event, because parts of them or earlier messages did not
-    /// arrive.
+    /// Number of messages given up since the previous `Lost` event, because all or some of their parts did not arrive.
     Lost(u64),
     /// The other side of the session has ended and sends no more messages.
     Finished,

@@ -109,7 +109,8 @@ pub fn parts_of(message_bytes: usize, datagram_bytes: usize) -> Option<u16> {
     u16::try_from(message_bytes.div_ceil(room).max(1)).ok()
 }
 
-/// Returns the part with this number of a message, cut as [`parts_of`] counts.
+/// Returns the part of a message that has this number, if each datagram has at most `datagram_bytes` bytes. `None` if
+/// the message has no such part.
 pub fn part(message: u32, bytes: &[u8], datagram_bytes: usize, part: u16) -> Option<MessagePart<'_>> {
     let parts = parts_of(bytes.len(), datagram_bytes)?;
     let room = datagram_bytes - HEADER_BYTES;

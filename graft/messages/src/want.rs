@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// Name of encryption as a service. Sessions provide encryption themselves, whatever their graft is.
 pub const ENCRYPTION: &str = "encryption";
-/// Most services in a request, which is more than exist.
+/// Most services that a request may name: more than the number of services that exist.
 const SERVICES_MAX: usize = 16;
 const SERVICE_BYTES_MAX: usize = 32;
 

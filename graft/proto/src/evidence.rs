@@ -66,7 +66,8 @@ fn find_downgrade(client: &ConnectionReport, server: &ConnectionReport) -> Optio
     }
 }
 
-/// Returns whether TCP options pass the path, by the latest connection that shows it; `None` if no connection shows it.
+/// Returns whether TCP options pass the path, as the latest conclusive report of a connection shows. `None` if no
+/// report is conclusive.
 pub fn options_pass<'a>(
     judged: impl Iterator<Item = (&'a ConnectionReport, Option<Downgrade>)>,
 ) -> Option<bool> {

@@ -125,11 +125,12 @@ fn slope(samples: &[PathSample]) -> f64 {
     if points.len() < 2 || square == 0.0 { 0.0 } else { product / square }
 }
 
-/// Returns how many answers arrived out of order, and the most later packets whose answers overtook one of them.
+/// Returns how many answers arrived out of order, and the largest number of answers to later packets that overtook a
+/// single answer.
 fn reordering(samples: &[PathSample]) -> (u32, u32) {
     let mut arrivals: Vec<(u64, usize)> =
         samples.iter().enumerate().filter_map(|(at, sample)| Some((sample.answered_us?, at))).collect();
-    // Samples are sorted by arrival. An answer is out of order if one of a packet sent later has arrived before.
+    // Samples are sorted by arrival. An answer is out of order if an answer to a later packet arrived before it.
     arrivals.sort_unstable();
     let mut latest = 0;
     let mut late = 0;

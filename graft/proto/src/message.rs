@@ -44,7 +44,7 @@ pub enum AgreementMessage {
     /// Offers an agreement. The host that opened the connection sends this. It repeats the offer when its statement
     /// changes, and from time to time.
     Offer(Box<Statement>),
-    /// Accepts an offer, with the own statement.
+    /// Accepts an offer. The message contains the statement of the accepting host.
     Accept(Box<Statement>),
     /// Confirms an [`Accept`](Self::Accept). The host that opened the connection sends this. From now on both hosts are
     /// bound.

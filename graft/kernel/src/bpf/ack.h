@@ -100,8 +100,8 @@ static __always_inline int ack_take(struct graft_shared *shared, __u32 number, c
 		shared->delivered = delivered;
 		shared->acked_ns = now_ns;
 	}
-	/* Counts one loss per round trip: packets sent before the previous loss was counted do not count as a
-	 * new one.
+	/* Counts one loss per round trip: packets sent before the previous loss was counted do not count as
+	 * another loss.
 	 */
 	if ((__s32)(newest - number) > ACK_REORDERED && graft_not_before(number, shared->recover)) {
 		shared->losses++;

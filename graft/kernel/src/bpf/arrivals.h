@@ -127,8 +127,8 @@ static long arrivals_forget(__u32 index, struct arrival *arrival)
 	return 0;
 }
 
-/* Notes that a packet has reached TC. Earlier packets of the same interface that have not are counted as
- * lost.
+/* Notes that a packet has reached TC. Earlier packets of the same interface that have not reached TC are
+ * counted as lost.
  */
 static __always_inline void arrivals_pass(struct arrivals *arrivals, struct graft_shared *shared,
 					  const struct graft_work *work, __u32 ifindex)

@@ -23,7 +23,7 @@ const volatile struct acknowledge_config config = {
 struct state {
 	__u32 waiting;	/* packets received since the latest acknowledgement */
 	__u32 complete; /* value of graft_shared.complete at the latest packet */
-	__u32 truesize; /* bytes of socket memory that the largest packet takes */
+	__u32 truesize; /* bytes of socket memory that the largest packet so far takes */
 	__u32 batch;	/* packets that TC delivered in quick succession, at most BATCH */
 	__u64 passed_ns;
 	struct arrivals arrivals;
@@ -183,7 +183,9 @@ static long fill(__u32 index, struct filling *filling)
 /* Returns how many packets TC has delivered that may not be in the application's socket yet. */
 static __always_inline __u32 under_way(const struct state *own, const struct socket_room *room, __u64 now_ns)
 {
-	/* A large socket may also receive packets of other senders, so a full batch is assumed. */
+	/* A socket with a large buffer may also receive packets of other senders, so BATCH packets are
+	 * assumed to be on their way to it.
+	 */
 	if (room->have > 4 * BATCH * own->truesize)
 		return BATCH;
 	return now_ns - own->passed_ns > BATCH_NS ? 0 : own->batch;
@@ -296,8 +298,8 @@ int acknowledge_rx(struct xdp_md *ctx)
 		return GRAFT_PASS_rx;
 	session = work->session;
 	own = bpf_map_lookup_elem(&state, &session);
-	/* XDP lists a packet as not delivered only if XDP marks it as received. Functions that mark packets
-	 * at TC list them at TC.
+	/* The ring contains packets that XDP has marked as received and TC has not delivered. A packet that
+	 * only TC marks as received is not added to the ring.
 	 */
 	if (own && work->kind == GRAFT_DATA && !work->is_marked_later)
 		arrivals_let_in(&own->arrivals, work, ctx->ingress_ifindex);

@@ -192,7 +192,9 @@ static __always_inline struct held *held_at(const struct graft_work *work, __u32
 	return bpf_map_lookup_elem(&kept_parities, &at);
 }
 
-/* Stores a parity packet with the others of its block. Returns NULL if it is malformed, or stored already. */
+/* Stores a parity packet with the other parity packets of its block. Returns NULL if it is malformed, or
+ * stored already.
+ */
 static __noinline struct held *hold(struct __sk_buff *skb, struct graft_work *work, __u32 birth)
 {
 	__u32 at = work->udp_at + UDP_BYTES, bytes = work->payload_bytes - sizeof(struct graft_parity);
@@ -280,7 +282,9 @@ static long add_come(__u32 index, struct recovery *recovery)
 		sum->numbers[missing] = number;
 		sum->unit = 1ULL << (16 * missing);
 		sum->count = missing + 1;
-		/* A missing packet is added as zeroes. Only its factors enter the rows of the equations. */
+		/* A missing packet adds zeroes to the sums over the block, and its factors to the rows of the
+		 * equations.
+		 */
 		add(sum, &sum->nothing);
 		return 0;
 	}

@@ -16,7 +16,8 @@ int order_rx(struct xdp_md *ctx)
 	return graft_next(ctx, rx, work);
 }
 
-/* Applies the same order to packets that an earlier function has recovered at TC ingress. */
+/* Drops a packet that an earlier function has recovered at TC ingress, if a newer packet arrived before it.
+ */
 SEC("tcx/ingress")
 int order_repair(struct __sk_buff *skb)
 {

@@ -55,7 +55,7 @@ int pace_tx(struct __sk_buff *skb)
 	if (!shared)
 		return graft_next(skb, tx, work);
 	takes = takes_ns(work, shared);
-	/* These bounds keep the products below within 64 bits. */
+	/* The interval is limited, so that its products with `packets` and `burst` fit into 64 bits. */
 	takes = takes < TAKES_MOST ? takes : TAKES_MOST;
 	now_ns = bpf_ktime_get_ns();
 	ahead = shared->leaves_ns > now_ns ? shared->leaves_ns - now_ns : 0;

@@ -63,7 +63,9 @@ static __always_inline bool graft_pick(struct graft_choice *choice, struct graft
 	bool leads;
 
 	flow->serial = choice->serial;
-	/* A connection that the broker cannot accept does not use up a grant for the broker. */
+	/* If the granted candidate is the broker, a connection that the broker cannot accept does not use up
+	 * the grant.
+	 */
 	flow->explored = (may_lead || !choice->other_lead) && graft_take_grant(choice);
 	leads = flow->explored ? choice->other_lead : choice->lead;
 	if (flow->explored && !leads)

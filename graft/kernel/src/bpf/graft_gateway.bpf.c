@@ -432,7 +432,7 @@ static __noinline enum gateway_verdict look_at_packet(struct __sk_buff *skb)
 		return GATEWAY_OTHER;
 	if (read_ip(skb, 0, &packet))
 		return GATEWAY_MALFORMED;
-	/* Packets to other destinations than peers need only this one look-up. */
+	/* For a packet to a host that is no peer, this look-up in `peers` is the only one. */
 	warm = find(&peers, &packet.flow.server);
 	if (!warm)
 		return GATEWAY_OTHER;

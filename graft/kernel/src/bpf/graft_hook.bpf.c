@@ -124,7 +124,9 @@ static __always_inline enum hook_verdict judge(struct bpf_sock_addr *ctx, const 
 	return is_avoided(to) ? HOOK_REFUSED : HOOK_LED;
 }
 
-/* Applies the model's choice for the connection's path: redirect the connection, or let it go directly. */
+/* Applies the model's choice for the connection's path: redirect the connection to the broker, or let it go
+ * directly to its server.
+ */
 static __always_inline enum hook_verdict pick(struct bpf_sock *sk, const struct hook_end *to, __u32 rule)
 {
 	struct graft_choice_key key = {.rule = rule};

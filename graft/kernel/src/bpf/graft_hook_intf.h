@@ -28,17 +28,17 @@ struct hook_end {
 	__u16 pad;
 };
 
-/* A rule that redirects connections, or lets them go directly. The first rule that matches applies; one with
- * last port 0 ends the list.
+/* A rule that redirects connections to the broker, or lets them go directly to their servers. The first rule
+ * that matches applies; a rule with last port 0 ends the list.
  */
 struct hook_rule {
 	address_words peer;
 	address_words mask;
 	__u16 first_port; /* host byte order; first and last port both belong to the range */
 	__u16 last_port;
-	__u32 strict;	/* 1: connect() succeeds only after the server was reached */
-	__u32 choice;	/* key of the rule in `choices`; 0: all connections of the rule are redirected */
-	__u32 in_place; /* 1: connections of the rule go directly, whatever later rules state */
+	__u32 strict; /* 1: connect() succeeds only after the server was reached */
+	__u32 choice; /* key of the rule in `choices`; 0: all connections of the rule are redirected */
+	__u32 in_place; /* 1: connections of the rule go directly to their servers, whatever later rules state */
 	struct caller_wanted caller;
 };
 
@@ -58,8 +58,8 @@ struct hook_led {
 	struct hook_end near;
 	char command[CALLER_NAME_BYTES]; /* name of the connecting thread */
 	__u64 cgroup;			 /* ID of the cgroup that the rule names; 0: none */
-	__u32 rule;			 /* `choice` of the rule that matched */
-	/* serial number of the choice that the connection followed; 0: none */
+	__u32 rule; /* key in `choices` of the rule that matched; 0: the rule has no choice */
+	/* serial number of the model's choice that the connection followed; 0: none */
 	__u32 serial;
 	__u32 explored;
 	__u32 uid; /* user that owns the socket, as netfilter's skuid matches it */
@@ -77,7 +77,7 @@ struct hook_guest {
 };
 
 /* The verdict on a connection to a host with a broker, if a rule matches. With every verdict but HOOK_LED the
- * connection goes directly.
+ * connection goes directly to its server.
  */
 enum hook_verdict {
 	HOOK_LED,  /* redirected to the broker */
@@ -90,8 +90,8 @@ enum hook_verdict {
 	HOOK_NOT_TCP,	   /* the socket is MPTCP, or another stream protocol */
 	HOOK_NO_FAMILY,	   /* the broker does not listen in the connection's address family */
 	HOOK_NO_MEMORY,	   /* no memory for the socket's state */
-	HOOK_IN_PLACE,	   /* the model chose a direct connection for this path */
-	HOOK_UNKNOWN,	   /* no choice was made for this path yet */
+	HOOK_IN_PLACE,	   /* the model chose plain TCP for this path, not the broker */
+	HOOK_UNKNOWN,	   /* the model has made no choice for this path yet */
 	HOOK_VERDICTS,
 };
 

@@ -24,7 +24,7 @@ enum graft_side {
 enum graft_agree {
 	GRAFT_ASK_NOBODY,
 	GRAFT_ASK,
-	GRAFT_ASK_BOUND, /* asks only peers that userspace has bound to this rule */
+	GRAFT_ASK_BOUND, /* offers the agreement only to peers that userspace has bound to this rule */
 };
 
 /* Bits of graft_rule.set, one for each socket setting that a rule changes. */
@@ -60,7 +60,7 @@ struct graft_rule {
 	struct caller_wanted caller;
 };
 
-/* The outcome of a connection that a rule matches, or of one of its packets. */
+/* The outcome of applying a rule to a connection, or to one of its packets. */
 enum graft_outcome {
 	GRAFT_AGREED,
 	GRAFT_ONE_SIDED, /* the rule needs no agreement */
@@ -89,7 +89,7 @@ enum graft_outcome {
 /* The outcome of the latest connection with a peer. */
 struct graft_peer {
 	__u64 time_ns;	 /* time of the latest connection, CLOCK_MONOTONIC, ns */
-	__u64 agreed;	 /* number of connections with this peer that agreed */
+	__u64 agreed;	 /* number of connections on which this peer agreed to the rule */
 	__u64 resent_ns; /* time at which a SYN with the option was lost, ns; 0: never */
 	__u32 outcome;
 	__u32 rule;
@@ -99,7 +99,7 @@ struct graft_peer {
 
 /* A binding: userspace has agreed on rules with a peer that TLS authenticated. */
 struct graft_bound {
-	__u64 until_ns; /* end of the binding, CLOCK_MONOTONIC, ns */
+	__u64 until_ns; /* time at which the binding ends, CLOCK_MONOTONIC, ns */
 	__u64 rules;	/* bitmap of the rules in the list that the binding covers */
 	__u32 generation;
 	__u32 pad;
@@ -114,7 +114,9 @@ struct graft_connection_key {
 	__u32 side; /* enum graft_side; distinguishes both ends of a connection within this host */
 };
 
-/* How the handshake of a connection went. Userspace compares this record with the peer's. */
+/* What this host saw in the handshake of a connection. Userspace compares this record with the peer's record
+ * of the same connection.
+ */
 struct graft_connection {
 	address_words peer;
 	__u64 time_ns;
@@ -156,20 +158,20 @@ struct graft_socket {
 /* Key of a choice. It covers all connections with a peer that match one rule. */
 struct graft_choice_key {
 	address_words peer; /* IPv6 form of the address, as in struct graft_rule */
-	__u32 rule;	    /* `choice` of the rule */
+	__u32 rule;	    /* key of the rule in `choices` */
 };
 
 /* The model's choice for the connections of a path: the candidate that they use, and another one that a
  * single connection may explore.
  */
 struct graft_choice {
-	/* serial number of the choice; it changes whenever userspace chooses */
+	/* serial number of this choice, which differs for each choice that userspace writes */
 	__u32 serial;
 	__u32 lead; /* 1: the candidate is the broker, if it accepts the connection */
 	/* 1: the candidate to explore is the broker, if it accepts the connection */
 	__u32 other_lead;
 	__u32 grant; /* 1: one connection may use the candidate to explore */
-	/* congestion control of a direct connection; empty: the socket's own */
+	/* congestion control of a connection that is not redirected; empty: the socket's own */
 	char congestion[GRAFT_NAME_BYTES];
 	char other[GRAFT_NAME_BYTES];
 };

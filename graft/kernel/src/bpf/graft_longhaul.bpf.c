@@ -37,7 +37,9 @@ enum phase {
 struct longhaul {
 	__u64 bandwidth[2]; /* greatest delivery rate of the current epoch and of the previous one, bytes/s */
 	__u64 bound;	    /* upper limit of the bandwidth after too much loss, bytes/s */
-	/* rate at the latest growth by a quarter, bytes/s; STARTUP ends after three rounds without such growth */
+	/* rate at the latest growth by a quarter, bytes/s; STARTUP ends after three rounds without such
+	 * growth
+	 */
 	__u64 full;
 	__u64 rtt_since_us;
 	__u64 phase_until_us; /* end of PROBE_RTT, us */
@@ -61,9 +63,10 @@ _Static_assert(sizeof(struct longhaul) <= GRAFT_STATE_BYTES, "room in the socket
 #define PROBE_RTT_US	200000
 #define STARTUP_PERCENT 289
 #define DRAIN_PERCENT	35
-#define PACING_MARGIN	99 /* percent of the bandwidth; the rest lets queues at other hops drain */
-#define INITIAL_RTT_US	100000
-#define IS_AFTER(a, b)	((__s32)((a) - (b)) >= 0)
+/* percent of the computed pacing rate that is used, so that queues at other hops drain */
+#define PACING_MARGIN  99
+#define INITIAL_RTT_US 100000
+#define IS_AFTER(a, b) ((__s32)((a) - (b)) >= 0)
 
 #define NO_BOUND (1ULL << 62)
 

@@ -161,7 +161,7 @@ struct graft_shared {
 struct graft_work {
 	__u64 list; /* functions still to run: a byte for each, the next one in the lowest byte */
 	__u64 now_ns;
-	__u64 start_ns; /* 0: the packet is not timed */
+	__u64 start_ns; /* time at which timing of the packet began, ns; 0: the packet is not timed */
 	__u64 key[2];
 	__u32 session;
 	enum graft_reason reason;

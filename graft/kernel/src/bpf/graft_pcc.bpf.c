@@ -348,7 +348,7 @@ __noinline int pcc_set_rate(struct flow *flow, __u64 rate)
 	return 0;
 }
 
-/* Changes the rate in the direction of the gradient. Steps get longer while the direction stays the same. */
+/* Changes the rate in the direction of the gradient. Consecutive changes in one direction become larger. */
 __noinline int pcc_step(struct flow *flow, __s64 towards)
 {
 	__u64 length, rate;
@@ -367,7 +367,8 @@ __noinline int pcc_step(struct flow *flow, __s64 towards)
 
 static __always_inline void begin_trials(struct pcc *pcc, const struct moment *now)
 {
-	/* The order of the two trials is random, so that a trend of the path does not favour one direction. */
+	/* The order of the two trials is random, so that a trend of the path does not favour one direction.
+	 */
 	pcc->is_lower = bpf_get_prandom_u32() & 1;
 	pcc->is_usable = 1;
 	pcc->trial = 0;
@@ -389,7 +390,7 @@ __noinline int pcc_end_round(struct flow *flow)
 	pcc = &flow->pcc;
 	now = &flow->now;
 	spent = graft_at_least_1(now->us - pcc->judged_since_us);
-	/* The delivery rate measured in the round. */
+	/* `rate` is the delivery rate that was measured in the round, bytes/s. */
 	rate = (__u64)(now->delivered - pcc->delivered) * now->packet_bytes * PPM / spent;
 	pcc_judge(flow, &it);
 	worth = pcc_utility(kbit_of((__u64)it.sent * now->packet_bytes * PPM / spent), &it);

@@ -87,8 +87,8 @@ struct {
 	__type(value, struct caller);
 } callers SEC(".maps");
 
-/* 1 if any rule has a condition on the process or a choice, in the list in force or in the next one.
- * Userspace writes it.
+/* 1 if any rule has a condition on the process or a choice, in the list of rules in force or in the next
+ * list. Userspace writes this value.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -420,7 +420,9 @@ static __always_inline void note_beginning(struct bpf_sock_ops *ctx, __u32 rule)
 		flow->began_ns = bpf_ktime_get_ns();
 }
 
-/* Removes the stored process of a socket, once the rule was found. */
+/* Removes the entry that names a socket's connecting process. The entry is not needed after a rule was found
+ * for the connection.
+ */
 static __always_inline void forget_caller(struct bpf_sock_ops *ctx)
 {
 	struct bpf_sock *sk = ctx->sk;
@@ -429,7 +431,8 @@ static __always_inline void forget_caller(struct bpf_sock_ops *ctx)
 		bpf_sk_storage_delete(&callers, sk);
 }
 
-/* Runs before the SYN is built: finds the rule, and enables the option callbacks if the rule asks the peer.
+/* Runs before the SYN is built: finds the rule, and enables the option callbacks if the rule needs the peer's
+ * agreement.
  */
 static __always_inline void on_connect(struct bpf_sock_ops *ctx)
 {
@@ -663,8 +666,8 @@ static __always_inline void on_packet(struct bpf_sock_ops *ctx)
 	graft_let_go(ctx, state);
 }
 
-/* Returns whether this server has answered all offers lately. State of single SYNs is not stored, so every connection
- * counts as unanswered shortly after any offer was left unanswered.
+/* Returns whether this server has answered all offers lately. State of single SYNs is not stored, so every
+ * connection counts as unanswered shortly after any offer was left unanswered.
  */
 static __always_inline bool answers(const struct socket_state *listener)
 {
@@ -698,8 +701,8 @@ static __always_inline void on_accepted(struct bpf_sock_ops *ctx)
 	struct conclusion end = {};
 	__u32 index = 0;
 
-	/* The accepted socket inherited the callback flag from its listener. This program had set the
-	 * listener's flag, unless another program had.
+	/* The accepted socket inherited the callback flag from its listener. The flag is cleared, unless
+	 * another program had set it on the listener before this program did.
 	 */
 	if (!state || !state->had_write_flag)
 		set_flags(ctx, 0, BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);

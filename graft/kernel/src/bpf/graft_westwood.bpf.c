@@ -86,8 +86,8 @@ static __always_inline __u32 path_window(const struct westwood *westwood, __u32 
 }
 
 /* Returns the window after a loss. If the queue is long, the window without a queue is only a small part of
- * the current one. Congestion controls that keep the queue long would then starve this connection, so
- * `keep_percent` stays.
+ * the current one. Congestion controls that keep the queue long would then starve this connection, so at
+ * least `keep_percent` of the window remains.
  */
 SEC("struct_ops")
 __u32 BPF_PROG(westwood_ssthresh, struct sock *sk)

@@ -397,8 +397,8 @@ static __always_inline int is_marked(const struct __sk_buff *skb, __u32 mark)
 	return (skb->mark & ~(MARKS - 1)) == mark;
 }
 
-/* Sends a packet that a function or the daemon made, and which already has a frame. `works` belongs to the
- * packet that the function was processing meanwhile.
+/* Sends a packet that a function or the daemon made, and which already has a frame. Meanwhile `works` holds
+ * the state of another packet: the one that the function was processing.
  */
 static __always_inline int pass_own(struct __sk_buff *skb, const struct packet_session *session,
 				    const struct udp_packet *packet)
@@ -588,7 +588,7 @@ static __always_inline int follow(struct __sk_buff *skb, struct graft_work *work
 	work->behind++;
 	work->current = again;
 	work->list = 0;
-	/* With `behind` set, the function makes its own packet. */
+	/* Since `behind` is not 0, the function turns the packet in the buffer into its own packet. */
 	bpf_tail_call(skb, &programs_tx, again);
 	return drop(1);
 }
@@ -699,8 +699,8 @@ int packet_repair_done(struct __sk_buff *skb)
 		hear(work);
 	}
 	conclude(work, GRAFT_REPAIR, reason);
-	/* The function has turned the request around, so the answer is sent by the interface where the
-	 * request arrived.
+	/* The function has turned the request into its answer, with source and destination swapped. The
+	 * answer is sent by the interface where the request arrived.
 	 */
 	if (reason == GRAFT_RESENT)
 		return bpf_redirect(skb->ifindex, 0);

@@ -7,8 +7,9 @@
 
 /* Load-time configuration: marks of packets that this host's functions and daemon send. */
 struct packet_config {
-	__u32 mark; /* mark of packets that functions send; packets of others never have it */
-	/* word_mark and path_mark are multiples of 8, since their lowest three bits are the number of a path. */
+	__u32 mark; /* mark of packets that functions send; packets of other programs never have this mark */
+	/* word_mark and path_mark are multiples of 8, since their lowest three bits are the number of a path.
+	 */
 	__u32 word_mark; /* mark of the daemon's messages */
 	/* mark of copies for redundant paths; + PACKET_PATHS: mark of packets on their way to a path's
 	 * interface

@@ -148,7 +148,8 @@ static __always_inline int path_leave(struct __sk_buff *skb, const struct graft_
 
 	if (!of || !counts || number >= PACKET_PATHS)
 		return TC_ACT_SHOT;
-	/* The check is repeated, since the verifier of Linux 6.1 forgets the comparison above. */
+	/* The path's number is bounded again, since the verifier of Linux 6.1 forgets the comparison above.
+	 */
 	OPAQUE(number);
 	number &= PACKET_PATHS - 1;
 	path = &of->each[number];

@@ -139,8 +139,8 @@ struct loan {
 	__u16 check;
 };
 
-/* Saves a received packet, turns its buffer around, and makes space for `room` bytes of payload. Returns not
- * 0 if that failed and the packet is unchanged.
+/* Saves a received packet, swaps source and destination in its buffer, and makes space for `room` bytes of
+ * payload. Returns not 0 if that failed and the packet is unchanged.
  */
 static __always_inline int borrow(struct __sk_buff *skb, struct graft_work *work, struct loan *loan,
 				  __u32 room)

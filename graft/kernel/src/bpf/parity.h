@@ -16,7 +16,7 @@
 #include "packet_kept.h"
 
 #define PARITY_MAX 4  /* most parities of a block, so that a 64-bit word has an element for each */
-#define BLOCK_MAX  64 /* exclusive bound of the packets of a block */
+#define BLOCK_MAX  64 /* a block has fewer packets than this */
 
 /* Header in front of a parity packet's payload. */
 struct graft_parity {
@@ -44,7 +44,9 @@ struct sum {
 	__u32 count; /* number of missing packets */
 	__u32 failed;
 	__u32 numbers[PARITY_MAX]; /* packet numbers of the missing packets */
-	/* index of the row that gives each missing packet, in the order of `numbers` */
+	/* indices of the rows that contain the missing packets after the equations are solved, in the order
+	 * of `numbers`
+	 */
 	__u32 order[PARITY_MAX];
 	__u32 pad;
 	struct row rows[PARITY_MAX];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Retransmits lost packets. `repair` retransmits all of them. `partial` retransmits within a deadline, and gives up
- * no more than a share of them.
+/* Retransmits lost packets. `repair` retransmits all of them. `partial` retransmits them until a deadline,
+ * and gives up no more than a configured share of all packets.
  *
  * The sender stores its latest packets. When a newer packet arrives, the receiver requests each missing one,
  * and repeats the request every `retry_us`. At the sender, TC ingress turns a request into the requested
@@ -39,7 +39,7 @@ struct state {
 	__u32 looked; /* first packet number that was not checked for a missing packet yet */
 	__u32 again;  /* next packet number to check again for a repeated request */
 	__u32 begun;
-	__u32 counted; /* first packet number that `numbers` does not include yet */
+	__u32 counted; /* first packet number that is not counted in `numbers` yet */
 	__u64 numbers; /* number of packets that were checked so far */
 	__u64 gave_up;
 	struct open open[OPEN_MAX];

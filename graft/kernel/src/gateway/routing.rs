@@ -1,5 +1,5 @@
-//! Routing for a gateway: marked packets are delivered to this host although their destination is another one. A rule
-//! sends them to a table whose only route is local.
+//! Routing for a gateway: marked packets are delivered to this host although they are addressed to another host. A
+//! routing rule directs these packets to a table whose only route is local.
 //!
 //! Marks and table numbers differ for each run. Removing the leftovers of one run thus does not affect live runs.
 

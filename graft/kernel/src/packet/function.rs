@@ -98,7 +98,7 @@ impl OpenedFunction {
         for mut map in self.open.maps_mut() {
             let name = map.name().to_string_lossy().into_owned();
             if let Some(there) = shared.get(name.as_str()).or(state.filter(|_| name == STATE)) {
-                // libbpf creates no map of its own where one is given here.
+                // libbpf then uses the existing map `there` instead of creating a new one.
                 map.reuse_fd(there.as_fd()).map_err(Error::Open)?;
             }
         }

@@ -43,8 +43,8 @@ impl SessionRoom {
             true => (intf::KEEPERS as u32, self.keepers),
             false => (intf::SESSIONS as u32, self.sessions),
         };
-        // Maps of sessions were compiled with a multiple of the default number of sessions. They are resized to the
-        // same multiple of the configured number.
+        // Maps of sessions were compiled with a number of entries that is a multiple of the default number of sessions.
+        // They are resized to the same multiple of the configured number of sessions.
         match OF_SESSIONS.contains(&kind) && compiled > 0 && compiled.is_multiple_of(unit) {
             true => compiled / unit * wanted,
             false => compiled,

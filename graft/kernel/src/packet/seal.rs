@@ -138,7 +138,8 @@ impl PacketHooks {
         let phase = phase & 1;
         let sealed = self.sealed(ends)?;
         let map = sealed.keys[usize::from(phase)].as_ref().ok_or(Error::NoKeys)?;
-        // Both entries refer to the same map of the key, so that sealing and opening update the same counters.
+        // The entries for sealing and for opening refer to the same map of the key, so that sealing and opening update
+        // the same counters.
         self.put_key(ends, SEALS, map)?;
         self.sealed_mut(ends)?.phase = Some(phase);
         Ok(())

@@ -279,7 +279,7 @@ fn request_for_a_packet_becomes_that_packet() {
             let (why, verdict, mut got) = reason(&mut sender, &ends, FunctionHook::Repair, &request);
             assert_eq!((why, verdict), (PacketReason::Resent, REDIRECT));
             assert!(crate::net::check_frame(&got));
-            // The link addresses are swapped in the answer, since the buffer of the request was turned around.
+            // The link addresses are swapped in the answer, since the answer is made in the buffer of the request.
             got[..12].copy_from_slice(&want[..12]);
             let ip = if ends.local.is_ipv4() { 20 } else { 40 };
             assert_eq!(got[ETHERNET + ip..], want[ETHERNET + ip..], "number {number}");

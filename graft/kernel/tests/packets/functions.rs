@@ -551,8 +551,8 @@ fn packets_in_order_trigger_repeated_requests() {
     }
 }
 
-/// No more than the permitted share of packets is given up after the deadline. The others are requested without a
-/// limit.
+/// No more than the permitted share of packets is given up after the deadline. All other missing packets are requested
+/// without a limit.
 #[test]
 fn number_of_packets_given_up_is_bounded() {
     const MORE_THAN_A_RETRY: Duration = Duration::from_millis(2);

@@ -221,7 +221,7 @@ fn data_packet_after_its_parities_recovers_lost_packets() {
         assert!(check_frame(frame));
         let bytes = payload(frame);
         assert!(bytes[..bytes.len() - FRAME_BYTES] == payloads[number(frame) as usize]);
-        // Only its mark shows that this host injected a packet. Packets from the network never have the mark.
+        // A host recognises packets that it has injected only by their mark, which packets from the network never have.
         assert_eq!(pair.at_receiver(frame).reason, PacketReason::Malformed);
     }
 }
@@ -248,7 +248,7 @@ fn more_losses_than_parity_packets_are_not_recovered() {
         }
         assert_eq!(pair.at_receiver(&parities[0]).reason, want, "{arrivals:?}");
     }
-    // Its header makes the parity packet too long for the interface. The data packet has been sent already, so the
+    // With its header, the parity packet is too long for the interface. The data packet has been sent already, so the
     // parity packet is dropped by redirecting it to interface 0.
     for parity in [1, 4] {
         let parameters = [("fec", "packets", 2), ("fec", "parity", parity)];

@@ -194,8 +194,8 @@ fn packet_for_missing_path_interface_is_counted() {
     assert!(refused.contains("paths of a session"), "{refused}");
 }
 
-/// An interface that was deleted and created again has another index. Counts continue, and the limit of sessions with
-/// paths still holds.
+/// An interface that was deleted and created again has another index. The packet counts of its path continue, and the
+/// limit of sessions with paths still holds.
 #[test]
 fn changed_paths_of_a_session_continue_their_counts() {
     if !root("changed_paths_of_a_session_continue_their_counts") {

@@ -1,5 +1,5 @@
-//! Tests of sealed sessions: outgoing, incoming and refused packets. The AEADs of the crate ring are the second
-//! implementation: they seal datagrams for the kernel, and open datagrams that the kernel sealed.
+//! Tests of sealed sessions: outgoing, incoming and refused packets. The crate ring serves as a second implementation
+//! of the AEADs: it seals datagrams for the kernel, and opens datagrams that the kernel sealed.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -246,7 +246,7 @@ fn changed_datagram_is_refused() {
                 let want = match (tail, bit) {
                     (Some(0), _) | (Some(PHASE), 4..) => PacketReason::Malformed,
                     (Some(PHASE), 0) => PacketReason::NoKeys,
-                    // The unused bits of the tail have no meaning, but are authenticated like the others.
+                    // The unused bits of the tail have no meaning, but are authenticated like its other bits.
                     _ => PacketReason::Unopened,
                 };
                 assert_eq!((why, verdict), (want, XDP_DROP), "{cipher:?} byte {at} bit {bit}");
@@ -415,7 +415,8 @@ fn control_message_of_an_encrypted_session_must_be_encrypted() {
     assert_eq!(receiver.words(Duration::ZERO).expect("words").len(), 1);
 }
 
-/// A held session sends nothing. A frame with a new key counts as forged until the peer has the new key, too.
+/// A session that `hold` has stopped sends nothing. A frame with a new key counts as forged until the peer has the new
+/// key, too.
 #[test]
 fn frame_is_authenticated_with_the_latest_key() {
     if !root("frame_is_authenticated_with_the_latest_key") {

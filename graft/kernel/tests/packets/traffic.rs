@@ -230,8 +230,8 @@ pub fn number_of(bytes: &[u8]) -> u32 {
     number
 }
 
-/// Returns received messages in the order of arrival. It ends when `enough` have arrived, or when no message arrives
-/// within the time limit.
+/// Returns received messages in the order of arrival. Receiving ends when `enough` messages have arrived, or when no
+/// message arrives within the time limit.
 pub fn receive(far: &UdpSocket, enough: usize) -> Vec<u32> {
     let mut buffer = [0; 2048];
     let mut got = Vec::new();
@@ -291,7 +291,8 @@ impl TrafficPace {
         }
     }
 
-    /// Receives messages in the order of arrival. The sender waits until the first missing message has arrived.
+    /// Receives messages in the order of arrival. The sender waits whenever it is more than `ahead` messages beyond the
+    /// first missing message.
     pub fn receive(&self, far: &UdpSocket, enough: u32) -> Vec<u32> {
         let mut got = Vec::new();
         let mut missing: BTreeSet<u32> = (0..enough).collect();
@@ -307,8 +308,8 @@ impl TrafficPace {
         got
     }
 
-    /// Receives `enough` messages in the order of arrival, while others may be lost for good. The sender waits for the
-    /// newest one.
+    /// Receives `enough` messages in the order of arrival, while others may be lost for good. The sender waits whenever
+    /// it is more than `ahead` messages beyond the newest received message.
     pub fn receive_some(&self, far: &UdpSocket, enough: usize) -> Vec<u32> {
         let mut got = Vec::new();
         while got.len() < enough {
@@ -422,7 +423,8 @@ fn what_is_late_is_dropped_over(protocol: WireProtocol, sent: u32) {
     let (near, far) = site.sockets();
     let [_sender, mut receiver] = site.hooks(&["number", "order"]);
     let stop = AtomicBool::new(false);
-    // The wire loses none of the last datagrams, so that the receiver notices the end.
+    // The wire loses none of the last datagrams, so that the receiver knows when all messages have arrived that can
+    // arrive.
     let unruly = |count: u64| match count % 10 {
         _ if count > u64::from(sent) - 20 => DatagramFate::Pass,
         3 => DatagramFate::Lose,

@@ -66,7 +66,8 @@ struct UnreadCase {
     is_lossy: bool,
 }
 
-/// Tests all combinations of sizes and buffers: every datagram arrives once, and the socket drops none.
+/// Tests all combinations of datagram sizes and receive buffers: every datagram arrives once, and the socket drops
+/// none.
 #[test]
 fn paused_reader_gets_every_datagram() {
     if !root("paused_reader_gets_every_datagram") {

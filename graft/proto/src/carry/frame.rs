@@ -262,7 +262,8 @@ impl Decoder {
         let before = input.len();
         match FrameHead::decode(&mut input)? {
             Some(head) => {
-                // Earlier calls consumed `kept` bytes of the head; only the others are removed from this piece.
+                // Earlier calls consumed `kept` bytes of the head; only the remaining bytes of the head are removed
+                // from this piece.
                 let used = before - input.len();
                 self.rest.advance(used - kept);
                 self.head.clear();

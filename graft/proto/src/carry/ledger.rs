@@ -18,7 +18,7 @@ pub enum Untrue {
 }
 
 /// Bytes from this host's application, stored until the other broker confirms them. Offsets count from the connection's
-/// first byte. The order is always confirmed <= next <= taken (plus one for the end).
+/// first byte. They are always in the order confirmed <= next <= taken (plus one for the end).
 #[derive(Debug, Default)]
 pub struct OutgoingBytes {
     kept: VecDeque<Bytes>,
@@ -153,7 +153,8 @@ impl OutgoingBytes {
     }
 }
 
-/// Bytes from the remote application to this host's application. The order is always told <= delivered <= received.
+/// Bytes from the remote application to this host's application. Offsets are always in the order told <= delivered <=
+/// received, where `told` is what was confirmed to the other broker.
 #[derive(Debug, Default)]
 pub struct IncomingBytes {
     waiting: VecDeque<Bytes>,
@@ -278,7 +279,7 @@ mod tests {
         Give(usize),
         Carry(usize),
         Deliver(usize),
-        /// The carrier ends: this number of frames in flight arrive, and the others are lost.
+        /// The carrier ends: this number of frames in flight arrive, and the other frames in flight are lost.
         Cut(usize),
     }
 
