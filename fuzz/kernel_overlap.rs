@@ -51,7 +51,7 @@ unsafe extern "C" {
 /// they differ from the first object on.
 static STREAMS: LazyLock<[Vec<u8>; 3]> =
     LazyLock::new(|| [&[53usize, 1, 200, 0][..], &[51, 3], &[0, 7, 0, 190, 2]].map(subgroup));
-/// Lock for the C code's only ingress, which all tests of this process share.
+/// Lock for the C code's only `struct relay_ingress`, which all tests of this process share.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// Returns a subgroup stream of [`STREAM`] bytes. The payload lengths of its objects, in bytes, cycle through
@@ -100,7 +100,7 @@ impl UserspaceReceiver {
     }
 }
 
-/// Returns the state of userspace's parser after the bytes; `None` if the bytes are malformed.
+/// Returns the state of userspace's parser after it has parsed `bytes`; `None` if the bytes are malformed.
 fn position(bytes: &[u8]) -> Option<SubgroupStateCopy> {
     match RustSubgroupParser::Header(Vec::new()).take(bytes)? {
         RustSubgroupParser::Header(_) => None,

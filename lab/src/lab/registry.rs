@@ -38,7 +38,7 @@ impl LabClaim {
         writeln!(file, "{}", std::process::id()).map_err(|source| io("write", &lock, source))?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
             .map_err(|(_, errno)| io("lock", &lock, errno.into()))?;
-        // From here on, an error drops the claim, which removes everything that was created.
+        // From here on, an error drops this ownership of the lab's ID, which removes everything that was created.
         let claim = Self { id, _lock: lock };
         netns::create(&nodes.iter().map(|node| claim.netns(node)).collect::<Vec<_>>())?;
         Ok(claim)

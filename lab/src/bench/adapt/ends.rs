@@ -26,7 +26,7 @@ const FPS: u64 = 30;
 const SOUNDS_PER_SECOND: u64 = 50;
 /// Bytes of one audio object: 128 kbit/s.
 const SOUND_BYTES: usize = 320;
-/// Size of a key frame, as a multiple of another frame's.
+/// Size of a key frame, as a multiple of the size of any other frame.
 const KEY: u64 = 8;
 /// Publisher priorities of audio, key frames and other frames. Lower numbers are sent first.
 const PRIORITIES: [u8; 3] = [10, 20, 30];

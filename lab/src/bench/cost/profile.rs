@@ -28,7 +28,8 @@ const FREQUENCIES_HZ: [u32; 2] = [1949, 2087];
 const READY: Duration = Duration::from_secs(20);
 /// The command that perf starts once it samples. Its process shows that sampling has begun.
 const WORKLOAD: &str = "sleep";
-/// Time that sampling continues after the period. Samples in it show that perf sampled until the end of the period.
+/// Time for which sampling continues after the measured period. Samples from this time show that perf sampled until the
+/// end of the period.
 const MARGIN: Duration = Duration::from_millis(500);
 /// Extra time for which perf's workload runs, to cover delays on a busy machine. The workload's end stops perf even if
 /// this program is killed.

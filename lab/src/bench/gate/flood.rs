@@ -58,8 +58,8 @@ struct FloodResult {
     /// Number of packets that were built.
     packets: u64,
     elapsed_ns: u64,
-    /// CPU time of the generator's process. With veth pairs it includes the receiver's work, which runs in the same
-    /// context.
+    /// CPU time of the generator's process. With veth pairs it includes the receiving side's work, since the kernel
+    /// does that work in the generator's context.
     cpu_ns: u64,
 }
 

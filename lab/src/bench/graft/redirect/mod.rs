@@ -158,7 +158,8 @@ fn measure_at_once(site: &BenchSite, count: usize, waves: usize) -> anyhow::Resu
     Ok(many.json())
 }
 
-/// Serves connections. The first byte of each requests an echo, or the count of its bytes.
+/// Serves connections. The first byte of each connection requests either an echo of all messages, or a count of the
+/// received bytes after the last one.
 fn serve(listener: &TcpListener) {
     for stream in listener.incoming().map_while(Result::ok) {
         std::thread::spawn(move || {
