@@ -80,7 +80,7 @@ pub(super) fn live() -> Vec<String> {
 
 /// Returns the IDs of labs whose owners ended without removing the labs.
 pub(super) fn dead() -> Vec<String> {
-    // If the registry cannot be locked, no lab can be claimed either, so it is safe to go on.
+    // An error is ignored: if the registry cannot be locked, no lab can be claimed meanwhile either.
     let _none_is_claimed = lock_registry_for(FlockArg::LockShared).ok();
     remains()
 }

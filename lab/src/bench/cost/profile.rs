@@ -177,7 +177,7 @@ fn parse(
         }
         let stack: Vec<Box<str>> = lines.filter_map(kernel_function).collect();
         for function in &stack {
-            // Cache the rules, so that each function is looked up in the taxonomy only once.
+            // Cache the taxonomy's rules for the function, so that each function is looked up only once.
             rules.entry(function.clone()).or_insert_with(|| taxonomy.rules(function));
         }
         let call = socket_files.filter(|files| *files == name).and_then(|_| file_call(&stack));

@@ -127,7 +127,7 @@ pub struct FloodFigures {
     pub drops_per_second_per_core: Option<f64>,
     /// Run time of the gate's BPF programs per packet, ns, measured in a third, shorter flood.
     pub bpf_ns_per_packet: Option<f64>,
-    /// CPU time per packet, computed from the idle time of all CPUs. It includes everything else that ran.
+    /// CPU time per packet, computed from the idle time of all CPUs. It includes all other work on the machine.
     pub machine_ns_per_packet: f64,
 }
 
