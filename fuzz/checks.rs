@@ -100,8 +100,8 @@ pub fn fanout_datagram(data: &[u8]) {
     }
 }
 
-/// Checks the stream of a tunnelled connection: its frames do not depend on how it is split, and no frame makes a byte
-/// ledger exceed its limits.
+/// Checks the stream of a tunnelled connection. Its frames do not depend on how the stream is split. No frame makes the
+/// stored unconfirmed or waiting bytes exceed their limits.
 pub fn graft_carry(data: &[u8]) {
     let Some((size, stream)) = data.split_first() else { return };
     let whole = carried(stream, stream.len().max(1));
@@ -187,7 +187,7 @@ fn opposite(statement: &Statement) -> Statement {
     other
 }
 
-/// Checks model files: a parsed model round-trips, and ranks the arms for every set of features.
+/// Checks model files: a parsed model round-trips, and ranks the candidates (arms) for every set of features.
 pub fn graft_select(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else { return };
     let features: Features = text.lines().next().unwrap_or_default().parse().unwrap_or_default();

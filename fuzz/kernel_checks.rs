@@ -171,7 +171,7 @@ pub fn kernel_frames(data: &[u8]) {
 pub fn kernel_udp(data: &[u8]) {
     let Some((&[beside, tci0, tci1], frame)) = data.split_first_chunk() else { return };
     let tci = (beside & 1 == 1).then(|| u16::from_be_bytes([tci0, tci1]));
-    // The buffer has the exact size and is on the heap, so that a read past its end is found.
+    // The buffer has the exact size of the frame and is on the heap, so that a read past its end is found.
     let frame: Box<[u8]> = frame.into();
     let mut found = UdpPacket::default();
     let tci_pointer = tci.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
@@ -342,7 +342,7 @@ pub fn kernel_quic(data: &[u8]) {
     let mut header = QuicShortCopy::default();
     let mut number = 0;
     // SAFETY: all pointers refer to values of the declared types, and `packet` has the given length. The C function's
-    // buffer has room for the packet at `at`.
+    // buffer has room for the packet at offset `at`.
     let result = unsafe {
         quic_native_unprotect(
             key.as_ptr(),
@@ -369,7 +369,7 @@ pub fn kernel_quic(data: &[u8]) {
     assert_eq!(number, packet::decode_number(expected, truncated, number_len));
 
     // SAFETY: `key` and `packet` are valid for the given lengths, and the C function's buffer has room for the packet
-    // at `at`.
+    // at offset `at`.
     let result = unsafe {
         quic_native_protect(key.as_ptr(), packet.as_mut_ptr(), packet.len() as u32, at as u32, id_len as u32)
     };

@@ -51,7 +51,7 @@ unsafe extern "C" {
 /// they differ from the first object on.
 static STREAMS: LazyLock<[Vec<u8>; 3]> =
     LazyLock::new(|| [&[53usize, 1, 200, 0][..], &[51, 3], &[0, 7, 0, 190, 2]].map(subgroup));
-/// Lock for the C code's only ingress, which all tests of this process share.
+/// Lock for the C code's only `struct relay_ingress`, which all tests of this process share.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// Returns a subgroup stream of [`STREAM`] bytes. The payload lengths of its objects, in bytes, cycle through
@@ -100,7 +100,7 @@ impl UserspaceReceiver {
     }
 }
 
-/// Returns the state of userspace's parser after the bytes; `None` if the bytes are malformed.
+/// Returns the state of userspace's parser after it has parsed `bytes`; `None` if the bytes are malformed.
 fn position(bytes: &[u8]) -> Option<SubgroupStateCopy> {
     match RustSubgroupParser::Header(Vec::new()).take(bytes)? {
         RustSubgroupParser::Header(_) => None,
@@ -113,7 +113,7 @@ fn position(bytes: &[u8]) -> Option<SubgroupStateCopy> {
 /// packet or a new one, and the BPF program may leave the frame unread.
 pub fn kernel_overlap(data: &[u8]) {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    // SAFETY: the lock is held, so there is no other reference to the ingress.
+    // SAFETY: the lock is held, so there is no other reference to the C code's `struct relay_ingress`.
     let ingress = unsafe { &mut *judge_native_begin() };
     let mut seam = ReceivedStreams::new(8);
     let mut userspace = UserspaceReceiver::default();
@@ -214,7 +214,7 @@ fn packets<'a>(data: &[u8], streams: &'a [Vec<u8>; 3]) -> Vec<Option<Vec<Overlap
 /// and the BPF program must forward no other.
 pub fn kernel_twice(data: &[u8]) {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    // SAFETY: the lock is held, so no other thread uses the ingress.
+    // SAFETY: the lock is held, so no other thread uses the C code's `struct relay_ingress`.
     unsafe { judge_native_begin() };
     let mut kept = BTreeSet::new();
     let mut last = None;

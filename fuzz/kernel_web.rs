@@ -7,7 +7,7 @@ const FRAMES_MAX: usize = 2048;
 /// Offset at which a written prefix ends in its buffer, which is also the buffer's length in bytes.
 const END: usize = 32;
 
-/// C function that returns the length of the session's prefix at `at`, or a negative number if there is none.
+/// C function that returns the length of the session's prefix at offset `at`, or a negative number if there is none.
 type WebEntry = unsafe extern "C" fn(text: *const u8, at: u32, len: u32, session: u64) -> i32;
 /// C function that writes the session's prefix so that it ends at `end`, and returns the prefix's length.
 type Put = unsafe extern "C" fn(end: *mut u8, session: u64) -> u32;

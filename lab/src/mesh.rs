@@ -213,7 +213,7 @@ impl<'a> MeshBroadcast<'a> {
         self.tell(self.origin);
     }
 
-    /// Announces the changes at a relay to its peers.
+    /// Announces the changes in a relay's route table to its peers.
     fn tell(&mut self, relay: usize) {
         self.tables[relay].take_changes();
         for (other, link) in &self.network.0[relay] {
@@ -296,7 +296,7 @@ impl<'a> MeshBroadcast<'a> {
         match next {
             NextSource::Stay => {}
             NextSource::Move(_) => {
-                // The old upstream relay keeps serving until the new one has accepted.
+                // The old upstream relay keeps serving until the new one has accepted the subscription.
                 if self.subscribe(relay, Some(upstream), &mut vec![]) {
                     self.count.moves += 1;
                 }
@@ -611,7 +611,7 @@ mod tests {
             let text = report.join("\n");
             assert_eq!(report, lines(super::report(&args)), "another result for the same seed");
             // Nothing fails in the first phase, so relays must not receive a track from each other in a circle. In
-            // later phases that may happen while a withdrawal is on its way.
+            // later phases that may happen while the withdrawal of a route is on its way.
             assert!(report[2].contains("circles of media 0,"), "{text}");
             assert_eq!(text.matches("there is a way 0").count(), 4, "{text}");
         }

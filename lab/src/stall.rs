@@ -1,4 +1,4 @@
-//! Clients that start handshakes with a graft's daemon and never complete them.
+//! Clients that start handshakes with a graft daemon (`millrace graft run`) and never complete them.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;

@@ -53,7 +53,7 @@ fn attach(namespace: &str, probe: &mut PacketProbe) -> Mechanism {
     inside(namespace, || probe.attach(v0()).expect("the probe attaches"))
 }
 
-/// Counts the programs on both hooks of the interface, including those of other owners.
+/// Counts the BPF programs at TC ingress and egress of the interface, including programs that other processes attached.
 fn attached_programs(namespace: &str, mechanism: Mechanism) -> usize {
     match mechanism {
         Mechanism::Tcx => tcx_programs(namespace),

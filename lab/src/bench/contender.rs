@@ -214,7 +214,7 @@ pub fn find(program: &str) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Files with a certificate for the relay's address and its key.
+/// Files with a certificate for the relay's address, and with the certificate's private key.
 #[derive(Debug)]
 pub struct ContenderIdentity {
     pub certificate: PathBuf,

@@ -13,7 +13,7 @@ pub struct OwedFigures {
     pub objects: u64,
     /// Number of owed objects that arrived.
     pub delivered: u64,
-    /// Number of owed objects that arrived within a second.
+    /// Number of owed objects that arrived within a second after they were sent.
     pub on_time: u64,
     pub latency_us: Late,
 }

@@ -270,7 +270,7 @@ mod tests {
         stubborn.wait_until("ready", BOUND, ready).expect("ready");
         let process = stubborn.id();
         drop(stubborn);
-        assert!(!Path::new(&format!("/proc/{process}")).exists()); // exact: `drop` has waited for its end
+        assert!(!Path::new(&format!("/proc/{process}")).exists()); // exact: `drop` has waited for the process to end
     }
 
     #[test]

@@ -30,7 +30,8 @@ use crate::lab::LabNode;
 const WARM_UP: Duration = Duration::from_secs(2);
 /// Extra time that the publisher sends, seconds: for start, warm-up, and loading of BPF programs.
 const SPARE_SECONDS: f64 = 15.0;
-/// Extra time that the publisher sends in a trial, seconds. Trials load fewer BPF programs.
+/// Extra time that the publisher sends in a trial (a short run that only shows whether a relay keeps up), seconds.
+/// Trials load fewer BPF programs than other runs.
 const TRIAL_SPARE_SECONDS: f64 = 3.5;
 const DRAIN_INTERVAL: Duration = Duration::from_millis(500);
 /// Traffic counts as flowing once at least this share of the expected packet rate arrives.

@@ -44,8 +44,8 @@ pub struct WireFigures {
     pub matched: Matched,
 }
 
-/// Matches the samples of a period. All objects count from the first one on, so the subscribers' interface must be
-/// sampled before the publisher's.
+/// Matches the samples of a period. Each object that the samples contain must have its copies in them. So the probe
+/// must be attached to the subscribers' interface before it is attached to the publisher's.
 pub fn matched(samples: &[PacketSample], ends: &WireHosts) -> WireFigures {
     let mut entered = Vec::new();
     let mut left: BTreeMap<SocketAddr, Vec<u64>> = BTreeMap::new();

@@ -62,7 +62,7 @@ pub struct PeerCredit {
 }
 
 impl PeerCredit {
-    /// Parses the limits from encoded transport parameters. A missing one is 0.
+    /// Parses the limits from encoded transport parameters. A missing limit counts as 0.
     pub fn parse(mut encoded: &[u8]) -> Self {
         let mut credit = Self::default();
         while let (Some(id), Some(len)) = (varint::decode(&mut encoded), varint::decode(&mut encoded)) {

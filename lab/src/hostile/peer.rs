@@ -255,7 +255,7 @@ impl HostilePeer {
                 space.crypto_sent += chunk.len() as u64;
                 self.send_at(self.level, frames, true)?;
             }
-            // The next bytes belong to the new level, whose keys TLS has just reported.
+            // The next bytes of the handshake belong to the new encryption level, whose keys TLS has just reported.
             self.level = match change {
                 Some(quic::KeyChange::Handshake { .. }) => EncryptionLevel::Handshake,
                 Some(quic::KeyChange::OneRtt { .. }) => EncryptionLevel::OneRtt,

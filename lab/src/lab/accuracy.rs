@@ -236,9 +236,6 @@ impl AccuracyPath {
     /// Sends probes. Returns the arrivals and the duration of the sending. A `punctual` sender has real-time priority.
     /// Without that priority, the sender may lose the CPU between taking the time and sending, and this delay would be
     /// measured as the link's.
-    ///
-    /// A `punctual` sender has real-time priority. Without it, a probe may lose the CPU between taking the time and
-    /// sending. The measurement would then be of the sender.
     fn probe_timed(
         &self,
         count: usize,

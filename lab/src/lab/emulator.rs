@@ -163,7 +163,8 @@ pub(super) fn output(device: &str) -> nix::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Returns the link-layer address of a device. Its protocol is 0, so that bind keeps the socket's own protocol.
+/// Returns the link-layer address of a device. The protocol in the address is 0, so that `bind` keeps the socket's own
+/// protocol.
 fn address(device: &str) -> nix::Result<LinkAddr> {
     let of_device = nix::ifaddrs::getifaddrs()?.filter(|entry| entry.interface_name == device);
     of_device.filter_map(|entry| entry.address?.as_link_addr().copied()).next().ok_or(Errno::ENODEV)

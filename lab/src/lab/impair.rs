@@ -77,9 +77,9 @@ pub struct Impairment {
     pub reorder_by: Duration,
     /// Rate of the link, bits per second of Ethernet frames without preamble and checksum.
     pub rate: Option<u64>,
-    /// Largest number of frames that wait for `rate`, including the one being sent. Further ones are dropped.
+    /// Largest number of frames in the queue, including the one being sent. Further frames are dropped.
     pub queue_packets: Option<usize>,
-    /// Largest number of bytes that wait for `rate`.
+    /// Largest number of bytes in the queue.
     pub queue_bytes: Option<usize>,
     /// Largest IP packet, bytes. Longer ones are dropped silently, which is a black hole for path MTU discovery.
     pub mtu: Option<usize>,

@@ -121,7 +121,8 @@ impl Lab {
 struct LabNetwork {
     nodes: Vec<LabNode>,
     links: Vec<LabLink>,
-    // The claim is dropped last: links must end before their namespaces are removed.
+    // The claim (the ownership of the namespaces) is dropped last, since links must end before their namespaces are
+    // removed.
     claim: LabClaim,
 }
 

@@ -38,7 +38,7 @@ impl LabClaim {
         writeln!(file, "{}", std::process::id()).map_err(|source| io("write", &lock, source))?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
             .map_err(|(_, errno)| io("lock", &lock, errno.into()))?;
-        // From here on, an error drops the claim, which removes everything that was created.
+        // From here on, an error drops this ownership of the lab's ID, which removes everything that was created.
         let claim = Self { id, _lock: lock };
         netns::create(&nodes.iter().map(|node| claim.netns(node)).collect::<Vec<_>>())?;
         Ok(claim)
@@ -80,7 +80,7 @@ pub(super) fn live() -> Vec<String> {
 
 /// Returns the IDs of labs whose owners ended without removing the labs.
 pub(super) fn dead() -> Vec<String> {
-    // If the registry cannot be locked, no lab can be claimed either, so it is safe to go on.
+    // An error is ignored: if the registry cannot be locked, no lab can be claimed meanwhile either.
     let _none_is_claimed = lock_registry_for(FlockArg::LockShared).ok();
     remains()
 }

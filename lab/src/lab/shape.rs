@@ -38,7 +38,7 @@ pub struct FrameCounters {
     /// Frames that were lost because the emulator was too slow or the receiving device was down. Any such frame
     /// invalidates a measurement.
     pub overrun: u64,
-    /// Frames that are waiting for `rate` now.
+    /// Frames that are in the queue now, since the link's `rate` has not let them pass yet.
     pub queued: u64,
     /// Frames that are on the wire now.
     pub in_flight: u64,

@@ -25,7 +25,7 @@ use super::{
 const AT_ONCE: usize = 32;
 /// Interval of the checks whether tracks are over and all sessions are connected, which no packet or timer triggers.
 const TICK: Duration = Duration::from_millis(100);
-/// Largest number of batches that are read from one socket in a row.
+/// Largest number of batches of datagrams that are read from one socket before the next socket is read.
 const BATCHES: usize = 16;
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 const IDLE_MS: u32 = 30_000;

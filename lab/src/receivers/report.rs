@@ -25,7 +25,7 @@ pub struct Moved {
 pub struct KernelShare {
     /// Share of the media packets of the run that the kernel sent, percent.
     pub sent_percent: f64,
-    /// Number of sessions that the kernel engine could send to at the end.
+    /// Number of sessions that the kernel engine could send to at the end of the run.
     pub ready: u64,
 }
 
@@ -43,7 +43,7 @@ pub struct ReceiversReport {
     pub duplicates: u64,
     /// Objects that never arrived, although later objects did or the track's end shows that they existed.
     pub missing: u64,
-    /// Objects that arrived after their group was no longer tracked.
+    /// Objects that arrived after the counting of their group had ended.
     pub late: u64,
     /// Streams that were reset, or that ended inside an object.
     pub streams_cut: u64,

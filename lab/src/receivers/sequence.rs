@@ -6,7 +6,7 @@ use millrace_moq::Location;
 use millrace_quic::ranges::Ranges;
 use serde::Serialize;
 
-/// Number of groups that are tracked at the same time. An object of an older group counts as late.
+/// Number of groups whose objects are counted at the same time. An object of an older group counts as late.
 const GROUPS: usize = 4;
 /// Largest number of ranges of objects in a group that are remembered. If there are more, the objects in the first gap
 /// count as missing, even if they arrive later.
@@ -20,7 +20,7 @@ pub struct SequenceCounts {
     pub duplicates: u64,
     /// Objects that never arrived, although later ones of their group did.
     pub missing: u64,
-    /// Objects that arrived after their group was no longer tracked.
+    /// Objects that arrived after the counting of their group had ended.
     pub late: u64,
 }
 
@@ -38,9 +38,9 @@ impl SequenceCounts {
 /// Objects may be inserted in any order. [`Sequence::finish`] is called last.
 #[derive(Debug, Default)]
 pub struct Sequence {
-    /// Groups that are tracked, in ascending order.
+    /// Groups whose objects are still counted, in ascending order.
     groups: VecDeque<SequenceGroup>,
-    /// The newest group that is no longer tracked.
+    /// The newest group whose counting has ended.
     closed: Option<u64>,
     counts: SequenceCounts,
 }
@@ -107,7 +107,7 @@ impl Sequence {
 }
 
 impl SequenceGroup {
-    /// Returns the number of missing objects before the last one that arrived.
+    /// Returns the number of missing objects before the last object of this group that arrived.
     fn missing(&self) -> u64 {
         let (Some(first), Some(last)) = (self.came.first(), self.came.last()) else { return 0 };
         let begin = if self.is_joined { first.start } else { 0 };

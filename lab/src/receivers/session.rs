@@ -184,7 +184,7 @@ impl ReceiverSession {
         now: Instant,
         tell: &mut dyn FnMut(ReceiverEvent),
     ) -> Result<()> {
-        // Nothing after PUBLISH_DONE matters.
+        // After PUBLISH_DONE, further data on the subscription's stream are ignored.
         if self.done.is_some() {
             return Ok(());
         }

@@ -60,7 +60,7 @@ pub const COLUMNS: [ExampleColumn; SAID + 1] = [
 
 const SAID: usize = 11;
 
-/// Largest number that is allowed in files and commands.
+/// Largest numeric value of a feature that files and commands may contain.
 const MOST: f64 = 1e12;
 
 /// Why features cannot be parsed.
@@ -149,7 +149,7 @@ impl Features {
         self
     }
 
-    /// Returns these features with the profile set to this one.
+    /// Returns these features with the given profile instead of their own.
     #[must_use]
     pub fn for_profile(self, profile: TrafficProfile) -> Self {
         self.with(Feature::Profile, profile as usize as f64)

@@ -12,13 +12,14 @@ use serde::{Deserialize, Serialize};
 
 use super::profile::TrafficProfile;
 
-/// Most kinds that are remembered. A new kind replaces the least recently used one.
+/// Largest number of kinds of connections that are remembered. A new kind replaces the least recently used one.
 pub const KINDS_MAX: usize = 1024;
-/// Most flows that are remembered for each kind.
+/// Largest number of flows that are remembered for each kind of connection.
 pub const LATEST: usize = 16;
-/// Most remembered flows of a kind from one peer, so that a single unknown host does not determine a port's prediction.
+/// Largest number of remembered flows of a kind from one peer, so that a single unknown host does not determine a
+/// port's prediction.
 pub const OF_ONE_PEER: usize = 4;
-/// Fewest remembered flows from which a prediction is made.
+/// Smallest number of remembered flows from which a prediction is made.
 pub const ENOUGH: usize = 4;
 
 /// Interactive flows have at most this many bytes per exchange (a request and its answer).
@@ -37,7 +38,7 @@ pub struct TrafficClass {
     pub port: u16,
     /// Name of the connecting process; empty if unknown, as always at a server.
     pub command: String,
-    /// ID of the cgroup that the rule names; 0: none.
+    /// ID of the cgroup that the settings' rule for the connection names; 0 if the rule names none.
     pub cgroup: u64,
 }
 
@@ -122,7 +123,7 @@ pub enum ExpectationSource {
 }
 
 impl ExpectationSource {
-    /// The sources, in the order in which they are tried.
+    /// The sources of predictions, in the order in which they are tried.
     pub const ALL: [Self; 4] = [Self::Configured, Self::Learned, Self::Port, Self::Default];
 
     /// Returns the source's name in reports.
@@ -160,7 +161,7 @@ pub struct Question {
     pub ports: Vec<RangeInclusive<u16>>,
     /// Name of the connecting process.
     pub command: Option<String>,
-    /// ID of the cgroup that the rule names.
+    /// ID of the cgroup that the settings' rule for the connection names.
     pub cgroup: Option<u64>,
 }
 

@@ -9,7 +9,7 @@ use super::tree::{DEPTH_MAX, Leaf, Node, Rank};
 
 /// The version of the model file's format.
 pub const VERSION: u32 = 1;
-/// Most bytes of a model file.
+/// Largest size of a model file, bytes.
 pub const BYTES_MAX: usize = 4 << 20;
 const LEAVES_MAX: usize = 10_000;
 const ARMS_MAX: usize = 64;

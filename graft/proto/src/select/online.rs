@@ -9,18 +9,19 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Most connections that may explore another candidate, in percent.
+/// Largest share of connections that may explore another candidate, percent.
 const EXPLORED_PERCENT: u64 = 2;
 /// Number of latest outcomes that are remembered for each candidate.
 const WINDOW: usize = 8;
-/// Number of bad outcomes among a candidate's remembered ones from which the candidate is no longer trusted. If a tenth
-/// of all outcomes is bad by chance, this happens in one of 200 windows.
+/// Number of bad outcomes among a candidate's latest `WINDOW` ones from which the candidate is no longer trusted. If
+/// each outcome is bad with probability 0.1, so many of eight outcomes are bad with probability 0.005.
 const BAD: usize = 4;
-/// Fewest outcomes that a candidate needs to be compared with another one.
+/// Smallest number of outcomes that a candidate needs to be compared with another one.
 const ENOUGH: usize = 4;
-/// Another candidate replaces the current one if its median cost is below this factor times the current one's.
+/// Factor of the current candidate's median cost. Another candidate replaces the current one if its own median cost is
+/// below this product.
 const BETTER: f64 = 0.9;
-/// Most connections that are counted for a key. JSON numbers up to this are exact.
+/// Largest count of a key's connections. JSON numbers are exact up to this value.
 const COUNTED_MAX: u64 = 1 << 53;
 
 /// The outcome of a finished connection.
@@ -62,7 +63,7 @@ pub struct CandidateRecord {
     pub arm: String,
     /// Number of remembered outcomes.
     pub outcomes: usize,
-    /// How many of these outcomes were bad.
+    /// How many of the remembered outcomes were bad.
     pub bad: usize,
     /// Median cost as a multiple of the best duration that the path allows; `None`: too few outcomes.
     pub cost: Option<f64>,
@@ -87,13 +88,13 @@ pub struct OnlineState {
 pub struct Online<K> {
     places: BTreeMap<K, OnlineState>,
     most: usize,
-    /// Name of the congestion control of plain TCP.
+    /// Name of the congestion control that plain TCP uses.
     plain: String,
     uses: u64,
 }
 
 impl<K: Ord + Clone> Online<K> {
-    /// Makes an empty record for at most `most` keys. A new key replaces the least recently used one.
+    /// Makes a store without outcomes, for at most `most` keys. A new key replaces the least recently used one.
     pub fn new(plain: impl Into<String>, most: usize) -> Self {
         Self { places: BTreeMap::new(), most: most.max(1), plain: plain.into(), uses: 0 }
     }

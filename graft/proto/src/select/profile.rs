@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Sizes in KiB at which a transfer's progress is timed: the rungs of a ladder.
+/// Sizes in KiB at which a transfer's progress is timed. An index into this list is called a rung.
 pub const LADDER_KIB: [u32; 9] = [1, 4, 16, 64, 256, 1024, 4096, 16_384, 32_768];
 
 /// Durations up to this multiple of the best one count as equally good for insensitive applications.
@@ -29,9 +29,9 @@ pub enum TrafficProfile {
 }
 
 impl TrafficProfile {
-    /// The profiles, in the order of their numbers.
+    /// The profiles, in the order of their numbers (`TrafficProfile as usize`).
     pub const ALL: [Self; 4] = [Self::Time, Self::TimeAndLoss, Self::Loss, Self::Insensitive];
-    /// Names of the profiles, in the same order.
+    /// Names of the profiles, in the order of their numbers.
     pub const NAMES: [&str; 4] = ["time", "time-and-loss", "loss", "insensitive"];
 
     /// Returns the profile's name in settings and reports.

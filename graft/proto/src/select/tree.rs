@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::features::{ExampleColumn, short};
 
-/// Most levels of a tree; deeper trees would be unreadable.
+/// Largest number of levels of a decision tree. A deeper tree would be unreadable.
 pub const DEPTH_MAX: usize = 32;
 
 /// A node of a decision tree.
@@ -31,9 +31,9 @@ pub struct Split {
     pub at: f64,
     /// Side that is used if the feature is unknown, which is the one that most training examples took.
     pub unknown: TreeSide,
-    /// Subtree for values that are at most `at`.
+    /// Subtree for values that are at most the threshold `at`.
     pub below: Box<Node>,
-    /// Subtree for values above `at`.
+    /// Subtree for values above the threshold `at`.
     pub above: Box<Node>,
 }
 
@@ -173,7 +173,8 @@ impl Split {
             TreeSide::Below => (&self.below, "at most"),
             TreeSide::Above => (&self.above, "more than"),
         };
-        // The column has the unit, so only the number is printed if the feature is unknown.
+        // The threshold is printed with the unit of the feature's column. Without a known feature there is no column,
+        // so the number is printed alone.
         let bound = known.map_or_else(|| short(at), |(column, _)| column.written(at));
         let word = match known {
             Some((column, value)) => format!("{by} is {}: {than} {bound}", column.written(value)),

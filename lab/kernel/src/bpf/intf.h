@@ -50,7 +50,7 @@ struct syscalls_config {
 	__u32 tgid; /* ID in the initial PID namespace of the process whose calls are counted, in all threads */
 };
 
-#define SYSCALLS_MAX 512 /* system calls with higher numbers are counted in the last entry */
+#define SYSCALLS_MAX 512 /* entries of the counter; system calls from number 511 on share the last one */
 
 /* Load-time configuration of the timer of networking softirqs. */
 struct softirqs_config {

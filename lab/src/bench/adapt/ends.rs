@@ -24,9 +24,9 @@ const NAMESPACE: &str = "bench";
 const SOUND: &str = "audio";
 const FPS: u64 = 30;
 const SOUNDS_PER_SECOND: u64 = 50;
-/// Bytes of one audio object: 128 kbit/s.
+/// Size of one audio object, bytes. At 50 objects per second it gives 128 kbit/s.
 const SOUND_BYTES: usize = 320;
-/// Size of a key frame, as a multiple of another frame's.
+/// Size of a key frame, as a multiple of the size of any other frame.
 const KEY: u64 = 8;
 /// Publisher priorities of audio, key frames and other frames. Lower numbers are sent first.
 const PRIORITIES: [u8; 3] = [10, 20, 30];

@@ -44,7 +44,8 @@ pub struct CpuError {
     profile_busy_pct: f64,
     /// Time outside of the idle task, by a clock that is read at task switches.
     clock_busy_pct: f64,
-    /// Sum of events, observer and remaining kernel time, minus the non-user part of `clock_busy_pct`.
+    /// Error against the clock: the time of events, observer and remaining kernel code, minus the non-user part of
+    /// `clock_busy_pct`.
     clock_error_pct: Spread,
     /// Time that `/proc/stat` does not count as idle. Tickless kernels measure idle time with a clock.
     busy_pct: f64,
@@ -54,9 +55,10 @@ pub struct CpuError {
     /// observer's clock includes it.
     steal_pct: f64,
     procstat_user_pct: f64,
-    /// Sum of the columns system, softirq and irq.
+    /// Sum of the columns system, softirq and irq of `/proc/stat`.
     procstat_pct: f64,
-    /// Sum of events, observer and remaining kernel time, minus `procstat_pct` and its share of `steal_pct`.
+    /// Error against `/proc/stat`: the time of events, observer and remaining kernel code, minus `procstat_pct` and the
+    /// kernel's share of `steal_pct`.
     procstat_error_pct: Spread,
 }
 
@@ -348,7 +350,7 @@ pub fn measure(scenario: NetworkScenario, sample_hz: u32, length: Duration) -> a
 mod tests {
     use super::*;
 
-    /// Percentages: 60 kernel, 20 user, 10 idle. The remaining 10 are in no column.
+    /// Percentages of `/proc/stat`: 60 kernel, 20 user, 10 idle. The remaining 10 % of the time are in no column.
     const STAT: ProcStatTimes = ProcStatTimes { kernel: 60.0, user: 20.0, steal: 0.0, idle: 10.0 };
 
     fn round(events: f64, part: (f64, f64)) -> AccuracyRound {

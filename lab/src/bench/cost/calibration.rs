@@ -19,8 +19,8 @@ use serde::Serialize;
 use super::accuracy::{ProcStatTimes, busy_pct, cpus_of, percent};
 use super::profile::PerfRecording;
 
-/// Mean length of bursts and of pauses, ns. A single one has 0.5 to 1.5 times this length. They are shorter than a
-/// tick, and random, so that they are not in step with ticks.
+/// Mean length of a load's bursts of work and of the pauses between them, ns. A single burst or pause has 0.5 to 1.5
+/// times this length. Bursts and pauses are shorter than a tick, and random, so that they are not in step with ticks.
 const BURST_NS: u64 = 200_000;
 
 /// Busy time of one CPU by each measuring method, in percent of the CPU's time.

@@ -149,7 +149,8 @@ impl CostArgs {
         let mut open: Vec<_> = scenarios.into_iter().map(|scenario| Some((scenario, Vec::new()))).collect();
         for number in 1..=self.accuracy_rounds {
             for slot in &mut open {
-                // The slot of a failed scenario stays empty, so that the scenario is not measured again.
+                // A scenario is taken out of `open`, and put back only if it succeeds. So a failed scenario is not
+                // measured again.
                 let Some((scenario, mut rounds)) = slot.take() else { continue };
                 rows.progress.begin(format!("round {number}, {scenario}"));
                 let row = |figures| CostRow::from_accuracy(scenario, self.accuracy_hz, figures);

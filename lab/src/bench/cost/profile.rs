@@ -28,7 +28,8 @@ const FREQUENCIES_HZ: [u32; 2] = [1949, 2087];
 const READY: Duration = Duration::from_secs(20);
 /// The command that perf starts once it samples. Its process shows that sampling has begun.
 const WORKLOAD: &str = "sleep";
-/// Time that sampling continues after the period. Samples in it show that perf sampled until the end of the period.
+/// Time for which sampling continues after the measured period. Samples from this time show that perf sampled until the
+/// end of the period.
 const MARGIN: Duration = Duration::from_millis(500);
 /// Extra time for which perf's workload runs, to cover delays on a busy machine. The workload's end stops perf even if
 /// this program is killed.
@@ -176,7 +177,7 @@ fn parse(
         }
         let stack: Vec<Box<str>> = lines.filter_map(kernel_function).collect();
         for function in &stack {
-            // Cache the rules, so that each function is looked up in the taxonomy only once.
+            // Cache the taxonomy's rules for the function, so that each function is looked up only once.
             rules.entry(function.clone()).or_insert_with(|| taxonomy.rules(function));
         }
         let call = socket_files.filter(|files| *files == name).and_then(|_| file_call(&stack));

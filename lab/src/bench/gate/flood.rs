@@ -58,8 +58,8 @@ struct FloodResult {
     /// Number of packets that were built.
     packets: u64,
     elapsed_ns: u64,
-    /// CPU time of the generator's process. With veth pairs it includes the receiver's work, which runs in the same
-    /// context.
+    /// CPU time of the generator's process. With veth pairs it includes the receiving side's work, since the kernel
+    /// does that work in the generator's context.
     cpu_ns: u64,
 }
 
@@ -127,7 +127,7 @@ pub struct FloodFigures {
     pub drops_per_second_per_core: Option<f64>,
     /// Run time of the gate's BPF programs per packet, ns, measured in a third, shorter flood.
     pub bpf_ns_per_packet: Option<f64>,
-    /// CPU time per packet, computed from the idle time of all CPUs. It includes everything else that ran.
+    /// CPU time per packet, computed from the idle time of all CPUs. It includes all other work on the machine.
     pub machine_ns_per_packet: f64,
 }
 

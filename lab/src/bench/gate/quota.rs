@@ -31,8 +31,8 @@ use crate::stats::Percentiles;
 const LIMITS: DefenceLimits = DefenceLimits::Connections(1);
 /// Length of the intervals in which requests are counted, and interval at which CPU and memory are sampled.
 pub const BIN: Duration = Duration::from_millis(100);
-/// Time for which the rate of requests must be normal again until the server counts as recovered. `RECOVERED` is the
-/// required share of the rate before the attack.
+/// Time for which the rate of requests must be normal again before the server counts as recovered. `RECOVERED` is the
+/// share of the earlier rate from which a rate counts as normal.
 const RECOVERED_OVER: Duration = Duration::from_millis(500);
 const RECOVERED: f64 = 0.9;
 const SETTLE: Duration = Duration::from_millis(500);
@@ -95,7 +95,7 @@ pub struct QuotaFigures {
     pub gate_cpu_percent: Option<f64>,
     /// Number of the server's system calls.
     pub syscalls: u64,
-    /// Number of bodies that honest clients got in each interval of `BIN`, from the start.
+    /// Number of bodies that honest clients got in each interval of `BIN`, from the start of the run.
     pub series: Vec<u64>,
 }
 

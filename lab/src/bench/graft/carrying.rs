@@ -18,11 +18,11 @@ pub struct CarryingSettings<'a> {
     pub carry: &'a str,
     /// Port where the server's daemon accepts carriers, if it is not the default one.
     pub listen: Option<u16>,
-    /// Port whose connections have a rule, stay outside of the tunnel, and use this congestion control.
+    /// Port with a rule that does not tunnel its connections, and the congestion control that the rule sets for them.
     pub in_place: Option<(u16, &'a str)>,
 }
 
-/// Two hosts with daemons. Connections from the client's cgroup to certain ports of the server are tunnelled.
+/// Two hosts with daemons. Connections from the client's cgroup to the given ports of the server are tunnelled.
 pub struct Carrying<'a> {
     pub client: GraftHost<'a>,
     pub server: GraftHost<'a>,
@@ -50,8 +50,8 @@ impl<'a> Carrying<'a> {
         Self::by(hosts, 1, directory, ports, wanted)
     }
 
-    /// Creates both hosts, each with the addresses at which it can be reached. Of the server's addresses, the client's
-    /// carriers connect only to the first ones, whose number is `called`.
+    /// Creates both hosts, each with the addresses at which it can be reached. The client's carriers connect only to
+    /// the first `called` addresses of the server.
     pub fn by(
         [client, server]: [(&'a LabNode, Vec<Ipv4Addr>); 2],
         called: usize,

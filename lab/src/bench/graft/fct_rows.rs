@@ -9,7 +9,7 @@ use super::fct_plot::FctPoint;
 use crate::bench::table::columns;
 use crate::stats::Spread;
 
-/// Results of one congestion control with one size on one network.
+/// Results of one congestion control for transfers of one size on one network.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FctRow {
     #[serde(flatten)]

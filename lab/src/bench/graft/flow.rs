@@ -15,7 +15,7 @@ pub struct TransferResult {
     /// Time from the SYN to the last byte at the receiver.
     pub time: Duration,
     pub bytes: u64,
-    /// Whether all bytes arrived before the limit.
+    /// Whether all bytes arrived before the time limit.
     pub is_whole: bool,
 }
 

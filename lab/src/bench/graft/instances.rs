@@ -87,7 +87,7 @@ struct InstanceRow {
     cpu_s_per_gib: Vec<f64>,
     /// CPU time per second of all daemons on the client's host while they are idle, ms.
     idle_cpu_ms: Vec<f64>,
-    /// Latency in one direction, us.
+    /// Latencies of messages in one direction, us.
     latency_us: Vec<f64>,
 }
 

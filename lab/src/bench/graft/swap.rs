@@ -129,7 +129,7 @@ fn write(mut to: std::net::TcpStream, stop: &AtomicBool) -> std::io::Result<u64>
     Ok(sent)
 }
 
-/// Reads until the end. Returns how many bytes arrived, and how many of them were altered.
+/// Reads until the sender closes the connection. Returns how many bytes arrived, and how many of them were altered.
 fn read(mut from: std::net::TcpStream) -> std::io::Result<(u64, u64)> {
     let mut buffer = vec![0; 1 << 18];
     let mut got = 0;

@@ -137,7 +137,8 @@ mod tests {
         assert_eq!(sent.frames.len(), 6);
         let table = [
             (fragments(&[b"key", b"one", b"two"], 0), Ok((3, true))),
-            // The frame `key` was published twice. The frame after it matches only at the second place.
+            // The frame `key` was published twice. The frame `three` follows only the second one, so only the second
+            // one matches.
             (fragments(&[b"key", b"three"], 0), Ok((2, true))),
             (fragments(&[b"key", b"three"], 1), Ok((2, false))),
             // In the next two cases the player joined a group's frames into one fragment, or wrote an mdat box without

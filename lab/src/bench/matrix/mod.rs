@@ -163,7 +163,7 @@ impl MatrixArgs {
     }
 }
 
-/// Returns the outcome of a pair that cannot be measured here; `None` if it can.
+/// Returns why this publisher and this player cannot be measured together on this machine; `None` if they can be.
 fn hindrance(
     publisher: MatrixEnd,
     player: MatrixEnd,
@@ -221,7 +221,7 @@ impl MatrixOutcome {
     }
 }
 
-/// The media and the lab that all cells share.
+/// The media and the lab that all measurements (publisher, player, relay) share.
 struct Troupe {
     seconds: u64,
     browser: Option<ViewerPrograms>,

@@ -231,8 +231,8 @@ impl WatchBroadcast {
         let route = site.route()?;
         let mut command = route.publisher.command(product()?);
         let url = format!("moqt://{}", route.relay);
-        // All relays get the same draft. moq-relay does not always forward the catalog of a later draft's publisher to
-        // the page.
+        // The publisher uses the same draft with every relay. moq-relay does not always forward the catalog of a later
+        // draft's publisher to the page.
         command.args(["publish", "--draft", "18", "--name", NAME, "--tls-disable-verify", &url]);
         let (publisher, input) = BenchProcess::start_fed("publisher", command, site.directory())?;
         Ok(Self { publisher, camera: ClipCamera::start(Arc::clone(clip), input)? })

@@ -24,7 +24,7 @@ const SCRIPTS: [(&str, &str); 3] = [
 pub const LIMIT: Duration = Duration::from_secs(60);
 /// Time that the browser may take to start and to end.
 const SLACK: Duration = Duration::from_secs(30);
-/// Address where a Millrace listens that serves only the page. Nothing connects to this address.
+/// Address where a Millrace relay listens that serves only the web page. No client connects to this address.
 const UNUSED: &str = "127.0.0.1:4444";
 
 /// Programs that the viewer needs: Chromium, and Node.js to drive it.

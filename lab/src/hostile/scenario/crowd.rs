@@ -113,7 +113,7 @@ pub fn updates(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     peers.into_iter().try_for_each(|peer| attack.close(peer))
 }
 
-/// Opens sessions that make as many requests as a relay allows, each for another track.
+/// Opens sessions that make as many requests as a relay allows, each for a different track.
 fn sessions(
     attack: &ScenarioAttack<'_>,
     request: impl Fn(&mut HostilePeer, u64, TrackName) -> Result<()>,

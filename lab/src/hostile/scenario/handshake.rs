@@ -9,7 +9,7 @@ use crate::hostile::{params::ClientLimits, peer::HostilePeer};
 
 /// Number of handshakes at the same time, each from its own port.
 const COUNT: usize = 300;
-/// Number of times that idle connections are read during one [`MOMENT`].
+/// Number of times that the scenario `idle` sends a ping and reads packets on each of its connections.
 const LOOKS: u32 = 4;
 
 pub fn unfinished(attack: &mut ScenarioAttack<'_>) -> Result<()> {

@@ -17,7 +17,7 @@ const GROUPS: u64 = 6;
 const LONG: usize = 1000;
 const SHORT: usize = 51;
 const DATAGRAMS: u64 = 50;
-/// Bytes in each packet after the overlap.
+/// Largest number of stream bytes in each packet that follows the overlapping packets.
 const PIECE: usize = 300;
 
 /// Ways in which a stream contains two versions of the same bytes.

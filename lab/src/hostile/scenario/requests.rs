@@ -131,7 +131,7 @@ pub fn garbage(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     ];
     for frames in frames {
         let mut peer = attack.peer()?;
-        let _ = peer.send(frames, true).and_then(|()| peer.settle()); // fails if the relay has closed it
+        let _ = peer.send(frames, true).and_then(|()| peer.settle()); // fails if the relay has closed the connection
         attack.vanish(peer);
     }
     Ok(())

@@ -54,7 +54,7 @@ pub enum Application {
 /// Result of one run of an application.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RunResult {
-    /// Time of the run, seconds. It is the limit if the run was stopped.
+    /// Duration of the run, seconds. For a run that was stopped it is the time limit.
     pub seconds: f64,
     pub is_over: bool,
     /// Waiting time and stalls of the film's viewer; `None` for other applications.
@@ -167,7 +167,7 @@ impl Application {
         limit: u64,
     ) -> anyhow::Result<Command> {
         let mut command = client.node.command("timeout");
-        // The player stops by itself at the limit, and still has to report what its viewer saw.
+        // The player stops by itself at the time limit, and still has to report what its viewer saw.
         let most = if self == Self::Film { limit + PLAYER_ENDS } else { limit };
         command.arg(most.to_string());
         match self {

@@ -44,7 +44,7 @@ impl AppCase {
 pub struct AppRow {
     #[serde(flatten)]
     pub case: AppCase,
-    /// Durations of the runs, seconds. A run that was stopped counts with the limit.
+    /// Durations of the runs, seconds. For a run that was stopped, the duration is the time limit.
     #[serde(skip_deserializing)]
     pub seconds: Option<Spread>,
     pub over: usize,

@@ -52,7 +52,7 @@ impl AppServer {
 
     /// Returns a program that is not installed, if there is one.
     pub fn lacks(self) -> Option<&'static str> {
-        // Only a program that cannot be started is missing. Its exit status does not matter.
+        // A program counts as installed if it can be started, whatever its exit status.
         let is_not_there = |program: &&&str| Command::new(program).arg("-v").output().is_err();
         self.programs().iter().find(is_not_there).copied()
     }

@@ -1,5 +1,5 @@
 //! The receiver of a transfer. It is a process of its own, since its cgroup decides whether its connection is
-//! tunnelled. The data is a counter, so that missing, repeated and misplaced bytes are detected.
+//! tunnelled. The data are consecutive 64-bit numbers, so that missing, repeated and misplaced bytes are detected.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -107,7 +107,7 @@ impl DrainCount {
     }
 }
 
-/// Sends the counter until the receiver closes the connection.
+/// Sends consecutive 64-bit numbers, in network byte order, until the receiver closes the connection.
 pub fn pour(mut stream: TcpStream, limit: Duration) -> anyhow::Result<()> {
     stream.set_write_timeout(Some(limit))?;
     let start = Instant::now();

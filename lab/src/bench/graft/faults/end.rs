@@ -362,7 +362,7 @@ impl ReceivingSide {
     fn take(&mut self, from: &mut impl Read, piece: &mut [u8]) -> io::Result<bool> {
         let wanted = self.noise.piece(u64::MAX);
         let mut at = 0;
-        // The last piece of a stream with a byte limit is shorter than the generated one.
+        // The last piece of a stream with a byte limit is shorter than the generated piece that it is compared with.
         while at < piece.len() {
             let got = self.read(from, &mut piece[at..])?;
             let is_same = wanted.get(at..at + got) == piece.get(at..at + got);

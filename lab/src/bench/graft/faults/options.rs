@@ -12,7 +12,7 @@ use super::traffic::{FaultTraffic, TrafficLoad, all_whole};
 /// Port whose connections are not tunnelled.
 const IN_PLACE: u16 = 7101;
 const REPEATS: u64 = 20;
-/// Interval between repetitions, so that repeated packets arrive in every phase of a connection.
+/// Interval between two repetitions of the recorded SYN packets, so that they arrive in every phase of a connection.
 const APART: Duration = Duration::from_millis(50);
 
 /// Returns how many connections agreed on a graft by TCP options, by the client's status.

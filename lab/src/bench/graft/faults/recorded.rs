@@ -96,7 +96,7 @@ impl Recorded {
             while !is_over.load(Ordering::Relaxed) && frames.len() < MOST {
                 frames.extend(tap.record(MOST - frames.len(), PIECE, &mut wanted));
             }
-            // Read the frames that arrived before the stop.
+            // Read the frames that arrived before the recording was stopped.
             frames.extend(tap.record(MOST - frames.len(), PIECE, &mut wanted));
             frames
         });

@@ -229,7 +229,8 @@ fn be_impatient(pair: &FaultPair<'_>, kind: FaultedCarrier) -> anyhow::Result<()
 fn detour(pair: &FaultPair<'_>) -> anyhow::Result<()> {
     let [client, server] = [pair.client.node, pair.server.node];
     let via = |link| anyhow::Ok(address(pair.stranger, link)?.to_string());
-    // A route to a host would be preferred to the direct link, so the route is to its network.
+    // A route to a single address would be preferred to the direct link, which has a route to the whole network. So the
+    // second route is to the whole network too.
     let route = |node: &LabNode, to: IpAddr, via: &str, metric: &str| {
         let IpAddr::V4(to) = to else { bail!("{to} is not of IPv4") };
         let [first, second, third, _] = to.octets();

@@ -157,7 +157,8 @@ fn delay(rtt_ms: u32) -> String {
 }
 
 impl StateSample {
-    /// Reports whether only the graft with full reliability was in use, with no change under way.
+    /// Reports whether the session in this sample used the graft with full reliability, with no change of the graft
+    /// under way.
     fn is_full(&self) -> bool {
         self.session.graft == FULL && !self.session.changing
     }

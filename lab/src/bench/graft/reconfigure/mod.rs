@@ -112,7 +112,7 @@ impl ReconfigureArgs {
         Ok(())
     }
 
-    /// Returns the round-trip time below which the session changes back, ms.
+    /// Returns the round-trip time below which the session changes back to the graft with full reliability, ms.
     fn until_rtt_ms(&self) -> u32 {
         self.at_rtt_ms - self.at_rtt_ms / 5
     }

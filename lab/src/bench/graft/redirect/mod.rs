@@ -76,7 +76,7 @@ const UNTIMED: usize = 200;
 
 struct RedirectRow<'a> {
     route: RedirectRoute<'a>,
-    /// Latencies in one direction, us.
+    /// Latencies of messages in one direction, us.
     latency: Vec<f64>,
     gbit: Vec<f64>,
     gbit_per_cpu: Vec<f64>,
@@ -137,7 +137,8 @@ fn measure_interleaved(site: &BenchSite, args: &RedirectArgs) -> anyhow::Result<
 
 /// Measures many connections with new daemons, which have tunnelled nothing before.
 fn measure_at_once(site: &BenchSite, count: usize, waves: usize) -> anyhow::Result<Value> {
-    // A daemon that is almost full stops redirecting connections, so the limit has some margin.
+    // A daemon that has almost as many connections as it may have stops redirecting new ones. So its limit is higher
+    // than the number of connections.
     let carry = format!("connections = {}\n", count + count / 32 + 64);
     let wanted = CarryingSettings { carry: &carry, ..CarryingSettings::default() };
     let directory = site.directory().join("many");
@@ -158,7 +159,8 @@ fn measure_at_once(site: &BenchSite, count: usize, waves: usize) -> anyhow::Resu
     Ok(many.json())
 }
 
-/// Serves connections. The first byte of each requests an echo, or the count of its bytes.
+/// Serves connections. The first byte of each connection requests either an echo of all messages, or a count of the
+/// received bytes after the last one.
 fn serve(listener: &TcpListener) {
     for stream in listener.incoming().map_while(Result::ok) {
         std::thread::spawn(move || {

@@ -124,7 +124,7 @@ impl RepairArgs {
         }
     }
 
-    /// Sends the same messages over a TCP connection.
+    /// Sends the messages of a run over a TCP connection instead of a session of packet grafts.
     fn tcp(&self, site: &BenchSite, control: &str) -> anyhow::Result<RepairOutcome> {
         let plan = self.plan();
         let BegunTransfer { mut sender, mut receiver, .. } =

@@ -1,4 +1,5 @@
-//! Sends the same messages as QUIC datagrams (RFC 9221): encrypted, congestion-controlled, and without retransmission.
+//! Sends the messages of the delay benchmark as QUIC datagrams (RFC 9221), for comparison with packet grafts:
+//! encrypted, congestion-controlled, and without retransmission.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;

@@ -30,7 +30,8 @@ impl DesignRange {
     }
 }
 
-/// Returns the networks. The same arguments give the same networks.
+/// Returns `count` networks whose properties are drawn from a Latin hypercube. The same arguments give the same
+/// networks.
 pub fn networks(
     count: usize,
     cube: u64,
@@ -71,7 +72,7 @@ fn beyond(share: f64, value: f64) -> f64 {
     ((value - share) / (1.0 - share)).max(0.0)
 }
 
-/// Rounds the values to the three decimals that the file keeps.
+/// Rounds the properties of a network to the three decimals that the CSV file of results keeps.
 fn rounded(network: TrainingNetwork) -> TrainingNetwork {
     let round = |value: f64| (value * 1e3).round() / 1e3;
     TrainingNetwork {

@@ -17,7 +17,7 @@ pub struct FetchArgs {
     limit: u64,
 }
 
-/// The result that the receiver prints. Times are since its start.
+/// The result that the receiver prints. Times count from the start of the receiver.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct FetchResult {
     rungs_ms: Vec<f64>,
