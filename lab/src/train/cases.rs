@@ -12,7 +12,7 @@ use super::runs::TrainingRun;
 
 /// Congestion controls that represent plain TCP in the comparison.
 pub const TCP: [&str; 2] = ["cubic", "bbr"];
-/// An arm also counts as right if its utility is at least this share of the best arm's.
+/// An arm (congestion control or tunnel) also counts as right if its utility is at least this share of the best arm's.
 pub const TIE: f64 = 0.95;
 
 /// A question, with the cost and utility of each arm.
@@ -62,7 +62,7 @@ impl Cases {
             for (rung, kib) in LADDER_KIB.iter().enumerate() {
                 let costs: Vec<Option<f64>> =
                     self.arms.iter().map(|arm| mean_cost(runs, arm, profile, rung)).collect();
-                // No transfer on this network reached this size, so an answer would be a guess.
+                // No measured transfer on this network reached this size, so the right arm for this size is unknown.
                 if !runs.iter().any(|run| run.came.rungs_ms.get(rung).is_some_and(Option::is_some)) {
                     continue;
                 }

@@ -42,8 +42,7 @@ fn each_graft_benchmark_measures_something() {
         assert_eq!(row["rounds"], 2, "{row}");
         assert!(row["total_us"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{row}");
     }
-    // A graft that was loaded before is loaded without libbpf, and the verifier's time is reported separately only for
-    // such a load.
+    // When the same graft is loaded again, libbpf is not used. Only then the verifier's time is reported separately.
     assert!(deployed[0]["steps_us"]["verify"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{}", deployed[0]);
 
     let negotiated = rows(

@@ -146,7 +146,7 @@ async fn connect_to(
     if let Err(error) = UdpSocket::bind(local)?.connect(address) {
         return Err(DialError::Unreachable(error.kind()));
     }
-    // The kernel silently grants less if this exceeds net.core.rmem_max.
+    // The kernel silently grants a smaller buffer if the requested size exceeds net.core.rmem_max.
     socket2::SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BUFFER)?;
     let icmp = IcmpListener::open(&socket, address)?;
     let (told, answers) = watch::channel(None);

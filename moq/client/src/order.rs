@@ -206,7 +206,7 @@ mod tests {
         sequencer.push(object(1, 0, 3));
         sequencer.push(TrackEvent::Closed { group: 1, stream: 3 });
         assert_eq!(drain(&mut sequencer, false), ["1.0", "1.1"]);
-        // The stream of the delta frames ends early, and the next key frame does not wait for the missing ones.
+        // The stream of the delta frames ends early. The next key frame does not wait for the missing delta frames.
         sequencer.push(TrackEvent::Closed { group: 1, stream: 4 });
         sequencer.push(TrackEvent::Opened { group: 2, stream: 5 });
         sequencer.push(object(2, 0, 5));

@@ -305,7 +305,7 @@ impl Handler for ObjectReceiver {
             StreamHeader::Fetch { request_id } => {
                 let fetch = self.fetches.lock().remove(&request_id);
                 match fetch {
-                    // The task that sent the FETCH may have been dropped meanwhile.
+                    // The send fails if the task that sent the FETCH was dropped before this data stream arrived.
                     Some((order, waiting)) => {
                         let objects = ObjectStream::fetch(self.session.draft(), order, stream);
                         drop(waiting.send(objects));

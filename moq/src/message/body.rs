@@ -49,7 +49,7 @@ impl MessageBody for GoAway {
         if !input.draft().names_unprocessed() {
             return Ok(Self { uri, timeout: input.vi64()?, request_id: None });
         }
-        // moq-rs (0.17) ends the message here, as earlier drafts did.
+        // moq-rs (0.17) ends GOAWAY after the URI, as older drafts did.
         let timeout = if input.is_empty() { 0 } else { input.vi64()? };
         let request_id = if input.is_empty() { None } else { Some(input.vi64()?) };
         Ok(Self { uri, timeout, request_id })

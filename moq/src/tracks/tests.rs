@@ -631,7 +631,7 @@ fn stray_object_counts_as_largest_until_the_track_continues() {
         assert_eq!(largest(), expected, "after group {group}");
     }
     assert!(track.is_newest(11) && !track.is_newest(u64::MAX));
-    // Dropping the stray group does not affect the other groups.
+    // Dropping the stray group, whose ID is far above all others, does not affect the other groups.
     track.evict(u64::MAX);
     assert_eq!(track.known_from(), Some(Location::new(7, 0)));
     one_object(&track, 12, now);

@@ -372,8 +372,8 @@ mod tests {
             (&[0x12, 0x10][..], 2, 44_100, 2),
             // This configuration signals spectral band replication explicitly: 24 kHz, one channel, 48 kHz output.
             (&[0x2b, 0x09, 0x88, 0x00], 5, 48_000, 1),
-            // These configurations signal spectral band replication in the extension that older decoders skip. The
-            // second one also signals parametric stereo.
+            // The next two configurations signal spectral band replication in the extension that older decoders skip.
+            // The second of them also signals parametric stereo.
             (&[0x13, 0x08, 0x56, 0xe5, 0x98], 5, 48_000, 1),
             (&[0x13, 0x08, 0x56, 0xe5, 0x9d, 0x48, 0x80], 29, 48_000, 2),
             (&[0xeb, 0x09, 0x88, 0x00], 29, 48_000, 2),

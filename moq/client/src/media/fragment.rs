@@ -54,7 +54,7 @@ pub(super) struct SampleRun {
     /// Boxes that define sample groups (sgpd), and boxes that assign samples to them (sbgp).
     groups: Vec<Bytes>,
     members: Vec<Bytes>,
-    /// Boxes whose type is not known here.
+    /// Boxes of types that this module does not know.
     others: Vec<Bytes>,
 }
 

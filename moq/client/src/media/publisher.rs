@@ -72,7 +72,7 @@ pub struct MediaPublisher {
     ftyp: Option<Bytes>,
     /// The moov box from which the outputs were made.
     moov: Option<Bytes>,
-    /// Number of times that the moov box has changed, including the first one.
+    /// Number of moov boxes so far that differ from the previous moov box. The first moov box counts.
     incarnation: u32,
     outputs: BTreeMap<u32, TrackOutput>,
     /// The leading track. Tracks that do not begin their own groups begin one when the leading track does.
