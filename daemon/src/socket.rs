@@ -56,7 +56,7 @@ impl Conversation {
         Ok(Self::over(stream, who))
     }
 
-    /// Returns a conversation over an existing connection.
+    /// Makes a [`Conversation`] from a stream that is connected to a daemon.
     pub(crate) fn over(stream: UnixStream, who: &'static str) -> Self {
         Self { stream: BufReader::new(stream), who, has_ended: false }
     }

@@ -515,7 +515,7 @@ fn interrupt_is_not_forwarded_to_the_command() {
     assert_eq!(line, "up\n");
     kill(pid(&child), Signal::SIGINT).unwrap();
     std::thread::sleep(SILENCE); // exact: a forwarded interrupt would end the command within this time
-    // End the command's input. Then the command ends by itself, and the lab with it.
+    // The command ends at the end of its input, and the lab ends with the command.
     drop(child.stdin.take());
     assert_eq!(child.wait().unwrap().code(), Some(41));
 }
@@ -541,7 +541,8 @@ fn remains_of_a_killed_owner_are_cleaned() {
 fn remains_of_a_killed_owner_are_shown() {
     needs_root!("remains_of_a_killed_owner_are_shown");
     let (mut child, id) = up();
-    // Cleaning takes an exclusive lock of the registry. This shared lock keeps other processes from cleaning meanwhile.
+    // Removing the remains of labs needs an exclusive lock of the registry. This shared lock keeps other processes from
+    // doing so during the test.
     let registry = std::fs::File::open("/run/millrace/lab/registry").unwrap();
     let shared = Flock::lock(registry, FlockArg::LockShared).map_err(|(_, error)| error).unwrap();
     let shown = || {

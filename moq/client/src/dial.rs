@@ -301,7 +301,7 @@ impl IcmpListener {
 
 impl Drop for IcmpListener {
     fn drop(&mut self) {
-        // Clearing the option also empties the kernel's error queue. It cannot fail, because setting the option
+        // Clearing IP_RECVERR also empties the socket's error queue. It cannot fail, because setting this option
         // succeeded.
         let _ = self.set(false);
     }

@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use crate::payload::Stamp;
 
-/// Time after the first arrival before which sent objects are left out of the statistics. A subscription begins with
-/// objects of the current group that were sent long before.
+/// Objects that were sent earlier than this time after the first arrival are left out of the statistics. A subscription
+/// begins with objects of the current group that were sent long before.
 const SETTLING: Duration = Duration::from_secs(1);
 
 /// Latency up to which an object is on time for live media.

@@ -75,7 +75,8 @@ pub enum UrlError {
 
 /// Parses `moqt://HOST[:PORT][/PATH]`, or the same with `https://` for WebTransport. The default port is 443.
 ///
-/// # Errors Fails if the text is not a URL, or a URL of another form.
+/// # Errors
+/// Fails if the text is not a URL, or a URL of another form.
 pub fn parse_url(text: &str) -> Result<Url, UrlError> {
     let url = Url::parse(text)?;
     if !url.username().is_empty() || url.password().is_some() {

@@ -505,8 +505,8 @@ namespace_request! {
 pub struct NamespaceFound {
     /// The namespace without the subscribed prefix.
     pub suffix: Namespace,
-    /// The path and its cost. They are present only between endpoints that negotiated draft-lcurley-moq-cluster. MoQ
-    /// Transport's own message has no parameters, not even their count.
+    /// The announcement's path (HOP_PATH) and its cost. They are present only between endpoints that negotiated
+    /// draft-lcurley-moq-cluster. MoQ Transport's own message has no parameters, not even their count.
     pub parameters: Option<Parameters>,
 }
 

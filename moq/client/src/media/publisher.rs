@@ -51,8 +51,8 @@ struct PublishedObject {
 /// The payload of an object.
 enum ObjectPayload {
     Fragment(Bytes),
-    /// A sample that will be a LOC object. It is encoded when it is known whether it begins a group, because only then
-    /// it includes the decoder configuration.
+    /// A sample that will be a LOC object. The object includes the decoder configuration only if the sample begins a
+    /// group, so it is encoded when that is known.
     Sample(MediaSample, Bytes),
 }
 
