@@ -204,8 +204,8 @@ fn transfers_are_kept() {
     assert_eq!((now[3].network, &now[3].arm), (rows[3].network, &rows[3].arm));
 }
 
-/// The session changes its graft when the path's round-trip time changes, and back again, by an application or by a
-/// rule. The command fails if more messages are lost than the graft in use allows.
+/// When the path's round-trip time rises and falls, the session changes to another graft and back. Either the
+/// application or a rule causes the changes. The command fails if more messages are lost than the graft in use allows.
 #[test]
 fn graft_changes_with_the_path() {
     let plot = tempfile::NamedTempFile::with_suffix(".svg").expect("a file");

@@ -181,8 +181,8 @@ pub(crate) fn transport() -> quinn::TransportConfig {
         .max_concurrent_bidi_streams(quinn::VarInt::from_u32(1024))
         .datagram_receive_buffer_size(Some(4 << 20))
         .datagram_send_buffer_size(4 << 20)
-        // The connection's flow control window is practically unlimited, but below the largest value: `Prober` raises
-        // it, so that quinn sends a MAX_DATA frame.
+        // The connection's flow control window is practically unlimited, but below the largest value that QUIC allows:
+        // `Prober` raises it, so that quinn sends a MAX_DATA frame.
         .receive_window(quinn::VarInt::from_u64(RECEIVE_WINDOW).unwrap_or(quinn::VarInt::MAX))
         .congestion_controller_factory(Arc::new(millrace_congestion::BbrFactory::default()));
     transport

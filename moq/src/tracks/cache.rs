@@ -126,8 +126,8 @@ impl TrackCache {
             let Some(track) = entry.track.upgrade() else { return true };
             let limit = track.max_cache_duration().map_or(self.limits.age, |max| max.min(self.limits.age));
             let is_old = |since: Instant| now.saturating_duration_since(since) > limit;
-            // The age is that of the group's last data. The end of a long group is recent, and a subscriber that lags
-            // slightly still needs it.
+            // A group's age is the age of its last data. A subscriber that lags slightly still needs the recent end of
+            // a long group.
             is_old(entry.first_at)
                 && !track.is_newest(entry.group)
                 && track.last_at(entry.group).is_none_or(is_old)

@@ -160,8 +160,8 @@ pub(super) fn sound(entry: &SampleEntry) -> Option<(u16, u32)> {
     Some((from_aac.channels.unwrap_or(channels), from_aac.rate.or(flac).or(alac).unwrap_or(rate)))
 }
 
-/// Returns the sampling rate of FLAC, in Hz. The sample entry has only 16 bits for the rate. STREAMINFO has 20, after
-/// ten bytes (RFC 9639, 8.2).
+/// Returns the sampling rate of FLAC, in Hz. The sample entry has only 16 bits for the rate. STREAMINFO has 20 bits for
+/// it, after ten bytes (RFC 9639, 8.2).
 fn flac_rate(body: &[u8]) -> Option<u32> {
     Bits { bytes: body.get(4 + 4 + 10..)?, at: 0 }.take(20).filter(|rate| *rate > 0)
 }
