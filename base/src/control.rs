@@ -92,8 +92,9 @@ impl ControlEnd {
         }
     }
 
-    /// Receives a record and discards the descriptors that are passed with it. The kernel closes the descriptors in
-    /// this thread. That may block for as long as the sender likes, because a TCP socket may have `SO_LINGER` set.
+    /// Receives a record and discards the descriptors that are passed with it. The kernel closes the descriptors in the
+    /// calling thread. If a descriptor is a TCP socket with `SO_LINGER`, closing it may block for as long as the sender
+    /// likes.
     pub fn receive_alone<T: DeserializeOwned>(&self) -> ControlReceived<T> {
         self.receive_with(&mut RecvAncillaryBuffer::default())
     }

@@ -67,8 +67,8 @@ impl Closer {
         let _ = self.connections.send(Box::new(connection));
     }
 
-    /// Waits until these threads have ended. Their only remaining work is to close a connection. Signals interrupt a
-    /// close that blocks.
+    /// Waits until `threads` have ended, whose only remaining work is to close a connection. Signals interrupt a close
+    /// that blocks.
     pub fn end(&self, threads: Vec<JoinHandle<()>>) {
         end(threads);
     }
@@ -121,7 +121,8 @@ mod tests {
             let (theirs, own) = ControlEnd::pair().unwrap();
             let (near, far) = lingering();
             theirs.send(&1, &[near.as_fd()]).unwrap();
-            // The descriptor in the unread record keeps the socket open, so dropping `near` does not block.
+            // The copy of the descriptor in the unread record keeps the socket `near` open, so dropping `near` does not
+            // block.
             drop(near);
             closer.close(OwnedFd::from(own));
             others.push((theirs, far));

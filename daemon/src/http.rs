@@ -335,8 +335,8 @@ mod tests {
         answer
     }
 
-    /// Clients that send no request, or do not read a public answer, hold all connection slots for an hour. A request
-    /// with the token is still answered.
+    /// Clients that send no request, or do not read the answer to a request without a token, hold all connection slots
+    /// for an hour. A request with the token is still answered.
     #[tokio::test]
     async fn healthz_is_answered_while_strangers_hold_all_slots() {
         const PATIENCE: Duration = Duration::from_secs(60);

@@ -100,8 +100,7 @@ mod tests {
         assert!(memory.is_worth(8 * MIB, || 2 * MIB), "it had gone by itself");
     }
 
-    /// The margins are wide, because other tests of this process allocate memory at the same time, but less than this
-    /// test.
+    /// The test tolerates a difference of 40 MiB, because other tests of this process allocate memory at the same time.
     #[test]
     #[cfg(target_env = "gnu")]
     fn memory_of_freed_blocks_is_returned_to_the_system() {

@@ -303,8 +303,8 @@ impl SupervisedPart {
         // A signal from the terminal, such as SIGINT, is for the supervisor alone. The part therefore has its own
         // process group.
         let mut child = command.process_group(0).spawn()?;
-        // The command holds the part's end of the connection. If that stayed open in this process, the supervisor would
-        // not notice when the part closes its own copy.
+        // The value `command` holds a copy of the part's end of the connection. While this copy is open, the supervisor
+        // cannot notice that the part has closed its own.
         drop(command);
         let control = Arc::new(control);
         {

@@ -56,7 +56,7 @@ impl Conversation {
         Ok(Self::over(stream, who))
     }
 
-    /// Returns a conversation over an existing connection.
+    /// Makes a [`Conversation`] from a stream that is connected to a daemon.
     pub(crate) fn over(stream: UnixStream, who: &'static str) -> Self {
         Self { stream: BufReader::new(stream), who, has_ended: false }
     }
@@ -414,7 +414,8 @@ mod tests {
             let passed = [near.as_fd()];
             assert!(beside.push(SendAncillaryMessage::ScmRights(&passed)));
             sendmsg(&stream, &[IoSlice::new(b"{}\n")], &mut beside, SendFlags::empty()).unwrap();
-            // The descriptor in the unread message keeps the socket open, so dropping `near` does not block.
+            // The copy of the descriptor in the unread message keeps the socket `near` open, so dropping `near` does
+            // not block.
             drop(near);
             kept.push((stream, far));
         }

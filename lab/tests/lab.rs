@@ -115,7 +115,7 @@ impl NodePair {
         let is_netem = self.lab.link("pub-sub1").unwrap().is_netem();
         let look = || {
             numbers.extend(std::iter::from_fn(|| self.rx.receive(SILENCE)));
-            self.counters() // exact: `wait_until` repeats the call
+            self.counters() // exact: `wait_until` reads the counters repeatedly
         };
         let is_empty = |counters: &lab::FrameCounters| {
             let has_come = is_netem || counters.received + counters.overrun >= self.sent.get();
@@ -174,7 +174,7 @@ fn commands_run_inside_a_node_of_the_lab() {
 
     // The child process is the program itself, so a signal to the child reaches the program.
     let mut child = sub.command("sleep").arg("1000").spawn().unwrap();
-    let comm = format!("/proc/{}/comm", child.id()); // exact: the file is read below
+    let comm = format!("/proc/{}/comm", child.id()); // exact: `wait_for` reads this file below
     wait_for("exec", || std::fs::read_to_string(&comm).is_ok_and(|comm| comm == "sleep\n"));
     child.kill().unwrap();
     child.wait().unwrap();
@@ -227,7 +227,7 @@ fn random_loss_counter_equals_missing_packets() {
     let pair = NodePair::new("loss=20%");
     pair.burst(0..2000);
     let missing = 2000 - pair.rest().len() as u64;
-    // The bounds are five standard deviations from the mean of 400.
+    // On average 400 of 2000 packets are lost. The accepted range is five standard deviations to either side.
     assert!((310..490).contains(&missing), "{missing}");
     assert!((missing..=missing + STRAY).contains(&pair.counters().lost)); // exact: an empty link's counters are final
 }
@@ -243,12 +243,12 @@ fn packets_never_arrive_before_their_delay() {
         assert_eq!(rx.receive(PATIENCE), Some(1));
         start.elapsed()
     };
-    // How much later packets arrive depends on the CPUs; `millrace-lab lab accuracy` measures it.
+    // By how much a packet exceeds the configured delay depends on the CPUs; `millrace-lab lab accuracy` measures that.
     for _ in 0..10 {
         let there = one_way(&pair.tx, &pair.rx);
         assert!(there >= DELAY, "{there:?}");
     }
-    // The other direction must not be delayed.
+    // The delay must not apply to the opposite direction of the link.
     let back = pair.lab.link("pub-sub1").unwrap().impairment(LinkDirection::Backward);
     assert_eq!(back, Impairment::default());
     one_way(&pair.rx, &pair.tx);
@@ -287,8 +287,8 @@ fn emulated_rate_limits_throughput() {
     let last = start.elapsed();
     let one = Duration::from_nanos(FRAME as u64 * 8 * 1_000_000_000 / 4_000_000);
     assert!(first >= one, "{first:?}");
-    // The link must not be faster than its rate. How much slower it is depends on the CPUs; `millrace-lab lab accuracy`
-    // measures it.
+    // The link must not be faster than its configured rate. It may be slower, depending on the CPUs; `millrace-lab lab
+    // accuracy` measures by how much.
     assert!(last >= one * 101, "{last:?}");
 }
 
@@ -322,7 +322,7 @@ fn link_settings_change_while_the_lab_is_up() {
     wait_for("loss", || pair.counters().lost >= 1);
     assert_eq!(pair.rest(), [0u32; 0]);
 
-    // Another process changes the link by the command.
+    // Another process changes the link with `millrace-lab lab set`.
     let output =
         program(&["set", "--lab", pair.lab.id(), "pub-sub1", "loss=0", "delay=30ms"]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -514,8 +514,8 @@ fn interrupt_is_not_forwarded_to_the_command() {
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "up\n");
     kill(pid(&child), Signal::SIGINT).unwrap();
-    std::thread::sleep(SILENCE); // exact: a forwarded interrupt would end the command meanwhile
-    // End the command's input. Then the command ends by itself, and the lab with it.
+    std::thread::sleep(SILENCE); // exact: a forwarded interrupt would end the command within this time
+    // The command ends at the end of its input, and the lab ends with the command.
     drop(child.stdin.take());
     assert_eq!(child.wait().unwrap().code(), Some(41));
 }
@@ -541,7 +541,8 @@ fn remains_of_a_killed_owner_are_cleaned() {
 fn remains_of_a_killed_owner_are_shown() {
     needs_root!("remains_of_a_killed_owner_are_shown");
     let (mut child, id) = up();
-    // Cleaning takes an exclusive lock of the registry. This shared lock keeps other processes from cleaning meanwhile.
+    // Removing the remains of labs needs an exclusive lock of the registry. This shared lock keeps other processes from
+    // doing so during the test.
     let registry = std::fs::File::open("/run/millrace/lab/registry").unwrap();
     let shared = Flock::lock(registry, FlockArg::LockShared).map_err(|(_, error)| error).unwrap();
     let shown = || {

@@ -30,7 +30,7 @@ fn error(output: &Output) -> String {
 }
 
 /// Builds a file of transfers. With losses BBR is three times as fast as CUBIC, and without losses CUBIC is three times
-/// as fast as BBR. A warm carrier is twice as fast as the better one.
+/// as fast as BBR. A tunnel that is already open is twice as fast as the better of these two congestion controls.
 fn transfers() -> String {
     let mut text = head() + "\n";
     for network in 0..40 {

@@ -318,7 +318,8 @@ impl Parameters {
     pub(super) fn decode(input: &mut WireReader, allowed: Scope) -> Result<Self, DecodeError> {
         let mut parameters = Self::default();
         let mut previous = None;
-        // Nothing is allocated for the stated number. If it is too large, reading fails at the end of the message.
+        // No memory is allocated for the stated number of parameters. If the number is too large, reading fails at the
+        // end of the message.
         for _ in 0..input.vi64()? {
             let delta = input.vi64()?;
             let kind = previous
@@ -515,7 +516,7 @@ mod tests {
 
     #[test]
     fn subscriber_priority_is_encoded_in_one_byte() {
-        // As a varint, the value 128 would take two bytes.
+        // The default priority of 128 takes one byte here. As a varint it would take two bytes.
         let parameters = Parameters { subscriber_priority: Some(128), ..Parameters::default() };
         let out = encode_in(Draft::D18, &parameters).unwrap();
         assert_eq!(out, [1, 0x20, 0x80]);
@@ -567,7 +568,7 @@ mod tests {
     #[test]
     fn allowed_parameters_depend_on_the_draft() {
         use Draft::{D18, D19, D20, D21, D22};
-        // Each row has a parameter, its encoding, a message, and the drafts that allow it there.
+        // Each row has a parameter, its encoding, a message, and the drafts that allow the parameter in that message.
         let table: [(&str, &[u8], Scope, &[Draft]); 22] = [
             ("timeout", &[1, 0x02, 5], Scope::PUBLISH_OK, &[D18, D19]),
             ("timeout", &[1, 0x06, 5], Scope::PUBLISH, &[D20, D21, D22]),

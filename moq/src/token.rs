@@ -114,7 +114,7 @@ pub struct RegisteredTokens {
 }
 
 impl RegisteredTokens {
-    /// Makes an empty set that may store tokens of up to `limit` bytes.
+    /// Makes an empty set whose tokens may have up to `limit` bytes in total.
     pub fn new(limit: u64) -> Self {
         Self { limit, size: 0, by_alias: HashMap::new() }
     }
@@ -166,7 +166,7 @@ impl RegisteredTokens {
         Ok(found)
     }
 
-    /// Returns the total size of the registered tokens in bytes, computed as the limit defines it.
+    /// Returns the total size of the registered tokens in bytes, computed as MAX_AUTH_TOKEN_CACHE_SIZE counts it.
     pub fn size(&self) -> u64 {
         self.size
     }

@@ -45,7 +45,7 @@ impl KeySuite {
     /// Returns how many packets may be sealed with one key (RFC 9001, section 6.6).
     pub const fn confidentiality_limit(self) -> u64 {
         match self {
-            // ChaCha20-Poly1305 has no lower limit than the 2^62 packet numbers of a connection.
+            // The limit of ChaCha20-Poly1305 exceeds the 2^62 packet numbers of a connection.
             Self::ChaCha20Poly1305 => u64::MAX,
             // Beyond 2^23 packets the advantage of an attacker exceeds 2^-57 (RFC 9001, appendix B.1).
             Self::Aes128Gcm | Self::Aes256Gcm => 1 << 23,
@@ -131,8 +131,8 @@ impl TrafficSecret {
     }
 
     /// Returns the bytes of [`packet_key`](Self::packet_key) and [`header_key`](Self::header_key), for a sender or
-    /// receiver in the kernel. All key generations protect headers with the header key of the first one, so callers use
-    /// only that.
+    /// receiver in the kernel. All key generations protect headers with the header key of the first generation, so
+    /// callers ignore the header keys of later ones.
     pub fn key_material(&self) -> KeyMaterial {
         let mut material = KeyMaterial { key: [0; 32], iv: [0; aead::NONCE_LEN], header: [0; 32] };
         let len = self.suite.key_len();

@@ -112,7 +112,7 @@ impl<W: Borrow<AtomicU64>> PacketNumbers<W> {
         self.draw().1
     }
 
-    /// Returns the generation and number that the next packet gets, if no other sender draws in between.
+    /// Returns the generation and number that the next packet gets, if no other sender draws a number first.
     pub fn peek(&self) -> (u16, u64) {
         split(self.word().load(Ordering::Acquire))
     }

@@ -177,7 +177,7 @@ pub fn open<'k>(
     Ok(OpenedPacket { number, key_phase, payload: header_len..header_len + len })
 }
 
-/// Returns the number closest to `expected` that ends in the bytes sent (RFC 9000, appendix A.3).
+/// Returns the packet number closest to `expected` whose last `len` bytes are `truncated` (RFC 9000, appendix A.3).
 pub fn decode_number(expected: u64, truncated: u64, len: usize) -> u64 {
     let window = 1 << (8 * len);
     let candidate = expected & !(window - 1) | truncated;

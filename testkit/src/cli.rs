@@ -94,7 +94,7 @@ pub fn exit_code_after_one_line(program: &Path, args: &[&str], goes_on: bool) ->
 /// Runs a program that refuses to start. Returns its exit code, or `None` if a signal ended it, and its standard error.
 ///
 /// # Panics
-/// Panics if the program goes on running. It is then killed.
+/// Panics if the program goes on running. The panic also kills the program.
 pub fn run_until_refused(mut command: Command) -> (Option<i32>, String) {
     struct KilledChild(Child);
     impl Drop for KilledChild {

@@ -237,8 +237,8 @@ impl PacketCapture {
         self.filter(0xffff_f000 + 4, 4, [0, 0xffff]);
     }
 
-    /// Sets a socket filter. It captures `same` bytes of packets in which the word at an offset equals `wanted`, and
-    /// `other` bytes of the other packets.
+    /// Sets a socket filter. It captures `same` bytes of packets whose 32-bit value at the offset `word` equals
+    /// `wanted`, and `other` bytes of all other packets.
     #[allow(unsafe_code)]
     fn filter(&self, word: u32, wanted: u32, [same, other]: [u32; 2]) {
         let filter = |code, jf, k| nix::libc::sock_filter { code, jt: 0, jf, k };

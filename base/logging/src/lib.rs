@@ -19,8 +19,8 @@ use tracing_subscriber::{Layer, layer::Context};
 const BURST: u32 = 100;
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// Target of the lines that report how many log lines were suppressed. They are exempt from the limit, because each
-/// comes with a line that passed it.
+/// Target of the lines that report how many log lines were suppressed. These reports are exempt from the rate limit,
+/// because each accompanies a line that the limit allowed.
 const TARGET: &str = "millrace::log";
 
 /// A `tracing` layer that limits each call site to a burst of 100 lines and then 20 lines per second. The next line
@@ -75,8 +75,8 @@ impl<S: Subscriber> Layer<S> for LogLimit {
             return false;
         };
         if lines > 0 {
-            // The lock is no longer held here. This `warn!` re-enters `event_enabled`, which lets it pass because of
-            // its target.
+            // The lock of `by_place` is no longer held here, because this `warn!` calls `event_enabled` again. The
+            // second call returns early because of the target.
             warn!(target: TARGET, lines, of = metadata.target(), at = metadata.line(), "log lines like the next one came too fast and were left out");
         }
         true
@@ -91,8 +91,8 @@ impl PlaceBucket {
         let periods = now.saturating_duration_since(since).as_nanos() / PERIOD.as_nanos();
         if periods > 0 {
             self.used = self.used.saturating_sub(u32::try_from(periods).unwrap_or(u32::MAX));
-            // One line is allowed per [`PERIOD`]. The elapsed fraction of the current one is discarded, so the rate
-            // never exceeds that.
+            // One line is allowed per [`PERIOD`]. The elapsed fraction of the current period is discarded, so the rate
+            // never exceeds one line per period.
             self.since = Some(now);
         }
         if self.used == BURST {

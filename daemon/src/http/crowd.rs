@@ -53,8 +53,8 @@ impl CrowdMember {
         member
     }
 
-    /// Records that the connection has just arrived, or sent a request without the token. It moves to the end of the
-    /// order in which connections are closed.
+    /// Records that the connection has just arrived, or sent a request without the token. The connection is then the
+    /// last one to be closed in favor of new ones.
     pub fn wait(&self) {
         // Lock order: the member's lock before the crowd's lock.
         let at = &mut *self.at.lock();

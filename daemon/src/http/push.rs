@@ -44,7 +44,7 @@ const LIMITS: PushLimits = PushLimits { period: Duration::from_secs(1), listener
 pub struct PushCounts {
     /// Number of listeners that are connected now.
     pub listeners: u64,
-    /// Number of listeners that were refused because the limit was reached.
+    /// Number of listeners that were refused because the limit of listeners was reached.
     pub refused: u64,
     /// Number of snapshots that were not sent because a listener's queue was full.
     pub missed: u64,
@@ -238,7 +238,7 @@ mod tests {
         drop((first, second));
         async_wait_for("the end of the pump", || !channel.state.lock().is_pumped).await;
         let before = made.load(Ordering::Relaxed);
-        time::sleep(QUICK.period * 4).await; // exact: the task would make several snapshots meanwhile
+        time::sleep(QUICK.period * 4).await; // exact: the task would make several snapshots in this time
         assert_eq!(made.load(Ordering::Relaxed), before);
         // exact: the task that makes snapshots has ended
         assert_eq!((channel.counts(), channel.state.lock().latest.is_none()), (PushCounts::default(), true));
@@ -258,7 +258,7 @@ mod tests {
             }
         };
         assert!(time::timeout(PATIENCE, reading).await.is_ok(), "nobody is dropped");
-        let counts = channel.counts(); // exact: there was no await since the loop last read the counts
+        let counts = channel.counts(); // exact: no other task ran since the loop last read the counts
         assert_eq!((counts.listeners, counts.dropped, counts.missed), (1, 1, u64::from(QUICK.missed) + 1));
         let mut waited = 0;
         while deaf.recv().await.is_some() {

@@ -12,10 +12,10 @@ use super::runs::TrainingRun;
 
 /// Congestion controls that represent plain TCP in the comparison.
 pub const TCP: [&str; 2] = ["cubic", "bbr"];
-/// An arm also counts as right if its utility is at least this share of the best arm's.
+/// An arm (congestion control or tunnel) also counts as right if its utility is at least this share of the best arm's.
 pub const TIE: f64 = 0.95;
 
-/// A question, with the cost and utility of each arm.
+/// A question (network, traffic profile, size and the peer's offer), with the cost and utility of each arm.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainingCase {
     pub network: u32,
@@ -26,7 +26,7 @@ pub struct TrainingCase {
     pub utility: Vec<f64>,
 }
 
-/// The cases that a file of measured transfers gives.
+/// The training cases that were computed from a file of measured transfers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Cases {
     pub arms: Vec<String>,
@@ -36,8 +36,8 @@ pub struct Cases {
 }
 
 impl Cases {
-    /// Builds the cases. Answers are means over all seeds of a network. Each question has the observations made with
-    /// one seed.
+    /// Builds the cases. The right answers come from means over all seeds of a network, while the observations in a
+    /// question come from one seed.
     pub fn from_runs(runs: &[TrainingRun]) -> Self {
         let arms: BTreeSet<&str> = runs.iter().map(|run| run.arm.as_str()).collect();
         let arms: Vec<String> = arms.into_iter().map(str::to_owned).collect();
@@ -62,7 +62,7 @@ impl Cases {
             for (rung, kib) in LADDER_KIB.iter().enumerate() {
                 let costs: Vec<Option<f64>> =
                     self.arms.iter().map(|arm| mean_cost(runs, arm, profile, rung)).collect();
-                // No transfer on this network reached this size, so an answer would be a guess.
+                // No measured transfer on this network reached this size, so the right arm for this size is unknown.
                 if !runs.iter().any(|run| run.came.rungs_ms.get(rung).is_some_and(Option::is_some)) {
                     continue;
                 }

@@ -24,8 +24,8 @@ pub struct Example {
 pub struct Settings {
     /// Least total weight of examples that at least two branches of a node must each have.
     pub least: f64,
-    /// Confidence for pruning, in standard deviations of the error's upper bound. C4.5's default of 25 % corresponds to
-    /// 0.69. Below 0 nothing is pruned.
+    /// Confidence for pruning: the upper bound of an error rate is this many standard deviations above the measured
+    /// rate. C4.5's default of 25 % corresponds to 0.69. Below 0 nothing is pruned.
     pub doubt: f64,
     /// Number of examples that count as one, since they belong to the same network.
     pub alike: f64,
@@ -82,7 +82,7 @@ impl Grower<'_> {
         let sets = self.divided(set, chosen);
         let grown: Vec<(Node, f64)> = sets.iter().map(|set| self.node(set, depth - 1)).collect();
         let below: f64 = grown.iter().map(|(_, feared)| feared).sum();
-        // A leaf is preferred to a branch if the leaf makes at most a tenth of an error more.
+        // A leaf is preferred to a branch if its estimated number of errors exceeds the branch's by at most a tenth.
         if self.settings.doubt >= 0.0 && feared <= below + 0.1 {
             return (Node::Leaf(leaf), feared);
         }

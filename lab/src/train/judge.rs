@@ -29,7 +29,8 @@ pub struct Score {
     pub right_high: f64,
     /// Mean difference between the utility of the best arm and of the chosen arm, 0 to 1.
     pub regret: f64,
-    /// Share of cases whose cost was more than 5 % above TCP's, by TCP's congestion control.
+    /// For each congestion control of plain TCP: the share of cases in which the chosen arm cost over 5 % more than
+    /// that TCP.
     pub slower_than: Vec<(String, f64)>,
 }
 
@@ -79,8 +80,8 @@ pub fn judge(cases: &Cases, settings: Settings) -> JudgeReport {
     JudgeReport { networks: networks.len(), incomplete: cases.incomplete, scores, classes, confusion }
 }
 
-/// Scores the arm that was best in all other transfers on the same network. No decision with less knowledge can be much
-/// better, so what this score lacks to the maximum is due to chance. Returns `None` if each network has only one
+/// Scores the arm that was best in all other transfers on the same network. A method that knows less can hardly score
+/// higher, so the gap between this score and the maximum is due to chance. Returns `None` if each network has only one
 /// transfer with each arm.
 pub fn again(runs: &[TrainingRun]) -> Option<Score> {
     let seeds: BTreeSet<u32> = runs.iter().map(|run| run.seed).collect();
@@ -324,13 +325,14 @@ mod tests {
         assert_eq!(again(&runs(1)), None);
         let score = again(&runs(2)).expect("two");
         assert_eq!((score.cases, score.by.as_str()), (2 * 10 * 4 * 9 * 3, "other transfers there"));
-        // The profile `insensitive` also accepts twice the time, so some answers are right by chance.
+        // The profile `insensitive` also accepts an arm that takes twice as long as the best one, so some answers are
+        // right by chance.
         assert!((0.5..0.65).contains(&score.right), "{score:?}");
     }
 
     #[test]
     fn confidence_bounds_match_published_values() {
-        // The first share is 475 of 500. The second one is that of the seed tree, 30 of 38.
+        // The published intervals are those of 475 right answers out of 500, and of 30 out of 38.
         let (low, high) = wilson(0.95, 500);
         assert!((low - 0.927).abs() < 0.0006 && (high - 0.966).abs() < 0.001, "{low} {high}");
         let (low, high) = wilson(30.0 / 38.0, 38);

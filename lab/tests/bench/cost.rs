@@ -97,7 +97,7 @@ fn accuracy_and_overhead_of_one_scenario_are_reported() {
     assert_eq!(calibration.get("error"), None, "{calibration}");
     for cpu in calibration["calibration"].as_array().expect("a list") {
         let figure = |name: &str| cpu[name].as_f64().unwrap_or_else(|| panic!("{calibration}"));
-        // On a busy machine the load may get no CPU time at all.
+        // On a busy machine the threads that make load may get no CPU time at all.
         assert!(figure("bursts_pct") >= 0.0 && figure("thread_pct") >= 0.0, "{calibration}");
         assert!(figure("ticks_pct") > 0.0 && figure("profile_busy_pct") > 0.0, "{calibration}");
     }
@@ -105,7 +105,8 @@ fn accuracy_and_overhead_of_one_scenario_are_reported() {
         assert_eq!(row.get("error"), None, "{row}");
         assert_eq!((&row["scenario"], &row["sample_hz"]), (&"veth udp gro=off".into(), &1000.into()));
     }
-    // A small error would need longer runs on a quiet machine. This test only checks that errors are reported.
+    // Accurate measurements would need longer runs on a quiet machine. This test only checks that the observer's errors
+    // are reported.
     let error = |name: &str| accuracy[name].as_f64().unwrap_or_else(|| panic!("{accuracy}"));
     assert!(error("procstat_error_pct").is_finite() && error("clock_error_pct").is_finite(), "{accuracy}");
     assert!(error("worst_subevent_error_points") >= 0.0, "{accuracy}");
@@ -123,7 +124,8 @@ fn accuracy_and_overhead_of_one_scenario_are_reported() {
         [clock, array, http].map(|row| &row["mode"]),
         [&Value::Null, &"events".into(), &"events".into()]
     );
-    // The mode depends on how many packets this machine transfers, but the row must be consistent.
+    // Whether the observer samples or times all events depends on this machine's packet rate. The reported mode must
+    // agree with the reported share of sampling.
     let sampled = auto["overhead"]["sampled_pct"].as_f64().unwrap_or_else(|| panic!("{auto}"));
     assert_eq!(auto["mode"], if sampled > 50.0 { "sampling" } else { "events" }, "{auto}");
     assert!(auto["overhead"]["timing_pct"].as_f64() > Some(0.0), "{auto}");

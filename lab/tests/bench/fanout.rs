@@ -34,7 +34,8 @@ fn fanout_by_kernel_by_process_and_over_moq_is_measured() {
         assert_eq!(number("/wire/subscribers"), RECEIVERS);
         assert!(number("/wire/copies") > 0.0 && number("/wire_latency_us/p50") > 0.0, "{row}");
     }
-    // In the kernel's fan-out no process wakes up for a packet. The batched process has to receive and send each one.
+    // In the kernel's fan-out no process wakes up for a packet. The process that batches its system calls has to
+    // receive and send each packet.
     let [fanout, batched, _] = rows.as_slice() else { panic!("three rows") };
     let calls = |row: &Value| row["syscalls_per_object"].as_f64().expect("calls");
     assert!(calls(fanout) < calls(batched), "{} {}", calls(fanout), calls(batched));

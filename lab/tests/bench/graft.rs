@@ -42,8 +42,7 @@ fn each_graft_benchmark_measures_something() {
         assert_eq!(row["rounds"], 2, "{row}");
         assert!(row["total_us"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{row}");
     }
-    // A graft that was loaded before is loaded without libbpf, and the verifier's time is reported separately only for
-    // such a load.
+    // When the same graft is loaded again, libbpf is not used. Only then the verifier's time is reported separately.
     assert!(deployed[0]["steps_us"]["verify"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{}", deployed[0]);
 
     let negotiated = rows(
@@ -205,8 +204,8 @@ fn transfers_are_kept() {
     assert_eq!((now[3].network, &now[3].arm), (rows[3].network, &rows[3].arm));
 }
 
-/// The session changes its graft when the path's round-trip time changes, and back again, by an application or by a
-/// rule. The command fails if more messages are lost than the graft in use allows.
+/// When the path's round-trip time rises and falls, the session changes to another graft and back. Either the
+/// application or a rule causes the changes. The command fails if more messages are lost than the graft in use allows.
 #[test]
 fn graft_changes_with_the_path() {
     let plot = tempfile::NamedTempFile::with_suffix(".svg").expect("a file");

@@ -58,8 +58,8 @@ fn check_forwarder(row: &Value) {
     // The application latency and the wire latency were measured in different periods, so neither has to be longer.
     assert!(number("/wire_latency_us/p50") > 0.0);
     assert!(number("/latency_us/p50") > 0.0);
-    // There are one receive per object and one send per copy. A few calls more or less are due to the start and the end
-    // of the counted period.
+    // There are one receive per object and one send per copy. The measured number of calls differs slightly, because
+    // some calls fall on the start or end of the counted period.
     let calls = number("/syscalls_per_object");
     assert!((calls - (1.0 + 1.0 / SUBSCRIBERS)).abs() < 0.5, "{calls}");
     assert!(number("/cpu_ns_per_object/relay") > 0.0);
@@ -216,7 +216,8 @@ fn media_beside_a_hostile_client_are_measured() {
     }
 }
 
-/// How long it takes until viewers are served again depends on the CPUs, and is not checked.
+/// The addresses of all viewers change. How long it takes until the viewers are served again depends on the CPUs, and
+/// is not checked.
 #[test]
 fn time_until_moved_viewers_are_served_is_measured() {
     if !nix::unistd::geteuid().is_root() {
@@ -238,8 +239,8 @@ fn time_until_moved_viewers_are_served_is_measured() {
     assert!(viewers["bytes_per_session"].as_u64().is_some_and(|bytes| bytes > 0), "{row}");
 }
 
-/// Viewers of both engines keep their subscriptions, receive no object twice, and receive media again. The test does
-/// not check how long that takes.
+/// When a publisher or relay restarts, viewers of both engines keep their subscriptions, receive no object twice, and
+/// then receive media again. The test does not check how long the interruption lasts.
 #[test]
 fn restarted_publishers_and_relays_are_measured() {
     if !nix::unistd::geteuid().is_root() {
@@ -291,8 +292,8 @@ fn subscriber_beside_a_bad_link_is_measured() {
     }
 }
 
-/// Both engines are measured, with several renditions and with one. The share that is shown in time depends on the
-/// machine, and is not checked.
+/// Both engines are measured, with several renditions and with one. The share of video that is shown in time depends on
+/// the machine, and is not checked.
 #[test]
 fn adaptation_to_a_slow_link_is_measured() {
     if !nix::unistd::geteuid().is_root() {
@@ -334,7 +335,8 @@ fn adaptation_to_a_slow_link_is_measured() {
     }
 }
 
-/// Both engines are measured. The share that is shown in time depends on the machine, and is not checked.
+/// Both engines are measured. The share of video that the browser shows in time depends on the machine, and is not
+/// checked.
 #[test]
 fn browser_playback_is_measured() {
     if let Some(why) = no_browser() {

@@ -534,11 +534,12 @@ mod tests {
     #[test]
     fn first_group_id_is_the_time_or_above_the_relays_largest() {
         let now = group_of_now(None);
-        // The ID is the time in milliseconds. The test accepts any time from the year 2020 to 100,000 years later.
+        // The first group's ID is the time in milliseconds since 1970. The test accepts any time from the year 2020 to
+        // 100,000 years later.
         assert!((1_577_836_800_000..LAST_FIRST_GROUP).contains(&now), "{now}");
         assert!(group_of_now(Some(17)) >= now);
         assert_eq!(group_of_now(Some(now + 86_400_000)), now + 86_400_001, "the clock went back by a day");
-        // A largest group ID beyond [`LAST_FIRST_GROUP`] cannot be a time of our publishers, so it is ignored.
+        // If the relay's largest group ID is above [`LAST_FIRST_GROUP`], it cannot be a time, so it is ignored.
         assert!(group_of_now(Some(u64::MAX)) < LAST_FIRST_GROUP);
     }
 

@@ -146,7 +146,7 @@ async fn connect_to(
     if let Err(error) = UdpSocket::bind(local)?.connect(address) {
         return Err(DialError::Unreachable(error.kind()));
     }
-    // The kernel silently grants less if this exceeds net.core.rmem_max.
+    // The kernel silently grants a smaller buffer if the requested size exceeds net.core.rmem_max.
     socket2::SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BUFFER)?;
     let icmp = IcmpListener::open(&socket, address)?;
     let (told, answers) = watch::channel(None);
@@ -181,8 +181,8 @@ pub(crate) fn transport() -> quinn::TransportConfig {
         .max_concurrent_bidi_streams(quinn::VarInt::from_u32(1024))
         .datagram_receive_buffer_size(Some(4 << 20))
         .datagram_send_buffer_size(4 << 20)
-        // The connection's flow control window is practically unlimited, but below the largest value: `Prober` raises
-        // it, so that quinn sends a MAX_DATA frame.
+        // The connection's flow control window is practically unlimited, but below the largest value that QUIC allows:
+        // `Prober` raises it, so that quinn sends a MAX_DATA frame.
         .receive_window(quinn::VarInt::from_u64(RECEIVE_WINDOW).unwrap_or(quinn::VarInt::MAX))
         .congestion_controller_factory(Arc::new(millrace_congestion::BbrFactory::default()));
     transport
@@ -301,7 +301,7 @@ impl IcmpListener {
 
 impl Drop for IcmpListener {
     fn drop(&mut self) {
-        // Clearing the option also empties the kernel's error queue. It cannot fail, because setting the option
+        // Clearing IP_RECVERR also empties the socket's error queue. It cannot fail, because setting this option
         // succeeded.
         let _ = self.set(false);
     }

@@ -141,7 +141,7 @@ impl BroadcastKeeper {
                     tracing::warn!("cannot publish yet: {error}; trying again in {next:?}");
                 }
             }
-            // A relay may redirect us only for a time, so the next attempt uses the configured address again.
+            // A redirect by GOAWAY may be temporary, so the next attempt to connect uses the configured address again.
             self.remote.url.clone_from(&configured);
             pause.wait_for(next).await;
         }

@@ -40,7 +40,8 @@ const JUMP: u64 = 64;
 const ASIDE: usize = 256;
 
 impl Sequencer {
-    /// Makes the queue return only objects after `last`. Objects up to `last` were received in another way.
+    /// Makes the queue return only objects after `last`. The subscriber has received the objects up to `last` by FETCH
+    /// or as a fill.
     pub fn skip_to(&mut self, last: Location) {
         self.next = Some(Location::new(last.group, last.object.saturating_add(1)));
     }
@@ -151,8 +152,8 @@ impl Sequencer {
             None => (location.object == 0 || self.inside == Some(location)) && nothing_before(location.group),
             Some(next) if next == location => true,
             Some(next) if next.group == location.group => nothing_before(location.group),
-            // The next group begins when no stream of the current one is open. It begins with its first object, because
-            // packet loss may delay that object's stream.
+            // The next group begins when no stream of the current group is open. The queue waits for the next group's
+            // first object, because packet loss may delay that object's stream.
             Some(next) => {
                 let is_over = self.open.range((next.group, 0)..=(next.group, u64::MAX)).next().is_none();
                 // A publisher that is restarted continues with a much larger group ID.
@@ -206,7 +207,7 @@ mod tests {
         sequencer.push(object(1, 0, 3));
         sequencer.push(TrackEvent::Closed { group: 1, stream: 3 });
         assert_eq!(drain(&mut sequencer, false), ["1.0", "1.1"]);
-        // The stream of the delta frames ends early, and the next key frame does not wait for the missing ones.
+        // The stream of the delta frames ends early. The next key frame does not wait for the missing delta frames.
         sequencer.push(TrackEvent::Closed { group: 1, stream: 4 });
         sequencer.push(TrackEvent::Opened { group: 2, stream: 5 });
         sequencer.push(object(2, 0, 5));

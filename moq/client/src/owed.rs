@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use crate::payload::Stamp;
 
-/// Time after the first arrival before which sent objects are left out of the statistics. A subscription begins with
-/// objects of the current group that were sent long before.
+/// Objects that were sent earlier than this time after the first arrival are left out of the statistics. A subscription
+/// begins with objects of the current group that were sent long before.
 const SETTLING: Duration = Duration::from_secs(1);
 
 /// Latency up to which an object is on time for live media.
@@ -78,7 +78,7 @@ impl Owed {
         for one in all {
             objects += one.objects()?;
             match &mut latency {
-                // Both histograms grow on demand, so one can always be added to the other.
+                // Latency histograms grow on demand, so adding one to another cannot fail.
                 Some(latency) => drop(latency.add(&one.latency)),
                 None => latency = Some(one.latency.clone()),
             }
@@ -177,7 +177,8 @@ mod tests {
         let fast = subscriber(|_| Some(10));
         let slow = subscriber(|_| Some(30));
         let report = Owed::report([&fast, &slow]).unwrap();
-        // The first object arrives some ms after it was sent.
+        // Objects count that were sent at least a second after the first arrival. The first arrival is 10 or 30 ms
+        // after the first sending.
         assert_eq!((report.objects, report.delivered), (299 + 297, 299 + 297));
         assert_eq!((ms(report.latency_us.p50), ms(report.latency_us.p99)), (Some(10), Some(30)));
     }
@@ -192,7 +193,7 @@ mod tests {
     fn track_counts_as_sent_when_its_last_object_was_due() {
         let start = Duration::from_secs(5);
         let end = start + INTERVAL * (TOTAL as u32 - 1);
-        // In this case the objects arrive long after they were sent.
+        // Only 50 objects arrive, ten seconds after they were sent. Their sending times alone show the rate.
         let owed = subscriber(|n| (n < 50).then_some(10_000));
         assert!(!owed.is_published(end - INTERVAL / 2) && owed.is_published(end));
         assert!(!subscriber(|n| (n == 3).then_some(0)).is_published(end * 2), "how fast it is, is not known");

@@ -13,7 +13,7 @@ pub const MIN_LEN: usize = 32;
 /// Returns the time of `CLOCK_MONOTONIC`. All processes of a host share it, in any network namespace, so a subscriber
 /// can compute the latency of an object from the sending time in it.
 pub fn now() -> Duration {
-    // This clock always exists on Linux.
+    // `CLOCK_MONOTONIC` always exists on Linux.
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
 }
 
@@ -28,8 +28,8 @@ pub struct Stamp {
     pub total: u64,
 }
 
-/// Returns the 64-bit word with index `index` of the pattern that fills a payload after its stamp. The word depends on
-/// the object's sequence number, too.
+/// Returns the 64-bit word with index `index` of the pattern that fills a payload after its stamp (sequence number and
+/// sending time). The word depends on the object's sequence number, too.
 fn word(sequence: u64, index: u64) -> [u8; 8] {
     // The factor is 2^64 divided by the golden ratio. Multiplication by it spreads successive numbers over all bits.
     const ODD: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -156,9 +156,9 @@ pub struct PublishReport {
     pub packets_lost: u64,
     /// Number of congestion events.
     pub congestion_events: u64,
-    /// Congestion window at the end, in bytes.
+    /// Congestion window at the end of the broadcast, in bytes.
     pub congestion_window_bytes: u64,
-    /// Smoothed round-trip time at the end, in microseconds.
+    /// Smoothed round-trip time at the end of the broadcast, in microseconds.
     pub round_trip_us: u64,
 }
 

@@ -142,8 +142,8 @@ impl EstablishedSubscription {
                 break;
             }
             let changed = self.streams.changed();
-            // There is no time limit for a stream that has begun to end, but a stream that has not begun may never
-            // arrive.
+            // A stream that has begun may take any time until its end. A stream that has not begun may never arrive, so
+            // waiting for it has a time limit.
             let is_quiet = match streams.begun > streams.ended {
                 true => changed.await.is_err(),
                 false => !matches!(tokio::time::timeout(STRAGGLERS, changed).await, Ok(Ok(()))),
@@ -305,7 +305,7 @@ impl Handler for ObjectReceiver {
             StreamHeader::Fetch { request_id } => {
                 let fetch = self.fetches.lock().remove(&request_id);
                 match fetch {
-                    // The task that sent the FETCH may have been dropped meanwhile.
+                    // The send fails if the task that sent the FETCH was dropped before this data stream arrived.
                     Some((order, waiting)) => {
                         let objects = ObjectStream::fetch(self.session.draft(), order, stream);
                         drop(waiting.send(objects));

@@ -76,7 +76,7 @@ pub enum UrlError {
 /// Parses `moqt://HOST[:PORT][/PATH]`, or the same with `https://` for WebTransport. The default port is 443.
 ///
 /// # Errors
-/// Fails if the text is another kind of URL, or none.
+/// Fails if the text is not a URL, or a URL of another form.
 pub fn parse_url(text: &str) -> Result<Url, UrlError> {
     let url = Url::parse(text)?;
     if !url.username().is_empty() || url.password().is_some() {
@@ -222,7 +222,7 @@ pub struct Session {
     goaway: watch::Sender<Option<String>>,
     /// The fields of the peer's SETUP, once it has arrived.
     peer: watch::Sender<Option<PeerSetup>>,
-    /// The prober of the connection, which [`Session::run`] takes out of here.
+    /// The prober of the connection. `None` after [`Session::run`] has taken it.
     prober: Mutex<Option<Prober>>,
     /// Our control stream. It is kept open, because closing it would be a protocol violation.
     _control: SendStream,

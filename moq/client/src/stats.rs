@@ -307,7 +307,7 @@ impl ObjectFigures {
         let mut total = StatsReport::default();
         for figures in all {
             let report = figures.report(is_end);
-            // Both histograms grow on demand, so one can always be added to the other.
+            // Latency histograms grow on demand, so adding one to another cannot fail.
             let _ = latency.add(&figures.latency);
             total.delivered += report.delivered;
             total.lost += report.lost;

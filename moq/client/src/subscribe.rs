@@ -343,7 +343,7 @@ pub async fn measure(
 enum SubscriberEnd {
     /// All requested objects have arrived, or the subscriber was told to stop.
     Over,
-    /// The relay sent GOAWAY. The session has to be continued with this new one.
+    /// The relay sent GOAWAY. The subscriber has to continue with the new session in this variant.
     Moved(Arc<Session>, Remote),
 }
 

@@ -280,7 +280,7 @@ async fn fetch_returns_both_group_orders_and_fails_outside_the_track() {
     .await;
 }
 
-/// Only draft-20 and later can express such ranges in a FETCH.
+/// Only draft-20 and later can express a FETCH range that depends on the track's largest object.
 #[tokio::test(flavor = "multi_thread")]
 async fn fetch_may_be_relative_to_the_largest_object() {
     within(async {

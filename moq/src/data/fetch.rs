@@ -69,7 +69,8 @@ impl FetchItem {
     }
 }
 
-/// Fields of the previous items of a FETCH response. The encoding of an item may omit fields whose values repeat these.
+/// Fields of the previous items of a FETCH response. The encoding of the next item may omit fields that repeat these
+/// values.
 #[derive(Clone, Copy, Debug, Default)]
 struct Prior {
     /// Location of the last item, object or range.

@@ -17,7 +17,7 @@ use super::{DecodeError, vi64};
 
 /// The longest block of object properties that is accepted, in bytes.
 ///
-/// The draft sets no limit. This one bounds the memory that a peer can make a receiver hold for one object.
+/// The draft sets no limit. This limit bounds the memory that a peer can make a receiver hold for one object.
 pub const MAX_PROPERTIES: u64 = 1 << 16;
 
 /// The status of an object, which says what follows it in its group or track.
@@ -153,13 +153,13 @@ impl SubgroupHeader {
             }
     }
 
-    /// Appends the header in its shortest form.
+    /// Appends the SUBGROUP_HEADER in its shortest form.
     pub fn encode(&self, out: &mut Vec<u8>) {
         self.encode_padded(0, out);
     }
 
-    /// Appends the header in exactly `len` bytes if a longer encoding of the alias makes that possible, or else in the
-    /// fewest bytes.
+    /// Appends the SUBGROUP_HEADER in exactly `len` bytes if a longer encoding of the alias makes that possible, or
+    /// else in the fewest bytes.
     ///
     /// A relay that changes the alias uses this to keep the stream offsets of everything after the header.
     pub fn encode_padded(&self, len: usize, out: &mut Vec<u8>) {

@@ -4,7 +4,7 @@ use super::super::{DecodeError, vi64};
 use super::MAX_PROPERTIES;
 
 /// A reader of the fields at the start of a piece of a stream. If bytes are missing, it reports the smallest number
-/// needed. The scanner then never consumes bytes beyond the header.
+/// that it needs, so that the scanner never consumes bytes beyond the header.
 pub(super) struct ScannedFields<'a> {
     rest: &'a [u8],
 }

@@ -49,7 +49,7 @@ impl MessageBody for GoAway {
         if !input.draft().names_unprocessed() {
             return Ok(Self { uri, timeout: input.vi64()?, request_id: None });
         }
-        // moq-rs (0.17) ends the message here, as earlier drafts did.
+        // moq-rs (0.17) ends GOAWAY after the URI, as older drafts did.
         let timeout = if input.is_empty() { 0 } else { input.vi64()? };
         let request_id = if input.is_empty() { None } else { Some(input.vi64()?) };
         Ok(Self { uri, timeout, request_id })
@@ -505,8 +505,8 @@ namespace_request! {
 pub struct NamespaceFound {
     /// The namespace without the subscribed prefix.
     pub suffix: Namespace,
-    /// The path and its cost. They are present only between endpoints that negotiated draft-lcurley-moq-cluster. MoQ
-    /// Transport's own message has no parameters, not even their count.
+    /// The announcement's path (HOP_PATH) and its cost. They are present only between endpoints that negotiated
+    /// draft-lcurley-moq-cluster. MoQ Transport's own message has no parameters, not even their count.
     pub parameters: Option<Parameters>,
 }
 

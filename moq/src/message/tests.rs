@@ -393,7 +393,7 @@ fn a_filter(draft: Draft) -> BoxedStrategy<Filter> {
                 end_object: end_object.filter(|_| draft.has_relative_filters()),
             }
         });
-    // This filter is excluded, because the next object would have the same encoding.
+    // A start at location 0/0 is excluded, because its encoding decodes to another filter.
     let starts = a_location().prop_filter("has another name", |start| *start != Location::default());
     let all = prop_oneof![
         Just(Filter::NEXT_GROUP),
@@ -760,7 +760,7 @@ fn as_others_write_it(draft: Draft, bytes: &[u8]) -> Result<Vec<u8>, String> {
 /// Returns the message without the fields that only one of this implementation and moqtap-codec checks or knows.
 fn as_others_know_it(mut message: Message) -> Message {
     let plain = |parameters: &mut Parameters| {
-        parameters.authorization_tokens.clear(); // This implementation accepts any bytes as a token.
+        parameters.authorization_tokens.clear(); // Only moqtap-codec checks the bytes of a token.
         parameters.assignment = None;
         (parameters.hop_path, parameters.route_cost) = (None, None);
     };

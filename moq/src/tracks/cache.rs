@@ -126,8 +126,8 @@ impl TrackCache {
             let Some(track) = entry.track.upgrade() else { return true };
             let limit = track.max_cache_duration().map_or(self.limits.age, |max| max.min(self.limits.age));
             let is_old = |since: Instant| now.saturating_duration_since(since) > limit;
-            // The age is that of the group's last data. The end of a long group is recent, and a subscriber that lags
-            // slightly still needs it.
+            // A group's age is the age of its last data. A subscriber that lags slightly still needs the recent end of
+            // a long group.
             is_old(entry.first_at)
                 && !track.is_newest(entry.group)
                 && track.last_at(entry.group).is_none_or(is_old)
@@ -187,8 +187,8 @@ impl TrackCache {
         taken
     }
 
-    /// Drops groups until the cache is within its limit. The accounts are sorted by memory once, and then any number of
-    /// groups can be dropped.
+    /// Drops groups until the cache is within its limit. Each call sorts the accounts by memory only once, however many
+    /// groups it drops.
     fn shrink(&self) {
         let mut largest: Vec<(usize, u64)> = {
             let holders = self.holders.lock();
@@ -209,7 +209,7 @@ impl TrackCache {
     /// Returns the next group to drop, and the index of its account. The publisher with the most memory loses old
     /// groups first. A track's newest group is dropped only if no publisher with at least half as much memory has a
     /// group that is not its track's newest. Without this rule, a publisher of many tracks with one large group each
-    /// would evict the groups of all others.
+    /// would evict the groups of all other publishers.
     fn victim(&self, largest: &[(usize, u64)]) -> Option<(usize, CacheEntry)> {
         let mut holders = self.holders.lock();
         let most = largest.first()?.0;
@@ -232,8 +232,8 @@ impl TrackCache {
     }
 
     fn release(&self, cost: usize) {
-        // Growth is added to the group's cost first and to this total later. If the group is dropped in between, its
-        // cost exceeds what this total includes.
+        // Growth is added first to the group's cost and later to the cache's total. If the group is dropped in between,
+        // the total includes less than the group's cost.
         let _ = self.bytes.fetch_update(Relaxed, Relaxed, |bytes| Some(bytes.saturating_sub(cost)));
     }
 }
@@ -246,7 +246,7 @@ impl CacheEntry {
 
 impl CacheHolder {
     /// Removes and returns the oldest group that is not its track's newest. It examines a limited number of groups, and
-    /// moves newest ones to the end.
+    /// moves groups that are their track's newest to the end of the list.
     fn take_old(&mut self) -> Option<CacheEntry> {
         for _ in 0..self.groups.len().min(LOOKS) {
             let entry = self.groups.pop_front()?;

@@ -280,7 +280,7 @@ impl FetchWalk {
         Self { first, last, order, at: (first <= last).then_some(at) }
     }
 
-    /// Returns the next objects, at most `max`. The track may have changed since the last step.
+    /// Returns the next objects, at most `max`. The track may have changed since the previous call.
     pub fn next(&mut self, track: &Track, now: Instant, max: usize) -> WalkStep {
         let nothing_held = Location { object: self.last.object.saturating_add(1), ..self.last };
         let held_from = track.known_from().unwrap_or(nothing_held);

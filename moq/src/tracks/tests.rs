@@ -631,13 +631,13 @@ fn stray_object_counts_as_largest_until_the_track_continues() {
         assert_eq!(largest(), expected, "after group {group}");
     }
     assert!(track.is_newest(11) && !track.is_newest(u64::MAX));
-    // Dropping the stray group does not affect the other groups.
+    // Dropping the stray group, whose ID is far above all others, does not affect the other groups.
     track.evict(u64::MAX);
     assert_eq!(track.known_from(), Some(Location::new(7, 0)));
     one_object(&track, 12, now);
     assert_eq!(largest(), 12);
-    // Many objects of one group prove as well as objects of two groups that the group with the larger ID was a stray
-    // one.
+    // Many objects of one group, like a few objects of two groups, prove that the group with the far larger ID was a
+    // stray one.
     one_object(&track, 1 << 40, now);
     let mut writer = begin(&track, now, 13, SubgroupId::Zero);
     push(&track, &mut writer, now, &objects(0..1, 10));

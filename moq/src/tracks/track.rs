@@ -47,7 +47,8 @@ struct TrackState {
     dropped_below: u64,
 }
 
-/// Number of group IDs that a publisher may skip, and by which a late object's group may be behind the largest.
+/// Largest distance between the group IDs of a track's publishers, or of a late object and the track's largest group. A
+/// larger distance means that the numbering was restarted or an ID is wrong.
 pub const GROUP_SLACK: u64 = 16;
 
 /// A counter of consecutive objects that are far behind the largest location. After enough such objects, the track

@@ -39,7 +39,8 @@ pub trait Controller: Send {
     /// Notes that packets sent outside of a recovery period were acknowledged.
     fn on_ack(&mut self, now: Instant, acked: &Acked);
 
-    /// Notes congestion. This is called only for packets that were sent after the last reduction of the window.
+    /// Notes congestion: packets were lost or marked CE. Called only if the newest of them was sent after the last
+    /// reduction of the window.
     fn on_congestion(&mut self, now: Instant);
 
     /// Undoes the last [`Controller::on_congestion`]: all packets whose loss led to it were delivered after all.

@@ -282,7 +282,7 @@ struct GateLevelCopy {
     times: u64,
 }
 
-/// Returns the levels of a gate with default settings.
+/// Returns the prefix lengths of client networks, each with its limit factor, for a gate with default settings.
 fn levels_of_gate() -> Levels {
     let of = |prefix: u32, times| GateLevelCopy { mask: (u128::MAX << (128 - prefix)).to_be_bytes(), times };
     Levels {
@@ -379,8 +379,8 @@ fn token_bucket_is_exact_after_years() {
     }
 }
 
-/// Compares the parsers on nearly valid TCP options of grafts. Each byte of an offer is changed to every value, at
-/// every length of the option.
+/// Compares the parsers on nearly valid TCP options of grafts. In the option that offers a graft, each byte is changed
+/// to every value, at every length of the option.
 #[test]
 fn parsers_agree_on_damaged_tcp_options_of_grafts() {
     let offer = *b"\xfd\x0cMRg1\x01\x01abcdefgh";

@@ -84,7 +84,7 @@ impl Aux {
 
     fn sizes(&self, count: usize) -> Option<Vec<u8>> {
         let mut saiz = NumberReader(self.saiz.as_deref()?);
-        // With flag 1, aux_info_type and aux_info_type_parameter come first, four bytes each.
+        // If flag 1 of saiz is set, aux_info_type and aux_info_type_parameter come first, four bytes each.
         if saiz.u32()? & 1 == 1 {
             saiz.take(8)?;
         }

@@ -160,8 +160,8 @@ pub(super) fn sound(entry: &SampleEntry) -> Option<(u16, u32)> {
     Some((from_aac.channels.unwrap_or(channels), from_aac.rate.or(flac).or(alac).unwrap_or(rate)))
 }
 
-/// Returns the sampling rate of FLAC, in Hz. The sample entry has only 16 bits for the rate. STREAMINFO has 20, after
-/// ten bytes (RFC 9639, 8.2).
+/// Returns the sampling rate of FLAC, in Hz. The sample entry has only 16 bits for the rate. STREAMINFO has 20 bits for
+/// it, after ten bytes (RFC 9639, 8.2).
 fn flac_rate(body: &[u8]) -> Option<u32> {
     Bits { bytes: body.get(4 + 4 + 10..)?, at: 0 }.take(20).filter(|rate| *rate > 0)
 }
@@ -372,8 +372,8 @@ mod tests {
             (&[0x12, 0x10][..], 2, 44_100, 2),
             // This configuration signals spectral band replication explicitly: 24 kHz, one channel, 48 kHz output.
             (&[0x2b, 0x09, 0x88, 0x00], 5, 48_000, 1),
-            // These configurations signal spectral band replication in the extension that older decoders skip. The
-            // second one also signals parametric stereo.
+            // The next two configurations signal spectral band replication in the extension that older decoders skip.
+            // The second of them also signals parametric stereo.
             (&[0x13, 0x08, 0x56, 0xe5, 0x98], 5, 48_000, 1),
             (&[0x13, 0x08, 0x56, 0xe5, 0x9d, 0x48, 0x80], 29, 48_000, 2),
             (&[0xeb, 0x09, 0x88, 0x00], 29, 48_000, 2),

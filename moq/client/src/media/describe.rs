@@ -172,7 +172,7 @@ fn role(track: &InitTrack) -> &'static str {
 }
 
 /// Returns the content protections, and which tracks each applies to. Tracks with the same scheme, systems and key
-/// share one.
+/// share one content protection.
 pub(super) fn protections(all: &[&Described]) -> BTreeMap<String, Vec<msf::ContentProtection>> {
     let mut found: Vec<msf::ContentProtection> = Vec::new();
     let mut of_tracks = BTreeMap::<String, Vec<msf::ContentProtection>>::new();

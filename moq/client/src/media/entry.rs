@@ -103,7 +103,8 @@ impl Protection {
     }
 }
 
-/// Returns the boxes that a sample entry contains. They follow fixed fields, whose length depends on the kind of track.
+/// Returns the boxes that a sample entry contains. Fixed fields precede the boxes; their length depends on the kind of
+/// track.
 fn skip_fields(body: &[u8], handler: [u8; 4]) -> &[u8] {
     const PLAIN: usize = 8;
     const VISUAL: usize = 78;

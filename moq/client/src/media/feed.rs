@@ -136,8 +136,8 @@ fn take(media: &mut MediaPublisher, boxes: &Boxes, kind: FourCC, bytes: bytes::B
     media.take(kind, at, bytes)
 }
 
-/// Returns the last box of the input if only the end of the input ends it. If the input is cut off within a box, this
-/// logs a warning, and what was published before stays.
+/// Returns the last box of the input if its header states size 0, so that it extends to the end of the input. If the
+/// input is cut off within a box, this function logs a warning.
 fn last(boxes: &mut Boxes) -> Result<Option<(FourCC, bytes::Bytes)>, Error> {
     match boxes.finish() {
         Err(error @ Error::Truncated { .. }) => {

@@ -54,7 +54,7 @@ pub(super) struct SampleRun {
     /// Boxes that define sample groups (sgpd), and boxes that assign samples to them (sbgp).
     groups: Vec<Bytes>,
     members: Vec<Bytes>,
-    /// Boxes whose type is not known here.
+    /// Boxes of types that this module does not know.
     others: Vec<Bytes>,
 }
 
@@ -264,8 +264,8 @@ impl SampleRun {
         }
         let mfhd = full(b"mfhd", 0, 0, &sequence.to_be_bytes());
         let trun_length = HEADER + 4 + 8 + 16 * samples.len();
-        // The trun box needs the offset of the data before the boxes are written. It is the sum of the headers of moof
-        // and traf, and all boxes before the data.
+        // The trun box states the offset of the data, so the offset is computed before the boxes are written. It is the
+        // total length of the headers of moof and traf, and of all boxes before the data.
         let before = 2 * HEADER + mfhd.len() + traf.len();
         let size = before + aux.length() + trun_length;
         traf.extend(aux.boxes(before));

@@ -209,7 +209,7 @@ fn is_tolerated(said: &str) -> bool {
     said.lines().all(|line| HARMLESS.iter().any(|harmless| line.contains(harmless)))
 }
 
-/// Publishes an input, plays it, and returns the first difference.
+/// Publishes an input, plays it, and fails with the first difference between the input and the player's output.
 fn check(file: &Path, scratch: &Path, packaging: Packaging) -> Result<(), String> {
     let input = fs::read(file).unwrap();
     let broadcast = publish(&input, packaging).map_err(|error| format!("refused: {error}"))?;
@@ -353,7 +353,7 @@ fn prft_and_emsg_boxes_precede_their_fragments_and_become_timelines() {
         let groups: Vec<_> = objects(&broadcast, leader).iter().map(|(at, _)| at.group).collect();
         for record in records.as_array().unwrap() {
             assert!(groups.contains(&record[1][0].as_u64().unwrap()), "{record}");
-            // The value has to be a time of this century, in milliseconds since 1970.
+            // The wall-clock time in the record has to be of this century, in milliseconds since 1970.
             assert!(record[2].as_u64().unwrap() > 946_684_800_000, "{record}");
         }
         let events = catalog.tracks.iter().find(|track| track.packaging == "eventtimeline").unwrap();
@@ -367,7 +367,8 @@ fn prft_and_emsg_boxes_precede_their_fragments_and_become_timelines() {
             "{events}"
         );
         assert_eq!((&data["messageData"], &data["duration"]), (&"Y3Vl".into(), &100.into()), "{events}");
-        // The event takes place half a second after the fragment's first sample. LOC adds its own delay.
+        // The event takes place half a second after the fragment's first sample. For LOC, all times are also shifted so
+        // that none is negative.
         assert!((500..600).contains(&events[0]["m"].as_i64().unwrap()), "{events}");
     }
 }

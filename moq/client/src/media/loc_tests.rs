@@ -24,7 +24,7 @@ const EVERY_SECOND: &[&str] =
     &["-movflags", "cmaf+separate_moof+delay_moov+skip_trailer", "-frag_duration", "1000000"];
 
 /// Returns two seconds of small video, with a key frame every 10 of 50 frames, and sound. Returns `None` if ffmpeg or
-/// one of these encoders is missing.
+/// one of its encoders for `video` and `audio` is missing.
 fn encoded(video: &[&str], audio: &[&str], fragments: &[&str]) -> Option<Vec<u8>> {
     let output = Command::new("ffmpeg")
         .args(["-v", "error", "-f", "lavfi", "-i", "testsrc2=size=160x90:rate=25:duration=2"])
@@ -127,7 +127,8 @@ fn loc_object_is_a_sample_with_its_time() {
     let configuration =
         STANDARD.decode(catalog(&broadcast).init_data(&catalog(&broadcast).tracks[0]).unwrap()).unwrap();
     assert_eq!(video.len(), 50);
-    // The audio begins before time 0, which LOC cannot express. All time stamps are therefore shifted by that much.
+    // The audio begins before time 0, which LOC cannot express. All time stamps are therefore shifted so that the audio
+    // begins at 0.
     let later = loc::LocSample::parse(&video[0].1).unwrap().timestamp;
     assert!(later < 384, "1024 of 44,100 are 298 of 12,800: {later}");
     for (frame, (location, payload)) in (0..).zip(&video) {

@@ -32,7 +32,7 @@ pub(super) enum FragmentNeed {
 }
 
 impl FragmentNeed {
-    /// Returns how far other samples depend on these samples. `is_key` is true if the first one is a key frame.
+    /// Returns how far other samples depend on `samples`. `is_key` is true if the first of `samples` is a key frame.
     pub fn classify(is_key: bool, samples: &[MediaSample]) -> Self {
         let is_disposable = !samples.is_empty() && samples.iter().all(|it| picture::is_disposable(it.flags));
         match (is_key, is_disposable) {

@@ -66,8 +66,8 @@ impl TrackChoice {
             let there = sound.iter().filter_map(|track| track.lang.clone()).collect();
             return Err(Error::NoSuchLanguage { wanted: wanted.clone(), there });
         }
-        // The wanted language may exist only as subtitles, so audio in other languages may still be played, if there is
-        // no better one.
+        // The wanted language may exist only as subtitles, so audio in other languages may still be played. Audio in
+        // the wanted language is preferred.
         sound.sort_by_key(|track| !is_in(track));
         Ok(vec![video, sound, subtitles])
     }

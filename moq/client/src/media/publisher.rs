@@ -51,8 +51,8 @@ struct PublishedObject {
 /// The payload of an object.
 enum ObjectPayload {
     Fragment(Bytes),
-    /// A sample that will be a LOC object. It is encoded when it is known whether it begins a group, because only then
-    /// it includes the decoder configuration.
+    /// A sample that will be a LOC object. The object includes the decoder configuration only if the sample begins a
+    /// group, so it is encoded when that is known.
     Sample(MediaSample, Bytes),
 }
 
@@ -72,7 +72,7 @@ pub struct MediaPublisher {
     ftyp: Option<Bytes>,
     /// The moov box from which the outputs were made.
     moov: Option<Bytes>,
-    /// Number of times that the moov box has changed, including the first one.
+    /// Number of moov boxes so far that differ from the previous moov box. The first moov box counts.
     incarnation: u32,
     outputs: BTreeMap<u32, TrackOutput>,
     /// The leading track. Tracks that do not begin their own groups begin one when the leading track does.

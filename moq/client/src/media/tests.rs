@@ -373,7 +373,8 @@ fn catalog_has_the_rfc_6381_name_of_each_codec() {
     }
 }
 
-/// Returns half a second of small video and audio, or `None` if ffmpeg or one of these encoders is missing.
+/// Returns half a second of small video and audio, or `None` if ffmpeg or one of its encoders for `video` and `audio`
+/// is missing.
 fn encoded(video: &[&str], audio: &str) -> Option<Vec<u8>> {
     let output = Command::new("ffmpeg")
         .args(["-v", "error", "-f", "lavfi", "-i", "testsrc2=size=160x90:rate=10:duration=0.5"])

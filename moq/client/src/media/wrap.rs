@@ -61,7 +61,7 @@ impl Wrap {
     /// Makes a fragment of an object. `begins_group` marks its sample as a key frame.
     ///
     /// # Errors
-    /// Fails if the payload is not LOC, or its time does not fit.
+    /// Fails if the payload is not LOC, or MP4 cannot express its time stamp or size.
     pub fn fragment(&mut self, begins_group: bool, payload: &[u8]) -> Result<Bytes, Error> {
         const TIME: Error = Error::Malformed("a time stamp that MP4 cannot express");
         let object = loc::LocSample::parse(payload)?;

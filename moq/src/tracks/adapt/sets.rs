@@ -61,7 +61,8 @@ fn needed(set: &SwitchingSet, track: Option<usize>) -> Option<u64> {
 }
 
 /// Returns the selected tracks for every throughput from 0 on. Each allocation is returned with the smallest throughput
-/// in kbit/s at which it applies. An allocation that applies only within an eighth of a throughput may be missing.
+/// in kbit/s at which it applies. An allocation may be missing if it applies to a range of throughput that is narrower
+/// than an eighth of that throughput.
 pub fn rungs(sets: &[SwitchingSet]) -> Vec<(u64, Allocation)> {
     let mut rungs = vec![(0, allocate(sets, 0))];
     // At this throughput every set has its best track.
@@ -70,8 +71,8 @@ pub fn rungs(sets: &[SwitchingSet]) -> Vec<(u64, Allocation)> {
     let most = best.fold(0u64, |sum, need| sum.saturating_add(need.saturating_mul(weights))).min(MOST);
     let mut at = 0;
     while at < most {
-        // The search advances in steps of an eighth. Within a step, a binary search finds the throughput at which the
-        // allocation changes. It assumes one change per step.
+        // The search raises the throughput by an eighth in each iteration. A binary search then finds the throughput in
+        // between at which the allocation changes. It assumes one change per iteration.
         let next = at.saturating_add(1 + at / 8).min(most);
         let known = rungs.last().map(|(_, allocation)| allocation.clone());
         if Some(allocate(sets, next)) != known {
@@ -111,7 +112,8 @@ mod tests {
             ("exactly", vec![set(0, 5, &ladder)], 2000, vec![Some(2)]),
             ("nothing fits", vec![set(0, 5, &ladder)], 499, vec![None]),
             ("a track that needs nothing always fits", vec![set(0, 1, &[0, 9])], 0, vec![Some(0)]),
-            // The shares are 1800 and 1200. The first set uses its best track and leaves 200 for the second.
+            // By weight, the sets get 1800 and 1200 kbit/s. The first set's best track needs only 1600, so 200 are left
+            // for the second set.
             ("by weight", vec![set(0, 6, &[800, 1600]), set(0, 4, &ladder)], 3000, vec![Some(1), Some(1)]),
             (
                 "the rest of one set goes to the other",

@@ -29,7 +29,7 @@ const PACING_MARGIN: f64 = 0.01;
 /// Fraction of lost bytes above which too many bytes are considered to be in flight.
 const LOSS_THRESHOLD: f64 = 0.02;
 /// The losses of one round trip lower a short-term bound (on bandwidth or bytes in flight) to no less than this
-/// fraction of it.
+/// fraction of the bound's previous value.
 const BETA: f64 = 0.7;
 /// Fraction of [`Bbr::inflight_longterm`] that BBR leaves unused for other flows.
 const HEADROOM: f64 = 0.15;

@@ -211,7 +211,7 @@ int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, stru
 	return parse_udp(&native.skb, out);
 }
 
-/* Parses a frame as packet grafts do, and returns enum parse. Packet grafts accept UDP, and IP protocol 253 instead. */
+/* Parses a frame as packet grafts do, and returns enum parse. Packet grafts accept UDP or IP protocol 253. */
 int wire_native_parse(const __u8 *frame, __u32 bytes, struct udp_packet *out, struct ip_carried *carried)
 {
 	struct native_skb native = {.skb.len = bytes, .frame = frame};
