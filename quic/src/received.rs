@@ -60,7 +60,7 @@ impl ReceivedNumbers {
 }
 
 impl NewBytes {
-    /// Returns the offset of the first byte that is new.
+    /// Returns the stream offset of the frame's first byte that was not received before.
     pub fn first(&self) -> Option<u64> {
         self.new.first().map(|range| range.start)
     }
@@ -141,7 +141,7 @@ pub struct NewBytes {
 }
 
 impl ReceivedStreams {
-    /// Creates an empty record. At most `most` streams may be open at a time.
+    /// Creates an empty record of received stream bytes. At most `most` streams may be open at a time.
     pub fn new(most: usize) -> Self {
         Self { open: BTreeMap::new(), over: Ranges::default(), most }
     }
