@@ -110,7 +110,7 @@ enum relay_kind {
 struct relay_slot {
 	__u64 id; /* stream ID, or track alias */
 	__u32 upstream;
-	__u32 kind; /* enum relay_kind */
+	__u32 kind; /* whether `id` is a stream ID or a track alias: enum relay_kind */
 };
 
 /* A track whose streams the program may open. An opening is an ingress with egresses, prepared for a stream that has
@@ -237,7 +237,7 @@ enum relay_egress_outcome {
 /* A socket to which deferred packets are steered. */
 struct relay_deferral {
 	__u64 packets; /* number of packets that were steered to the deferred socket */
-	/* Number of packets that could have used the deferred socket, but went to the ordinary one and wake userspace. */
+	/* Number of packets that went to the ordinary socket instead of the deferred one, and wake userspace. */
 	__u64 wakes;
 	/* Set by userspace: the value of `wakes` when userspace had read all packets and went to sleep. */
 	__u64 wakes_read;
