@@ -74,9 +74,9 @@ impl NewBytes {
 pub struct ReceivedStreams {
     /// Open streams by ID.
     open: BTreeMap<u64, StreamExtent>,
-    /// Indices of finished streams.
+    /// Indices of finished streams, as ranges of consecutive indices.
     over: Ranges,
-    /// Largest number of open streams, and of ranges in `over`.
+    /// Largest number of open streams, and of ranges of finished streams' indices.
     most: usize,
 }
 

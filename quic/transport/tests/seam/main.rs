@@ -298,7 +298,8 @@ async fn datagrams_arrive_while_both_senders_send() {
     pair.check();
 }
 
-/// The proxy's socket only accepts packets from the address to which it sends, as clients do.
+/// The proxy's socket is connected, like a client's. So it accepts packets only from the server address to which it
+/// sends.
 #[tokio::test(flavor = "multi_thread")]
 async fn server_sends_from_the_address_that_the_client_connected_to() {
     let listen = [Ipv4Addr::UNSPECIFIED, Ipv4Addr::new(127, 0, 0, 2)];
