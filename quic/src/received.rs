@@ -60,7 +60,7 @@ impl ReceivedNumbers {
 }
 
 impl NewBytes {
-    /// Returns the offset of the first byte that is new.
+    /// Returns the stream offset of the frame's first byte that was not received before.
     pub fn first(&self) -> Option<u64> {
         self.new.first().map(|range| range.start)
     }
@@ -74,9 +74,9 @@ impl NewBytes {
 pub struct ReceivedStreams {
     /// Open streams by ID.
     open: BTreeMap<u64, StreamExtent>,
-    /// Indices of finished streams.
+    /// Indices of finished streams, as ranges of consecutive indices.
     over: Ranges,
-    /// Largest number of open streams, and of ranges in `over`.
+    /// Largest number of open streams, and of ranges of finished streams' indices.
     most: usize,
 }
 
@@ -141,7 +141,7 @@ pub struct NewBytes {
 }
 
 impl ReceivedStreams {
-    /// Creates an empty record. At most `most` streams may be open at a time.
+    /// Creates an empty record of received stream bytes. At most `most` streams may be open at a time.
     pub fn new(most: usize) -> Self {
         Self { open: BTreeMap::new(), over: Ranges::default(), most }
     }

@@ -232,7 +232,7 @@ mod tests {
         fn error_codes_round_trip(code: u32) {
             let wire = SESSION.to_wire(code.into());
             prop_assert_eq!(SESSION.from_wire(wire), u64::from(code));
-            // Codes of this form are reserved (RFC 9114, section 8.1).
+            // Codes of the form 0x1f * n + 0x21 are reserved (RFC 9114, section 8.1).
             prop_assert_ne!((wire - 0x21) % 0x1f, 0);
         }
 

@@ -83,8 +83,8 @@ impl StreamQueues {
         }
     }
 
-    /// Ends the round-robin turn of the queue at this position, so that the other queues of its priority level are
-    /// served next.
+    /// Ends the round-robin turn of the queue that has the stream at `place`, so that the other queues of its priority
+    /// level are served next.
     pub fn rotate(&mut self, place: QueuePosition) {
         let id = place.queue();
         if self.order.len() < 2 {

@@ -58,7 +58,7 @@ pub struct Config {
     pub initial_rtt: Duration,
     /// The peer's transport parameter max_ack_delay.
     pub max_ack_delay: Duration,
-    /// True if packets are marked ECT(0) on paths that carry marks.
+    /// True if packets are marked ECT(0) on paths that deliver ECN marks unchanged.
     pub ecn: bool,
 }
 
@@ -144,7 +144,7 @@ pub struct Recovery<T> {
     counts: RecoveryCounts,
     loss_rate: LossRate,
     ecn: Ecn,
-    /// Time at which the offload began to mark its packets.
+    /// Time at which the offload began to mark its packets ECT(0); `None` while it does not mark them.
     offload_marks: Option<Instant>,
 }
 
@@ -224,8 +224,8 @@ impl<T: Clone> Recovery<T> {
 
     /// Notes that the offload sent a packet of the data plane's streams or datagrams, at `sent`.
     pub fn on_offloaded_sent(&mut self, sent: Instant, number: u64, size: usize, content: T) {
-        // The offload may have sent the packet unmarked while marking was being switched on. Counting too few marked
-        // packets is harmless.
+        // The offload may have sent the packet without ECT(0) while ECN marking was being switched on. Counting too few
+        // marked packets is harmless.
         let marked = self.offload_marks.is_some_and(|since| sent > since + OFFLOAD_LAG);
         self.on_own_sent(sent, number, size, content, marked);
     }

@@ -105,7 +105,7 @@ pub struct PlaneStream {
 /// The scheduler's queue that a stream is in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SchedulerQueue {
-    /// The stream is in no queue, because it has nothing to send, or nothing that its limit allows.
+    /// The stream is in no queue, because it has nothing to send, or because the offload is about to open it.
     #[default]
     None,
     /// The stream has a frame to send, and no limit prevents it.

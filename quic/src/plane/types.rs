@@ -41,7 +41,8 @@ pub struct Label {
     pub group: u64,
 }
 
-/// An ACK frame in packet numbers on the wire: ranges descend and are disjoint.
+/// An ACK frame, with packet numbers as on the wire, not those that the QUIC stack counts. Its ranges descend and are
+/// disjoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AckRanges {
     /// Time between the arrival of the packet with the largest number and the sending of the frame.

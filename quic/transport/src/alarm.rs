@@ -143,7 +143,7 @@ impl Alarm {
 mod tests {
     use super::*;
 
-    /// Checks that an alarm created `age` ago does not wake before its deadline in 20 ms.
+    /// Checks that an alarm created `age` ago, with a deadline 20 ms from now, does not wake before the deadline.
     async fn rings(age: Duration) {
         let now = Instant::now();
         let alarm = Alarm::since(now.checked_sub(age).expect("the clock reaches so far back"));

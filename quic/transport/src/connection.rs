@@ -104,7 +104,7 @@ impl Connection {
         self.binding.get().copied().unwrap_or_default()
     }
 
-    /// Returns the application's streams that quinn opens and accepts.
+    /// Returns a handle with which the application opens and accepts streams of quinn.
     pub fn streams(&self) -> SessionStreams<'_> {
         SessionStreams { connection: &self.quic, binding: self.binding(), foreign: &self.foreign }
     }
@@ -194,8 +194,8 @@ impl Connection {
         std::iter::from_fn(|| downstream.poll_event()).collect()
     }
 
-    /// Waits until quinn sends stream data, but at most `CONTROL_PATIENCE`, because quinn may have sent the expected
-    /// data before this call.
+    /// Waits until quinn sends stream data, such as a control message, but at most `CONTROL_PATIENCE`: quinn may have
+    /// sent that data before this call.
     pub async fn control_sent(&self) {
         let _ = tokio::time::timeout(CONTROL_PATIENCE, self.shared.control.notified()).await;
     }

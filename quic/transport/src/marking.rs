@@ -37,8 +37,8 @@ impl AsyncUdpSocket for Marking {
         let flow =
             PacketFlow { to: destination, from: src_ip, traffic_class: self.dscp.traffic_class(false) };
         let segment = segment_size.map(u16::try_from).transpose();
-        // The stack's own socket cannot set a DSCP, so `sender` tries first. If `sender` fails, the stack's socket
-        // sends the packet without DSCP, and handles all errors.
+        // The stack's own socket cannot set a DSCP, so `sender` tries first to send the packet. If `sender` fails, the
+        // stack's socket sends the packet without DSCP, and handles all errors.
         if flow.traffic_class != 0
             && let Ok(segment) = segment
             && self.sender.send_one(flow, contents, segment).is_ok()

@@ -577,7 +577,7 @@ impl fmt::Display for OffloadInterface {
     }
 }
 
-/// Pairs of a count's name and its value.
+/// A list of named counts: the name and the value of each.
 pub type OffloadCounts = Vec<(&'static str, u64)>;
 
 /// Counts of an engine since it was started.

@@ -26,11 +26,11 @@ pub struct PathReports {
 /// A new estimate of a connection's path.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PathChange {
-    /// The time on `CLOCK_MONOTONIC`, nanoseconds.
+    /// Time of the change on `CLOCK_MONOTONIC`, nanoseconds.
     pub time_ns: u64,
     /// The number that identifies the session: see [`Connection::set_session`](crate::Connection::set_session).
     pub session: u32,
-    /// The estimate that holds from this time on.
+    /// The new estimate of the path, which holds from `time_ns` on.
     pub estimate: Estimate,
 }
 

@@ -181,8 +181,9 @@ struct WindowState {
 #[derive(Debug)]
 struct Shrunk {
     bytes: u64,
-    /// Number of larger limits sent to the peer since quinn has the reduced window; `None` before. The first of these
-    /// limits may have been computed earlier. quinn sends a second one only after the old window is used up.
+    /// Number of larger limits sent to the peer since quinn got the reduced window; `None` until quinn gets it. The
+    /// first of these limits may have been computed earlier. quinn sends a second one only after the old window is used
+    /// up.
     told: Option<u32>,
 }
 
@@ -280,7 +281,8 @@ impl ConnectionWindow {
             return false;
         }
         state.bytes -= less;
-        // While the peer uses up these bytes, reading data does not raise the peer's limit.
+        // While the peer uses up the bytes by which the window was reduced, reading data does not raise the peer's
+        // limit.
         state.last.1 = state.last.1.saturating_sub(less);
         state.shrunk = Some(Shrunk { bytes: less, told: None });
         true

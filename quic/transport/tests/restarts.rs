@@ -169,7 +169,7 @@ fn simultaneous_probes_are_shared() {
         let connection = Arc::clone(&connection);
         clients.spawn(async move { connection.answers(patience, age).await })
     };
-    // exact: `max_data` counts each probe before the probe's answer arrives
+    // exact: a probe is a MAX_DATA frame, which is counted before the probe's answer arrives
     let sent = || connection.quic.stats().frame_tx.max_data;
     let before = sent();
     let patience = Duration::from_secs(5);
@@ -177,7 +177,7 @@ fn simultaneous_probes_are_shared() {
     asked.into_iter().for_each(|asked| assert!(clients.block_on(asked).unwrap()));
     let probes = sent() - before;
     assert!(probes < 20, "{probes}");
-    // A recent answer counts for later calls that accept its age.
+    // An answer also counts for later calls of `answers`, if they accept an answer of its age.
     drop(server);
     assert!(clients.block_on(ask(patience, Duration::from_secs(600))).unwrap());
     assert!(!clients.block_on(ask(Duration::from_millis(300), Duration::ZERO)).unwrap());

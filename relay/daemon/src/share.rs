@@ -345,7 +345,7 @@ mod tests {
         }
     }
 
-    /// Returns the shares of the session with ID 2 and of the interface.
+    /// Returns the media shares of the session with ID 2, a subscriber, and of the interface `eth0`.
     fn told(meter: &ShareMeter) -> (Option<MediaShare>, Option<MediaShare>) {
         let MediaShares { interfaces, sessions } = meter.shares();
         (sessions.get(&2).cloned(), interfaces.get("eth0").cloned())

@@ -1,4 +1,4 @@
-//! Lists of connections that want attention, so that no task has to look at all connections.
+//! Lists of connections that have work for a task, so that the task does not have to check all connections.
 
 use std::sync::{
     Arc, Weak,
@@ -7,12 +7,13 @@ use std::sync::{
 
 use parking_lot::Mutex;
 
-/// Connections (`C`) that want attention, each at most once. One task takes them, any thread adds.
+/// The connections (`C`) that have work for one task. Any thread may add a connection, and the task takes them all.
 ///
-/// A connection has a state that says what is wanted, such as a full inbox, and a mark for each list. A thread
-/// that changes the state calls [`Self::add`] afterwards. The task takes the list, which clears the marks, and looks at
-/// the state afterwards. All four steps are sequentially consistent. So a change that comes too late for the task to
-/// see finds the mark cleared, and lists the connection again.
+/// A connection has a state that shows the work to do, such as a full inbox. It also has a mark for each list, which is
+/// set while the list contains the connection. A thread that changes the state calls [`Self::add`] afterwards. The task
+/// takes the list, which clears the marks, and reads the states afterwards. All four accesses to states and marks are
+/// sequentially consistent. So if the task reads a state too early to see a change, the thread finds the mark cleared
+/// and lists the connection again.
 pub(super) struct AttentionList<C>(Mutex<Vec<Weak<C>>>);
 
 impl<C> Default for AttentionList<C> {
@@ -22,7 +23,7 @@ impl<C> Default for AttentionList<C> {
 }
 
 impl<C> AttentionList<C> {
-    /// Lists a connection, unless it is listed already.
+    /// Adds a connection to the list, unless its `mark` shows that the list contains it already.
     pub fn add(&self, connection: &Arc<C>, mark: &AtomicBool) {
         if !mark.swap(true, Ordering::SeqCst) {
             self.0.lock().push(Arc::downgrade(connection));

@@ -288,7 +288,8 @@ impl Controller for Bbr {
     }
 
     /// Returns the bandwidth-delay product, because an unpaced burst may queue as a whole at the bottleneck. The result
-    /// is at least `UNPACED_LEAST` and the bytes of `UNPACED_QUEUE`, but never more than the congestion window.
+    /// is at least `UNPACED_LEAST`, and at least what the bottleneck sends in the time `UNPACED_QUEUE`, but never more
+    /// than the congestion window.
     fn unpaced_window(&self) -> u64 {
         let burst = (self.bw() as f64 * UNPACED_QUEUE.as_secs_f64()) as u64;
         self.times_bdp(1.0, self.bw()).max(burst).max(UNPACED_LEAST).min(self.cwnd)
@@ -337,7 +338,7 @@ impl Bbr {
         inflight.max(3 * quantum).max(self.minimum()) + more
     }
 
-    /// Returns whether so many of the bytes in flight were lost that the sender must reduce them (section 5.5.10.2).
+    /// Returns whether so many bytes were lost that the sender must keep fewer bytes in flight (section 5.5.10.2).
     ///
     /// With fewer than 50 packets in flight a single loss exceeds [`LOSS_THRESHOLD`], but may be noise of a radio link.
     /// The same holds for two losses of a sender that does not fill the path.

@@ -17,7 +17,8 @@ const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 pub struct Cubic {
     mtu: u64,
     state: CubicState,
-    /// The state before the last reduction of the window, restored if its losses were spurious (section 4.9).
+    /// The state before the last reduction of the window. It is restored if the losses that caused the reduction were
+    /// spurious (section 4.9).
     before: Option<CubicState>,
 }
 

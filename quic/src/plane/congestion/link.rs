@@ -36,7 +36,7 @@ struct SimulatedFlow {
     under_way: BTreeMap<u64, (Instant, RateSnapshot)>,
     next: u64,
     may_send: Instant,
-    /// Start of the recovery period: losses of packets sent before it are no new congestion event.
+    /// Start of the recovery period. Losses of packets sent before this time are no new congestion event.
     recovers: Option<Instant>,
     /// Number of bytes acknowledged.
     acked: u64,

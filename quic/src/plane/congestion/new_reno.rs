@@ -7,7 +7,8 @@ use super::{Acked, Controller, initial_window, minimum_window};
 pub struct NewReno {
     mtu: u64,
     state: NewRenoState,
-    /// The state before the last reduction of the window, restored if its losses were spurious.
+    /// The state before the last reduction of the window. It is restored if the losses that caused the reduction were
+    /// spurious.
     before: Option<NewRenoState>,
 }
 

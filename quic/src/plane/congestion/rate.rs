@@ -4,7 +4,8 @@
 
 use std::time::{Duration, Instant};
 
-/// Time after which a rate no longer counts in [`Delivery::fastest`]. It may stop counting after half of this time.
+/// Time after which a rate sample no longer counts in [`Delivery::fastest`]. A sample counts for at least half of this
+/// time.
 pub const LATELY: Duration = Duration::from_secs(6);
 
 /// State of the path when a packet is sent.

@@ -43,7 +43,7 @@ struct Css {
 /// Effect of slow start on the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlowStartStep {
-    /// The window grows by these bytes.
+    /// The window grows by this number of bytes.
     Grow(u64),
     /// Slow start ends, and the present window becomes the slow start threshold.
     Exit,

@@ -129,7 +129,8 @@ fn cubic_lowers_its_plateau_when_reduced_below_it() {
     let mut cubic = reduced(1000, start);
     cubic.on_congestion(start);
     assert_eq!(cubic.window().div_ceil(MTU), 490);
-    // The plateau is now 700 * 0.85 = 595 packets, reached after cbrt(105 / 0.4) = 6.4 s.
+    // The cubic curve's plateau is now 700 * 0.85 = 595 packets. The window (490 packets) reaches it after
+    // cbrt(105 / 0.4) = 6.4 s.
     let mut now = start;
     while now < start + Duration::from_millis(6400) {
         now = round(&mut cubic, now, RTT);

@@ -19,7 +19,7 @@ pub struct Config {
     pub algorithm: CongestionAlgorithm,
     /// True if packets are paced. Otherwise they are sent as soon as the window allows.
     pub pacing: bool,
-    /// True if packets are marked ECT(0) on paths that carry marks.
+    /// True if packets are marked ECT(0) on paths that deliver ECN marks unchanged.
     pub ecn: bool,
     /// Initial path MTU: the largest UDP payload to send, bytes.
     pub mtu: usize,

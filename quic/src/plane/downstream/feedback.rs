@@ -16,7 +16,7 @@ use crate::plane::{
 
 /// Frames of the peer, and measurements of the path.
 impl Downstream {
-    /// Processes an ACK frame. Its packet numbers are those on the wire.
+    /// Processes an ACK frame of the peer. It has packet numbers as on the wire, not those that the QUIC stack counts.
     pub fn on_ack(&mut self, now: Instant, ack: &AckRanges) -> Result<(), ProtocolViolation> {
         let mut outcome = std::mem::take(&mut self.outcome);
         let result = self.recovery.on_ack(now, ack, self.app_limited, &mut outcome);

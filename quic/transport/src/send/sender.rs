@@ -162,7 +162,7 @@ impl BatchSender {
     fn wait(&self) {
         let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLOUT)];
         let timeout = PollTimeout::try_from(MAX_WAIT).unwrap_or(PollTimeout::ZERO);
-        // The result does not matter, because the next attempt to send reports any error.
+        // The result of `poll` does not matter, because the next attempt to send reports any error.
         let _ = poll(&mut fds, timeout);
     }
 }

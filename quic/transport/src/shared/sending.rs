@@ -146,15 +146,15 @@ impl SharedConnection {
         wire
     }
 
-    /// Sends a packet of random bytes behind the peer's connection ID, which no key can open. A peer that knows the
-    /// connection ID drops the packet. A restarted peer, which does not know it, answers with a stateless reset, which
-    /// has to be shorter (RFC 9000, section 10.3).
+    /// Sends a packet that no key can open: the peer's connection ID, followed by random bytes. A peer that knows the
+    /// connection ID drops the packet. A restarted peer, which does not know the ID, answers with a stateless reset,
+    /// which has to be shorter than the packet (RFC 9000, section 10.3).
     pub fn send_stray(&self) {
         const LEN: usize = 48;
         const FIXED_BIT: u8 = 0x40;
         let mut packet = [0; LEN];
         if SystemRandom::new().fill(&mut packet).is_err() {
-            return; // no probe is sent now; the caller sends further probes
+            return; // without random bytes no probe is sent now; the caller sends further probes later
         }
         let flow = {
             let state = self.state.lock();

@@ -106,7 +106,7 @@ async fn closed_connection_sends_nothing() {
     in_time(pair.receive(0..10, 1000)).await;
     pair.client.close(VarInt::from_u32(0), b"");
     in_time(pair.server.quic.closed()).await;
-    // exact: a closed connection sends nothing, so the count cannot change, so the count cannot change
+    // exact: a closed connection sends nothing, so the count of its packets cannot change
     let before = pair.server.stats().data_plane_packets;
     pair.owe(10..100, 1000);
     tokio::time::sleep(Duration::from_millis(200)).await; // exact: the pause is the time in which no packet may be sent
@@ -298,7 +298,8 @@ async fn datagrams_arrive_while_both_senders_send() {
     pair.check();
 }
 
-/// The proxy's socket only accepts packets from the address to which it sends, as clients do.
+/// The proxy's socket is connected, like a client's. So it accepts packets only from the server address to which it
+/// sends.
 #[tokio::test(flavor = "multi_thread")]
 async fn server_sends_from_the_address_that_the_client_connected_to() {
     let listen = [Ipv4Addr::UNSPECIFIED, Ipv4Addr::new(127, 0, 0, 2)];

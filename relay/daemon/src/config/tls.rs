@@ -20,9 +20,9 @@ use super::{
     values::{DraftNumber, RelayUrl, deserialize, name},
 };
 
-/// Drafts in the relay's order of preference: the newest first, except for draft-20. `@moq/net` 0.3.4 knows no newer
-/// draft. In draft-20 it writes LARGEST_OBJECT with a length that the draft does not have, and in older drafts it
-/// leaves it out.
+/// Drafts in the relay's order of preference: the newest first, except for draft-20. `@moq/net` 0.3.4 knows no draft
+/// newer than draft-20. In draft-20 it writes LARGEST_OBJECT with a length that the draft does not have, and in older
+/// drafts it omits LARGEST_OBJECT.
 pub(super) const PREFERRED: [Draft; 5] = [Draft::D22, Draft::D21, Draft::D19, Draft::D18, Draft::D20];
 
 /// The source of the relay's certificate.

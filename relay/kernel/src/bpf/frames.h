@@ -10,8 +10,8 @@
 
 #include "bytes.h"
 
-/* Positions are masked to satisfy the verifier, so the packet buffer must have FRAMES_MAX bytes, and 8 more for reads
- * that overlap its end.
+/* Positions in the packet buffer are masked to satisfy the verifier. So the buffer must have FRAMES_MAX bytes, and 8
+ * more for reads that begin within these bytes and extend beyond them.
  */
 #define FRAMES_MAX  2048
 #define FRAMES_MASK (FRAMES_MAX - 1)

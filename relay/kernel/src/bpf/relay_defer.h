@@ -34,7 +34,7 @@ static __always_inline int steer(struct __sk_buff *skb, struct relay_deferral *d
 {
 	struct bpf_sock *socket;
 
-	/* The counts are equal while userspace sleeps and has read every packet that woke it. */
+	/* `wakes_read` equals `wakes` while userspace sleeps and has read every packet that woke it. */
 	if (!wakes && READ_ONCE(deferral->wakes_read) == READ_ONCE(deferral->wakes) &&
 	    READ_ONCE(deferral->packets) - READ_ONCE(deferral->taken) + packets <=
 		    READ_ONCE(deferral->room)) {
@@ -58,8 +58,8 @@ static __always_inline int steer(struct __sk_buff *skb, struct relay_deferral *d
  */
 static __noinline int defer(struct __sk_buff *skb, const struct work *work, enum relay_outcome outcome)
 {
-	/* Only the first run of a packet knows which frames it declined, so the packet of a further run always wakes
-	 * userspace.
+	/* Only the program's first run for a packet knows which frames that run declined. So a packet that needs a
+	 * further run always wakes userspace.
 	 */
 	int wakes = outcome != RELAY_FORWARDED || work->fan.wakes || work->cursor.id;
 	__u32 packets = work->super.segments ? work->super.segments : 1;
@@ -100,9 +100,9 @@ static __noinline int note_arrival(struct __sk_buff *skb, const struct arrival *
 	return 0;
 }
 
-/* Defers a packet of a subscriber that is so short that it can only be an acknowledgement without news. The packet is
- * not decrypted to check that. Userspace sets the size, and how many bytes may be sent until it expires. Segments of
- * super-packets are not deferred.
+/* Defers a packet of a subscriber that is so short that it can only be an ACK which reports no loss. The packet is not
+ * decrypted to check that. Userspace sets the largest size of such packets, and how many bytes may be sent before all
+ * packets wake userspace again. Segments of super-packets are not deferred.
  */
 static __noinline int defer_short(struct __sk_buff *skb, const struct arrival *arrival)
 {

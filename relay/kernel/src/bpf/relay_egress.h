@@ -482,8 +482,8 @@ static __always_inline enum relay_egress_outcome forward(struct __sk_buff *skb, 
 		give_back(downstream, packet);
 		return outcome;
 	}
-	/* Bytes up to this offset count against MAX_DATA only once, so later copies of the stream count only what
-	 * follows.
+	/* Bytes up to the end of this copy are counted against MAX_DATA now. So later copies of the stream count only
+	 * bytes that follow.
 	 */
 	if (packet->credit)
 		WRITE_ONCE(egress->counted, packet->offset + packet->len);

@@ -18,9 +18,9 @@
 #include "relay_trace.h"
 #include "skb_udp.h"
 
-/* If a packet number is further below the next expected one than this, quinn treats it as a duplicate. */
+/* quinn treats a packet number as a duplicate if it is further than this below the next expected number. */
 #define NUMBERS_BEHIND 128
-#define SHORTEST       14 /* lower bound for copied bytes, shorter than any Ethernet frame and any 1-RTT packet */
+#define SHORTEST       14 /* smallest number of bytes to copy, fewer than any Ethernet frame or 1-RTT packet has */
 
 enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
 {
@@ -184,8 +184,8 @@ enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 	keys = bpf_map_lookup_elem(&open_keys, &index);
 	if (!keys)
 		return RELAY_NO_KEYS;
-	/* In later runs for the same packet, the packet number is taken from the cursor: the replay window would report
-	 * the packet as a replay.
+	/* In later runs for the same packet, the packet number is taken from the cursor, which the first run has
+	 * stored: the replay window would report the packet as a replay.
 	 */
 	number = work->cursor.id ? work->cursor.kept.number
 				 : quic_number(READ_ONCE(upstream->expected), &header);

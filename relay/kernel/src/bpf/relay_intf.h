@@ -26,9 +26,9 @@
 	48 /* bits of a packet number word that have the packet number; higher bits have the key generation */
 #define RELAY_END     0xffffffffU /* marks the end of a list of egresses */
 #define RELAY_UNKNOWN (~0ULL)	  /* value of `final_size` for a stream whose end is not known */
-/* Bit of a value in the map `ids`: the other bits are the index of a downstream. */
+/* Bit of a value in the map `ids`. If it is set, the other bits are the index of a downstream, else of an upstream. */
 #define RELAY_SUBSCRIBER 0x80000000U
-#define RELAY_ARRIVALS	 4096 /* number of entries in `arrivals`, a power of two */
+#define RELAY_ARRIVALS	 4096 /* number of entries in the map `arrivals`, a power of two */
 #define RELAY_OPENINGS	 64   /* the most streams of a track that are prepared at a time, a power of two */
 /* Value of `id` in an ingress that is prepared for a stream which has not begun. */
 #define RELAY_UNBOUND (~0ULL)
@@ -95,8 +95,9 @@ struct relay_upstream {
 	__u64 lookups[RELAY_LOOKUPS];
 	__u32 session;	       /* ID of the session in trace events */
 	__u32 deferred_socket; /* index of the deferred socket in `sockets` plus 1; 0: none */
-	__u32 deferred; /* packets in a row that were steered to the deferred socket, or could have been */
-	__u32 tracks;	/* number of tracks whose streams the program may open */
+	/* Number of packets for which a wake-up could be deferred. Every (DEFERRED_IN_A_ROW + 1)-th wakes userspace. */
+	__u32 deferred;
+	__u32 tracks; /* number of tracks whose streams the program may open */
 } SHARED;
 
 enum relay_kind {
@@ -109,7 +110,7 @@ enum relay_kind {
 struct relay_slot {
 	__u64 id; /* stream ID, or track alias */
 	__u32 upstream;
-	__u32 kind; /* enum relay_kind */
+	__u32 kind; /* whether `id` is a stream ID or a track alias: enum relay_kind */
 };
 
 /* A track whose streams the program may open. An opening is an ingress with egresses, prepared for a stream that has
@@ -236,12 +237,12 @@ enum relay_egress_outcome {
 /* A socket to which deferred packets are steered. */
 struct relay_deferral {
 	__u64 packets; /* number of packets that were steered to the deferred socket */
-	/* Number of packets of the same connections that went to the ordinary socket and wake userspace. */
+	/* Number of packets that went to the ordinary socket instead of the deferred one, and wake userspace. */
 	__u64 wakes;
 	/* Set by userspace: the value of `wakes` when userspace had read all packets and went to sleep. */
 	__u64 wakes_read;
-	__u64 media; /* how many of the packets in the count `packets` came from publishers */
-	__u64 taken; /* set by userspace: how many of the steered packets it has read, or were dropped */
+	__u64 media; /* how many of the packets counted in `packets` came from publishers */
+	__u64 taken; /* set by userspace: number of steered packets that were read or dropped */
 	__u64 room;  /* set by userspace: the most packets that may wait in the deferred socket */
 } SHARED;
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::RTT_NOISE;
 
-/// A round shows no queue if its mean round trip exceeds the shortest one by at most this time. If the shortest round
-/// trip divided by [`RTT_NOISE`] is more, that quotient applies instead.
+/// A round shows no queue if its mean round trip exceeds the shortest one by at most this time, or by at most the
+/// shortest round trip divided by [`RTT_NOISE`].
 const NOISE: Duration = Duration::from_millis(3);
 /// Smallest number of packets from which loss is estimated.
 const LEAST: f64 = 100.0;

@@ -236,7 +236,7 @@ impl Bbr {
     ) {
         self.cycle.samples = false;
         if !app_limited {
-            // One probe with losses lowers `inflight_longterm` no further than to this value.
+            // One probe with losses lowers `inflight_longterm` to no less than `BETA` times the target.
             let least = (BETA * self.target_inflight() as f64) as u64;
             self.inflight_longterm = inflight.max(least);
         }

@@ -74,7 +74,7 @@ impl Sim {
         self.carry(size, SimArrival::Packet { number, frames: Some(frames), marks: Codepoint::NotEct });
     }
 
-    /// Processes the offload's reports in another order than they were made, and reclaims its budget.
+    /// Processes the offload's reports in another order than the offload made them, and reclaims the offload's budget.
     pub fn reclaim_budget(&mut self) {
         let mut reports = std::mem::take(&mut self.offload.unreported);
         if reports.len() > 1 {

@@ -38,7 +38,7 @@ pub struct ReceivedBytes {
     pub fins: u32,
     pub reset: Option<(u64, u64)>,
     granted: u64,
-    /// Time when the last missing byte arrived.
+    /// Time when the last missing byte of the stream arrived.
     pub complete: Option<Instant>,
     /// Times, each with the number of contiguous bytes from offset 0 received by then. A reset ends the list, because
     /// the application gets no more bytes.

@@ -307,7 +307,7 @@ fn offload_does_not_overtake_waiting_data() {
     sim.transmit();
     sim.run_until(SECOND, |sim| sim.down.stats().bytes_in_flight == 0);
     sim.delegate(second, &second_source);
-    // Much data of the first stream reaches the source late, and the offload has sent none of this data.
+    // Much data of the first stream reaches its source only now, and the offload has sent none of this data.
     first_source.push(200_000, sim.now);
     sim.down.wake(first);
     sim.transmit();

@@ -128,7 +128,7 @@ fn key_frames_are_sent_at_the_rate_of_the_path() {
 }
 
 /// The link carries three fifths of the media. Data that would be late is dropped so that the next group arrives in
-/// time. The number of objects that arrive stays the same.
+/// time. About as many objects arrive as if late data were sent.
 #[test]
 fn data_that_would_be_late_is_dropped_for_the_next_group() {
     let run = OBJECTS.run(link(180_000, 0.0), 15);
@@ -176,7 +176,7 @@ fn link_with_spare_capacity_delivers_everything_in_time() {
     }
 }
 
-/// The peer gives no stream credit for the rest of the object. If `is_deaf`, the peer also acknowledges nothing.
+/// The peer gives stream credit for only half of each object. If `is_deaf`, the peer also acknowledges nothing.
 #[test]
 fn abandoned_stream_is_reset_at_its_deadline() {
     for is_deaf in [false, true] {

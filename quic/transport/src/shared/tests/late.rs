@@ -257,7 +257,7 @@ fn scene() -> (Arc<SharedConnection>, Instant) {
     (Arc::new(shared), Instant::now())
 }
 
-/// Returns the call that sets the keys of a generation.
+/// Returns the call by which the fake offload should have got the keys of a generation.
 fn keys(generation: u16) -> OffloadCall {
     let first = TrafficSecret::new(KeySuite::ChaCha20Poly1305, &SECRET).unwrap();
     let secret = (0..generation).fold(first, |secret, _| secret.next());
@@ -312,7 +312,7 @@ fn acknowledge_all(shared: &SharedConnection, now: Instant) {
     let largest = next(shared).1 - 1;
     let mut state = shared.state.lock();
     state.ack.ranges = vec![0..=largest];
-    // returns false, because the ACK ranges include skipped packet numbers
+    // `acknowledge` returns false, because the ACK ranges include skipped packet numbers.
     let _known = state.acknowledge(AckTimes { now, arrived: now });
     shared.arm(&mut state, now);
 }
