@@ -91,7 +91,7 @@ pub(super) struct KernelConnection {
     pub openings: Mutex<Vec<Weak<dyn Binds>>>,
     /// The connection's commands to the engine's thread.
     pub place: ConnectionCommands,
-    /// Set once the record is being given back.
+    /// True from when the connection begins to return its record to the engine.
     pub is_released: AtomicBool,
     pub inbox: Mutex<Vec<Forwarded>>,
     /// True while `inbox` may contain registrations of sent packets.

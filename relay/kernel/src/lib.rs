@@ -297,7 +297,7 @@ impl RelayKernel {
     /// Makes a kernel record for a connection's claim. If the connection is gone by now, the record is dropped at once.
     fn grant(self: &Arc<Self>, claim: u64, claimant: Claimant) {
         let record = match self.record(claim, &claimant) {
-            // Records of connections that have ended become free in a moment.
+            // No record is free, but some were retired by connections that have ended. `settle` makes these free.
             Err(millrace_kernel::Error::Unsettled { .. }) => {
                 worker::settle(self);
                 self.record(claim, &claimant)

@@ -239,7 +239,8 @@ impl Offload for KernelConnection {
     }
 
     fn recall(self: Arc<Self>, key: StreamKey, delegation: Option<Box<dyn Delegation>>) {
-        // The limit is set to 0 first. Only program runs that have already checked the old limit may still send.
+        // The stream's flow control limit is set to 0 first, so only program runs that have already checked the old
+        // limit may still send.
         if let Some(delegation) = &delegation {
             delegation.set_max_offset(0);
         }

@@ -246,7 +246,7 @@ fn generate(rng: &mut Rng, most: usize) -> (Vec<u8>, ObjectDatagram) {
         return (Vec::new(), datagram);
     }
     let mut rest = Vec::new();
-    // Both values take 9 bytes here, the longest encoding.
+    // Group ID and object ID take 9 bytes each, which is the longest encoding.
     for value in [datagram.group, datagram.object] {
         rest.push(0xff);
         rest.extend(value.to_be_bytes());

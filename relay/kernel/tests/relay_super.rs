@@ -181,8 +181,8 @@ fn each_segment_of_a_super_packet_is_forwarded() {
     }
 }
 
-/// One run makes fewer copies than there are, so a segment is continued in a further run. A run may also begin further
-/// segments.
+/// One program run makes fewer copies than the super-packet needs, so a segment is continued in a further run. That run
+/// may also begin the next segments.
 #[test]
 fn copies_beyond_the_budget_are_sent_in_further_runs() {
     if !root("copies_beyond_the_budget_are_sent_in_further_runs") {

@@ -12,7 +12,7 @@ use millrace_moq::{Namespace, TrackName};
 /// The most entries of one page.
 pub const PAGE: usize = 64;
 
-/// A listing. Each call returns the next page.
+/// A function that lists entries: each call returns the next page.
 pub type Pages<E> = Box<dyn FnMut() -> Page<E> + Send>;
 
 pub struct Page<E> {

@@ -154,7 +154,7 @@ impl KeptPeer {
 }
 
 impl ClusterPeer {
-    /// Returns the terms for a relay that may announce all namespaces, at the cost that it announces itself.
+    /// Returns the settings for a relay that may announce all namespaces, and whose own announced cost is used.
     pub fn new(upstream: crate::UpstreamRelay) -> Self {
         Self { upstream, cost: None, namespaces: Vec::new() }
     }

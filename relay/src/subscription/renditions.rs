@@ -18,7 +18,8 @@ impl Subscription {
         }
         choice.join(base, self.track.data.largest().map(|largest| largest.group));
         state.origin = GroupOrigin::Renditions(choice);
-        // The kernel sends datagrams of the previous track, which another rendition does not have.
+        // The kernel has been sending the datagrams of the subscription's own track. It has to stop, since groups may
+        // now come from other renditions.
         self.connection.offload(|offload| offload.recall_datagrams(self.owner));
         true
     }

@@ -51,11 +51,11 @@ const MAX_VIEWERS: usize = 16;
 /// The events that a viewer asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventFilter {
-    /// Only events of this track.
+    /// If set, the viewer gets only events of this track.
     pub track: Option<TrackName>,
-    /// Only events of this session, as publisher or subscriber.
+    /// If set, the viewer gets only events of this session, as publisher or subscriber.
     pub session: Option<NonZero<u32>>,
-    /// Sampling: only packets whose number is a multiple of this.
+    /// The sampling interval: the viewer gets only packets whose packet number is a multiple of it.
     pub every: NonZero<u32>,
 }
 

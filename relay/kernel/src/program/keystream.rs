@@ -145,7 +145,7 @@ impl KeystreamRing {
 
     fn publish(&self, entry: &intf::Keystream, number: u64) {
         entry.word.store(0, Ordering::Relaxed);
-        // The program must not see the new keystream under the old word.
+        // The program must not find the new keystream while the entry still has the old packet number word.
         fence(Ordering::SeqCst);
         entry.bytes.store(self.bytes, Ordering::Relaxed);
         let len = size_of_val(&self.scratch.once) + self.bytes as usize;

@@ -50,7 +50,7 @@ use millrace_access::{AccessRefusal, rights::Rights};
 const LATE_SUBSCRIBE: Duration = Duration::from_secs(1);
 const LOOKS: Duration = Duration::from_millis(50);
 
-/// Number of track aliases of ended subscriptions that are not reused yet.
+/// How many track aliases of ended subscriptions are kept from being reused.
 const RETIRED_ALIASES: usize = 64;
 
 /// The subscriptions of one session.

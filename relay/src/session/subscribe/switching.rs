@@ -196,8 +196,8 @@ impl Sets {
 }
 
 impl SwitchingState {
-    /// Recomputes the allocations after a change of tracks or properties. Sets that have enough tracks now start to be
-    /// switched.
+    /// Recomputes the allocations after a change of tracks or properties. Starts to switch the sets that now have
+    /// enough tracks.
     fn settle(&mut self, sample: &ConnectionSample) {
         let switched = || self.sets.values().filter(|set| set.is_switched());
         let sets: Vec<_> = switched().map(SwitchedSet::allocation_needs).collect();
@@ -209,7 +209,7 @@ impl SwitchingState {
         self.rungs = sets::rungs(&sets);
         let bits = |kbps: u64| kbps.saturating_mul(1000);
         let fits = |(kbps, _): &(u64, Allocation)| bits(*kbps) / 8 <= sample.bandwidth;
-        // The bandwidth may still be unknown. At least one track is sent, so that it can be measured.
+        // The bandwidth may still be unknown. At least one track is sent, so that the bandwidth can be measured.
         let least = usize::from(self.rungs.first().is_some_and(|(_, none)| none.iter().all(Option::is_none)));
         let rung = self.rungs.iter().rposition(fits).unwrap_or(0).max(least).min(self.rungs.len() - 1);
         self.decider = Some(Decider::new(self.rungs.iter().map(|(kbps, _)| bits(*kbps)), rung));
