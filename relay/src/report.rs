@@ -67,7 +67,7 @@ pub struct PastCounts {
     sessions: Mutex<SessionSums>,
 }
 
-/// Counters of single sessions, summed over the sessions that have ended, or over all.
+/// Counters of single sessions, summed over the sessions that have ended, or over all sessions.
 #[derive(Clone, Copy, Default)]
 struct SessionSums {
     sessions: u64,

@@ -109,7 +109,8 @@ enum GroupOrigin {
     Set(SwitchingPlace),
 }
 
-/// A subscription's place in a switching set. Locks are taken in this order: subscription, choice, connection.
+/// The membership of a subscription in a switching set. Locks are taken in this order: subscription, choice,
+/// connection.
 pub struct SwitchingPlace {
     pub choice: Arc<Mutex<RenditionChoice>>,
     pub number: usize,

@@ -75,7 +75,7 @@ impl Drop for Granted {
 /// the connection in [`RelayKernel::waiting`].
 pub(super) struct KernelConnection {
     pub downstream: bpf::DownstreamRecord,
-    /// Set once a stream of the peer may be forwarded.
+    /// The record for received media. It is set when the first stream of the peer may be forwarded.
     pub upstream: OnceLock<bpf::UpstreamRecord>,
     // This field is dropped after the upstream and the downstream record: the grant is free only when both are gone.
     _granted: Granted,

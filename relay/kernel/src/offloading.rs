@@ -51,7 +51,7 @@ impl Offload for KernelConnection {
     }
 
     fn set_binding(&self, binding: Binding) {
-        let _ = self.binding.set(binding); // The binding is set only once for each connection.
+        let _ = self.binding.set(binding); // The binding to a WebTransport session is set once per connection.
         self.downstream.set_web(self.web_session());
     }
 
@@ -180,8 +180,8 @@ impl Offload for KernelConnection {
     }
 
     fn accept(&self, stream: u64) -> Option<Arc<dyn offload::OffloadIngress>> {
-        // If userspace claims the stream first, the program never binds it to an opening (a prepared slot). Otherwise
-        // the program has bound the stream already.
+        // If userspace claims the stream first, the program never binds it to an opening (a prepared slot). If the
+        // claim fails, the program has bound the stream already.
         if self.upstream()?.take_stream(stream) {
             return None;
         }

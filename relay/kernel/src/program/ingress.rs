@@ -133,8 +133,9 @@ impl IngressRecord {
         self.write(position);
     }
 
-    /// Records that userspace has parsed the stream up to this position. A program that is behind continues there. If
-    /// both have parsed to the same offset with different results, the program stops forwarding the stream.
+    /// Records that userspace has parsed the stream up to this position. If the program is behind, it continues at this
+    /// position. If both have parsed to the same offset with different results, the program stops forwarding the
+    /// stream.
     pub fn advance(&self, position: &PositionRecord) {
         let entry = self.entry();
         if self.next() > position.offset {

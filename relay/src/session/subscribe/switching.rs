@@ -180,7 +180,8 @@ impl Sets {
         let sample = sample(connection, now);
         let state = &mut *self.0.lock();
         let Some(decider) = &mut state.decider else {
-            // The flag is changed under the lock that `begin_watch` holds to read it, so that one task runs at most.
+            // The flag `watched` is changed under the lock that `begin_watch` holds to read it, so that at most one
+            // task checks the bandwidth.
             state.watched = false;
             return false;
         };
