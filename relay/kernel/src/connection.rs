@@ -71,8 +71,8 @@ impl Drop for Granted {
 /// set at most once, when the first stream of the peer may be forwarded. `is_released` is set at most once: from then
 /// on no record is granted, and the engine's thread waits for program runs and informs the owner. `inbox` contains
 /// registrations that another thread has read from the ring for this connection. `waiting` is set after each push and
-/// cleared before each drain, so a registration may be looked for in vain, but none is missed. Afterwards the push lists
-/// the connection in [`RelayKernel::waiting`].
+/// cleared before each drain, so a drain may find no registration, but misses none. After setting `waiting`, the push
+/// lists the connection in [`RelayKernel::waiting`].
 pub(super) struct KernelConnection {
     pub downstream: bpf::DownstreamRecord,
     /// The record for received media. It is set when the first stream of the peer may be forwarded.

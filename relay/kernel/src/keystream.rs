@@ -144,7 +144,7 @@ impl Demand {
 mod tests {
     use super::*;
 
-    /// Runs ticks with `used` packets each. Returns the length of the ring after the last.
+    /// Runs ticks with `used` packets each. Returns the length of the ring after the last tick.
     fn run(demand: &mut Demand, ticks: usize, used: u64) -> u32 {
         for _ in 0..ticks {
             let number = demand.number.unwrap_or(0) + used;

@@ -37,7 +37,7 @@ pub struct KeptPeers(Mutex<Vec<Arc<KeptPeer>>>);
 /// A relay that this one connects to.
 pub struct KeptPeer {
     terms: ClusterPeer,
-    /// True if a discovery store names the relay, and not the settings.
+    /// True if a discovery store names the relay, and the settings do not.
     is_found: bool,
     /// Whether this relay connects again when the present session ends. Always true for relays of the settings.
     wanted: AtomicBool,

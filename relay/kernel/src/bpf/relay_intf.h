@@ -273,8 +273,8 @@ struct relay_downstream {
 	__u64 web;	 /* ID of the WebTransport session, or WEB_BARE without one */
 	__u64 max_bytes; /* the most bytes of UDP payload that the kernel may send in total */
 	__u64 bytes;	 /* bytes of UDP payload that the kernel has sent or is about to send */
-	__u32 epoch;	 /* 0: the entry is not in use */
-	__u32 mtu;	 /* largest UDP payload that fits the path, bytes */
+	__u32 epoch; /* distinguishes this connection from earlier ones of the entry; 0: the entry is not in use */
+	__u32 mtu; /* largest UDP payload that fits the path, bytes */
 	/* For even and odd generations: the generation of the installed keys plus 1; 0: no keys. */
 	__u32 generations[2];
 	__u32 path;    /* index of the entry of `paths` that is in use */

@@ -81,7 +81,7 @@ struct {
 	__uint(max_entries, 1);
 } slots SEC(".maps");
 
-/* Index -> a track whose streams the program may open. */
+/* Index of a track -> a track for whose streams the program may open subscribers' streams. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
