@@ -666,7 +666,7 @@ impl SubscriptionState {
             Some((object, false)) => SubgroupView::from_object(Arc::clone(subgroup), alias, &object),
             None if first > 0 => return None,
             None => match subgroup.extent().end {
-                // An empty subgroup is forwarded without objects.
+                // A subgroup that has ended without objects is sent as a header only.
                 SourceEnd::Fin { .. } => SubgroupView::whole(Arc::clone(subgroup), alias),
                 // The whole subgroup is in the window, so its header is sent at once. The offload continues with the
                 // first object.

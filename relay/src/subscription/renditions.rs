@@ -93,8 +93,8 @@ impl Subscription {
         self.connection.offload(|offload| offload.withdraw(now, self.owner))
     }
 
-    /// Returns the location at which the subscription continues. `largest` is the largest location of its own track;
-    /// other renditions may be further.
+    /// Returns the location at which the subscription continues. `largest` is the largest location of the
+    /// subscription's own track; other renditions may have larger locations.
     pub(super) fn resume_at(&self, origin: &GroupOrigin, largest: Option<Location>) -> Location {
         let largests = || self.renditions.get().into_iter().flatten().map(|track| track.data.largest());
         let newest = largests().flatten().map(|largest| largest.group).max();

@@ -36,7 +36,7 @@ struct Judge {
 }
 
 impl Judge {
-    /// Makes a bench for a stream of which no byte was received.
+    /// Makes a test bench for a stream of which no byte was received yet.
     fn new() -> Self {
         let mut judge = Self { bench: ProgramBench::new(), sent: 0 };
         judge.begin();
