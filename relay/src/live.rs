@@ -71,7 +71,7 @@ pub struct LiveTrack {
     forwarding: Mutex<Forwarding>,
     /// Set while the track's subscriptions wait for a publisher to return. Locked after `upstreams`.
     absence: Mutex<Option<Absence>>,
-    /// Held while the relay searches for publishers, so that there is one search at a time.
+    /// This lock is held while the relay searches for publishers of the track, so that there is one search at a time.
     pub connecting: tokio::sync::Mutex<()>,
     /// Notified when an object is complete or a subgroup has ended.
     pub progress: Notify,

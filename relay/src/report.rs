@@ -67,7 +67,7 @@ pub struct PastCounts {
     sessions: Mutex<SessionSums>,
 }
 
-/// Counters of single sessions, summed over the sessions that have ended, or over all.
+/// Counters of single sessions, summed over the sessions that have ended, or over all sessions.
 #[derive(Clone, Copy, Default)]
 struct SessionSums {
     sessions: u64,
@@ -434,7 +434,7 @@ fn interface(interface: &OffloadInterface) -> status::InterfaceStatus {
 
 /// Describes the routes to namespaces below `prefix`. The answer is truncated after a bounded number of namespaces.
 pub fn describe_routes(table: &RouteTable, prefix: &Namespace) -> status::RoutesStatus {
-    /// The most namespaces in one answer.
+    /// The most namespaces in one answer about routes.
     const MOST: usize = 10_000;
     let mut found = table.below(prefix);
     let namespaces = found.by_ref().take(MOST).map(|namespace| status::RoutedNamespace {

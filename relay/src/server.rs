@@ -58,7 +58,8 @@ const MAX_UNPROVED: usize = 64;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the relay stays subscribed to a track that has no subscribers.
 const LINGER: Duration = Duration::from_secs(5);
-/// Bounds of the part of the drain time that is reserved for closing messages, which is a quarter of the drain time.
+/// The shortest and the longest time that is reserved for closing messages. Between these bounds, it is a quarter of
+/// the drain time.
 const LAST_WORDS: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(1);
 const MAX_RENDEZVOUS: Duration = Duration::from_secs(60);
 

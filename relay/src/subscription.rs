@@ -109,7 +109,8 @@ enum GroupOrigin {
     Set(SwitchingPlace),
 }
 
-/// A subscription's place in a switching set. Locks are taken in this order: subscription, choice, connection.
+/// The membership of a subscription in a switching set. Locks are taken in this order: subscription, choice,
+/// connection.
 pub struct SwitchingPlace {
     pub choice: Arc<Mutex<RenditionChoice>>,
     pub number: usize,
@@ -665,7 +666,7 @@ impl SubscriptionState {
             Some((object, false)) => SubgroupView::from_object(Arc::clone(subgroup), alias, &object),
             None if first > 0 => return None,
             None => match subgroup.extent().end {
-                // An empty subgroup is forwarded without objects.
+                // A subgroup that has ended without objects is sent as a header only.
                 SourceEnd::Fin { .. } => SubgroupView::whole(Arc::clone(subgroup), alias),
                 // The whole subgroup is in the window, so its header is sent at once. The offload continues with the
                 // first object.

@@ -50,7 +50,7 @@ pub struct UpstreamTrack {
     /// PUBLISH.
     pub subscribed: bool,
     asks: mpsc::UnboundedSender<UpstreamRequest>,
-    /// Number of data streams that have arrived, to be compared with PUBLISH_DONE.
+    /// Number of data streams that have arrived, to be compared with the stream count of PUBLISH_DONE.
     streams: AtomicU64,
     open_streams: AtomicU64,
     datagrams: AtomicBool,
@@ -120,9 +120,9 @@ pub enum UpstreamRequest {
 /// The session that a publisher's subscription belongs to.
 pub struct UpstreamSession {
     pub session: u64,
-    /// True for the session with the configured upstream relay.
+    /// True if this is the session with the configured upstream relay.
     pub is_upstream: bool,
-    /// True for a session with a relay of the cluster.
+    /// True if this is a session with a relay of the cluster.
     pub is_relay: bool,
     pub connection: Weak<Connection>,
 }

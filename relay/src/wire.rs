@@ -39,7 +39,8 @@ impl SessionError {
         Self::Violation { code: code::Session::PROTOCOL_VIOLATION, reason: reason.into() }
     }
 
-    /// Returns the error for a message that has no meaning at its place, such as "after FETCH".
+    /// Returns the error for a message that is not allowed where it has arrived. `place` says where, such as "after
+    /// FETCH".
     pub fn misplaced(message: &Message, place: &str) -> Self {
         Self::violation(format!("{} {place}", message.name()))
     }
@@ -248,15 +249,15 @@ impl RequestStream {
     }
 }
 
-/// Our direction of a request or control stream. Dropping it ends the stream with FIN, or with a reset if its fate is
-/// set.
+/// Our direction of a request or control stream. Dropping it ends the stream with FIN, or with a reset if a reset code
+/// is set in `fate`.
 pub struct Answers {
     draft: Draft,
     stream: SendStream,
     fate: DroppedStreamFate,
 }
 
-/// The way in which a stream ends when it is dropped. 0 means FIN, other values are a reset code plus 1.
+/// How a stream ends when its [`Answers`] is dropped: 0 means with FIN, other values are a reset code plus 1.
 #[derive(Clone, Default)]
 pub struct DroppedStreamFate(Arc<AtomicU64>);
 

@@ -71,11 +71,11 @@ impl Drop for Granted {
 /// set at most once, when the first stream of the peer may be forwarded. `is_released` is set at most once: from then
 /// on no record is granted, and the engine's thread waits for program runs and informs the owner. `inbox` contains
 /// registrations that another thread has read from the ring for this connection. `waiting` is set after each push and
-/// cleared before each drain, so a registration may be looked for in vain, but none is missed. Afterwards the push lists
-/// the connection in [`RelayKernel::waiting`].
+/// cleared before each drain, so a drain may find no registration, but misses none. After setting `waiting`, the push
+/// lists the connection in [`RelayKernel::waiting`].
 pub(super) struct KernelConnection {
     pub downstream: bpf::DownstreamRecord,
-    /// Set once a stream of the peer may be forwarded.
+    /// The record for received media. It is set when the first stream of the peer may be forwarded.
     pub upstream: OnceLock<bpf::UpstreamRecord>,
     // This field is dropped after the upstream and the downstream record: the grant is free only when both are gone.
     _granted: Granted,
@@ -91,7 +91,7 @@ pub(super) struct KernelConnection {
     pub openings: Mutex<Vec<Weak<dyn Binds>>>,
     /// The connection's commands to the engine's thread.
     pub place: ConnectionCommands,
-    /// Set once the record is being given back.
+    /// True from when the connection begins to return its record to the engine.
     pub is_released: AtomicBool,
     pub inbox: Mutex<Vec<Forwarded>>,
     /// True while `inbox` may contain registrations of sent packets.

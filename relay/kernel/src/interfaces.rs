@@ -19,7 +19,8 @@ pub(super) struct ForwardingInterfaces {
     places: Mutex<Vec<ForwardingInterface>>,
     /// True while the program is attached to at least one interface.
     any: AtomicBool,
-    /// Whether to attach again after another process has detached the program, or the interface was created again.
+    /// Whether to attach the program again after another process has detached it, or after the interface was created
+    /// again.
     persist: bool,
 }
 

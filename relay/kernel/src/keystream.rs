@@ -10,7 +10,8 @@ use millrace_quic::{keys::TrafficSecret, keystream::KeystreamKey};
 use crate::program::Refill;
 use parking_lot::Mutex;
 
-/// Number of ticks without a stream after which a direction's ring of keystreams is freed.
+/// Number of ticks (passes of the keystream thread) without a forwarded stream after which a direction's ring of
+/// keystreams is freed.
 const IDLE_TICKS: u32 = 200;
 
 /// One direction of a connection, for which keystreams are precomputed.
@@ -18,7 +19,7 @@ const IDLE_TICKS: u32 = 200;
 /// A direction is *idle*, or *kept*: the keystream thread fills its ring. [`Self::add_stream`] makes it kept and wakes
 /// the thread. [`Self::keep`] makes it idle some ticks after the last stream. Both use `kept` and `streams` with
 /// sequential consistency: `keep` clears `kept` and then reads `streams`, `add_stream` counts in `streams` and then
-/// sets `kept`. So a stream that is added during `keep` is noticed by one of the two.
+/// sets `kept`. So a stream that is added during `keep` is noticed by one of the two methods.
 #[derive(Default)]
 pub(super) struct KeystreamAhead {
     keys: Mutex<GenerationKeys>,
@@ -143,7 +144,7 @@ impl Demand {
 mod tests {
     use super::*;
 
-    /// Runs ticks with `used` packets each. Returns the length of the ring after the last.
+    /// Runs ticks with `used` packets each. Returns the length of the ring after the last tick.
     fn run(demand: &mut Demand, ticks: usize, used: u64) -> u32 {
         for _ in 0..ticks {
             let number = demand.number.unwrap_or(0) + used;

@@ -126,9 +126,9 @@ pub struct KernelSetup<'a> {
     pub ports: Vec<u16>,
     /// The length of this relay's connection IDs, in bytes.
     pub id_len: usize,
-    /// Names of interfaces in the calling thread's network namespace.
+    /// Names of the interfaces that the program is attached to, in the calling thread's network namespace.
     pub interfaces: &'a [String],
-    /// Whether to attach again after another process has detached the program.
+    /// Whether to attach the program again after another process has detached it.
     pub reattach: bool,
     /// Memory for precomputed keystreams, in bytes.
     pub keystream_bytes: u64,
@@ -297,7 +297,7 @@ impl RelayKernel {
     /// Makes a kernel record for a connection's claim. If the connection is gone by now, the record is dropped at once.
     fn grant(self: &Arc<Self>, claim: u64, claimant: Claimant) {
         let record = match self.record(claim, &claimant) {
-            // Records of connections that have ended become free in a moment.
+            // No record is free, but some were retired by connections that have ended. `settle` makes these free.
             Err(millrace_kernel::Error::Unsettled { .. }) => {
                 worker::settle(self);
                 self.record(claim, &claimant)

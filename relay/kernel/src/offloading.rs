@@ -51,7 +51,7 @@ impl Offload for KernelConnection {
     }
 
     fn set_binding(&self, binding: Binding) {
-        let _ = self.binding.set(binding); // The binding is set only once for each connection.
+        let _ = self.binding.set(binding); // The binding to a WebTransport session is set once per connection.
         self.downstream.set_web(self.web_session());
     }
 
@@ -180,8 +180,8 @@ impl Offload for KernelConnection {
     }
 
     fn accept(&self, stream: u64) -> Option<Arc<dyn offload::OffloadIngress>> {
-        // If userspace claims the stream first, the program never binds it to an opening (a prepared slot). Otherwise
-        // the program has bound the stream already.
+        // If userspace claims the stream first, the program never binds it to an opening (a prepared slot). If the
+        // claim fails, the program has bound the stream already.
         if self.upstream()?.take_stream(stream) {
             return None;
         }
@@ -239,7 +239,8 @@ impl Offload for KernelConnection {
     }
 
     fn recall(self: Arc<Self>, key: StreamKey, delegation: Option<Box<dyn Delegation>>) {
-        // The limit is set to 0 first. Only program runs that have already checked the old limit may still send.
+        // The stream's flow control limit is set to 0 first, so only program runs that have already checked the old
+        // limit may still send.
         if let Some(delegation) = &delegation {
             delegation.set_max_offset(0);
         }

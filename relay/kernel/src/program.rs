@@ -237,7 +237,7 @@ impl RelayProgram {
         })
     }
 
-    /// Selects the packets that become events. `None` turns events off.
+    /// Selects the packets that become trace events. `None` turns trace events off.
     pub fn set_tracing(&self, tracing: Option<RelayTraceSelection>) {
         self.trace.set(tracing);
     }

@@ -87,7 +87,7 @@ pub(super) struct CommandQueue<C, O> {
 struct WaitingCommands<C, O> {
     orders: Vec<O>,
     connections: Vec<Arc<C>>,
-    /// Set to wake the engine's thread for work outside the queue, even if no command is queued.
+    /// This flag is set to wake the engine's thread for work outside the queue, even if no command is queued.
     wakes: bool,
     is_closed: bool,
 }

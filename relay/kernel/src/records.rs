@@ -17,8 +17,8 @@ use std::{
 use millrace_transport::offload::{OffloadStanding, Worth};
 use parking_lot::Mutex;
 
-/// How long a connection keeps its record after its last subscription, although others wait. A subscriber that changes
-/// tracks has no subscription for a moment.
+/// How long a connection keeps its record after its last subscription, although other connections wait for one. A
+/// subscriber that changes tracks has no subscription for a moment.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// The claims of connections to the kernel engine's records. `T` identifies the connection.

@@ -19,7 +19,8 @@ const TABLES: [(&str, &str, &str); 5] = [
 pub(super) struct FullTables([AtomicBool; TABLES.len()]);
 
 impl FullTables {
-    /// Logs the error because of which userspace serves a connection or stream. Warns once for each table that is full.
+    /// Logs why the kernel engine could not add an entry to a table, so that userspace serves the connection or stream.
+    /// Warns once for each full table.
     pub fn explain(&self, error: &Error, what: &str) {
         debug!(%error, "the kernel engine could not add an entry to one of its tables: {what}");
         if let Some((_, holds, setting)) = self.found_full(error) {

@@ -80,8 +80,8 @@ impl PairedSocket {
         loop {
             let mut guard = ready!(self.main.poll_read_ready(context))?;
             let result = self.main_state.recv((&**self.main.get_ref()).into(), bufs, meta);
-            // Fewer packets than buffers mean that the queue was empty. A packet that has arrived since sets readiness
-            // again, which `clear_ready` preserves.
+            // A read of fewer packets than it had buffers for has emptied the socket. A packet that has arrived since
+            // sets readiness again, which `clear_ready` preserves.
             let is_over = match &result {
                 Ok(count) => *count < bufs.len(),
                 Err(error) => error.kind() == io::ErrorKind::WouldBlock,

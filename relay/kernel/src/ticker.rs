@@ -17,12 +17,12 @@ use super::RelayKernel;
 /// How often connections are informed about sent packets if nothing else happens on them.
 const TICK: Duration = Duration::from_millis(10);
 
-/// The tick while packets arrive quickly. A publisher's whole congestion window may wait in a deferred socket, and then
-/// this tick adds to its round-trip time.
+/// The interval of ticks while packets arrive quickly. A publisher's whole congestion window may wait in a deferred
+/// socket until the next tick, which adds to the publisher's round-trip time.
 const FAST_TICK: Duration = Duration::from_millis(2);
 
-/// If at least this many packets of publishers wait in a deferred socket, the tick is [`FAST_TICK`]. That many arrive
-/// at some 1000 packets per second.
+/// If at least this many packets of publishers wait in a deferred socket, the interval of ticks is [`FAST_TICK`]. At
+/// some 1000 packets per second, that many arrive between two ticks.
 const FAST: u64 = 8;
 
 /// The ticker rests after this time without any packet. Packets are not deferred then.
@@ -32,8 +32,8 @@ const REST: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The ticker's task *ticks* or *rests*. It rests after some time without packets. Packets are not deferred then, so
-/// the next one wakes the process and calls [`Self::wake`]. Once a second the task checks even while it rests.
-/// [`Self::start`] replaces a task whose runtime has ended.
+/// the next one wakes the process and calls [`Self::wake`]. While it rests, the task still checks for packets once a
+/// second. [`Self::start`] replaces a task whose runtime has ended.
 #[derive(Default)]
 pub(super) struct Ticker {
     awake: Arc<Notify>,
@@ -63,7 +63,7 @@ impl Ticker {
 
 /// Ticks until the engine is dropped.
 async fn tick(kernel: Weak<RelayKernel>, awake: Arc<Notify>) {
-    // `busy` is the time at which packets were last found, `rests` tells whether the task rests.
+    // `busy` is the time at which a tick last found packets. `rests` tells whether the task rests.
     let mut busy = Instant::now();
     let mut rests = true;
     let mut waiting = None;

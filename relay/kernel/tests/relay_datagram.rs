@@ -246,7 +246,7 @@ fn generate(rng: &mut Rng, most: usize) -> (Vec<u8>, ObjectDatagram) {
         return (Vec::new(), datagram);
     }
     let mut rest = Vec::new();
-    // Both values take 9 bytes here, the longest encoding.
+    // Group ID and object ID take 9 bytes each, which is the longest encoding.
     for value in [datagram.group, datagram.object] {
         rest.push(0xff);
         rest.extend(value.to_be_bytes());
@@ -459,8 +459,8 @@ fn object_that_arrives_twice_is_forwarded_once() {
         frame::write_datagram(&encode(&plain_datagram(group, object, payload.to_vec())), &mut frames);
         frames
     };
-    // The third value says whether the datagram is forwarded. Object 15 is too old to tell whether it is new, and group
-    // 1 is over once group 2 began.
+    // The third number of each tuple says how many datagrams are forwarded. Object 15 is too old to tell whether it is
+    // new, and group 1 is over once group 2 began.
     for (group, object, sent) in [
         (1, 0, 1),
         (1, 0, 0),

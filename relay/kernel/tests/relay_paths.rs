@@ -212,7 +212,7 @@ fn copies_too_large_for_the_subscribers_path_are_declined() {
         let over = (address(family, 2, 1), address(family, 2, 2));
         scene.subscribe(&network, &network.subscriber, over.0, over.1);
         scene.reaches_all(1250);
-        // First byte, connection ID, packet number, STREAM frame header, data, and tag.
+        // The packet has a first byte, connection ID, packet number, STREAM frame header, data, and authentication tag.
         let size = 1 + 8 + 4 + 5 + 1250 + 16;
         let relay = &network.relay;
         // First the interface's MTU is one byte too small, then the MTU of the route.

@@ -181,8 +181,8 @@ fn each_segment_of_a_super_packet_is_forwarded() {
     }
 }
 
-/// One run makes fewer copies than there are, so a segment is continued in a further run. A run may also begin further
-/// segments.
+/// One program run makes fewer copies than the super-packet needs, so a segment is continued in a further run. That run
+/// may also begin the next segments.
 #[test]
 fn copies_beyond_the_budget_are_sent_in_further_runs() {
     if !root("copies_beyond_the_budget_are_sent_in_further_runs") {
@@ -343,9 +343,9 @@ fn super_packets_on_all_processors_are_each_forwarded_once() {
     assert_eq!(scene.counted().egresses(EgressOutcome::Lost), 0);
 }
 
-/// Run it with `cargo test -p millrace-relay-kernel --test relay_super -- --ignored --nocapture` on an idle machine.
-/// The sender's call on a veth interface returns after the relay's program has finished, so the test measures the time
-/// of that call.
+/// Run this test with `cargo test -p millrace-relay-kernel --test relay_super -- --ignored --nocapture` on an idle
+/// machine. The sender's call on a veth interface returns after the relay's program has finished, so the test measures
+/// the time of that call.
 #[test]
 #[ignore = "soak: measures, on a quiet machine"]
 fn time_per_packet_is_measured_with_and_without_gso() {

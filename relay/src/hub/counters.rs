@@ -43,7 +43,7 @@ pub struct OperatorCounters {
     /// Announcements from other relays that were refused because the relay may not announce the namespace, or announces
     /// too many.
     pub routes_refused: AtomicU64,
-    /// Number of tracks without a subscription at an additional publisher, because too many SUBSCRIBE requests were
+    /// Number of tracks for which no SUBSCRIBE was sent to an additional publisher, because too many such requests were
     /// queued.
     pub backups_passed_over: AtomicU64,
 }

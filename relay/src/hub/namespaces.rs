@@ -48,7 +48,7 @@ pub(super) struct NamespaceState {
 struct NamespaceEntry {
     publisher: Weak<dyn HubPublisher>,
     session: u64,
-    /// True for the configured upstream relay.
+    /// True if the publisher is the configured upstream relay.
     is_upstream: bool,
     /// True if the publisher is used only while no other one publishes the namespace, as is the case for the configured
     /// upstream relay.

@@ -12,7 +12,7 @@ use millrace_moq::{Namespace, TrackName};
 /// The most entries of one page.
 pub const PAGE: usize = 64;
 
-/// A listing. Each call returns the next page.
+/// A function that lists entries: each call returns the next page.
 pub type Pages<E> = Box<dyn FnMut() -> Page<E> + Send>;
 
 pub struct Page<E> {
@@ -22,7 +22,7 @@ pub struct Page<E> {
     pub more: bool,
 }
 
-/// Reads up to [`PAGE`] entries of `map` that follow `behind`, ending at the first for which `below` is false. Returns
+/// Reads up to [`PAGE`] entries of `map` that follow `behind`, up to the first key for which `below` is false. Returns
 /// what `take` makes of them, and moves `behind` to the last entry read.
 pub fn page<K: Ord + Clone, V, E>(
     map: &BTreeMap<K, V>,

@@ -174,7 +174,7 @@ impl Hub {
         let mut rerouting = Rerouting::default();
         loop {
             let due = rerouting.later.values().min().copied();
-            // Without a scheduled check this never completes, and only changes of routes wake the task.
+            // Without a scheduled check this timer never fires, and only changes of routes wake the task.
             let again = async {
                 match due {
                     Some(due) => sleep_until(due.into()).await,

@@ -37,7 +37,7 @@ pub struct KeptPeers(Mutex<Vec<Arc<KeptPeer>>>);
 /// A relay that this one connects to.
 pub struct KeptPeer {
     terms: ClusterPeer,
-    /// True if a discovery store names the relay, and not the settings.
+    /// True if a discovery store names the relay, and the settings do not.
     is_found: bool,
     /// Whether this relay connects again when the present session ends. Always true for relays of the settings.
     wanted: AtomicBool,
@@ -154,7 +154,7 @@ impl KeptPeer {
 }
 
 impl ClusterPeer {
-    /// Returns the terms for a relay that may announce all namespaces, at the cost that it announces itself.
+    /// Returns the settings for a relay that may announce all namespaces, and whose own announced cost is used.
     pub fn new(upstream: crate::UpstreamRelay) -> Self {
         Self { upstream, cost: None, namespaces: Vec::new() }
     }

@@ -184,7 +184,7 @@ async fn path_events_are_reported_to_the_embedding_program() {
     let (_client, _, _control) = relay.establish().await;
     let change = loop {
         let change = time::timeout(PATIENCE, changes.recv()).await.expect("an acknowledgement").unwrap();
-        // Changes during the handshake have no session ID yet.
+        // Changes of the path's state during the handshake have no session ID yet.
         if change.session != 0 {
             break change;
         }

@@ -105,7 +105,8 @@ async fn mirror_namespaces(
             IncomingMessage::Message(other) => {
                 return Err(SessionError::misplaced(&other, "about namespaces"));
             }
-            // After GOAWAY, the new request lists all namespaces again. The old list stays valid until then.
+            // After GOAWAY, the relay repeats the request, and the upstream relay lists all namespaces again.
+            // Namespaces of the old list stay announced.
             IncomingMessage::GoAway(_) => {
                 if let Ok(moved) = subscribe_namespaces(context).await {
                     request.cancel();

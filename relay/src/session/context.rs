@@ -465,7 +465,7 @@ impl SessionContext {
     pub fn start_drain(&self, uri: &str, timeout: Duration) {
         // A client may not send a URI in GOAWAY (draft-18, "GOAWAY").
         let uri = if self.is_dialed() { "" } else { uri };
-        let _ = self.goaway.set((uri.to_owned(), timeout)); // Only the first GOAWAY counts.
+        let _ = self.goaway.set((uri.to_owned(), timeout)); // Later calls do not change the GOAWAY.
         self.going_away.store(true, Relaxed);
         self.drain.notify_one();
     }

@@ -143,7 +143,7 @@ impl SessionRights {
         Ok(rights)
     }
 
-    /// Adds a refusal that was not the answer to a request to the counters of access refusals.
+    /// Counts an access refusal that was not sent as the answer to a request.
     pub fn count(&self, refusal: AccessRefusal) {
         self.access.count(refusal);
     }

@@ -328,7 +328,7 @@ impl ArrivingSubgroup {
                 Err(error) => return Err(SessionError::Lost(error.to_string())),
             };
             if self.subgroup.is_evicted() {
-                // The cache has dropped the group, so the rest is of no use.
+                // The cache has dropped the group, so the rest of the stream is of no use.
                 stop(recv, code::Reset::CANCELLED);
                 return Ok(SubgroupEnd::Reset(code::Reset::CANCELLED));
             }

@@ -5,7 +5,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, task::JoinSet, time::timeout};
 
-/// How long tasks may run after their session's end, to process data that has arrived and to report the loss.
+/// How long a session's tasks may run after the session has ended, to process received data and to tell tracks that
+/// their publisher is lost.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// The tasks of one session.

@@ -18,7 +18,8 @@ impl Subscription {
         }
         choice.join(base, self.track.data.largest().map(|largest| largest.group));
         state.origin = GroupOrigin::Renditions(choice);
-        // The kernel sends datagrams of the previous track, which another rendition does not have.
+        // The kernel has been sending the datagrams of the subscription's own track. It has to stop, since groups may
+        // now come from other renditions.
         self.connection.offload(|offload| offload.recall_datagrams(self.owner));
         true
     }
@@ -92,8 +93,8 @@ impl Subscription {
         self.connection.offload(|offload| offload.withdraw(now, self.owner))
     }
 
-    /// Returns the location at which the subscription continues. `largest` is the largest location of its own track;
-    /// other renditions may be further.
+    /// Returns the location at which the subscription continues. `largest` is the largest location of the
+    /// subscription's own track; other renditions may have larger locations.
     pub(super) fn resume_at(&self, origin: &GroupOrigin, largest: Option<Location>) -> Location {
         let largests = || self.renditions.get().into_iter().flatten().map(|track| track.data.largest());
         let newest = largests().flatten().map(|largest| largest.group).max();

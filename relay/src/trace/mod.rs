@@ -51,11 +51,11 @@ const MAX_VIEWERS: usize = 16;
 /// The events that a viewer asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventFilter {
-    /// Only events of this track.
+    /// If set, the viewer gets only events of this track.
     pub track: Option<TrackName>,
-    /// Only events of this session, as publisher or subscriber.
+    /// If set, the viewer gets only events of this session, as publisher or subscriber.
     pub session: Option<NonZero<u32>>,
-    /// Sampling: only packets whose number is a multiple of this.
+    /// The sampling interval: the viewer gets only packets whose packet number is a multiple of it.
     pub every: NonZero<u32>,
 }
 
@@ -276,7 +276,7 @@ impl EventTracer {
         names.get(&number).cloned().flatten()
     }
 
-    /// Converts a viewer's filter to one for the sources. An unknown track gets a number that no track has.
+    /// Converts a viewer's filter to one for the sources of events. An unknown track gets a number that no track has.
     fn resolve(&self, wanted: &EventFilter) -> PacketFilter {
         let number = |track| self.number(track).unwrap_or(NonZero::<u32>::MAX);
         PacketFilter {
@@ -286,7 +286,7 @@ impl EventTracer {
         }
     }
 
-    /// Gives the sources a filter that covers all viewers, or stops them if there are none.
+    /// Gives the sources of events a filter that covers all viewers. Stops the sources if there are no viewers.
     fn tell(&self, state: &mut TraceState) {
         let all = state.viewers.iter().map(|viewer| self.resolve(&viewer.wanted)).reduce(union);
         if all != state.told {
@@ -311,7 +311,7 @@ fn take_changes(changes: &mut Option<broadcast::Receiver<PathChange>>) -> (Vec<R
     (events, lost)
 }
 
-/// Returns a filter that passes at least the events that one of the two passes.
+/// Returns a filter that passes all events that `one` or `other` passes, and possibly more.
 fn union(one: PacketFilter, other: PacketFilter) -> PacketFilter {
     PacketFilter {
         every: gcd(one.every, other.every),

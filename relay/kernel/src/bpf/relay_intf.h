@@ -274,8 +274,8 @@ struct relay_downstream {
 	__u64 web;	 /* ID of the WebTransport session, or WEB_BARE without one */
 	__u64 max_bytes; /* the most bytes of UDP payload that the kernel may send in total */
 	__u64 bytes;	 /* bytes of UDP payload that the kernel has sent or is about to send */
-	__u32 epoch;	 /* 0: the entry is not in use */
-	__u32 mtu;	 /* largest UDP payload that fits the path, bytes */
+	__u32 epoch; /* distinguishes this connection from earlier ones of the entry; 0: the entry is not in use */
+	__u32 mtu; /* largest UDP payload that fits the path, bytes */
 	/* For even and odd generations: the generation of the installed keys plus 1; 0: no keys. */
 	__u32 generations[2];
 	__u32 path;    /* index of the entry of `paths` that is in use */
@@ -287,7 +287,7 @@ struct relay_downstream {
 	__u32 pad;
 	__u32 deferred_socket; /* index of the socket for the peer's deferred packets in `sockets`, plus 1; 0: none */
 	__u32 deferred_bytes; /* largest UDP payload of a packet from the peer that may be deferred, bytes */
-	__u64 deferred_until; /* packets from the peer are deferred only while `bytes` is at most this */
+	__u64 deferred_until; /* packets from the peer are deferred only while the total `bytes` is at most this */
 	__u64 deferred;	      /* number of the peer's packets that were steered to the deferred socket */
 	struct relay_ring ring;
 	__u64 lookups[RELAY_LOOKUPS];
@@ -337,15 +337,15 @@ enum relay_outcome {
 	RELAY_NOT_AUTHENTIC,
 	RELAY_REPLAYED, /* the packet was replayed, or is too old for the replay window */
 	RELAY_BAD_FRAMES,
-	RELAY_NO_SLOT, /* no frame of the packet has a slot */
+	RELAY_NO_SLOT, /* no frame of the packet belongs to a delegated stream or track */
 	RELAY_BAD_STREAM, /* a stream is malformed, or exceeds its final size: nothing of the packet is forwarded */
-	RELAY_DECLINED, /* frames of the packet have slots, but none may be forwarded, see enum relay_frame_outcome */
+	RELAY_DECLINED, /* the packet has frames of delegated streams, but none may be forwarded, see enum relay_frame_outcome */
 	RELAY_BUSY, /* this run has interrupted another run on the same CPU, which uses the CPU's work area */
 	RELAY_FROM_SUBSCRIBER, /* the packet comes from a subscriber, and was not decrypted */
 	RELAY_OUTCOMES,
 };
 
-/* The outcome of a packet in a run after its first. */
+/* The outcome of a program run that continues a packet from an earlier run. */
 enum relay_further_run {
 	RELAY_RUN_LAST = 0, /* the program has tried to send every copy of the packet */
 	RELAY_RUN_CONTINUED,
@@ -353,7 +353,7 @@ enum relay_further_run {
 	RELAY_FURTHER_RUNS,
 };
 
-/* The outcome of a frame that has a slot: a STREAM frame, or a DATAGRAM frame with an object. */
+/* The outcome of a STREAM frame, or a DATAGRAM frame with an object, that has a slot (an entry for forwarded media). */
 enum relay_frame_outcome {
 	RELAY_FRAME_GOOD = 0,
 	RELAY_FRAME_REPEATED, /* some bytes of the frame have or may have arrived before */
@@ -364,20 +364,20 @@ enum relay_frame_outcome {
 	RELAY_FRAME_OUTCOMES,
 };
 
-/* The outcome for the first bytes of a stream without a slot, on an upstream with tracks whose streams the program may
- * open.
+/* The outcome for the first bytes of a publisher's stream that userspace has not delegated. Counted only on an upstream
+ * with tracks for which the program may open subscribers' streams.
  */
 enum relay_opening {
-	RELAY_OPENING_BOUND = 0, /* the stream has got a slot */
+	RELAY_OPENING_BOUND = 0, /* the stream was bound to a prepared slot, so the program forwards it */
 	RELAY_OPENING_OTHER, /* the SUBGROUP_HEADER is incomplete or not in its shortest form, or the object ID that names the subgroup is missing */
 	/* The packet has only the stream's WebTransport preamble; the stream may get a slot with its next bytes. */
 	RELAY_OPENING_PREAMBLE,
 	RELAY_OPENING_NO_TRACK,
 	RELAY_OPENING_ORDER,  /* the subgroup is not later than the subgroup of its track that began last */
-	RELAY_OPENING_MISSED, /* the track has no prepared opening left */
+	RELAY_OPENING_MISSED, /* no prepared slot is left for the track */
 	RELAY_OPENING_TAKEN, /* userspace has claimed the stream, the stream is old, or later bytes of it arrived first */
 	RELAY_OPENING_BUSY, /* another CPU or userspace works on the same track */
-	RELAY_OPENING_FULL, /* all slots are in use */
+	RELAY_OPENING_FULL, /* the map `slots` is full */
 	RELAY_OPENING_OUTCOMES,
 };
 

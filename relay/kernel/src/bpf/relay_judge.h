@@ -48,7 +48,9 @@ static __always_inline int judge(struct judge_loop *loop)
 	return loop->step;
 }
 
-/* Parses bytes of a packet. SUBGROUP_MORE: there are too many fields, and the state is undefined. */
+/* Parses bytes of a packet. Returns SUBGROUP_MORE if the bytes have more fields than the program parses for one frame;
+ * `state` is undefined then.
+ */
 int judge_bytes(struct subgroup_state *state, const struct quic_buf *in, __u32 at, __u32 end)
 {
 	struct judge_loop loop = {.state = state, .walk = {.at = at, .end = end}};
@@ -334,7 +336,7 @@ int leave_frame(struct relay_ingress *ingress, const struct frame_stream *frame)
 static __always_inline int is_first(struct subgroup_state *last, __u64 group, __u64 object)
 {
 	/* `behind` is the distance of an object before the newest one, `ahead` that of an object after the newest one.
-	 * Each wraps around in the other case, in which it is not used.
+	 * At most one of the two values is used. The other one may have wrapped around.
 	 */
 	__u64 behind = last->previous - 1 - object, ahead = object + 1 - last->previous;
 

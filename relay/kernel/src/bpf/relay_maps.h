@@ -71,7 +71,9 @@ struct {
 
 /* --- Slots and their copies --- */
 
-/* Stream or datagrams of an upstream -> index of the ingress. RELAY_TRACK -> index in `tracks`. */
+/* A stream of an upstream, or a track's datagrams -> index in `ingresses`. For a key of kind RELAY_TRACK: a track of an
+ * upstream -> index in `tracks`.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct relay_slot);
@@ -79,7 +81,7 @@ struct {
 	__uint(max_entries, 1);
 } slots SEC(".maps");
 
-/* Index -> a track whose streams the program may open. */
+/* Index of a track -> a track for whose streams the program may open subscribers' streams. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -88,7 +90,7 @@ struct {
 	__uint(max_entries, 1);
 } tracks SEC(".maps");
 
-/* Index -> the state of a slot. */
+/* Index of an ingress -> the state of a slot: a forwarded stream, or the forwarded datagrams of a track. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -97,7 +99,7 @@ struct {
 	__uint(max_entries, 1);
 } ingresses SEC(".maps");
 
-/* Index -> one subscriber's copy of a slot. */
+/* Index of an egress -> one subscriber's copy of a forwarded stream or of a track's datagrams. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -131,7 +133,7 @@ struct {
 	__uint(max_entries, RELAY_SOCKETS);
 } deferrals SEC(".maps");
 
-/* Low bits of a packet's last 8 bytes -> the time when it arrived. */
+/* Low bits of the last 8 bytes of a deferred packet -> the packet's arrival time. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -142,8 +144,8 @@ struct {
 
 /* --- Counters and events --- */
 
-/* Outcome -> number of packets. First enum relay_outcome, then enum relay_egress_outcome, enum relay_further_run, enum
- * relay_frame_outcome and enum relay_opening.
+/* Outcome -> how often it occurred. The keys are the values of enum relay_outcome, then enum relay_egress_outcome, enum
+ * relay_further_run, enum relay_frame_outcome and enum relay_opening.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -153,7 +155,9 @@ struct {
 				    RELAY_FRAME_OUTCOMES + RELAY_OPENING_OUTCOMES);
 } outcomes SEC(".maps");
 
-/* A variable and not a map, so that without tracing a packet costs only a load and a branch more. */
+/* The trace settings are a variable and not a map, so that they cost each packet only a load and a branch while tracing
+ * is off.
+ */
 SEC(".data.tracing")
 volatile struct relay_tracing tracing = {};
 
@@ -165,7 +169,7 @@ struct {
 
 /* --- Memory that only the program uses --- */
 
-/* 0 -> the work area of this CPU. */
+/* Key 0 -> the work area of the present CPU. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -173,8 +177,8 @@ struct {
 	__uint(max_entries, 1);
 } works SEC(".maps");
 
-/* CPU -> payload of the super-packet that is being forwarded there. Not a per-CPU map, whose values are limited to 32
- * KiB.
+/* CPU number -> payload of the super-packet that this CPU is forwarding. Not a per-CPU map, whose values are limited to
+ * 32 KiB.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

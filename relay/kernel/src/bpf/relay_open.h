@@ -166,7 +166,8 @@ static __always_inline enum relay_opening bind_locked(struct work *work, struct 
 	}
 	WRITE_ONCE(ingress->id, slot.id);
 	ingress->next =
-		chunk->frame.offset; /* offsets of the slot count from the end of the WebTransport preamble */
+		chunk->frame
+			.offset; /* stream offsets in the slot are counted from the end of the WebTransport preamble */
 	if (mark_seen(upstream->streams, slot.id >> 2)) {
 		WRITE_ONCE(ingress->id, RELAY_UNBOUND);
 		return RELAY_OPENING_TAKEN;

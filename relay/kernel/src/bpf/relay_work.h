@@ -134,7 +134,7 @@ struct work {
 	__u32 pad;
 	struct egress_packet packet;
 	struct cursor_entry
-		cursor; /* the copy at which this run continues; the ID is 0 in the packet's first run */
+		cursor; /* the copy at which this run continues; the cursor's ID is 0 in the packet's first run */
 	struct bpf_fib_lookup route;
 };
 

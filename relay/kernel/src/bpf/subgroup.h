@@ -36,7 +36,7 @@ struct subgroup_head {
 	__u64 subgroup;
 	__u64 object;	   /* ID of the subgroup's first object; 0 if it has not arrived */
 	__s32 priority;	   /* publisher priority; negative: the default of the track */
-	__u32 alias_bytes; /* length of the alias, which follows the type of one byte */
+	__u32 alias_bytes; /* length in bytes of the track alias, which follows the stream's type byte */
 	__u32 is_read;
 	__u32 type;
 };
@@ -144,7 +144,7 @@ static __always_inline int subgroup_vi64(struct subgroup_state *state, struct fr
 	return 0;
 }
 
-/* Checks the stream's type. Bit SUBGROUP_ALWAYS is set in every valid one. */
+/* Checks the stream's type. Bit SUBGROUP_ALWAYS is set in every valid type. */
 static __always_inline enum subgroup_step subgroup_type(struct subgroup_state *state, __u64 type)
 {
 	if (type > SUBGROUP_TYPE_MAX || !(type & SUBGROUP_ALWAYS) ||

@@ -28,7 +28,7 @@ pub struct Config {
     /// The most copies of a received packet that one run makes, at some 2 microseconds each. A packet with more copies
     /// is queued again for another run.
     pub max_copies_per_run: u32,
-    /// The most runs for one received packet. Userspace sends the remaining copies then.
+    /// The most program runs for one received packet. Userspace sends the copies that these runs have not made.
     pub max_runs: u32,
     /// The most registrations of sent packets that may wait to be drained.
     pub max_waiting: u32,

@@ -66,7 +66,7 @@ pub struct DownstreamRecord {
     /// Destination connection IDs of the peer's packets.
     ids: Ids,
     ring: Mutex<KeystreamRing>,
-    /// Held while keys or the path are changed.
+    /// This lock is held while keys or the network path are changed.
     changing: Mutex<Changes>,
 }
 

@@ -133,8 +133,9 @@ impl IngressRecord {
         self.write(position);
     }
 
-    /// Records that userspace has parsed the stream up to this position. A program that is behind continues there. If
-    /// both have parsed to the same offset with different results, the program stops forwarding the stream.
+    /// Records that userspace has parsed the stream up to this position. If the program is behind, it continues at this
+    /// position. If both have parsed to the same offset with different results, the program stops forwarding the
+    /// stream.
     pub fn advance(&self, position: &PositionRecord) {
         let entry = self.entry();
         if self.next() > position.offset {
@@ -152,7 +153,7 @@ impl IngressRecord {
     /// Reports whether the program's position in the framing differs from userspace's `position`. The caller holds the
     /// lock.
     fn differs(&self, position: &PositionRecord) -> bool {
-        // SAFETY: whoever has the lock may read.
+        // SAFETY: the parser state may be read by the holder of the entry's lock, which the caller is.
         let state = unsafe { *self.entry().state.get() };
         state.field < intf::OPAQUE && state != position.state()
     }
@@ -162,7 +163,8 @@ impl IngressRecord {
     pub fn claim_object(&self, group: u64, object: u64) -> bool {
         let entry = self.entry();
         let Some(_locked) = Locked::new(&entry.lock) else { return false };
-        // SAFETY: whoever has the lock may read and write.
+        // SAFETY: the datagram state may be read and written by the holder of the entry's lock, which this function has
+        // taken.
         let state = unsafe { &mut *entry.state.get() };
         if group < state.value || object == u64::MAX {
             return false;
@@ -194,7 +196,7 @@ impl IngressRecord {
     /// Writes the parser's position and state to the entry that the program reads. The caller holds the entry's lock.
     fn write(&self, position: &PositionRecord) {
         let entry = self.entry();
-        // SAFETY: whoever has the lock may write.
+        // SAFETY: the parser state may be written by the holder of the entry's lock, which the caller is.
         unsafe { *entry.state.get() = position.state() };
         entry.next.store(position.offset, Ordering::Relaxed);
     }
@@ -231,7 +233,7 @@ pub(super) fn leave(entry: &intf::Ingress, stream_id: u64, bytes: &Range<u64>, f
 
 /// Stops the program from forwarding the stream. The caller holds the lock.
 fn contradict(entry: &intf::Ingress) {
-    // SAFETY: whoever has the lock may write.
+    // SAFETY: the parser state may be written by the holder of the entry's lock, which the caller is.
     unsafe { (*entry.state.get()).field = intf::BROKEN };
     entry.contradicted.store(1, Ordering::Relaxed);
 }

@@ -21,14 +21,14 @@ const NUMBER_BITS: u32 = intf::NUMBER_BITS;
 pub struct WantedRing {
     /// Number of packets to precompute, a power of two. 0 frees the ring.
     pub len: u32,
-    /// The most bytes of frames in a packet.
+    /// The largest packet payload, in bytes, for which the keystreams are long enough.
     pub text_bytes: usize,
 }
 
 /// The state of a keystream ring after a refill.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Refill {
-    /// Number of keystreams that were computed.
+    /// Number of keystreams that the refill has computed.
     pub computed: usize,
     /// Length of the ring in packets, which is less than wanted if memory is short.
     pub len: u32,
@@ -145,7 +145,7 @@ impl KeystreamRing {
 
     fn publish(&self, entry: &intf::Keystream, number: u64) {
         entry.word.store(0, Ordering::Relaxed);
-        // The program must not see the new keystream under the old word.
+        // The program must not find the new keystream while the entry still has the old packet number word.
         fence(Ordering::SeqCst);
         entry.bytes.store(self.bytes, Ordering::Relaxed);
         let len = size_of_val(&self.scratch.once) + self.bytes as usize;

@@ -314,7 +314,8 @@ impl SlotRecord {
     pub fn remove(&mut self, egress: EgressKey) {
         let Some(at) = self.egresses.iter().position(|index| *index == egress.0) else { return };
         let next = self.egresses.get(at + 1).copied();
-        // Runs that are at the removed entry still find its `next`, since the entry is not reused before they end.
+        // Program runs that have reached the removed entry still find its `next`: the entry is not reused before they
+        // end.
         match (at.checked_sub(1).and_then(|before| self.egresses.get(before)), next) {
             (Some(before), _) => {
                 self.shared.egresses.get(*before).next.store(next.unwrap_or(intf::END), Ordering::Release);

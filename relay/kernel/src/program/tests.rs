@@ -83,7 +83,8 @@ impl ProgramBench {
         Self { relay, upstream, publisher, slot: RefCell::new(slot), downstream, rng }
     }
 
-    /// Runs the program on one Ethernet frame, which must pass on to userspace. Returns the outcome.
+    /// Runs the program on one Ethernet frame, which the program must pass on to userspace. Returns the outcome of the
+    /// packet.
     fn run(&self, frame: &[u8], gso_size: u32) -> Outcome {
         self.rewind();
         let before = self.counted();

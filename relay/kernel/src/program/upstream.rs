@@ -114,8 +114,8 @@ impl UpstreamRecord {
     /// forwards no other version of these bytes. If it may have done so already, [`SlotRecord::is_contradicted`]
     /// reports it.
     pub fn leave(&self, stream_id: u64, bytes: &Range<u64>, fin: bool) {
-        // The stream is marked before the look-up, so that the look-up finds a stream that a program run binds at the
-        // same time.
+        // The stream is marked before its slot is looked up, because a program run checks the mark before it binds the
+        // stream to a slot.
         mark_seen(&self.entry().late, stream_id >> 2);
         let key = intf::Slot { id: stream_id, upstream: self.index, kind: intf::STREAM };
         let found = self.shared.slots.lookup(key.as_bytes(), MapFlags::ANY).ok().flatten();

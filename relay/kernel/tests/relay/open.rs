@@ -198,8 +198,8 @@ fn open_under_every_alias(pair: (Option<u64>, Option<u64>)) {
     assert_eq!(stage.scene.only().downstream.set_streams(0, 0), stage.next_stream, "no ID was left out");
 }
 
-/// For publishers' streams with these first bytes, the program opens no streams, and the openings (prepared slots) stay
-/// free for other streams.
+/// The publisher's streams begin with bytes for which the program opens no subscribers' streams. The openings (prepared
+/// slots) stay free for other streams.
 #[test]
 fn stream_with_an_unknown_beginning_is_left_to_userspace() {
     if !root("stream_with_an_unknown_beginning_is_left_to_userspace") {

@@ -28,8 +28,8 @@ struct RunTimeCase {
     pause: Duration,
 }
 
-/// Run it with `cargo test -p millrace-relay-kernel --test relay -- --ignored --nocapture run_time` on an idle machine.
-/// The kernel's statistics add about 30 ns to each run.
+/// Run this test with `cargo test -p millrace-relay-kernel --test relay -- --ignored --nocapture run_time` on an idle
+/// machine. The kernel's statistics add about 30 ns to each run.
 #[test]
 #[ignore = "soak: measures, on a quiet machine"]
 fn program_run_time_per_packet_is_measured() {

@@ -52,7 +52,7 @@ fn fan_out_beyond_the_budget_continues_in_further_runs() {
             RelayScene::with_config(&config, &network, family, &[4, 6], KeySuite::ChaCha20Poly1305, 7, 1);
         attach(&network, &scene.relay, "west");
         scene.capture.check();
-        // 7 copies take 2 runs, 14 take 4, and 56 take 14.
+        // With at most 4 copies per program run, 7 copies take 2 runs, 14 copies take 4, and 56 copies take 14.
         for (chunks, further) in [(1, 1), (2, 3), (8, 13)] {
             let chunks = scene.chunks(chunks, 100);
             let frames: Vec<u8> = chunks.iter().flat_map(StreamPart::encode).collect();

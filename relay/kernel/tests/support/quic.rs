@@ -190,7 +190,7 @@ pub fn any_other(rng: &mut Rng) -> Vec<u8> {
         4 => fields(0x04, 3, rng),
         // STOP_SENDING, MAX_STREAM_DATA and STREAM_DATA_BLOCKED
         5 => fields([0x05, 0x11, 0x15][rng.usize(..3)], 2, rng),
-        // Limits of the connection and RETIRE_CONNECTION_ID
+        // MAX_DATA, MAX_STREAMS, DATA_BLOCKED, STREAMS_BLOCKED and RETIRE_CONNECTION_ID
         6 => fields([0x10, 0x12, 0x13, 0x14, 0x16, 0x17, 0x19][rng.usize(..7)], 1, rng),
         // CRYPTO
         7 => prefixed(0x06, 1, rng),

@@ -90,7 +90,7 @@ impl RelayUnderTest {
         AccessSession::begin(connection, setup, None).await
     }
 
-    /// Connects a client from another address.
+    /// Connects a client whose socket is bound to the address `ip`.
     async fn client_at(&self, ip: IpAddr) -> AccessSession {
         let config = transport::Config { trust: ServerTrust::Anyone, ..transport::Config::default() };
         let endpoint = Endpoint::bind((ip, 0).into(), config).unwrap();
@@ -300,7 +300,7 @@ async fn first_of_two_publishers_to_answer_owns_the_track() {
     let _subscribed = subscribed.accepted().await;
     second.say(ok(2)).await;
     until("the second is refused", || relay.refused("track_taken") == 1).await;
-    // exact: the refusal that was awaited is the last change of the status
+    // exact: the second publisher was refused before this check, and nothing changes the status afterwards
     assert_eq!(relay.server.status().tracks[0].publishers, 1);
 }
 

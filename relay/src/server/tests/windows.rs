@@ -1,4 +1,4 @@
-//! Tests that a client with a large receive window does not keep others slow.
+//! Tests that a client with a large receive window does not slow down other clients.
 
 use millrace_moq as moq;
 use millrace_moq::data::encode_object_header;

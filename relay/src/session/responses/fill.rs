@@ -134,7 +134,8 @@ impl UnderWay {
         }
     }
 
-    /// Fills a gap of the cache from a publisher. If that is impossible, adds the reason to the response.
+    /// Fetches objects that the cache does not have from a publisher, and adds them to the response. If that is
+    /// impossible, adds the reason to the response.
     async fn fill_gap(&self, missing: (Location, Location)) -> Result<(), FillError> {
         // A FILL_TIMEOUT of 0 asks for cached objects only.
         let absent = match self.range.fill.is_zero() {

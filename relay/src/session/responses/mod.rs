@@ -33,8 +33,8 @@ use millrace_access::{
 
 /// The most bytes of unacknowledged response data that a session may hold outside the cache.
 const SESSION_LIMIT: usize = 8 << 20;
-/// Bounds of the bytes that one response may hold unacknowledged: its equal share of [`SESSION_LIMIT`] is raised or
-/// lowered to them.
+/// The least and the most unacknowledged bytes that one response may hold, however small or large its equal share of
+/// [`SESSION_LIMIT`] is.
 const RESPONSE_LIMIT: (usize, usize) = (16 << 10, 1 << 20);
 /// The least time that a publisher may be silent during its FETCH response before the response is given up.
 const MIN_PATIENCE: Duration = Duration::from_secs(1);

@@ -95,7 +95,8 @@ impl SubscriptionEntry {
         let hub = self.context().hub();
         let requester = self.context().requester();
         let track = hub.established(name, requester, Duration::ZERO, None).await.ok()?;
-        // The subscriber was told the properties of the requested track, so another rendition must have the same.
+        // The subscriber was told the properties of the requested track, so another rendition must have the same
+        // properties.
         let alike = track.data.properties() == self.track().data.properties();
         alike.then_some((track, Some(right)))
     }

@@ -84,7 +84,7 @@ impl SubscriptionEntry {
                         subscription.end(SubscriptionEnd::new(code::Done::SUBSCRIPTION_ENDED, reason));
                     }
                 }
-                // A subscriber that does not acknowledge the last streams in time loses the rest.
+                // A subscriber that does not acknowledge the last streams in time does not get the rest of them.
                 () = sleep_until(deadline) => {
                     subscription.cancel(code::Reset::TOO_FAR_BEHIND);
                     return Ok(subscription.ended());

@@ -50,7 +50,7 @@ use millrace_access::{AccessRefusal, rights::Rights};
 const LATE_SUBSCRIBE: Duration = Duration::from_secs(1);
 const LOOKS: Duration = Duration::from_millis(50);
 
-/// Number of track aliases of ended subscriptions that are not reused yet.
+/// How many track aliases of ended subscriptions are kept from being reused.
 const RETIRED_ALIASES: usize = 64;
 
 /// The subscriptions of one session.
@@ -140,8 +140,8 @@ impl Subscriptions {
             Ok(track) => track,
             Err(error) => return self.context.refuse(stream.send, error).await,
         };
-        // This largest location is used for the filter, the answer and the fill, even if further objects arrive
-        // meanwhile.
+        // The filter, the answer and the fill use the track's largest location as it is now, even if further objects
+        // arrive meanwhile.
         let largest = track.data.largest();
         let window = match self.window(&parameters, largest) {
             Ok(window) => window,
@@ -213,7 +213,7 @@ impl Subscriptions {
     }
 
     /// Returns the subscription with this request ID, and waits for it if its SUBSCRIBE is not answered yet or has not
-    /// arrived. Returns `None` if there is none.
+    /// arrived. Returns `None` if there is no such subscription.
     pub async fn wait(&self, request_id: u64) -> Option<SubscribedTrack> {
         let began = Clock::now();
         loop {

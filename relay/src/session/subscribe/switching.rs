@@ -180,7 +180,8 @@ impl Sets {
         let sample = sample(connection, now);
         let state = &mut *self.0.lock();
         let Some(decider) = &mut state.decider else {
-            // The flag is changed under the lock that `begin_watch` holds to read it, so that one task runs at most.
+            // The flag `watched` is changed under the lock that `begin_watch` holds to read it, so that at most one
+            // task checks the bandwidth.
             state.watched = false;
             return false;
         };
@@ -196,8 +197,8 @@ impl Sets {
 }
 
 impl SwitchingState {
-    /// Recomputes the allocations after a change of tracks or properties. Sets that have enough tracks now start to be
-    /// switched.
+    /// Recomputes the allocations after a change of tracks or properties. Starts to switch the sets that now have
+    /// enough tracks.
     fn settle(&mut self, sample: &ConnectionSample) {
         let switched = || self.sets.values().filter(|set| set.is_switched());
         let sets: Vec<_> = switched().map(SwitchedSet::allocation_needs).collect();
@@ -209,7 +210,7 @@ impl SwitchingState {
         self.rungs = sets::rungs(&sets);
         let bits = |kbps: u64| kbps.saturating_mul(1000);
         let fits = |(kbps, _): &(u64, Allocation)| bits(*kbps) / 8 <= sample.bandwidth;
-        // The bandwidth may still be unknown. At least one track is sent, so that it can be measured.
+        // The bandwidth may still be unknown. At least one track is sent, so that the bandwidth can be measured.
         let least = usize::from(self.rungs.first().is_some_and(|(_, none)| none.iter().all(Option::is_none)));
         let rung = self.rungs.iter().rposition(fits).unwrap_or(0).max(least).min(self.rungs.len() - 1);
         self.decider = Some(Decider::new(self.rungs.iter().map(|(kbps, _)| bits(*kbps)), rung));

@@ -149,8 +149,8 @@ fn no_forged_packet_is_forwarded() {
     }
 }
 
-/// Runs in `make soak`, or with `cargo test -p millrace-relay-kernel --lib -- --ignored --nocapture
-/// ten_million_forged`. It takes ten minutes.
+/// This test runs in `make soak`, or with `cargo test -p millrace-relay-kernel --lib -- --ignored --nocapture
+/// ten_million_forged`. The test takes ten minutes.
 #[test]
 #[ignore = "soak: takes minutes"]
 fn ten_million_forged_packets_are_not_forwarded() {

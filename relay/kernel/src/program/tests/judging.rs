@@ -36,7 +36,7 @@ struct Judge {
 }
 
 impl Judge {
-    /// Makes a bench for a stream of which no byte was received.
+    /// Makes a test bench for a stream of which no byte was received yet.
     fn new() -> Self {
         let mut judge = Self { bench: ProgramBench::new(), sent: 0 };
         judge.begin();
@@ -398,9 +398,9 @@ fn stream_is_forwarded_again_after_its_hole_is_filled() {
     assert_eq!(judge.send(&[part(&stream, five..five + 9)]), GOOD);
 }
 
-/// More bytes arrive after a hole than the program stores. If nothing has arrived meanwhile, the program continues at
-/// the position up to which userspace has parsed the stream. Otherwise it continues with the bytes that were stored
-/// last.
+/// More bytes arrive after a hole than the program stores, so it gives up the first ones. If userspace parses the
+/// stream up to bytes that were given up, the program stops there, too. If userspace parses up to the bytes that were
+/// stored last, the program continues with these bytes.
 #[test]
 fn bytes_stored_after_a_hole_are_bounded() {
     if !root("bytes_stored_after_a_hole_are_bounded") {

@@ -116,7 +116,7 @@ fn program_forwards_no_packet_number_twice() {
     };
     assert_eq!(run(&bench, 0, 1), Outcome::Forwarded);
     assert_eq!(run(&bench, 0, 1), Outcome::Replayed);
-    // Packets that are reordered within the window are forwarded once each, in any order.
+    // Packets that are reordered within the replay window are forwarded once each, in any order.
     let mut numbers: Vec<u64> = (1..129).collect();
     bench.rng.shuffle(&mut numbers);
     for number in &numbers {
@@ -125,7 +125,8 @@ fn program_forwards_no_packet_number_twice() {
     for number in 0..129 {
         assert_eq!(run(&bench, number, 2), Outcome::Replayed, "{number}");
     }
-    // After a jump of the packet number, numbers outside the window count as seen. quinn's window is larger by one.
+    // After a jump of the packet number, numbers older than the replay window count as seen. quinn's window is larger
+    // by one number.
     assert_eq!(run(&bench, 10_000, 4), Outcome::Forwarded);
     assert_eq!(run(&bench, 10_000 - 127, 4), Outcome::Forwarded);
     assert_eq!(run(&bench, 10_000 - 127, 4), Outcome::Replayed);

@@ -22,7 +22,7 @@ fn frame(bench: &ProgramBench, number: u64) -> Vec<u8> {
     ethernet(0x0800, &ipv4(0, &udp(PORT, &packet)))
 }
 
-/// Returns a bench with five egresses, whose program makes at most two copies in each run.
+/// Returns a test bench with five egresses. Its BPF program makes at most two copies in each run.
 fn five_by_two() -> ProgramBench {
     let bench = ProgramBench::with_config(Config { max_copies_per_run: 2, ..Config::default() });
     for _ in 1..5 {

@@ -115,8 +115,9 @@ fn unread_trace_events_are_counted_as_lost() {
     assert_eq!(bench.trace(PACKETS).len(), 1, "goes on");
 }
 
-/// Run with `cargo test -p millrace-relay-kernel -- --ignored --nocapture tracing_cost_per_packet_is_measured` on a
-/// quiet machine. Measures a packet that the program decrypts and then declines as a replay.
+/// Run this test with `cargo test -p millrace-relay-kernel -- --ignored --nocapture
+/// tracing_cost_per_packet_is_measured` on a quiet machine. It measures the run time for a packet that the program
+/// decrypts and then declines as a replay.
 #[test]
 #[ignore = "soak: measures, on a quiet machine"]
 fn tracing_cost_per_packet_is_measured() {
