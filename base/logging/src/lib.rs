@@ -151,7 +151,7 @@ mod tests {
         let begun = Instant::now();
         tracing::subscriber::with_default(subscriber, || {
             for number in 0..100_000 {
-                tracing::error!(number, "a line of one place in the code");
+                tracing::error!(number, "the limited line of the test");
             }
             tracing::info!("a line of another place in the code");
             for number in 0..1000 {
@@ -191,7 +191,7 @@ mod tests {
         let mut said = 0;
         let lines = wait_for("the line after", || {
             for _ in 0..200 {
-                tracing::info!("a line of one place in the code");
+                tracing::info!("the limited line of the test");
             }
             said += 200;
             left_out.0.lock().take()

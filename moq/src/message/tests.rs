@@ -275,7 +275,7 @@ fn error_code_of_another_draft_is_sent_as_internal_error() {
 }
 
 #[test]
-fn updates_are_limited_from_draft_19_on() {
+fn max_request_updates_is_a_setup_option_from_draft_19_on() {
     // The options are MAX_FILTER_RANGES 0 and MAX_REQUEST_UPDATES 5.
     let bytes = [0xaf, 0x00, 0, 4, 6, 0, 2, 5];
     for draft in Draft::ALL {

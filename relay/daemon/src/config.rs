@@ -274,13 +274,13 @@ settings! {
     /// 64 times from a /48 [default: 10000]
     #[arg(long, value_name = "N")]
     client_requests: u64,
-    /// Limit of tracks that the requests of one session hold at a time [default: 10000]
+    /// Limit of tracks in the open requests of one session: PUBLISH, SUBSCRIBE, FETCH, TRACK_STATUS [default: 10000]
     #[arg(long, value_name = "N")]
     session_tracks: u64,
     /// Limit of subscriptions of one session to the same track at a time [default: 4]
     #[arg(long, value_name = "N")]
     session_same_track: u64,
-    /// Limit of tracks that the requests of one client hold at a time [default: 100000]
+    /// Limit of tracks in the open requests of one client [default: 100000]
     #[arg(long, value_name = "N")]
     client_tracks: u64,
     /// Limit of cached media from one publishing client, bytes or with KiB, MiB, GiB [default: all of cache-bytes]
