@@ -1,5 +1,6 @@
 //! Adds up several reports into one report of all their periods.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, btree_map::Entry};
 
 use rustc_hash::FxHashMap;
@@ -138,7 +139,7 @@ impl Merge {
         }
         if self.others.len() > MOST_FUNCTIONS {
             let mut all: Vec<_> = std::mem::take(&mut self.others).into_iter().collect();
-            all.sort_by_key(|(_, function)| std::cmp::Reverse(function.ns));
+            all.sort_by_key(|(_, function)| Reverse(function.ns));
             all.truncate(MOST_FUNCTIONS / 2);
             self.others = all.into_iter().collect();
         }
@@ -257,7 +258,7 @@ fn bound<K: Ord, T>(
         return;
     }
     let mut all: Vec<(K, T)> = std::mem::take(sums).into_iter().collect();
-    all.sort_by_key(|(_, item)| std::cmp::Reverse(weight(item)));
+    all.sort_by_key(|(_, item)| Reverse(weight(item)));
     let mut small = all.split_off(most / 2).into_iter().map(|(_, item)| item);
     sums.extend(all);
     let Some(mut rest) = small.next() else { return };
@@ -320,7 +321,7 @@ fn add_parts(sum: &mut Vec<EventPart>, more: &[EventPart]) {
             None => sum.push(part.clone()),
         }
     }
-    sum.sort_by_key(|part| std::cmp::Reverse(part.ns));
+    sum.sort_by_key(|part| Reverse(part.ns));
     if sum.len() > MOST_PARTS {
         let small = sum.split_off(MOST_PARTS / 2);
         let (ns, samples) =
@@ -353,7 +354,7 @@ fn other_functions(sums: BTreeMap<(Event, String), FunctionCost>) -> Vec<OtherFu
         of_event.entry(event).or_default().push(function);
     }
     let top = |(event, mut functions): (Event, Vec<FunctionCost>)| {
-        functions.sort_by_key(|function| std::cmp::Reverse(function.ns));
+        functions.sort_by_key(|function| Reverse(function.ns));
         functions.truncate(TOP_OTHERS);
         OtherFunctions { event, functions }
     };
@@ -386,7 +387,7 @@ fn add_profile(sum: &mut ProcessProfile, more: &ProcessProfile) {
             None => sum.functions.push(function.clone()),
         }
     }
-    sum.functions.sort_by_key(|function| std::cmp::Reverse(function.samples));
+    sum.functions.sort_by_key(|function| Reverse(function.samples));
     sum.functions.truncate(MOST_FUNCTIONS);
 }
 
@@ -536,11 +537,15 @@ impl MergeStacks {
             ns,
         };
         let mut stacks: Vec<ProfiledStack> = self.sums.into_iter().map(stack).collect();
-        // Ties are broken by the whole key, so equal input gives equal output in spite of the hash map's order.
-        stacks.sort_unstable_by(|a, b| {
-            b.ns.cmp(&a.ns)
-                .then_with(|| (a.cpu, a.event, a.pid, &a.frames).cmp(&(b.cpu, b.event, b.pid, &b.frames)))
-        });
+        // Stacks of equal time are in the order of their functions' names, since the functions' numbers depend on the
+        // order in which reports named them.
+        let names: BTreeMap<&String, usize> = self.functions.iter().zip(0..).collect();
+        let mut ranks = vec![0; names.len()];
+        names.values().zip(0..).for_each(|(at, rank)| ranks[*at] = rank);
+        let order =
+            |stack: &ProfiledStack| stack.frames.iter().map(|at| ranks[*at as usize]).collect::<Vec<u32>>();
+        stacks
+            .sort_by_cached_key(|stack| (Reverse(stack.ns), stack.cpu, stack.event, stack.pid, order(stack)));
         Stacks { functions: self.functions, stacks }
     }
 }
@@ -622,6 +627,18 @@ mod tests {
             [("a;b", 0, 5), ("a;b;c", 0, 5), ("a;x", 0, 1)].map(owned)
         );
         assert_eq!(named(&super::stacks([&merged], |cpu| cpu == 1)), [("a;b", 0, 1)].map(owned));
+    }
+
+    #[test]
+    fn order_of_merged_stacks_depends_on_names_only() {
+        let with = |frames| Report { stacks: Some(stacks(&[(frames, 0, 1)])), ..report(0) };
+        let [a, b] = ["a;x", "b;x"].map(with);
+        let outer = |reports: [&Report; 2]| {
+            let merged = merge(reports).and_then(|report| report.stacks).expect("stacks");
+            let name = |stack: &ProfiledStack| merged.functions[stack.frames[0] as usize].clone();
+            merged.stacks.iter().map(name).collect::<Vec<_>>()
+        };
+        assert_eq!([outer([&a, &b]), outer([&b, &a])], [["a", "b"], ["a", "b"]]);
     }
 
     /// A sum of many reports, as over days, stays within its bounds and loses no time.
