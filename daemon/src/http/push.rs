@@ -238,7 +238,7 @@ mod tests {
         drop((first, second));
         async_wait_for("the end of the pump", || !channel.state.lock().is_pumped).await;
         let before = made.load(Ordering::Relaxed);
-        time::sleep(QUICK.period * 4).await; // exact: the task would make several snapshots in this time
+        time::sleep(QUICK.period * 4).await; // exact: a task that still ran would make several snapshots in this time
         assert_eq!(made.load(Ordering::Relaxed), before);
         // exact: the task that makes snapshots has ended
         assert_eq!((channel.counts(), channel.state.lock().latest.is_none()), (PushCounts::default(), true));

@@ -21,7 +21,7 @@ pub const CHOICES: usize = intf::CHOICES;
 pub struct PathCandidates {
     /// Serial number of the choice, which is never 0 and differs for each choice. Events of connections contain it.
     pub serial: u32,
-    /// The candidate that the path's connections use.
+    /// The congestion control that the path's connections use, or the broker that tunnels them.
     pub arm: CandidateChoice,
     /// A second candidate that exactly one connection uses, so that its performance is measured.
     pub grant: Option<CandidateChoice>,

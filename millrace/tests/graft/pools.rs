@@ -802,8 +802,8 @@ fn full_pool_of_the_peer_is_retried_rarely() {
         let count = ended(&far, "pool-full");
         (count >= at_least).then_some(count)
     };
-    // The test reads the clock before each reading of the counter, since more refusals may follow before the test
-    // continues.
+    // The clock is read before the counter of refusals. Refusals between both readings would otherwise make the
+    // measured time too short.
     let mut begin = Instant::now();
     let first = wait_for("a refusal", || {
         begin = Instant::now();

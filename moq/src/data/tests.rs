@@ -329,8 +329,8 @@ fn a_datagram() -> impl Strategy<Value = ObjectDatagram> {
         })
 }
 
-/// Returns the items of a FETCH response in `order`. Each step is (groups skipped, objects skipped, object, reason of a
-/// range without objects).
+/// Returns the items of a FETCH response in `order`. Each entry of `steps` is (groups skipped, objects skipped, object,
+/// reason of a range without objects).
 fn items(order: GroupOrder, steps: Vec<(u64, u64, FetchObject, Option<RangeEnd>)>) -> Vec<FetchItem> {
     let mut at = match order {
         GroupOrder::Ascending => Location::new(0, 0),

@@ -12,8 +12,8 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// Generates queues of up to 80 streams that have waited for up to a second, and the present time. Keys are ordered by
-/// age.
+/// Generates the present time, and a queue of up to 80 streams that have waited for up to a second. The key of a stream
+/// is its position in the queue.
 fn queues() -> impl Strategy<Value = (Instant, WaitingQueue)> {
     let standing = prop_oneof![
         4 => Just(StreamImportance::Ordinary),
