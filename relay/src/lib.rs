@@ -84,7 +84,7 @@
 //!         upstreams: Vec::new(),
 //!         cluster: None,
 //!         transport,
-//!         cache: cache::Limits { bytes: 64 << 20, age: Duration::from_secs(30) },
+//!         cache: cache::CacheLimits { bytes: 64 << 20, age: Duration::from_secs(30) },
 //!         max_sessions: 1000,
 //!         max_tracks: 1000,
 //!         offloaded_tracks: 128,

@@ -37,7 +37,7 @@ const PLACE_BYTES: usize = size_of::<Option<Box<[u8]>>>();
 /// ```
 /// use millrace_messages::parts::{MessageDatagram, MessagePart};
 ///
-/// let part = MessageDatagram::MessagePart(MessagePart { message: 7, part: 0, parts: 1, in_order: true, bytes: b"whole" });
+/// let part = MessageDatagram::Part(MessagePart { message: 7, part: 0, parts: 1, in_order: true, bytes: b"whole" });
 /// assert_eq!(MessageDatagram::read(&part.write()), Some(part));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

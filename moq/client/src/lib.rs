@@ -15,7 +15,7 @@
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! let remote = Remote::new(parse_url("moqt://relay.example:4443")?, CertificateTrust::System);
-//! let options = subscribe::Options::new(remote, Namespace::from_path("live/bbb")?);
+//! let options = subscribe::SubscribeOptions::new(remote, Namespace::from_path("live/bbb")?);
 //! // Fragmented MP4, which a player reads from standard input, until it ends or Ctrl-C is pressed.
 //! let stop = async { drop(tokio::signal::ctrl_c().await) };
 //! subscribe::play(&options, tokio::io::stdout(), stop).await?;
