@@ -1,18 +1,18 @@
 //! Encodes and decodes the tables of a log file. Neighbouring reports have mostly the same functions, stacks and
-//! unmeasured figures. A file therefore has each of these entries once, in the first report's line that needs it. Later
-//! lines refer to an entry by its position among all entries of its kind so far.
+//! unmeasured figures. The line of the first report that needs such an entry contains it. Later lines refer to the entry
+//! by its position among all entries of its kind so far.
 
 use std::hash::Hash;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
 use rustc_hash::FxHashMap;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::Error as _};
 
 use crate::report::{Event, MissingMeasurement, ProfiledStack, Report, Stacks};
 
-/// Number of entries in a table at which the next report starts new, empty tables. This bounds the memory of writer and
-/// reader.
+/// Number of entries in a table at which the next report starts new, empty tables. A reader refuses a line that does
+/// not, so this bounds the memory of both.
 const FULL: usize = 1 << 16;
 /// The text that begins the tables in a line's JSON, as its last field. No string can contain this text, since the
 /// quotes in it would be escaped.
@@ -77,9 +77,7 @@ pub(crate) struct LineRest {
 impl WrittenTables {
     /// Encodes a report as a line of JSON, without the line break.
     pub fn line(&mut self, report: &Report) -> serde_json::Result<Vec<u8>> {
-        let anew = [self.functions.len(), self.traces.len(), self.unmeasured.len()]
-            .iter()
-            .any(|length| *length >= FULL);
+        let anew = is_any_full([self.functions.len(), self.traces.len(), self.unmeasured.len()]);
         if anew {
             *self = Self::default();
         }
@@ -92,7 +90,7 @@ impl WrittenTables {
             line.missing.push((at, figure.ns));
         }
         line.stacks = report.stacks.as_ref().map(|stacks| self.stacks(stacks, &mut line));
-        let mut text = serde_json::to_vec(&Report { missing: Vec::new(), stacks: None, ..report.clone() })?;
+        let mut text = serde_json::to_vec(&Report { missing: Vec::new(), ..report.without_stacks() })?;
         text.pop(); // the closing brace
         let tables = serde_json::to_vec(&line)?;
         text.extend(MARK.bytes());
@@ -116,6 +114,11 @@ impl WrittenTables {
     }
 }
 
+/// Reports whether a table with one of these numbers of entries is full.
+fn is_any_full(lengths: [usize; 3]) -> bool {
+    lengths.into_iter().any(|length| length >= FULL)
+}
+
 /// Returns the position of an entry in a table. A new entry is added at the next position.
 fn position<K: Hash + Eq>(table: &mut FxHashMap<K, u32>, key: K, add: impl FnOnce(&K)) -> u32 {
     let next = u32::try_from(table.len()).unwrap_or(u32::MAX);
@@ -136,6 +139,10 @@ pub(super) fn cut(text: &mut Vec<u8>, tables: &mut Arc<ReadTables>) -> serde_jso
     let line: LineTables = serde_json::from_slice(found.get(",\"tables\":".len()..).unwrap_or_default())?;
     if line.anew {
         *tables = Arc::default();
+    } else if tables.are_full() {
+        return Err(serde_json::Error::custom(format_args!(
+            "the tables have over {FULL} entries and do not start anew"
+        )));
     }
     tables.functions.write().extend(line.functions);
     tables.traces.write().extend(line.traces);
@@ -151,6 +158,10 @@ pub(super) fn cut(text: &mut Vec<u8>, tables: &mut Arc<ReadTables>) -> serde_jso
 }
 
 impl ReadTables {
+    fn are_full(&self) -> bool {
+        is_any_full([self.functions.read().len(), self.traces.read().len(), self.unmeasured.read().len()])
+    }
+
     /// Looks up the given stacks and their functions' names.
     pub fn resolve(&self, counted: impl IntoIterator<Item = CountedTrace>) -> Stacks {
         let names = self.functions.read();
@@ -224,6 +235,20 @@ mod tests {
         assert_eq!(anew.collect::<Vec<_>>(), [false, true, false]);
         assert_eq!(tables.functions.len(), 2);
         assert_eq!(read(&lines)[1..], reports[1..]);
+    }
+
+    #[test]
+    fn tables_that_grow_without_end_are_refused() {
+        let line = |anew: bool, names: usize| {
+            let tables = LineTables { anew, functions: vec!["f".into(); names], ..LineTables::default() };
+            format!("{{\"a\":1,\"tables\":{}}}", serde_json::to_string(&tables).expect("JSON")).into_bytes()
+        };
+        let mut tables = Arc::default();
+        let mut read = |anew, names| cut(&mut line(anew, names), &mut tables).map(|rest| rest.is_some());
+        assert!(read(false, FULL).is_ok_and(|is_read| is_read));
+        assert!(read(false, 0).is_err());
+        assert!(read(true, 1).is_ok_and(|is_read| is_read));
+        assert!(read(false, 1).is_ok_and(|is_read| is_read));
     }
 
     #[test]
