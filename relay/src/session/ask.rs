@@ -3,7 +3,7 @@
 use bytes::BytesMut;
 use millrace_moq::{
     Message, Namespace, Parameters, code,
-    message::{RequestError, SubscribeNamespace},
+    message::{NamespaceFound, RequestError, SubscribeNamespace},
 };
 use tokio::time::timeout;
 
@@ -74,4 +74,38 @@ pub async fn subscribe_namespaces(context: &SessionContext) -> Result<RequestStr
     let parameters = Parameters::default();
     let (request, _ok) = ask(context, SubscribeNamespace { request_id, prefix, parameters }).await?;
     Ok(request)
+}
+
+/// A change in the list of namespaces that a peer sends in answer to [`subscribe_namespaces`].
+pub enum NamespaceChange {
+    Found(Box<NamespaceFound>),
+    Withdrawn(Namespace),
+}
+
+/// Waits for the next change in the peer's list. After GOAWAY the relay repeats the request, and the peer lists all its
+/// namespaces again; namespaces of the old list stay in it. Once the peer has ended the request, this never returns.
+pub async fn next_namespace(
+    context: &SessionContext,
+    request: &mut RequestStream,
+) -> Result<NamespaceChange, SessionError> {
+    loop {
+        match request.reader.next().await? {
+            IncomingMessage::Message(Message::Namespace(found)) => {
+                return Ok(NamespaceChange::Found(found.into()));
+            }
+            IncomingMessage::Message(Message::NamespaceDone(done)) => {
+                return Ok(NamespaceChange::Withdrawn(done.suffix));
+            }
+            IncomingMessage::Message(other) => {
+                return Err(SessionError::misplaced(&other, "about namespaces"));
+            }
+            IncomingMessage::GoAway(_) => {
+                if let Ok(moved) = subscribe_namespaces(context).await {
+                    request.cancel();
+                    *request = moved;
+                }
+            }
+            IncomingMessage::Finished | IncomingMessage::Reset => return std::future::pending().await,
+        }
+    }
 }

@@ -3,14 +3,14 @@
 use std::{collections::HashMap, sync::Arc};
 
 use millrace_moq::{
-    Message, Namespace, Parameters,
+    Namespace, Parameters,
     message::{PublishNamespace, RequestError},
 };
 use tokio::{sync::oneshot, task::JoinSet, time::Instant};
 use tracing::info;
 
 use super::{
-    ask::{ask, subscribe_namespaces},
+    ask::{NamespaceChange, ask, next_namespace, subscribe_namespaces},
     backups::AT_ONCE,
     context::SessionContext,
     publish::Publications,
@@ -87,8 +87,8 @@ async fn mirror_namespaces(
     };
     let mut mirrored: HashMap<Namespace, Publication> = HashMap::new();
     loop {
-        match request.reader.next().await? {
-            IncomingMessage::Message(Message::Namespace(found)) => {
+        match next_namespace(context, &mut request).await? {
+            NamespaceChange::Found(found) => {
                 if found.parameters.is_some() {
                     return Err(SessionError::violation("parameters in NAMESPACE without HOP_ID in SETUP"));
                 }
@@ -99,21 +99,7 @@ async fn mirror_namespaces(
                     mirrored.insert(found.suffix, publication);
                 }
             }
-            IncomingMessage::Message(Message::NamespaceDone(done)) => {
-                mirrored.remove(&done.suffix);
-            }
-            IncomingMessage::Message(other) => {
-                return Err(SessionError::misplaced(&other, "about namespaces"));
-            }
-            // After GOAWAY, the relay repeats the request, and the upstream relay lists all namespaces again.
-            // Namespaces of the old list stay announced.
-            IncomingMessage::GoAway(_) => {
-                if let Ok(moved) = subscribe_namespaces(context).await {
-                    request.cancel();
-                    request = moved;
-                }
-            }
-            IncomingMessage::Finished | IncomingMessage::Reset => return std::future::pending().await,
+            NamespaceChange::Withdrawn(namespace) => drop(mirrored.remove(&namespace)),
         }
     }
 }

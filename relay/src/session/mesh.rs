@@ -19,7 +19,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use super::{
-    ask::{ask, subscribe_namespaces},
+    ask::{NamespaceChange, ask, next_namespace, subscribe_namespaces},
     context::SessionContext,
 };
 use crate::{
@@ -87,25 +87,14 @@ async fn learn(context: &Arc<SessionContext>) -> Result<(), SessionError> {
     };
     let mut routes: HashMap<Namespace, RoutePublication> = HashMap::new();
     loop {
-        match request.reader.next().await? {
-            IncomingMessage::Message(Message::Namespace(found)) => {
-                let announcement = context.announcement_of(&found.parameters.unwrap_or_default())?;
-                if let Some(announcement) = announcement {
+        match next_namespace(context, &mut request).await? {
+            NamespaceChange::Found(found) => {
+                let parameters = found.parameters.unwrap_or_default();
+                if let Some(announcement) = context.announcement_of(&parameters)? {
                     take(context, &mut routes, found.suffix, announcement);
                 }
             }
-            IncomingMessage::Message(Message::NamespaceDone(done)) => drop(routes.remove(&done.suffix)),
-            IncomingMessage::Message(other) => {
-                return Err(SessionError::misplaced(&other, "about namespaces"));
-            }
-            // After GOAWAY, the peer lists all routes again in the new request.
-            IncomingMessage::GoAway(_) => {
-                if let Ok(moved) = subscribe_namespaces(context).await {
-                    request.cancel();
-                    request = moved;
-                }
-            }
-            IncomingMessage::Finished | IncomingMessage::Reset => return std::future::pending().await,
+            NamespaceChange::Withdrawn(namespace) => drop(routes.remove(&namespace)),
         }
     }
 }
