@@ -143,15 +143,7 @@ impl LineBatch {
             let one = |line: ReportLine| line.parse(path).map(|report| Summed { report, reports: 1 });
             return lines.into_iter().map(|line| line.and_then(one)).collect();
         }
-        let mut sums = LogSums {
-            path: path.to_owned(),
-            done: Vec::new(),
-            sum: Merge::default(),
-            counts: FxHashMap::default(),
-            tables: None,
-            mode: None,
-            reports: 0,
-        };
+        let mut sums = LogSums { path: path.to_owned(), ..LogSums::default() };
         for (at, line) in (first..).zip(lines) {
             if at.is_multiple_of(together) {
                 sums.end();
@@ -167,6 +159,7 @@ impl LineBatch {
 }
 
 /// The running sum over a batch of lines, and the finished sums before it.
+#[derive(Default)]
 struct LogSums {
     path: PathBuf,
     done: Vec<Result<Summed, Error>>,
@@ -182,13 +175,10 @@ struct LogSums {
 impl LogSums {
     fn add(&mut self, line: ReportLine) -> Result<(), Error> {
         let (report, stacks) = line.parse_head(&self.path)?;
-        self.follow(report.mode);
-        let other =
-            |stacks: &LineStacks| self.tables.as_ref().is_some_and(|same| !Arc::ptr_eq(same, &stacks.tables));
-        if stacks.as_ref().is_some_and(other) || self.counts.len() > MOST_STACKS {
+        if !self.has_room(report.mode, stacks.as_ref()) {
             self.end();
-            self.mode = Some(report.mode);
         }
+        self.mode = Some(report.mode);
         self.sum.add(&report);
         self.reports += 1;
         if let Some(stacks) = stacks {
@@ -214,13 +204,12 @@ impl LogSums {
         Some(self.tables.take()?.resolve(counted))
     }
 
-    /// Ends the current sum if `mode` differs from the mode of its reports. Calls are counted in one mode only, so a
-    /// sum over both modes would have no number of calls.
-    fn follow(&mut self, mode: ReportMode) {
-        if self.mode.replace(mode).is_some_and(|before| before != mode) {
-            self.end();
-            self.mode = Some(mode);
-        }
+    /// Reports whether the sum can take one more report. Its reports have one mode, since calls are counted in one mode
+    /// only. Their stacks are positions in the same tables, and not too many.
+    fn has_room(&self, mode: ReportMode, stacks: Option<&LineStacks>) -> bool {
+        self.mode.is_none_or(|same| same == mode)
+            && self.tables.iter().zip(stacks).all(|(same, stacks)| Arc::ptr_eq(same, &stacks.tables))
+            && self.counts.len() <= MOST_STACKS
     }
 
     fn end(&mut self) {

@@ -139,14 +139,15 @@ pub(super) fn cut(text: &mut Vec<u8>, tables: &mut Arc<ReadTables>) -> serde_jso
     let line: LineTables = serde_json::from_slice(found.get(",\"tables\":".len()..).unwrap_or_default())?;
     if line.anew {
         *tables = Arc::default();
-    } else if tables.are_full() {
-        return Err(serde_json::Error::custom(format_args!(
-            "the tables have over {FULL} entries and do not start anew"
-        )));
     }
-    tables.functions.write().extend(line.functions);
-    tables.traces.write().extend(line.traces);
+    let mut functions = tables.functions.write();
+    let mut traces = tables.traces.write();
     let mut unmeasured = tables.unmeasured.write();
+    if is_any_full([functions.len(), traces.len(), unmeasured.len()]) {
+        return Err(serde_json::Error::custom("the tables are full and do not start anew"));
+    }
+    functions.extend(line.functions);
+    traces.extend(line.traces);
     unmeasured.extend(line.unmeasured);
     // A position outside the table can only come from a damaged file. Such a figure is left out.
     let missing = |(at, ns): (u32, Option<u64>)| {
@@ -158,10 +159,6 @@ pub(super) fn cut(text: &mut Vec<u8>, tables: &mut Arc<ReadTables>) -> serde_jso
 }
 
 impl ReadTables {
-    fn are_full(&self) -> bool {
-        is_any_full([self.functions.read().len(), self.traces.read().len(), self.unmeasured.read().len()])
-    }
-
     /// Looks up the given stacks and their functions' names.
     pub fn resolve(&self, counted: impl IntoIterator<Item = CountedTrace>) -> Stacks {
         let names = self.functions.read();
