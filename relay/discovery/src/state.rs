@@ -71,7 +71,7 @@ pub fn note_found(
 
 /// Records that the relays could not be read. The relays that were found stay.
 pub fn note_unread(found: &watch::Sender<DiscoveryState>, error: &StoreError) {
-    if is_new(found, error, |state| &mut state.read_error) {
+    if store_failure(found, error, |state| &mut state.read_error) {
         warn!(%error, "cannot read the discovery store: the relays that it listed before stay in use");
     }
 }
@@ -86,13 +86,13 @@ pub fn note_registered(found: &watch::Sender<DiscoveryState>) {
 
 /// Records that this relay's record could not be written to the store.
 pub fn note_unregistered(found: &watch::Sender<DiscoveryState>, error: &StoreError) {
-    if is_new(found, error, |state| &mut state.record_error) {
+    if store_failure(found, error, |state| &mut state.record_error) {
         warn!(%error, "cannot keep this relay's record in the discovery store: trying again");
     }
 }
 
 /// Counts and stores a failure. Returns true if its reason is not the one that was stored before.
-fn is_new(
+fn store_failure(
     found: &watch::Sender<DiscoveryState>,
     error: &StoreError,
     stored: fn(&mut DiscoveryState) -> &mut Option<String>,

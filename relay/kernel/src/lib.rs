@@ -416,16 +416,16 @@ impl RelayKernel {
         }
         self.sort();
         let now = Instant::now();
-        let listed = self.waiting.take(|connection| &connection.is_listed);
-        let waiting = listed.iter().filter(|connection| connection.waiting.load(Ordering::SeqCst));
-        let waiting = waiting.inspect(|connection| {
+        let mut listed = self.waiting.take(|connection| &connection.is_listed);
+        listed.retain(|connection| connection.waiting.load(Ordering::SeqCst));
+        for connection in &listed {
             connection.owner().into_iter().for_each(|owner| owner.on_sent(now));
             // A connection's owner that was busy has left entries in the inbox. It is informed again at the next tick.
             if connection.waiting.load(Ordering::SeqCst) {
                 self.waiting.add(connection, &connection.is_listed);
             }
-        });
-        waiting.count() > 0
+        }
+        !listed.is_empty()
     }
 }
 
