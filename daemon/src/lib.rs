@@ -1,4 +1,4 @@
-//! What all daemons share: control socket, HTTP, signals, logging, and the output of their commands.
+//! The parts that all daemons share: control socket, HTTP, signals, logging, and the output of their commands.
 //!
 //! | module | contents |
 //! | --- | --- |
@@ -7,7 +7,7 @@
 //! | [`http`], [`openmetrics`], [`log`], [`render`], [`socket`] | HTTP servers, metrics, logging, tables and units, control sockets |
 //! | [`closer`] | closes connections that linger |
 //! | [`pem`] | reads certificates and private keys, and explains faulty files |
-//! | [`columns`], [`duration`], [`address`], [`file`](mod@file) | columns of text; times, addresses and files as users write them |
+//! | [`columns`], [`duration`], [`address`], [`file`](mod@file) | columns of text; times and addresses as users write them; files within bounds |
 //! | [`words`] | settings that are single words |
 //! | [`memory`], [`cgroup`] | returns free memory to the system; finds the cgroup of this process |
 #![deny(missing_docs)]
@@ -18,7 +18,6 @@ pub mod closer;
 pub mod columns;
 pub mod daemon;
 pub mod duration;
-pub mod file;
 pub mod http;
 mod inherited;
 pub mod log;
@@ -30,3 +29,5 @@ pub mod pem;
 pub mod render;
 pub mod socket;
 pub mod words;
+
+pub use millrace_base::file;

@@ -70,7 +70,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<()> {
     );
     ensure!((1..=DEPTH_MAX).contains(&args.depth), "--depth must be from 1 to {DEPTH_MAX}");
     let name = || args.csv.display().to_string();
-    let text = file::read(&args.csv, runs::BYTES_MAX)?;
+    let text = file::text(&args.csv, runs::BYTES_MAX).with_context(name)?;
     let mut runs = runs::parse(&text).with_context(name)?;
     if let Some(unknown) = args.arms.iter().find(|arm| runs.iter().all(|run| run.arm != **arm)) {
         bail!("{}: it has no transfer with the arm {unknown}", name());

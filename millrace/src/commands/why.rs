@@ -150,7 +150,7 @@ pub fn run(args: &WhyArgs) -> anyhow::Result<()> {
             text::explanation_text(&why, width())
         });
     };
-    let read = file::read(path, model::BYTES_MAX)?;
+    let read = file::text(path, model::BYTES_MAX).with_context(|| path.display().to_string())?;
     let model = Model::parse(&read).with_context(|| path.display().to_string())?;
     let measured =
         why.and_then(|why| why.in_place.path).map_or_else(Features::default, |path| path.features());
