@@ -9,6 +9,7 @@ use std::{
 use anyhow::Result;
 use bytes::BytesMut;
 use millrace_client::{payload, tls::CertificateTrust};
+use millrace_kernel::clock::monotonic_ns;
 use nix::unistd::{SysconfVar, sysconf};
 use quinn::{ClientConfig, EndpointConfig, TransportConfig, VarInt, crypto::rustls::QuicClientConfig};
 use quinn_proto::{ConnectionHandle, DatagramEvent, Endpoint, EndpointEvent};
@@ -364,10 +365,6 @@ fn client_config(streams: u32) -> Result<ClientConfig> {
         .mtu_discovery_config(None);
     config.transport_config(Arc::new(transport)).token_store(Arc::new(quinn::NoneTokenStore));
     Ok(config)
-}
-
-fn monotonic_ns() -> u64 {
-    u64::try_from(payload::now().as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Returns the resident memory of this process in bytes, or 0 if it cannot be read.

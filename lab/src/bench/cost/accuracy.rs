@@ -6,12 +6,11 @@ use std::time::Duration;
 use anyhow::Context;
 use millrace_cost::report::{self, Event, ProcStat, Report, ReportMethod};
 use millrace_cost::{Config, Observer};
-use millrace_kernel::clock::monotonic_ns;
-use millrace_lab_kernel::idle::Idle;
 use serde::Serialize;
 
 use super::network::{LOAD, NetworkScenario, NetworkTraffic};
-use super::profile::{self, PerfRecording};
+use super::period::MeasuredPeriod;
+use super::profile;
 use crate::stats::Spread;
 
 /// Medians over all rounds. A [`Spread`] also has the lowest and the highest value.
@@ -315,35 +314,17 @@ pub fn percent(ns: u64, of_ns: u64) -> f64 {
     ns as f64 * 100.0 / of_ns.max(1) as f64
 }
 
-/// Returns the percentage of time outside of the idle task. `idle` has the idle time of each CPU at the start and at
-/// the end of `time_ns`.
-pub fn busy_pct(cpu: u32, idle: [&[u64]; 2], time_ns: u64) -> f64 {
-    let [before, after] = idle.map(|of| of.get(cpu as usize).copied().unwrap_or(0));
-    100.0 - percent(after.saturating_sub(before), time_ns)
-}
-
-pub fn cpus_of(report: &Report) -> Vec<u32> {
-    report.cpus.iter().map(|cpu| cpu.cpu).collect()
-}
-
 pub fn measure(scenario: NetworkScenario, sample_hz: u32, length: Duration) -> anyhow::Result<AccuracyRound> {
     let traffic = NetworkTraffic::start(scenario)?;
     let mut observer = Observer::start(Config { frequency_hz: sample_hz, ..Config::new()? })?;
-    let mut idle = Idle::attach()?;
-    let recording = PerfRecording::start(&cpus_of(&observer.report()?), length)?;
-    observer.report()?;
-    let start = monotonic_ns();
-    let idle_before = idle.times()?;
-    let report = observer.next(length)?;
-    let end = monotonic_ns();
-    let idle_after = idle.times()?;
+    let (period, recording) = MeasuredPeriod::measure(&mut observer, length, || ())?;
     // perf resolves the names of the observer's BPF programs when it ends, so the observer must still run. If the
     // observer times calls from the entry of the system call on, the profile must count them from that entry as well.
-    let socket_files = (report.method == Some(ReportMethod::SystemCalls)).then_some(LOAD);
-    let profile = recording.finish(start, end, socket_files);
+    let socket_files = (period.report.method == Some(ReportMethod::SystemCalls)).then_some(LOAD);
+    let profile = recording.finish(period.start_ns, period.end_ns, socket_files);
     drop(observer);
     drop(traffic);
-    AccuracyRound::new(&report, &profile?, |cpu| busy_pct(cpu, [&idle_before, &idle_after], end - start))
+    AccuracyRound::new(&period.report, &profile?, |cpu| period.busy_pct(cpu))
 }
 
 #[cfg(test)]
@@ -384,12 +365,6 @@ mod tests {
         let stolen = ProcStatTimes { steal: 8.0, ..STAT };
         assert_eq!((stolen.counted(), stolen.kernel_with_steal()), (88.0, 66.0));
         assert_eq!(ProcStatTimes { kernel: 0.0, user: 0.0, ..stolen }.kernel_with_steal(), 8.0);
-    }
-
-    #[test]
-    fn time_outside_idle_task_is_busy() {
-        let times = [&[0, 500][..], &[0, 750][..]];
-        assert_eq!((busy_pct(0, times, 1000), busy_pct(1, times, 1000)), (100.0, 75.0));
     }
 
     #[test]

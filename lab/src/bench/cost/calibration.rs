@@ -10,14 +10,13 @@ use std::time::Duration;
 use anyhow::Context;
 use millrace_cost::{Config, Observer};
 use millrace_kernel::clock::monotonic_ns;
-use millrace_lab_kernel::idle::Idle;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 use serde::Serialize;
 
-use super::accuracy::{ProcStatTimes, busy_pct, cpus_of, percent};
-use super::profile::PerfRecording;
+use super::accuracy::{ProcStatTimes, percent};
+use super::period::{MeasuredPeriod, cpus_of};
 
 /// Mean length of a load's bursts of work and of the pauses between them, ns. A single burst or pause has 0.5 to 1.5
 /// times this length. Bursts and pauses are shorter than a tick, and random, so that they are not in step with ticks.
@@ -63,29 +62,22 @@ fn observe(
     loads: &BTreeMap<u32, CalibrationLoad>,
     length: Duration,
 ) -> anyhow::Result<Vec<CalibrationFigures>> {
-    let mut idle = Idle::attach()?;
-    let recording = PerfRecording::start(&loads.keys().copied().collect::<Vec<_>>(), length)?;
-    observer.report()?;
-    let start = monotonic_ns();
-    let before = readings(loads);
-    let idle_before = idle.times()?;
-    let report = observer.next(length)?;
-    let end = monotonic_ns();
-    let after = readings(loads);
-    let idle_after = idle.times()?;
-    let profile = recording.finish(start, end, None)?;
+    let (period, recording) = MeasuredPeriod::measure(observer, length, || readings(loads))?;
+    let report = &period.report;
+    let [before, after] = &period.readings;
+    let profile = recording.finish(period.start_ns, period.end_ns, None)?;
     let figures = report.cpus.iter().map(|cpu| {
         let sampled = profile.get(&cpu.cpu).with_context(|| format!("no profile of CPU {}", cpu.cpu))?;
         let stat = ProcStatTimes::new(&cpu.procstat, report.period_ns);
         let took = |of: fn(&CalibrationReading) -> u64| {
             let ns = |all: &BTreeMap<u32, CalibrationReading>| all.get(&cpu.cpu).map_or(0, of);
-            percent(ns(&after) - ns(&before), end - start)
+            percent(ns(after) - ns(before), period.length_ns())
         };
         Ok(CalibrationFigures {
             cpu: cpu.cpu,
             bursts_pct: took(|it| it.bursts_ns),
             thread_pct: took(|it| it.thread_ns),
-            clock_busy_pct: busy_pct(cpu.cpu, [&idle_before, &idle_after], end - start),
+            clock_busy_pct: period.busy_pct(cpu.cpu),
             busy_pct: stat.busy(),
             ticks_pct: stat.counted(),
             profile_busy_pct: sampled.percent(sampled.busy(), report.period_ns),

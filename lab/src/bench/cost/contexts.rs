@@ -7,15 +7,12 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use millrace_cost::report::{Event, Report};
 use millrace_cost::{Config, Observer};
-use millrace_kernel::clock::monotonic_ns;
-use millrace_lab_kernel::idle::Idle;
 use serde::Serialize;
 
 use super::super::table::write_json;
 use super::CostArgs;
-use super::accuracy::{busy_pct, cpus_of};
 use super::loads::{ALL, CostLoad};
-use super::profile::PerfRecording;
+use super::period::MeasuredPeriod;
 
 /// Result of one scenario. Times are percent of one CPU, summed over all CPUs.
 #[derive(Debug, Serialize)]
@@ -79,23 +76,17 @@ pub(super) fn run(args: &CostArgs) -> anyhow::Result<()> {
 fn measure(load: &CostLoad, hz: u32, length: Duration) -> anyhow::Result<ContextFigures> {
     let running = load.start()?;
     let mut observer = Observer::start(Config { frequency_hz: hz, ..Config::new()? })?;
-    let mut idle = Idle::attach()?;
-    let recording = PerfRecording::start(&cpus_of(&observer.report()?), length)?;
-    observer.report()?;
-    let start = monotonic_ns();
-    let idle_before = idle.times()?;
-    let report = observer.next(length)?;
-    let end = monotonic_ns();
-    let idle_after = idle.times()?;
+    let (period, recording) = MeasuredPeriod::measure(&mut observer, length, || ())?;
     running.check()?;
-    let profile = recording.finish(start, end, None)?;
+    let profile = recording.finish(period.start_ns, period.end_ns, None)?;
     drop(observer);
     drop(running);
     let mut profile_pct = 0.0;
     let mut variance = 0.0;
+    let report = &period.report;
     for cpu in &report.cpus {
         let it = profile.get(&cpu.cpu).with_context(|| format!("no profile of CPU {}", cpu.cpu))?;
-        let busy = busy_pct(cpu.cpu, [&idle_before, &idle_after], end - start);
+        let busy = period.busy_pct(cpu.cpu);
         // A sampling clock's interrupt takes some 15 us here. Timed events include that time, sampled events do not. So
         // the profile's share is a mean of both methods, weighted by the share of sampled events.
         let events = || cpu.events.iter().filter(|of| of.event.is_networking());
@@ -111,7 +102,7 @@ fn measure(load: &CostLoad, hz: u32, length: Duration) -> anyhow::Result<Context
         let sampled: u64 = events().map(|of| of.sampled).sum();
         variance += sampled as f64 * one * one;
     }
-    Ok(ContextFigures::new(load, &report, profile_pct, variance.sqrt()))
+    Ok(ContextFigures::new(load, report, profile_pct, variance.sqrt()))
 }
 
 impl ContextFigures {

@@ -7,6 +7,7 @@ mod contexts;
 mod loads;
 mod network;
 mod overhead;
+mod period;
 mod profile;
 
 use std::fmt;

@@ -1,0 +1,75 @@
+//! A period that the observer, the clock of the idle task and perf measure together.
+
+use std::time::Duration;
+
+use millrace_cost::Observer;
+use millrace_cost::report::Report;
+use millrace_kernel::clock::monotonic_ns;
+use millrace_lab_kernel::idle::Idle;
+
+use super::accuracy::percent;
+use super::profile::PerfRecording;
+
+/// The observer's report of a period, and the other readings (`R`) of its two ends.
+pub struct MeasuredPeriod<R> {
+    pub report: Report,
+    pub readings: [R; 2],
+    /// The period's ends by `CLOCK_MONOTONIC`, in nanoseconds.
+    pub start_ns: u64,
+    pub end_ns: u64,
+    /// Idle time of each CPU at both ends, in nanoseconds.
+    idle: [Vec<u64>; 2],
+}
+
+impl<R> MeasuredPeriod<R> {
+    /// Measures a period of this length on the observer's CPUs, and calls `read` at both ends. The recording by perf
+    /// has to be finished by the caller.
+    pub fn measure(
+        observer: &mut Observer,
+        length: Duration,
+        mut read: impl FnMut() -> R,
+    ) -> anyhow::Result<(Self, PerfRecording)> {
+        let mut idle = Idle::attach()?;
+        let recording = PerfRecording::start(&cpus_of(&observer.report()?), length)?;
+        observer.report()?;
+        let start_ns = monotonic_ns();
+        let before = read();
+        let idle_before = idle.times()?;
+        let report = observer.next(length)?;
+        let end_ns = monotonic_ns();
+        let readings = [before, read()];
+        let idle = [idle_before, idle.times()?];
+        Ok((Self { report, readings, start_ns, end_ns, idle }, recording))
+    }
+
+    /// Returns the percentage of the period that the CPU was outside of the idle task.
+    pub fn busy_pct(&self, cpu: u32) -> f64 {
+        busy_pct(cpu, self.idle.each_ref().map(Vec::as_slice), self.length_ns())
+    }
+
+    pub fn length_ns(&self) -> u64 {
+        self.end_ns - self.start_ns
+    }
+}
+
+pub fn cpus_of(report: &Report) -> Vec<u32> {
+    report.cpus.iter().map(|cpu| cpu.cpu).collect()
+}
+
+/// Returns the percentage of time outside of the idle task. `idle` has the idle time of each CPU at the start and at
+/// the end of `time_ns`.
+fn busy_pct(cpu: u32, idle: [&[u64]; 2], time_ns: u64) -> f64 {
+    let [before, after] = idle.map(|of| of.get(cpu as usize).copied().unwrap_or(0));
+    100.0 - percent(after.saturating_sub(before), time_ns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_outside_idle_task_is_busy() {
+        let times = [&[0, 500][..], &[0, 750][..]];
+        assert_eq!((busy_pct(0, times, 1000), busy_pct(1, times, 1000)), (100.0, 75.0));
+    }
+}
