@@ -3,8 +3,7 @@
 
 use std::{
     fs,
-    io::{Read as _, Write as _},
-    net::{TcpStream, UdpSocket},
+    net::UdpSocket,
     process::Command,
     time::{Duration, Instant},
 };
@@ -13,11 +12,10 @@ use millrace_graft_daemon::control;
 use nix::sys::signal::Signal;
 
 use crate::site::{
-    CLIENT, GraftProcess, GraftSite, LONG, PORT, SERVER, congestion, has_ended, inside, part, pause, peer,
+    CLIENT, GraftProcess, GraftSite, HTTP, PORT, SERVER, congestion, has_ended, inside, part, pause, peer,
     signal, wait_for, wait_until,
 };
 
-const HTTP: &str = "127.0.0.1:9186";
 const SESSIONS: u16 = 7000;
 /// Longest time for an answer while a part hangs: some 2 s until the daemon detects the hang, and a margin for a busy
 /// machine.
@@ -67,18 +65,6 @@ fn state(daemon: &GraftProcess<'_>, name: &str) -> String {
     part.map(|part| part.state).unwrap_or_default()
 }
 
-/// Fetches a page of the daemon's HTTP server, in the daemon's namespace.
-fn get(site: &GraftSite, path: &str) -> String {
-    inside(&site.namespaces[0], || {
-        let mut stream = TcpStream::connect(HTTP).unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: {HTTP}\r\nConnection: close\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
-    })
-}
-
 /// Sends over the session until a datagram arrives.
 fn exchange([from, to]: [&UdpSocket; 2]) {
     wait_for("a datagram by the session", || {
@@ -111,8 +97,8 @@ fn parts_share_one_control_socket_and_one_http_page() {
     for words in ["parts: grafts serving, sessions serving", "hybla", "SESSION"] {
         assert!(near.succeed(&["status"]).contains(words), "{words}");
     }
-    wait_until("health", || get(&site, "/healthz"), |page| page.contains("HTTP/1.1 200"));
-    let page = get(&site, "/metrics");
+    wait_until("health", || site.get(0, "/healthz"), |page| page.contains("HTTP/1.1 200"));
+    let page = site.get(0, "/metrics");
     for line in [
         r#"millrace_graft_part_up{part="grafts"} 1"#,
         r#"millrace_graft_part_up{part="sessions"} 1"#,
@@ -205,12 +191,12 @@ fn hanging_part_is_named_and_delays_nobody() {
         };
         let (took, said) = time(|| near.fail(request));
         assert!(took < BOUNDED && said.contains(&words), "{took:?} {said}");
-        let (took, page) = time(|| get(&site, "/metrics"));
+        let (took, page) = time(|| site.get(0, "/metrics"));
         assert!(
             took < BOUNDED && page.contains(&format!(r#"part_up{{part="{name}"}} 0"#)),
             "{took:?} {page}"
         );
-        assert!(get(&site, "/healthz").contains("HTTP/1.1 503"));
+        assert!(site.get(0, "/healthz").contains("HTTP/1.1 503"));
         match name {
             "grafts" => {
                 let swapped = near.succeed(&["sessions", "swap", "s", "newest"]);

@@ -4,8 +4,7 @@
 use std::{
     collections::BTreeSet,
     fs,
-    io::{Read as _, Write as _},
-    net::{TcpStream, UdpSocket},
+    net::UdpSocket,
     path::PathBuf,
     process::{Child, Command},
     sync::atomic::{AtomicBool, Ordering},
@@ -17,8 +16,6 @@ use millrace_graft_kernel::TALLIES;
 use millrace_testkit::show_log_on_panic;
 
 use crate::site::{CLIENT, GraftSite, LONG, SERVER, inside, peer, wait_for, wait_until};
-
-const HTTP: &str = "127.0.0.1:9186";
 
 /// A daemon in a namespace; killed when dropped.
 struct PacketsDaemon<'a> {
@@ -79,22 +76,11 @@ impl<'a> PacketsDaemon<'a> {
         let said = [output.stdout, output.stderr].concat();
         (output.status.success(), String::from_utf8(said).unwrap())
     }
-
-    fn get(&self, path: &str) -> String {
-        inside(&self.site.namespaces[self.side], || {
-            let mut stream = TcpStream::connect(HTTP).unwrap();
-            stream.set_read_timeout(Some(LONG)).unwrap();
-            write!(stream, "GET {path} HTTP/1.1\r\nHost: {HTTP}\r\nConnection: close\r\n\r\n").unwrap();
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).unwrap();
-            answer
-        })
-    }
 }
 
 /// Waits until the daemon's HTTP page at `path` contains these words.
 fn wait_for_words(daemon: &PacketsDaemon<'_>, path: &str, words: &str) {
-    wait_until(words, || daemon.get(path), |text| text.contains(words));
+    wait_until(words, || daemon.site.get(daemon.side, path), |text| text.contains(words));
 }
 
 /// Waits until the daemon's status as text contains these words.
@@ -370,7 +356,7 @@ fn host_with_another_key_gets_no_session() {
     to.set_nonblocking(true).unwrap();
     wait_until(
         "a datagram without keys to be counted",
-        || near.get("/status"),
+        || near.site.get(near.side, "/status"),
         |status| status.contains("\"no-keys\":1"),
     );
     assert!(to.recv(&mut [0; 64]).is_err());

@@ -32,6 +32,9 @@ use tempfile::TempDir;
 
 /// Upper bound of waits. No test depends on its value.
 pub const LONG: Duration = millrace_testkit::BOUND;
+
+/// Address of the HTTP server of daemons that have one.
+pub const HTTP: &str = "127.0.0.1:9186";
 pub const SERVER: &str = "10.96.0.1";
 pub const CLIENT: &str = "10.96.0.2";
 pub const SERVER6: &str = "fd96::1";
@@ -81,6 +84,18 @@ impl GraftSite {
     /// test's daemons run meanwhile. `None` if the host cannot run the test; the reason is printed.
     pub fn with_controls(test: &str) -> Option<Self> {
         Some(Self::new(test)?.alone())
+    }
+
+    /// Returns the HTTP server's answer to GET of `path` from [`HTTP`] of this side, with the headers.
+    pub fn get(&self, side: usize, path: &str) -> String {
+        inside(&self.namespaces[side], || {
+            let mut stream = TcpStream::connect(HTTP).unwrap();
+            stream.set_read_timeout(Some(LONG)).unwrap();
+            write!(stream, "GET {path} HTTP/1.1\r\nHost: {HTTP}\r\nConnection: close\r\n\r\n").unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            answer
+        })
     }
 
     /// Returns a site, or `None` if the host cannot run the test. The reason is printed.

@@ -19,7 +19,8 @@ use millrace_testkit::async_wait_until;
 use nix::sys::signal::Signal;
 
 use super::etcd::Etcd;
-use super::peer::{PeerStreamEnd, TestPeer, TestRelay, at, header, patiently, track, with_publisher};
+use super::groups::{expect_group, publish_group};
+use super::peer::{TestPeer, TestRelay, at, patiently, track, with_publisher};
 use super::site::{RelaySite, wants_web};
 
 /// Time for which relays keep subscriptions without a publisher. It is longer than any test takes.
@@ -85,20 +86,6 @@ async fn subscribe(viewer: &TestPeer, track: &TrackName) -> SessionRequest {
     viewer.try_subscribe(track, waiting).await.unwrap().0
 }
 
-/// Publishes a complete group of two objects.
-async fn publish(publisher: &TestPeer, alias: u64, group: u64) {
-    let mut subgroup = publisher.subgroup(header(alias, group)).await;
-    subgroup.object(0, 700).await;
-    subgroup.object(1, 700).await;
-    subgroup.finish();
-}
-
-/// Receives the next group, and checks that it has this ID and both objects once.
-async fn expect_group(viewer: &mut TestPeer, group: u64) {
-    let received = viewer.next_subgroup().await;
-    assert_eq!((received.header.group, received.all().await), (group, (vec![0, 1], PeerStreamEnd::Fin)));
-}
-
 #[tokio::test]
 async fn chain_of_relays_carries_a_track_once_and_reports_its_path() {
     let first = relay(1, &[]);
@@ -111,7 +98,7 @@ async fn chain_of_relays_carries_a_track_once_and_reports_its_path() {
     let mut viewer = last.peer().await;
     let (_subscribed, (_upstream, _)) =
         tokio::join!(subscribe(&viewer, &name), publisher.accept_subscribe(&name, 1));
-    publish(&publisher, 1, 0).await;
+    publish_group(&publisher, 1, 0).await;
     expect_group(&mut viewer, 0).await;
     // Subscribers at the other relays get the track from the first relay.
     let mut near = middle.peer().await;
@@ -121,7 +108,7 @@ async fn chain_of_relays_carries_a_track_once_and_reports_its_path() {
     for viewer in [&mut near, &mut other] {
         expect_group(viewer, 0).await;
     }
-    publish(&publisher, 1, 1).await;
+    publish_group(&publisher, 1, 1).await;
     for viewer in [&mut viewer, &mut near, &mut other] {
         expect_group(viewer, 1).await;
         viewer.expect_no_stream().await;
@@ -218,7 +205,7 @@ async fn relays_find_each_other_through_etcd_and_survive_its_outage() {
     let mut viewer = far.peer().await;
     let (_subscribed, (_upstream, _)) =
         tokio::join!(subscribe(&viewer, &name), publisher.accept_subscribe(&name, 1));
-    publish(&publisher, 1, 0).await;
+    publish_group(&publisher, 1, 0).await;
     expect_group(&mut viewer, 0).await;
 
     // Sessions and routes stay when etcd is unreachable. Only new relays are not found.
@@ -227,7 +214,7 @@ async fn relays_find_each_other_through_etcd_and_survive_its_outage() {
         cluster.discovery.as_ref().is_some_and(|discovery| !discovery.error.is_empty())
     })
     .await;
-    publish(&publisher, 1, 1).await;
+    publish_group(&publisher, 1, 1).await;
     expect_group(&mut viewer, 1).await;
     until_cluster(&far, "the relay's sessions to stay", |cluster| is_up(cluster, earlier_than(&far, &all)))
         .await;
@@ -249,7 +236,7 @@ async fn relays_find_each_other_through_etcd_and_survive_its_outage() {
         })
         .await;
     }
-    publish(&publisher, 1, 2).await;
+    publish_group(&publisher, 1, 2).await;
     expect_group(&mut viewer, 2).await;
 }
 
@@ -275,7 +262,7 @@ async fn dead_relay_is_bypassed_without_duplicates() {
         tokio::join!(subscribe(&viewer, &name), publisher.accept_subscribe(&name, 1));
     let mut request = subscribed;
     for group in 0..3 {
-        publish(&publisher, 1, group).await;
+        publish_group(&publisher, 1, group).await;
         expect_group(&mut viewer, group).await;
     }
     until_routes(&last, "the route through the middle relay to be used", |routes| routes[0].carried).await;
@@ -285,7 +272,7 @@ async fn dead_relay_is_bypassed_without_duplicates() {
     let left = until_routes(&last, "the direct route", |routes| routes.len() == 1 && routes[0].carried).await;
     assert_eq!(relays_on(&left[0]), [1]);
     for group in 3..6 {
-        publish(&publisher, 1, group).await;
+        publish_group(&publisher, 1, group).await;
         expect_group(&mut viewer, group).await;
     }
     viewer.expect_no_stream().await;
@@ -304,7 +291,7 @@ async fn draining_relay_is_left_before_it_ends() {
     let mut viewer = last.peer().await;
     let (_subscribed, (_upstream, _)) =
         tokio::join!(subscribe(&viewer, &name), publisher.accept_subscribe(&name, 1));
-    publish(&publisher, 1, 0).await;
+    publish_group(&publisher, 1, 0).await;
     expect_group(&mut viewer, 0).await;
     let leaving = tokio::spawn({
         let server = std::sync::Arc::clone(&middle.server);
@@ -313,11 +300,11 @@ async fn draining_relay_is_left_before_it_ends() {
     let moved = |routes: &[RouteStatus]| routes.iter().any(|route| route.carried && relays_on(route) == [1]);
     until_routes(&last, "the direct route", moved).await;
     for group in 1..4 {
-        publish(&publisher, 1, group).await;
+        publish_group(&publisher, 1, group).await;
         expect_group(&mut viewer, group).await;
     }
     patiently(leaving).await.unwrap();
-    publish(&publisher, 1, 4).await;
+    publish_group(&publisher, 1, 4).await;
     expect_group(&mut viewer, 4).await;
     viewer.expect_no_stream().await;
     last.until("it moved", |status| status.totals.reroutes >= 1).await;

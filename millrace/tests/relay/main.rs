@@ -12,6 +12,7 @@ mod ends;
 mod etcd;
 mod fetch;
 mod goaway;
+mod groups;
 mod hostile;
 mod live;
 mod malformed;

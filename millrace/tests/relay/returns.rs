@@ -9,6 +9,7 @@ use millrace_moq::{
 };
 use socket2::{Domain, Protocol, Type};
 
+use super::groups::{expect_group, publish_group};
 use super::peer::{
     PeerStreamEnd, TestPeer, TestRelay, at, expect_done, first_subscriber, header, patiently,
     track as track_of, with_publisher,
@@ -30,20 +31,6 @@ fn silence(peer: &TestPeer) {
     peer.session.endpoint().rebind(socket.into()).unwrap();
 }
 
-/// Publishes a complete group of two objects.
-async fn publish(publisher: &TestPeer, alias: u64, group: u64) {
-    let mut subgroup = publisher.subgroup(header(alias, group)).await;
-    subgroup.object(0, 700).await;
-    subgroup.object(1, 700).await;
-    subgroup.finish();
-}
-
-/// Checks that the next group has this ID and both objects once.
-async fn expect_group(subscriber: &mut TestPeer, group: u64) {
-    let received = subscriber.next_subgroup().await;
-    assert_eq!((received.header.group, received.all().await), (group, (vec![0, 1], PeerStreamEnd::Fin)));
-}
-
 /// Connects another publisher of the track's namespace. The relay must subscribe to the track at it, since the track
 /// has subscribers.
 async fn come_back(relay: &TestRelay, track: &TrackName, alias: u64) -> (TestPeer, [SessionRequest; 2]) {
@@ -59,13 +46,13 @@ async fn subscription_continues_when_its_publisher_returns() {
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, mut request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
-    publish(&publisher, 1, 1000).await;
+    publish_group(&publisher, 1, 1000).await;
     expect_group(&mut subscriber, 1000).await;
     publisher.session.close(code::Session::NO_ERROR, "");
     relay.until("its end", |status| status.tracks[0].publishers == 0).await;
     let (again, _requests) = come_back(&relay, &track, 5).await;
     for group in [3000, 3001] {
-        publish(&again, 5, group).await;
+        publish_group(&again, 5, group).await;
         expect_group(&mut subscriber, group).await;
     }
     // A subscriber that joins now gets the newest group.
@@ -95,12 +82,12 @@ async fn subscription_waits_for_a_pushing_publisher_to_return() {
     let (publisher, _request) = push().await;
     let mut subscriber = relay.peer().await;
     let (_subscription, _ok) = subscriber.subscribe(&track).await;
-    publish(&publisher, 1, 1000).await;
+    publish_group(&publisher, 1, 1000).await;
     expect_group(&mut subscriber, 1000).await;
     publisher.session.close(code::Session::NO_ERROR, "");
     relay.until("its end", |status| status.tracks[0].publishers == 0).await;
     let (again, _again) = push().await;
-    publish(&again, 1, 2000).await;
+    publish_group(&again, 1, 2000).await;
     expect_group(&mut subscriber, 2000).await;
 }
 
@@ -110,7 +97,7 @@ async fn subscriptions_end_without_publisher_in_time() {
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, mut request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
-    publish(&publisher, 1, 0).await;
+    publish_group(&publisher, 1, 0).await;
     expect_group(&mut subscriber, 0).await;
     publisher.session.close(code::Session::NO_ERROR, "");
     assert_eq!(expect_done(&mut request).await.code, code::Done::INTERNAL_ERROR);
@@ -145,7 +132,7 @@ async fn returning_publisher_takes_over_from_its_silent_session() {
     assert_eq!(broken.objects(1).await, [0]);
     silence(&publisher);
     let (again, _requests) = come_back(&relay, &track, 5).await;
-    publish(&again, 5, 2000).await;
+    publish_group(&again, 5, 2000).await;
     assert_eq!(broken.all().await.1, PeerStreamEnd::Reset);
     expect_group(&mut subscriber, 2000).await;
     let status = relay
@@ -162,7 +149,7 @@ async fn publisher_without_track_is_asked_again() {
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
-    publish(&publisher, 1, 1000).await;
+    publish_group(&publisher, 1, 1000).await;
     expect_group(&mut subscriber, 1000).await;
     silence(&publisher);
     let mut again = relay.peer().await;
@@ -171,7 +158,7 @@ async fn publisher_without_track_is_asked_again() {
     assert!(matches!(message, Message::Subscribe(_)), "{message:?}");
     request.refuse(code::Request::DOES_NOT_EXIST, "not yet").await.unwrap();
     let (_upstream, _) = again.accept_subscribe(&track, 5).await;
-    publish(&again, 5, 2000).await;
+    publish_group(&again, 5, 2000).await;
     expect_group(&mut subscriber, 2000).await;
 }
 
@@ -184,7 +171,7 @@ async fn renumbering_publisher_restarts_the_track() {
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
     for group in 0..3 {
-        publish(&publisher, 1, group).await;
+        publish_group(&publisher, 1, group).await;
         expect_group(&mut subscriber, group).await;
     }
     let mut watcher = relay.peer().await;
@@ -193,7 +180,7 @@ async fn renumbering_publisher_restarts_the_track() {
     silence(&publisher);
     let (again, _requests) = come_back(&relay, &track, 5).await;
     for group in 0..2 {
-        publish(&again, 5, group).await;
+        publish_group(&again, 5, group).await;
         expect_group(&mut subscriber, group).await;
         expect_group(&mut watcher, group).await;
     }
@@ -212,7 +199,7 @@ async fn unfinished_group_completes_when_publisher_renumbers() {
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
-    publish(&publisher, 1, 0).await;
+    publish_group(&publisher, 1, 0).await;
     expect_group(&mut subscriber, 0).await;
     let open = SubgroupHeader { end_of_group: false, ..header(1, 1) };
     let mut subgroup = publisher.subgroup(open).await;
@@ -222,7 +209,7 @@ async fn unfinished_group_completes_when_publisher_renumbers() {
     silence(&publisher);
     let (again, _requests) = come_back(&relay, &track, 5).await;
     for group in 0..3 {
-        publish(&again, 5, group).await;
+        publish_group(&again, 5, group).await;
         expect_group(&mut subscriber, group).await;
     }
     assert_eq!(broken.all().await, (vec![], PeerStreamEnd::Fin));
@@ -244,20 +231,20 @@ async fn second_publisher_stands_by_until_the_first_ends() {
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
-    publish(&publisher, 1, 1000).await;
+    publish_group(&publisher, 1, 1000).await;
     expect_group(&mut subscriber, 1000).await;
     relay.until_largest(at(1000, 1)).await;
     let (second, [_second_namespace, mut asked]) = come_back(&relay, &track, 5).await;
-    publish(&second, 5, 7000).await;
+    publish_group(&second, 5, 7000).await;
     expect_forward(&mut asked, false).await;
     // The viewers keep the groups that they already have.
-    publish(&publisher, 1, 1001).await;
+    publish_group(&publisher, 1, 1001).await;
     expect_group(&mut subscriber, 1001).await;
     let status = relay.until("one publisher to stand by", |status| status.drops["standby"] > 0).await;
     assert_eq!(status.tracks[0].publishers, 2);
     publisher.session.close(code::Session::NO_ERROR, "");
     expect_forward(&mut asked, true).await;
-    publish(&second, 5, 7001).await;
+    publish_group(&second, 5, 7001).await;
     expect_group(&mut subscriber, 7001).await;
 }
 
@@ -269,15 +256,15 @@ async fn standby_takes_over_from_silent_publisher() {
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
-    publish(&publisher, 1, 1000).await;
+    publish_group(&publisher, 1, 1000).await;
     expect_group(&mut subscriber, 1000).await;
     relay.until_largest(at(1000, 1)).await;
     let (second, [_second_namespace, mut asked]) = come_back(&relay, &track, 5).await;
-    publish(&second, 5, 7000).await;
+    publish_group(&second, 5, 7000).await;
     expect_forward(&mut asked, false).await;
     silence(&publisher);
     expect_forward(&mut asked, true).await;
-    publish(&second, 5, 7001).await;
+    publish_group(&second, 5, 7001).await;
     expect_group(&mut subscriber, 7001).await;
 }
 
@@ -289,7 +276,7 @@ async fn track_status_reports_largest_of_absent_publisher() {
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
-    publish(&publisher, 1, 1000).await;
+    publish_group(&publisher, 1, 1000).await;
     expect_group(&mut subscriber, 1000).await;
     relay.until_largest(at(1000, 1)).await;
     publisher.session.close(code::Session::NO_ERROR, "");

@@ -14,7 +14,8 @@ use millrace_relay_daemon::{config::UpstreamConfig, status::Status};
 use tokio::{net::UdpSocket, task::JoinHandle};
 use url::Url;
 
-use super::peer::{PeerStreamEnd, TestPeer, TestRelay, at, header, with_publisher};
+use super::groups::{expect_group, publish_group};
+use super::peer::{TestRelay, at, with_publisher};
 
 /// Time for which relays keep subscriptions without a publisher. It is longer than any test takes.
 const LINGER: Duration = Duration::from_secs(600);
@@ -116,20 +117,6 @@ fn why_not_the_first(status: &Status) -> Option<&str> {
     (!reason.is_empty()).then_some(reason)
 }
 
-/// Publishes a complete group of two objects.
-async fn publish(publisher: &TestPeer, alias: u64, group: u64) {
-    let mut subgroup = publisher.subgroup(header(alias, group)).await;
-    subgroup.object(0, 700).await;
-    subgroup.object(1, 700).await;
-    subgroup.finish();
-}
-
-/// Receives the next group, and checks that it has this ID and both objects once.
-async fn expect_group(subscriber: &mut TestPeer, group: u64) {
-    let received = subscriber.next_subgroup().await;
-    assert_eq!((received.header.group, received.all().await), (group, (vec![0, 1], PeerStreamEnd::Fin)));
-}
-
 #[tokio::test]
 async fn silent_upstream_is_replaced_until_it_answers_again() {
     let (first, way) = relay_behind_a_way();
@@ -144,7 +131,7 @@ async fn silent_upstream_is_replaced_until_it_answers_again() {
         tokio::join!(subscriber.try_subscribe(&track, waiting), before.accept_subscribe(&track, 1));
     let _request = subscribed.unwrap();
     for group in 0..3 {
-        publish(&before, 1, group).await;
+        publish_group(&before, 1, group).await;
         expect_group(&mut subscriber, group).await;
     }
 
@@ -153,7 +140,7 @@ async fn silent_upstream_is_replaced_until_it_answers_again() {
     edge.until("the second", |status| only_upstream(status) == Some(second.addr.port())).await;
     // Groups that the edge has already are published again, as if a second relay had got them later.
     for group in 2..6 {
-        publish(&after, 2, group).await;
+        publish_group(&after, 2, group).await;
         if group > 2 {
             expect_group(&mut subscriber, group).await;
         }
@@ -167,8 +154,8 @@ async fn silent_upstream_is_replaced_until_it_answers_again() {
     edge.until("both upstream relays to feed the track", |status| status.tracks[0].publishers == 2).await;
     // Both relays publish the groups, in any order.
     for group in 6..8 {
-        publish(&after, 2, group).await;
-        publish(&before, 1, group).await;
+        publish_group(&after, 2, group).await;
+        publish_group(&before, 1, group).await;
         expect_group(&mut subscriber, group).await;
     }
     let back = edge
@@ -178,7 +165,7 @@ async fn silent_upstream_is_replaced_until_it_answers_again() {
         .await;
     assert_eq!(back.totals.upstream_changes, 2); // exact: the edge has moved to the second relay and back
     for group in 8..10 {
-        publish(&before, 1, group).await;
+        publish_group(&before, 1, group).await;
         expect_group(&mut subscriber, group).await;
     }
     subscriber.expect_no_stream().await;
@@ -197,7 +184,7 @@ async fn upstream_that_never_answered_delays_nobody() {
     let (subscribed, (_upstream, _)) =
         tokio::join!(subscriber.try_subscribe(&track, waiting), publisher.accept_subscribe(&track, 1));
     let _request = subscribed.unwrap();
-    publish(&publisher, 1, 0).await;
+    publish_group(&publisher, 1, 0).await;
     expect_group(&mut subscriber, 0).await;
 }
 
@@ -213,12 +200,12 @@ async fn only_upstream_is_kept_through_a_short_silence() {
     let (subscribed, (_upstream, _)) =
         tokio::join!(subscriber.try_subscribe(&track, waiting), publisher.accept_subscribe(&track, 1));
     let mut request = subscribed.unwrap().0;
-    publish(&publisher, 1, 0).await;
+    publish_group(&publisher, 1, 0).await;
     expect_group(&mut subscriber, 0).await;
     way.cut(true);
     edge.until("another connection was tried", |status| why_not_the_first(status).is_some()).await;
     way.cut(false);
-    publish(&publisher, 1, 1).await;
+    publish_group(&publisher, 1, 1).await;
     expect_group(&mut subscriber, 1).await;
     let end = tokio::time::timeout(Duration::ZERO, request.answer()).await;
     assert!(end.is_err(), "the subscription has ended: {end:?}");

@@ -9,7 +9,7 @@ use millrace_cost::{Config, Observer};
 use serde::Serialize;
 
 use super::network::{LOAD, NetworkScenario, NetworkTraffic};
-use super::period::MeasuredPeriod;
+use super::period::{MeasuredPeriod, percent};
 use super::profile;
 use crate::stats::Spread;
 
@@ -308,10 +308,6 @@ fn error_of_median(times: &[PartTimes]) -> f64 {
     let variance = times.iter().map(|it| it.variance).sum::<f64>() / rounds;
     let of_median = if times.len() > 2 { std::f64::consts::FRAC_PI_2 } else { 1.0 };
     (variance * of_median / rounds).sqrt()
-}
-
-pub fn percent(ns: u64, of_ns: u64) -> f64 {
-    ns as f64 * 100.0 / of_ns.max(1) as f64
 }
 
 pub fn measure(scenario: NetworkScenario, sample_hz: u32, length: Duration) -> anyhow::Result<AccuracyRound> {

@@ -15,8 +15,8 @@ use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 use serde::Serialize;
 
-use super::accuracy::{ProcStatTimes, percent};
-use super::period::{MeasuredPeriod, cpus_of};
+use super::accuracy::ProcStatTimes;
+use super::period::{MeasuredPeriod, cpus_of, percent};
 
 /// Mean length of a load's bursts of work and of the pauses between them, ns. A single burst or pause has 0.5 to 1.5
 /// times this length. Bursts and pauses are shorter than a tick, and random, so that they are not in step with ticks.

@@ -7,7 +7,6 @@ use millrace_cost::report::Report;
 use millrace_kernel::clock::monotonic_ns;
 use millrace_lab_kernel::idle::Idle;
 
-use super::accuracy::percent;
 use super::profile::PerfRecording;
 
 /// The observer's report of a period, and the other readings (`R`) of its two ends.
@@ -54,6 +53,10 @@ impl<R> MeasuredPeriod<R> {
 
 pub fn cpus_of(report: &Report) -> Vec<u32> {
     report.cpus.iter().map(|cpu| cpu.cpu).collect()
+}
+
+pub fn percent(ns: u64, of_ns: u64) -> f64 {
+    ns as f64 * 100.0 / of_ns.max(1) as f64
 }
 
 /// Returns the percentage of time outside of the idle task. `idle` has the idle time of each CPU at the start and at
