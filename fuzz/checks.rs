@@ -46,7 +46,7 @@ use millrace_quic::{
 
 type Check = fn(&[u8]);
 
-/// All checks by name, which is that of the check's fuzz target and of its directory of fixtures.
+/// The checks by name. A check, its fuzz target and its directory of fixtures have the same name.
 pub const ALL: [(&str, Check); 14] = [
     ("fanout_datagram", fanout_datagram),
     ("graft_carry", graft_carry),

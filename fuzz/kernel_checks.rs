@@ -32,7 +32,7 @@ pub use web::kernel_web;
 
 type Check = fn(&[u8]);
 
-/// All checks by name, which is that of the check's fuzz target and of its directory of fixtures.
+/// The checks by name. A check, its fuzz target and its directory of fixtures have the same name.
 pub const ALL: [(&str, Check); 11] = [
     ("kernel_ack", kernel_ack),
     ("kernel_frames", kernel_frames),
@@ -167,7 +167,7 @@ pub fn kernel_frames(data: &[u8]) {
 }
 
 /// Compares the UDP parsers on an Ethernet frame. If the lowest bit of the first byte is set, the next two bytes are a
-/// VLAN tag that the kernel keeps beside the frame.
+/// VLAN tag that the kernel keeps outside of the frame.
 pub fn kernel_udp(data: &[u8]) {
     let Some((&[beside, tci0, tci1], frame)) = data.split_first_chunk() else { return };
     let tci = (beside & 1 == 1).then(|| u16::from_be_bytes([tci0, tci1]));

@@ -47,8 +47,8 @@ unsafe extern "C" {
     fn judge_native_datagram(group: u64, object: u64) -> u32;
 }
 
-/// Versions of the stream's content, one of which the hostile publisher sends in each frame. All are well-formed, and
-/// they differ from the first object on.
+/// Versions of the stream's content. The hostile publisher sends a piece of one version in each frame. All versions are
+/// well-formed, and they differ from the first object on.
 static STREAMS: LazyLock<[Vec<u8>; 3]> =
     LazyLock::new(|| [&[53usize, 1, 200, 0][..], &[51, 3], &[0, 7, 0, 190, 2]].map(subgroup));
 /// Lock for the C code's only `struct relay_ingress`, which all tests of this process share.

@@ -82,7 +82,7 @@ struct NetworkUse {
 /// The reason why no slot is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkFull {
-    /// All slots are in use.
+    /// The relay has no free slot.
     All,
     /// The client, an IPv4 address or an IPv6 /64, has reached its limit.
     Client(NetworkPrefix),

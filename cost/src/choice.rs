@@ -30,7 +30,7 @@ const MARGIN: f64 = 0.5;
 /// Shortest duration of a trial, in which events are timed to measure how much CPU time that takes.
 pub(crate) const TRIAL: Duration = Duration::from_millis(100);
 
-/// What the observer does next: continue, begin, try or end the timing of events.
+/// The next step of the observer: continue, begin, try or end the timing of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MethodStep {
     /// Keep the present mode.

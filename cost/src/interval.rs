@@ -148,8 +148,8 @@ impl FigureSplit {
         self.timed.and(SampledFigure::new(share, samples, around(share, samples, all))).interval()
     }
 
-    /// Returns the number of samples of which each part of the event is a fraction: for a timed event its own samples,
-    /// for a sampled one `all`, and for a mixture a number in between.
+    /// Returns the number of samples that the event's parts are fractions of: for a timed event its own samples, for a
+    /// sampled one `all`, and for a mixture a number in between.
     fn base(&self, all: u64) -> u64 {
         match self.sampled {
             Some((_, sampled)) => {

@@ -74,8 +74,8 @@ pub struct Observer {
     cost: CostPrograms,
     resolver: Resolver,
     symbols_read: Instant,
-    /// Events of which BPF programs time at least one system call or request. Events that are not in this list are only
-    /// sampled.
+    /// Events with at least one system call or request that BPF programs time. Events that are not in this list are
+    /// only sampled.
     timed: Vec<Event>,
     missing: Vec<MissingMeasurement>,
     host: ReportHost,

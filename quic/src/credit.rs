@@ -22,7 +22,7 @@ const STREAMS: usize = 512;
 pub struct CreditSplit {
     /// The peer's MAX_DATA.
     total: u64,
-    /// The limit that the QUIC stack is told as the peer's MAX_DATA.
+    /// The limit that is passed to the QUIC stack as the peer's MAX_DATA.
     granted: u64,
     /// Unused credit that the QUIC stack has after each top-up.
     grant: u64,

@@ -1,5 +1,5 @@
-//! The configured ladders: tracks that are renditions of the same content, any of which may be sent in place of
-//! another.
+//! The configured ladders. The tracks of a ladder are renditions of the same content, and the relay may send each of
+//! them in place of another.
 
 use millrace_moq::{
     TrackName,

@@ -431,7 +431,7 @@ mod tests {
         assert!(matches!(refused, Err(ChoiceRefusal::Impossible(_))));
     }
 
-    /// As long as the path was not measured, the session is allowed. Its requirements are checked while it is open.
+    /// A session on an unmeasured path is allowed. Its requirements are checked while it is open.
     #[test]
     fn unmeasured_path_refuses_no_request() {
         let qos = Qos { max_delay_ms: Some(1), min_throughput_mbit: Some(50.0), max_loss_percent: None };

@@ -107,9 +107,9 @@ pub enum FunctionService {
     PartialReliability,
     /// Recovers lost packets from parity packets.
     Recovery,
-    /// Has no more packets in flight than fit in the receiver's buffer.
+    /// Limits the packets in flight to those that fit in the receiver's buffer.
     FlowControl,
-    /// Has no more packets in flight than the path can carry.
+    /// Limits the packets in flight to those that the path can carry.
     CongestionControl,
     /// Paces packets, with time stamps that the interface's queueing discipline obeys.
     Pacing,

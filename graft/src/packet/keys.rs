@@ -95,7 +95,7 @@ pub struct KeyWord {
 pub enum KeyAction {
     /// Authenticate frames with this key.
     Frames(FrameKey),
-    /// Also open datagrams with the keys of this pair of nonces, which replace the keys that had the same phase.
+    /// Open datagrams with the keys of this pair of nonces as well. They replace the keys that had the same phase.
     Install(KeyPhase, NoncePair),
     /// Seal datagrams with the key of this phase.
     Use(KeyPhase),

@@ -96,7 +96,7 @@ pub enum Connect {
     /// Immediately. The application's first bytes are sent together with the request to open the connection.
     #[default]
     Early,
-    /// After the server has accepted the connection.
+    /// The application's `connect()` returns after the server has accepted the connection.
     Strict,
 }
 

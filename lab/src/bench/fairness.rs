@@ -36,7 +36,7 @@ pub struct FairnessArgs {
     /// TCP flows to measure in place of a relay's, by their congestion control
     #[arg(long, value_delimiter = ',', default_value = "cubic,bbr", value_name = "NAME")]
     tcp: Vec<String>,
-    /// Flows besides those of relays and TCP, which are measured in the same way.
+    /// Further flows, which are measured in the same way as those of relays and TCP.
     #[arg(skip)]
     others: Vec<Other>,
     #[command(flatten)]

@@ -29,8 +29,7 @@ pub struct Score {
     pub right_high: f64,
     /// Mean difference between the utility of the best arm and of the chosen arm, 0 to 1.
     pub regret: f64,
-    /// For each congestion control of plain TCP: the share of cases in which the chosen arm cost over 5 % more than
-    /// that TCP.
+    /// Share of cases in which the chosen arm cost over 5 % more than plain TCP, by TCP's congestion control.
     pub slower_than: Vec<(String, f64)>,
 }
 

@@ -355,7 +355,7 @@ impl BroadcastTrack {
         BroadcastListener { events, largest: state.largest }
     }
 
-    /// Returns the ID of the oldest group of which objects are kept.
+    /// Returns the ID of the oldest group that has objects in memory.
     pub fn oldest_group(&self) -> Option<u64> {
         self.state.lock().held.iter().map(HeldItem::group).min()
     }

@@ -41,7 +41,7 @@ const CATALOG_WAIT: Duration = Duration::from_secs(2);
 /// The track that is measured if the user specifies none.
 const MEASURED_TRACK: &str = "objects";
 
-/// What to subscribe to, and at which relay.
+/// The tracks to subscribe to, and the relay.
 ///
 /// ```
 /// use millrace_client::session::{Remote, parse_url};

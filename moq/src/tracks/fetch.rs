@@ -55,7 +55,7 @@ impl Segment {
     }
 }
 
-/// Where an object's payload is stored.
+/// The place where an object's payload is stored.
 #[derive(Clone)]
 pub enum PayloadPlace {
     /// The response stores the bytes itself.
@@ -217,7 +217,7 @@ impl Source for FetchResponse {
     }
 }
 
-/// The readiness of a range of a track: whether the cache has it completely by now.
+/// The arrival state of the objects in a range of a track.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
     /// An object of the range is still arriving.

@@ -113,7 +113,7 @@ impl CachedDatagram {
     }
 }
 
-/// What the cache holds of a track.
+/// The groups, objects and bytes of a track in the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeldCache {
     /// Number of groups.

@@ -59,7 +59,7 @@ pub enum SessionRefused {
 }
 
 impl SessionRefused {
-    /// All names that [`Self::name`] can return.
+    /// The names that [`Self::name`] can return.
     pub const NAMES: [&str; 4] = ["web_late", "web_request", "web_origin", "web_protocol"];
 
     /// Returns the name under which the refusal is counted, or `None` if the client closed the connection.

@@ -75,7 +75,7 @@ pub struct Rights {
 /// The tokens that a request has brought.
 struct Bearer {
     tokens: Mutex<Vec<Arc<Presented>>>,
-    /// For a derived right: the tokens of the request that it was derived from. They count in addition to `tokens`.
+    /// The tokens of the request that a derived right was derived from. They count in addition to `tokens`.
     parent: Option<Arc<Bearer>>,
     /// Notification to all rights of one request that the request has new tokens.
     renewed: Arc<watch::Sender<()>>,

@@ -54,7 +54,7 @@ pub struct Config {
     /// Interfaces that engine `kernel` forwards from and that the gate guards; empty for the interfaces that have the
     /// listen addresses.
     pub interfaces: Vec<String>,
-    /// On which interfaces the gate (the relay's packet filter) guards the relay's ports.
+    /// The interfaces on which the gate (the relay's packet filter) guards the relay's ports.
     pub gate: GateChoice,
     /// Largest number of sessions of one client; `None` for any number.
     pub gate_sessions: Option<u32>,

@@ -173,8 +173,8 @@ impl RelayGuard {
         state.followed = Some(Followed { config, names: now });
     }
 
-    /// After a change of the gate: gives it the session counts and the session limit, reads its new events, and logs
-    /// how it guards the interfaces.
+    /// Completes a change of the gate: gives it the session counts and the session limit, reads its new events, and
+    /// logs how it guards the interfaces.
     fn settle(&self, state: &mut GuardState, config: &Config) -> Result<(), Error> {
         let scope = state.gate.as_ref().map(|running| running.gate.scope(SCOPE)).transpose()?;
         self.seats.lock().tell(scope, config.gate_sessions);

@@ -110,7 +110,7 @@ impl RelayRecord {
         record.checked()
     }
 
-    /// Returns the record of a relay of which only the URL is known.
+    /// Returns the record of a relay from its URL alone.
     ///
     /// # Errors
     /// The URL leads to no relay.

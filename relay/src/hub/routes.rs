@@ -150,7 +150,7 @@ impl Hub {
         self.namespaces.0.lock().route_watchers.tell(namespace);
     }
 
-    /// Passes to the route table which sessions deliver tracks of which namespaces. The table prefers routes in use.
+    /// Tells the route table for each namespace the sessions that deliver its tracks. The table prefers routes in use.
     pub(super) fn note_carried(&self, tracks: &[Arc<LiveTrack>]) {
         if self.hop().is_none() {
             return;

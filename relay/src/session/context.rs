@@ -45,7 +45,7 @@ pub struct SessionContext {
     hub: Arc<Hub>,
     connection: Arc<Connection>,
     uses: Arc<Uses>,
-    /// Which side opened the connection, and whether the peer is a client, the upstream relay or a relay of the
+    /// The side that opened the connection, and the kind of the peer: a client, the upstream relay or a relay of the
     /// cluster.
     link: SessionLinkEnd,
     /// The peer's hop ID and cost, if both relays are members of the cluster.

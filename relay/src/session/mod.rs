@@ -95,7 +95,7 @@ pub struct Dialed {
     pub peer: Option<Arc<PeerTerms>>,
 }
 
-/// What the peer uses the session for, as the status shows it.
+/// The uses that the peer makes of the session, as the status shows them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Roles {
     pub publisher: bool,

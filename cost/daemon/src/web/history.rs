@@ -15,8 +15,8 @@ const POINTS: usize = 3600;
 const STEPS: usize = 4;
 
 pub(super) struct ReportHistory {
-    /// True for live reports, of which the oldest are dropped when memory is full. False for a log, whose neighbouring
-    /// reports are then added up instead.
+    /// True for live reports: when memory is full, the oldest ones are dropped. False for a log: when memory is full,
+    /// neighbouring reports are added up.
     live: bool,
     reports: HistorySteps<(Arc<Report>, usize)>,
     bytes: usize,

@@ -311,8 +311,8 @@ fn is_here(address: IpAddr) -> bool {
     })
 }
 
-/// Returns a socket that is bound to the server's own address. The kernel is told the client's address before the
-/// socket connects.
+/// Returns a socket that is bound to the server's own address. The kernel learns the client's address before
+/// the socket connects.
 fn bound<'a>(
     context: &'a CarryContext,
     server: SocketAddr,

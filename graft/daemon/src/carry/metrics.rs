@@ -102,7 +102,7 @@ pub fn encode(carry: &CarryStatus, out: &mut Out<'_>) -> fmt::Result {
     )
 }
 
-/// Sums a value over the carriers of each peer and kind, of which there are few.
+/// Sums a value over the carriers of each peer and kind. There are few peers and kinds.
 fn sum_by_carrier(carry: &CarryStatus, value: fn(&CarrierStatus) -> u64) -> CarrierSums<'_> {
     let mut sums = CarrierSums::new();
     for it in carry.carriers.iter().filter(|it| !it.carrier.is_empty()) {

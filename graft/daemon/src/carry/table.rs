@@ -130,7 +130,7 @@ impl TunnelTable {
         receiver
     }
 
-    /// Removes a connection that is over. A peer that resumes it later is told the number of received bytes.
+    /// Removes a connection that is over. A peer that resumes it later gets the number of received bytes.
     pub fn finish(&self, key: TunnelKey, received: Option<u64>) {
         let mut hosted = self.hosted.lock();
         hosted.live.remove(&key);

@@ -14,7 +14,7 @@ const EXPLORED_PERCENT: u64 = 2;
 /// Number of latest outcomes that are remembered for each candidate.
 const WINDOW: usize = 8;
 /// Number of bad outcomes among a candidate's latest `WINDOW` ones from which the candidate is no longer trusted. If
-/// each outcome is bad with probability 0.1, so many of eight outcomes are bad with probability 0.005.
+/// each outcome is bad with probability 0.1, four of eight outcomes are bad with probability 0.005.
 const BAD: usize = 4;
 /// Smallest number of outcomes that a candidate needs to be compared with another one.
 const ENOUGH: usize = 4;

@@ -315,7 +315,7 @@ fn flows_without_a_size_are_not_judged() {
     assert_eq!(bench.now().outcomes["not-judged"], 1);
 }
 
-/// What one runtime has learned is valid in the next runtime, if the model is the same.
+/// A runtime uses the outcomes that the previous one has learned, if the model is the same.
 #[test]
 fn learned_outcomes_outlast_a_runtime() {
     let mut bench = SelectionBench::new("in-place");

@@ -1,4 +1,4 @@
-//! Scenarios with HTTP/3: before a WebTransport session exists, and besides one.
+//! Scenarios with HTTP/3: on connections without a WebTransport session, and on other streams next to one.
 
 use anyhow::Result;
 use millrace_quic::varint;

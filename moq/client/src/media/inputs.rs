@@ -36,7 +36,7 @@ struct FfmpegPacket {
     sum: String,
 }
 
-/// What ffmpeg reports about a file: its packets of video and audio, and the errors of decoding them.
+/// Ffmpeg's report about a file: its packets of video and audio, and the errors of decoding them.
 struct Judged {
     packets: Vec<FfmpegPacket>,
     said: String,

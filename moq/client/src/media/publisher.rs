@@ -565,8 +565,8 @@ impl Fragment {
     }
 
     /// Corrects the offsets of samples that are not where the fragment says. That works only if a single mdat follows,
-    /// with exactly as many bytes as the samples. Such wrong offsets count from the start of a file of which the input
-    /// is a part.
+    /// with exactly as many bytes as the samples. An input that was cut out of a larger file has such offsets, which
+    /// count from the start of that file.
     fn place_in(&mut self, data: &[(u64, Bytes)]) -> Result<(), Error> {
         let bodies: Vec<_> = self.bodies(data).filter(|(_, length)| *length > 0).collect();
         let (true, [(begins, _)]) = (self.fills(data), &bodies[..]) else {

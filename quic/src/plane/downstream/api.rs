@@ -216,7 +216,7 @@ pub struct DownstreamStats {
     pub offloaded_bytes: u64,
     /// Streams that were opened, so that they got a QUIC stream ID.
     pub streams_opened: u64,
-    /// Streams of which every byte was acknowledged.
+    /// Streams whose bytes were all acknowledged.
     pub streams_finished: u64,
     /// Streams that were reset, by reason.
     pub resets: Resets,

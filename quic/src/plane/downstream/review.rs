@@ -8,7 +8,7 @@ use super::{
 };
 use crate::plane::stream::{PlaneStream, StreamHead};
 
-/// Time after which an abandoned stream, of which only some bytes are still sent, is reset.
+/// Time after which an abandoned stream is reset, although some of its bytes are still being sent.
 const FINISH: Duration = Duration::from_secs(2);
 
 /// Time from when data begins to wait until the first review of the backlog.

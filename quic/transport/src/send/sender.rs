@@ -303,8 +303,8 @@ impl SourceAddress {
     }
 }
 
-/// Returns how many of `messages`, of which there is at least one, can be sent in one system call, and the call's
-/// segment size.
+/// Returns how many of the first `messages` can be sent in one system call, and the call's segment size. There must be
+/// at least one message.
 ///
 /// All messages of a call have the same source address, traffic class and segment size. A message that is not longer
 /// than the segment size is not segmented.

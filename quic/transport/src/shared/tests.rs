@@ -250,7 +250,7 @@ fn replayed_packet_has_no_effect() {
     assert_eq!(counted(&shared).replayed_packets, 2);
 }
 
-/// Of two frames at the same offset, an offload forwards the first, but quinn would deliver the longer one.
+/// An offload forwards the first of two frames at the same offset, but quinn would deliver the longer one.
 #[test]
 fn quinn_gets_each_byte_of_a_stream_once() {
     let shared = shared();

@@ -70,13 +70,13 @@ pub struct DownstreamRecord {
     changing: Mutex<Changes>,
 }
 
-/// For the replaced path and the replaced keys: the time after which no program run can begin to use them. `None`: no
-/// run has used that entry.
+/// The times after which no program run can begin to use the replaced path and the replaced keys. `None`: no run has
+/// used that entry.
 #[derive(Default)]
 struct Changes {
     path: Option<Moment>,
-    /// For each of the two key entries, by parity of the key generation: the time after which no program run can begin
-    /// to use its old keys.
+    /// The time after which no program run can begin to use the old keys of an entry, for both key entries, by parity
+    /// of the key generation.
     keys: [Option<Moment>; 2],
 }
 

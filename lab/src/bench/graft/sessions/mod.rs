@@ -63,8 +63,8 @@ enum SessionPart {
     Room,
 }
 
-/// First port of the sending host's sessions, each of which has its own port. The other host uses `PORT` for all
-/// sessions.
+/// First port of the sending host's sessions. Each session has a port of its own there, and the other host uses `PORT`
+/// for all sessions.
 const FIRST_PORT: u16 = 20_000;
 const PORT: u16 = 7000;
 /// Largest number of sessions that a daemon's settings allow.

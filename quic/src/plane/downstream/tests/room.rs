@@ -27,7 +27,7 @@ const OBJECTS: RoomMedia = RoomMedia { hz: 250, group: 100, key: 1200, delta: 12
 /// A camera with groups of one second and 84 kB.
 const CAMERA: RoomMedia = RoomMedia { hz: 25, group: 25, key: 12_000, delta: 3000, subgroups: false };
 
-/// Video of 5 Mbit/s, of which key frames are a fifth.
+/// Video of 5 Mbit/s. Key frames are a fifth of its bytes.
 const VIDEO: RoomMedia = RoomMedia { hz: 30, group: 30, key: 135_000, delta: 17_000, subgroups: false };
 
 struct RoomObject {

@@ -36,7 +36,7 @@ struct Judge {
 }
 
 impl Judge {
-    /// Makes a test bench for a stream of which no byte was received yet.
+    /// Makes a test bench for a stream that has received no byte yet.
     fn new() -> Self {
         let mut judge = Self { bench: ProgramBench::new(), sent: 0 };
         judge.begin();
