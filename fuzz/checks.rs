@@ -187,14 +187,16 @@ fn opposite(statement: &Statement) -> Statement {
     other
 }
 
-/// Checks model files: a parsed model round-trips, and ranks the candidates (arms) for every set of features.
+/// Checks model files: a parsed model round-trips, and ranks the candidates for every set of features.
 pub fn graft_select(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else { return };
     let features: Features = text.lines().next().unwrap_or_default().parse().unwrap_or_default();
     if let Ok(model) = Model::parse(text) {
         assert_eq!(Model::parse(&model.text().expect("it was read")).expect("it was written"), model);
-        let rank = model.decide(&features, |arm| model.arms.first().is_some_and(|first| first == arm)).rank;
-        assert!(rank.is_some(), "every leaf ranks every arm");
+        let rank = model
+            .decide(&features, |candidate| model.candidates.first().is_some_and(|first| first == candidate))
+            .rank;
+        assert!(rank.is_some(), "every leaf ranks every candidate");
     }
 }
 

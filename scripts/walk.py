@@ -95,7 +95,7 @@ SHORT = {
     "bench graft fairness": "--seconds 3 --rounds 1 --buffers 1",
     "bench graft instances": "--rounds 1 --connections 2 --cgroups 2 --messages 5 --mib 1",
     "bench graft redirect": "--rounds 1 --messages 50 --seconds 1",
-    "bench graft select": "--networks 1 --seeds 1 --rates 5:10 --rtts 5:20 --arms cubic --most-kib 16",
+    "bench graft select": "--networks 1 --seeds 1 --rates 5:10 --rtts 5:20 --candidates cubic --most-kib 16",
     "lab hostile all": "--rounds 1",
 }
 # Commands that cannot be run here.

@@ -34,7 +34,7 @@ pub struct SelectedFlow {
     /// Time from the SYN to the latest received data.
     pub heard: Option<Duration>,
     /// Name of the congestion control, or of the kind of carrier, that the connection used.
-    pub arm: String,
+    pub candidate: String,
 }
 
 impl SelectedFlow {
@@ -129,7 +129,7 @@ pub(crate) mod tests {
             turns: None,
             busy: Some(ms(busy_ms)),
             heard: Some(ms(heard_ms)),
-            arm: "bbr".to_owned(),
+            candidate: "bbr".to_owned(),
         }
     }
 

@@ -666,7 +666,7 @@ fn present(settings: &Settings, pool: &GraftPool) -> BTreeMap<String, BTreeMap<S
     if let Some(model) =
         settings.model.as_ref().filter(|_| settings.rules.iter().any(|it| it.select.is_some()))
     {
-        for graft in pool.iter().filter(|graft| model.arms.contains(&graft.congestion)) {
+        for graft in pool.iter().filter(|graft| model.candidates.contains(&graft.congestion)) {
             needed.entry(graft.manifest.name.clone()).or_default();
         }
     }

@@ -363,7 +363,7 @@ pub struct ChosenStatus {
     /// Address of the peer.
     pub peer: Option<IpAddr>,
     /// Name of the chosen candidate: a congestion control, or a kind of carrier.
-    pub arm: String,
+    pub candidate: String,
     /// Reason for the choice: `learned`, by the model; `doubted`, if the model's candidate had bad outcomes on this
     /// path; `found`, if another candidate had better ones.
     pub why: String,
@@ -390,7 +390,7 @@ pub struct ChosenStatus {
 #[serde(default)]
 pub struct CandidateStatus {
     /// Name of the candidate: a congestion control, or a kind of carrier.
-    pub arm: String,
+    pub candidate: String,
     /// Number of the candidate's outcomes that are remembered.
     pub outcomes: usize,
     /// Number of bad outcomes among the remembered ones.
@@ -401,7 +401,7 @@ pub struct CandidateStatus {
 
 impl From<online::CandidateRecord> for CandidateStatus {
     fn from(it: online::CandidateRecord) -> Self {
-        Self { arm: it.arm, outcomes: it.outcomes, bad: it.bad, cost: it.cost }
+        Self { candidate: it.candidate, outcomes: it.outcomes, bad: it.bad, cost: it.cost }
     }
 }
 
@@ -453,7 +453,7 @@ pub struct GraftConnectionStatus {
     /// Tier: `in-place` (not tunnelled) or `carried` (tunnelled).
     pub tier: String,
     /// Name of the candidate that the connection uses.
-    pub arm: String,
+    pub candidate: String,
     /// Carrier that the connection uses, if it is tunnelled.
     pub carrier: Option<String>,
     /// Reason for the candidate: `learned`, `explored`, `doubted` or `found`; `first`, if nothing was chosen yet;

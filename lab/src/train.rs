@@ -42,10 +42,10 @@ pub struct TrainArgs {
     /// Write the model to this file
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Train only these arms (congestion controls or tunnels), such as those that share a bottleneck fairly; may be
+    /// Train only these candidates (congestion controls or tunnels), such as those that share a bottleneck fairly; may be
     /// repeated
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
-    arms: Vec<String>,
+    candidates: Vec<String>,
     /// Number of networks that each decision must have in at least two branches
     #[arg(long, default_value_t = 2.0, value_name = "NETWORKS")]
     least: f64,
@@ -72,22 +72,24 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<()> {
     let name = || args.csv.display().to_string();
     let text = file::text(&args.csv, runs::BYTES_MAX).with_context(name)?;
     let mut runs = runs::parse(&text).with_context(name)?;
-    if let Some(unknown) = args.arms.iter().find(|arm| runs.iter().all(|run| run.arm != **arm)) {
-        bail!("{}: it has no transfer with the arm {unknown}", name());
+    if let Some(unknown) =
+        args.candidates.iter().find(|candidate| runs.iter().all(|run| run.candidate != **candidate))
+    {
+        bail!("{}: it has no transfer with the candidate {unknown}", name());
     }
-    runs.retain(|run| args.arms.is_empty() || args.arms.contains(&run.arm));
+    runs.retain(|run| args.candidates.is_empty() || args.candidates.contains(&run.candidate));
     let cases = Cases::from_runs(&runs);
     let networks = cases.networks().len();
     ensure!(
         networks >= FOLDS,
-        "{}: {networks} networks have transfers with all arms ({} lack some), but at least {FOLDS} are needed",
+        "{}: {networks} networks have transfers with all candidates ({} lack some), but at least {FOLDS} are needed",
         name(),
         cases.incomplete
     );
     let settings = args.settings(&cases, networks);
     let mut report = judge::judge(&cases, settings);
     report.scores.extend(judge::again(&runs));
-    let model = Model::new(about(&report), cases.arms.clone(), judge::train(&cases, settings));
+    let model = Model::new(about(&report), cases.candidates.clone(), judge::train(&cases, settings));
     fs::write(&args.out, model.text()?).with_context(|| args.out.display().to_string())?;
     args.plot.as_deref().map_or(Ok(()), |path| draw(&report, path))?;
     let tree = format!(
@@ -133,7 +135,7 @@ fn told(report: &JudgeReport, width: usize) -> String {
     let mut out = String::new();
     let left_out = match report.incomplete {
         0 => String::new(),
-        count => format!(", {count} skipped because they lack an arm"),
+        count => format!(", {count} skipped because they lack a candidate"),
     };
     let cases = report.scores.first().map_or(0, |score| score.cases);
     let networks = report.networks;
@@ -167,12 +169,16 @@ fn told(report: &JudgeReport, width: usize) -> String {
             .iter()
             .zip(&report.classes)
             .filter(|(count, _)| **count > 0)
-            .map(|(count, class)| format!("{} {count}", class.arm))
+            .map(|(count, class)| format!("{} {count}", class.candidate))
             .collect();
-        vec![class.arm.clone(), perhaps(class.precision), perhaps(class.recall), others.join(", ")]
+        vec![class.candidate.clone(), perhaps(class.precision), perhaps(class.recall), others.join(", ")]
     });
-    const CLASSES: [(&str, Fit); 4] =
-        [("ARM", Name), ("PRECISION %", Whole), ("RECALL %", Whole), ("WHERE IT WAS WANTED, CHOSEN", Text)];
+    const CLASSES: [(&str, Fit); 4] = [
+        ("CANDIDATE", Name),
+        ("PRECISION %", Whole),
+        ("RECALL %", Whole),
+        ("WHERE IT WAS WANTED, CHOSEN", Text),
+    ];
     let mut matrix = String::new();
     table(&mut matrix, width, &CLASSES, classes);
     let _ = write!(out, "{matrix}");

@@ -36,7 +36,7 @@ fn transfers() -> String {
     for network in 0..40 {
         let loss = if network % 2 == 0 { 0.0 } else { 1.0 };
         let slow = if loss > 0.0 { [3.0, 1.0] } else { [1.0, 3.0] };
-        for (arm, times) in [("cubic", slow[0]), ("bbr", slow[1]), ("carried-warm", 0.5)] {
+        for (candidate, times) in [("cubic", slow[0]), ("bbr", slow[1]), ("carried-warm", 0.5)] {
             let rung = |at: usize| Some(f64::from(network + 10) * times * (at + 1) as f64);
             let seen = MeasuredPath {
                 loss_percent: Some(loss),
@@ -45,9 +45,10 @@ fn transfers() -> String {
                 ..MeasuredPath::default()
             };
             let came = ByteArrivals { rungs_ms: std::array::from_fn(rung), bytes: 32 << 20, over_ms: 1000.0 };
-            let arm = arm.to_owned();
+            let candidate = candidate.to_owned();
             let truth = TrainingNetwork::default();
-            text += &(TrainingRun { network: network as u32, arm, seed: 1, truth, seen, came }.line() + "\n");
+            text += &(TrainingRun { network: network as u32, candidate, seed: 1, truth, seen, came }.line()
+                + "\n");
         }
     }
     text
@@ -67,24 +68,24 @@ fn measured_runs_are_learned_and_reported() {
     assert!(right(1) < 0.9 && right(2) < 0.7, "majority and BBR cannot know: {judged}");
 
     let ask = |what: &str| said(&run(here, &format!("graft why --model model.json --what-if {what}")));
-    for (what, arm) in [
+    for (what, candidate) in [
         ("loss=1,offer=nothing,profile=loss", "bbr: right for 100 %"),
         ("loss=0,offer=nothing,profile=loss", "cubic: right for 100 %"),
         ("loss=1,offer=carrier,warmth=warm,profile=loss", "carried-warm: right for 100 %"),
     ] {
         let answer = ask(what);
-        assert!(answer.starts_with(arm), "{what}: {answer}");
+        assert!(answer.starts_with(candidate), "{what}: {answer}");
     }
-    said(&run(here, "train runs.csv --out few.json --arms cubic,carried-warm"));
+    said(&run(here, "train runs.csv --out few.json --candidates cubic,carried-warm"));
     let few = said(&run(here, "graft why --model few.json --what-if loss=1,offer=nothing,profile=loss"));
     assert!(few.starts_with("cubic:"), "only what it was trained with: {few}");
-    let unknown = error(&run(here, "train runs.csv --out few.json --arms cubic,vegas"));
-    assert!(unknown.contains("it has no transfer with the arm vegas"), "{unknown}");
+    let unknown = error(&run(here, "train runs.csv --out few.json --candidates cubic,vegas"));
+    assert!(unknown.contains("it has no transfer with the candidate vegas"), "{unknown}");
     let answer = ask("loss=1,offer=nothing,profile=loss");
     assert!(answer.contains("loss is 1 %: more than 0.5 %"), "the way in words: {answer}");
     let data = said(&run(here, "graft why --json --model model.json --what-if loss=1,profile=loss"));
     let data: Value = serde_json::from_str(&data).expect("JSON");
-    assert_eq!(data["arm"], "bbr", "of the peer nothing is known, so there is no carrier: {data}");
+    assert_eq!(data["candidate"], "bbr", "of the peer nothing is known, so there is no carrier: {data}");
 }
 
 #[test]
@@ -94,11 +95,11 @@ fn error_names_the_wrong_training_or_model_file() {
     let good = transfers();
     let write = |name: &str, text: &str| fs::write(here.join(name), text).expect("a file");
     let table = [
-        (good.replacen(",bbr,", ",b/r,", 1), "line 3: arm \"b/r\""),
+        (good.replacen(",bbr,", ",b/r,", 1), "line 3: candidate \"b/r\""),
         (good[..good.len() - 9].to_owned(), "it does not end with a line break"),
         (good.lines().take(10).map(|line| format!("{line}\n")).collect(), "at least 5 are needed"),
         (
-            "network,arm\n".to_owned(),
+            "network,candidate\n".to_owned(),
             "first line is not the one that `millrace-lab bench graft select` writes",
         ),
     ];

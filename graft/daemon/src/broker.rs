@@ -92,7 +92,7 @@ pub struct SessionBroker {
     /// Grafts that a session may get, with the services of each.
     offers: Vec<Offer>,
     /// The process that shuts sockets down if this daemon dies. `None` if no peer has a pool of sockets.
-    keeper: Option<SealWatchdog>,
+    watchdog: Option<SealWatchdog>,
     addresses: Addresses,
     /// Time of the latest periodic check.
     looked: Instant,
@@ -122,7 +122,7 @@ impl SessionBroker {
             }
         }
         // Without a pool no application gets a socket, so no process is needed that shuts sockets down.
-        let keeper = (!sockets.is_empty())
+        let watchdog = (!sockets.is_empty())
             .then(SealWatchdog::start)
             .transpose()
             .context("cannot start the watchdog process of lent sockets")?;
@@ -139,7 +139,7 @@ impl SessionBroker {
             sessions: BTreeMap::new(),
             words,
             offers: offers(settings),
-            keeper,
+            watchdog,
             addresses: Addresses::watch().context("cannot watch this host's addresses")?,
             refusals: BTreeMap::new(),
             reports: 0,
@@ -180,8 +180,8 @@ impl SessionBroker {
     pub fn step(&mut self, runtime: &mut PacketRuntime, events: &[PacketEvent]) {
         let is_detached = events.iter().any(|event| matches!(event, PacketEvent::Detached { .. }));
         // Programs that were attached again have new descriptors, which the watchdog process has to hold.
-        if let Some(keeper) = self.keeper.as_mut().filter(|keeper| is_detached || !keeper.is_ready()) {
-            keeper.guard(runtime.egress());
+        if let Some(watchdog) = self.watchdog.as_mut().filter(|it| is_detached || !it.is_ready()) {
+            watchdog.guard(runtime.egress());
         }
         for event in events {
             self.happened(runtime, event);
@@ -210,7 +210,7 @@ impl SessionBroker {
             self.look_at_quality(runtime);
             self.look_at_peers(runtime);
             self.rest(runtime);
-            self.look_at_keeper(runtime);
+            self.look_at_watchdog(runtime);
             // Applications that keep an idle connection for too long are disconnected.
             self.clients.retain(|_, client| !client.is_tired(now));
             std::mem::take(&mut self.lost).tell();
@@ -271,18 +271,18 @@ impl SessionBroker {
 
     /// Starts another watchdog process if the old one has ended, and gives the new one all sealing programs and lent
     /// sockets.
-    fn look_at_keeper(&mut self, runtime: &mut PacketRuntime) {
-        if self.keeper.as_mut().is_none_or(SealWatchdog::is_alive) {
+    fn look_at_watchdog(&mut self, runtime: &mut PacketRuntime) {
+        if self.watchdog.as_mut().is_none_or(SealWatchdog::is_alive) {
             return;
         }
         error!("the watchdog process for applications' sockets has ended; another one is started");
         match SealWatchdog::start() {
-            Ok(mut keeper) => {
-                keeper.guard(runtime.egress());
+            Ok(mut watchdog) => {
+                watchdog.guard(runtime.egress());
                 for (ends, socket) in &self.sockets {
-                    socket.lent().into_iter().for_each(|socket| keeper.keep(ends, socket));
+                    socket.lent().into_iter().for_each(|socket| watchdog.keep(ends, socket));
                 }
-                self.keeper = Some(keeper);
+                self.watchdog = Some(watchdog);
             }
             Err(error) => error!("cannot start a new watchdog process for applications' sockets: {error}"),
         }

@@ -7,11 +7,11 @@ use millrace_graft::status::SelectionStatus;
 use prometheus_client::registry::Unit;
 
 pub fn encode(selection: &SelectionStatus, out: &mut Out<'_>) -> fmt::Result {
-    let help = "Connections of rules with select, by tier and arm";
+    let help = "Connections of rules with select, by tier and candidate";
     out.counters("selected_connections", help, label_by_candidate(&selection.connections))?;
     out.gauges(
         "selected_connections_now",
-        "Live connections of rules with select, by tier and arm",
+        "Live connections of rules with select, by tier and candidate",
         label_by_candidate(&selection.live),
     )?;
     out.counts(
@@ -40,8 +40,7 @@ pub fn encode(selection: &SelectionStatus, out: &mut Out<'_>) -> fmt::Result {
         selection.gain_paths,
     )?;
     if let Some(gain) = selection.gain {
-        let help =
-            "Time of plain TCP as a multiple of the chosen arm's, geometric mean over the compared paths";
+        let help = "Time of plain TCP as a multiple of the chosen candidate's, geometric mean over the compared paths";
         out.gauge_f64("selected_gain", help, Unit::Other("ratio".to_owned()), gain)?;
     }
     Ok(())
@@ -49,8 +48,8 @@ pub fn encode(selection: &SelectionStatus, out: &mut Out<'_>) -> fmt::Result {
 
 fn label_by_candidate(counts: &BTreeMap<String, u64>) -> impl Iterator<Item = ([(&str, &str); 2], u64)> {
     counts.iter().map(|(name, count)| {
-        let (tier, arm) = name.split_once('/').unwrap_or(("", name));
-        ([("tier", tier), ("arm", arm)], *count)
+        let (tier, candidate) = name.split_once('/').unwrap_or(("", name));
+        ([("tier", tier), ("candidate", candidate)], *count)
     })
 }
 
@@ -80,8 +79,8 @@ mod tests {
         let status = Status { selection: Some(selection), ..Status::default() };
         let text = crate::metrics::encode(status, Vec::new()).unwrap();
         for line in [
-            r#"millrace_graft_selected_connections_total{tier="carried",arm="carried-warm"} 3"#,
-            r#"millrace_graft_selected_connections_now{tier="in-place",arm="bbr"} 2"#,
+            r#"millrace_graft_selected_connections_total{tier="carried",candidate="carried-warm"} 3"#,
+            r#"millrace_graft_selected_connections_now{tier="in-place",candidate="bbr"} 2"#,
             r#"millrace_graft_selected_reasons_total{why="explored"} 4"#,
             r#"millrace_graft_selected_outcomes_total{outcome="bad"} 5"#,
             "millrace_graft_selected_forgotten_total 6",

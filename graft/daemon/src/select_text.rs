@@ -41,7 +41,7 @@ pub fn status(out: &mut String, selection: &SelectionStatus, width: usize) {
             vec![
                 it.peer.map_or("-".to_owned(), |peer| peer.to_string()),
                 it.rule.clone(),
-                it.arm.clone(),
+                it.candidate.clone(),
                 it.why.clone(),
                 it.connections.to_string(),
                 it.gain.map_or("-".to_owned(), |gain| format!("{gain:.2}")),
@@ -52,7 +52,7 @@ pub fn status(out: &mut String, selection: &SelectionStatus, width: usize) {
         const PATHS: [(&str, Fit); 6] = [
             ("PATH TO", Whole),
             ("RULE", Name),
-            ("ARM", Name),
+            ("CANDIDATE", Name),
             ("WHY", Whole),
             ("ENDED", Whole),
             ("GAIN", Whole),
@@ -71,7 +71,7 @@ pub fn chosen(chosen: &ChosenStatus, say: &mut impl FnMut(&'static str, String))
     };
     say(
         "by the model",
-        format!("{} for {}, {why}right for {right:.0} % of such cases: {way}", chosen.arm, chosen.rule),
+        format!("{} for {}, {why}right for {right:.0} % of such cases: {way}", chosen.candidate, chosen.rule),
     );
     let ended = chosen.connections;
     let explored = chosen.explored;
@@ -80,7 +80,8 @@ pub fn chosen(chosen: &ChosenStatus, say: &mut impl FnMut(&'static str, String))
         let cost = tried.cost.map_or("too few to compare".to_owned(), |cost| {
             format!("{cost:.1} times what the path would allow")
         });
-        say("outcomes", format!("{}: {} of the latest {} bad, {cost}", tried.arm, tried.bad, tried.outcomes));
+        let bad = format!("{} of the latest {} bad", tried.bad, tried.outcomes);
+        say("outcomes", format!("{}: {bad}, {cost}", tried.candidate));
     }
 }
 
@@ -89,7 +90,7 @@ pub fn connection(it: &GraftConnectionStatus, width: usize) -> String {
     let mut out = String::new();
     let end = |end: Option<std::net::SocketAddr>| end.map_or("-".to_owned(), |end| end.to_string());
     let how = if it.tier == "carried" { "carried" } else { "in place" };
-    line(&mut out, width, &format!("{}-{}: {how}, {}", end(it.local), end(it.remote), it.arm));
+    line(&mut out, width, &format!("{}-{}: {how}, {}", end(it.local), end(it.remote), it.candidate));
     let mut say = |name: &str, value: String| line(&mut out, width, &format!("  {name}: {value}"));
     say("why", format!("{}: {}", it.why, reason(&it.why)));
     say("rule", format!("{}, at the {}'s side", it.rule, it.side));
@@ -111,7 +112,7 @@ pub fn connection(it: &GraftConnectionStatus, width: usize) -> String {
         say("ended", format!("after {ms:.0} ms, {sent} sent, {received} received: {judged}"));
     }
     let gain = match it.gain {
-        _ if it.arm == it.plain => format!("none: it is plain TCP, {}", it.plain),
+        _ if it.candidate == it.plain => format!("none: it is plain TCP, {}", it.plain),
         Some(gain) => format!("{} takes {gain:.2} times as long on this path, by what was tried", it.plain),
         None => format!("not known: too few connections to this peer have used {}", it.plain),
     };
@@ -146,11 +147,16 @@ mod tests {
     use super::*;
 
     fn path() -> ChosenStatus {
-        let tried = |arm: &str, cost| CandidateStatus { arm: arm.into(), outcomes: 8, bad: 1, cost };
+        let tried = |candidate: &str, cost| CandidateStatus {
+            candidate: candidate.into(),
+            outcomes: 8,
+            bad: 1,
+            cost,
+        };
         ChosenStatus {
             rule: "web".into(),
             peer: Some("2001:db8:0:1234:5678:9abc:def0:1234".parse().unwrap()),
-            arm: "carried-warm".into(),
+            candidate: "carried-warm".into(),
             why: "found".into(),
             profile: "time-and-loss".into(),
             right: 0.934,
@@ -171,7 +177,7 @@ mod tests {
             side: "client".into(),
             rule: "web".into(),
             tier: "carried".into(),
-            arm: "carried-warm".into(),
+            candidate: "carried-warm".into(),
             carrier: Some("quic to 203.0.113.7:9188".into()),
             why: "explored".into(),
             age_s: 3.0,

@@ -380,7 +380,7 @@ pub fn what_if(features: &Features, decision: &ModelDecision<'_>, width: usize) 
             let utility = rank.utility * 100.0;
             format!(
                 "{}: right for {right:.0} % of the {:.0} cases like this, and {utility:.0} % of what the best of each gives",
-                rank.arm, leaf.examples
+                rank.candidate, leaf.examples
             )
         },
     );

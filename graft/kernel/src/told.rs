@@ -22,7 +22,7 @@ pub struct PathCandidates {
     /// Serial number of the choice, which is never 0 and differs for each choice. Events of connections contain it.
     pub serial: u32,
     /// The congestion control that the path's connections use, or the broker that tunnels them.
-    pub arm: CandidateChoice,
+    pub candidate: CandidateChoice,
     /// A second candidate that exactly one connection uses, so that its performance is measured.
     pub grant: Option<CandidateChoice>,
 }
@@ -152,14 +152,14 @@ fn key(peer: IpAddr, rule: u32) -> intf::ChoiceKey {
 }
 
 fn raw(choice: &PathCandidates) -> intf::Choice {
-    let congestion = |arm: &CandidateChoice| name(arm.congestion.as_deref().unwrap_or_default());
+    let congestion = |candidate: &CandidateChoice| name(candidate.congestion.as_deref().unwrap_or_default());
     let other = choice.grant.as_ref();
     intf::Choice {
         serial: choice.serial,
-        lead: u32::from(choice.arm.carried),
-        other_lead: u32::from(other.is_some_and(|arm| arm.carried)),
+        lead: u32::from(choice.candidate.carried),
+        other_lead: u32::from(other.is_some_and(|candidate| candidate.carried)),
         grant: u32::from(other.is_some()),
-        congestion: congestion(&choice.arm),
+        congestion: congestion(&choice.candidate),
         other: other.map(congestion).unwrap_or_default(),
     }
 }
@@ -248,12 +248,15 @@ mod tests {
 
     #[test]
     fn choices_are_encoded_as_the_bpf_programs_read_them() {
-        let arm =
+        let candidate =
             |name: Option<&str>, carried| CandidateChoice { congestion: name.map(str::to_owned), carried };
-        let plain = raw(&PathCandidates { serial: 7, arm: arm(None, false), grant: None });
+        let plain = raw(&PathCandidates { serial: 7, candidate: candidate(None, false), grant: None });
         assert_eq!((plain.serial, plain.lead, plain.grant, plain.congestion), (7, 0, 0, [0; 16]));
-        let granted =
-            PathCandidates { serial: 8, arm: arm(Some("bbr"), true), grant: Some(arm(Some("cubic"), false)) };
+        let granted = PathCandidates {
+            serial: 8,
+            candidate: candidate(Some("bbr"), true),
+            grant: Some(candidate(Some("cubic"), false)),
+        };
         let both = raw(&granted);
         assert_eq!((both.lead, both.other_lead, both.grant), (1, 0, 1));
         assert_eq!((text(&both.congestion), text(&both.other)), ("bbr".to_owned(), "cubic".to_owned()));

@@ -160,7 +160,7 @@ fn default_sessions() -> u32 {
 }
 
 fn default_memory_mib() -> u32 {
-    (u64::from(SessionRoom::default().keepers) * KEPT_BYTES).div_ceil(MIB) as u32
+    (u64::from(SessionRoom::default().storing_sessions) * KEPT_BYTES).div_ceil(MIB) as u32
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -446,13 +446,13 @@ impl Settings {
         // A session may change to any graft of the settings. If one of them keeps packets, every session needs memory
         // for them.
         match self.grafts.values().find(|graft| graft.keeps()) {
-            Some(graft) if have > room.keepers as usize => {
+            Some(graft) if have > room.storing_sessions as usize => {
                 let mib = (have as u64 * KEPT_BYTES).div_ceil(MIB);
                 wrong(format!(
                     "{have} sessions, and graft {} keeps what it has sent: {:.1} MiB for each, {mib} MiB in all; memory-mib has room for {}: set memory-mib = {mib}",
                     graft.name,
                     KEPT_BYTES as f64 / MIB as f64,
-                    room.keepers
+                    room.storing_sessions
                 ))
             }
             _ => Ok(()),
@@ -533,8 +533,8 @@ fn room(sessions: u32, memory_mib: u32) -> Result<SessionRoom, Error> {
     if !(1..=SESSIONS_MAX).contains(&sessions) {
         return Err(Error::Settings(format!("max-sessions is from 1 to {SESSIONS_MAX}, not {sessions}")));
     }
-    let keepers = u64::from(memory_mib) * MIB / KEPT_BYTES;
-    Ok(SessionRoom { sessions, keepers: keepers.min(sessions.into()) as u32 })
+    let storing_sessions = u64::from(memory_mib) * MIB / KEPT_BYTES;
+    Ok(SessionRoom { sessions, storing_sessions: storing_sessions.min(sessions.into()) as u32 })
 }
 
 impl GraftSetting {

@@ -17,7 +17,7 @@ use millrace_graft_kernel::{
     CHOICES, CandidateChoice, PathCandidates, SelectedEvent, SelectedEventKind, covers,
 };
 use millrace_graft_proto::select::{
-    arms::{CARRIED, CARRIED_WARM},
+    candidates::{CARRIED, CARRIED_WARM},
     features::{Feature, Features},
     kind::{Expected, Kinds},
     model::Model,
@@ -66,7 +66,7 @@ pub struct SelectionResult {
     pub learned: String,
     /// Share of similar training cases in which the model's candidate was the best one.
     pub right: f64,
-    pub arm: String,
+    pub candidate: String,
     pub why: DecisionReason,
     /// The other candidate that one connection is permitted to try, if any.
     pub other: Option<String>,
@@ -82,7 +82,7 @@ impl SelectionResult {
 
     fn is_like(&self, other: &Self) -> bool {
         let essence =
-            |it: &Self| (it.leaf, it.learned.clone(), it.arm.clone(), it.why, it.rule.clone(), it.tier);
+            |it: &Self| (it.leaf, it.learned.clone(), it.candidate.clone(), it.why, it.rule.clone(), it.tier);
         essence(self) == essence(other)
     }
 }
@@ -172,7 +172,7 @@ impl RuntimeSelection {
         let Some(model) = self.model.as_deref() else { return };
         if learned.model.is_some() && learned.model == self.identity {
             let known = learned.places.iter().map(|at| ((at.peer, at.leaf), at.known.clone()));
-            self.online.recall(known, &model.arms);
+            self.online.recall(known, &model.candidates);
         }
     }
 
@@ -285,26 +285,27 @@ impl RuntimeSelection {
             .for_profile(expected.profile)
             .with(Feature::Size, expected.size_kib.map(f64::from))
             .carrying(carrier.is_some(), carrier == Some(&true));
-        let can = |arm: &str| match arm {
+        let can = |candidate: &str| match candidate {
             CARRIED_WARM => carrier == Some(&true),
-            arm => !arm.starts_with(CARRIED) && (world.controls)(arm),
+            candidate => !candidate.starts_with(CARRIED) && (world.controls)(candidate),
         };
         let decision = model.decide(&features, can);
         let rank = decision.rank?;
-        let ranked: Vec<&str> =
-            decision.leaf.ranking.iter().map(|rank| rank.arm.as_str()).filter(|arm| can(arm)).collect();
+        let names = decision.leaf.ranking.iter().map(|rank| rank.candidate.as_str());
+        let ranked: Vec<&str> = names.filter(|name| can(name)).collect();
         let key = (path.peer, decision.leaf.number);
         let (choice, other) = self.online.plan(&key, &ranked, (world.chance)(), may_try);
         // A tunnelled connection also gets a congestion control, in case the broker does not tunnel it.
-        let in_place = ranked.iter().copied().find(|arm| !arm.starts_with(CARRIED));
-        let arm = |name: &str| CandidateChoice {
+        let in_place = ranked.iter().copied().find(|candidate| !candidate.starts_with(CARRIED));
+        let candidate = |name: &str| CandidateChoice {
             congestion: match name.starts_with(CARRIED) {
                 true => in_place.and_then(|name| other_than(name, &self.plain)),
                 false => other_than(name, &self.plain),
             },
             carried: name.starts_with(CARRIED),
         };
-        let kernel = PathCandidates { serial: 0, arm: arm(choice.arm), grant: other.map(arm) };
+        let grant = other.map(candidate);
+        let kernel = PathCandidates { serial: 0, candidate: candidate(choice.candidate), grant };
         let made = SelectionResult {
             rule: rule.name.clone(),
             peer: path.peer,
@@ -314,9 +315,9 @@ impl RuntimeSelection {
             way: decision.words.clone(),
             leaf: decision.leaf.number,
             usual: decision.leaf.usual,
-            learned: rank.arm.clone(),
+            learned: rank.candidate.clone(),
             right: rank.right,
-            arm: choice.arm.to_owned(),
+            candidate: choice.candidate.to_owned(),
             why: choice.why,
             other: other.map(str::to_owned),
             generation: self.generation,
@@ -330,9 +331,10 @@ impl RuntimeSelection {
         // The settings may have changed since the connection began, so its rule's index may not exist any more.
         let rule = settings.rules.get(index);
         let made = self.made.get(&told.serial).cloned();
-        let arm = told.congestion.clone().unwrap_or_else(|| self.plain.clone());
-        let is_tried = told.explored && made.as_ref().is_some_and(|made| made.other.as_ref() == Some(&arm));
-        let missed = !is_tried && made.as_ref().is_some_and(|made| made.arm.starts_with(CARRIED));
+        let candidate = told.congestion.clone().unwrap_or_else(|| self.plain.clone());
+        let is_granted = |made: &SelectionResult| made.other.as_ref() == Some(&candidate);
+        let is_tried = told.explored && made.as_ref().is_some_and(is_granted);
+        let missed = !is_tried && made.as_ref().is_some_and(|made| made.candidate.starts_with(CARRIED));
         let side = if told.side == millrace_graft_kernel::RuleSide::Client {
             SideSetting::Client
         } else {
@@ -348,7 +350,7 @@ impl RuntimeSelection {
                     side,
                     rule: rule?.name.clone(),
                     why: records::choice_reason(made.as_deref(), is_tried, missed),
-                    arm,
+                    candidate,
                     purpose: made.as_ref().map(|made| status::PurposeStatus::from(&made.expected)),
                     made,
                     began_ns: told.time_ns.saturating_sub(nanoseconds(told.duration)),
@@ -373,7 +375,7 @@ impl RuntimeSelection {
                     turns: None,
                     busy: told.busy,
                     heard: told.heard,
-                    arm,
+                    candidate,
                 };
                 // A connection that began before any choice was made used plain TCP. Its outcome counts for the leaf of
                 // the model's tree to which the connection's path belongs now.
@@ -421,7 +423,7 @@ impl RuntimeSelection {
                     records::choice_reason(made.as_deref(), explored, false)
                 };
                 let rule = rule.map(|rule| rule.name.clone()).unwrap_or_default();
-                let arm = CARRIED_WARM.to_owned();
+                let candidate = CARRIED_WARM.to_owned();
                 let side = SideSetting::Client;
                 let carried = true;
                 let ended = None;
@@ -433,7 +435,7 @@ impl RuntimeSelection {
                         side,
                         rule,
                         why,
-                        arm,
+                        candidate,
                         purpose: Some(status::PurposeStatus::from(&expected)),
                         made,
                         began_ns,
@@ -488,7 +490,7 @@ impl RuntimeSelection {
         if let Some(made) = made.filter(|made| made.generation == self.generation) {
             self.online.passed(&made.key(), 1);
             if let Some(outcome) = outcome {
-                self.online.report(&made.key(), &made.learned, &flow.arm, outcome);
+                self.online.report(&made.key(), &made.learned, &flow.candidate, outcome);
             }
         }
         self.records.end(id, flow, outcome);
@@ -537,7 +539,7 @@ impl RuntimeSelection {
         status::ChosenStatus {
             rule: made.rule.clone(),
             peer: Some(made.peer),
-            arm: made.arm.clone(),
+            candidate: made.candidate.clone(),
             why: name_of(made.why).to_owned(),
             profile: made.expected.profile.name().to_owned(),
             right: made.right,
@@ -545,7 +547,7 @@ impl RuntimeSelection {
             known: made.features.to_string(),
             connections,
             explored,
-            gain: gain(&tried, &made.arm, &self.plain),
+            gain: gain(&tried, &made.candidate, &self.plain),
             tried,
         }
     }
@@ -558,7 +560,7 @@ impl RuntimeSelection {
     ) -> Option<status::GraftConnectionStatus> {
         let record = self.records.find(ends)?;
         let chosen = record.made.as_deref().map(|made| self.chosen(made));
-        let gain = chosen.as_ref().and_then(|chosen| gain(&chosen.tried, &record.arm, &self.plain));
+        let gain = chosen.as_ref().and_then(|chosen| gain(&chosen.tried, &record.candidate, &self.plain));
         Some(record.status(chosen, gain, &self.plain, now_ns))
     }
 
@@ -566,7 +568,7 @@ impl RuntimeSelection {
         let all: Vec<_> = self.current.values().map(|current| self.chosen(&current.made)).collect();
         let gains: Vec<f64> = all
             .iter()
-            .filter(|it| it.arm != self.plain)
+            .filter(|it| it.candidate != self.plain)
             .filter_map(|it| it.gain)
             .filter(|it| *it > 0.0)
             .collect();
@@ -591,10 +593,10 @@ impl RuntimeSelection {
     }
 }
 
-/// Returns how many times as long plain TCP takes on a path as the candidate `arm` does.
-fn gain(tried: &[CandidateStatus], arm: &str, plain: &str) -> Option<f64> {
-    let cost = |name: &str| tried.iter().find(|it| it.arm == name)?.cost;
-    Some(cost(plain)? / cost(arm)?)
+/// Returns how many times as long plain TCP takes on a path as `candidate` does.
+fn gain(tried: &[CandidateStatus], candidate: &str, plain: &str) -> Option<f64> {
+    let cost = |name: &str| tried.iter().find(|it| it.candidate == name)?.cost;
+    Some(cost(plain)? / cost(candidate)?)
 }
 
 /// Reports whether two models are equal. Usually both are the same object.

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use millrace_graft_proto::select::arms::can_be_had;
+use millrace_graft_proto::select::candidates::can_be_had;
 use millrace_graft_proto::select::features::{COLUMNS, ExampleColumn, Feature, Features};
 use millrace_graft_proto::select::profile::{LADDER_KIB, TrafficProfile};
 
@@ -12,26 +12,26 @@ use super::runs::TrainingRun;
 
 /// Congestion controls that represent plain TCP in the comparison.
 pub const TCP: [&str; 2] = ["cubic", "bbr"];
-/// An arm (congestion control or tunnel) also counts as right if its utility is at least this share of the best arm's.
+/// A candidate (congestion control or tunnel) also counts as right if its utility is at least this share of the best candidate's.
 pub const TIE: f64 = 0.95;
 
-/// A question (network, traffic profile, size and the peer's offer), with the cost and utility of each arm.
+/// A question (network, traffic profile, size and the peer's offer), with the cost and utility of each candidate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainingCase {
     pub network: u32,
     pub features: Features,
-    /// Cost of each arm in ms, in the order of the arms; `None` if the arm did not transfer the data.
+    /// Cost of each candidate in ms, in the order of the candidates; `None` if the candidate did not transfer the data.
     pub cost_ms: Vec<Option<f64>>,
-    /// Utility of each arm from 0 to 1, in the order of the arms.
+    /// Utility of each candidate from 0 to 1, in the order of the candidates.
     pub utility: Vec<f64>,
 }
 
 /// The training cases that were computed from a file of measured transfers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Cases {
-    pub arms: Vec<String>,
+    pub candidates: Vec<String>,
     pub cases: Vec<TrainingCase>,
-    /// Number of networks that are left out because transfers with an arm are missing.
+    /// Number of networks that are left out because transfers with a candidate are missing.
     pub incomplete: usize,
 }
 
@@ -39,13 +39,13 @@ impl Cases {
     /// Builds the cases. The right answers come from means over all seeds of a network, while the observations in a
     /// question come from one seed.
     pub fn from_runs(runs: &[TrainingRun]) -> Self {
-        let arms: BTreeSet<&str> = runs.iter().map(|run| run.arm.as_str()).collect();
-        let arms: Vec<String> = arms.into_iter().map(str::to_owned).collect();
+        let candidates: BTreeSet<&str> = runs.iter().map(|run| run.candidate.as_str()).collect();
+        let candidates: Vec<String> = candidates.into_iter().map(str::to_owned).collect();
         let mut networks: BTreeMap<u32, Vec<&TrainingRun>> = BTreeMap::new();
         runs.iter().for_each(|run| networks.entry(run.network).or_default().push(run));
-        let mut all = Self { arms, ..Self::default() };
+        let mut all = Self { candidates, ..Self::default() };
         for (network, runs) in networks {
-            if !all.arms.iter().all(|arm| runs.iter().any(|run| run.arm == *arm)) {
+            if !all.candidates.iter().all(|candidate| runs.iter().any(|run| run.candidate == *candidate)) {
                 all.incomplete += 1;
                 continue;
             }
@@ -60,18 +60,21 @@ impl Cases {
         let mut cases = Vec::new();
         for profile in TrafficProfile::ALL {
             for (rung, kib) in LADDER_KIB.iter().enumerate() {
-                let costs: Vec<Option<f64>> =
-                    self.arms.iter().map(|arm| mean_cost(runs, arm, profile, rung)).collect();
-                // No measured transfer on this network reached this size, so the right arm for this size is unknown.
+                let costs: Vec<Option<f64>> = self
+                    .candidates
+                    .iter()
+                    .map(|candidate| mean_cost(runs, candidate, profile, rung))
+                    .collect();
+                // No measured transfer on this network reached this size, so the right candidate for this size is unknown.
                 if !runs.iter().any(|run| run.came.rungs_ms.get(rung).is_some_and(Option::is_some)) {
                     continue;
                 }
                 for (offered, warm) in [(false, false), (true, false), (true, true)] {
                     let cost_ms: Vec<_> = self
-                        .arms
+                        .candidates
                         .iter()
                         .zip(&costs)
-                        .map(|(arm, cost)| cost.filter(|_| can_be_had(arm, offered, warm)))
+                        .map(|(candidate, cost)| cost.filter(|_| can_be_had(candidate, offered, warm)))
                         .collect();
                     let utility = utilities(profile, &cost_ms);
                     for path in seeds.values() {
@@ -94,16 +97,19 @@ impl Cases {
         self.cases.iter().map(|case| case.network).collect()
     }
 
-    pub fn arm(&self, name: &str) -> Option<usize> {
-        self.arms.iter().position(|arm| arm == name)
+    pub fn candidate(&self, name: &str) -> Option<usize> {
+        self.candidates.iter().position(|candidate| candidate == name)
     }
 }
 
-/// Returns the mean cost over the seeds. It is `None` if a run received nothing, since such an arm cannot be
+/// Returns the mean cost over the seeds. It is `None` if a run received nothing, since such a candidate cannot be
 /// recommended.
-fn mean_cost(runs: &[&TrainingRun], arm: &str, profile: TrafficProfile, rung: usize) -> Option<f64> {
-    let of: Option<Vec<f64>> =
-        runs.iter().filter(|run| run.arm == arm).map(|run| profile.cost_ms(&run.came, rung)).collect();
+fn mean_cost(runs: &[&TrainingRun], candidate: &str, profile: TrafficProfile, rung: usize) -> Option<f64> {
+    let of: Option<Vec<f64>> = runs
+        .iter()
+        .filter(|run| run.candidate == candidate)
+        .map(|run| profile.cost_ms(&run.came, rung))
+        .collect();
     let of = of.filter(|of| !of.is_empty())?;
     Some(of.iter().sum::<f64>() / of.len() as f64)
 }
@@ -120,12 +126,12 @@ impl TrainingCase {
         (self.network, asked.map(|feature| self.features.get(feature).map(f64::to_bits)))
     }
 
-    pub fn is_right(&self, arm: usize) -> bool {
-        self.utility.get(arm).is_some_and(|utility| *utility >= TIE)
+    pub fn is_right(&self, candidate: usize) -> bool {
+        self.utility.get(candidate).is_some_and(|utility| *utility >= TIE)
     }
 
-    pub fn can_be_had(&self, arm: usize) -> bool {
-        self.cost_ms.get(arm).is_some_and(Option::is_some)
+    pub fn can_be_had(&self, candidate: usize) -> bool {
+        self.cost_ms.get(candidate).is_some_and(Option::is_some)
     }
 
     /// Returns the case as an example with the tree's features.
@@ -134,7 +140,7 @@ impl TrainingCase {
     }
 
     fn example_of(&self, values: Vec<Option<f64>>) -> Example {
-        let right = (0..self.utility.len()).map(|arm| self.is_right(arm)).collect();
+        let right = (0..self.utility.len()).map(|candidate| self.is_right(candidate)).collect();
         Example { values, right, utility: self.utility.clone() }
     }
 
@@ -172,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn right_arms_follow_from_transfer_times() {
+    fn right_candidates_follow_from_transfer_times() {
         let runs = [
             run(1, "bbr", 1.0),
             run(1, "carried-warm", 0.5),
@@ -181,10 +187,11 @@ mod tests {
             run(2, "bbr", 1.0),
         ];
         let cases = Cases::from_runs(&runs);
-        assert_eq!(cases.arms, ["bbr", "carried-new", "carried-warm", "cubic"]);
+        assert_eq!(cases.candidates, ["bbr", "carried-new", "carried-warm", "cubic"]);
         assert_eq!((cases.incomplete, cases.networks().len()), (1, 1));
         assert_eq!(cases.cases.len(), 4 * 9 * 3);
-        let right = |case: &TrainingCase| (0..4).filter(|arm| case.is_right(*arm)).collect::<Vec<_>>();
+        let right =
+            |case: &TrainingCase| (0..4).filter(|candidate| case.is_right(*candidate)).collect::<Vec<_>>();
         for case in &cases.cases {
             let profile = case.features.get(Feature::Profile).unwrap();
             let wanted: &[usize] = match case.features.get(Feature::Warmth) {
@@ -193,7 +200,7 @@ mod tests {
                 _ => &[0, 3],
             };
             let right = right(case);
-            assert!(wanted.iter().all(|arm| right.contains(arm)), "{case:?}");
+            assert!(wanted.iter().all(|candidate| right.contains(candidate)), "{case:?}");
             assert_eq!(case.can_be_had(2), case.features.get(Feature::Warmth) == Some(1.0));
             assert!(profile == 3.0 || right == wanted, "{case:?}");
         }

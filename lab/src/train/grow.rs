@@ -14,9 +14,9 @@ use millrace_graft_proto::select::tree::{Branch, DEPTH_MAX, Leaf, Node, Rank, Sp
 pub struct Example {
     /// Values in the order of the columns; `None` if unknown.
     pub values: Vec<Option<f64>>,
-    /// Whether each arm (congestion control or tunnel) is a right answer, in the order of the arms.
+    /// Whether each candidate (congestion control or tunnel) is a right answer, in the order of the candidates.
     pub right: Vec<bool>,
-    /// Utility of each arm from 0 to 1, in the order of the arms.
+    /// Utility of each candidate from 0 to 1, in the order of the candidates.
     pub utility: Vec<f64>,
 }
 
@@ -39,8 +39,13 @@ impl Default for Settings {
 }
 
 /// Grows a tree for the examples. The list of examples may be empty.
-pub fn grow(columns: &[ExampleColumn], arms: &[String], examples: &[Example], settings: Settings) -> Node {
-    let grower = Grower { columns, arms, examples, settings };
+pub fn grow(
+    columns: &[ExampleColumn],
+    candidates: &[String],
+    examples: &[Example],
+    settings: Settings,
+) -> Node {
+    let grower = Grower { columns, candidates, examples, settings };
     let all: ExampleSet = (0..examples.len()).map(|at| (at, 1.0)).collect();
     let (mut root, _) = grower.node(&all, settings.depth);
     let mut next = 0..;
@@ -53,14 +58,14 @@ type ExampleSet = Vec<(usize, f64)>;
 
 struct Grower<'a> {
     columns: &'a [ExampleColumn],
-    arms: &'a [String],
+    candidates: &'a [String],
     examples: &'a [Example],
     settings: Settings,
 }
 
 /// A column by which a set of examples could be divided, and the information gained by that division.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Candidate {
+struct PossibleSplit {
     column: usize,
     /// Threshold, if the column is numeric.
     at: Option<f64>,
@@ -90,7 +95,7 @@ impl Grower<'_> {
         (self.joined(chosen, grown.into_iter().map(|(node, _)| node).collect(), &weights), below)
     }
 
-    fn joined(&self, chosen: Candidate, mut nodes: Vec<Node>, weights: &[f64]) -> Node {
+    fn joined(&self, chosen: PossibleSplit, mut nodes: Vec<Node>, weights: &[f64]) -> Node {
         let column = &self.columns[chosen.column];
         let heaviest = (0..weights.len()).max_by(|one, other| weights[*one].total_cmp(&weights[*other]));
         let heaviest = heaviest.unwrap_or_default();
@@ -112,18 +117,18 @@ impl Grower<'_> {
         }
     }
 
-    /// Builds a leaf, which ranks the arms by how often they are right.
+    /// Builds a leaf, which ranks the candidates by how often they are right.
     fn leaf(&self, set: &ExampleSet) -> Leaf {
         let all = weight(set).max(f64::MIN_POSITIVE);
         let share = |of: &dyn Fn(&Example) -> f64| {
             set.iter().map(|(at, weight)| of(&self.examples[*at]) * weight).sum::<f64>() / all
         };
         let mut ranking: Vec<Rank> = self
-            .arms
+            .candidates
             .iter()
             .enumerate()
-            .map(|(class, arm)| Rank {
-                arm: arm.clone(),
+            .map(|(class, candidate)| Rank {
+                candidate: candidate.clone(),
                 right: rounded(share(&|example| f64::from(u8::from(example.right[class])))),
                 utility: rounded(share(&|example| example.utility[class])),
             })
@@ -140,17 +145,17 @@ impl Grower<'_> {
     }
 
     /// Returns the column with the highest gain ratio among those whose information gain is at least average.
-    fn best(&self, set: &ExampleSet) -> Option<Candidate> {
-        let candidates: Vec<_> = (0..self.columns.len())
-            .filter_map(|column| self.candidate(set, column))
-            .filter(|candidate| candidate.gain > 1e-9)
+    fn best(&self, set: &ExampleSet) -> Option<PossibleSplit> {
+        let splits: Vec<_> = (0..self.columns.len())
+            .filter_map(|column| self.possible_split(set, column))
+            .filter(|split| split.gain > 1e-9)
             .collect();
-        let mean = candidates.iter().map(|it| it.gain).sum::<f64>() / candidates.len() as f64;
-        let enough = candidates.into_iter().filter(|it| it.gain >= mean - 1e-9);
+        let mean = splits.iter().map(|it| it.gain).sum::<f64>() / splits.len() as f64;
+        let enough = splits.into_iter().filter(|it| it.gain >= mean - 1e-9);
         enough.max_by(|one, other| one.ratio.total_cmp(&other.ratio))
     }
 
-    fn candidate(&self, set: &ExampleSet, column: usize) -> Option<Candidate> {
+    fn possible_split(&self, set: &ExampleSet, column: usize) -> Option<PossibleSplit> {
         let known: ExampleSet =
             set.iter().copied().filter(|(at, _)| self.value(*at, column).is_some()).collect();
         let at = match self.columns[column].choices {
@@ -172,7 +177,7 @@ impl Grower<'_> {
         // In the split information, the examples without a value count as if they were a branch of their own.
         let mut ways = weights;
         ways.push(all - knowing);
-        Some(Candidate { column, at, gain, ratio: gain / information(&ways) })
+        Some(PossibleSplit { column, at, gain, ratio: gain / information(&ways) })
     }
 
     /// Returns the threshold between two values with the highest gain of information.
@@ -180,7 +185,7 @@ impl Grower<'_> {
         let mut sorted: Vec<(f64, usize, f64)> =
             known.iter().filter_map(|(at, weight)| Some((self.value(*at, column)?, *at, *weight))).collect();
         sorted.sort_by(|one, other| one.0.total_cmp(&other.0));
-        let mut below = vec![0.0; self.arms.len()];
+        let mut below = vec![0.0; self.candidates.len()];
         let mut above = self.shares(known);
         let all = weight(known);
         let mut passed = 0.0;
@@ -212,15 +217,15 @@ impl Grower<'_> {
 
     /// Returns the weight of each right answer in a set of examples.
     fn shares(&self, set: &ExampleSet) -> Vec<f64> {
-        let mut none = vec![0.0; self.arms.len()];
-        let mut shares = vec![0.0; self.arms.len()];
+        let mut none = vec![0.0; self.candidates.len()];
+        let mut shares = vec![0.0; self.candidates.len()];
         set.iter().for_each(|(at, weight)| self.move_over(*at, *weight, &mut none, &mut shares));
         shares
     }
 
     /// Divides a set. Examples without a value go into every branch, weighted by the share of examples known to belong
     /// there.
-    fn divided(&self, set: &ExampleSet, chosen: Candidate) -> Vec<ExampleSet> {
+    fn divided(&self, set: &ExampleSet, chosen: PossibleSplit) -> Vec<ExampleSet> {
         let mut sets = vec![ExampleSet::new(); self.ways(chosen.column)];
         let mut unknown = ExampleSet::new();
         for (at, weight) in set {
@@ -322,17 +327,22 @@ mod tests {
         DAYS.iter().map(example).collect()
     }
 
-    fn arms(count: usize) -> Vec<String> {
-        ["play", "do not", "a", "b"].iter().take(count).map(|arm| (*arm).to_owned()).collect()
+    fn candidates(count: usize) -> Vec<String> {
+        ["play", "do not", "a", "b"].iter().take(count).map(|candidate| (*candidate).to_owned()).collect()
     }
 
     const UNPRUNED: Settings = Settings { least: 2.0, doubt: -1.0, alike: 1.0, depth: DEPTH_MAX };
 
-    fn candidate(examples: &[Example], columns: &[ExampleColumn], column: usize) -> Candidate {
-        let arms = arms(examples[0].right.len());
-        let grower = Grower { columns, arms: &arms, examples, settings: Settings { least: 1.0, ..UNPRUNED } };
+    fn possible_split(examples: &[Example], columns: &[ExampleColumn], column: usize) -> PossibleSplit {
+        let candidates = candidates(examples[0].right.len());
+        let grower = Grower {
+            columns,
+            candidates: &candidates,
+            examples,
+            settings: Settings { least: 1.0, ..UNPRUNED },
+        };
         let all: ExampleSet = (0..examples.len()).map(|at| (at, 1.0)).collect();
-        grower.candidate(&all, column).expect("it divides")
+        grower.possible_split(&all, column).expect("it divides")
     }
 
     fn close(value: f64, wanted: f64) -> bool {
@@ -342,30 +352,33 @@ mod tests {
     #[test]
     fn information_gains_match_quinlans_book() {
         let mut days = golf();
-        let outlook = candidate(&days, &GOLF, 0);
+        let outlook = possible_split(&days, &GOLF, 0);
         assert!(close(outlook.gain, 0.246) && close(outlook.ratio, 0.156), "{outlook:?}");
-        let windy = candidate(&days, &GOLF, 3);
+        let windy = possible_split(&days, &GOLF, 3);
         assert!(close(windy.gain, 0.048) && close(windy.ratio, 0.049), "{windy:?}");
         // Chapter 3 of the book: the outlook of one day is unknown.
         days[5].values[0] = None;
-        let outlook = candidate(&days, &GOLF, 0);
+        let outlook = possible_split(&days, &GOLF, 0);
         assert!(close(outlook.gain, 0.199) && close(outlook.ratio, 0.110), "{outlook:?}");
     }
 
     #[test]
     fn decision_tree_matches_quinlans_book() {
-        let Node::Branch(root) = grow(&GOLF, &arms(2), &golf(), UNPRUNED) else { panic!("a branch") };
+        let Node::Branch(root) = grow(&GOLF, &candidates(2), &golf(), UNPRUNED) else { panic!("a branch") };
         assert_eq!((root.by.as_str(), root.to.len()), ("outlook", 3));
-        let arm = |node: &Node| match node {
-            Node::Leaf(leaf) => leaf.ranking[0].arm.clone(),
+        let candidate = |node: &Node| match node {
+            Node::Leaf(leaf) => leaf.ranking[0].candidate.clone(),
             other => panic!("a leaf: {other:?}"),
         };
-        assert_eq!(arm(&root.to["overcast"]), "play");
+        assert_eq!(candidate(&root.to["overcast"]), "play");
         let Node::Split(humid) = &root.to["sunny"] else { panic!("a split") };
         assert!(humid.by == "humidity" && (70.0..85.0).contains(&humid.at), "{humid:?}");
-        assert_eq!((arm(&humid.below), arm(&humid.above)), ("play".into(), "do not".into()));
+        assert_eq!((candidate(&humid.below), candidate(&humid.above)), ("play".into(), "do not".into()));
         let Node::Branch(windy) = &root.to["rain"] else { panic!("a branch") };
-        assert_eq!((arm(&windy.to["true"]), arm(&windy.to["false"])), ("do not".into(), "play".into()));
+        assert_eq!(
+            (candidate(&windy.to["true"]), candidate(&windy.to["false"])),
+            ("do not".into(), "play".into())
+        );
         assert_eq!(root.to.values().flat_map(Node::leaves).map(|leaf| leaf.examples).sum::<f64>(), 14.0);
     }
 
@@ -421,11 +434,11 @@ mod tests {
             let examples: Vec<Example> = rows.iter().map(example).collect();
             let (gain, ratio) = by_hand(&examples, 0);
             if gain > 1e-6 {
-                let candidate = candidate(&examples, &columns, 0);
-                proptest::prop_assert!((candidate.gain - gain).abs() < 1e-6, "{:?} {}", candidate, gain);
+                let split = possible_split(&examples, &columns, 0);
+                proptest::prop_assert!((split.gain - gain).abs() < 1e-6, "{:?} {}", split, gain);
                 // Two thresholds with equal gain may divide the examples differently, so only the sign of the ratios is
                 // compared.
-                proptest::prop_assert!(candidate.ratio > 0.0 && ratio > 0.0);
+                proptest::prop_assert!(split.ratio > 0.0 && ratio > 0.0);
             }
         }
     }
@@ -441,7 +454,7 @@ mod tests {
     #[test]
     fn noisy_branches_are_pruned_and_real_rules_kept() {
         let columns = [GOLF[1], GOLF[2]];
-        // The right arm follows from the first column, but 5 % of the examples are wrong. The second column has no
+        // The right candidate follows from the first column, but 5 % of the examples are wrong. The second column has no
         // information.
         let mut random = 1_u32;
         let mut example = |at: u32| {
@@ -454,8 +467,9 @@ mod tests {
             }
         };
         let examples: Vec<Example> = (0..200).map(&mut example).collect();
-        let full = grow(&columns, &arms(2), &examples, UNPRUNED);
-        let pruned = grow(&columns, &arms(2), &examples, Settings { alike: 4.0, ..Settings::default() });
+        let full = grow(&columns, &candidates(2), &examples, UNPRUNED);
+        let pruned =
+            grow(&columns, &candidates(2), &examples, Settings { alike: 4.0, ..Settings::default() });
         assert!(full.leaves().len() > 8, "{}", full.leaves().len());
         let Node::Split(root) = &pruned else { panic!("a split: {pruned:?}") };
         assert!(root.by == "temperature" && (95.0..105.0).contains(&root.at), "{root:?}");
@@ -471,14 +485,14 @@ mod tests {
         };
         let examples: Vec<Example> = (0..20).map(|at| example(f64::from(at), [true, at % 2 == 0])).collect();
         let columns = [GOLF[1]];
-        let Node::Leaf(leaf) = grow(&columns, &arms(2), &examples, Settings::default()) else {
+        let Node::Leaf(leaf) = grow(&columns, &candidates(2), &examples, Settings::default()) else {
             panic!("one answer is right for all")
         };
         assert_eq!(
-            (leaf.ranking[0].arm.as_str(), leaf.ranking[0].right, leaf.ranking[1].right),
+            (leaf.ranking[0].candidate.as_str(), leaf.ranking[0].right, leaf.ranking[1].right),
             ("play", 1.0, 0.5)
         );
-        assert!(matches!(grow(&columns, &arms(2), &[], Settings::default()), Node::Leaf(_)));
+        assert!(matches!(grow(&columns, &candidates(2), &[], Settings::default()), Node::Leaf(_)));
     }
 
     /// A column with a different value for each example gains as much information as one with two values. Its gain
@@ -495,7 +509,7 @@ mod tests {
             utility: vec![1.0; 2],
         };
         let examples: Vec<Example> = (0..4).map(example).collect();
-        let tree = grow(&columns, &arms(2), &examples, Settings { least: 1.0, ..UNPRUNED });
+        let tree = grow(&columns, &candidates(2), &examples, Settings { least: 1.0, ..UNPRUNED });
         let Node::Branch(root) = &tree else { panic!("a branch: {tree:?}") };
         assert_eq!(root.by, "half");
     }

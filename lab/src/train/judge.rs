@@ -13,27 +13,27 @@ use super::runs::TrainingRun;
 pub const FOLDS: usize = 5;
 /// Quantile of the normal distribution for a 95 % interval.
 const Z: f64 = 1.96;
-/// An arm counts as slower than TCP if its cost is more than this multiple of TCP's.
+/// A candidate counts as slower than TCP if its cost is more than this multiple of TCP's.
 const SLOWER: f64 = 1.05;
 
-/// Score of one method to choose an arm (congestion control or tunnel).
+/// Score of one method to choose a candidate (congestion control or tunnel).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Score {
     pub by: String,
     pub cases: usize,
-    /// Share of cases whose chosen arm was right.
+    /// Share of cases whose chosen candidate was right.
     pub right: f64,
     /// Lower bound of the 95 % interval (Wilson) of `right`. The sample size is the number of networks, since cases of
     /// one network are alike.
     pub right_low: f64,
     pub right_high: f64,
-    /// Mean difference between the utility of the best arm and of the chosen arm, 0 to 1.
+    /// Mean difference between the utility of the best candidate and of the chosen candidate, 0 to 1.
     pub regret: f64,
-    /// Share of cases in which the chosen arm cost over 5 % more than plain TCP, by TCP's congestion control.
+    /// Share of cases in which the chosen candidate cost over 5 % more than plain TCP, by TCP's congestion control.
     pub slower_than: Vec<(String, f64)>,
 }
 
-/// Scores of all compared methods to choose an arm, and details of the tree's score.
+/// Scores of all compared methods to choose a candidate, and details of the tree's score.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct JudgeReport {
     pub networks: usize,
@@ -41,17 +41,17 @@ pub struct JudgeReport {
     /// Scores of the compared methods, the tree's first.
     pub scores: Vec<Score>,
     pub classes: Vec<CandidateScore>,
-    /// Numbers of cases by right arm (row) and chosen arm (column). If a case has several right arms and the chosen arm
-    /// is one of them, the case's row is that arm's.
+    /// Numbers of cases by right candidate (row) and chosen candidate (column). If a case has several right candidates and the chosen candidate
+    /// is one of them, the case's row is that candidate's.
     pub confusion: Vec<Vec<usize>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CandidateScore {
-    pub arm: String,
-    /// Share of right decisions among the cases in which this arm was chosen.
+    pub candidate: String,
+    /// Share of right decisions among the cases in which this candidate was chosen.
     pub precision: Option<f64>,
-    /// Share of cases in which this arm was chosen, among the cases in which it was right.
+    /// Share of cases in which this candidate was chosen, among the cases in which it was right.
     pub recall: Option<f64>,
 }
 
@@ -75,13 +75,13 @@ pub fn judge(cases: &Cases, settings: Settings) -> JudgeReport {
     let score = |(name, choices): (&str, &Vec<Option<usize>>)| score(name, cases, choices, networks.len());
     let scores = names.into_iter().zip(&choices).map(score).collect();
     let confusion = confusion(cases, &choices[0]);
-    let classes = classes(&cases.arms, &confusion);
+    let classes = classes(&cases.candidates, &confusion);
     JudgeReport { networks: networks.len(), incomplete: cases.incomplete, scores, classes, confusion }
 }
 
-/// Scores the arm that was best in all other transfers on the same network. A method that knows less can hardly score
+/// Scores the candidate that was best in all other transfers on the same network. A method that knows less can hardly score
 /// higher, so the gap between this score and the maximum is due to chance. Returns `None` if each network has only one
-/// transfer with each arm.
+/// transfer with each candidate.
 pub fn again(runs: &[TrainingRun]) -> Option<Score> {
     let seeds: BTreeSet<u32> = runs.iter().map(|run| run.seed).collect();
     let mut all = Cases::default();
@@ -95,13 +95,16 @@ pub fn again(runs: &[TrainingRun]) -> Option<Score> {
             others.cases.iter().map(|case| (case.question(), case)).collect();
         for case in own.cases {
             let Some(other) = known.get(&case.question()) else { continue };
-            let can_be_had = others.arms.iter().enumerate().filter(|(arm, _)| other.can_be_had(*arm));
+            let can_be_had =
+                others.candidates.iter().enumerate().filter(|(candidate, _)| other.can_be_had(*candidate));
             let best =
                 can_be_had.max_by(|(one, _), (two, _)| other.utility[*one].total_cmp(&other.utility[*two]));
-            choices.push(best.and_then(|(_, name)| own.arms.iter().position(|arm| arm == name)));
+            choices.push(
+                best.and_then(|(_, name)| own.candidates.iter().position(|candidate| candidate == name)),
+            );
             all.cases.push(case);
         }
-        all.arms = own.arms;
+        all.candidates = own.candidates;
     }
     let networks = all.networks().len();
     (networks > 0).then(|| score("other transfers there", &all, &choices, networks))
@@ -110,11 +113,12 @@ pub fn again(runs: &[TrainingRun]) -> Option<Score> {
 /// Trains the final tree with all cases.
 pub fn train(cases: &Cases, settings: Settings) -> Node {
     let examples: Vec<Example> = cases.cases.iter().map(TrainingCase::example).collect();
-    let mut tree = grow(&COLUMNS, &cases.arms, &examples, settings);
+    let mut tree = grow(&COLUMNS, &cases.candidates, &examples, settings);
     let mut costs: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
     for case in &cases.cases {
         let leaf = tree.walk(&COLUMNS, &case.features.values()).leaf;
-        let cost = best(&cases.arms, leaf, case).and_then(|arm| case.cost_ms.get(arm).copied().flatten());
+        let cost = best(&cases.candidates, leaf, case)
+            .and_then(|candidate| case.cost_ms.get(candidate).copied().flatten());
         if let Some((cost, ideal)) = cost.zip(case.features.ideal_ms()) {
             costs.entry(leaf.number).or_default().push(cost / ideal);
         }
@@ -130,17 +134,20 @@ fn ninth_of_ten(costs: &mut [f64]) -> Option<f64> {
     costs.get(costs.len() * 9 / 10).map(|cost| (cost * 1e3).round() / 1e3)
 }
 
-/// Returns the best arm of a leaf among the arms that are available in this case.
-fn best(arms: &[String], leaf: &Leaf, case: &TrainingCase) -> Option<usize> {
-    let mut places = leaf.ranking.iter().filter_map(|rank| arms.iter().position(|arm| *arm == rank.arm));
-    places.find(|arm| case.can_be_had(*arm))
+/// Returns the best candidate of a leaf among the candidates that are available in this case.
+fn best(candidates: &[String], leaf: &Leaf, case: &TrainingCase) -> Option<usize> {
+    let mut places = leaf
+        .ranking
+        .iter()
+        .filter_map(|rank| candidates.iter().position(|candidate| *candidate == rank.candidate));
+    places.find(|candidate| case.can_be_had(*candidate))
 }
 
 struct Deciders<'a> {
-    arms: &'a [String],
+    candidates: &'a [String],
     tree: Node,
     seed: Node,
-    /// The arm that is right most often over all cases, for comparison.
+    /// The candidate that is right most often over all cases, for comparison.
     majority: Leaf,
 }
 
@@ -148,11 +155,11 @@ impl<'a> Deciders<'a> {
     fn train(cases: &'a Cases, training: &[&TrainingCase], settings: Settings) -> Self {
         let examples: Vec<Example> = training.iter().map(|case| case.example()).collect();
         let seeds: Vec<Example> = training.iter().map(|case| case.seed_example()).collect();
-        let leaf = grow(&[], &cases.arms, &examples, settings);
+        let leaf = grow(&[], &cases.candidates, &examples, settings);
         Self {
-            arms: &cases.arms,
-            tree: grow(&COLUMNS, &cases.arms, &examples, settings),
-            seed: grow(&SEED_COLUMNS, &cases.arms, &seeds, settings),
+            candidates: &cases.candidates,
+            tree: grow(&COLUMNS, &cases.candidates, &examples, settings),
+            seed: grow(&SEED_COLUMNS, &cases.candidates, &seeds, settings),
             majority: leaf.leaves().first().map_or_else(Leaf::default, |leaf| (*leaf).clone()),
         }
     }
@@ -161,23 +168,30 @@ impl<'a> Deciders<'a> {
         let features: &Features = &case.features;
         let tree = self.tree.walk(&COLUMNS, &features.values()).leaf;
         let seed = self.seed.walk(&SEED_COLUMNS, &seed_values(features)).leaf;
-        let best = |leaf| best(self.arms, leaf, case);
-        [best(tree), best(&self.majority), self.arms.iter().position(|arm| arm == "bbr"), best(seed)]
+        let best = |leaf| best(self.candidates, leaf, case);
+        [
+            best(tree),
+            best(&self.majority),
+            self.candidates.iter().position(|candidate| candidate == "bbr"),
+            best(seed),
+        ]
     }
 }
 
 fn score(by: &str, cases: &Cases, choices: &[Option<usize>], networks: usize) -> Score {
     let all = || cases.cases.iter().zip(choices);
     let share = |count: usize| count as f64 / cases.cases.len().max(1) as f64;
-    let right = share(all().filter(|(case, arm)| arm.is_some_and(|arm| case.is_right(arm))).count());
-    let regret = |(case, arm): (&TrainingCase, &Option<usize>)| {
-        1.0 - arm.and_then(|arm| case.utility.get(arm).copied()).unwrap_or_default()
+    let right = share(
+        all().filter(|(case, candidate)| candidate.is_some_and(|candidate| case.is_right(candidate))).count(),
+    );
+    let regret = |(case, candidate): (&TrainingCase, &Option<usize>)| {
+        1.0 - candidate.and_then(|candidate| case.utility.get(candidate).copied()).unwrap_or_default()
     };
     let slower = |tcp: &str| {
-        let tcp = cases.arm(tcp);
-        let is_slower = |(case, arm): &(&TrainingCase, &Option<usize>)| {
-            let cost = |arm: Option<usize>| case.cost_ms.get(arm?).copied().flatten();
-            match (cost(**arm), cost(tcp)) {
+        let tcp = cases.candidate(tcp);
+        let is_slower = |(case, candidate): &(&TrainingCase, &Option<usize>)| {
+            let cost = |candidate: Option<usize>| case.cost_ms.get(candidate?).copied().flatten();
+            match (cost(**candidate), cost(tcp)) {
                 (Some(own), Some(tcp)) => own > tcp * SLOWER,
                 (None, Some(_)) => true,
                 _ => false,
@@ -210,12 +224,12 @@ pub fn wilson(share: f64, n: usize) -> (f64, f64) {
 }
 
 fn confusion(cases: &Cases, choices: &[Option<usize>]) -> Vec<Vec<usize>> {
-    let mut table = vec![vec![0; cases.arms.len()]; cases.arms.len()];
+    let mut table = vec![vec![0; cases.candidates.len()]; cases.candidates.len()];
     for (case, chosen) in cases.cases.iter().zip(choices) {
         let Some(chosen) = *chosen else { continue };
         let by_utility = |one: &usize, other: &usize| case.utility[*one].total_cmp(&case.utility[*other]);
         let wanted =
-            if case.is_right(chosen) { Some(chosen) } else { (0..cases.arms.len()).max_by(by_utility) };
+            if case.is_right(chosen) { Some(chosen) } else { (0..cases.candidates.len()).max_by(by_utility) };
         if let Some(wanted) = wanted {
             table[wanted][chosen] += 1;
         }
@@ -223,15 +237,19 @@ fn confusion(cases: &Cases, choices: &[Option<usize>]) -> Vec<Vec<usize>> {
     table
 }
 
-fn classes(arms: &[String], confusion: &[Vec<usize>]) -> Vec<CandidateScore> {
-    let of = |arm: usize| {
-        let right = confusion[arm][arm];
-        let chosen: usize = confusion.iter().map(|row| row[arm]).sum();
-        let wanted: usize = confusion[arm].iter().sum();
+fn classes(candidates: &[String], confusion: &[Vec<usize>]) -> Vec<CandidateScore> {
+    let of = |candidate: usize| {
+        let right = confusion[candidate][candidate];
+        let chosen: usize = confusion.iter().map(|row| row[candidate]).sum();
+        let wanted: usize = confusion[candidate].iter().sum();
         let share = |all: usize| (all > 0).then(|| right as f64 / all as f64);
-        CandidateScore { arm: arms[arm].clone(), precision: share(chosen), recall: share(wanted) }
+        CandidateScore {
+            candidate: candidates[candidate].clone(),
+            precision: share(chosen),
+            recall: share(wanted),
+        }
     };
-    (0..arms.len()).map(of).collect()
+    (0..candidates.len()).map(of).collect()
 }
 
 #[cfg(test)]
@@ -241,16 +259,16 @@ mod tests {
     use super::super::runs::tests::run;
     use super::*;
 
-    /// Builds cases: with losses one arm is three times as fast, without losses the other arm. `seen` says whether
+    /// Builds cases: with losses one candidate is three times as fast, without losses the other candidate. `seen` says whether
     /// features show the loss.
     fn cases(seen: bool) -> Cases {
         let mut runs = Vec::new();
         for network in 0..50 {
             let loses = network % 3 == 1;
-            for (arm, ms) in
+            for (candidate, ms) in
                 [("bbr", if loses { 1.0 } else { 3.0 }), ("cubic", if loses { 3.0 } else { 1.0 })]
             {
-                let mut run = run(network, arm, ms);
+                let mut run = run(network, candidate, ms);
                 run.seen.rtt_ms = Some(f64::from(network * 7 % 50));
                 run.seen.loss_percent = seen.then_some(if loses { 1.0 } else { 0.0 });
                 runs.push(run);
@@ -289,16 +307,16 @@ mod tests {
             let usual = leaf.usual.expect("all is known");
             let below = |case: &&TrainingCase| {
                 let way = tree.walk(&COLUMNS, &case.features.values());
-                let arm = best(&cases.arms, way.leaf, case).expect("an arm");
+                let candidate = best(&cases.candidates, way.leaf, case).expect("a candidate");
                 way.leaf.number == leaf.number
-                    && case.cost_ms[arm].unwrap() / case.features.ideal_ms().unwrap() <= usual + 1e-3
+                    && case.cost_ms[candidate].unwrap() / case.features.ideal_ms().unwrap() <= usual + 1e-3
             };
             let share = cases.cases.iter().filter(below).count() as f64 / leaf.examples;
             assert!((0.9..0.95).contains(&share), "{share}");
         }
     }
 
-    /// The right arm depends on the network alone, which no feature shows. A tree that recognised networks from the
+    /// The right candidate depends on the network alone, which no feature shows. A tree that recognised networks from the
     /// training would be right, so scoring must use other networks.
     #[test]
     fn property_that_no_feature_shows_is_not_learned() {
@@ -307,16 +325,16 @@ mod tests {
         assert!(report.scores[0].regret > 0.1);
     }
 
-    /// On every second network the best arm differs from transfer to transfer. On the other networks it is always the
-    /// same arm.
+    /// On every second network the best candidate differs from transfer to transfer. On the other networks it is always the
+    /// same candidate.
     #[test]
-    fn best_arm_of_other_transfers_is_scored_per_network() {
+    fn best_candidate_of_other_transfers_is_scored_per_network() {
         let runs = |seeds: u32| -> Vec<TrainingRun> {
             let mut runs = Vec::new();
             for (network, seed) in (0..10).flat_map(|network| (1..=seeds).map(move |seed| (network, seed))) {
                 let is_first = network % 2 == 0 || seed % 2 == 0;
-                for (arm, ms) in [("bbr", if is_first { 1.0 } else { 3.0 }), ("cubic", 2.0)] {
-                    runs.push(TrainingRun { seed, ..run(network, arm, ms) });
+                for (candidate, ms) in [("bbr", if is_first { 1.0 } else { 3.0 }), ("cubic", 2.0)] {
+                    runs.push(TrainingRun { seed, ..run(network, candidate, ms) });
                 }
             }
             runs
@@ -324,7 +342,7 @@ mod tests {
         assert_eq!(again(&runs(1)), None);
         let score = again(&runs(2)).expect("two");
         assert_eq!((score.cases, score.by.as_str()), (2 * 10 * 4 * 9 * 3, "other transfers there"));
-        // The profile `insensitive` also accepts an arm that takes twice as long as the best one, so some answers are
+        // The profile `insensitive` also accepts a candidate that takes twice as long as the best one, so some answers are
         // right by chance.
         assert!((0.5..0.65).contains(&score.right), "{score:?}");
     }

@@ -9,10 +9,10 @@ use millrace_graft_proto::select::profile::{ByteArrivals, LADDER_KIB};
 
 /// Largest file that is read, bytes.
 pub const BYTES_MAX: usize = 64 << 20;
-const ARM_MAX: usize = 32;
+const CANDIDATE_MAX: usize = 32;
 const BEFORE_LADDER: [&str; 20] = [
     "network",
-    "arm",
+    "candidate",
     "seed",
     "rtt_ms",
     "rate_mbit",
@@ -37,8 +37,8 @@ const BEFORE_LADDER: [&str; 20] = [
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainingRun {
     pub network: u32,
-    /// Arm of the transfer: a congestion control of plain TCP, or a tunnel.
-    pub arm: String,
+    /// Candidate of the transfer: a congestion control of plain TCP, or a tunnel.
+    pub candidate: String,
     pub seed: u32,
     pub truth: TrainingNetwork,
     pub seen: MeasuredPath,
@@ -115,8 +115,8 @@ pub fn parse(text: &str) -> Result<Vec<TrainingRun>, Error> {
     for (at, text) in lines.enumerate() {
         let wrong = |what| Error::Line { line: at + 2, what };
         let run = TrainingRun::parse(text).map_err(wrong)?;
-        if !seen.insert((run.network, run.arm.clone(), run.seed)) {
-            let what = format!("network {}, {}, seed {} occurs twice", run.network, run.arm, run.seed);
+        if !seen.insert((run.network, run.candidate.clone(), run.seed)) {
+            let what = format!("network {}, {}, seed {} occurs twice", run.network, run.candidate, run.seed);
             return Err(wrong(what));
         }
         runs.push(run);
@@ -127,8 +127,8 @@ pub fn parse(text: &str) -> Result<Vec<TrainingRun>, Error> {
 impl TrainingRun {
     /// Returns the transfer as a line without the line break.
     pub fn line(&self) -> String {
-        let Self { network, arm, seed, truth, seen, came } = self;
-        let mut line = format!("{network},{arm},{seed}");
+        let Self { network, candidate, seed, truth, seen, came } = self;
+        let mut line = format!("{network},{candidate},{seed}");
         let truth = [
             truth.rtt_ms,
             truth.rate_mbit,
@@ -161,7 +161,7 @@ impl TrainingRun {
         let mut fields = CsvFields { names: BEFORE_LADDER.iter(), rest: line.split(',') };
         let run = Self {
             network: fields.number()?,
-            arm: arm(fields.text()?)?,
+            candidate: candidate(fields.text()?)?,
             seed: fields.number()?,
             truth: TrainingNetwork {
                 rtt_ms: fields.figure()?,
@@ -214,11 +214,11 @@ fn field(figure: Option<f64>) -> String {
     figure.map_or_else(|| ",".to_owned(), |figure| format!(",{}", (figure * 1e3).round() / 1e3))
 }
 
-fn arm(text: &str) -> Result<String, String> {
+fn candidate(text: &str) -> Result<String, String> {
     let fits = |letter: char| letter.is_ascii_alphanumeric() || "_-".contains(letter);
-    match !text.is_empty() && text.len() <= ARM_MAX && text.chars().all(fits) {
+    match !text.is_empty() && text.len() <= CANDIDATE_MAX && text.chars().all(fits) {
         true => Ok(text.to_owned()),
-        false => Err(format!("arm {text:?} is not 1 to {ARM_MAX} letters, digits, - or _")),
+        false => Err(format!("candidate {text:?} is not 1 to {CANDIDATE_MAX} letters, digits, - or _")),
     }
 }
 
@@ -278,11 +278,11 @@ pub(crate) mod tests {
     use super::*;
 
     /// Builds a transfer that reaches each of the sizes `LADDER_KIB` `ms` after the previous size.
-    pub(crate) fn run(network: u32, arm: &str, ms: f64) -> TrainingRun {
+    pub(crate) fn run(network: u32, candidate: &str, ms: f64) -> TrainingRun {
         let rung = |at: usize| Some(ms * (at + 1) as f64);
         TrainingRun {
             network,
-            arm: arm.into(),
+            candidate: candidate.into(),
             seed: 1,
             truth: TrainingNetwork {
                 rtt_ms: 100.0,
@@ -319,7 +319,7 @@ pub(crate) mod tests {
             (good.replace("1,bbr,1,100", "1,bbr,1"), "line 2: a rung of the ladder is missing"),
             (good.replace("1,bbr,1,100", "1,bbr,1,100,100"), "line 2: paths must be a whole number"),
             (format!("{head}\n{line},5\n"), "line 2: \"5\" is one field too many"),
-            (good.replace(",bbr,", ",b r,"), "line 2: arm \"b r\""),
+            (good.replace(",bbr,", ",b r,"), "line 2: candidate \"b r\""),
             (good.replace("1,bbr,1,100", "-1,bbr,1,100"), "network must be a whole number, not \"-1\""),
             (good.replace(",101.5,", ",inf,"), "seen_rtt_ms must be a number from 0, not \"inf\""),
             (good.replace(",7,8,9\n", ",9,8,9\n"), "comes before the one below"),

@@ -150,13 +150,13 @@ fn lost_messages_are_repaired_as_functions_promise() {
             assert!(round["transmissions"].as_f64().is_some_and(|sent| sent >= 1.0), "{row}");
         }
     }
-    let names: Vec<_> = messages.iter().filter_map(|row| row["arm"].as_str()).collect();
+    let names: Vec<_> = messages.iter().filter_map(|row| row["candidate"].as_str()).collect();
     let lists = ["repair", "gobackn", "partial 20", "partial 5", "fec", "fec, repair"];
     assert_eq!(names, [&lists[..], &["TCP cubic", "TCP bbr", "QUIC datagrams"]].concat());
     for row in &messages {
         let [sent, lost] = ["sent", "lost"].map(|what| row[what].as_u64().expect("a count"));
         assert!(sent > 0 && row["delay_ms"]["p50"].as_f64().is_some_and(|ms| ms >= 10.0), "{row}");
-        match row["arm"].as_str() {
+        match row["candidate"].as_str() {
             Some("partial 20") => assert!(lost * 1000 <= sent * 20, "more than the bound: {row}"),
             Some("partial 5") => assert!(lost * 1000 <= sent * 5, "more than the bound: {row}"),
             Some("fec") => assert!(lost * 100 <= sent * 5, "more than without: {row}"),
@@ -178,7 +178,7 @@ fn transfers_are_kept() {
     let measure = |further: &[&str]| {
         let arguments = "bench graft select --networks 2 --seeds 1 --rates 5:10 --rtts 5:20 --limit 30 --most-kib 128 --at-once 2";
         let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-lab"));
-        command.args(arguments.split(' ')).args(["--arms", "mr_hybla,carried-warm"]).args(further);
+        command.args(arguments.split(' ')).args(["--candidates", "mr_hybla,carried-warm"]).args(further);
         command.arg("--csv").arg(&csv).output().expect("millrace-lab runs")
     };
     let read = || {
@@ -201,7 +201,7 @@ fn transfers_are_kept() {
     assert!(measure(&["--resume"]).status.success());
     let (now, _) = read();
     assert_eq!((&now[..3], now.len()), (&rows[..3], 4));
-    assert_eq!((now[3].network, &now[3].arm), (rows[3].network, &rows[3].arm));
+    assert_eq!((now[3].network, &now[3].candidate), (rows[3].network, &rows[3].candidate));
 }
 
 /// When the path's round-trip time rises and falls, the session changes to another graft and back. Either the
@@ -212,21 +212,21 @@ fn graft_changes_with_the_path() {
     let arguments = "reconfigure --rounds 1 --window 16 --megabytes 4 --after-s 1 --far-s 4 --plot ";
     let arguments = format!("{arguments}{}", plot.path().display());
     let Some(rows) = rows("graft_changes_with_the_path", &arguments) else { return };
-    let arms: Vec<_> = rows.iter().filter_map(|row| row["arm"].as_str()).collect();
-    assert_eq!(arms, ["aware", "in-place", "none"]);
+    let candidates: Vec<_> = rows.iter().filter_map(|row| row["candidate"].as_str()).collect();
+    assert_eq!(candidates, ["aware", "in-place", "none"]);
     for row in &rows {
         let round = &row["rounds"][0];
         let counts = ["messages", "received", "lost"].map(|what| round[what].as_u64().expect("a count"));
         assert_eq!(counts[0], counts[1] + counts[2], "{row}");
         let changes = round["changed_after_s"].as_array().expect("both");
         let is_changed = changes.iter().all(|after| after.as_f64().is_some_and(|s| s > 0.0));
-        assert!(is_changed == (row["arm"] != "none"), "{changes:?}");
+        assert!(is_changed == (row["candidate"] != "none"), "{changes:?}");
         let reasons = round["reasons"].as_array().expect("a list");
-        assert_eq!(reasons.len(), if row["arm"] == "in-place" { 2 } else { 0 }, "{reasons:?}");
+        assert_eq!(reasons.len(), if row["candidate"] == "in-place" { 2 } else { 0 }, "{reasons:?}");
         for phase in round["phases"].as_array().expect("phases") {
             assert!(phase["delay_ms"]["p50"].as_f64().is_some_and(|ms| ms >= 10.0), "{phase}");
         }
-        assert!(row["arm"] != "none" || counts[2] == 0, "{row}");
+        assert!(row["candidate"] != "none" || counts[2] == 0, "{row}");
     }
     let svg = std::fs::read_to_string(plot.path()).expect("a picture");
     assert!(svg.contains("in-place") && svg.contains("320 ms from 1 s on"), "{svg}");

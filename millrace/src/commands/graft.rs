@@ -366,7 +366,7 @@ fn check_settings(config: &Path, interfaces: &[String]) -> anyhow::Result<()> {
     let memory = sessions::memory(sessions.memory()?);
     print(&format!(
         "the settings are usable: {memory} in the kernel for {} sessions; {} of them may keep packets\n",
-        room.sessions, room.keepers
+        room.sessions, room.storing_sessions
     ))
 }
 

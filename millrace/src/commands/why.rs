@@ -16,7 +16,7 @@ use millrace_graft_daemon::{
     text,
 };
 use millrace_graft_proto::select::{
-    arms,
+    candidates,
     features::Features,
     model::{self, Model, ModelDecision},
 };
@@ -123,7 +123,7 @@ struct WhatIf<'a> {
     way: &'a [String],
     leaf: u32,
     examples: f64,
-    arm: Option<&'a str>,
+    candidate: Option<&'a str>,
     right: Option<f64>,
     utility: Option<f64>,
 }
@@ -155,8 +155,8 @@ pub fn run(args: &WhyArgs) -> anyhow::Result<()> {
     let measured =
         why.and_then(|why| why.in_place.path).map_or_else(Features::default, |path| path.features());
     let features = measured.or(features);
-    // An arm (a congestion control, graft or tunnel) that this host or the peer cannot use is never chosen.
-    let can = |arm: &str| arms::can_be_had_by(arm, &features);
+    // A candidate (a congestion control, graft or tunnel) that this host or the peer cannot use is never chosen.
+    let can = |candidate: &str| candidates::can_be_had_by(candidate, &features);
     let decision = model.decide(&features, can);
     print(&if args.json {
         serde_json::to_string_pretty(&data(&features, &decision))? + "\n"
@@ -171,7 +171,7 @@ fn data<'a>(features: &Features, decision: &'a ModelDecision<'a>) -> WhatIf<'a> 
         way: &decision.words,
         leaf: decision.leaf.number,
         examples: decision.leaf.examples,
-        arm: decision.rank.map(|rank| rank.arm.as_str()),
+        candidate: decision.rank.map(|rank| rank.candidate.as_str()),
         right: decision.rank.map(|rank| rank.right),
         utility: decision.rank.map(|rank| rank.utility),
     }

@@ -1,4 +1,4 @@
-//! Tests of rules that leave the choice to a model: the chosen arm (a congestion control, graft or tunnel), the learned
+//! Tests of rules that leave the choice to a model: the chosen candidate (a congestion control, graft or tunnel), the learned
 //! results, and the explanation of each connection.
 
 use std::{
@@ -16,22 +16,24 @@ use crate::{
     site::{GraftProcess, GraftSite, LONG, PORT, congestion, wait_for, wait_for_none_of_ours, wait_until},
 };
 
-/// Returns a leaf of a model's decision tree as JSON, which ranks the given arms (congestion controls, grafts or
+/// Returns a leaf of a model's decision tree as JSON, which ranks the given candidates (congestion controls, grafts or
 /// tunnels), the best first. `usual` is the highest cost of a connection that counts as good.
-pub fn leaf(number: u32, arms: &[&str], usual: Option<f64>) -> String {
-    let rank = |(at, arm): (usize, &&str)| {
+pub fn leaf(number: u32, candidates: &[&str], usual: Option<f64>) -> String {
+    let rank = |(at, candidate): (usize, &&str)| {
         let right = 1.0 / (at + 1) as f64;
-        format!("{{\"arm\":\"{arm}\",\"right\":{right},\"utility\":{right}}}")
+        format!("{{\"candidate\":\"{candidate}\",\"right\":{right},\"utility\":{right}}}")
     };
-    let ranking: Vec<_> = arms.iter().enumerate().map(rank).collect();
+    let ranking: Vec<_> = candidates.iter().enumerate().map(rank).collect();
     let usual = usual.map_or_else(String::new, |usual| format!("\"usual\":{usual},"));
     format!("{{\"leaf\":{{\"number\":{number},\"examples\":1,{usual}\"ranking\":[{}]}}}}", ranking.join(","))
 }
 
-pub fn model(site: &GraftSite, arms: &[&str], tree: &str) {
-    let names: Vec<_> = arms.iter().map(|arm| format!("\"{arm}\"")).collect();
-    let text =
-        format!("{{\"version\":1,\"about\":\"a test\",\"arms\":[{}],\"tree\":{tree}}}", names.join(","));
+pub fn model(site: &GraftSite, candidates: &[&str], tree: &str) {
+    let names: Vec<_> = candidates.iter().map(|candidate| format!("\"{candidate}\"")).collect();
+    let text = format!(
+        "{{\"version\":1,\"about\":\"a test\",\"candidates\":[{}],\"tree\":{tree}}}",
+        names.join(",")
+    );
     fs::write(site.path("model.json"), text).unwrap();
 }
 
@@ -133,7 +135,7 @@ fn wrong_model_is_overruled_within_fifty_connections() {
     while used.len() < 50 {
         let (control, ends) = send(&site, &listener, 256 << 10);
         let told = why(&daemon, ends);
-        assert_eq!(told.arm, control, "{told:?}");
+        assert_eq!(told.candidate, control, "{told:?}");
         used.push(control);
         if used.iter().rev().take(4).filter(|control| *control == "bbr").count() == 4 {
             break;
@@ -142,7 +144,7 @@ fn wrong_model_is_overruled_within_fifty_connections() {
     // Every connection has an outcome.
     let is_all = |now: &SelectionStatus| now.outcomes.values().sum::<u64>() == used.len() as u64 + 1;
     let now = wait_until("all outcomes", || selection(&daemon), is_all);
-    assert!(used.iter().any(|control| control == wrong), "the arm was never tried: {now:?}");
+    assert!(used.iter().any(|control| control == wrong), "the candidate was never tried: {now:?}");
     assert!(used.len() < 50 && used.last().is_some_and(|it| it == "bbr"), "{used:?}: {now:?}");
     println!("recovered within {} connections", used.len());
     assert!(["doubted", "found"].contains(&now.paths[0].why.as_str()), "{now:?}");
@@ -181,7 +183,7 @@ fn learned_results_outlast_the_daemon() {
     assert_eq!(daemon.status().purposes, kinds); // exact: the daemon reads the learned results when it starts
     send(&site, &listener, 10);
     let after = wait_for("a choice", || selection(&daemon).paths.pop());
-    assert_eq!((&after.arm, &after.why), (&before.arm, &before.why));
+    assert_eq!((&after.candidate, &after.why), (&before.candidate, &before.why));
     assert_eq!(after.tried, before.tried);
     daemon.end();
     fs::write(site.path("learned.json"), "no JSON").unwrap();
@@ -199,8 +201,8 @@ fn learned_results_outlast_the_daemon() {
 /// No outcome counts as good or bad here. A connection with another congestion control than the model's was therefore
 /// an exploration.
 #[test]
-fn at_most_two_percent_of_connections_explore_another_arm() {
-    let Some(learned) = other_control("at_most_two_percent_of_connections_explore_another_arm") else {
+fn at_most_two_percent_of_connections_explore_another_candidate() {
+    let Some(learned) = other_control("at_most_two_percent_of_connections_explore_another_candidate") else {
         return;
     };
     let Some(site) = GraftSite::new("explore") else { return };
@@ -218,7 +220,7 @@ fn at_most_two_percent_of_connections_explore_another_arm() {
         if used != learned {
             explored += 1;
             let told = why(&daemon, ends);
-            assert_eq!((told.why.as_str(), &told.arm), ("explored", &used), "{told:?}");
+            assert_eq!((told.why.as_str(), &told.candidate), ("explored", &used), "{told:?}");
             assert!(daemon.succeed(&["why", &format!("{} {}", ends[0], ends[1])]).contains("to find out"));
         }
         // The daemon limits explorations to a share of all connections. These include at least one connection before
@@ -335,10 +337,10 @@ fn congestion_control_or_tunnel_is_chosen_by_path() {
     wait_until("choices", || selection(&daemon), |it| it.chosen == 2);
     for _ in 0..5 {
         let [far, near] = [&listeners[0], &listeners[1]].map(tier);
-        assert_eq!((far.tier.as_str(), far.arm.as_str()), ("carried", "carried-warm"), "{far:?}");
+        assert_eq!((far.tier.as_str(), far.candidate.as_str()), ("carried", "carried-warm"), "{far:?}");
         assert_eq!((far.why.as_str(), far.carrier.is_some()), ("learned", true), "{far:?}");
         assert_eq!(
-            (near.tier.as_str(), near.arm.as_str(), near.why.as_str()),
+            (near.tier.as_str(), near.candidate.as_str(), near.why.as_str()),
             ("in-place", "bbr", "learned")
         );
         assert!(far.chosen.unwrap().way[0].contains("more than 40 ms"));

@@ -568,13 +568,13 @@ fn gateway_leaves_no_rules_however_it_ends() {
     // The far daemon has kept its end of the connection, since another carrier might have resumed it.
     is_reset(later);
 
-    // The watchdog process (keeper), which removes a killed gateway's rules, is killed first, and then the daemon.
+    // The watchdog process, which removes a killed gateway's rules, is killed first, and then the daemon.
     let near = GraftProcess::start_on(&sites.site, 0);
-    let keeper = wait_until("its keeper", || children(&near), |all| all.len() == 1)[0];
-    let keeper = nix::unistd::Pid::from_raw(keeper);
+    let watchdog = wait_until("its watchdog", || children(&near), |all| all.len() == 1)[0];
+    let watchdog = nix::unistd::Pid::from_raw(watchdog);
     // The daemon is paused, so that it cannot start another watchdog process before it is killed itself.
     near.pause();
-    nix::sys::signal::kill(keeper, nix::sys::signal::Signal::SIGKILL).unwrap();
+    nix::sys::signal::kill(watchdog, nix::sys::signal::Signal::SIGKILL).unwrap();
     near.kill();
     assert!(sites.left(0).iter().any(|line| line.contains("fwmark")), "{:?}", sites.left(0));
     plain();

@@ -414,17 +414,17 @@ fn model_chooses_by_path_properties() {
     let Some(site) = GraftSite::with_controls("select") else { return };
     let listener = site.listen();
     let model = |near: &str, far: &str| {
-        let leaf = |number: u32, arm: &str| {
+        let leaf = |number: u32, candidate: &str| {
             let others = ["mr_hybla", "mr_westwood", "mr_nobody"].map(|other| {
-                let right = u8::from(other == arm);
-                format!("{{\"arm\":\"{other}\",\"right\":{right},\"utility\":{right}}}")
+                let right = u8::from(other == candidate);
+                format!("{{\"candidate\":\"{other}\",\"right\":{right},\"utility\":{right}}}")
             });
             let mut ranking = others.to_vec();
-            ranking.sort_by_key(|rank| !rank.contains(arm));
+            ranking.sort_by_key(|rank| !rank.contains(candidate));
             format!("{{\"leaf\":{{\"number\":{number},\"examples\":1,\"ranking\":[{}]}}}}", ranking.join(","))
         };
         let text = format!(
-            "{{\"version\":1,\"about\":\"a test\",\"arms\":[\"mr_hybla\",\"mr_westwood\",\"mr_nobody\"],\"tree\":{{\"split\":\
+            "{{\"version\":1,\"about\":\"a test\",\"candidates\":[\"mr_hybla\",\"mr_westwood\",\"mr_nobody\"],\"tree\":{{\"split\":\
              {{\"by\":\"rtt\",\"at\":40.0,\"unknown\":\"above\",\"below\":{},\"above\":{}}}}}}}",
             leaf(0, near),
             leaf(1, far)

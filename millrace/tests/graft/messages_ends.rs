@@ -1,4 +1,4 @@
-//! Tests of message sessions of every kind, and of their end when the watchdog process (keeper), a daemon, an address
+//! Tests of message sessions of every kind, and of their end when the watchdog process, a daemon, an address
 //! or an agreement is gone.
 
 use std::{process::Command, thread};
@@ -144,20 +144,20 @@ fn different_parity_settings_are_refused_with_a_reason() {
     assert_eq!(near_host.status().refusals.get("unreachable"), Some(&1));
 }
 
-/// The daemon must replace its watchdog process (keeper) after it was killed. The new process must hold all lent
+/// The daemon must replace its watchdog process after it was killed. The new process must hold all lent
 /// sockets.
 #[test]
 fn killed_watchdog_process_is_replaced() {
-    let Some(site) = GraftSite::new("keeper") else { return };
+    let Some(site) = GraftSite::new("watchdog") else { return };
     let [near_host, _far_host] = hosts(&site, "");
     let (mut near, mut far) = pair(&site, &["reliability"]);
     let listener = asks(&site, 1, "other").listen().unwrap();
     let (_control, socket) = raw(&site, 0, "other");
     let _theirs = listener.accept().unwrap();
-    let first = keeper_of(&near_host);
+    let first = watchdog_of(&near_host);
     kill(first, Signal::SIGKILL).unwrap();
-    wait_for("another keeper", || near_host.log().contains("another one is started"));
-    wait_until("another process", || keeper_of(&near_host), |keeper| *keeper != first);
+    wait_for("another watchdog", || near_host.log().contains("another one is started"));
+    wait_until("another process", || watchdog_of(&near_host), |watchdog| *watchdog != first);
     // The daemon gives the new watchdog process all sockets before it answers this request.
     let _ = near_host.lent();
     near.send(SECRET).unwrap();
@@ -183,7 +183,7 @@ fn killed_watchdog_process_is_replaced() {
     assert!(matches!(over, Error::Over(_)), "{over}");
 }
 
-/// The daemon and its watchdog process (keeper) are killed at the same moment. The library itself must detect that the
+/// The daemon and its watchdog process are killed at the same moment. The library itself must detect that the
 /// daemon is gone, and send nothing afterwards.
 #[test]
 fn library_without_daemon_and_watchdog_sends_nothing() {
@@ -192,11 +192,11 @@ fn library_without_daemon_and_watchdog_sends_nothing() {
     let (mut near, mut far) = pair(&site, &["reliability"]);
     near.send(SECRET).unwrap();
     assert_eq!(message(&mut far), SECRET);
-    let keeper = keeper_of(&near_host);
-    // The watchdog process (keeper) is stopped first, so that it cannot shut down the sockets after the daemon's death.
-    kill(keeper, Signal::SIGSTOP).unwrap();
+    let watchdog = watchdog_of(&near_host);
+    // The watchdog process is stopped first, so that it cannot shut down the sockets after the daemon's death.
+    kill(watchdog, Signal::SIGSTOP).unwrap();
     near_host.signal(Signal::SIGKILL);
-    kill(keeper, Signal::SIGKILL).unwrap();
+    kill(watchdog, Signal::SIGKILL).unwrap();
     event(
         &mut near,
         |event| matches!(event, SessionEvent::Closed { reason } if reason.contains("daemon has closed")),
@@ -212,10 +212,10 @@ fn library_without_daemon_and_watchdog_sends_nothing() {
     );
 }
 
-/// Returns the watchdog process (keeper), a child of the daemon's process for sessions.
-fn keeper_of(host: &MessageHost<'_>) -> nix::unistd::Pid {
+/// Returns the watchdog process, a child of the daemon's process for sessions.
+fn watchdog_of(host: &MessageHost<'_>) -> nix::unistd::Pid {
     let daemon = host.part().to_string();
-    wait_for("its keeper", || {
+    wait_for("its watchdog", || {
         let found = Command::new("ps").args(["-o", "pid=,args=", "--ppid", &daemon]).output().unwrap();
         let found = String::from_utf8(found.stdout).unwrap();
         let line = found.lines().find(|line| line.contains("sessions-keep")).ok_or(&found)?;

@@ -36,7 +36,7 @@ pub enum Error {
 ///
 /// The first session sets the broadcast's group numbers. Later sessions continue them, so viewers see a gap but no
 /// repeated group IDs.
-pub(crate) struct BroadcastKeeper {
+pub(crate) struct BroadcastPublisher {
     pub remote: Remote,
     pub broadcast: Arc<Broadcast>,
     /// Whether to push the tracks with PUBLISH.
@@ -65,7 +65,7 @@ pub(crate) struct ServingSession {
 impl ServingSession {
     /// Waits until everything is delivered to subscribers. Call it after the end of the broadcast.
     pub async fn delivered(mut self) {
-        // The wait fails when the session ends. [`BroadcastKeeper::run`] handles that end.
+        // The wait fails when the session ends. [`BroadcastPublisher::run`] handles that end.
         let _ = self.pushed.wait_for(|pushed| *pushed).await;
         self.server.idle().await;
     }
@@ -97,7 +97,7 @@ enum KeepEnd {
     Moved(Arc<Session>, Remote),
 }
 
-impl BroadcastKeeper {
+impl BroadcastPublisher {
     /// Keeps the broadcast published at its relay, until an error makes that impossible. Returns the error.
     pub async fn run(mut self) -> Error {
         let configured = self.remote.url.clone();
@@ -182,7 +182,7 @@ impl BroadcastKeeper {
     }
 }
 
-impl BroadcastKeeper {
+impl BroadcastPublisher {
     /// Makes the group numbers begin above those that the relay has of this broadcast. This method runs before any
     /// group can be requested. Later sessions continue these numbers.
     async fn number_groups(&mut self, server: &BroadcastServer) {

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use crate::broadcast::{Broadcast, BroadcastTrack, History};
 use crate::generate::{Generated, Generator};
 pub use crate::keep::Error as SessionError;
-use crate::keep::{BroadcastKeeper, ServingSession};
+use crate::keep::{BroadcastPublisher, ServingSession};
 use crate::media::{self, Cut, FirstFragment, MediaPublisher, Packaging, Renditions, Stopped, play};
 use crate::session::Remote;
 
@@ -177,19 +177,19 @@ pub async fn publish(
     // The tracks must exist before the broadcast is announced, because subscribers may request them at once.
     let source = TrackSource::new(input, &broadcast)?;
     let (current, sessions) = watch::channel(None);
-    let keeper =
-        BroadcastKeeper { remote, broadcast: broadcast.clone(), push, reconnect, first_group, current };
+    let publisher =
+        BroadcastPublisher { remote, broadcast: broadcast.clone(), push, reconnect, first_group, current };
     let work = work(source, &broadcast, wait, sessions.clone());
     let generated = tokio::select! {
         result = work => result?,
-        error = keeper.run() => return Err(error.into()),
+        error = publisher.run() => return Err(error.into()),
         () = stop => None,
     };
     let Some(ServingSession { session, .. }) = sessions.borrow().clone() else {
         return Ok(PublishReport::default());
     };
     let path = session.connection().stats().path;
-    // `keeper.run()` was dropped above, which closes the session. This waits until the peer has received the close.
+    // `publisher.run()` was dropped above, which closes the session. This waits until the peer has received the close.
     session.closed().await;
     Ok(PublishReport {
         generated,
@@ -212,7 +212,7 @@ async fn work(
         let current = sessions.wait_for(Option::is_some).await.ok().and_then(|current| current.clone());
         match current {
             Some(current) => current,
-            // `keeper.run()` has ended with an error, which `publish` returns.
+            // `publisher.run()` has ended with an error, which `publish` returns.
             None => std::future::pending().await,
         }
     };

@@ -56,9 +56,9 @@ pub struct RelayGuard {
     /// Listen addresses with the ports that the kernel chose.
     listen: Vec<SocketAddr>,
     /// State of the gate. This lock is held while programs are attached, which takes seconds with some network cards,
-    /// so code that accepts sessions must lock only `seats`. `state` is locked before `seats`.
+    /// so code that accepts sessions must lock only `counts`. `state` is locked before `counts`.
     state: Mutex<GuardState>,
-    seats: Mutex<Seats>,
+    counts: Mutex<SessionCounts>,
 }
 
 #[derive(Default)]
@@ -91,14 +91,14 @@ struct RunningGuard {
 }
 
 /// The number of open sessions of each client.
-struct Seats {
+struct SessionCounts {
     taken: NetworkPlaces,
     /// The part of the gate that belongs to the relay (its scope), in which the gate counts each client's sessions,
     /// too. `None` without a gate.
     scope: Option<Scope>,
 }
 
-impl Default for Seats {
+impl Default for SessionCounts {
     fn default() -> Self {
         Self { taken: NetworkPlaces::new(usize::MAX, usize::MAX), scope: None }
     }
@@ -120,7 +120,7 @@ impl RelayGuard {
             this: Weak::clone(this),
             listen,
             state: Mutex::default(),
-            seats: Mutex::default(),
+            counts: Mutex::default(),
         });
         guard.change(config)?;
         Ok(guard)
@@ -177,7 +177,7 @@ impl RelayGuard {
     /// logs how it guards the interfaces.
     fn settle(&self, state: &mut GuardState, config: &Config) -> Result<(), Error> {
         let scope = state.gate.as_ref().map(|running| running.gate.scope(SCOPE)).transpose()?;
-        self.seats.lock().tell(scope, config.gate_sessions);
+        self.counts.lock().tell(scope, config.gate_sessions);
         if let Some(running) = &mut state.gate {
             running.watch.tick(&running.gate);
         }
@@ -224,11 +224,11 @@ impl RelayGuard {
 
 impl Admission for RelayGuard {
     fn may_connect(&self, client: IpAddr) -> Result<(), TooManySessions> {
-        self.seats.lock().taken.full(client).map_or(Ok(()), |full| Err(crowded(full)))
+        self.counts.lock().taken.full(client).map_or(Ok(()), |full| Err(crowded(full)))
     }
 
     fn admit(&self, client: IpAddr) -> Result<Permit, TooManySessions> {
-        self.seats.lock().take(client).map_err(crowded)?;
+        self.counts.lock().take(client).map_err(crowded)?;
         Ok(Box::new(CountedSession { guard: Weak::clone(&self.this), client }))
     }
 }
@@ -240,7 +240,7 @@ fn crowded(full: NetworkFull) -> TooManySessions {
     }
 }
 
-impl Seats {
+impl SessionCounts {
     fn take(&mut self, address: IpAddr) -> Result<(), NetworkFull> {
         self.taken.enter(address)?;
         if let Some(scope) = &self.scope {
@@ -444,7 +444,7 @@ fn room(config: &Config) -> millrace_gate::Config {
 impl Drop for CountedSession {
     fn drop(&mut self) {
         if let Some(guard) = self.guard.upgrade() {
-            guard.seats.lock().leave(self.client);
+            guard.counts.lock().leave(self.client);
         }
     }
 }
@@ -455,18 +455,18 @@ mod tests {
 
     #[test]
     fn sessions_of_a_client_and_its_network_are_bounded() {
-        let mut seats = Seats::default();
-        seats.tell(None, Some(2));
+        let mut counts = SessionCounts::default();
+        counts.tell(None, Some(2));
         let address = |n: u32| IpAddr::from([192, 0, 2, n as u8]);
-        let taken = (0..300).filter(|n| seats.take(address(n / 2)).is_ok()).count();
+        let taken = (0..300).filter(|n| counts.take(address(n / 2)).is_ok()).count();
         assert_eq!(taken, 16);
-        assert_eq!(crowded(seats.take(address(0)).unwrap_err()), TooManySessions::Client);
-        assert_eq!(crowded(seats.take(address(200)).unwrap_err()), TooManySessions::Network);
-        assert!(seats.take([198, 51, 100, 1].into()).is_ok());
+        assert_eq!(crowded(counts.take(address(0)).unwrap_err()), TooManySessions::Client);
+        assert_eq!(crowded(counts.take(address(200)).unwrap_err()), TooManySessions::Network);
+        assert!(counts.take([198, 51, 100, 1].into()).is_ok());
         // More sessions are accepted after the limit was raised, and any number after it was removed.
-        seats.tell(None, Some(3));
-        assert!(seats.take(address(200)).is_ok());
-        seats.tell(None, None);
-        assert!((0..1000).all(|_| seats.take(address(1)).is_ok()));
+        counts.tell(None, Some(3));
+        assert!(counts.take(address(200)).is_ok());
+        counts.tell(None, None);
+        assert!((0..1000).all(|_| counts.take(address(1)).is_ok()));
     }
 }

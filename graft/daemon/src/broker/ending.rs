@@ -130,7 +130,7 @@ impl SessionBroker {
     /// Removes an ended session and frees its pooled socket.
     fn let_go(&mut self, id: u64) {
         let Some(session) = self.sessions.remove(&id) else { return };
-        self.keeper.iter().for_each(|keeper| keeper.forget(&session.ends));
+        self.watchdog.iter().for_each(|watchdog| watchdog.forget(&session.ends));
         if let Some(socket) = self.sockets.get_mut(&session.ends) {
             // Only the end that has opened the session changes the socket's graft back.
             socket.is_restless = session.is_own;

@@ -158,7 +158,7 @@ impl SessionBroker {
         let datagram_bytes = self.peers.get(session.peer)?.datagram_bytes;
         let socket = self.sockets.get_mut(&session.ends)?.lend(session.user).ok()?;
         // The watchdog process has to hold a descriptor of the socket before the application can send.
-        self.keeper.iter().for_each(|keeper| keeper.keep(&session.ends, socket));
+        self.watchdog.iter().for_each(|watchdog| watchdog.keep(&session.ends, socket));
         let opened = OpenedSession {
             peer: self.peers.get(session.peer)?.name.clone(),
             service: session.service.clone(),

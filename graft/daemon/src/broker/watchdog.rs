@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "tell", rename_all = "snake_case")]
-enum KeeperMessage {
+enum WatchdogMessage {
     /// Starts a new list of sealing programs and forgets those that were sent before.
     First,
     /// Adds a sealing program, whose descriptor is attached to the message.
@@ -69,22 +69,22 @@ impl SealWatchdog {
     }
 
     pub fn guard<'a>(&mut self, egress: impl Iterator<Item = BorrowedFd<'a>>) {
-        self.tell(&KeeperMessage::First, &[]);
-        egress.for_each(|descriptor| self.tell(&KeeperMessage::Guard, &[descriptor]));
+        self.tell(&WatchdogMessage::First, &[]);
+        egress.for_each(|descriptor| self.tell(&WatchdogMessage::Guard, &[descriptor]));
         self.is_ready = true;
     }
 
     pub fn keep(&self, ends: &SessionEnds, socket: impl AsFd) {
-        self.tell(&KeeperMessage::Keep { at: ends.local.to_string() }, &[socket.as_fd()]);
+        self.tell(&WatchdogMessage::Keep { at: ends.local.to_string() }, &[socket.as_fd()]);
     }
 
     pub fn forget(&self, ends: &SessionEnds) {
-        self.tell(&KeeperMessage::Forget { at: ends.local.to_string() }, &[]);
+        self.tell(&WatchdogMessage::Forget { at: ends.local.to_string() }, &[]);
     }
 
     /// Sends a message to the watchdog process. Errors are ignored, since the broker regularly checks whether the
     /// process still runs.
-    fn tell(&self, tell: &KeeperMessage, descriptors: &[BorrowedFd<'_>]) {
+    fn tell(&self, tell: &WatchdogMessage, descriptors: &[BorrowedFd<'_>]) {
         let _ = self.control.send(tell, descriptors);
     }
 }
@@ -99,12 +99,12 @@ pub fn run() -> anyhow::Result<()> {
     let mut sockets = BTreeMap::<String, OwnedFd>::new();
     loop {
         match control.receive() {
-            ControlReceived::Record(KeeperMessage::First, _) => guards.clear(),
-            ControlReceived::Record(KeeperMessage::Guard, descriptors) => guards.extend(descriptors),
-            ControlReceived::Record(KeeperMessage::Keep { at }, descriptors) => {
+            ControlReceived::Record(WatchdogMessage::First, _) => guards.clear(),
+            ControlReceived::Record(WatchdogMessage::Guard, descriptors) => guards.extend(descriptors),
+            ControlReceived::Record(WatchdogMessage::Keep { at }, descriptors) => {
                 sockets.extend(descriptors.into_iter().map(|descriptor| (at.clone(), descriptor)));
             }
-            ControlReceived::Record(KeeperMessage::Forget { at }, _) => drop(sockets.remove(&at)),
+            ControlReceived::Record(WatchdogMessage::Forget { at }, _) => drop(sockets.remove(&at)),
             ControlReceived::Malformed(_) => {}
             ControlReceived::Nothing => {
                 poll(&mut [PollFd::new(control.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;

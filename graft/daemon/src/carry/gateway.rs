@@ -43,7 +43,7 @@ pub struct CarryGateway {
     /// The BPF programs in the kernel. They are dropped before the routing is removed.
     kernel: kernel::GatewayPrograms,
     /// The process that removes the routing if the daemon dies. `None` once the routing was removed.
-    keeper: Mutex<Option<TunnelWatchdog>>,
+    watchdog: Mutex<Option<TunnelWatchdog>>,
     settings: settings::GatewaySettings,
     listeners: Listeners,
     /// Sends refusals to clients.
@@ -78,13 +78,13 @@ impl CarryGateway {
         let listeners = Listeners::transparent()?;
         let ports = listeners.ports()?;
         let (mut kernel, asks) = kernel::GatewayPrograms::load(&Config { run, v4: ports.v4, v6: ports.v6 })?;
-        let keeper = TunnelWatchdog::start(run, &settings.interfaces)?;
+        let watchdog = TunnelWatchdog::start(run, &settings.interfaces)?;
         settings.networks.iter().try_for_each(|network| kernel.add_inside(*network))?;
         kernel.stay(STAY)?;
         kernel.attach(&settings.interfaces, None)?;
         let gateway = Self {
             kernel,
-            keeper: Mutex::new(Some(keeper)),
+            watchdog: Mutex::new(Some(watchdog)),
             settings: settings.clone(),
             listeners,
             wire: SynSender::new(None)?,
@@ -142,7 +142,7 @@ impl CarryGateway {
     pub fn detach(&self) {
         self.kernel.detach();
         // When its pipe closes, the watchdog process removes the routing and ends.
-        drop(self.keeper.lock().take());
+        drop(self.watchdog.lock().take());
     }
 
     pub fn trouble(&self) -> Option<String> {

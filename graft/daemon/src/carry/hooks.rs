@@ -52,7 +52,7 @@ struct HookState {
     peers: BTreeMap<IpAddr, (IpAddr, bool)>,
     /// Sums of the counters of hooks whose commands have ended.
     past: BTreeMap<String, u64>,
-    /// Connections whose server sees the client's address while a guard (`HookStatusText`) exists, by the broker's
+    /// Connections whose server sees the client's address while a guard (`ShownClient`) exists, by the broker's
     /// address and the server's port.
     shown: HashSet<(SocketAddr, u16)>,
 }
@@ -254,9 +254,9 @@ impl Hooks {
     }
 
     /// Makes the server see this client's address as the other end, until the returned guard is dropped.
-    pub fn show(&self, guest: Guest, client: SocketAddr) -> anyhow::Result<HookStatusText<'_>> {
+    pub fn show(&self, guest: Guest, client: SocketAddr) -> anyhow::Result<ShownClient<'_>> {
         let mut state = self.state.lock();
-        let shown = HookStatusText { hooks: self, guest };
+        let shown = ShownClient { hooks: self, guest };
         state.shown.insert(key(guest));
         let done = state.all().try_for_each(|hook| hook.show(guest, client));
         // On an error the guard `shown` is dropped, which locks `state` again, so this function releases its lock
@@ -317,7 +317,7 @@ fn is_in(cgroup: u64, top: &Path) -> bool {
 }
 
 /// Guard for one connection: while this value exists, the server sees the client's address as the other end.
-pub struct HookStatusText<'a> {
+pub struct ShownClient<'a> {
     hooks: &'a Hooks,
     guest: Guest,
 }
@@ -326,7 +326,7 @@ fn key(guest: Guest) -> (SocketAddr, u16) {
     (guest.broker, guest.server_port)
 }
 
-impl Drop for HookStatusText<'_> {
+impl Drop for ShownClient<'_> {
     fn drop(&mut self) {
         let mut state = self.hooks.state.lock();
         state.shown.remove(&key(self.guest));

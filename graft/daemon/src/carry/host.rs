@@ -30,7 +30,7 @@ use super::{
     carrier::CarrierPeer,
     context::CarryContext,
     gatewayed,
-    hooks::HookStatusText,
+    hooks::ShownClient,
     meter::TransferMeter,
     pump::{PumpEnd, PumpRole, TunnelPump, prepare},
     stream::CarrierStream,
@@ -184,7 +184,7 @@ async fn reach<'a>(
     context: &'a CarryContext,
     far: &CarrierPeer,
     open: &OpenFrame,
-) -> Result<(TcpStream, Option<HookStatusText<'a>>), CarryReason> {
+) -> Result<(TcpStream, Option<ShownClient<'a>>), CarryReason> {
     let client = client_of(context, far, open)?;
     let server = open.server;
     if !is_listed(context, server.port(), client.ip()) {
@@ -317,7 +317,7 @@ fn bound<'a>(
     context: &'a CarryContext,
     server: SocketAddr,
     client: SocketAddr,
-) -> anyhow::Result<(TcpSocket, HookStatusText<'a>)> {
+) -> anyhow::Result<(TcpSocket, ShownClient<'a>)> {
     let socket = context.hooks.socket(server)?;
     let is_shown = |broker| context.hooks.is_shown(Guest { broker, server_port: server.port() });
     // A connection from the server's own port would connect to itself if nobody listens.

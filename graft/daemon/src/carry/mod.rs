@@ -75,7 +75,7 @@ use tracing::{info, warn};
 
 use self::{
     carrier::CarrierRoute, carriers::Carriers, context::CarryContext, gateway::CarryGateway, hooks::Hooks,
-    listeners::Listeners, openings::TunnelOpenings, peer_pool::PeerKeeper, ports::PortRange,
+    listeners::Listeners, openings::TunnelOpenings, peer_pool::PeerPoolTask, ports::PortRange,
     purposes::Purposes, strict::Strict, table::TunnelTable, watch::TunnelWatch,
 };
 use super::tls::Tls;
@@ -231,7 +231,7 @@ impl TunnelBroker {
                     CarrierKind::Tcp | CarrierKind::Mptcp | CarrierKind::Sctp => {
                         let config = tcp::client_config(tls.client(peer)?);
                         let limits = self.carry.pool.clone();
-                        tasks.spawn(peer_pool::keep(PeerKeeper {
+                        tasks.spawn(peer_pool::keep(PeerPoolTask {
                             context,
                             peer: peer.clone(),
                             way,

@@ -29,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(500);
 const CALLS_MAX: usize = 16;
 
 /// The peer of a pool, the address and credentials to connect with, and the limits of the pool.
-pub struct PeerKeeper {
+pub struct PeerPoolTask {
     pub context: Arc<CarryContext>,
     pub peer: AgreementPeer,
     pub way: CarrierRoute,
@@ -39,15 +39,15 @@ pub struct PeerKeeper {
 }
 
 /// Maintains a full pool to the peer, until the settings do not name the peer any more.
-pub async fn keep(keeper: PeerKeeper) {
-    let keeper = Arc::new(keeper);
+pub async fn keep(task: PeerPoolTask) {
+    let task = Arc::new(task);
     let mut pause = PAUSE_LEAST;
     loop {
-        match keeper.begin().await {
+        match task.begin().await {
             Ok(Some((carrier, pool))) => {
-                let why = keeper.clone().hold(&carrier.far, &pool).await;
+                let why = task.clone().hold(&carrier.far, &pool).await;
                 pool.close();
-                keeper.context.carriers.remove(&carrier, why.to_owned());
+                task.context.carriers.remove(&carrier, why.to_owned());
                 // If nothing was received, the peer has closed the connection after the handshake because this host has
                 // as many connections as it may. A pause follows in that case.
                 if carrier.last_arrival() > 0 {
@@ -57,7 +57,7 @@ pub async fn keep(keeper: PeerKeeper) {
             }
             Ok(None) => return,
             Err(error) => {
-                keeper.context.carriers.lacks(&keeper.peer.name, &keeper.way, format!("{error:#}"));
+                task.context.carriers.lacks(&task.peer.name, &task.way, format!("{error:#}"));
             }
         }
         tokio::time::sleep(pause).await;
@@ -65,7 +65,7 @@ pub async fn keep(keeper: PeerKeeper) {
     }
 }
 
-impl PeerKeeper {
+impl PeerPoolTask {
     async fn call(&self) -> anyhow::Result<AuthenticatedConnection> {
         // This connection is the broker's own, so the hooks must not redirect it.
         let exempt = |socket: &_| drop(self.context.hooks.exempt(tokio::net::TcpSocket::as_fd(socket)));

@@ -8,7 +8,7 @@ use std::{
 
 use millrace_graft::{CarriedFlow, SelectedFlow, SideSetting};
 use millrace_graft_kernel::hook::RedirectedConnection;
-use millrace_graft_proto::select::{arms::CARRIED_WARM, kind::Expected};
+use millrace_graft_proto::select::{candidates::CARRIED_WARM, kind::Expected};
 use millrace_kernel::clock;
 use parking_lot::Mutex;
 
@@ -98,7 +98,7 @@ impl TunnelWatch {
             return;
         }
         // If `seen` is `None`, the broker has connected to the server by plain TCP.
-        let arm = if seen.is_some() { CARRIED_WARM } else { "in-place-by-broker" };
+        let candidate = if seen.is_some() { CARRIED_WARM } else { "in-place-by-broker" };
         let was_carried = seen.is_some();
         let seen = seen.unwrap_or_default();
         let flow = SelectedFlow {
@@ -114,7 +114,7 @@ impl TunnelWatch {
             turns: was_carried.then_some(seen.turns),
             busy: was_carried.then_some(seen.busy),
             heard: seen.heard,
-            arm: arm.to_owned(),
+            candidate: candidate.to_owned(),
         };
         self.told.lock().push(CarriedFlow::Ended { id: watched.id, flow });
     }
@@ -160,7 +160,7 @@ mod tests {
         watch.end(&all[1], Some(TunnelRecord { sent: 7, ..TunnelRecord::default() }));
         let told = watch.take();
         let [CarriedFlow::Ended { id, flow }] = &told[..] else { panic!("{told:?}") };
-        assert_eq!((*id, flow.sent, flow.arm.as_str()), (FIRST + 1, 7, CARRIED_WARM));
+        assert_eq!((*id, flow.sent, flow.candidate.as_str()), (FIRST + 1, 7, CARRIED_WARM));
         assert_eq!((flow.command.as_deref(), flow.cgroup), (Some("curl"), None));
     }
 }

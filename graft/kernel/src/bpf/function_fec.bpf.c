@@ -26,7 +26,7 @@ const volatile struct fec_config config = {
 /* Ring of the latest received packets of each session, from which lost ones are recovered. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, GRAFT_KEEPERS *COME_EACH);
+	__uint(max_entries, GRAFT_STORING_SESSIONS *COME_EACH);
 	__type(key, __u32);
 	__type(value, struct kept);
 } kept_come SEC(".maps");
@@ -180,7 +180,7 @@ struct held {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, GRAFT_KEEPERS *HELD_EACH);
+	__uint(max_entries, GRAFT_STORING_SESSIONS *HELD_EACH);
 	__type(key, __u32);
 	__type(value, struct held);
 } kept_parities SEC(".maps");

@@ -39,7 +39,7 @@
  * number of sessions that may store packets.
  */
 #define GRAFT_SESSIONS	64
-#define GRAFT_KEEPERS	16
+#define GRAFT_STORING_SESSIONS	16
 #define GRAFT_FUNCTIONS 64 /* programs of a hook, including the verdict at index 0 */
 #define GRAFT_LIST_MAX	8  /* most functions in a list */
 /* number of packets whose state (received, given up) is remembered, up to the newest */

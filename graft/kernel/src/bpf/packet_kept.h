@@ -26,7 +26,7 @@ struct kept {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, GRAFT_KEEPERS *KEPT_EACH);
+	__uint(max_entries, GRAFT_STORING_SESSIONS *KEPT_EACH);
 	__type(key, __u32);
 	__type(value, struct kept);
 } kept_packets SEC(".maps");

@@ -15,7 +15,7 @@ pub(crate) mod generated {
 }
 
 pub(crate) const SESSIONS: usize = generated::GRAFT_SESSIONS as usize;
-pub(crate) const KEEPERS: usize = generated::GRAFT_KEEPERS as usize;
+pub(crate) const STORING_SESSIONS: usize = generated::GRAFT_STORING_SESSIONS as usize;
 pub(crate) const FUNCTIONS: usize = generated::GRAFT_FUNCTIONS as usize;
 pub(crate) const LIST: usize = generated::GRAFT_LIST_MAX as usize;
 pub(crate) const HOOKS: usize = generated::GRAFT_HOOKS as usize;

@@ -24,12 +24,12 @@ pub struct SessionRoom {
     /// Most sessions that may be open at the same time.
     pub sessions: u32,
     /// Most sessions whose functions may store packets. They are the sessions with the lowest indices.
-    pub keepers: u32,
+    pub storing_sessions: u32,
 }
 
 impl Default for SessionRoom {
     fn default() -> Self {
-        Self { sessions: intf::SESSIONS as u32, keepers: intf::KEEPERS as u32 }
+        Self { sessions: intf::SESSIONS as u32, storing_sessions: intf::STORING_SESSIONS as u32 }
     }
 }
 
@@ -40,7 +40,7 @@ impl SessionRoom {
         const OF_SESSIONS: [MapType; 4] =
             [MapType::Array, MapType::PercpuArray, MapType::Hash, MapType::ArrayOfMaps];
         let (unit, wanted) = match name.starts_with(KEPT) {
-            true => (intf::KEEPERS as u32, self.keepers),
+            true => (intf::STORING_SESSIONS as u32, self.storing_sessions),
             false => (intf::SESSIONS as u32, self.sessions),
         };
         // Maps of sessions were compiled with a number of entries that is a multiple of the default number of sessions.
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn maps_of_sessions_grow_with_their_number() {
-        let room = SessionRoom { sessions: 1000, keepers: 20 };
+        let room = SessionRoom { sessions: 1000, storing_sessions: 20 };
         let table = [
             ("state", MapType::Array, 64, 1000),
             ("seal_keys", MapType::ArrayOfMaps, 192, 3000),
@@ -127,8 +127,8 @@ mod tests {
     fn bytes_reserved_for_a_session_match_its_maps() {
         use crate::{FUNCTIONS, packet::OpenedFunction};
         let fec = FUNCTIONS.iter().find(|(name, _)| *name == "fec").expect("fec").1;
-        let bytes = |keepers| {
-            let room = SessionRoom { sessions: 64, keepers };
+        let bytes = |storing_sessions| {
+            let room = SessionRoom { sessions: 64, storing_sessions };
             base_bytes(&room, false).expect("bytes")
                 + OpenedFunction::open(fec).expect("fec").bytes(&room).expect("bytes")
         };

@@ -1,11 +1,11 @@
-//! Chooses the candidate (arm) that suits a connection best: a congestion control, or a carrier. The model is learned
+//! Chooses the candidate that suits a connection best: a congestion control, or a carrier. The model is learned
 //! from measured transfers, people can read it, and outcomes of connections correct it.
 //!
 //! | module | what it does |
 //! | --- | --- |
 //! | [`features`] | features of a connection that are known before it begins |
 //! | [`profile`] | needs of applications, as a cost of the arrival times of bytes |
-//! | [`arms`] | names of the candidates |
+//! | [`candidates`] | names of the candidates |
 //! | [`tree`] | a decision tree, and the walk through it in words |
 //! | [`model`] | the file of a tree |
 //! | [`kind`] | predicts profile and size of a connection from earlier ones of its kind |
@@ -14,7 +14,7 @@
 //! Models are trained in the laboratory (`millrace-lab train`). The reasons for this design are in
 //! `docs/notes/design/0023-selection.md`.
 
-pub mod arms;
+pub mod candidates;
 pub mod features;
 pub mod kind;
 pub mod model;

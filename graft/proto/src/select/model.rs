@@ -12,7 +12,7 @@ pub const VERSION: u32 = 1;
 /// Largest size of a model file, bytes.
 pub const BYTES_MAX: usize = 4 << 20;
 const LEAVES_MAX: usize = 10_000;
-const ARMS_MAX: usize = 64;
+const CANDIDATES_MAX: usize = 64;
 
 /// A model: a decision tree that ranks the candidates for a connection.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -23,7 +23,7 @@ pub struct Model {
     /// Description of the measurements that the model was trained on.
     pub about: String,
     /// Names of the candidates that leaves rank: congestion controls, and carriers.
-    pub arms: Vec<String>,
+    pub candidates: Vec<String>,
     /// The decision tree.
     pub tree: Node,
 }
@@ -57,8 +57,8 @@ pub struct ModelDecision<'a> {
 
 impl Model {
     /// Makes a model of the current version.
-    pub fn new(about: String, arms: Vec<String>, tree: Node) -> Self {
-        Self { version: VERSION, about, arms, tree }
+    pub fn new(about: String, candidates: Vec<String>, tree: Node) -> Self {
+        Self { version: VERSION, about, candidates, tree }
     }
 
     /// Parses a model's file and checks it.
@@ -90,14 +90,15 @@ impl Model {
     pub fn decide(&self, features: &Features, can_be_had: impl Fn(&str) -> bool) -> ModelDecision<'_> {
         let way = self.tree.walk(&COLUMNS, &features.values());
         // The ranking is sorted, so the first possible candidate is the best one.
-        let rank = way.leaf.ranking.iter().find(|rank| can_be_had(&rank.arm));
+        let rank = way.leaf.ranking.iter().find(|rank| can_be_had(&rank.candidate));
         ModelDecision { rank, leaf: way.leaf, words: way.words }
     }
 
     fn check(&self) -> Result<(), String> {
-        let arms: BTreeSet<&str> = self.arms.iter().map(String::as_str).collect();
-        if arms.is_empty() || arms.len() > ARMS_MAX || arms.len() != self.arms.len() {
-            return Err(format!("`arms` needs 1 to {ARMS_MAX} names, each once"));
+        let candidates: BTreeSet<&str> = self.candidates.iter().map(String::as_str).collect();
+        let count = self.candidates.len();
+        if !(1..=CANDIDATES_MAX).contains(&count) || candidates.len() != count {
+            return Err(format!("`candidates` needs 1 to {CANDIDATES_MAX} names, each once"));
         }
         if self.tree.depth() > DEPTH_MAX {
             return Err(format!("the tree has {} levels: at most {DEPTH_MAX}", self.tree.depth()));
@@ -111,20 +112,20 @@ impl Model {
         if numbers.len() != leaves.len() {
             return Err("two leaves have the same number".to_owned());
         }
-        leaves.into_iter().try_for_each(|leaf| check_leaf(leaf, &arms))?;
+        leaves.into_iter().try_for_each(|leaf| check_leaf(leaf, &candidates))?;
         check_node(&self.tree)
     }
 }
 
-fn check_leaf(leaf: &Leaf, arms: &BTreeSet<&str>) -> Result<(), String> {
+fn check_leaf(leaf: &Leaf, candidates: &BTreeSet<&str>) -> Result<(), String> {
     let failed = |what: String| Err(format!("leaf {}: {what}", leaf.number));
-    let ranked: BTreeSet<&str> = leaf.ranking.iter().map(|rank| rank.arm.as_str()).collect();
-    if let Some(unknown) = ranked.difference(arms).next() {
-        return failed(format!("{unknown:?} is not among `arms`"));
+    let ranked: BTreeSet<&str> = leaf.ranking.iter().map(|rank| rank.candidate.as_str()).collect();
+    if let Some(unknown) = ranked.difference(candidates).next() {
+        return failed(format!("{unknown:?} is not among `candidates`"));
     }
     // Every leaf has to rank all candidates, since any of them may be impossible for a connection.
-    if ranked.len() != arms.len() || leaf.ranking.len() != arms.len() {
-        return failed("the ranking needs each of `arms` once".to_owned());
+    if ranked.len() != candidates.len() || leaf.ranking.len() != candidates.len() {
+        return failed("the ranking needs each of `candidates` once".to_owned());
     }
     let share = |value: f64| (0.0..=1.0).contains(&value);
     if !leaf.ranking.iter().all(|rank| share(rank.right) && share(rank.utility)) {
@@ -177,8 +178,8 @@ pub(super) mod tests {
     use super::*;
 
     pub(crate) fn model() -> Model {
-        let arms = ["bbr", "carried-warm", "cubic"].map(str::to_owned).to_vec();
-        let mut model = Model::new("a test".into(), arms, tree());
+        let candidates = ["bbr", "carried-warm", "cubic"].map(str::to_owned).to_vec();
+        let mut model = Model::new("a test".into(), candidates, tree());
         complete(&mut model.tree);
         model
     }
@@ -187,12 +188,12 @@ pub(super) mod tests {
     fn complete(node: &mut Node) {
         match node {
             Node::Leaf(leaf) => {
-                for arm in ["bbr", "carried-warm", "cubic"] {
-                    if leaf.ranking.iter().all(|rank| rank.arm != arm) {
-                        leaf.ranking.push(Rank { arm: arm.into(), right: 0.0, utility: 0.0 });
+                for candidate in ["bbr", "carried-warm", "cubic"] {
+                    if leaf.ranking.iter().all(|rank| rank.candidate != candidate) {
+                        leaf.ranking.push(Rank { candidate: candidate.into(), right: 0.0, utility: 0.0 });
                     }
                 }
-                leaf.ranking.dedup_by(|one, other| one.arm == other.arm);
+                leaf.ranking.dedup_by(|one, other| one.candidate == other.candidate);
             }
             Node::Split(split) => {
                 complete(&mut split.below);
@@ -213,10 +214,10 @@ pub(super) mod tests {
     fn decision_uses_only_available_candidates() {
         let model = model();
         let features: Features = "loss=2,offer=carrier".parse().unwrap();
-        let arm = |can: fn(&str) -> bool| model.decide(&features, can).rank.map(|rank| rank.arm.as_str());
-        assert_eq!(arm(|_| true), Some("carried-warm"));
-        assert_eq!(arm(|arm| arm != "carried-warm"), Some("cubic"));
-        assert_eq!(arm(|_| false), None);
+        let best = |can: fn(&str) -> bool| Some(model.decide(&features, can).rank?.candidate.as_str());
+        assert_eq!(best(|_| true), Some("carried-warm"));
+        assert_eq!(best(|name| name != "carried-warm"), Some("cubic"));
+        assert_eq!(best(|_| false), None);
         let decision = model.decide(&features, |_| true);
         assert_eq!((decision.leaf.number, decision.words.len()), (2, 2));
     }
@@ -236,11 +237,17 @@ pub(super) mod tests {
                 good.replace("\"carrier\": {", "\"nothing\": {"),
                 "branch by \"offer\": it needs a subtree for each of: nothing",
             ),
-            (good.replacen("\"arm\": \"bbr\"", "\"arm\": \"vegas\"", 1), "\"vegas\" is not among `arms`"),
-            (good.replacen("\"arm\": \"bbr\"", "\"arm\": \"cubic\"", 1), "each of `arms` once"),
+            (
+                good.replacen("\"candidate\": \"bbr\"", "\"candidate\": \"vegas\"", 1),
+                "\"vegas\" is not among `candidates`",
+            ),
+            (
+                good.replacen("\"candidate\": \"bbr\"", "\"candidate\": \"cubic\"", 1),
+                "each of `candidates` once",
+            ),
             (good.replace("\"number\": 1", "\"number\": 0"), "the same number"),
             (good.replacen("0.9", "1.5", 1), "from 0 to 1"),
-            (good.replacen("\"arms\": [", "\"arms\": [\"bbr\",", 1), "each once"),
+            (good.replacen("\"candidates\": [", "\"candidates\": [\"bbr\",", 1), "each once"),
             (good.replace("\"unknown\": \"below\"", "\"unknown\": \"left\""), "unknown variant `left`"),
         ];
         for (text, wanted) in table {

@@ -51,7 +51,7 @@ pub enum DecisionReason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CandidateDecision<'a> {
     /// Name of the candidate.
-    pub arm: &'a str,
+    pub candidate: &'a str,
     /// Why the candidate was chosen.
     pub why: DecisionReason,
 }
@@ -60,7 +60,7 @@ pub struct CandidateDecision<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct CandidateRecord {
     /// Name of the candidate.
-    pub arm: String,
+    pub candidate: String,
     /// Number of remembered outcomes.
     pub outcomes: usize,
     /// How many of the remembered outcomes were bad.
@@ -73,7 +73,7 @@ pub struct CandidateRecord {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OnlineState {
-    arms: BTreeMap<String, Vec<ConnectionOutcome>>,
+    candidates: BTreeMap<String, Vec<ConnectionOutcome>>,
     /// The candidate that is used instead of the model's, and why; `None`: the model's candidate is used.
     instead: Option<(String, DecisionReason)>,
     connections: u64,
@@ -135,10 +135,10 @@ impl<K: Ord + Clone> Online<K> {
     }
 
     /// Restores stored states. The file may have been edited, so the usual bounds are applied, and only candidates in
-    /// `arms` are restored.
-    pub fn recall(&mut self, known: impl IntoIterator<Item = (K, OnlineState)>, arms: &[String]) {
+    /// `candidates` are restored.
+    pub fn recall(&mut self, known: impl IntoIterator<Item = (K, OnlineState)>, candidates: &[String]) {
         for (key, place) in known {
-            let place = place.checked(|arm| arm == self.plain || arms.iter().any(|it| it == arm));
+            let place = place.checked(|name| name == self.plain || candidates.iter().any(|it| it == name));
             let used = self.used(&key);
             *used = OnlineState { used: used.used, ..place };
         }
@@ -154,25 +154,25 @@ impl<K: Ord + Clone> Online<K> {
     }
 
     fn find_by_name<'a>(&'a self, ranked: &[&'a str], name: &str) -> Option<&'a str> {
-        ranked.iter().copied().chain([self.plain.as_str()]).find(|arm| *arm == name)
+        ranked.iter().copied().chain([self.plain.as_str()]).find(|candidate| *candidate == name)
     }
 
     fn current<'a>(&'a self, key: &K, ranked: &[&'a str]) -> CandidateDecision<'a> {
         let instead = self.places.get(key).and_then(|place| place.instead.as_ref());
-        let instead = instead.and_then(|(arm, why)| Some((self.find_by_name(ranked, arm)?, *why)));
+        let instead = instead.and_then(|(name, why)| Some((self.find_by_name(ranked, name)?, *why)));
         let learned = || (ranked.first().copied().unwrap_or(&self.plain), DecisionReason::Learned);
-        let (arm, why) = instead.unwrap_or_else(learned);
-        CandidateDecision { arm, why }
+        let (candidate, why) = instead.unwrap_or_else(learned);
+        CandidateDecision { candidate, why }
     }
 
     /// Adds the outcome of a connection, unless its key was dropped. `learned` is the model's candidate.
-    pub fn report(&mut self, key: &K, learned: &str, arm: &str, outcome: ConnectionOutcome) {
+    pub fn report(&mut self, key: &K, learned: &str, candidate: &str, outcome: ConnectionOutcome) {
         let Some(place) = self.places.get_mut(key) else { return };
         // An outcome without a finite cost is ignored, since it could not be compared in a median.
         if !outcome.cost.is_finite() {
             return;
         }
-        let outcomes = place.arms.entry(arm.to_owned()).or_default();
+        let outcomes = place.candidates.entry(candidate.to_owned()).or_default();
         outcomes.push(outcome);
         if outcomes.len() > WINDOW {
             outcomes.remove(0);
@@ -183,14 +183,14 @@ impl<K: Ord + Clone> Online<K> {
     /// Returns the outcomes of each candidate that was used for the key.
     pub fn tried(&self, key: &K) -> Vec<CandidateRecord> {
         let place = self.places.get(key);
-        let arms = place.into_iter().flat_map(|place| &place.arms);
-        arms.map(|(arm, all)| CandidateRecord {
-            arm: arm.clone(),
+        let candidates = place.into_iter().flat_map(|place| &place.candidates);
+        let record = |(name, all): (&String, &Vec<ConnectionOutcome>)| CandidateRecord {
+            candidate: name.clone(),
             outcomes: all.len(),
-            bad: all.iter().filter(|outcome| outcome.is_bad).count(),
-            cost: place.and_then(|place| place.median(arm)),
-        })
-        .collect()
+            bad: bad_outcomes(all),
+            cost: place.and_then(|place| place.median(name)),
+        };
+        candidates.map(record).collect()
     }
 
     /// Returns how many connections were counted for the key, and how many of them explored another candidate.
@@ -219,14 +219,18 @@ impl<K: Ord + Clone> Online<K> {
     }
 }
 
+fn bad_outcomes(outcomes: &[ConnectionOutcome]) -> usize {
+    outcomes.iter().filter(|outcome| outcome.is_bad).count()
+}
+
 impl OnlineState {
-    fn checked(mut self, is_arm: impl Fn(&str) -> bool) -> Self {
-        self.arms.retain(|arm, _| is_arm(arm));
-        for outcomes in self.arms.values_mut() {
+    fn checked(mut self, is_candidate: impl Fn(&str) -> bool) -> Self {
+        self.candidates.retain(|candidate, _| is_candidate(candidate));
+        for outcomes in self.candidates.values_mut() {
             outcomes.retain(|outcome| outcome.cost.is_finite());
             outcomes.drain(..outcomes.len().saturating_sub(WINDOW));
         }
-        self.instead = self.instead.filter(|(arm, why)| is_arm(arm) && *why != DecisionReason::Learned);
+        self.instead.take_if(|(name, why)| !is_candidate(name) || *why == DecisionReason::Learned);
         self.connections = self.connections.min(COUNTED_MAX);
         // Stored counts may have been edited, and must not allow more exploration than usual.
         self.explored = self.explored.min(self.connections);
@@ -240,21 +244,21 @@ impl OnlineState {
         if (self.explored + 1) * 100 > self.connections * EXPLORED_PERCENT || chance >= 0.5 {
             return None;
         }
-        let can = |arm: &str| ranked.contains(&arm) || arm == plain;
+        let can = |candidate: &str| ranked.contains(&candidate) || candidate == plain;
         let now = match &self.instead {
-            Some((arm, _)) if can(arm) => arm.as_str(),
+            Some((candidate, _)) if can(candidate) => candidate.as_str(),
             _ => ranked.first().copied().unwrap_or(plain),
         };
         // Plain TCP may always be explored, even if the model does not rank it.
         let others = ranked.iter().copied().chain([plain]).filter(|other| *other != now);
-        let known = |arm: &str| self.arms.get(arm).map_or(0, Vec::len);
+        let known = |candidate: &str| self.candidates.get(candidate).map_or(0, Vec::len);
         let other = others.min_by_key(|other| known(other))?.to_owned();
         self.explored += 1;
         Some(other)
     }
 
     fn decide(&mut self, learned: &str, plain: &str) {
-        let now = self.instead.as_ref().map_or(learned, |(arm, _)| arm.as_str()).to_owned();
+        let now = self.instead.as_ref().map_or(learned, |(candidate, _)| candidate.as_str()).to_owned();
         // A key has one of three states: the model's choice (`instead` is None), plain TCP after bad outcomes
         // (Doubted), or a candidate with a clearly lower median cost (Found). Doubted becomes Found, or ends, once
         // plain TCP has enough outcomes.
@@ -274,18 +278,19 @@ impl OnlineState {
     /// Returns a candidate whose median cost is clearly lower than that of `now`, if both have enough outcomes.
     fn better(&self, now: &str) -> Option<String> {
         let cost = self.median(now)?;
-        let others = self.arms.keys().filter_map(|arm| Some((arm, self.median(arm)?)));
-        let (arm, least) = others.min_by(|one, other| one.1.total_cmp(&other.1))?;
+        let others = self.candidates.keys().filter_map(|name| Some((name, self.median(name)?)));
+        let (candidate, least) = others.min_by(|one, other| one.1.total_cmp(&other.1))?;
         // A margin of a tenth keeps equally good candidates from replacing each other by chance.
-        (least < cost * BETTER).then(|| arm.clone())
+        (least < cost * BETTER).then(|| candidate.clone())
     }
 
-    fn is_bad(&self, arm: &str) -> bool {
-        self.arms.get(arm).is_some_and(|all| all.iter().filter(|outcome| outcome.is_bad).count() >= BAD)
+    fn is_bad(&self, candidate: &str) -> bool {
+        self.candidates.get(candidate).is_some_and(|all| bad_outcomes(all) >= BAD)
     }
 
-    fn median(&self, arm: &str) -> Option<f64> {
-        let mut costs: Vec<f64> = self.arms.get(arm)?.iter().map(|outcome| outcome.cost).collect();
+    fn median(&self, candidate: &str) -> Option<f64> {
+        let outcomes = self.candidates.get(candidate)?;
+        let mut costs: Vec<f64> = outcomes.iter().map(|outcome| outcome.cost).collect();
         costs.sort_unstable_by(f64::total_cmp);
         (costs.len() >= ENOUGH).then(|| costs.get(costs.len() / 2).copied())?
     }
@@ -316,20 +321,20 @@ mod tests {
         fn connect(&mut self, online: &mut Online<u8>) -> (String, bool) {
             let chance = self.random();
             let (choice, other) = online.plan(&1, &RANKED, chance, true);
-            let arm = other.unwrap_or(choice.arm).to_owned();
+            let candidate = other.unwrap_or(choice.candidate).to_owned();
             let is_tried = other.is_some();
             online.passed(&1, 1);
-            let at = RANKED.iter().position(|it| *it == arm).expect("one of them");
+            let at = RANKED.iter().position(|it| *it == candidate).expect("one of them");
             let cost = self.costs[at] * (1.0 + self.random());
-            online.report(&1, "pcc", &arm, ConnectionOutcome { cost, is_bad: cost > self.usual });
-            (arm, is_tried)
+            online.report(&1, "pcc", &candidate, ConnectionOutcome { cost, is_bad: cost > self.usual });
+            (candidate, is_tried)
         }
     }
 
     /// Returns the candidate that is used instead of the model's; `None` if the model's is used.
     fn instead<K: Ord + Clone>(online: &mut Online<K>, key: &K) -> Option<(String, DecisionReason)> {
         let (choice, _) = online.plan(key, &RANKED, 1.0, false);
-        (choice.why != DecisionReason::Learned).then(|| (choice.arm.to_owned(), choice.why))
+        (choice.why != DecisionReason::Learned).then(|| (choice.candidate.to_owned(), choice.why))
     }
 
     #[test]
@@ -338,7 +343,7 @@ mod tests {
             let mut online = Online::new("cubic", 10);
             let mut world = CostWorld { random: seed, costs: [5.0, 5.0, 1.0], usual: 1.9 };
             let all: Vec<_> = (0..500).map(|_| world.connect(&mut online)).collect();
-            let wrong = all[50..].iter().filter(|(arm, tried)| arm != "cubic" && !tried).count();
+            let wrong = all[50..].iter().filter(|(candidate, tried)| candidate != "cubic" && !tried).count();
             assert_eq!(wrong, 0, "seed {seed}: {:?}", &all[..50]);
             let explored = all.iter().filter(|(_, tried)| *tried).count();
             assert!(explored <= 10, "seed {seed}: {explored} of 500");
@@ -352,7 +357,7 @@ mod tests {
             let mut online = Online::new("cubic", 10);
             let mut world = CostWorld { random: seed, costs: [1.0, 3.0, 5.0], usual: 1.9 };
             let all: Vec<_> = (0..1000).map(|_| world.connect(&mut online)).collect();
-            left += all.iter().filter(|(arm, tried)| arm != "pcc" && !tried).count();
+            left += all.iter().filter(|(candidate, tried)| candidate != "pcc" && !tried).count();
             assert!(all.iter().any(|(_, tried)| *tried), "it is not blind");
             assert_eq!(instead(&mut online, &1), None, "seed {seed}");
         }
@@ -389,7 +394,7 @@ mod tests {
         assert_eq!(instead(&mut online, &1), Some(("cubic".to_owned(), DecisionReason::Doubted)));
         assert_eq!(
             online.plan(&2, &RANKED, 1.0, true).0,
-            CandidateDecision { arm: "pcc", why: DecisionReason::Learned }
+            CandidateDecision { candidate: "pcc", why: DecisionReason::Learned }
         );
         for peer in 3..1000 {
             online.plan(&peer, &RANKED, 1.0, true);
@@ -413,7 +418,7 @@ mod tests {
             while passed < 5000 {
                 let chance = world.random();
                 let (choice, other) = online.plan(&1, &RANKED, chance, true);
-                assert_eq!(choice, CandidateDecision { arm: "pcc", why: DecisionReason::Learned });
+                assert_eq!(choice, CandidateDecision { candidate: "pcc", why: DecisionReason::Learned });
                 tried += u64::from(other.is_some_and(|other| other != "pcc"));
                 assert!(tried * 100 <= passed * 2, "seed {seed}: {tried} of {passed}");
                 let crowd = (world.random() * 30.0) as u64;
@@ -432,23 +437,24 @@ mod tests {
         online.plan(&1, &RANKED, 1.0, true);
         (0..4).for_each(|_| online.report(&1, "pcc", "pcc", ConnectionOutcome { cost: 9.0, is_bad: true }));
         let (choice, _) = online.plan(&1, &RANKED, 1.0, true);
-        assert_eq!(choice, CandidateDecision { arm: "cubic", why: DecisionReason::Doubted });
+        assert_eq!(choice, CandidateDecision { candidate: "cubic", why: DecisionReason::Doubted });
         online.report(&1, "pcc", "cubic", ConnectionOutcome { cost: 1.0, is_bad: false });
         let tried = online.tried(&1);
-        let told: Vec<_> = tried.iter().map(|it| (it.arm.as_str(), it.outcomes, it.bad, it.cost)).collect();
+        let told: Vec<_> =
+            tried.iter().map(|it| (it.candidate.as_str(), it.outcomes, it.bad, it.cost)).collect();
         assert_eq!(told, [("cubic", 1, 0, None), ("pcc", 4, 4, Some(9.0))]);
         (0..3)
             .for_each(|_| online.report(&1, "pcc", "cubic", ConnectionOutcome { cost: 1.0, is_bad: false }));
         assert_eq!(
             online.plan(&1, &RANKED, 1.0, true).0,
-            CandidateDecision { arm: "cubic", why: DecisionReason::Found }
+            CandidateDecision { candidate: "cubic", why: DecisionReason::Found }
         );
         // A candidate that has become impossible is not used, however good its outcomes were.
         (0..4).for_each(|_| online.report(&1, "pcc", "bbr", ConnectionOutcome { cost: 0.1, is_bad: false }));
-        assert_eq!(online.plan(&1, &RANKED, 1.0, true).0.arm, "bbr");
+        assert_eq!(online.plan(&1, &RANKED, 1.0, true).0.candidate, "bbr");
         assert_eq!(
             online.plan(&1, &["pcc"], 1.0, true).0,
-            CandidateDecision { arm: "pcc", why: DecisionReason::Learned }
+            CandidateDecision { candidate: "pcc", why: DecisionReason::Learned }
         );
         online.passed(&9, 5);
         assert_eq!((online.counted(&9), online.tried(&9)), ((0, 0), Vec::new()));
@@ -466,9 +472,9 @@ mod tests {
         }
         let text = serde_json::to_string(&online.learned_places()).expect("JSON");
         let known: Vec<(u8, OnlineState)> = serde_json::from_str(&text).expect("as it was");
-        let arms = RANKED.map(str::to_owned);
+        let candidates = RANKED.map(str::to_owned);
         let mut other = Online::new("cubic", 2);
-        other.recall(known, &arms);
+        other.recall(known, &candidates);
         assert_eq!((other.places(), other.tried(&1)), (2, Vec::new()), "the latest have the room");
         for key in [2, 3] {
             assert_eq!((other.tried(&key), other.counted(&key)), (online.tried(&key), (100, 0)));
@@ -479,7 +485,8 @@ mod tests {
 
     #[test]
     fn invalid_stored_online_states_are_ignored() {
-        let place = |arms: &str, rest: &str| format!("[[1,{{\"arms\":{{{arms}}},{rest}}}]]");
+        let place =
+            |candidates: &str, rest: &str| format!("[[1,{{\"candidates\":{{{candidates}}},{rest}}}]]");
         let many = "{\"cost\":9.0,\"is_bad\":true},".repeat(500) + "{\"cost\":1.0,\"is_bad\":false}";
         let table = [
             (
@@ -516,7 +523,7 @@ mod tests {
         let mut online = Online::new("cubic", 3);
         assert_eq!(
             online.plan(&1, &[], 0.0, true).0,
-            CandidateDecision { arm: "cubic", why: DecisionReason::Learned }
+            CandidateDecision { candidate: "cubic", why: DecisionReason::Learned }
         );
     }
 }

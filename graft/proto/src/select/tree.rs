@@ -80,7 +80,7 @@ pub struct Leaf {
 #[serde(deny_unknown_fields)]
 pub struct Rank {
     /// Name of the candidate.
-    pub arm: String,
+    pub candidate: String,
     /// Share of the leaf's training examples for which the candidate was the best choice.
     pub right: f64,
     /// Mean utility of the candidate over the leaf's training examples, from 0 to 1.
@@ -205,13 +205,13 @@ pub(super) mod tests {
     use super::super::features::{COLUMNS, Features};
     use super::*;
 
-    pub(crate) fn leaf(number: u32, arm: &str) -> Node {
-        let rank = |arm: &str, right| Rank { arm: arm.into(), right, utility: right };
+    pub(crate) fn leaf(number: u32, candidate: &str) -> Node {
+        let rank = |candidate: &str, right| Rank { candidate: candidate.into(), right, utility: right };
         Node::Leaf(Leaf {
             number,
             examples: 10.0,
             usual: None,
-            ranking: vec![rank(arm, 0.9), rank("cubic", 0.1)],
+            ranking: vec![rank(candidate, 0.9), rank("cubic", 0.1)],
         })
     }
 

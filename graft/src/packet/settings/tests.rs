@@ -212,7 +212,7 @@ fn sessions_beyond_the_memory_for_kept_packets_are_refused() {
     let error = parse(&many(64)).expect_err("65");
     assert!(error.contains("65 sessions are more than max-sessions = 64: set max-sessions = 65"), "{error}");
     let settings = parse(&with("max-sessions = 10000", &many(9999))).expect("10,000");
-    assert_eq!((settings.room.sessions, settings.room.keepers), (10_000, 16));
+    assert_eq!((settings.room.sessions, settings.room.storing_sessions), (10_000, 16));
     for sessions in [0, 16_385] {
         let error = parse(&with(&format!("max-sessions = {sessions}"), &many(1))).expect_err("out of range");
         assert!(error.contains("max-sessions is from 1 to 16384"), "{error}");

@@ -25,7 +25,7 @@ pub struct ConnectionRecord {
     /// Reason why the connection uses its candidate (congestion control or carrier): `learned`, `explored`, `doubted`,
     /// `found`, `first`, `fallback` or `rule`.
     pub why: &'static str,
-    pub arm: String,
+    pub candidate: String,
     /// Purpose that was predicted, or `None` if the choice did not use a purpose.
     pub purpose: Option<status::PurposeStatus>,
     /// The model's choice for the connection's path, or `None` if no choice was made yet.
@@ -59,7 +59,7 @@ pub struct ConnectionRecords {
     ended: VecDeque<ConnectionRecord>,
     by_why: BTreeMap<&'static str, u64>,
     /// Number of connections by tier (tunnelled or not) and candidate (congestion control or carrier).
-    by_arm: BTreeMap<(&'static str, String), u64>,
+    by_candidate: BTreeMap<(&'static str, String), u64>,
     /// Numbers of ended connections whose outcome was good, bad, and not judged.
     judged: [u64; 3],
     /// Number of connections whose records were dropped before their end was known.
@@ -72,7 +72,7 @@ impl ConnectionRecords {
     pub fn begin(&mut self, id: u64, record: ConnectionRecord) {
         *self.by_why.entry(record.why).or_default() += 1;
         let tier = if record.carried { "carried" } else { "in-place" };
-        *self.by_arm.entry((tier, record.arm.clone())).or_default() += 1;
+        *self.by_candidate.entry((tier, record.candidate.clone())).or_default() += 1;
         if self.live.len() >= LIVE_MAX && !self.live.contains_key(&id) {
             self.forgotten += 1;
             return;
@@ -137,16 +137,16 @@ impl ConnectionRecords {
         let mut live = BTreeMap::<String, u64>::new();
         for record in self.live.values() {
             let tier = if record.carried { "carried" } else { "in-place" };
-            *live.entry(format!("{tier}/{}", record.arm)).or_default() += 1;
+            *live.entry(format!("{tier}/{}", record.candidate)).or_default() += 1;
         }
         let [good, bad, unjudged] = self.judged;
         let judged = [("good", good), ("bad", bad), ("not-judged", unjudged)];
         status::SelectionStatus {
             live,
             connections: self
-                .by_arm
+                .by_candidate
                 .iter()
-                .map(|((tier, arm), count)| (format!("{tier}/{arm}"), *count))
+                .map(|((tier, candidate), count)| (format!("{tier}/{candidate}"), *count))
                 .collect(),
             reasons: self.by_why.iter().map(|(why, count)| ((*why).to_owned(), *count)).collect(),
             outcomes: judged.map(|(name, count)| (name.to_owned(), count)).into(),
@@ -171,7 +171,7 @@ impl ConnectionRecord {
             side: if self.side == SideSetting::Client { "client" } else { "server" }.to_owned(),
             rule: self.rule.clone(),
             tier: if self.carried { "carried" } else { "in-place" }.to_owned(),
-            arm: self.arm.clone(),
+            candidate: self.candidate.clone(),
             carrier: self.carrier.clone(),
             why: self.why.to_owned(),
             age_s: now_ns.saturating_sub(self.began_ns) as f64 / 1e9,

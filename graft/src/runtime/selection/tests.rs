@@ -4,11 +4,11 @@ use super::*;
 use crate::{flow::tests::flow, paths::Monitor};
 
 /// A model that chooses cubic for short paths. For long paths it chooses a carrier, or pcc if there is no carrier.
-const MODEL: &str = r#"{"version":1,"about":"a test","arms":["pcc","cubic","carried-warm"],"tree":{"split":{"by":"rtt","at":50,"unknown":"below",
-    "below":{"leaf":{"number":0,"examples":9,"usual":2,"ranking":[{"arm":"cubic","right":1,"utility":1},{"arm":"pcc","right":0,"utility":0},
-        {"arm":"carried-warm","right":0,"utility":0}]}},
-    "above":{"leaf":{"number":1,"examples":9,"usual":2,"ranking":[{"arm":"carried-warm","right":1,"utility":1},
-        {"arm":"pcc","right":0.5,"utility":0.5},{"arm":"cubic","right":0,"utility":0}]}}}}}"#;
+const MODEL: &str = r#"{"version":1,"about":"a test","candidates":["pcc","cubic","carried-warm"],"tree":{"split":{"by":"rtt","at":50,"unknown":"below",
+    "below":{"leaf":{"number":0,"examples":9,"usual":2,"ranking":[{"candidate":"cubic","right":1,"utility":1},{"candidate":"pcc","right":0,"utility":0},
+        {"candidate":"carried-warm","right":0,"utility":0}]}},
+    "above":{"leaf":{"number":1,"examples":9,"usual":2,"ranking":[{"candidate":"carried-warm","right":1,"utility":1},
+        {"candidate":"pcc","right":0.5,"utility":0.5},{"candidate":"cubic","right":0,"utility":0}]}}}}}"#;
 
 fn settings(tier: &str) -> Settings {
     let rule = |name: &str, peer: &str, how: &str| {
@@ -79,7 +79,8 @@ impl SelectionBench {
     }
 
     fn begin(&mut self, id: u64, peer: &str, choice: &PathCandidates, explored: bool) -> SelectedEvent {
-        let arm = if explored { choice.grant.clone().expect("a grant") } else { choice.arm.clone() };
+        let candidate =
+            if explored { choice.grant.clone().expect("a grant") } else { choice.candidate.clone() };
         let told = SelectedEvent {
             what: SelectedEventKind::Began,
             side: millrace_graft_kernel::RuleSide::Client,
@@ -91,7 +92,7 @@ impl SelectionBench {
             rule: 1,
             serial: choice.serial,
             explored,
-            congestion: arm.congestion,
+            congestion: candidate.congestion,
             command: Some("curl".to_owned()),
             duration: Duration::from_millis(100),
             sent: 0,
@@ -123,8 +124,8 @@ fn choice_follows_the_measurements_of_each_path() {
             SelectionOrder::Choose { peer, rule, choice } => (
                 peer.to_string(),
                 *rule,
-                choice.arm.congestion.clone().unwrap_or_default(),
-                choice.arm.carried,
+                choice.candidate.congestion.clone().unwrap_or_default(),
+                choice.candidate.carried,
             ),
             other => panic!("{other:?}"),
         })
@@ -138,11 +139,14 @@ fn choice_follows_the_measurements_of_each_path() {
     );
     assert_eq!(bench.choose(&paths, true), [], "nothing has changed");
     let far = bench.selection.chosen_for_peer("10.0.0.2".parse().expect("an address"));
-    assert_eq!((far[0].arm.as_str(), far[0].why.as_str()), ("pcc", "learned"));
+    assert_eq!((far[0].candidate.as_str(), far[0].why.as_str()), ("pcc", "learned"));
     assert_eq!(far[0].way, ["rtt is 100 ms: more than 50 ms"]);
     bench.lacks = "pcc";
     let (peer, choice) = only(&bench.choose(&paths, true));
-    assert_eq!((peer.to_string().as_str(), choice.arm.congestion.as_deref()), ("10.0.0.2", Some("cubic")));
+    assert_eq!(
+        (peer.to_string().as_str(), choice.candidate.congestion.as_deref()),
+        ("10.0.0.2", Some("cubic"))
+    );
     let orders = bench.choose(&paths[..1], true);
     assert_eq!(orders, [SelectionOrder::Forget { peer: "10.0.0.2".parse().expect("an address"), rule: 1 }]);
 }
@@ -156,15 +160,22 @@ fn candidate_is_chosen_by_path_and_carrier() {
     let far = path("10.0.0.2", 100_000, 0);
     bench.carriers = [(near.peer, true), (far.peer, false)].into();
     let (_, cold) = only(&bench.choose(std::slice::from_ref(&far), false));
-    assert_eq!((cold.arm.carried, cold.arm.congestion.as_deref()), (false, Some("pcc")), "it is cold");
+    assert_eq!(
+        (cold.candidate.carried, cold.candidate.congestion.as_deref()),
+        (false, Some("pcc")),
+        "it is cold"
+    );
     bench.carriers.insert(far.peer, true);
     let (_, warm) = only(&bench.choose(std::slice::from_ref(&far), false));
-    assert_eq!((warm.arm.carried, warm.arm.congestion.as_deref()), (true, Some("pcc")));
+    assert_eq!((warm.candidate.carried, warm.candidate.congestion.as_deref()), (true, Some("pcc")));
     let (_, close) = only(&bench.choose(std::slice::from_ref(&near), false));
-    assert_eq!((close.arm.carried, close.arm.congestion.as_deref()), (false, Some("cubic")));
+    assert_eq!((close.candidate.carried, close.candidate.congestion.as_deref()), (false, Some("cubic")));
     let mut never = SelectionBench::new("in-place");
     never.carriers.clone_from(&bench.carriers);
-    assert!(!only(&never.choose(&[far], false)).1.arm.carried, "the rule does not leave it to the model");
+    assert!(
+        !only(&never.choose(&[far], false)).1.candidate.carried,
+        "the rule does not leave it to the model"
+    );
 }
 
 #[test]
@@ -173,10 +184,10 @@ fn wrong_choice_of_a_model_is_replaced_within_fifty_connections() {
     bench.chance = 1.0;
     let far = path("10.0.0.2", 100_000, 0);
     let (_, mut choice) = only(&bench.choose(std::slice::from_ref(&far), true));
-    assert_eq!(choice.arm.congestion.as_deref(), Some("pcc"));
+    assert_eq!(choice.candidate.congestion.as_deref(), Some("pcc"));
     let mut wrong = 0;
     for id in 0..50 {
-        let is_wrong = choice.arm.congestion.is_some();
+        let is_wrong = choice.candidate.congestion.is_some();
         wrong += u32::from(is_wrong);
         bench.connect(id, "10.0.0.2", &choice, false, if is_wrong { 5000 } else { 200 });
         if let [SelectionOrder::Choose { choice: fresh, .. }] =
@@ -187,7 +198,7 @@ fn wrong_choice_of_a_model_is_replaced_within_fifty_connections() {
     }
     assert_eq!(wrong, 4);
     let now = &bench.selection.chosen_for_peer(far.peer)[0];
-    assert_eq!((now.arm.as_str(), now.why.as_str()), ("bbr", "found"));
+    assert_eq!((now.candidate.as_str(), now.why.as_str()), ("bbr", "found"));
     let status = bench.now();
     assert_eq!((status.reasons["learned"], status.outcomes["bad"]), (4, 4), "{status:?}");
     assert_eq!(status.reasons["doubted"] + status.reasons["found"], 46);
@@ -196,7 +207,7 @@ fn wrong_choice_of_a_model_is_replaced_within_fifty_connections() {
         .selection
         .connection(["10.9.9.9:5000".parse().expect("an end"), "10.0.0.2:80".parse().expect("an end")], 0);
     let last = last.expect("a connection");
-    assert_eq!((last.arm.as_str(), last.why.as_str()), ("bbr", "found"));
+    assert_eq!((last.candidate.as_str(), last.why.as_str()), ("bbr", "found"));
     assert_eq!(last.ended.expect("over").is_bad, Some(false));
 }
 
@@ -335,7 +346,7 @@ fn learned_outcomes_outlast_a_runtime() {
     assert_eq!(next.choose(&[], true), [], "nobody is there yet, and nothing is forgotten");
     only(&next.choose(std::slice::from_ref(&far), true));
     let [before, after] = [&bench, &next].map(|it| it.selection.chosen_for_peer(far.peer).remove(0));
-    assert_eq!((after.arm.as_str(), after.why.as_str()), ("bbr", "doubted"));
+    assert_eq!((after.candidate.as_str(), after.why.as_str()), ("bbr", "doubted"));
     assert_eq!((after.tried, after.connections), (before.tried, 4));
     let mut again = Learned::default();
     next.selection.remember(&mut again);

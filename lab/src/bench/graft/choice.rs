@@ -79,7 +79,7 @@ impl FromStr for ChoiceNetwork {
 
 /// Congestion control and duration of one connection.
 struct Went {
-    arm: String,
+    candidate: String,
     ms: f64,
 }
 
@@ -137,10 +137,10 @@ impl ChoiceArgs {
         if let Some(path) = &self.model {
             return fs::read_to_string(path).with_context(|| path.display().to_string());
         }
-        let rank = json!([{ "arm": self.learned, "right": 1.0, "utility": 1.0 }]);
+        let rank = json!([{ "candidate": self.learned, "right": 1.0, "utility": 1.0 }]);
         let leaf = json!({ "number": 0, "examples": 1, "usual": self.usual, "ranking": rank });
         let tree = json!({ "leaf": leaf });
-        Ok(json!({ "version": 1, "about": "wrong", "arms": [self.learned], "tree": tree }).to_string())
+        Ok(json!({ "version": 1, "about": "wrong", "candidates": [self.learned], "tree": tree }).to_string())
     }
 
     /// Makes one connection. Returns its congestion control and the time from the SYN to the last byte.
@@ -155,7 +155,7 @@ impl ChoiceArgs {
             stream.set_write_timeout(Some(LIMIT))?;
         }
         let name = getsockopt(&sender, sockopt::TcpCongestion)?;
-        let arm = name.to_string_lossy().trim_end_matches('\0').to_owned();
+        let candidate = name.to_string_lossy().trim_end_matches('\0').to_owned();
         let length = self.size_kib << 10;
         let sending = std::thread::spawn(move || -> std::io::Result<()> {
             sender.write_all(&vec![7; length])?;
@@ -168,7 +168,7 @@ impl ChoiceArgs {
         drop(receiver);
         sending.join().map_err(|_| anyhow!("a sender panicked"))??;
         ensure!(got.len() == length, "{} of {length} bytes arrived", got.len());
-        Ok(Went { arm, ms })
+        Ok(Went { candidate, ms })
     }
 
     fn row(
@@ -179,17 +179,17 @@ impl ChoiceArgs {
         status: &Value,
     ) -> anyhow::Result<Value> {
         let selection = status.pointer("/status/selection").context("the status has no `selection`")?;
-        let learned = all.first().map(|went| went.arm.clone()).unwrap_or_default();
+        let learned = all.first().map(|went| went.candidate.clone()).unwrap_or_default();
         let median = |is_learned: bool| {
             let mut ms: Vec<f64> =
-                all.iter().filter(|it| (it.arm == learned) == is_learned).map(|it| it.ms).collect();
+                all.iter().filter(|it| (it.candidate == learned) == is_learned).map(|it| it.ms).collect();
             ms.sort_unstable_by(f64::total_cmp);
             ms.get(ms.len() / 2).copied()
         };
-        let others = all.windows(SETTLED).position(|some| some.iter().all(|it| it.arm != learned));
+        let others = all.windows(SETTLED).position(|some| some.iter().all(|it| it.candidate != learned));
         Ok(json!({
             "rtt_ms": network.rtt_ms, "loss_percent": network.loss_percent, "rate_mbit": network.rate_mbit,
-            "plain": first.arm, "learned": learned, "connections": all.len(), "recovered_after": others,
+            "plain": first.candidate, "learned": learned, "connections": all.len(), "recovered_after": others,
             "learned_ms": median(true), "after_ms": median(false), "reasons": selection["reasons"],
             "explored": selection.pointer("/paths/0/explored"), "gain": selection["gain"],
         }))

@@ -45,7 +45,7 @@ struct PathVariant {
     cut: Option<&'static str>,
 }
 
-const ARMS: [PathVariant; 5] = [
+const CANDIDATES: [PathVariant; 5] = [
     PathVariant { name: "one path", ways: &[], session: "", cut: None },
     PathVariant { name: "spread", ways: &[SECOND], session: "", cut: None },
     PathVariant { name: "redundant", ways: &[SECOND], session: "paths = \"redundant\"\n", cut: None },
@@ -66,13 +66,13 @@ pub fn run(args: PathArgs) -> anyhow::Result<()> {
     ensure!(args.rounds > 0 && args.seconds > 1, "--rounds must be at least 1, --seconds at least 2");
     args.links.check()?;
     warn_if_busy()?;
-    let progress = BenchProgress::with_steps(ARMS.len() * args.rounds);
-    let mut figures: Vec<Vec<PathFigures>> = ARMS.iter().map(|_| Vec::new()).collect();
+    let progress = BenchProgress::with_steps(CANDIDATES.len() * args.rounds);
+    let mut figures: Vec<Vec<PathFigures>> = CANDIDATES.iter().map(|_| Vec::new()).collect();
     for round in 1..=args.rounds {
-        for (arm, figures) in ARMS.iter().zip(&mut figures) {
-            let label = format!("round {round}, {}", arm.name);
+        for (candidate, figures) in CANDIDATES.iter().zip(&mut figures) {
+            let label = format!("round {round}, {}", candidate.name);
             progress.begin(label.clone());
-            figures.push(args.measure(arm)?);
+            figures.push(args.measure(candidate)?);
             progress.next(label);
         }
     }
@@ -80,33 +80,40 @@ pub fn run(args: PathArgs) -> anyhow::Result<()> {
     let one = median_by(&figures[0], |it| it.mbit_s);
     let head = ["paths", "Mbit/s", "least", "most", "times one", "longest gap ms", "most"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
-    lines.extend(ARMS.iter().zip(&figures).map(|(arm, figures)| arm.line(figures, one)));
+    lines.extend(CANDIDATES.iter().zip(&figures).map(|(candidate, figures)| candidate.line(figures, one)));
     print!("{}", columns(&lines));
-    let rows: Vec<_> =
-        ARMS.iter().zip(&figures).map(|(arm, figures)| arm.json(&args, figures, one)).collect();
+    let rows: Vec<_> = CANDIDATES
+        .iter()
+        .zip(&figures)
+        .map(|(candidate, figures)| candidate.json(&args, figures, one))
+        .collect();
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &rows))
 }
 
 impl PathArgs {
-    fn measure(&self, arm: &PathVariant) -> anyhow::Result<PathFigures> {
+    fn measure(&self, candidate: &PathVariant) -> anyhow::Result<PathFigures> {
         let site = self.links.site(BYTES as u64, 1)?;
         let parameters = format!(
             "[sessions.parameters.window]\npackets = 256\n[sessions.parameters.repair]\ntries = 0\nretry_us = {}\n",
             u64::from(self.links.rtt_ms) * 1500 + 50_000
         );
-        let session = format!("protocol = \"{}\"\n{}", self.protocol, arm.session);
-        let graft =
-            FunctionListSettings { functions: FUNCTIONS, parameters, session: &session, ways: arm.ways };
+        let session = format!("protocol = \"{}\"\n{}", self.protocol, candidate.session);
+        let graft = FunctionListSettings {
+            functions: FUNCTIONS,
+            parameters,
+            session: &session,
+            ways: candidate.ways,
+        };
         let sending = Duration::from_secs(self.seconds);
         let run = DatagramRun { pace: DatagramPace::Window, bytes: BYTES, sending, grace: Duration::ZERO };
-        let cut = || match arm.cut {
+        let cut = || match candidate.cut {
             Some(link) => Ok(site.link(link)?.change(Directions::Both, &Settings::parse("loss=100%")?)?),
             None => Ok(()),
         };
         let outcome = run.measure_and(&site, &graft, cut)?;
         let RepairOutcome { wrong, received, .. } = outcome;
-        ensure!(wrong == 0, "{}: {wrong} datagrams were altered or duplicated", arm.name);
-        ensure!(received > 0, "{}: no datagram arrived", arm.name);
+        ensure!(wrong == 0, "{}: {wrong} datagrams were altered or duplicated", candidate.name);
+        ensure!(received > 0, "{}: no datagram arrived", candidate.name);
         let mbit_s = received as f64 * BYTES as f64 * 8.0 / 1e6 / self.seconds as f64;
         Ok(PathFigures { mbit_s, gap_ms: outcome.gap_ms, sent: outcome.sent, received })
     }

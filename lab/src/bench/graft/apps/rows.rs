@@ -243,7 +243,7 @@ mod tests {
         };
         let rows = joined([of("cubic", 1.0), of("cubic", 4.0), of("carried", 0.5)]);
         let mut json: Vec<_> = rows.iter().map(|row| serde_json::to_value(row).expect("JSON")).collect();
-        json.push(serde_json::json!({ "arm": "carried", "than": "cubic" }));
+        json.push(serde_json::json!({ "candidate": "carried", "than": "cubic" }));
         std::fs::write(&path, serde_json::to_string(&json).expect("JSON")).expect("a file");
         assert_eq!(joined(read(&path).expect("rows")), rows);
         let all = joined(read(&path).expect("rows").into_iter().chain([of("cubic", 2.0)]));

@@ -13,7 +13,7 @@ const CARRIED: &str = "carried";
 pub struct Worse {
     /// Name of the compared route. `carried` is always tunnelled. `chosen` is plain TCP where the round-trip time is
     /// short, else tunnelled. Its results are taken from the runs of plain TCP and of `carried`.
-    pub arm: &'static str,
+    pub candidate: &'static str,
     pub than: String,
     /// Number of pairs of an application and a network. `worse_cases` counts the pairs whose median duration is more
     /// than 5 % longer than plain TCP's.
@@ -48,11 +48,12 @@ impl Worse {
     }
 
     fn from_pairs<'a>(
-        arm: &'static str,
+        candidate: &'static str,
         than: &str,
         pairs: impl Iterator<Item = (&'a AppRow, &'a AppRow)>,
     ) -> Self {
-        let mut it = Self { arm, than: than.to_owned(), cases: 0, worse_cases: 0, runs: 0, worse_runs: 0 };
+        let mut it =
+            Self { candidate, than: than.to_owned(), cases: 0, worse_cases: 0, runs: 0, worse_runs: 0 };
         for (one, other) in pairs {
             let (Some(median), Some(tcp)) = (one.seconds, other.seconds) else { continue };
             it.cases += 1;
@@ -67,10 +68,10 @@ impl Worse {
     }
 
     pub fn text(&self) -> String {
-        let Self { arm, than, cases, worse_cases, runs, worse_runs } = self;
+        let Self { candidate, than, cases, worse_cases, runs, worse_runs } = self;
         let percent = |part: &usize, all: &usize| *part as f64 * 100.0 / (*all).max(1) as f64;
         format!(
-            "{arm}, more than 5 % slower than {than}: {worse_cases} of {cases} cases ({:.1} %), {worse_runs} of {runs} runs ({:.1} %)",
+            "{candidate}, more than 5 % slower than {than}: {worse_cases} of {cases} cases ({:.1} %), {worse_runs} of {runs} runs ({:.1} %)",
             percent(worse_cases, cases),
             percent(worse_runs, runs)
         )
@@ -88,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slower_arm_is_counted_by_medians_and_by_rounds() {
+    fn slower_candidate_is_counted_by_medians_and_by_rounds() {
         let case = |rtt_ms, way: &str| AppCase {
             application: "a".into(),
             loss_percent: 0.0,
@@ -111,8 +112,8 @@ mod tests {
         let rows = joined(came);
         let controls = ["cubic", "bbr"].map(str::to_owned);
         let all = Worse::all(&rows, &controls, 10);
-        let counts = |arm: &str, than: &str| {
-            let it = all.iter().find(|it| it.arm == arm && it.than == than).expect("it is there");
+        let counts = |candidate: &str, than: &str| {
+            let it = all.iter().find(|it| it.candidate == candidate && it.than == than).expect("it is there");
             [it.worse_cases, it.cases, it.worse_runs, it.runs]
         };
         assert_eq!(counts(CARRIED, "cubic"), [1, 2, 3, 6]);

@@ -76,7 +76,7 @@ const ONE_CARRIED: CarriedPathVariant = CarriedPathVariant { name: "carried, MPT
 const MPTCP: CarriedPathVariant = CarriedPathVariant { carrier: Some("mptcp"), ..ONE };
 const BOTH: CarriedPathVariant = CarriedPathVariant { is_spread: true, ..MPTCP };
 
-const ARMS: [CarriedPathVariant; 9] = [
+const CANDIDATES: [CarriedPathVariant; 9] = [
     ONE,
     ONE_CARRIED,
     CarriedPathVariant { name: "carried, MPTCP, two paths", ..BOTH },
@@ -121,29 +121,34 @@ pub fn run(args: CarriedPathArgs) -> anyhow::Result<()> {
     ensure!(mptcp.trim() == "1", "this host has no MPTCP: net.mptcp.enabled is 0, or the kernel lacks MPTCP");
     warn_if_busy()?;
     let only = args.only.to_lowercase();
-    let arms: Vec<_> = ARMS.iter().filter(|arm| arm.name.to_lowercase().contains(&only)).collect();
-    ensure!(!arms.is_empty(), "--only {}: no variant has this text in its name", args.only);
-    let jobs: Vec<(usize, &CarriedPathVariant)> =
-        (1..=args.rounds).flat_map(|round| arms.iter().map(move |arm| (round, *arm))).collect();
+    let candidates: Vec<_> =
+        CANDIDATES.iter().filter(|candidate| candidate.name.to_lowercase().contains(&only)).collect();
+    ensure!(!candidates.is_empty(), "--only {}: no variant has this text in its name", args.only);
+    let jobs: Vec<(usize, &CarriedPathVariant)> = (1..=args.rounds)
+        .flat_map(|round| candidates.iter().map(move |candidate| (round, *candidate)))
+        .collect();
     let progress = BenchProgress::with_lanes(jobs.len(), args.labs);
-    let done = at_once(args.labs, &jobs, |(round, arm)| {
-        let what = format!("round {round}, {}", arm.name);
-        let work = || args.measure(arm, *round as u64).with_context(|| what.clone());
+    let done = at_once(args.labs, &jobs, |(round, candidate)| {
+        let what = format!("round {round}, {}", candidate.name);
+        let work = || args.measure(candidate, *round as u64).with_context(|| what.clone());
         progress.step(&what, work, told)?
     })?;
     drop(progress);
-    let mut figures: Vec<Vec<CarriedPathFigures>> = arms.iter().map(|_| Vec::new()).collect();
+    let mut figures: Vec<Vec<CarriedPathFigures>> = candidates.iter().map(|_| Vec::new()).collect();
     for (at, came) in done.into_iter().enumerate() {
-        figures[at % arms.len()].push(came);
+        figures[at % candidates.len()].push(came);
     }
-    let one = arms.iter().position(|arm| arm.name == ONE_CARRIED.name);
+    let one = candidates.iter().position(|candidate| candidate.name == ONE_CARRIED.name);
     let one = one.map(|at| median_by(&figures[at], |it| it.mbit_s));
     let head = ["way", "Mbit/s", "least", "most", "times one", "longest gap ms", "most"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
-    lines.extend(arms.iter().zip(&figures).map(|(arm, figures)| arm.line(figures, one)));
+    lines.extend(candidates.iter().zip(&figures).map(|(candidate, figures)| candidate.line(figures, one)));
     print!("{}", columns(&lines));
-    let rows: Vec<_> =
-        arms.iter().zip(&figures).map(|(arm, figures)| arm.json(&args, figures, one)).collect();
+    let rows: Vec<_> = candidates
+        .iter()
+        .zip(&figures)
+        .map(|(candidate, figures)| candidate.json(&args, figures, one))
+        .collect();
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &rows))
 }
 
@@ -155,23 +160,23 @@ fn told(came: &anyhow::Result<CarriedPathFigures>) -> String {
 }
 
 impl CarriedPathArgs {
-    fn measure(&self, arm: &CarriedPathVariant, seed: u64) -> anyhow::Result<CarriedPathFigures> {
+    fn measure(&self, candidate: &CarriedPathVariant, seed: u64) -> anyhow::Result<CarriedPathFigures> {
         let site = self.links.site(PACKET_BYTES, seed)?;
         let place = CarriedPathHosts::new(&site)?;
-        if arm.is_spread {
+        if candidate.is_spread {
             place.spread()?;
         }
-        let (pair, _daemons) = match arm.carrier {
+        let (pair, _daemons) = match candidate.carrier {
             Some(carrier) => {
-                let pair = place.pair(carrier, arm.is_listed)?;
+                let pair = place.pair(carrier, candidate.is_listed)?;
                 let daemons = pair.start()?;
-                pair.client.wait_warm(if arm.is_listed { 2 } else { 1 })?;
+                pair.client.wait_warm(if candidate.is_listed { 2 } else { 1 })?;
                 thread::sleep(WARMING);
                 (Some(pair), Some(daemons))
             }
             None => (None, None),
         };
-        let drained = self.transfer(&site, &place, pair.as_ref(), arm)?;
+        let drained = self.transfer(&site, &place, pair.as_ref(), candidate)?;
         if let Some(pair) = &pair {
             pair.check_led(1)?;
         }
@@ -187,7 +192,7 @@ impl CarriedPathArgs {
         site: &BenchSite,
         place: &CarriedPathHosts<'_>,
         pair: Option<&Carrying<'_>>,
-        arm: &CarriedPathVariant,
+        candidate: &CarriedPathVariant,
     ) -> anyhow::Result<Drained> {
         let at = SocketAddr::new(place.servers[0].into(), PORT);
         let listener = place.server.enter(|| TcpListener::bind(at))??;
@@ -203,7 +208,7 @@ impl CarriedPathArgs {
         let ending = stream.try_clone()?;
         thread::scope(|scope| {
             let pouring = scope.spawn(|| pour(stream, sending + GRACE));
-            if let Some(cut) = &arm.cut {
+            if let Some(cut) = &candidate.cut {
                 thread::sleep(sending / 2);
                 site.link(cut.near)?.change(Directions::Both, &Settings::parse("loss=100%")?)?;
             }

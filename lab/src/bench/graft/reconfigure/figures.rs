@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::ReconfigureArgs;
-use super::arm::{MethodOutcome, StateSample};
 use super::host::{FULL, PARTIAL};
+use super::method::{MethodOutcome, StateSample};
 use super::transfer::MessageArrival;
 use crate::bench::table::columns;
 use crate::stats::{Percentiles, median};
@@ -102,7 +102,7 @@ pub fn text(args: &ReconfigureArgs, outcomes: &[Vec<MethodOutcome>]) -> String {
                 .collect::<Vec<_>>();
             median(&after).map_or("-".to_owned(), |s| format!("{s:.2}"))
         };
-        let changes = match first.arm {
+        let changes = match first.method {
             super::ReconfigureMethod::None => [(); 3].map(|()| "-".to_owned()),
             _ => ["-".to_owned(), changed(0, PARTIAL), changed(1, FULL)],
         };
@@ -118,7 +118,7 @@ pub fn text(args: &ReconfigureArgs, outcomes: &[Vec<MethodOutcome>]) -> String {
             };
             let is_first = at == 0;
             lines.push(vec![
-                if is_first { first.arm.name().to_owned() } else { String::new() },
+                if is_first { first.method.name().to_owned() } else { String::new() },
                 (*name).to_owned(),
                 format!("{mbit:.2}"),
                 ms(|it| it.p50),
@@ -134,9 +134,9 @@ pub fn text(args: &ReconfigureArgs, outcomes: &[Vec<MethodOutcome>]) -> String {
 
 pub fn rows(args: &ReconfigureArgs, outcomes: &[Vec<MethodOutcome>]) -> Vec<Value> {
     let of = |outcomes: &Vec<MethodOutcome>| {
-        let arm = outcomes.first()?.arm.name();
+        let method = outcomes.first()?.method.name();
         Some(json!({
-            "arm": arm, "megabytes": args.megabytes, "bytes": args.bytes, "window": args.window,
+            "method": method, "megabytes": args.megabytes, "bytes": args.bytes, "window": args.window,
             "loss_percent": args.loss, "rtt_ms": args.rtt_ms, "far_rtt_ms": args.far_rtt_ms,
             "at_rtt_ms": args.at_rtt_ms, "rounds": outcomes.iter().map(|it| round(it, args)).collect::<Vec<_>>(),
         }))

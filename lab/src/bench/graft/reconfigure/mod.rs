@@ -10,9 +10,9 @@
 //!
 //! Both hosts run the daemon as users do: `millrace graft run`.
 
-mod arm;
 mod figures;
 mod host;
+mod method;
 mod plot;
 mod transfer;
 
@@ -20,7 +20,7 @@ use std::path::PathBuf;
 
 use anyhow::ensure;
 
-use self::arm::{MethodOutcome, ReconfigureMethod};
+use self::method::{MethodOutcome, ReconfigureMethod};
 use crate::bench::table::write_json;
 use crate::bench::usage::warn_if_busy;
 use crate::progress::BenchProgress;
@@ -33,9 +33,9 @@ pub struct ReconfigureArgs {
         value_enum,
         value_delimiter = ',',
         default_value = "aware,in-place,none",
-        value_name = "ARM"
+        value_name = "METHOD"
     )]
-    arms: Vec<ReconfigureMethod>,
+    methods: Vec<ReconfigureMethod>,
     /// Megabytes to send
     #[arg(long, default_value_t = 32, value_name = "COUNT")]
     megabytes: u64,
@@ -78,13 +78,13 @@ pub fn run(args: ReconfigureArgs) -> anyhow::Result<()> {
     args.check()?;
     warn_if_busy()?;
     let site = args.site()?;
-    let progress = BenchProgress::with_steps(args.arms.len() * args.rounds);
-    let mut outcomes: Vec<Vec<MethodOutcome>> = args.arms.iter().map(|_| Vec::new()).collect();
+    let progress = BenchProgress::with_steps(args.methods.len() * args.rounds);
+    let mut outcomes: Vec<Vec<MethodOutcome>> = args.methods.iter().map(|_| Vec::new()).collect();
     for round in 1..=args.rounds {
-        for (arm, outcomes) in args.arms.iter().zip(&mut outcomes) {
-            let label = format!("round {round}, {}", arm.name());
+        for (method, outcomes) in args.methods.iter().zip(&mut outcomes) {
+            let label = format!("round {round}, {}", method.name());
             progress.begin(label.clone());
-            outcomes.push(args.measure(&site, *arm)?);
+            outcomes.push(args.measure(&site, *method)?);
             progress.next(label);
         }
     }

@@ -6,8 +6,8 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::ReconfigureArgs;
-use super::arm::MethodOutcome;
 use super::figures::BinFigures;
+use super::method::MethodOutcome;
 
 const SIZE: (u32, u32) = (1000, 640);
 const FONT: &str = "sans-serif";
@@ -18,7 +18,7 @@ pub fn draw(args: &ReconfigureArgs, outcomes: &[Vec<MethodOutcome>], path: &Path
     let series: Vec<(&'static str, Vec<BinFigures>)> = outcomes
         .iter()
         .filter_map(|outcomes| outcomes.first())
-        .map(|outcome| (outcome.arm.name(), outcome.series(args.bytes)))
+        .map(|outcome| (outcome.method.name(), outcome.series(args.bytes)))
         .collect();
     let lines = |of: fn(&BinFigures) -> Option<f64>| -> Vec<Line> {
         let line = |points: &[BinFigures]| points.iter().filter_map(|it| Some((it.at_s, of(it)?))).collect();

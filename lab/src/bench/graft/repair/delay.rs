@@ -37,7 +37,7 @@ const fn list(name: &'static str, functions: &'static [&'static str], give_up: u
 
 const PARTIAL: &[&str] = &["window", "number", "partial", "acknowledge"];
 
-const ARMS: [DelayMethod; 9] = [
+const CANDIDATES: [DelayMethod; 9] = [
     list("repair", &["window", "number", "repair", "acknowledge"], 0),
     list("gobackn", &["window", "gobackn", "number", "acknowledge"], 0),
     list("partial 20", PARTIAL, 20),
@@ -51,40 +51,51 @@ const ARMS: [DelayMethod; 9] = [
 
 pub fn run(args: &RepairArgs) -> anyhow::Result<(Vec<Value>, String)> {
     let site = site(args.delay_rtt_ms, args.delay_loss, None)?;
-    let progress = BenchProgress::with_steps(ARMS.len() * args.rounds);
-    let mut outcomes: Vec<Vec<RepairOutcome>> = ARMS.iter().map(|_| Vec::new()).collect();
+    let progress = BenchProgress::with_steps(CANDIDATES.len() * args.rounds);
+    let mut outcomes: Vec<Vec<RepairOutcome>> = CANDIDATES.iter().map(|_| Vec::new()).collect();
     for round in 1..=args.rounds {
-        for (arm, outcomes) in ARMS.iter().zip(&mut outcomes) {
-            let label = format!("round {round}, {}", arm.name());
+        for (candidate, outcomes) in CANDIDATES.iter().zip(&mut outcomes) {
+            let label = format!("round {round}, {}", candidate.name());
             progress.begin(label.clone());
-            outcomes.push(args.measure_arm(&site, arm)?);
+            outcomes.push(args.measure_candidate(&site, candidate)?);
             progress.next(label);
         }
     }
     drop(progress);
-    let rows = ARMS.iter().zip(&outcomes).map(|(arm, outcomes)| arm.json(args, outcomes)).collect();
+    let rows = CANDIDATES
+        .iter()
+        .zip(&outcomes)
+        .map(|(candidate, outcomes)| candidate.json(args, outcomes))
+        .collect();
     let head = ["messages", "sent", "lost", "lost %", "p50 ms", "p99 ms", "max ms", "p99 of owed ms"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     let owed = args.owed();
-    lines.extend(ARMS.iter().zip(&outcomes).filter_map(|(arm, outcomes)| arm.line(outcomes, owed)));
+    lines.extend(
+        CANDIDATES.iter().zip(&outcomes).filter_map(|(candidate, outcomes)| candidate.line(outcomes, owed)),
+    );
     Ok((rows, columns(&lines)))
 }
 
 impl RepairArgs {
-    fn measure_arm(&self, site: &BenchSite, arm: &DelayMethod) -> anyhow::Result<RepairOutcome> {
-        let outcome = match arm {
+    fn measure_candidate(&self, site: &BenchSite, candidate: &DelayMethod) -> anyhow::Result<RepairOutcome> {
+        let outcome = match candidate {
             DelayMethod::Functions(list) => self.functions(site, list)?,
             DelayMethod::Tcp(control) => self.tcp(site, control)?,
             DelayMethod::Quic => quic::measure(site, &self.plan())?,
         };
-        ensure!(outcome.wrong == 0, "{}: {} messages were altered or duplicated", arm.name(), outcome.wrong);
-        if let DelayMethod::Functions(DelayFunctions { functions: PARTIAL, give_up, .. }) = arm {
+        ensure!(
+            outcome.wrong == 0,
+            "{}: {} messages were altered or duplicated",
+            candidate.name(),
+            outcome.wrong
+        );
+        if let DelayMethod::Functions(DelayFunctions { functions: PARTIAL, give_up, .. }) = candidate {
             let sent = outcome.sent;
             let lost = outcome.sent.saturating_sub(outcome.received);
             ensure!(
                 lost * 1000 <= sent * give_up,
                 "{}: {lost} of {sent} messages were lost, more than allowed",
-                arm.name()
+                candidate.name()
             );
         }
         Ok(outcome)
@@ -192,7 +203,7 @@ impl DelayMethod {
             Self::Tcp(_) | Self::Quic => Value::Null,
         };
         json!({
-            "part": "delay", "protocol": args.protocol, "arm": self.name(), "functions": functions, "rtt_ms": args.delay_rtt_ms,
+            "part": "delay", "protocol": args.protocol, "candidate": self.name(), "functions": functions, "rtt_ms": args.delay_rtt_ms,
             "loss_percent": args.delay_loss, "rate": args.rate, "bytes": args.bytes, "seconds": args.seconds,
             "sent": sent, "lost": lost, "delay_ms": delays(outcomes), "owed": args.owed(), "p99_of_owed_ms": p99_of_owed(outcomes, args.owed()),
             "rounds": outcomes.iter().map(of).collect::<Vec<_>>(),

@@ -60,7 +60,7 @@ mod tests {
         let networks = [TrainingNetwork { rtt_ms: 10.0, ..TrainingNetwork::default() }; 2];
         let run = |network| TrainingRun {
             network,
-            arm: "bbr".into(),
+            candidate: "bbr".into(),
             seed: 1,
             truth: networks[0],
             seen: Default::default(),

@@ -1,5 +1,5 @@
-//! `bench graft select`: training data for the choice of a congestion control or carrier (an arm). Each line of the
-//! file is one transfer on one network with one arm and one seed.
+//! `bench graft select`: training data for the choice of a congestion control or carrier . Each line of the
+//! file is one transfer on one network with one candidate and one seed.
 
 mod design;
 pub mod fetch;
@@ -9,7 +9,9 @@ mod site;
 
 use std::path::PathBuf;
 
-use millrace_graft_proto::select::arms::{CARRIED, CARRIED_NEW, CARRIED_WARM, CARRIERS, CandidateCarrier};
+use millrace_graft_proto::select::candidates::{
+    CARRIED, CARRIED_NEW, CARRIED_WARM, CARRIERS, CandidateCarrier,
+};
 use millrace_graft_proto::select::profile::LADDER_KIB;
 
 use crate::train::runs::{TrainingNetwork, TrainingRun};
@@ -31,7 +33,7 @@ pub struct SelectArgs {
     /// reordering and cross traffic
     #[arg(long, default_value_t = 500)]
     networks: usize,
-    /// Number of transfers of each arm on each network, each with other random losses
+    /// Number of transfers of each candidate on each network, each with other random losses
     #[arg(long, default_value_t = 3)]
     seeds: u32,
     /// Append each result to this CSV file as soon as it is measured
@@ -40,7 +42,7 @@ pub struct SelectArgs {
     /// Continue an existing file; transfers in it are not measured again
     #[arg(long)]
     resume: bool,
-    /// Arms: congestion controls of plain TCP, and tunnels: carried-warm or carried-new, or with another carrier
+    /// Candidates: congestion controls of plain TCP, and tunnels: carried-warm or carried-new, or with another carrier
     /// carried-cubic-warm (QUIC with CUBIC), carried-tcp-warm, carried-mptcp-warm, carried-sctp-warm, and -new of each
     #[arg(
         long,
@@ -48,7 +50,7 @@ pub struct SelectArgs {
         default_value = "cubic,bbr,mr_longhaul,mr_hybla,mr_westwood,mr_pcc,carried-new,carried-warm",
         value_name = "NAME"
     )]
-    arms: Vec<String>,
+    candidates: Vec<String>,
     /// Number of networks of at most 10 Mbit/s that are measured at the same time
     #[arg(long, default_value_t = 4)]
     at_once: usize,
@@ -73,12 +75,12 @@ pub struct SelectArgs {
     cube: u64,
 }
 
-/// A network with a seed, and the arms that have yet to be measured on it.
+/// A network with a seed, and the candidates that have yet to be measured on it.
 struct Job<'a> {
     number: u32,
     network: TrainingNetwork,
     seed: u32,
-    arms: Vec<&'a str>,
+    candidates: Vec<&'a str>,
 }
 
 pub fn run(args: SelectArgs) -> anyhow::Result<()> {
@@ -88,19 +90,19 @@ pub fn run(args: SelectArgs) -> anyhow::Result<()> {
     );
     ensure!((1..=100_000).contains(&args.networks), "--networks must be from 1 to 100000");
     ensure!(args.most_kib > 0, "--most-kib must be at least 1");
-    args.arms.iter().filter(|arm| arm.starts_with(CARRIED)).try_for_each(|arm| {
+    args.candidates.iter().filter(|candidate| candidate.starts_with(CARRIED)).try_for_each(|candidate| {
         ensure!(
-            CandidateCarrier::from_arm(arm).is_some(),
-            "unknown arm {arm}: use {CARRIED_NEW} or {CARRIED_WARM}, or put one of {} in between, as in carried-tcp-warm",
+            CandidateCarrier::from_candidate(candidate).is_some(),
+            "unknown candidate {candidate}: use {CARRIED_NEW} or {CARRIED_WARM}, or put one of {} in between, as in carried-tcp-warm",
             CARRIERS.join(", ")
         );
         Ok(())
     })?;
     let networks = design::networks(args.networks, args.cube, args.rtts, args.rates);
     let (rows, done) = RowFile::open(&args.csv, args.resume, &networks)?;
-    let _grafts = register(&args.arms)?;
+    let _grafts = register(&args.candidates)?;
     let seeds: Vec<_> = (1..=args.seeds).map(|seed| args.jobs(&networks, seed, &done)).collect();
-    let steps = seeds.iter().flatten().map(|job| job.arms.len()).sum();
+    let steps = seeds.iter().flatten().map(|job| job.candidates.len()).sum();
     let progress = BenchProgress::with_lanes(steps, args.at_once + args.fast_at_once);
     let all = |jobs: &[Job<'_>], lanes: usize| -> anyhow::Result<usize> {
         Ok(at_once(lanes, jobs, |job| args.on(job, &rows, &progress))?.into_iter().sum())
@@ -122,10 +124,10 @@ pub fn run(args: SelectArgs) -> anyhow::Result<()> {
     drop(progress);
     ensure!(failed == 0, "{failed} transfers failed: use --resume to try them again");
     println!(
-        "{}: {} networks, {} arms, {} seeds",
+        "{}: {} networks, {} candidates, {} seeds",
         args.csv.display(),
         args.networks,
-        args.arms.len(),
+        args.candidates.len(),
         args.seeds
     );
     Ok(())
@@ -133,36 +135,36 @@ pub fn run(args: SelectArgs) -> anyhow::Result<()> {
 
 impl SelectArgs {
     fn jobs(&self, networks: &[TrainingNetwork], seed: u32, done: &[TrainingRun]) -> Vec<Job<'_>> {
-        let is_done = |number: u32, arm: &str| {
-            done.iter().any(|run| (run.network, run.seed) == (number, seed) && run.arm == arm)
+        let is_done = |number: u32, candidate: &str| {
+            done.iter().any(|run| (run.network, run.seed) == (number, seed) && run.candidate == candidate)
         };
         let job = |(number, network): (u32, &TrainingNetwork)| {
-            let mut arms: Vec<&str> = self.arms.iter().map(String::as_str).collect();
-            arms.retain(|arm| !is_done(number, arm));
-            // Rotate the order of the arms, so that a drift of the machine affects different arms on each network.
-            let first = (number + seed) as usize % arms.len().max(1);
-            arms.rotate_left(first);
-            Job { number, network: *network, seed, arms }
+            let mut candidates: Vec<&str> = self.candidates.iter().map(String::as_str).collect();
+            candidates.retain(|candidate| !is_done(number, candidate));
+            // Rotate the order of the candidates, so that a drift of the machine affects different candidates on each network.
+            let first = (number + seed) as usize % candidates.len().max(1);
+            candidates.rotate_left(first);
+            Job { number, network: *network, seed, candidates }
         };
-        (0..).zip(networks).map(job).filter(|job| !job.arms.is_empty()).collect()
+        (0..).zip(networks).map(job).filter(|job| !job.candidates.is_empty()).collect()
     }
 
-    /// Measures all arms of a job on its network. Returns how many transfers failed: all of them, if the lab could not
+    /// Measures all candidates of a job on its network. Returns how many transfers failed: all of them, if the lab could not
     /// be set up.
     fn on(&self, job: &Job<'_>, rows: &RowFile, progress: &BenchProgress) -> anyhow::Result<usize> {
         let place = match SelectSite::new(&job.network, job.number, job.seed, self.limit, self.most_kib) {
             Ok(place) => place,
             Err(error) => {
                 progress.note(&format!("network {}: {error:#}", job.number))?;
-                return Ok(job.arms.len());
+                return Ok(job.candidates.len());
             }
         };
         let mut failed = 0;
-        for arm in &job.arms {
-            let what = format!("seed {}, network {}, {arm}", job.seed, job.number);
+        for candidate in &job.candidates {
+            let what = format!("seed {}, network {}, {candidate}", job.seed, job.number);
             let came = progress.step(
                 &what,
-                || place.transfer(arm),
+                || place.transfer(candidate),
                 |came| match came {
                     Ok(came) => format!("{} KiB in {:.1} s", came.bytes >> 10, came.over_ms / 1e3),
                     Err(error) => format!("{error:#}"),
@@ -174,7 +176,7 @@ impl SelectArgs {
             };
             rows.add(&TrainingRun {
                 network: job.number,
-                arm: (*arm).to_owned(),
+                candidate: (*candidate).to_owned(),
                 seed: job.seed,
                 truth: job.network,
                 seen: place.seen,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use millrace_graft_proto::select::arms::CandidateCarrier;
+use millrace_graft_proto::select::candidates::CandidateCarrier;
 use millrace_graft_proto::select::profile::ByteArrivals;
 
 use crate::train::runs::{MeasuredPath, TrainingNetwork};
@@ -67,16 +67,16 @@ impl SelectSite {
         Ok(Self { seen, _cross: cross, site, limit, bytes, settling })
     }
 
-    pub fn transfer(&self, arm: &str) -> anyhow::Result<ByteArrivals> {
+    pub fn transfer(&self, candidate: &str) -> anyhow::Result<ByteArrivals> {
         let node = self.server()?;
         let listener = node.enter(|| TcpListener::bind((node.addr_v4(), 0)))??;
         let at = listener.local_addr()?;
-        let Some(carrier) = CandidateCarrier::from_arm(arm) else {
+        let Some(carrier) = CandidateCarrier::from_candidate(candidate) else {
             let client = self.client(at, None)?;
-            return self.serve(&listener, Some(arm), client, 0.0);
+            return self.serve(&listener, Some(candidate), client, 0.0);
         };
         let warm = carrier.is_warm;
-        let directory = self.site.directory().join(arm);
+        let directory = self.site.directory().join(candidate);
         let wanted = CarryingSettings { carry: &settings(carrier), ..CarryingSettings::default() };
         let near = self.site.subscribers()?;
         let far = self.server()?;

@@ -26,7 +26,7 @@ struct SessionDelayVariant {
 
 const ENDLESS: &str = "[sessions.parameters.repair]\ntries = 0\n";
 
-const ARMS: [SessionDelayVariant; 7] = [
+const CANDIDATES: [SessionDelayVariant; 7] = [
     SessionDelayVariant { name: "canonical", functions: &[], parameters: "" },
     SessionDelayVariant { name: "once", functions: &["number"], parameters: "" },
     SessionDelayVariant {
@@ -70,15 +70,17 @@ struct SessionDelayFigures {
 }
 
 pub fn run(args: &SessionArgs, site: &BenchSite) -> anyhow::Result<(Vec<Value>, String)> {
-    let cells: Vec<(&SessionDelayVariant, u16)> =
-        ARMS.iter().flat_map(|arm| args.sessions.iter().map(move |sessions| (arm, *sessions))).collect();
+    let cells: Vec<(&SessionDelayVariant, u16)> = CANDIDATES
+        .iter()
+        .flat_map(|candidate| args.sessions.iter().map(move |sessions| (candidate, *sessions)))
+        .collect();
     let progress = BenchProgress::with_steps(cells.len() * args.rounds);
     let mut outcomes: Vec<Vec<SessionDelayOutcome>> = cells.iter().map(|_| Vec::new()).collect();
     for round in 1..=args.rounds {
-        for ((arm, sessions), outcomes) in cells.iter().zip(&mut outcomes) {
-            let label = format!("round {round}, {}, {sessions} sessions", arm.name);
+        for ((candidate, sessions), outcomes) in cells.iter().zip(&mut outcomes) {
+            let label = format!("round {round}, {}, {sessions} sessions", candidate.name);
             progress.begin(label.clone());
-            outcomes.push(args.measure(site, arm, *sessions)?);
+            outcomes.push(args.measure(site, candidate, *sessions)?);
             progress.next(label);
         }
     }
@@ -87,7 +89,7 @@ pub fn run(args: &SessionArgs, site: &BenchSite) -> anyhow::Result<(Vec<Value>, 
         ["graft", "sessions", "messages", "lost", "p50 us", "p99 us", "p99 - p50", "mean deviation us"];
     let mut rows = Vec::new();
     let mut lines = vec![head.map(str::to_owned).to_vec()];
-    for ((arm, sessions), outcomes) in cells.iter().zip(&outcomes) {
+    for ((candidate, sessions), outcomes) in cells.iter().zip(&outcomes) {
         let sent: u64 = outcomes.iter().map(|outcome| outcome.sent).sum();
         let delays: Vec<f64> = outcomes.iter().flat_map(|outcome| outcome.delays_us.clone()).collect();
         let lost = sent - delays.len() as u64;
@@ -96,11 +98,12 @@ pub fn run(args: &SessionArgs, site: &BenchSite) -> anyhow::Result<(Vec<Value>, 
             continue;
         };
         rows.push(json!({
-            "part": "delay", "graft": arm.name, "functions": arm.functions, "sessions": sessions, "rate": args.rate,
+            "part": "delay", "graft": candidate.name, "functions": candidate.functions, "sessions": sessions, "rate": args.rate,
             "bytes": args.bytes, "seconds": args.seconds, "rounds": args.rounds, "sent": sent, "lost": lost,
             "delay_us": delays, "p99_less_p50_us": delays.p99 - delays.p50, "mean_deviation_us": deviation_us,
         }));
-        let mut line = vec![arm.name.to_owned(), sessions.to_string(), sent.to_string(), lost.to_string()];
+        let mut line =
+            vec![candidate.name.to_owned(), sessions.to_string(), sent.to_string(), lost.to_string()];
         line.extend(
             [delays.p50, delays.p99, delays.p99 - delays.p50, deviation_us].map(|us| format!("{us:.0}")),
         );
@@ -121,12 +124,13 @@ impl SessionArgs {
     fn measure(
         &self,
         site: &BenchSite,
-        arm: &SessionDelayVariant,
+        candidate: &SessionDelayVariant,
         sessions: u16,
     ) -> anyhow::Result<SessionDelayOutcome> {
         // The memory limit is high enough that no session reaches it.
         let memory = format!("memory-mib = {}\n", 64 + 3 * u64::from(sessions));
-        let _pair = SessionPair::start(site, sessions, arm.functions, &(memory + arm.parameters))?;
+        let _pair =
+            SessionPair::start(site, sessions, candidate.functions, &(memory + candidate.parameters))?;
         let near = site.relay()?;
         let far = site.subscribers()?;
         let from = near.enter(|| {
@@ -152,7 +156,7 @@ impl SessionArgs {
             let (delays_us, wrong) = receiving.join().map_err(|_| anyhow!("the receiver panicked"))?;
             Ok::<_, anyhow::Error>((SessionDelayOutcome { sent: sent?, delays_us }, wrong))
         })?;
-        ensure!(wrong == 0, "{}: {wrong} messages were altered or duplicated", arm.name);
+        ensure!(wrong == 0, "{}: {wrong} messages were altered or duplicated", candidate.name);
         Ok(outcome)
     }
 

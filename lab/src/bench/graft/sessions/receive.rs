@@ -27,7 +27,8 @@ struct ReceiveVariant {
     is_sealed: bool,
 }
 
-const ARMS: [ReceiveVariant; 2] = [ReceiveVariant { is_sealed: false }, ReceiveVariant { is_sealed: true }];
+const CANDIDATES: [ReceiveVariant; 2] =
+    [ReceiveVariant { is_sealed: false }, ReceiveVariant { is_sealed: true }];
 
 #[derive(Default)]
 struct ReceiveOutcome {
@@ -46,13 +47,13 @@ impl ReceiveVariant {
 }
 
 pub fn run(args: &SessionArgs, site: &BenchSite) -> anyhow::Result<(Vec<Value>, String)> {
-    let progress = BenchProgress::with_steps(ARMS.len() * args.rounds);
-    let mut outcomes: Vec<Vec<ReceiveOutcome>> = ARMS.iter().map(|_| Vec::new()).collect();
+    let progress = BenchProgress::with_steps(CANDIDATES.len() * args.rounds);
+    let mut outcomes: Vec<Vec<ReceiveOutcome>> = CANDIDATES.iter().map(|_| Vec::new()).collect();
     for round in 1..=args.rounds {
-        for (arm, outcomes) in ARMS.iter().zip(&mut outcomes) {
-            let label = format!("round {round}, {}", arm.sealed());
+        for (candidate, outcomes) in CANDIDATES.iter().zip(&mut outcomes) {
+            let label = format!("round {round}, {}", candidate.sealed());
             progress.begin(label.clone());
-            outcomes.push(args.receive_by(site, *arm).with_context(|| label.clone())?);
+            outcomes.push(args.receive_by(site, *candidate).with_context(|| label.clone())?);
             progress.next(label);
         }
     }
@@ -60,7 +61,7 @@ pub fn run(args: &SessionArgs, site: &BenchSite) -> anyhow::Result<(Vec<Value>, 
     let head = ["", "messages", "lost", "p50 us", "p99 us", "receiver ns", "machine ns"];
     let mut rows = Vec::new();
     let mut lines = vec![head.map(str::to_owned).to_vec()];
-    for (arm, outcomes) in ARMS.iter().zip(&outcomes) {
+    for (candidate, outcomes) in CANDIDATES.iter().zip(&outcomes) {
         let sum = |of: fn(&ReceiveOutcome) -> u64| outcomes.iter().map(of).sum::<u64>();
         let delays: Vec<f64> = outcomes.iter().flat_map(|outcome| outcome.delays_us.clone()).collect();
         let sent = sum(|it| it.sent);
@@ -70,12 +71,12 @@ pub fn run(args: &SessionArgs, site: &BenchSite) -> anyhow::Result<(Vec<Value>, 
         let receiver_ns = each(sum(|it| it.receiver_ns));
         let machine_ns = each(sum(|it| it.machine_ns));
         rows.push(json!({
-            "part": "receive", "sealed": arm.is_sealed, "functions": ["number"],
+            "part": "receive", "sealed": candidate.is_sealed, "functions": ["number"],
             "rate": args.rate, "bytes": args.bytes, "seconds": args.seconds, "rounds": args.rounds,
             "sent": sent, "lost": sent - come, "delay_us": delays,
             "receiver_ns_per_message": receiver_ns, "machine_ns_per_message": machine_ns,
         }));
-        let mut line = vec![arm.sealed().to_owned()];
+        let mut line = vec![candidate.sealed().to_owned()];
         line.extend([sent, sent - come].map(|count| count.to_string()));
         line.extend([delays.p50, delays.p99, receiver_ns, machine_ns].map(|it| format!("{it:.0}")));
         lines.push(line);
@@ -84,9 +85,9 @@ pub fn run(args: &SessionArgs, site: &BenchSite) -> anyhow::Result<(Vec<Value>, 
 }
 
 impl SessionArgs {
-    fn receive_by(&self, site: &BenchSite, arm: ReceiveVariant) -> anyhow::Result<ReceiveOutcome> {
+    fn receive_by(&self, site: &BenchSite, candidate: ReceiveVariant) -> anyhow::Result<ReceiveOutcome> {
         let graft = "[[graft]]\nname = \"once\"\nfunctions = [\"number\"]\n";
-        let peers = Peers::start(site, graft, &format!("clear = {}\n", !arm.is_sealed))?;
+        let peers = Peers::start(site, graft, &format!("clear = {}\n", !candidate.is_sealed))?;
         let listener = peers.asks("far").listen()?;
         let mut near = peers.opened(&["once"])?;
         let mut far = listener.accept()?;

@@ -34,7 +34,7 @@ enum RoomVariant {
     Tries,
 }
 
-const ARMS: [RoomVariant; 2] = [RoomVariant::Told, RoomVariant::Tries];
+const CANDIDATES: [RoomVariant; 2] = [RoomVariant::Told, RoomVariant::Tries];
 
 /// Result of one run.
 struct RoomOutcome {
@@ -67,7 +67,7 @@ impl RoomVariant {
 }
 
 pub fn run(args: &SessionArgs) -> anyhow::Result<(Vec<Value>, String)> {
-    let progress = BenchProgress::with_steps(args.room_rtt_ms.len() * ARMS.len() * args.rounds);
+    let progress = BenchProgress::with_steps(args.room_rtt_ms.len() * CANDIDATES.len() * args.rounds);
     let head = ["RTT ms", "room is", "messages/s", "sender us", "sleeps", "daemon us"];
     let mut rows = Vec::new();
     let mut lines = vec![head.map(str::to_owned).to_vec()];
@@ -80,31 +80,32 @@ pub fn run(args: &SessionArgs) -> anyhow::Result<(Vec<Value>, String)> {
         );
         let peers = Peers::start(&site, &grafts, "")?;
         let listener = peers.asks("far").listen()?;
-        let mut outcomes = ARMS.map(|_| Vec::new());
+        let mut outcomes = CANDIDATES.map(|_| Vec::new());
         for round in 1..=args.rounds {
-            for (arm, outcomes) in ARMS.iter().zip(&mut outcomes) {
-                let label = format!("round {round}, {}, {rtt_ms} ms", arm.name());
+            for (candidate, outcomes) in CANDIDATES.iter().zip(&mut outcomes) {
+                let label = format!("round {round}, {}, {rtt_ms} ms", candidate.name());
                 progress.begin(label.clone());
                 let near = peers.opened(&["reliability"]).with_context(|| label.clone())?;
                 let far = listener.accept()?;
-                outcomes.push(args.fill(*arm, near, far, peers.near.id()).with_context(|| label.clone())?);
+                outcomes
+                    .push(args.fill(*candidate, near, far, peers.near.id()).with_context(|| label.clone())?);
                 progress.next(label);
             }
         }
-        for (arm, outcomes) in ARMS.iter().zip(&outcomes) {
+        for (candidate, outcomes) in CANDIDATES.iter().zip(&outcomes) {
             let spread = |of: Figure| {
                 Spread::from_values(&outcomes.iter().map(of).collect::<Vec<_>>()).context("no rounds")
             };
             let spreads = FIGURES.iter().map(|(_, of)| spread(*of)).collect::<anyhow::Result<Vec<_>>>()?;
             let mut row = json!({
-                "part": "room", "room": arm.name(), "rtt_ms": rtt_ms, "window": WINDOW, "bytes": BYTES,
+                "part": "room", "room": candidate.name(), "rtt_ms": rtt_ms, "window": WINDOW, "bytes": BYTES,
                 "seconds": args.seconds, "rounds": args.rounds,
             });
             for ((name, _), spread) in FIGURES.iter().zip(&spreads) {
                 row[name] = json!(spread);
             }
             rows.push(row);
-            let mut line = vec![rtt_ms.to_string(), arm.name().to_owned()];
+            let mut line = vec![rtt_ms.to_string(), candidate.name().to_owned()];
             line.extend(spreads.iter().zip([0, 1, 3, 1]).map(|(it, digits)| {
                 format!("{:.digits$} ({:.digits$} to {:.digits$})", it.median, it.min, it.max)
             }));
@@ -119,7 +120,7 @@ impl SessionArgs {
     /// Sends as many messages as the window allows, for the run's length.
     fn fill(
         &self,
-        arm: RoomVariant,
+        candidate: RoomVariant,
         mut near: Session,
         mut far: Session,
         daemon: u32,
@@ -129,7 +130,7 @@ impl SessionArgs {
         far.set_timeout(Some(TURN));
         std::thread::scope(|scope| {
             let receiving = scope.spawn(|| count(&mut far, base, &is_over));
-            let sending = scope.spawn(|| self.send_until_over(arm, &mut near, base, daemon, &is_over));
+            let sending = scope.spawn(|| self.send_until_over(candidate, &mut near, base, daemon, &is_over));
             let sent = sending.join().map_err(|_| anyhow!("the sender panicked"));
             is_over.store(true, Ordering::Relaxed);
             let come = receiving.join().map_err(|_| anyhow!("the receiver panicked"))??;
@@ -142,13 +143,13 @@ impl SessionArgs {
     /// in us.
     fn send_until_over(
         &self,
-        arm: RoomVariant,
+        candidate: RoomVariant,
         near: &mut Session,
         base: Instant,
         daemon: u32,
         is_over: &AtomicBool,
     ) -> anyhow::Result<[f64; 3]> {
-        match arm {
+        match candidate {
             RoomVariant::Told => near.set_timeout(Some(TURN)),
             RoomVariant::Tries => near.set_nonblocking(true),
         }

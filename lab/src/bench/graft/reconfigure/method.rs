@@ -38,7 +38,7 @@ pub struct StateSample {
 }
 
 pub struct MethodOutcome {
-    pub arm: ReconfigureMethod,
+    pub method: ReconfigureMethod,
     pub messages: u64,
     pub arrivals: Vec<MessageArrival>,
     wrong: u64,
@@ -67,11 +67,11 @@ impl ReconfigureArgs {
         BenchSite::new(&topology)
     }
 
-    pub fn measure(&self, site: &BenchSite, arm: ReconfigureMethod) -> anyhow::Result<MethodOutcome> {
+    pub fn measure(&self, site: &BenchSite, method: ReconfigureMethod) -> anyhow::Result<MethodOutcome> {
         let near = site.relay()?;
         let far = site.subscribers()?;
         let sender =
-            ReconfigureHost::start(site, "sender", [near, far], self, arm == ReconfigureMethod::InPlace)?;
+            ReconfigureHost::start(site, "sender", [near, far], self, method == ReconfigureMethod::InPlace)?;
         let receiver = ReconfigureHost::start(site, "receiver", [far, near], self, false)?;
         sender.wait_for_keys()?;
         receiver.wait_for_keys()?;
@@ -82,7 +82,7 @@ impl ReconfigureArgs {
             let sending = scope.spawn(move || transfer.send());
             let receiving = scope.spawn(move || transfer.receive(silence, LIMIT));
             let turning = scope.spawn(move || self.turn_path(site, transfer));
-            let looks = self.watch(&sender, arm, transfer);
+            let looks = self.watch(&sender, method, transfer);
             // After an error, stop the other threads, which are joined below.
             transfer.is_over.fetch_or(looks.is_err(), Ordering::Relaxed);
             let panicked = |_| anyhow!("a thread of the transfer panicked");
@@ -91,7 +91,7 @@ impl ReconfigureArgs {
             let turned_s = turning.join().map_err(panicked)??;
             let packets = [sender.packets()?, receiver.packets()?];
             Ok(MethodOutcome {
-                arm,
+                method,
                 messages: self.messages(),
                 arrivals,
                 wrong,
@@ -123,7 +123,7 @@ impl ReconfigureArgs {
     fn watch(
         &self,
         sender: &ReconfigureHost,
-        arm: ReconfigureMethod,
+        method: ReconfigureMethod,
         transfer: &SharedTransfer,
     ) -> anyhow::Result<Vec<StateSample>> {
         let mut looks = Vec::new();
@@ -132,7 +132,7 @@ impl ReconfigureArgs {
             let at_s = transfer.base.elapsed().as_secs_f64();
             let session = sender.session()?;
             let wanted =
-                self.wanted(&session).filter(|_| arm == ReconfigureMethod::Aware && !session.changing);
+                self.wanted(&session).filter(|_| method == ReconfigureMethod::Aware && !session.changing);
             looks.push(StateSample { at_s, session, next });
             if let Some(graft) = wanted {
                 sender.swap(graft)?;
@@ -199,7 +199,7 @@ impl MethodOutcome {
 
     /// Checks the losses: none while Go-Back-N was in use, and with partial reliability no more than its limit.
     pub fn check(&self, args: &ReconfigureArgs) -> anyhow::Result<()> {
-        let name = self.arm.name();
+        let name = self.method.name();
         ensure!(self.wrong == 0, "{name}: {} messages were altered or duplicated", self.wrong);
         let lost = self.lost();
         let ranges = self.partial();
@@ -212,7 +212,7 @@ impl MethodOutcome {
             "{name}: {} of {partial} messages were lost, more than the allowed {GIVE_UP} in 1000",
             lost.len()
         );
-        if self.arm != ReconfigureMethod::None {
+        if self.method != ReconfigureMethod::None {
             let there = self.changed_after_s(self.turned_s[0], PARTIAL);
             ensure!(
                 there.is_some(),
@@ -242,7 +242,7 @@ mod tests {
         let came = (0..1000).filter(|number| !lost.contains(number));
         let arrivals = came.map(|number| MessageArrival { number, sent_s: 0.0, delay_ms: 1.0 }).collect();
         MethodOutcome {
-            arm: ReconfigureMethod::None,
+            method: ReconfigureMethod::None,
             messages: 1000,
             arrivals,
             wrong: 0,

@@ -1,4 +1,4 @@
-//! Names of candidates (arms) for a connection: congestion controls of a direct connection, and carriers that tunnel
+//! Names of candidates for a connection: congestion controls of a direct connection, and carriers that tunnel
 //! it. Carriers are possible only if the peer offers one.
 
 use super::features::{Feature, Features};
@@ -23,8 +23,8 @@ pub struct CandidateCarrier<'a> {
 
 impl<'a> CandidateCarrier<'a> {
     /// Parses the name of a candidate; `None` if it is not a carrier.
-    pub fn from_arm(arm: &'a str) -> Option<Self> {
-        let (by, state) = arm.strip_prefix(CARRIED)?.rsplit_once('-')?;
+    pub fn from_candidate(candidate: &'a str) -> Option<Self> {
+        let (by, state) = candidate.strip_prefix(CARRIED)?.rsplit_once('-')?;
         let is_warm = match state {
             "warm" => true,
             "new" => false,
@@ -40,18 +40,18 @@ impl<'a> CandidateCarrier<'a> {
 
 /// Returns whether a candidate is possible for a connection. `offered` states that the peer offers a carrier, and
 /// `warm` that the carrier is connected.
-pub fn can_be_had(arm: &str, offered: bool, warm: bool) -> bool {
-    match CandidateCarrier::from_arm(arm) {
+pub fn can_be_had(candidate: &str, offered: bool, warm: bool) -> bool {
+    match CandidateCarrier::from_candidate(candidate) {
         Some(carrier) => offered && carrier.is_warm == warm,
-        None => !arm.starts_with(CARRIED) || offered,
+        None => !candidate.starts_with(CARRIED) || offered,
     }
 }
 
 /// Returns whether a candidate is possible for a connection with these features. If features are unknown, the peer
 /// counts as offering no carrier.
-pub fn can_be_had_by(arm: &str, features: &Features) -> bool {
+pub fn can_be_had_by(candidate: &str, features: &Features) -> bool {
     let is = |feature| features.get(feature) == Some(1.0);
-    can_be_had(arm, is(Feature::Offer), is(Feature::Warmth))
+    can_be_had(candidate, is(Feature::Offer), is(Feature::Warmth))
 }
 
 #[cfg(test)]
@@ -72,8 +72,8 @@ mod tests {
             ("carried", None),
             ("cubic", None),
         ];
-        for (arm, wanted) in table {
-            assert_eq!(CandidateCarrier::from_arm(arm), wanted, "{arm}");
+        for (candidate, wanted) in table {
+            assert_eq!(CandidateCarrier::from_candidate(candidate), wanted, "{candidate}");
         }
         assert!(can_be_had("carried-tcp-warm", true, true) && !can_be_had("carried-tcp-warm", true, false));
         assert!(!can_be_had("carried-dccp", false, false) && can_be_had("bbr", false, false));
