@@ -187,7 +187,8 @@ fn opposite(statement: &Statement) -> Statement {
     other
 }
 
-/// Checks model files: a parsed model round-trips, and ranks the candidates for every set of features.
+/// Checks model files, by which a host chooses between transports: a parsed model round-trips, and ranks the candidates
+/// for every set of features.
 pub fn graft_select(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else { return };
     let features: Features = text.lines().next().unwrap_or_default().parse().unwrap_or_default();

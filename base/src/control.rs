@@ -14,24 +14,24 @@ use rustix::net::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Largest number of bytes of a record.
+/// Largest size of a record (one JSON message), in bytes.
 pub const RECORD_MAX: usize = 4096;
 
-/// Largest number of descriptors of a record.
+/// Largest number of file descriptors that are passed with one record (one JSON message).
 const DESCRIPTORS_MAX: usize = 4;
 
-/// One end of the connection. No method but [`Self::wait`] blocks.
+/// One end of the connection between an application and its daemon. No method but [`Self::wait`] blocks.
 #[derive(Debug)]
 pub struct ControlEnd(OwnedFd);
 
 /// The outcome of a receive call.
 #[derive(Debug)]
 pub enum ControlReceived<T> {
-    /// A record, with the descriptors that came with it.
+    /// A record (one JSON message) was received, with the file descriptors that came with it.
     Record(T, Vec<OwnedFd>),
-    /// A record that cannot be read.
+    /// A record was received whose JSON is not valid.
     Malformed(String),
-    /// There is nothing to receive now.
+    /// No record waits to be received now.
     Nothing,
     /// The other end has closed the connection.
     End,

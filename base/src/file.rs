@@ -13,7 +13,7 @@ use std::{
 /// Fails if the file is longer, or cannot be read.
 pub fn bytes(path: &Path, most: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    // One byte more than allowed shows that the file is too long.
+    // One byte more than the limit is read: if this byte exists, the file is too long.
     File::open(path)?.take(most as u64 + 1).read_to_end(&mut bytes)?;
     match bytes.len() > most {
         true => Err(io::Error::other(format!("the file has more than {most} bytes"))),

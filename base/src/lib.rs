@@ -1,4 +1,4 @@
-//! Parts that several products share, apart from the kernel and QUIC.
+//! Code that several Millrace products share, apart from code for the kernel and for QUIC.
 //!
 //! | module | what it is |
 //! | --- | --- |

@@ -63,7 +63,8 @@ pub fn network_limit(of_client: usize, times: usize, all: usize) -> usize {
     of_client.saturating_mul(times).min(all.div_ceil(2))
 }
 
-/// A count of slots in use, with a limit for each client and each network of clients.
+/// A count of the slots that clients occupy, such as sessions of a relay. Each client and each network of clients has a
+/// limit.
 #[derive(Clone, Debug)]
 pub struct NetworkPlaces {
     all: usize,
@@ -172,7 +173,8 @@ impl NetworkPlaces {
 impl NetworkUse {
     fn load(&self) -> usize {
         const WIDEST: usize = LEVELS_V6[2].1;
-        // The number of slots is scaled to the widest network's factor, so that loads are integers and can be compared.
+        // The number of slots is multiplied by the widest network's factor, so that loads are integers, and loads of
+        // networks with different limits can be compared.
         self.places * WIDEST / self.times
     }
 }

@@ -110,7 +110,8 @@ impl ReportReader {
 }
 
 impl ReportsAhead {
-    /// Returns [`ReportReader::torn`] of the file. The result is valid once the iterator has reached the end.
+    /// Reports whether the file ended in the middle of a line, as [`ReportReader::torn`] does. The result is valid once
+    /// the iterator has reached the end.
     pub fn torn(&self) -> bool {
         self.torn.load(Ordering::Relaxed)
     }
@@ -164,7 +165,8 @@ struct LogSums {
     path: PathBuf,
     done: Vec<Result<Summed, Error>>,
     sum: Merge,
-    /// Samples and nanoseconds of the reports in `sum` by the stack's position in `tables`, and by CPU.
+    /// Number of samples and nanoseconds of each stack on each CPU in the reports of `sum`. The key is the stack's
+    /// position in `tables`, and the CPU.
     counts: FxHashMap<(u32, u32), (u64, u64)>,
     tables: Option<Arc<ReadTables>>,
     /// The mode of the reports in `sum`; `None` while `sum` is empty.
@@ -195,7 +197,7 @@ impl LogSums {
         }
     }
 
-    /// Returns the stacks that were counted. Names are looked up once for all reports of the sum.
+    /// Returns the stacks of all reports in the sum. Each function's name is looked up only once for the whole sum.
     fn take_stacks(&mut self) -> Option<Stacks> {
         let counts = mem::take(&mut self.counts).into_iter();
         let mut counted: Vec<CountedTrace> =
@@ -204,8 +206,9 @@ impl LogSums {
         Some(self.tables.take()?.resolve(counted))
     }
 
-    /// Reports whether the sum can take one more report. Its reports have one mode, since calls are counted in one mode
-    /// only. Their stacks are positions in the same tables, and not too many.
+    /// Reports whether one more report can be added to the sum. All reports of a sum have the same mode, since calls
+    /// are counted in one mode only. All their stacks refer to the same tables, and a sum has a limited number of
+    /// different stacks.
     fn has_room(&self, mode: ReportMode, stacks: Option<&LineStacks>) -> bool {
         self.mode.is_none_or(|same| same == mode)
             && self.tables.iter().zip(stacks).all(|(same, stacks)| Arc::ptr_eq(same, &stacks.tables))

@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 pub struct Cgroups {
     mount: Option<PathBuf>,
     paths: HashMap<u64, String>,
-    /// IDs that the last scan did not find. They are not searched for again.
+    /// IDs of cgroups that the last scan of the directories did not find. They are not searched for again.
     unknown: HashSet<u64>,
 }
 
-/// Largest number of unknown IDs that are remembered.
+/// Largest number of IDs without a known cgroup that are remembered.
 const UNKNOWN: usize = 4096;
 /// Levels of directories below the mount that are searched. Service managers nest cgroups less deeply.
 const MAX_DEPTH: usize = 16;

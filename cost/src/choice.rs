@@ -22,10 +22,11 @@ impl Default for TimingBudget {
 }
 
 const MAX_PAUSE: Duration = Duration::from_secs(320);
-/// CPU time beyond the budget that timing may take before it is given up. At twice the default budget of 1 %, that
-/// happens after two seconds.
+/// CPU time by which timing may exceed its budget before events are only sampled. If timing takes twice the default
+/// budget of 1 %, that happens after two seconds.
 const DEBT: Duration = Duration::from_millis(20);
-/// Fraction of the budget that a trial may use. A trial near the whole budget would soon be followed by a switch back.
+/// Fraction of the budget that a trial may use. A trial near the whole budget would soon be followed by a switch back
+/// to sampling.
 const MARGIN: f64 = 0.5;
 /// Shortest duration of a trial, in which events are timed to measure how much CPU time that takes.
 pub(crate) const TRIAL: Duration = Duration::from_millis(100);

@@ -27,7 +27,8 @@ struct Domain {
     name: String,
     kind: EnergyDomainKind,
     reader: EnergyReader,
-    /// The previous reading. `None` after a failed one, since the next difference would cover more than one period.
+    /// The previous reading of the counters. `None` after a failed reading: the next difference would cover more than
+    /// one period.
     last: Option<u64>,
 }
 
@@ -273,7 +274,7 @@ mod tests {
         };
         assert_eq!(source, "powercap");
         let joules: Vec<_> = domains.iter().map(|domain| (domain.name.as_str(), domain.joules)).collect();
-        // 1001 microjoules up to the wrap to 0, then 500999.
+        // The counter advances by 1001 microjoules until it wraps to 0, then by 500999: together 0.502 J.
         assert_eq!(joules, [("package-0", 0.502), ("dram", 0.0005)]);
         // The total adds package and memory. Without `idle_watts` there is no active energy.
         assert!((total_joules - 0.5025).abs() < 1e-9, "{total_joules}");

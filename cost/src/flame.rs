@@ -266,7 +266,7 @@ mod tests {
                 ("tcp&lt;T&gt;", "800.0", "117", "400.0"),
             ]
         );
-        // 300 samples of 1 ms in a second.
+        // The function `udp` has 300 samples of 1 ms each in a period of one second.
         assert!(svg.contains("<title>udp: 30.00 % of one CPU</title>"), "{svg}");
         assert!(svg.contains("viewBox=\"0 0 1200 151\""), "{svg}");
     }

@@ -36,13 +36,14 @@ impl NameTable {
     }
 }
 
-/// Finds the function of an address and the taxonomy's rules for it. Both are cached.
+/// Finds the function that contains an address, and the taxonomy's rules for this function: they assign it to a part of
+/// the network stack. Both are cached.
 #[derive(Debug)]
 pub struct Resolver {
     symbols: Symbols,
     programs: ProgramFunctions,
     taxonomy: Taxonomy,
-    /// Rules by the number of the function, filled at the first use.
+    /// Rules for each function, indexed by the function's number. `None` until the rules are first needed.
     rules: Vec<Option<FunctionRules>>,
     /// Function numbers by address. `None` is an address without a symbol.
     addresses: HashMap<u64, Option<usize>>,
@@ -168,7 +169,7 @@ impl Resolver {
 pub struct Fold {
     names: NameTable,
     parts: HashMap<(u32, Event), HashMap<PartNumber, u64>>,
-    /// Samples that no rule assigns to a part, by event and innermost function.
+    /// Number of samples that no rule assigns to a part of the network stack, by event and innermost function.
     others: HashMap<(Event, PartNumber), u64>,
     /// Samples by CPU, event, profiled process, and functions from the outermost on. `None` if stacks are not kept.
     stacks: Option<HashMap<StackKey, u64>>,

@@ -296,7 +296,7 @@ mod tests {
         let process = &report.processes[0];
         assert!(near(process.interval.expect("one"), wilson(3, 2000).map(|of| of * 2.0)), "{process:?}");
         assert!(SampledFigure::new(process.share, process.cost.samples, process.interval).is_poor());
-        // Without a hit among 1000 samples, the share may still be a little above 0.
+        // If none of 1000 samples hits an event, the event's true share may still be a little above 0.
         assert_eq!(around(0.0, 0, 1000), Some([0.0, rounded(wilson(0, 1000)[1])]));
         assert_eq!((around(0.1, 0, 1000), around(0.1, 0, 0)), (None, None), "exact");
     }
@@ -325,7 +325,7 @@ mod tests {
             of(Event::Local, 300),
         ]);
         cpu.networking_share = 0.3;
-        // Five samples hit the event's work outside of timed calls: they add 0.005.
+        // Five samples hit the event's work outside of timed calls: they add 0.005 of a CPU to its share.
         report.cpus[1].events[0].observer_ns = 0;
         report.cpus[1].events[0].sampled = 5;
         report.processes[0].share = 0.253;
@@ -337,8 +337,8 @@ mod tests {
             let interval = one.events[at].interval.expect("one");
             assert!(near(interval, wilson(samples, 1000)), "{at}: {interval:?}");
         }
-        // The samples of timers and polls are added up: 50. Timed work and AF_UNIX calls add no samples to the
-        // networking share.
+        // The samples of the events timers and poll are added up: 40 + 10 = 50. Timed work and AF_UNIX calls add no
+        // samples to the networking share.
         let around_all = wilson(50, 1000).map(|of| of + 0.25);
         assert!(near(one.networking_interval.expect("one"), around_all), "{:?}", one.networking_interval);
         let around_few = wilson(5, 1000).map(|of| of + 0.245);

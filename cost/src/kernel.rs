@@ -179,7 +179,7 @@ impl CostPrograms {
         self.refused.as_deref()
     }
 
-    /// Chooses whether [`Self::processes`] includes the work on this CPU. The default is yes.
+    /// Chooses whether [`Self::processes`] includes the work that processes do on this CPU. By default, it is included.
     pub fn show_processes(&self, cpu: u32, shown: bool) {
         self.cpus.get(cpu).hidden.store(u64::from(!shown), Ordering::Relaxed);
     }
@@ -329,7 +329,7 @@ fn online() -> Result<u32, Error> {
     Ok(listed.trim().split(',').filter_map(count).sum())
 }
 
-/// Counts the CPUs of `3` or `0-3`.
+/// Returns how many CPUs a range such as `3` or `0-3` has, or `None` if the text is no range.
 fn count(range: &str) -> Option<u32> {
     let (first, last) = range.split_once('-').unwrap_or((range, range));
     last.parse::<u32>().ok()?.checked_sub(first.parse().ok()?)?.checked_add(1)
@@ -365,7 +365,7 @@ mod tests {
     fn number_of_sample_buffers_is_twice_the_online_cpus() {
         let of = |possible, online| buffers(NonZero::new(possible).unwrap(), online).get();
         assert_eq!([of(240, 4), of(2, 2), of(8, 5), of(4096, 128)], [8, 2, 8, 256]);
-        // Memory of the buffers at 1 kHz, and of the sums of each possible CPU.
+        // The memory of the stack buffers at 1000 samples per second, and of the sums of 240 possible CPUs.
         let bytes = of(240, 4) as usize * 2 * (256 << 10) + 240 * size_of::<intf::Cpu>();
         assert!(bytes <= 16 << 20, "{bytes}");
         assert_eq!("0-3,8,10-11\n".trim().split(',').filter_map(count).sum::<u32>(), 7);

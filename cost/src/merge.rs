@@ -42,7 +42,8 @@ pub struct Merge {
 
 /// Largest number of functions in the part `other` of each event, the same as in a single report.
 const TOP_OTHERS: usize = 20;
-/// Largest number of processes with which a sum keeps command lines. With more, they would take most of its memory.
+/// Largest number of processes with which a sum keeps command lines. With more processes, the command lines would take
+/// most of the sum's memory.
 const PROCESSES_WITH_ARGUMENTS: usize = 10_000;
 /// Largest number of entries in a table of processes, cgroups or programs, which come and go without end. In a larger
 /// table, the half with the smaller costs becomes one entry with the name [`FURTHER`].

@@ -33,8 +33,8 @@ use tables::{ObserverUsage, Processes, ProgramTable, Skipped};
 
 /// The longest allowed time between calls of [`Observer::poll`]. After a longer time, the stack buffers may be full.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Buffer size in bytes for each sample a second. It lasts for [`POLL_INTERVAL`] with the deepest stacks, and for twice
-/// as long with usual ones.
+/// Size of a CPU's stack buffer in bytes, for each Hz of the sampling frequency. With the deepest stacks, the buffer is
+/// full after [`POLL_INTERVAL`], and with usual stacks after twice that time.
 const BUFFER_BYTES_PER_HZ: u32 = 256;
 /// Shortest time between two readings of all symbols. A reading takes tens of milliseconds.
 const SYMBOLS_INTERVAL: Duration = Duration::from_secs(5);
@@ -109,7 +109,7 @@ struct SampledTask {
 /// Samples since the last report.
 struct Samples {
     fold: Fold,
-    /// Samples by CPU and event.
+    /// Numbers of samples, by CPU and event.
     counts: HashMap<(u32, Event), EventCount>,
     profiles: HashMap<u32, ProfileFold>,
     /// Time that each process spent in events that are only sampled, and the name of one of its threads.
@@ -634,7 +634,7 @@ fn missing_by_mode(mode: ReportMode) -> Option<MissingMeasurement> {
     })
 }
 
-/// Returns the events that are only sampled, if the frequency is 0.
+/// If the sampling frequency is 0, returns an entry for `missing` that names the events which are only sampled.
 fn missing_by_frequency(hz: u32) -> Option<MissingMeasurement> {
     let is_sampled_only = |event: &Event| names::timed(*event).is_none() && event.is_networking();
     let events: Vec<&str> =

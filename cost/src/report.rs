@@ -110,7 +110,7 @@ impl FromStr for Event {
     }
 }
 
-/// The way in which times are measured.
+/// Whether times are measured by BPF programs, or estimated from samples only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReportMode {
@@ -123,7 +123,7 @@ pub enum ReportMode {
     Sampling,
 }
 
-/// The place where calls that send or receive are timed.
+/// Whether calls that send or receive are timed at kernel functions or at system calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReportMethod {
@@ -136,7 +136,7 @@ pub enum ReportMethod {
 /// The state of the automatic choice between timing and sampling (`--mode auto`).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Auto {
-    /// Share of each CPU that timing events may take.
+    /// Largest share of each CPU's time that timing events may take.
     pub budget_share: f64,
     /// Share that timing takes on the CPU where it takes most: the number of program runs times the measured cost of
     /// one. In mode `sampling`, the share when timing was last used or tried.
@@ -175,10 +175,10 @@ pub struct Report {
     /// State of the automatic choice of the mode; absent if the mode is fixed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto: Option<Auto>,
-    /// The place where calls are timed; absent in mode `sampling`.
+    /// Whether calls are timed at kernel functions or at system calls; absent in mode `sampling`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub method: Option<ReportMethod>,
-    /// Samples a second on each CPU. With 0 no stacks are sampled, and events have no parts.
+    /// Number of samples per second on each CPU. With 0, no stacks are sampled, and events have no parts.
     pub frequency_hz: u32,
     /// The machine.
     pub host: ReportHost,
@@ -207,7 +207,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Returns a copy whose tables are empty.
+    /// Returns a copy of the report whose tables (CPUs, processes, cgroups, programs, stacks) are empty.
     pub(crate) fn without_tables(&self) -> Self {
         Self {
             version: self.version,
@@ -308,7 +308,7 @@ pub struct CpuCost {
     pub procstat: ProcStat,
     /// Number of samples taken, whatever the CPU was doing.
     pub samples: u64,
-    /// Samples that were lost because the buffer was full. [`Report::lost`] includes them.
+    /// Number of samples of this CPU that were lost because the stack buffer was full. [`Report::lost`] includes them.
     pub lost_samples: u64,
 }
 
@@ -351,7 +351,7 @@ pub struct EventPart {
     pub ns: u64,
     /// Share of the CPU, not of the event.
     pub share: f64,
-    /// Samples that the part rests on.
+    /// Number of samples from which the part's time is estimated.
     pub samples: u64,
     /// Interval of the share with 95 % confidence; absent if it rests on no samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -398,7 +398,7 @@ pub struct FunctionCost {
     pub name: String,
     /// Time in the function itself, nanoseconds.
     pub ns: u64,
-    /// Samples that the time rests on.
+    /// Number of samples from which the function's time is estimated.
     pub samples: u64,
     /// Interval of the share with 95 % confidence; absent if it rests on no samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -415,20 +415,21 @@ pub struct TaskCost {
     pub receive_ns: u64,
     /// Time in [`Event::IoUring`], nanoseconds.
     pub io_uring_ns: u64,
-    /// Time in [`Event::Sockets`], [`Event::Poll`], [`Event::Devices`] and [`Event::Workers`] together, by samples.
+    /// Time in [`Event::Sockets`], [`Event::Poll`], [`Event::Devices`] and [`Event::Workers`] together, estimated from
+    /// samples, nanoseconds.
     #[serde(default)]
     pub other_ns: u64,
     /// Time in [`Event::Local`], nanoseconds. No share includes it.
     #[serde(default)]
     pub local_ns: u64,
-    /// Calls that send.
+    /// Number of the process's calls that send.
     pub send_calls: u64,
-    /// Calls that receive.
+    /// Number of the process's calls that receive.
     pub receive_calls: u64,
-    /// Calls on AF_UNIX and netlink sockets.
+    /// Number of the process's calls on AF_UNIX and netlink sockets.
     #[serde(default)]
     pub local_calls: u64,
-    /// Samples of networking that no program timed. Each adds one sampling interval to a time.
+    /// Number of samples of the process's networking that no program timed. Each adds one sampling interval to a time.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub samples: u64,
 }
@@ -439,12 +440,12 @@ fn is_zero(samples: &u64) -> bool {
 }
 
 impl TaskCost {
-    /// Returns the time in networking, nanoseconds.
+    /// Returns the process's time in networking, in nanoseconds.
     pub const fn ns(&self) -> u64 {
         self.send_ns + self.receive_ns + self.io_uring_ns + self.other_ns
     }
 
-    /// Returns the time that an event counts for, or `None` if the event belongs to no process.
+    /// Returns the field to which the time of an event is added, or `None` if the event's time belongs to no process.
     pub(crate) fn event_mut(&mut self, event: Event) -> Option<&mut u64> {
         match event {
             Event::Send => Some(&mut self.send_ns),
@@ -478,14 +479,14 @@ pub struct ProcessCost {
     pub pid: u32,
     /// The process's name in the kernel, at most 15 bytes.
     pub name: String,
-    /// The command line, printable and shortened. Only on request, and for the running processes with the largest
-    /// figures.
+    /// The command line, printable and shortened. Present only on request, and only for running processes with the most
+    /// networking time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub arguments: Option<String>,
     /// Path of the cgroup below the mount of cgroup v2; absent if the cgroup was removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
-    /// Share of one CPU. A process with several threads can have more than 1.
+    /// Time of the process in networking, as a share of one CPU. A process with several threads can have more than 1.
     pub share: f64,
     /// Interval of the share with 95 % confidence; absent if it rests on no samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -493,24 +494,24 @@ pub struct ProcessCost {
     /// Times and calls of the process.
     #[serde(flatten)]
     pub cost: TaskCost,
-    /// The breakdown of all the process's CPU time, only for processes to profile.
+    /// The breakdown of all the process's CPU time; absent unless the process is profiled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<ProcessProfile>,
 }
 
-/// The CPU time of one process, by samples, in user and kernel mode.
+/// The CPU time of one process in user and kernel mode, estimated from samples.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct ProcessProfile {
-    /// Samples of the process, on all CPUs.
+    /// Number of samples of the process, on all CPUs.
     pub samples: u64,
-    /// Samples in user mode.
+    /// Number of samples of the process in user mode.
     pub user_samples: u64,
     /// Parts by the taxonomy's rules for user mode, most time first. Kernel mode is the part `system call`, and stacks
     /// without any known function are `unknown`. Shares are of one CPU.
     pub parts: Vec<EventPart>,
-    /// The innermost functions with most samples.
+    /// The functions that were the innermost one in most samples.
     pub functions: Vec<FunctionCost>,
-    /// Samples in user mode whose stack has no known function.
+    /// Number of samples in user mode whose stack has no known function.
     pub unknown_samples: u64,
 }
 
@@ -522,14 +523,14 @@ pub struct CgroupCost {
     /// Path below the mount of cgroup v2; absent if the cgroup was removed or is not visible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// Networking's share of one CPU.
+    /// Time of the cgroup's processes in networking, as a share of one CPU.
     pub share: f64,
     /// Interval of the share with 95 % confidence; absent if it rests on no samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<Interval>,
     /// Number of the cgroup's processes in the report.
     pub processes: u32,
-    /// Times and calls of these processes.
+    /// Times and numbers of calls of the cgroup's processes.
     #[serde(flatten)]
     pub cost: TaskCost,
 }
@@ -545,11 +546,11 @@ pub struct ProgramCost {
     pub kind: String,
     /// Time in the program, nanoseconds.
     pub run_ns: u64,
-    /// Number of runs.
+    /// Number of the program's runs in the period.
     pub runs: u64,
-    /// Runs that the kernel skipped because the program was running on that CPU already.
+    /// Number of runs that the kernel skipped because the program was running on that CPU already.
     pub skipped: u64,
-    /// Share of one CPU, summed over all CPUs.
+    /// Run time of the program as a share of one CPU, summed over all CPUs.
     pub share: f64,
     /// True if the program is the observer's own.
     pub own: bool,
@@ -561,7 +562,7 @@ pub struct ProgramCost {
 pub enum Energy {
     /// The energy cannot be read on this machine.
     Absent {
-        /// The reason why it cannot be read.
+        /// The reason why the energy cannot be read.
         reason: String,
     },
     /// The energy that the hardware's counters have measured.
@@ -591,9 +592,9 @@ pub enum Energy {
 pub struct EnergyDomain {
     /// The domain's name in the driver: `package-0`, `dram`, ...
     pub name: String,
-    /// Energy in the period, joules.
+    /// Energy of the domain in the period, joules.
     pub joules: f64,
-    /// Mean power, watts.
+    /// Mean power of the domain in the period, watts.
     pub watts: f64,
 }
 
@@ -627,16 +628,16 @@ impl ObserverCost {
 /// Numbers of observations that were lost, so the figures lack them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct LostObservations {
-    /// Samples that were lost because the buffer was full.
+    /// Number of samples that were lost because a stack buffer was full.
     pub samples: u64,
     /// Number of samples whose stack the kernel could not walk.
     pub stacks: u64,
-    /// Times that a process was not charged because the table of processes was full.
+    /// How often time could not be charged to a process, because the table of processes was full.
     pub processes: u64,
-    /// Task switches inside a call after which the call was no longer timed, since no memory was free to save its
-    /// state.
+    /// Number of task switches inside a call after which the call was no longer timed, since no memory was free to save
+    /// its state.
     pub tasks: u64,
-    /// Runs of the observer's programs that the kernel skipped.
+    /// Number of runs of the observer's programs that the kernel skipped.
     pub skipped_runs: u64,
 }
 
@@ -654,12 +655,12 @@ impl LostObservations {
 /// A figure that cannot be measured on this kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MissingMeasurement {
-    /// The event whose time lacks the figure; absent if no single event does.
+    /// The event whose time does not include the missing figure; absent if the figure belongs to no single event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub event: Option<Event>,
     /// The figure's name: `sendfile`, `run times of BPF programs`, ...
     pub what: String,
-    /// The reason why it cannot be measured.
+    /// The reason why the figure cannot be measured.
     pub reason: String,
     /// The missing time, nanoseconds, if another source such as `/proc/stat` has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -686,9 +687,9 @@ pub struct ProfiledStack {
     /// The profiled process, whose stacks begin with its user-mode functions; absent for stacks of the kernel only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Positions in [`Stacks::functions`], outermost function first.
+    /// Positions of the stack's functions in [`Stacks::functions`], outermost function first.
     pub frames: Vec<u32>,
-    /// Samples with this stack.
+    /// Number of samples with this stack.
     pub samples: u64,
     /// Time that the stack's samples stand for, nanoseconds.
     pub ns: u64,

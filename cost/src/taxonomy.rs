@@ -11,7 +11,7 @@ use crate::report::{Event, OTHER};
 /// not inline a helper in between.
 const CALLERS_WITHIN: usize = 2;
 
-/// The reason why a file with rules cannot be used.
+/// The reason why a file with taxonomy rules cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
@@ -105,7 +105,8 @@ pub struct FunctionRules {
     local: bool,
 }
 
-/// The owner that a function determines for its callees.
+/// What a function on a stack says about the functions that it calls: the event to which their time belongs, or that it
+/// is the observer's own time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum CallRoot {
     /// The function does not determine to which event its callees belong.
@@ -225,7 +226,8 @@ impl Taxonomy {
         callers.find_map(by_caller).or_else(|| rules.next())
     }
 
-    /// Returns the owner of a stack, whose innermost function comes first.
+    /// Returns the event that a stack belongs to, and whether the observer was running in it. The stack's innermost
+    /// function comes first.
     pub fn owner<'a>(&self, stack: impl Iterator<Item = &'a FunctionRules>) -> StackOwner {
         let mut observer = false;
         let mut others_program = false;
@@ -273,9 +275,9 @@ impl Taxonomy {
 
 /// The prefix of BPF programs' names in stacks and parts.
 pub const PROGRAM: &str = "bpf:";
-/// The name of the part for user-mode stacks that no rule matches.
+/// The name of the part of a process's CPU time for user-mode stacks that no rule matches.
 pub const APPLICATION: &str = "application";
-/// The name of the part for kernel mode of a profiled process.
+/// The name of the part of a profiled process's CPU time that it spends in kernel mode.
 pub const SYSTEM_CALL: &str = "system call";
 
 fn matches_any(patterns: &[NamePattern], name: &str) -> bool {
@@ -400,7 +402,7 @@ mod tests {
         assert_eq!(event(&["vfs_write", "do_syscall_64"]), Some(Event::Kernel));
     }
 
-    /// Checks the events of contexts that no program times.
+    /// Checks the events of stacks in contexts that BPF programs do not time.
     #[test]
     fn stack_of_an_untimed_context_has_its_event() {
         let call =
@@ -430,7 +432,8 @@ mod tests {
                 Event::Receive,
             ),
             (call(&["schedule", "ep_poll", "do_epoll_wait"]), Event::Kernel),
-            // A wake-up of a polling process belongs to the waker, not to `poll`.
+            // The code that wakes a process from `poll` or `epoll` belongs to the event of the waking context, not to
+            // `poll`.
             (
                 call(&["ep_poll_callback", "sock_def_readable", "tcp_data_queue", "net_rx_action"]),
                 Event::NetRx,
@@ -489,7 +492,8 @@ mod tests {
                 &[&["syscall_exit_work", "do_syscall_64"]],
                 StackOwner { event: Some(Event::Kernel), observer: true },
             ),
-            // A BPF program that is not the observer's runs at the same tracepoint, or elsewhere in the stack.
+            // In these stacks, a BPF program that is not the observer's runs at a tracepoint where the observer's run
+            // too, or elsewhere in the stack.
             (&[&["bpf:audit_late"], &calls, &softirq, &send], in_send(false)),
             (&[&["bpf:cost_model", "tcf_classify"], &send], in_send(false)),
             (

@@ -13,9 +13,9 @@ use crate::report::{EventPart, FunctionCost, ProcessProfile};
 use crate::share::share;
 use crate::taxonomy::{SYSTEM_CALL, Taxonomy};
 
-/// The name of the part for stacks in which no function has a name.
+/// The name of the part of a process's CPU time for stacks in which no function has a name.
 const UNKNOWN: &str = "unknown";
-/// The name of the part for softirqs that interrupted the process, which are not its own work.
+/// The name of the part of a process's CPU time for softirqs that interrupted the process, which are not its own work.
 const INTERRUPTED: &str = "interrupted by networking";
 const TOP_FUNCTIONS: usize = 20;
 /// Largest number of cached addresses.
@@ -31,7 +31,7 @@ pub struct Users {
 /// Cached names of a process's functions, valid as long as its executable memory is unchanged.
 #[derive(Default)]
 struct KnownProcess {
-    /// Result of [`memory`] when the names were read.
+    /// The number that [`memory`] returned for the process when the names were read.
     memory: Option<u64>,
     /// True if the process's memory map was compared with `memory` since the last [`Users::refresh`].
     checked: bool,

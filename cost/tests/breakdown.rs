@@ -40,7 +40,7 @@ fn observe(near: &UdpSocket, far: &UdpSocket, want: &[(Event, &str)]) {
         let _stop = StopOnDrop(&stop);
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                // A failure is fine: a router may still be resolving the next hop's link address.
+                // The send may fail: a router may still be resolving the next hop's link address.
                 let _ = near.send_to(&[0; 1000], to);
             }
         });

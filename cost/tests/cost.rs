@@ -34,7 +34,7 @@ fn alone(test: &str) -> Option<MutexGuard<'static, ()>> {
     Some(ALONE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Runs a test with each method that the kernel allows.
+/// Runs a test with each method of timing calls (kernel functions, system calls) that the kernel allows.
 fn with_each_method(test: &str, mut run: impl FnMut(&mut CostPrograms, &[MissingPoint])) {
     for method in [TimingMethod::Functions, TimingMethod::SystemCalls] {
         match CostPrograms::load(&Config { method: Some(method), ..Config::default() }) {
@@ -92,7 +92,7 @@ fn left_cpu() -> i64 {
 
 /// Returns the sum of a figure of each CPU over all CPUs.
 fn total(cost: &CostPrograms, of: impl Fn(&CpuSums) -> u64) -> u64 {
-    // exact: callers repeat this read, or know that the sum no longer changes
+    // exact: callers read the sum repeatedly, or know that it no longer changes
     cost.totals().iter().map(of).sum()
 }
 
@@ -141,7 +141,7 @@ fn netlink_calls_count_as_local() {
         let netlink = netlink.expect("a netlink socket");
         let before = (calls(cost), local_calls(cost));
         for _ in 0..CALLS {
-            // The kernel does not answer a message that is too short.
+            // The kernel does not answer a netlink message that is too short.
             let sent = send(netlink.as_raw_fd(), &[0; 4], MsgFlags::empty());
             assert_eq!(sent, Ok(4));
         }
@@ -160,7 +160,7 @@ fn runs(cost: &CostPrograms, statistics: &Statistics, name: &str) -> u64 {
         .runs
 }
 
-/// A request's time ends before the end of the system call, which may continue with other requests.
+/// The time of an io_uring request ends before the end of the system call, which may continue with other requests.
 #[test]
 fn io_uring_request_ends_when_completed_or_queued() {
     let test = "io_uring_request_ends_when_completed_or_queued";
@@ -370,7 +370,7 @@ fn io_uring_worker_splice_is_counted_at_functions() {
             }
         }
         let want = if cost.method() == Some(TimingMethod::Functions) { 2 * CALLS } else { 0 };
-        // The last sums are charged when the worker leaves its CPU.
+        // The process is charged with the last calls only when io_uring's worker thread leaves its CPU.
         let counted = || (local_calls(cost) - before, own(cost)(KernelEvent::IoUring).0);
         wait_until("all calls", counted, |(moved, ns)| *moved == want && *ns > 0);
     });
@@ -419,7 +419,7 @@ fn both_stack_transports_deliver_all_stacks() {
     let Some(_alone) = alone("both_stack_transports_deliver_all_stacks") else { return };
     let symbols = symbols();
     for transport in [StackTransport::DoubleBuffer, StackTransport::RingBuffer] {
-        // The buffer has room for all stacks, even if this thread reads them late.
+        // The stack buffer has room for all stacks, even if this thread reads them late.
         let mut cost = attached(&Config { transport, buffer_bytes: 1 << 22, ..Config::default() });
         sample_all(&mut cost, 1000);
         let samples = |cost: &CostPrograms| total(cost, |totals| totals.samples);
@@ -446,7 +446,8 @@ fn both_stack_transports_deliver_all_stacks() {
             });
         }
         assert!(right >= 50, "{right} of {sends}, {transport:?}");
-        // Other samples hit the kernel's code that calls BPF programs, or programs of other observers.
+        // Samples inside the call without `sys_sendto` hit the kernel's code that calls BPF programs, or programs of
+        // other observers.
         assert!(in_calls * 2 >= sends, "{in_calls} of {sends}, {transport:?}");
         assert_eq!(total(&cost, |totals| totals.lost_samples), 0, "{transport:?}");
     }
@@ -560,7 +561,8 @@ fn bpf_program_addresses_match_kallsyms() {
     functions.refresh().expect("a list");
     let cost = attached(&Config::default());
     assert!(functions.refresh().expect("a list"), "the list has the new programs");
-    // Other processes load and unload programs meanwhile, so the two lists may differ for a while.
+    // Other processes load and unload programs meanwhile, so the list of loaded programs and kallsyms may differ for a
+    // while.
     let wrong = || {
         let mut functions = ProgramFunctions::default();
         functions.refresh().expect("a list");
@@ -576,7 +578,7 @@ fn bpf_program_addresses_match_kallsyms() {
     };
     wait_until("lists that agree", wrong, Vec::is_empty);
     let named = |name: &str| functions.iter().filter(|function| function.name == name).count();
-    // Names are not cut to the 15 characters of the kernel's program names.
+    // The list has the whole names of BPF functions, while the kernel's program names are cut to 15 characters.
     assert!(named("cost_sched_switch") > 0 && named("cost_softirq_entry") > 0);
     drop(cost);
 }

@@ -101,7 +101,7 @@ fn parts(report: &Report, event: Event) -> BTreeSet<&str> {
     events.flat_map(|of| &of.parts).map(|part| part.name.as_str()).collect()
 }
 
-/// Both modes find the same events, parts and functions of a process.
+/// The modes `events` and `sampling` find the same events, parts and functions of a process.
 #[test]
 fn report_attributes_work_to_its_process() {
     let Some(_alone) = alone("report_attributes_work_to_its_process") else { return };
@@ -274,7 +274,7 @@ fn budget_decides_between_sampling_and_timing() {
     assert!(sampled.processes.iter().any(|process| process.pid == std::process::id()));
     observer.set_budget(all).expect("a budget");
     let timed = until(&mut observer, &times);
-    // Trials of timing in between do not count as changes.
+    // Trials of timing in between do not count as changes of the mode.
     assert_eq!(timed.auto.map(|auto| auto.changes), sampled.auto.map(|auto| auto.changes + 1));
     let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     for _ in 0..100 {
@@ -317,7 +317,7 @@ fn only_requested_cpus_are_measured() {
     assert!(refused.is_err_and(|error| error.to_string().contains("1000000")));
 }
 
-/// A process's calls on other CPUs are not reported, in either mode.
+/// A process's calls on CPUs that are not observed are not reported, neither in mode `events` nor in mode `sampling`.
 #[test]
 fn processes_are_limited_to_requested_cpus() {
     let Some(_alone) = alone("processes_are_limited_to_requested_cpus") else { return };
@@ -337,7 +337,8 @@ fn processes_are_limited_to_requested_cpus() {
             send_and_receive(goes_on, 8);
         };
         beside(1, here_only, || {
-            // A second observer of all CPUs shows when the thread has run, however busy its CPU is.
+            // A second observer, which observes all CPUs, shows when the thread on CPU `here` has run, however busy
+            // that CPU is.
             let mut all = Observer::start(Config { mode, ..config() }).expect("it starts");
             wait_until(
                 &format!("the calls in mode {mode:?}"),

@@ -1,7 +1,7 @@
 //! Tests that the time of calls equals their thread's CPU time, and that timing them is cheap. Needs root.
 //!
-//! `scripts/kernels/cost.sh` runs these tests on emulated machines whose clock counts instructions. There they are
-//! exact.
+//! `scripts/kernels/cost.sh` runs these tests on emulated machines whose clock counts instructions. On these machines,
+//! the measured times are exact.
 
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
@@ -25,7 +25,7 @@ const EXACT: &str = "MILLRACE_EXACT";
 /// time.
 const TOLERANCE: f64 = 0.01;
 const SPINNING: usize = 4;
-/// Samples a second on each CPU, the observer's default.
+/// Number of samples per second on each CPU, the observer's default.
 const HZ: u32 = 1000;
 
 static ALONE: Mutex<()> = Mutex::new(());
@@ -34,7 +34,8 @@ fn is_exact() -> bool {
     std::env::var_os(EXACT).is_some()
 }
 
-/// Runs `test` with each method that the kernel allows, one test at a time.
+/// Runs `test` with each method of timing calls (kernel functions, system calls) that the kernel allows, one test at a
+/// time.
 fn with_each_method(name: &str, mut test: impl FnMut(&mut CostPrograms)) {
     if !nix::unistd::geteuid().is_root() {
         return println!("SKIP {name}: needs root");
@@ -169,7 +170,8 @@ fn preempted_calls_count_only_their_threads_time() {
             preempted.calls
         );
         for stretch in [&alone, &preempted] {
-            // `counted_calls` may include up to two calls of `socket`, which waited for the datagram to arrive.
+            // `counted_calls` may include up to two more receiving calls, with which the function `socket` waited for
+            // its datagram to arrive.
             assert!((stretch.calls..=stretch.calls + 2).contains(&stretch.counted_calls), "{stretch:?}");
             assert!(stretch.share() <= 1.0 + TOLERANCE, "{method:?}: {stretch:?}");
         }

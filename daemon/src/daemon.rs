@@ -249,7 +249,7 @@ impl DaemonFrame {
         }
         loop {
             tokio::select! {
-                // The supervisor has closed its connection to this part, or has died.
+                // The supervisor has closed its connection to this child process, or has died.
                 done = &mut serve => break done?,
                 never = &mut beside => match never {},
                 _ = ticks.tick() => block_in_place(|| {

@@ -189,7 +189,7 @@ async fn accept(
     }
 }
 
-/// Waits for a free connection slot. If no slot is free, an idle connection of the crowd is closed.
+/// Waits for a free connection slot. If no slot is free, an idle connection that has not shown the token is closed.
 async fn place(places: &Arc<Semaphore>, crowd: &ConnectionCrowd) -> OwnedSemaphorePermit {
     loop {
         if let Ok(place) = places.clone().try_acquire_owned() {

@@ -32,7 +32,7 @@ pub(crate) struct PartConnection;
 #[derive(Serialize, Deserialize)]
 pub(crate) enum PartMessage {
     Ready,
-    /// The part cannot start. The text is the reason.
+    /// The part (child process) cannot start. The text is the reason.
     Failed(String),
 }
 
@@ -78,7 +78,7 @@ impl Inherited {
                 control.wait();
                 match control.receive::<PartConnection>() {
                     ControlReceived::Record(PartConnection, all) => {
-                        // The send fails only if this part is ending, which drops the receiver.
+                        // The send fails only if this process is ending, which drops the receiver.
                         all.into_iter().for_each(|stream| drop(passed.send(stream.into())));
                     }
                     ControlReceived::Malformed(_) | ControlReceived::Nothing => {}

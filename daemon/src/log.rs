@@ -150,7 +150,7 @@ impl Drop for Handle {
     }
 }
 
-/// The sending end of the queue. `tracing` calls `write` once for each event.
+/// The sending end of the queue of log lines. `tracing` calls `write` once for each event.
 #[derive(Clone)]
 struct LogQueue(SyncSender<LogCommand>);
 

@@ -71,15 +71,15 @@ const OTHERS_END: Duration = Duration::from_secs(20);
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PartStatus {
-    /// Name of the part in commands and logs.
+    /// Name of the part (child process) in commands and logs.
     pub name: String,
-    /// `off`, `starting`, `serving`, `not-answering` or `ended`.
+    /// State of the part (child process): `off`, `starting`, `serving`, `not-answering` or `ended`.
     pub state: String,
-    /// Process ID, if the part has a process.
+    /// Process ID of the part; `None` while the part has no process.
     pub pid: Option<u32>,
-    /// Number of times that the part was started again.
+    /// Number of times that the supervisor has restarted the part's process.
     pub restarts: u64,
-    /// Reason for the part's latest end.
+    /// Reason why the part's process last ended.
     pub error: Option<String>,
 }
 
@@ -117,7 +117,7 @@ struct PartShared {
 
 /// A part (child process) of a daemon, as its supervisor process sees it.
 pub struct SupervisedPart {
-    /// Name of the part in commands and logs.
+    /// Name of the part (child process) in commands and logs.
     pub name: &'static str,
     arguments: Vec<OsString>,
     lock: Arc<Lock>,
@@ -165,7 +165,8 @@ impl SupervisedPart {
         Arc::new(Self { name, arguments, lock, shared: Mutex::new(shared), changed: Condvar::new() })
     }
 
-    /// Starts the part and waits until it is ready. From then on the part is restarted whenever it ends.
+    /// Starts the part (child process) and waits until it is ready. From then on the part is restarted whenever it
+    /// ends.
     ///
     /// # Errors
     /// Fails if the part cannot start, with the reason that it has reported.
@@ -173,13 +174,13 @@ impl SupervisedPart {
         let (first, started) = sync_channel(1);
         self.shared.lock().is_wanted = true;
         let part = self.clone();
-        // The kernel kills the part when the thread that started it ends, so this thread has to live as long as the
-        // part.
+        // The kernel kills the child process when the thread that started it ends, so this thread has to live as long
+        // as the child.
         thread::Builder::new().name(self.name.into()).spawn(move || part.keep(first))?;
         started.recv().unwrap_or_else(|_| Err(anyhow!("the part {} was stopped", self.name)))
     }
 
-    /// Ends the part, and waits until it has ended.
+    /// Ends the part's process, and waits until it has ended.
     pub fn stop(&self) {
         let mut shared = self.shared.lock();
         shared.is_wanted = false;
@@ -194,7 +195,7 @@ impl SupervisedPart {
         self.shared.lock().is_wanted
     }
 
-    /// Returns the state of the part.
+    /// Returns the state of the part (child process).
     pub fn status(&self) -> PartStatus {
         let shared = self.shared.lock();
         PartStatus {
@@ -206,7 +207,7 @@ impl SupervisedPart {
         }
     }
 
-    /// Returns a status line if the part should be serving but is not.
+    /// Returns a status line if the part (child process) should be serving requests but is not.
     pub fn trouble(&self) -> Option<String> {
         let shared = self.shared.lock();
         let error = || shared.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
@@ -224,8 +225,8 @@ impl SupervisedPart {
         format!("the part {} is not answering", self.name)
     }
 
-    /// Sends a request and waits for the answer. Stops waiting after `patience`, or when the part no longer answers
-    /// pings.
+    /// Sends a request to the part (child process), and waits for the answer. Stops waiting after `patience`, or when
+    /// the part no longer answers pings.
     ///
     /// # Errors
     /// Fails if the part is not serving, or refuses the request.
@@ -247,7 +248,7 @@ impl SupervisedPart {
         let goes_on = || began.elapsed() < patience && self.shared.lock().state == PartState::Serving;
         let mut conversation = Conversation::over(ours, self.name);
         match conversation.ask_while(request, goes_on) {
-            // The part's state explains more than the error that its connection has ended.
+            // The state of the child process explains more than the error that the connection to it has ended.
             Err(_) if conversation.has_ended() => {
                 bail!(
                     "{}",
@@ -258,8 +259,8 @@ impl SupervisedPart {
         }
     }
 
-    /// Starts the part again whenever it ends, until the part is no longer wanted. `first` receives the outcome of the
-    /// first start.
+    /// Starts the part's process again whenever it ends, until the part is no longer wanted. `first` receives the
+    /// outcome of the first start.
     fn keep(&self, first: SyncSender<anyhow::Result<()>>) {
         let mut first = Some(first);
         let mut pause = PAUSE;
@@ -269,7 +270,7 @@ impl SupervisedPart {
                 self.run(&mut first).unwrap_or_else(|error| format!("it cannot be started: {error}"));
             let mut shared = self.shared.lock();
             (shared.control, shared.pid) = (None, None);
-            // A part that was never ready is not restarted: the caller of `start` gets the reason.
+            // A child process that was never ready is not restarted: the caller of `start` gets the reason.
             if let Some(first) = first.take() {
                 shared.is_wanted = false;
                 let _ = first.send(Err(anyhow!(reason.clone())));
@@ -297,14 +298,14 @@ impl SupervisedPart {
         let (control, theirs) = ControlEnd::pair()?;
         let mut command = Command::new("/proc/self/exe");
         command.args(&self.arguments).env_remove("NOTIFY_SOCKET").stdin(OwnedFd::from(theirs));
-        // The part's process prints nothing. Its standard output is therefore free to carry the lock file, so the part
+        // The child process prints nothing. Its standard output is therefore free to carry the lock file, so the child
         // holds the lock as long as it lives.
         command.stdout(Stdio::from(self.lock.0.try_clone()?));
-        // A signal from the terminal, such as SIGINT, is for the supervisor alone. The part therefore has its own
-        // process group.
+        // A signal from the terminal, such as SIGINT, is for the supervisor alone. The child process therefore has its
+        // own process group.
         let mut child = command.process_group(0).spawn()?;
-        // The value `command` holds a copy of the part's end of the connection. While this copy is open, the supervisor
-        // cannot notice that the part has closed its own.
+        // The value `command` holds a copy of the child process's end of the connection. While this copy is open, the
+        // supervisor cannot notice that the child has closed its own.
         drop(command);
         let control = Arc::new(control);
         {
@@ -342,7 +343,7 @@ impl SupervisedPart {
                 break;
             }
         }
-        // A part that does not answer pings would not end by itself either, so it is killed at once.
+        // A child process that does not answer pings would not end by itself either, so it is killed at once.
         let patience = if self.shared.lock().state == PartState::Silent { Duration::ZERO } else { END };
         let status = end(&mut child, patience)?;
         Ok(failure.unwrap_or_else(|| status.to_string()))
@@ -377,7 +378,7 @@ fn end(child: &mut Child, patience: Duration) -> io::Result<std::process::ExitSt
     child.wait()
 }
 
-/// A connection on which a part is pinged at intervals.
+/// A connection to a part (child process), on which the supervisor sends pings at intervals.
 struct PartPings {
     stream: UnixStream,
     /// Time when the latest ping was sent or the latest answer received.
@@ -393,8 +394,8 @@ impl PartPings {
         Ok(Self { stream: ours, since: Instant::now(), is_asked: false })
     }
 
-    /// Sends a ping to the part if a ping is due, and receives the answer to the last ping if it has arrived. Returns
-    /// false if an answer is overdue.
+    /// Sends a ping to the child process if a ping is due, and receives the answer to the last ping if it has arrived.
+    /// Returns false if an answer is overdue.
     fn step(&mut self) -> bool {
         if self.is_asked && matches!(self.stream.read(&mut [0; 256]), Ok(1..)) {
             (self.is_asked, self.since) = (false, Instant::now());

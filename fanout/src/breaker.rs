@@ -31,7 +31,7 @@ pub enum Trip {
 }
 
 impl Trip {
-    /// Every reason, in the order of metrics.
+    /// Every reason, in the order in which metrics list them.
     pub const ALL: [Self; 3] = [Self::Silent, Self::Nothing, Self::Congestion];
 
     /// Returns the reason's name for metrics: lower case, with underscores.
@@ -158,7 +158,7 @@ impl Breaker {
         if past < self.settings.interval / SOONEST {
             return None;
         }
-        // The mean report interval is exponential, with a weight of 1/8.
+        // The mean report interval is an exponential moving average, with a weight of 1/8 for the latest interval.
         self.mean = (7 * self.mean + past) / 8;
         self.last = Some(BreakerReport { at: now, highest: Some(heard.highest), sent });
         let packets = sent.packets.saturating_sub(last.sent.packets);

@@ -44,7 +44,7 @@ use stream::Tables;
 
 const OBJECT: &str = "fanout.bpf.o";
 
-/// The loaded program. It fans out from the first [`attach`](Self::attach) until it is dropped.
+/// The loaded BPF program. It fans out packets from the first [`attach`](Self::attach) until it is dropped.
 pub struct Fanout {
     attachments: Attachments,
     object: Mutex<LoadedObject>,
@@ -173,7 +173,8 @@ impl Fanout {
         &self.streams
     }
 
-    /// Makes the program write events about the packets that the filter selects, until the next call; `None` stops it.
+    /// Makes the program write events about the packets that the filter selects, until the filter is changed by another
+    /// call; `None` stops the events.
     pub fn set_tracing(&self, tracing: Option<FanoutTraceSelection>) {
         self.trace.set(tracing);
     }

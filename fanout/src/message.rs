@@ -22,7 +22,7 @@ pub const ANSWER_BYTES: usize = 20;
 /// Longest name of a stream, in bytes.
 pub const NAME_MAX: usize = REQUEST_BYTES - ANSWER_BYTES;
 
-/// A message of a receiver.
+/// A request that a receiver sends to the relay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReceiverRequest {
     /// The action that the receiver requests.
@@ -93,7 +93,7 @@ pub enum RequestRefusal {
 }
 
 impl RequestRefusal {
-    /// Every reason, in the order of metrics.
+    /// Every reason, in the order in which metrics list them.
     pub const ALL: [Self; 4] = [Self::Unknown, Self::Full, Self::FullAddress, Self::Cut];
 
     /// Returns the reason's name for metrics: lower case, with underscores.

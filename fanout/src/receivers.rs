@@ -36,21 +36,21 @@ pub struct ReceiverLimits {
 pub enum Command {
     /// Sends the stream to one more receiver.
     Add {
-        /// The receiver.
+        /// The receiver's address and port.
         who: SocketAddr,
-        /// End of the lease.
+        /// Time at which the receiver's lease ends.
         until: Duration,
     },
     /// Changes the time at which a receiver's lease ends.
     Renew {
-        /// The receiver.
+        /// The receiver's address and port.
         who: SocketAddr,
-        /// End of the lease.
+        /// New time at which the receiver's lease ends.
         until: Duration,
     },
     /// Stops sending the stream to a receiver.
     Remove {
-        /// The receiver.
+        /// The receiver's address and port.
         who: SocketAddr,
         /// The reason for the removal, for counters and logs.
         why: RemovalReason,

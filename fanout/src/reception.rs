@@ -8,7 +8,7 @@ use super::{
     rtp::DatagramKind,
 };
 
-/// Statistics about the source. Times are of one clock that does not go back.
+/// Statistics about the reception of one source (SSRC). Times are of one clock that does not go back.
 #[derive(Clone, Debug, Default)]
 pub struct Reception {
     source: Option<RtpSource>,
@@ -146,7 +146,8 @@ mod tests {
         reception.packet(DatagramKind::Control { ssrc: 7, ntp_middle: Some(0xabcd_0123) }, NOW);
         let block = block(&mut reception, NOW + Duration::from_millis(1500));
         assert_eq!((block.last_report, block.delay), (0xabcd_0123, 98_304));
-        // The sender report passed the relay 10 ms before it arrived, and the receiver's report takes 20 ms back.
+        // The sender report passes the relay 10 ms before it reaches the receiver, and the receiver's report takes 20
+        // ms to the relay: 30 ms together.
         let passed = 4_294_967_290;
         assert_eq!(round_trip(&block, passed, passed.wrapping_add(1_530_000)), Duration::from_millis(30));
         assert_eq!(round_trip(&block, passed, passed), Duration::ZERO, "it claims to have had it for longer");

@@ -94,7 +94,8 @@ thread_local! {
 
 /// Runs `work` and returns a `millrace_gate_status`. The text of a failure or a panic becomes the thread's last error.
 fn call(work: impl FnOnce() -> Result<()>) -> c_int {
-    // A panic can only leave state half changed that is in the kernel, or behind locks whose users tolerate this.
+    // After a panic only two kinds of state can be half changed: maps in the kernel, and data behind locks whose users
+    // tolerate this.
     let done = catch_unwind(AssertUnwindSafe(work));
     let FfiFailure(status, message) = match done {
         Ok(Ok(())) => return 0,

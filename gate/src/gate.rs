@@ -56,7 +56,7 @@ const REST_MAX: Duration = Duration::from_secs(10);
 /// ```
 pub struct Gate {
     inner: Arc<GateInner>,
-    /// Dropping this ends the upkeep thread.
+    /// Nothing is sent on this channel: the upkeep thread ends when the sender is dropped.
     stop: Option<Sender<()>>,
     upkeep: Option<JoinHandle<()>>,
 }
@@ -181,13 +181,13 @@ impl Gate {
         self.inner.kernel.tables()
     }
 
-    /// Returns samples of packets that were refused, or would have been, since the last call.
+    /// Returns samples of packets that rules refused since the last call, or that monitored rules would have refused.
     pub fn drain_samples(&self) -> Result<Vec<RefusedPacket>, Error> {
         Ok(self.inner.kernel.drain_samples()?)
     }
 
-    /// Starts a trace of packets that are refused, or would be. Dropping the result ends the trace. The kernel skips
-    /// packets that no trace matches, so one client can be followed during floods by others.
+    /// Starts a trace of packets that rules refuse, or that monitored rules would refuse. Dropping the result ends the
+    /// trace. The kernel skips packets that no trace matches, so one client can be followed during floods by others.
     pub fn trace(&self, what: &GateTrace) -> Result<PacketTracer, Error> {
         // The scope `INTERFACE` is in no policy: the gate uses it for packets whose scope is unknown.
         let own = |scope: &&String| scope.as_str() != INTERFACE;
@@ -204,7 +204,8 @@ impl Gate {
 
 impl Drop for Gate {
     fn drop(&mut self) {
-        // Scopes may keep the kernel's objects after the gate is gone, but the interfaces are free at once.
+        // The application may still hold `Scope`s, which keep maps and programs loaded. The interfaces are detached
+        // here, so that another gate can be attached at once.
         self.detach();
         drop(self.stop.take());
         if let Some(upkeep) = self.upkeep.take() {

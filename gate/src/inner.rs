@@ -29,9 +29,9 @@ pub(crate) struct GateInner {
     /// Locked while interfaces or rules change, so that servers' packets are watched on every interface if the rules
     /// need it.
     pub interfaces: Mutex<GateInterfaces>,
-    /// The policy's keys that are in the kernel; `None` if the gate uses its own keys.
+    /// The policy's token keys that are in the kernel; `None` if the gate uses its own token keys.
     pub token_keys: Mutex<Option<TokenKeys>>,
-    /// Time when the gate last made a key of its own.
+    /// Time when the gate last made a token key of its own.
     pub rotated: Mutex<Instant>,
     /// The error of the latest upkeep, if it failed.
     pub trouble: Mutex<Option<String>>,
@@ -103,8 +103,8 @@ impl GateInner {
         Ok(())
     }
 
-    /// Starts to use the gate's own keys. A key of the file that the policy no longer names stays valid until the gate
-    /// has made a second key of its own.
+    /// Starts to use the gate's own token keys. If the previous policy named a file, a key of that file stays valid
+    /// until the gate has made two keys of its own.
     fn own_token_keys(&self) -> Result<(), millrace_kernel::Error> {
         let mut known = lock(&self.token_keys);
         if known.is_some() {
@@ -115,8 +115,9 @@ impl GateInner {
         Ok(())
     }
 
-    /// Puts both keys into their slots. The kernel always writes the slot that is not in use, and then uses it. If the
-    /// present key becomes the previous one, one write is enough, and tokens of that key stay valid.
+    /// Puts both token keys into their slots, 0 and 1, in the kernel. The kernel always writes a new key into the slot
+    /// that is not in use, and then uses that slot. If the present key becomes the previous one, one write is enough,
+    /// and tokens of that key stay valid.
     fn set_token_keys(&self, wanted: &TokenKeys) -> Result<(), millrace_kernel::Error> {
         let mut known = lock(&self.token_keys);
         if known.as_ref() == Some(wanted) {
@@ -127,7 +128,8 @@ impl GateInner {
             known.as_ref().is_some_and(|now| now.current == used && now.key(used) == wanted.key(used));
         if !is_next {
             *known = None;
-            // The slot in use is unknown. Adding a random key shows it: the slot that then holds this key is in use.
+            // It is unknown which of the two slots the kernel uses. Adding a random key shows it: the slot that then
+            // holds this key is in use.
             while self.slot_of_new_key()? != Some(wanted.current) {}
             self.kernel.rotate_token_key(wanted.key(used).clone())?;
         }
@@ -136,7 +138,7 @@ impl GateInner {
         Ok(())
     }
 
-    /// Adds a random key and returns its slot, which is now in use.
+    /// Adds a random token key and returns its slot, which is now in use.
     fn slot_of_new_key(&self) -> Result<Option<usize>, millrace_kernel::Error> {
         let key = GateKey::random().map_err(|source| millrace_kernel::Error::Random { source })?;
         self.kernel.rotate_token_key(key.clone())?;

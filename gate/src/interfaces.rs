@@ -114,7 +114,8 @@ impl GateInterfaces {
         self.0.iter().map(|place| place.index).collect()
     }
 
-    /// Detaches the gate from the interfaces in `before` that are no longer wanted.
+    /// Detaches the gate from the interfaces in `before` that no longer belong to the interfaces that it should be
+    /// attached to.
     fn leave_others(&self, gate: &kernel::LoadedGate, before: &[i32]) {
         let now = self.indexes();
         before.iter().filter(|index| !now.contains(index)).for_each(|index| gate.detach_from(*index));
@@ -159,7 +160,8 @@ fn look(gate: &kernel::LoadedGate, interface: &mut Interface, wanted: XdpMode, i
     interface.trouble = hidden_tags(gate, *index);
 }
 
-/// Returns the reason why packets of an interface get no answers, if there is one.
+/// Returns the reason why the gate sends no Retry and no Version Negotiation on an interface, or `None` if it may send
+/// them.
 fn hidden_tags(gate: &kernel::LoadedGate, index: i32) -> Option<String> {
     match gate.hides_tags(index) {
         Ok(false) => None,

@@ -48,10 +48,12 @@ use millrace_kernel::{stack, xdp};
 use settings::Settings;
 
 const OBJECT: &str = "gate.bpf.o";
-/// One client may have at most the table's size divided by this number as tracked connections: one sixteenth.
+/// Divisor of the size of the table of live connections: one client may have at most a sixteenth of the table as
+/// tracked connections.
 const IDS_PER_CLIENT: u32 = 16;
-/// New clients with full buckets may take at most this part of the table of rates (one quarter) within one fill time,
-/// or twice as much after a quiet time. An entry that they evict had been unused for longer, so its buckets were full.
+/// Divisor of the size of the table of rates. While the buckets of a client fill, new clients whose buckets begin full
+/// may take at most a quarter of the table, or half after a quiet time. The entries that they evict had been unused for
+/// longer than that time, so their buckets were full.
 const FRESH_RATES: u32 = 4;
 const NETWORK_TIMES_MAX: u32 = 1 << 20;
 
@@ -115,7 +117,7 @@ pub struct RefusedPacket {
     pub time_ns: u64,
     /// The scope's name.
     pub scope: String,
-    /// The verdict.
+    /// The rule that refused the packet, or the reason why it passed.
     pub reason: GateReason,
     /// Rules in mode "monitor" that would have refused the packet.
     pub monitored: Vec<Rule>,
@@ -133,7 +135,7 @@ pub struct RefusedPacket {
     pub id: Vec<u8>,
 }
 
-/// Numbers of packets and bytes that were counted for one reason.
+/// Numbers of packets and bytes that one rule refused, or that passed for one reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PacketCounter {
     /// Number of packets.
@@ -196,10 +198,11 @@ impl ScopeStatistics {
     }
 }
 
-/// An entry of a list: its scope (`None` for all scopes), its prefix, and whether it blocks or allows.
+/// An entry of the block and allow lists: its scope (`None` for all scopes), its prefix, and whether it blocks or
+/// allows.
 pub type Listing = (Option<String>, Prefix, ListEntry);
 
-/// The number of entries of a table that can be full.
+/// The fill level of a kernel table: its number of entries and the largest number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableFill {
     /// Name of the table: `connections`, `paths`, `clients` or `prefixes`, or one of those that forget old entries when
@@ -368,7 +371,7 @@ impl LoadedGate {
         lock(&self.watches).clear();
     }
 
-    /// Replaces all rules at once, or changes nothing. Entries of [`list`](Self::list) stay.
+    /// Replaces all rules at once, or changes nothing. Entries that [`list`](Self::list) added stay.
     pub fn apply(&self, rules: &GateRules) -> Result<(), Error> {
         lock(&self.settings).apply(&self.maps, rules)
     }
@@ -384,8 +387,8 @@ impl LoadedGate {
         lock(&self.settings).list(&self.maps, scope, prefix, Some(entry))
     }
 
-    /// Removes an entry that [`list`](Self::list) added. If the rules have an entry for the same prefix, it applies
-    /// again.
+    /// Removes an entry that [`list`](Self::list) added. If the rules have an entry for the same prefix, that entry
+    /// applies again.
     pub fn unlist(&self, scope: Option<&str>, prefix: Prefix) -> Result<(), Error> {
         lock(&self.settings).list(&self.maps, scope, prefix, None)
     }
@@ -415,8 +418,8 @@ impl LoadedGate {
         Ok(KernelScope::new(self.maps.clone(), index))
     }
 
-    /// Forgets idle connections, tells the programs the UNIX time for tokens, and ages marks. Call it about once a
-    /// second. Returns how many connections were forgotten.
+    /// Forgets idle connections, tells the programs the UNIX time for tokens, and ages the marks of the Bloom filter
+    /// (`gate_marks.h`). Call it about once a second. Returns how many connections were forgotten.
     pub fn maintain(&self) -> Result<u64, Error> {
         lock(&self.settings).follow_clock(&self.maps)?;
         let expired = self.expire_after(Duration::ZERO)?;
@@ -424,8 +427,8 @@ impl LoadedGate {
         Ok(expired)
     }
 
-    /// Forgets connections that would be idle for too long at `time` from now, if no packets arrived. Returns how many
-    /// connections were forgotten.
+    /// Forgets the connections that would be idle for too long after `time` has passed without packets. Returns how
+    /// many connections were forgotten.
     pub fn expire_after(&self, time: Duration) -> Result<u64, Error> {
         let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.maps.expire(clock::monotonic_ns().saturating_add(time_ns))
@@ -437,7 +440,7 @@ impl LoadedGate {
         lock(&self.settings).rotate_token_key(&self.maps, key)
     }
 
-    /// Returns the keys that an application needs to check tokens.
+    /// Returns the keys that an application needs to check Retry tokens.
     pub fn token_keys(&self) -> token::Keys {
         lock(&self.settings).token_keys().clone()
     }
@@ -461,8 +464,9 @@ impl LoadedGate {
         }
     }
 
-    /// Measures how long a decision about a frame takes. The result is the mean of `runs` in a row, so the CPU's caches
-    /// are warm. A frame that gets an answer cannot be measured, since the answer replaces it after the first run.
+    /// Measures how long a decision about a frame takes. The result is the mean of `runs` decisions in a row, so the
+    /// CPU's caches are warm. A frame that gets an answer cannot be measured, since the answer replaces it after the
+    /// first run.
     pub fn time(&self, frame: &[u8], runs: u32) -> Result<Duration, Error> {
         let object = lock(&self.object);
         let input = ProgramInput { data_in: Some(frame), repeat: runs, ..ProgramInput::default() };
@@ -484,7 +488,7 @@ impl LoadedGate {
         self.maps.statistics(&names, &lock(&self.object).counters("events")?)
     }
 
-    /// Returns how full the tables are.
+    /// Returns how many entries the gate's tables in the kernel have, and how many they may have.
     pub fn tables(&self) -> Vec<TableFill> {
         let prefixes = lock(&self.settings).prefixes();
         let room = self.maps.room_for_prefixes();
@@ -505,9 +509,9 @@ impl LoadedGate {
         Ok(samples)
     }
 
-    /// Traces refused packets, and those that would be refused, until the result is dropped. Samples for the log and
-    /// packets that no trace matches take nothing from a trace's rate. Up to [`GateTrace::TRACERS`] traces may run at
-    /// the same time.
+    /// Traces packets that rules refuse, or that monitored rules would refuse, until the result is dropped. Samples for
+    /// the log and packets that no trace matches take nothing from a trace's rate. Up to [`GateTrace::TRACERS`] traces
+    /// may run at the same time.
     pub fn trace(&self, what: &GateTrace) -> Result<PacketTracer, Error> {
         PacketTracer::new(what, &self.settings, &self.maps, &self.traces)
     }
@@ -523,7 +527,7 @@ fn random() -> Result<u64, Error> {
     Ok(key.words()[0])
 }
 
-/// Returns the number of network sizes that are configured, which is the number of networks that contain an address.
+/// Returns the number of configured prefix lengths. Each address is in one network of each length.
 fn sizes(config: &Config) -> u32 {
     config.client_prefix_v4.len().max(config.client_prefix_v6.len()) as u32
 }
@@ -546,7 +550,7 @@ impl Config {
         Ok(())
     }
 
-    /// Checks the multiples of wider networks.
+    /// Checks the numbers by which a client's limits are multiplied for wider networks.
     ///
     /// # Errors
     /// Describes the fault for an operator.
@@ -557,7 +561,7 @@ impl Config {
         })
     }
 
-    /// Returns the sizes of networks in the program's format.
+    /// Returns the prefix lengths and the multiples of the limits in the BPF program's format.
     fn levels(&self) -> intf::Levels {
         let times: [u64; intf::LEVELS] = std::array::from_fn(|level| {
             level.checked_sub(1).map_or(1, |wider| self.network_times[wider].into())
@@ -606,7 +610,7 @@ fn drain(map: &dyn MapCore, mut each: impl FnMut(intf::Sample)) -> Result<(), Er
     builder.build().map_err(error)?.consume().map_err(error)
 }
 
-/// Converts a sample. Returns `None` if its reason is unknown.
+/// Converts a sample of a refused packet from the BPF program's format. Returns `None` if its reason is unknown.
 fn sample(raw: intf::Sample, names: &[String]) -> Option<RefusedPacket> {
     let address = |bytes, port: [u8; 2]| -> SocketAddr {
         let address: IpAddr = millrace_kernel::prefix::unmapped(bytes);

@@ -44,7 +44,7 @@ pub struct Policy {
 /// Keys of Retry tokens. A token contains the number of its key's slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenKeys {
-    /// The two keys.
+    /// The two token keys, by slot.
     pub slots: [GateKey; 2],
     /// The slot of the key that tokens are made with, 0 or 1.
     pub current: usize,
@@ -119,7 +119,7 @@ impl Policy {
     }
 }
 
-/// Returns the line of the scope that an error names.
+/// Returns the position in the policy file of the scope that an error is about.
 fn culprit(error: &rules::Error, places: &[(String, SettingPlace)]) -> SettingPlace {
     use rules::Error;
     let name = match error {
@@ -250,7 +250,7 @@ fn prefix_file(path: &Path) -> Result<Vec<Prefix>, String> {
 /// Reads a list with a prefix per line; `#` begins a comment.
 ///
 /// # Errors
-/// Describes the fault, with `name` and line.
+/// Describes the first fault, with the list's `name` and the line number.
 pub fn prefix_list(text: &str, name: &str) -> Result<Vec<Prefix>, String> {
     let lines = text.lines().map(content).enumerate().filter(|(_, line)| !line.is_empty());
     let parsed =

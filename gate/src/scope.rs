@@ -72,7 +72,7 @@ impl Scope {
         Ok(self.kernel.publish(id)?)
     }
 
-    /// Forgets a connection ID. An unknown ID is no error.
+    /// Forgets a published connection ID. An unknown ID is no error.
     pub fn retire(&self, id: &[u8]) -> Result<(), Error> {
         Ok(self.kernel.retire(id)?)
     }

@@ -33,14 +33,14 @@ pub struct Status {
     /// The outcome of the last reload of the policy; `None` if there is no policy file.
     #[serde(default)]
     pub reload: Option<Reload>,
-    /// Sizes of clients and of the wider networks that contain them.
+    /// Prefix lengths of clients and of the wider networks that contain them, each with its limit.
     #[serde(default)]
     pub networks: Vec<NetworkSize>,
     /// Counters of each scope; the first is "interface".
     pub scopes: Vec<ScopeStatus>,
-    /// Counts of events other than verdicts.
+    /// Counts of events other than verdicts on packets.
     pub events: BTreeMap<String, u64>,
-    /// Fill levels of the tables.
+    /// Fill levels of the gate's tables in the kernel.
     #[serde(default)]
     pub tables: Vec<TableStatus>,
     /// List entries that the commands `block` and `allow` added.
@@ -48,18 +48,18 @@ pub struct Status {
     /// Number of the daemon's log lines that were dropped instead of written.
     #[serde(default)]
     pub log_lines_dropped: u64,
-    /// The latest samples of packets that were refused, or would have been; oldest first.
+    /// The latest samples of packets that rules refused, or that monitored rules would have refused; oldest first.
     pub recent: Vec<RefusalStatus>,
 }
 
-/// A size of networks, and their limit.
+/// A prefix length of clients or of wider networks, and the limit of each such network.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkSize {
     /// Address family: 4 or 6.
     pub family: u8,
     /// Prefix length in bits.
     pub prefix: u8,
-    /// Limit as a multiple of a client's; 1 for a client.
+    /// Limit of a network of this size, as a multiple of a client's limit; 1 for a client.
     pub times: u32,
 }
 
@@ -115,11 +115,11 @@ pub struct PassCount {
     pub reason: String,
     /// Number of packets that passed.
     pub packets: u64,
-    /// Bytes of UDP payload of these packets.
+    /// Bytes of UDP payload of the packets that passed for this reason.
     pub bytes: u64,
 }
 
-/// An entry that was added at run time.
+/// An entry of a block or allow list that was added at run time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListedStatus {
     /// The scope that the entry applies to; `None` for all scopes.
@@ -133,7 +133,7 @@ pub struct ListedStatus {
     pub seconds: Option<u64>,
 }
 
-/// The fill level of a table that can be full.
+/// The fill level of one of the gate's tables in the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableStatus {
     /// The table's name.
@@ -144,14 +144,14 @@ pub struct TableStatus {
     pub room: u64,
 }
 
-/// A packet that was refused, or would have been.
+/// A packet that a rule refused, or that a monitored rule would have refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusalStatus {
     /// Time of `CLOCK_MONOTONIC` in ns.
     pub time_ns: u64,
     /// The scope's name.
     pub scope: String,
-    /// The rule that refused the packet, or the rules that would have.
+    /// The rule that refused the packet, or the monitored rules that would have refused it.
     pub rules: Vec<String>,
     /// True if the packet was refused; false if the rules only monitor.
     pub refused: bool,
@@ -164,7 +164,7 @@ pub struct RefusalStatus {
 }
 
 impl RefusalStatus {
-    /// Converts a sample.
+    /// Makes the status entry from a sample of a refused packet.
     pub fn new(sample: &RefusedPacket) -> Self {
         let rules = match sample.reason {
             GateReason::Refused(rule) => vec![rule.name().to_owned()],
@@ -253,7 +253,7 @@ impl From<crate::Interface> for GateInterfaceStatus {
 }
 
 impl ListedStatus {
-    /// Makes an entry without an expiry time.
+    /// Makes a list entry without an expiry time.
     pub fn new(scope: Option<String>, prefix: Prefix, entry: ListEntry) -> Self {
         let entry = match entry {
             ListEntry::Block => "block",
@@ -269,7 +269,8 @@ impl From<crate::TableFill> for TableStatus {
     }
 }
 
-/// Least number of packets of new and of continued connections after which missing server packets are reported.
+/// Least number of packets that open a connection, and of packets that continue one, before the status warns that the
+/// gate has seen no packets of the server.
 const STRANGE: u64 = 20;
 
 impl ScopeStatus {

@@ -80,7 +80,7 @@ fn own_token_keys_change_and_no_token_is_lost() {
     let keys = || gate.token_keys();
     let known = |key: &GateKey| (0..2).any(|slot| keys().get(slot) == Some(key));
     let first = (0..2).find_map(|slot| keys().get(slot).cloned()).unwrap();
-    // `before` is the last time at which the gate had no second key. At `begin` the gate had no key at all.
+    // `before` is the last time at which the gate had no second token key. At `begin` the gate had no key at all.
     let mut before = begin;
     let (is_known, after) = wait_for("a second key", || {
         let now = Instant::now();
@@ -96,7 +96,7 @@ fn own_token_keys_change_and_no_token_is_lost() {
     assert!(is_known || after > Duration::from_secs(1), "and accepted with the second");
     wait_for("a third key", || !known(&first));
     assert!(before.elapsed() > Duration::from_secs(1), "for a lifetime at least");
-    // Keys of a file are not changed.
+    // The gate does not change keys that come from a file.
     let shared = TokenKeys { slots: [1, 2].map(|byte| GateKey::new([byte; 16])), current: 0 };
     let policy = Policy::parse(&format!("{WEB}rules.retry = {{ lifetime = 1 }}\n")).unwrap();
     gate.set_policy(&Policy { token_keys: Some(shared.clone()), ..policy.clone() }).unwrap();
@@ -147,7 +147,7 @@ fn token_keys_are_in_the_slots_of_the_file() {
         |slots: [u8; 2], current| TokenKeys { slots: slots.map(|byte| GateKey::new([byte; 16])), current };
     let policy = |keys| Policy { token_keys: Some(keys), ..Policy::parse(WEB).unwrap() };
     let client: SocketAddr = "192.0.2.7:4433".parse().unwrap();
-    // The lifetime is long, because a change of policy may take seconds on a busy machine.
+    // The lifetime of tokens is long, because a change of policy may take seconds on a busy machine.
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let gate = Gate::new(&policy(keys([1, 2], 0))).unwrap();
     let scope = gate.scope("web").unwrap();

@@ -209,7 +209,7 @@ async fn answered_refusal_ends_the_clients_attempt() {
         live.close(0u8.into(), b"");
         client.wait_idle().await;
         served.await.unwrap();
-        // A client that gets the answer late may repeat its Initial.
+        // A client that gets the gate's Version Negotiation late may repeat its Initial.
         let answered = gate.statistics().unwrap().event(Event::Answered);
         assert!(answered >= 2 * connections);
         assert_eq!((web(&gate).rule(Rule::Quota).packets, refused(&gate)), (answered, answered));

@@ -12,7 +12,7 @@ use millrace_graft_proto::{
 
 use crate::status;
 
-/// Number of a peer's latest downgrades that the status lists with their times.
+/// Number of a peer's latest downgrades (changes of TCP options by a middlebox) that the status lists with their times.
 const LATEST: usize = 8;
 
 /// The state or outcome of a negotiation.

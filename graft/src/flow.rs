@@ -13,7 +13,7 @@ pub struct SelectedFlow {
     pub side: SideSetting,
     /// Address and port of the application's own socket, also for a tunnelled connection.
     pub local: SocketAddr,
-    /// Address and port of the other end.
+    /// Address and port at the other end of the connection.
     pub remote: SocketAddr,
     /// ID of the cgroup that the rule names and that contains the process that connected, if known.
     pub cgroup: Option<u64>,

@@ -90,9 +90,11 @@ pub struct SessionStatus {
     pub swaps_failed: u64,
     /// The latest change of the session's graft.
     pub changed: Option<SessionChange>,
-    /// Datagrams of this host's application that were lost by stateless changes of the graft.
+    /// Datagrams of this host's application that were lost when the session restarted to change the graft without its
+    /// state.
     pub lost_sent: u64,
-    /// Datagrams of the other host's application that were lost by stateless changes of the graft.
+    /// Datagrams of the other host's application that were lost when the session restarted to change the graft without
+    /// its state.
     pub lost_received: u64,
     /// The paths of the session, if it has several.
     pub paths: Vec<PathStatus>,
@@ -150,11 +152,11 @@ pub struct SessionChange {
     pub stateless: bool,
     /// Functions whose state was migrated from another version.
     pub migrated: Vec<String>,
-    /// Number of this end's datagrams that a stateless change has lost. Known once both ends have reported their
-    /// counts.
+    /// Number of this end's datagrams that were lost because the change restarted the session. Known once both ends
+    /// have reported their counts.
     pub lost_sent: Option<u64>,
-    /// Number of the other end's datagrams that a stateless change has lost. Known once both ends have reported their
-    /// counts.
+    /// Number of the other end's datagrams that were lost because the change restarted the session. Known once both
+    /// ends have reported their counts.
     pub lost_received: Option<u64>,
     /// Reason for the change, if a rule of the settings (`when`) has caused it.
     pub why: Option<String>,

@@ -306,7 +306,8 @@ pub(crate) mod tests {
         assert_eq!((path.delivered, path.lost, path.connections), (290, 10, 1));
         assert_eq!((path.rtt_min_us, path.rtt_us, path.class.as_str()), (1000, 2010, "lan"));
         monitor.update(Vec::new(), 12);
-        // The kernel never reuses a cookie, so another socket counts from 0.
+        // The kernel never reuses a socket cookie. A socket with another cookie is therefore new, and all of its
+        // packets are added.
         monitor.update(vec![socket(7, 3, 2000, 10, 0)], 13);
         assert_eq!(monitor.paths()[0].delivered, 300);
     }
@@ -370,7 +371,8 @@ pub(crate) mod tests {
         monitor.update(vec![socket(5, 1 << 40, 1000, 1, 0)], 2);
         assert_eq!(monitor.paths().len(), PEERS_MAX);
         assert_eq!(monitor.path_to("0.0.0.5".parse().unwrap()).map(|path| path.idle_s), Some(0));
-        // An update may miss a socket whose end is reported later.
+        // The counters of all sockets that two updates in a row have not found are dropped. Only the socket of this
+        // update is left.
         monitor.update(vec![socket(5, 1 << 40, 1000, 1, 0)], 3);
         assert_eq!(monitor.counted.len(), 1);
     }

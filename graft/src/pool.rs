@@ -62,7 +62,7 @@ impl GraftPool {
     /// first is usable, so no file can replace another graft.
     ///
     /// # Errors
-    /// A directory cannot be read.
+    /// Fails if a directory cannot be read.
     pub fn read(directories: &[PathBuf], keys: &[SignatureKey]) -> Result<Self, Error> {
         let mut pool = Self::default();
         for (name, text) in MANIFESTS {
@@ -85,7 +85,7 @@ impl GraftPool {
     /// Returns the graft with this name.
     ///
     /// # Errors
-    /// There is no such graft. The error names those that exist.
+    /// Fails if there is no graft with this name. The error names the grafts that exist.
     pub fn find(&self, name: &str) -> Result<&PoolGraft, Error> {
         let known = || self.grafts.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
         self.grafts.get(name).ok_or_else(|| {
@@ -143,7 +143,8 @@ impl PoolGraft {
     pub fn read(path: &Path, keys: &[SignatureKey]) -> Result<Self, String> {
         let text = file::text(path, MANIFEST_MAX_BYTES).map_err(|error| error.to_string())?;
         let manifest = GraftManifest::parse(&text)?;
-        // The signature covers the manifest's hash of the object, which is compared below.
+        // The signature covers the manifest, which contains the hash of the object file. The object file is compared
+        // with that hash below.
         manifest.check_signature(&text, keys)?;
         let object = path.with_file_name(&manifest.object);
         let image = file::bytes(&object, OBJECT_MAX_BYTES)

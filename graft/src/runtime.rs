@@ -53,7 +53,7 @@ struct LoadedGraft {
     by_settings: bool,
 }
 
-/// The result of a swap.
+/// The result of changing live connections from one graft to another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SwapResult {
     /// Number of live connections that were changed to the new graft.
@@ -74,10 +74,10 @@ pub struct GraftRuntime {
     since: Instant,
     agreements: PeerAgreements,
     revision: u64,
-    /// Directory for links that stay pinned when the runtime ends.
+    /// Directory where BPF links are pinned, so that the programs stay attached when the runtime ends.
     pins: Option<PinDirectory>,
     warm: Warm,
-    /// State of the rules with `select`, for which a model chooses.
+    /// State of the rules with `select`. For their connections a model chooses the congestion control or the carrier.
     selection: RuntimeSelection,
     /// Peers with a broker, and whether a carrier to each is ready ("warm").
     carriers: BTreeMap<IpAddr, bool>,
@@ -230,7 +230,7 @@ impl GraftRuntime {
         Ok(())
     }
 
-    /// Loads one more graft, on request.
+    /// Loads a graft that the settings do not load, for example on an operator's request.
     pub fn load(&mut self, name: &str, values: BTreeMap<String, u64>) -> Result<Timing, Error> {
         self.read_pool()?;
         if self.loaded.contains_key(name) {
@@ -304,15 +304,16 @@ impl GraftRuntime {
         Ok(())
     }
 
-    /// Evaluates connections that have ended since the last call, so that the choice for new ones improves. It costs
-    /// little if none has ended.
+    /// Evaluates connections that have ended since the last call, so that the choice of congestion control or carrier
+    /// for new connections improves. The call costs little if no connection has ended.
     pub fn learn(&mut self) -> Result<(), Error> {
         let peers = self.take_events()?;
         let paths: Vec<_> = peers.into_iter().filter_map(|peer| self.monitor.path_to(peer)).collect();
         if paths.is_empty() { Ok(()) } else { self.choose(&paths, false) }
     }
 
-    /// Reports whether the settings have a rule for which a model chooses.
+    /// Reports whether the settings have a rule with `select`, for which a model chooses the congestion control or
+    /// carrier.
     pub fn selects(&self) -> bool {
         self.settings.rules.iter().any(|rule| rule.select.is_some())
     }
@@ -348,8 +349,8 @@ impl GraftRuntime {
         Ok(())
     }
 
-    /// Makes the model choose for these paths, and writes the choices to the kernel. Existing connections keep their
-    /// settings.
+    /// Makes the model choose the congestion control or carrier for each of these paths, and writes the choices to the
+    /// kernel. Existing connections keep their settings.
     fn choose(&mut self, paths: &[status::PeerPath], is_all: bool) -> Result<(), Error> {
         // Any process may load or unload congestion controls, so their list is read each time.
         let there = std::fs::read_to_string(CONTROLS).unwrap_or_default();
@@ -371,7 +372,7 @@ impl GraftRuntime {
                 }
                 SelectionOrder::Forget { peer, rule } => self.tcp.choose_no_more(peer, rule),
             };
-            // A change that fails must not prevent the other changes.
+            // If one choice cannot be written to the kernel, the others are still written.
             done = done.and(carried_out);
         }
         Ok(done?)

@@ -101,7 +101,7 @@ pub enum Agree {
     Bound,
 }
 
-/// The side of a connection on which this host is.
+/// The role of this host in a connection: client or server.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum SideSetting {
@@ -116,7 +116,7 @@ pub enum SideSetting {
 pub struct RuleSetting {
     /// Name of the rule.
     pub name: String,
-    /// Side of the connection on which this host is.
+    /// Role of this host in the rule's connections: client or server.
     pub side: SideSetting,
     /// Ports of the servers that the rule matches.
     pub ports: Vec<RangeInclusive<u16>>,
@@ -132,11 +132,12 @@ pub struct RuleSetting {
     pub connect: Connect,
     /// Addresses at which peers reach this host's servers, in addition to those to which the peers make carriers.
     pub addresses: Vec<IpAddr>,
-    /// Name of the graft in the pool that this side of the connection uses.
+    /// Name of the graft in the pool that this host uses to send on the connection.
     pub graft: Option<String>,
-    /// Name of the graft that the peer's side has to use, if the rule requires an agreement over TLS.
+    /// Name of the graft that the peer has to use to send on the connection, if the rule requires an agreement over
+    /// TLS.
     pub peer_graft: Option<String>,
-    /// Name of the congestion control in the kernel that this side of the connection uses.
+    /// Name of the congestion control in the kernel that this host uses to send on the connection.
     pub congestion: Option<String>,
     /// Upper limit of the sending rate, in Mbit/s.
     pub pacing_mbit: Option<u32>,
@@ -146,11 +147,12 @@ pub struct RuleSetting {
     pub receive_buffer_kib: Option<u32>,
     /// Initial congestion window in packets.
     pub initial_window: Option<u32>,
-    /// Facts about the rule's connections, if a model chooses for them. `None` means that no model chooses.
+    /// Facts about the rule's connections for the model that chooses their congestion control or carrier. `None` if the
+    /// rule sets it itself.
     pub select: Option<Select>,
 }
 
-/// Facts about a rule's connections, for the model that chooses.
+/// Facts about a rule's connections, for the model that chooses their congestion control or carrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Select {
     /// Profile of the connections, or `None` if it is learned or predicted from the port.
@@ -224,12 +226,12 @@ struct RawGraftSettings {
     session: Vec<packets::RawSession>,
 }
 
-/// The settings of a daemon with both of its parts.
+/// The settings of a daemon, which consists of a part for TCP and a part for sessions of datagrams.
 #[derive(Clone, Debug)]
 pub struct DaemonSettings {
-    /// Settings of the part for TCP: grafts, rules, agreements and tunnelled connections.
+    /// Settings of the daemon's part for TCP: grafts, rules, agreements and tunnelled connections.
     pub in_place: Settings,
-    /// Settings of the part for sessions, or `None` if the file has no `[sessions]`.
+    /// Settings of the daemon's part for sessions of datagrams, or `None` if the file has no `[sessions]`.
     pub sessions: Option<packet::Settings>,
 }
 
@@ -237,7 +239,7 @@ impl DaemonSettings {
     /// Reads a settings file. Relative paths in the file start at the file's directory.
     ///
     /// # Errors
-    /// The file cannot be read, or something in it is wrong. The error lists all problems.
+    /// Fails if the file cannot be read, or if its settings are not valid. The error lists all problems.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let file = path.display().to_string();
         match std::fs::read_to_string(path) {
@@ -262,7 +264,7 @@ impl DaemonSettings {
     /// Returns the settings of the part for sessions.
     ///
     /// # Errors
-    /// The file has no `[sessions]`.
+    /// Fails if the settings file has no `[sessions]`.
     pub fn into_sessions(self) -> Result<packet::Settings, Error> {
         self.sessions.ok_or_else(|| Error::Settings("the settings have no [sessions]".to_owned()))
     }
@@ -409,7 +411,7 @@ impl PortSetting {
 
 impl Settings {
     /// # Errors
-    /// The error lists all problems.
+    /// Fails if the settings are not valid. The error lists all problems.
     pub fn parse(text: &str) -> Result<Self, Error> {
         DaemonSettings::parse(text, Path::new("")).map(|whole| whole.in_place)
     }
@@ -495,7 +497,7 @@ impl Settings {
             return Err(format!("graft {} is loaded twice", load.graft));
         }
         let places: usize = self.rules.iter().map(|rule| rule.ports.len() * rule.peers.len()).sum();
-        // The rules of control connections occupy entries in the same table of the kernel.
+        // The kernel's table of rules also contains the rules for control connections.
         let room = RULES - self.own_rules().len();
         if places > room {
             return Err(format!(
@@ -588,7 +590,8 @@ impl Settings {
     /// Adds interfaces behind which there are hosts whose connections are tunnelled.
     ///
     /// # Errors
-    /// Interfaces are given without [gateway], or the gateway has no interfaces.
+    /// Fails if interfaces are given but the settings have no [gateway], or if the gateway has no interfaces
+    /// afterwards.
     pub fn add_gateway_interfaces(&mut self, interfaces: &[String]) -> Result<(), Error> {
         match &mut self.gateway {
             Some(gateway) => gateway.add(interfaces).map_err(Error::Settings)?,
@@ -643,17 +646,17 @@ impl Settings {
         self.rules.iter().filter_map(|rule| rule.who.cgroup.as_ref())
     }
 
-    /// Returns the rules for the redirecting hook: those that tunnel connections or may do so, and earlier ones that
-    /// exclude connections from redirection.
+    /// Returns the rules for the redirecting hook: those that tunnel connections or may do so, and rules before them,
+    /// which exclude connections from redirection.
     pub fn redirect_rules(&self) -> Vec<Lead> {
         let clients: Vec<_> =
             self.rules.iter().enumerate().filter(|(_, rule)| rule.side == SideSetting::Client).collect();
-        // The hook does not need rules after the last one that redirects.
+        // The hook does not need the rules that follow the last rule that may tunnel connections.
         let last = clients.iter().rposition(|(_, rule)| rule.tier != Tier::InPlace).map_or(0, |at| at + 1);
         clients.iter().take(last).flat_map(|(index, rule)| rule.rule_redirects(*index)).collect()
     }
 
-    /// Returns the rules for this side that tunnel connections or may do so.
+    /// Returns the rules for which this host is `side` (client or server) and that tunnel connections or may do so.
     pub fn carried(&self, side: SideSetting) -> impl Iterator<Item = &RuleSetting> {
         self.rules.iter().filter(move |rule| rule.tier != Tier::InPlace && rule.side == side)
     }
@@ -746,7 +749,7 @@ impl RawRule {
             return Err(format!("congestion is 1 to {CONGESTION_MAX} bytes"));
         }
         let ports: Option<Vec<_>> = self.port.iter().map(PortSetting::range).collect();
-        // This prefix means every peer, with IPv4 or IPv6.
+        // The prefix `::/0` means every peer, with IPv4 or IPv6.
         let peers = self.peer.unwrap_or_else(|| vec!["::/0".to_owned()]);
         let peers: Result<Vec<Prefix>, _> =
             peers.iter().map(|peer| peer.parse().map_err(|error: ParseError| error.to_string())).collect();

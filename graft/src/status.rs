@@ -74,15 +74,17 @@ pub struct CarryStatus {
     pub ended: BTreeMap<String, u64>,
     /// Number of connections that continued on another carrier.
     pub resumed: u64,
-    /// Number of bytes from applications that the other end has confirmed.
+    /// Number of bytes from applications that the daemon at the other end of the tunnel has confirmed.
     pub sent_bytes: u64,
     /// Number of bytes that were received for applications.
     pub received_bytes: u64,
-    /// Number of bytes from applications that were sent and are not confirmed yet.
+    /// Number of bytes from applications that were sent through the tunnel and that its other end has not confirmed
+    /// yet.
     pub kept_bytes: u64,
     /// The gateway for hosts behind this one, if the settings have [gateway].
     pub gateway: Option<GatewayStatus>,
-    /// Number of reports about connections that were dropped before the selection of congestion controls read them.
+    /// Number of reports about connections that were lost because the selection of congestion controls did not read
+    /// them in time.
     pub untold: u64,
     /// Verdicts of this host's firewall on connections that are to be tunnelled.
     pub firewall: Option<FirewallStatus>,
@@ -204,7 +206,8 @@ pub struct Downgraded {
     pub age_s: f64,
 }
 
-/// Durations of the steps of a negotiation, measured by the end that connects. All are 0 at the other end.
+/// Durations of the steps of a negotiation, measured by the host that connects. All are 0 on the host that accepts the
+/// connection.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct Negotiated {
@@ -212,9 +215,9 @@ pub struct Negotiated {
     pub connect_us: u64,
     /// Duration of the TLS handshake, in microseconds.
     pub tls_us: u64,
-    /// Time from the offer to the peer's answer, in microseconds.
+    /// Time from this host's offer of an agreement to the peer's answer, in microseconds.
     pub offer_us: u64,
-    /// Time from the peer's answer until the rules are in force at this end, in microseconds.
+    /// Time from the peer's answer until the agreed rules are in force on this host, in microseconds.
     pub bind_us: u64,
 }
 
@@ -248,7 +251,7 @@ pub struct LoadedStatus {
 pub struct RuleStatus {
     /// Name of the rule.
     pub name: String,
-    /// Side of the connection on which this host is: `client` or `server`.
+    /// Role of this host in the rule's connections: `client` or `server`.
     pub side: String,
     /// Ports of the servers that the rule matches.
     pub ports: Vec<String>,
@@ -381,7 +384,8 @@ pub struct ChosenStatus {
     pub explored: u64,
     /// Candidates that were tried on this path.
     pub tried: Vec<CandidateStatus>,
-    /// Time that plain TCP takes on this path, as a multiple of the chosen candidate's time, by the outcomes of both.
+    /// Time that plain TCP takes on this path, as a multiple of the chosen candidate's time. It is computed from the
+    /// costs of past connections with either.
     pub gain: Option<f64>,
 }
 
@@ -395,7 +399,7 @@ pub struct CandidateStatus {
     pub outcomes: usize,
     /// Number of bad outcomes among the remembered ones.
     pub bad: usize,
-    /// Median cost of the candidate's connections, relative to what the path would have allowed.
+    /// Median cost of the candidate's connections: their duration as a multiple of the best possible one on the path.
     pub cost: Option<f64>,
 }
 
@@ -427,7 +431,8 @@ pub struct SelectionStatus {
     pub forgotten: u64,
     /// Number of paths on which plain TCP can be compared with the choice.
     pub gain_paths: u64,
-    /// Time that plain TCP takes on these paths, as a multiple of the chosen candidate's time: the geometric mean.
+    /// Time that plain TCP takes, as a multiple of the chosen candidate's time: the geometric mean over the
+    /// `gain_paths` paths.
     pub gain: Option<f64>,
     /// The paths with the most connections.
     pub paths: Vec<ChosenStatus>,
@@ -446,7 +451,7 @@ pub struct GraftConnectionStatus {
     pub local: Option<SocketAddr>,
     /// Address and port of the peer.
     pub remote: Option<SocketAddr>,
-    /// Side of the connection on which this host is: `client` or `server`.
+    /// Role of this host in the connection: `client` or `server`.
     pub side: String,
     /// Name of the rule that the connection matched.
     pub rule: String,
@@ -483,7 +488,8 @@ pub struct EndedStatus {
     pub received: u64,
     /// Duration of the connection, in milliseconds.
     pub duration_ms: f64,
-    /// Cost relative to what the path would have allowed, or `None` if the connection was not judged.
+    /// Cost of the connection: its duration as a multiple of the best possible one on the path, or `None` if the
+    /// connection was not judged.
     pub cost: Option<f64>,
     /// True if the cost is higher than the usual cost on similar paths.
     pub is_bad: Option<bool>,

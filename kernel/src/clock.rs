@@ -10,7 +10,7 @@ pub fn monotonic_ns() -> u64 {
     read(ClockId::CLOCK_MONOTONIC)
 }
 
-/// Returns the time of `CLOCK_MONOTONIC` that it will be after `time`, in nanoseconds.
+/// Returns the present time of `CLOCK_MONOTONIC` plus `time`, in nanoseconds.
 pub fn in_future(time: Duration) -> u64 {
     monotonic_ns().saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }

@@ -29,7 +29,7 @@ const MATERIAL_WORDS: usize = (2 * SCHEDULE_LEN + GHASH_ROWS * 16 * 16) / 8;
 pub struct QuicKeys {
     suite: u32,
     iv: [u8; 12],
-    /// The union, as words in memory order.
+    /// The union of `struct quic_keys`, which has the keys of either suite, as words in memory order.
     material: [u64; MATERIAL_WORDS],
 }
 
@@ -69,7 +69,7 @@ impl QuicKeys {
         keys
     }
 
-    /// Returns the bytes that the kernel reads.
+    /// Returns the bytes of `struct quic_keys`, which BPF programs read.
     pub fn as_bytes(&self) -> &[u8] {
         Plain::as_bytes(self)
     }

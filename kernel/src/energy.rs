@@ -40,9 +40,9 @@ pub fn perf_event_open(attr: &perf_event_attr, cpu: u32) -> io::Result<OwnedFd> 
         libc::syscall(
             libc::SYS_perf_event_open,
             std::ptr::from_ref(attr),
-            -1, // this process ID counts all processes
+            -1, // the process ID -1 stands for all processes
             cpu as libc::c_int,
-            -1, // this group descriptor joins no group of events
+            -1, // the group descriptor -1 means that the event joins no group of events
             libc::c_ulong::from(PERF_FLAG_FD_CLOEXEC),
         )
     };

@@ -77,8 +77,8 @@ pub enum Error {
     Prepare { what: &'static str, r#source: std::io::Error },
     #[error("the kernel's table has no room for more {what}")]
     Full { what: &'static str },
-    /// The table is full. `RelayProgram::settle` of `millrace-relay-kernel` frees entries, once program runs have
-    /// ended.
+    /// The kernel's table named by `what` is full of entries that programs may still use. `RelayProgram::settle` of
+    /// `millrace-relay-kernel` frees them once the present runs of the programs have ended.
     #[error("no room for more {what} before program runs have ended")]
     Unsettled { what: &'static str },
     #[error("{0}")]

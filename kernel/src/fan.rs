@@ -12,8 +12,8 @@ pub use crate::intf::generated::NetPath;
 use crate::tc::{KernelHook, Mechanism, TcAttachment, TcPosition};
 
 impl NetPath {
-    /// Returns the path between two addresses, or `None` if their families differ. IPv4-mapped IPv6 addresses count as
-    /// IPv4.
+    /// Returns the path between two addresses in the form that programs use, or `None` if one is IPv4 and the other
+    /// IPv6. IPv4-mapped IPv6 addresses count as IPv4.
     pub fn new(local: SocketAddr, remote: SocketAddr) -> Option<Self> {
         let (family, from) = bytes(local.ip());
         let (other, to) = bytes(remote.ip());

@@ -62,7 +62,7 @@ impl fmt::Display for XdpMode {
     }
 }
 
-/// Returns advice for the operator, to be appended to the error's text.
+/// Returns advice for the operator if an XDP program cannot be attached. The advice is appended to the text of `error`.
 pub fn remedy(error: &io::Error, mode: XdpMode) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EBUSY) => " (another XDP program is attached: `bpftool net` names it)",

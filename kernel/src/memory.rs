@@ -102,7 +102,7 @@ impl<T: Shared> MappedArray<T> {
         self.len.get()
     }
 
-    /// Returns the entry. Indexes past the end wrap around.
+    /// Returns the array's entry with this index. Indexes past the end wrap around.
     pub fn get(&self, index: u32) -> &T {
         let index = index % self.len;
         // SAFETY: the entry is inside the mapping, which lives as long as `self`. The mapping starts at a page, so the

@@ -39,7 +39,7 @@ const NF_ACCEPT: u32 = 1;
 const STATE_ESTABLISHED: u32 = 2;
 const STATE_NEW: u32 = 8;
 
-/// A rule, at its position in the ruleset.
+/// A rule of nftables, with its chain and handle, and what it matches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetfilterRule {
     /// The chain that the rule is in.
@@ -263,7 +263,8 @@ impl RuleReader {
             (Some(TRANSPORT), Some(0 | 2), Some(2)) => self.load(register, LoadedValue::Port),
             (Some(TRANSPORT), Some(0), Some(4)) => {}
             (Some(TRANSPORT), Some(13), Some(1)) => self.looks.push(RuleProperty::Place),
-            // The protocol number of IPv4 or IPv6, and addresses or their prefixes.
+            // These fields of the IP header are the protocol number of IPv4 or IPv6, and the addresses, or prefixes of
+            // addresses.
             (Some(NETWORK), Some(6 | 9), Some(1)) => self.load(register, LoadedValue::Protocol),
             (Some(NETWORK), Some(12 | 16 | 24), Some(1..=16)) => {}
             (Some(NETWORK), Some(8), Some(2..=32)) => {}

@@ -14,7 +14,7 @@ macro_rules! outcomes {
             /// All values of the enumeration, in the BPF program's order.
             pub const ALL: [Self; [$($name),*].len()] = [$(Self::$variant),*];
 
-            /// Returns the outcome's name in metrics: lower case, with underscores.
+            /// Returns the outcome's name in status and metrics.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name),* }
             }

@@ -80,7 +80,8 @@ impl ProgramKind {
     }
 }
 
-/// Totals of some programs since they were loaded. The kernel counts only while statistics are enabled.
+/// Number of runs and run time of several BPF programs together, since they were loaded. The kernel counts only while
+/// statistics are enabled.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RunTime {
     /// Number of runs of the programs.

@@ -33,7 +33,8 @@ pub fn other_than_fq(ifindex: i32) -> io::Result<Option<String>> {
     Ok(judge(&found))
 }
 
-/// Parses an answer. Returns `None` if it is about another interface, as older kernels return those of all interfaces.
+/// Parses the kernel's answer about one queueing discipline. Returns `None` if it belongs to another interface than
+/// `wanted`, because older kernels list those of all interfaces.
 fn parse(body: &[u8], wanted: i32) -> Option<InterfaceQdisc> {
     let word = |at: usize| body.get(at..)?.first_chunk().copied();
     let ifindex = i32::from_ne_bytes(word(4)?);
@@ -66,7 +67,8 @@ mod tests {
 
     #[test]
     fn only_fq_queueing_sends_at_the_requested_time() {
-        /// Parents and kinds of queueing disciplines, and the expected one that ignores time stamps.
+        /// Parent and kind of each queueing discipline, and the expected result: the discipline that ignores time
+        /// stamps.
         type Case = (&'static [(u32, &'static str)], Option<&'static str>);
         let table: [Case; 8] = [
             (&[], Some("none")),
@@ -76,7 +78,8 @@ mod tests {
             (&[(ROOT, "mq")], Some("mq")),
             (&[(ROOT, "mq"), (0x8001_0001, "fq"), (0x8001_0002, "fq")], None),
             (&[(ROOT, "mq"), (0x8001_0001, "fq"), (0x8001_0002, "pfifo_fast")], Some("pfifo_fast")),
-            // The root discipline decides, whatever its child is.
+            // Since the root discipline ignores time stamps, packets are sent without regard to them, although its
+            // child is fq.
             (&[(ROOT, "htb"), (0x0001_0001, "fq")], Some("htb")),
         ];
         for (all, want) in table {

@@ -65,9 +65,10 @@ struct StackLink {
     ifindex: i32,
     /// Hardware type, `ARPHRD_*`.
     hardware: u16,
-    /// Kind of a virtual interface; empty for others.
+    /// Kind of a virtual interface, such as `vlan`; empty for a hardware interface.
     kind: String,
-    /// Index of the interface below. For a veth it is the peer, which may be in another namespace.
+    /// Index of the interface on which this one is stacked. For a veth it is the peer, which may be in another
+    /// namespace.
     lower: i32,
 }
 
@@ -167,7 +168,7 @@ fn strips_tags(ifindex: i32) -> io::Result<bool> {
     // structure outlive the call.
     match Errno::result(unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) }) {
         Ok(_) => Ok(flags.value & ETH_FLAG_RXVLAN != 0),
-        // A driver without these flags removes no tags.
+        // A driver that does not support ETHTOOL_GFLAGS removes no VLAN tags.
         Err(Errno::EOPNOTSUPP) => Ok(false),
         Err(error) => Err(error.into()),
     }
@@ -218,7 +219,7 @@ mod tests {
         for len in 0..IFINFOMSG {
             assert_eq!(parse(&body[..len]), None, "cut at {len}");
         }
-        // A hardware interface has no kind.
+        // The part of the message up to here describes a hardware interface, for which the kernel reports no kind.
         let card = StackLink { ifindex: 7, hardware: ARPHRD_ETHER, ..StackLink::default() };
         assert_eq!(parse(&body[..IFINFOMSG]), Some(card));
         for len in IFINFOMSG..body.len() {

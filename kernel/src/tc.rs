@@ -21,9 +21,9 @@ pub use crate::hook::{KernelHook, Mechanism};
 /// The position of a program among the programs of one hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TcPosition {
-    /// The program runs before the programs of others.
+    /// The program runs before all programs that are attached to the hook already.
     First,
-    /// The program runs after the programs of others.
+    /// The program runs after all programs that are attached to the hook already.
     Last,
 }
 

@@ -49,7 +49,7 @@ pub fn load_objects(objects: &[(&str, &[u8])]) {
         println!("{name}: {} programs, {} maps", object.progs().count(), object.maps().count());
         assert!(object.progs().count() > 0, "{name}");
         for program in object.progs() {
-            // Programs that are loaded only on request have no ID here.
+            // Programs that libbpf loads only on request were not loaded, so they have no ID.
             let Ok(id) = Program::id_from_fd(program.as_fd()) else { continue };
             let info = ProgInfoIter::default().find(|info| info.id == id).expect(name);
             println!("{name}: {:?}: {} instructions verified", program.name(), info.verified_insns);

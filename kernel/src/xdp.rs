@@ -23,7 +23,8 @@ pub fn detach_all(ifindex: i32) -> io::Result<usize> {
     let mut program = 0;
     // SAFETY: `program` outlives the call.
     check(unsafe { libbpf_sys::bpf_xdp_query_id(ifindex, 0, &raw mut program) })?;
-    // The program is compared too, because interfaces in other namespaces may have the same index.
+    // A link belongs to this interface if the interface index and the program's ID are equal. The index alone is not
+    // enough, because interfaces in other namespaces may have it too.
     let is_there = |info: &LinkInfo| {
         let LinkTypeInfo::Xdp(xdp) = &info.info else { return false };
         info.prog_id == program && xdp.ifindex == ifindex.cast_unsigned()

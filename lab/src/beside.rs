@@ -1,5 +1,5 @@
-//! Draws results side by side, with a panel for each measured quantity. A panel has a line for each name, and a line
-//! has a mark for each series.
+//! Draws a figure that compares results, with a panel for each measured quantity. Each line of a panel is for one name,
+//! such as a relay's. On that line, a mark shows the value of each series.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::stats::Spread;
 
 const WIDTH: u32 = 560;
 const LINE_HEIGHT: u32 = 26;
-/// Height of a panel without its lines, pixels.
+/// Height of a panel's title and axis, pixels. The panel's lines are not included.
 const FRAME_HEIGHT: u32 = 84;
 const LABELS_WIDTH: u32 = 210;
 /// Height of the legend above all panels, pixels. It is drawn only if there are several series.
@@ -32,7 +32,7 @@ pub struct PanelLine {
     pub marks: Vec<PanelMark>,
 }
 
-/// A value, and the range around it.
+/// A measured value to draw (`at`), and the range from `from` to `to` of its repetitions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PanelMark {
     /// Index into the names of the series.
@@ -64,7 +64,7 @@ impl Panel {
         self.lines.iter().flat_map(|line| &line.marks)
     }
 
-    /// Returns the position of a value on the axis.
+    /// Returns a value's coordinate on the panel's axis: the value's decimal logarithm if the axis is logarithmic.
     fn place(&self, value: f64) -> f64 {
         if self.is_log { value.max(f64::MIN_POSITIVE).log10() } else { value }
     }

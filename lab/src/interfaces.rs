@@ -27,7 +27,7 @@ pub struct InterfaceArgs {
     /// Kinds of network interfaces to test [default: all]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "KIND,...")]
     kinds: Vec<InterfaceKind>,
-    /// Run only one row for each kind, with offloads and without gate
+    /// Run only one test for each kind of interface, with offloads and without gate
     #[arg(long)]
     quick: bool,
     /// Time that each publisher sends, seconds

@@ -26,7 +26,8 @@ enum LabCommand {
     Bench(bench::BenchArgs),
     /// Show how much of a publisher's media the kernel forwards, by interface, offloads and gate
     Interfaces(interfaces::InterfaceArgs),
-    /// Simulate a cluster of relays: how routes settle, how deep trees are, and what a dead relay costs
+    /// Simulate a cluster of relays: how long routes take to settle, how many relays media pass, and how long a relay's
+    /// failure interrupts media
     Mesh(mesh::MeshArgs),
     /// Train the choice of a connection's congestion control or tunnel from measured transfers
     Train(train::TrainArgs),

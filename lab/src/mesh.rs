@@ -1,8 +1,8 @@
-//! `millrace-lab mesh`: a simulated cluster of relays. Every relay has the same route table as the product. A seeded
-//! generator draws links, failures and viewers, and time is simulated.
+//! `millrace-lab mesh`: a simulated cluster of relays.
 //!
-//! Routes of different namespaces do not depend on each other. So only a sample of the broadcasts is simulated, one
-//! after the other.
+//! Every simulated relay uses the route table of Millrace's relay. A seeded generator draws links, failures and
+//! viewers, and time is simulated. Routes of different namespaces do not depend on each other. So only a sample of the
+//! broadcasts is simulated, one after the other.
 
 use std::{
     cmp::Reverse,
@@ -328,8 +328,8 @@ impl<'a> MeshBroadcast<'a> {
                 continue;
             }
             let hop = HopId(relay as u64 + 1);
-            // A relay agrees if it is the origin, or receives the track on a path without the asking relay, or can
-            // subscribe itself.
+            // The other relay accepts the subscription if it is the origin, if it receives the track on a path without
+            // the subscribing relay, or if it can subscribe itself.
             let agrees = match self.upstream[other] {
                 _ if other == self.origin => true,
                 Some(from) => !self.tables[other].passes(&self.namespace, from as u64 + 1, hop),
@@ -407,8 +407,8 @@ impl<'a> MeshBroadcast<'a> {
         costs
     }
 
-    /// Runs until media arrive at all relays that the origin can reach. Records the time for each relay that has none
-    /// now.
+    /// Runs until media arrive at all relays that the origin can reach. Records how long each relay without media had
+    /// to wait for them.
     fn heal(&mut self, viewers: &[usize]) {
         let began = self.now_ms;
         let reachable = self.cheapest();
@@ -610,8 +610,8 @@ mod tests {
             let report = lines(report(&args));
             let text = report.join("\n");
             assert_eq!(report, lines(super::report(&args)), "another result for the same seed");
-            // Nothing fails in the first phase, so relays must not receive a track from each other in a circle. In
-            // later phases that may happen while the withdrawal of a route is on its way.
+            // Before the simulation's first failure, relays must not receive a track from each other in a circle. After
+            // failures that may happen while the withdrawal of a route is on its way.
             assert!(report[2].contains("circles of media 0,"), "{text}");
             assert_eq!(text.matches("there is a way 0").count(), 4, "{text}");
         }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 
-/// Environment variable with the path of another build of the program.
+/// Environment variable with the path of the `millrace` program to measure, instead of the one next to this program.
 const VARIABLE: &str = "MILLRACE";
 
 /// Returns the path of `millrace`: the one in the environment variable `MILLRACE`, or else the one next to this

@@ -63,7 +63,7 @@ impl BenchProgress {
         }
     }
 
-    /// Prints a line between the reports on the steps.
+    /// Prints a line to standard error, above the line that shows the progress.
     ///
     /// # Errors
     ///
@@ -78,7 +78,7 @@ impl BenchProgress {
         Ok(())
     }
 
-    /// Ends the running step without a result, and begins the next one.
+    /// Ends the running benchmark step without a result, and begins the next step.
     pub fn next(&self, what: impl Into<String>) {
         let mut steps = self.shared.steps.lock();
         let ProgressSteps { pace, now: Some((before, since)), .. } = &mut *steps else { return };
@@ -198,7 +198,7 @@ impl ProgressPace {
         let to_do = u32::try_from(self.steps.saturating_sub(self.done)).ok().filter(|to_do| *to_do > 0)?;
         let lanes = u32::try_from(self.lanes).unwrap_or(u32::MAX).max(1);
         let mean = self.spent / done / lanes;
-        // A step that runs longer than average does not shorten the estimate for the other steps.
+        // A benchmark step that runs longer than average does not shorten the estimated time of the remaining steps.
         Some((mean * to_do).saturating_sub(running.min(mean)))
     }
 }

@@ -39,7 +39,8 @@ impl Strangers<'_> {
     ///
     /// # Errors
     ///
-    /// Fails if sockets of this kind do not exist, or cannot be bound to the addresses.
+    /// Fails if the kernel has no sockets for the protocol `kind`, or if a socket cannot be bound to one of the local
+    /// addresses.
     pub fn run(&self) -> anyhow::Result<()> {
         match self.kind {
             CarrierKind::Quic => {

@@ -42,8 +42,8 @@ pub struct TrainArgs {
     /// Write the model to this file
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Train only these candidates (congestion controls or tunnels), such as those that share a bottleneck fairly; may be
-    /// repeated
+    /// Train only these candidates (congestion controls or tunnels), such as those that share a bottleneck fairly; may
+    /// be repeated
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     candidates: Vec<String>,
     /// Number of networks that each decision must have in at least two branches
@@ -52,7 +52,7 @@ pub struct TrainArgs {
     /// Confidence for pruning branches, in standard deviations of their numbers of errors; below 0 nothing is pruned
     #[arg(long, default_value_t = 0.3, value_name = "NUMBER", allow_negative_numbers = true)]
     doubt: f64,
-    /// Largest number of decisions on the way to a leaf of the tree
+    /// Largest number of decisions between the root of the tree and a leaf
     #[arg(long, default_value_t = 16, value_name = "NUMBER")]
     depth: usize,
     /// Print the result as JSON
@@ -106,14 +106,15 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<()> {
 }
 
 impl TrainArgs {
-    /// Returns the settings of the tree. All cases of a network are alike, so together they count as one example.
+    /// Returns the settings for growing the tree. All training cases of a network are alike, so together they count as
+    /// one example.
     fn settings(&self, cases: &Cases, networks: usize) -> grow::Settings {
         let alike = cases.cases.len() as f64 / networks as f64;
         grow::Settings { least: self.least, doubt: self.doubt, alike, depth: self.depth }
     }
 }
 
-/// Draws two panels: the share of right decisions with its interval, and the regret in percent of the utility.
+/// Draws two panels: the share of right decisions with its 95 % interval, and the regret in percent of the utility.
 fn draw(report: &JudgeReport, path: &Path) -> anyhow::Result<()> {
     let panel = |title, figure: fn(&Score) -> [f64; 3]| {
         let percent = |score| figure(score).map(|share| share * 100.0);

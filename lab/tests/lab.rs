@@ -115,7 +115,7 @@ impl NodePair {
         let is_netem = self.lab.link("pub-sub1").unwrap().is_netem();
         let look = || {
             numbers.extend(std::iter::from_fn(|| self.rx.receive(SILENCE)));
-            self.counters() // exact: `wait_until` reads the counters repeatedly
+            self.counters() // exact: if a packet is not counted yet, `wait_until` reads the counters again
         };
         let is_empty = |counters: &lab::FrameCounters| {
             let has_come = is_netem || counters.received + counters.overrun >= self.sent.get();
@@ -174,7 +174,7 @@ fn commands_run_inside_a_node_of_the_lab() {
 
     // The child process is the program itself, so a signal to the child reaches the program.
     let mut child = sub.command("sleep").arg("1000").spawn().unwrap();
-    let comm = format!("/proc/{}/comm", child.id()); // exact: `wait_for` reads this file below
+    let comm = format!("/proc/{}/comm", child.id()); // exact: `wait_for` rereads this file until it names the program
     wait_for("exec", || std::fs::read_to_string(&comm).is_ok_and(|comm| comm == "sleep\n"));
     child.kill().unwrap();
     child.wait().unwrap();
@@ -196,7 +196,7 @@ fn segmentation_offload_does_not_reach_the_wire() {
     for number in 0..10 {
         assert_eq!(pair.rx.receive(PATIENCE), Some(number));
     }
-    let after = pair.counters(); // exact: the link counts packets before they arrive
+    let after = pair.counters(); // exact: all packets have arrived, and the link counts each one before it arrives
     assert!(after.received - before.received >= 10);
     assert!(after.received_bytes - before.received_bytes >= 10 * FRAME as u64);
 }
@@ -548,7 +548,7 @@ fn remains_of_a_killed_owner_are_shown() {
     let shown = || {
         let output = program(&["status"]).output().unwrap();
         assert!(output.status.success(), "{output:?}");
-        // Long lines are wrapped: other tests' labs may be shown, too.
+        // The output may also show labs of other tests, and its long lines are wrapped. So the test joins the lines.
         let text = String::from_utf8(output.stdout).unwrap();
         text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
     };

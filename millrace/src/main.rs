@@ -1,4 +1,5 @@
-//! The program `millrace`: the relay, its companions and their tools as subcommands.
+//! The program `millrace`: the relay, the gate, the cost observer, the grafts, the RTP fan-out and their tools as
+//! subcommands.
 
 use std::process::ExitCode;
 

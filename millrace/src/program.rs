@@ -39,7 +39,7 @@ pub trait Program: Parser {
 
 /// Runs a program with the arguments of this process.
 pub fn main<P: Program>() -> ExitCode {
-    // Installed first, since clap also prints help to a pipe that may be closed.
+    // The panic hook for a closed pipe is installed first, since clap also prints help to a pipe that may be closed.
     leave_with_the_reader();
     let program = match parse::<P>(std::env::args_os()) {
         Ok(program) => program,

@@ -54,7 +54,7 @@ impl FileClient {
         wait_for(words, || self.said().contains(words).then_some(()));
     }
 
-    /// Returns the number of objects in the client's latest line of figures.
+    /// Returns the number of delivered objects in the latest line of statistics that the client has printed.
     fn delivered(&self) -> u64 {
         let said = self.said();
         let last = said
@@ -252,7 +252,7 @@ fn clients_move_to_goaway_uri_and_drain_ends() {
     both_go_on(&subscriber, &second);
 }
 
-/// GOAWAY redirects both clients to the same relay, and either of them may arrive there first.
+/// GOAWAY redirects publisher and subscriber to the same relay, and either of them may arrive there first.
 #[test]
 fn redirected_subscriber_waits_for_its_publisher() {
     let second = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);

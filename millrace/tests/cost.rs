@@ -388,7 +388,8 @@ fn wait_for_line(said: &mpsc::Receiver<String>, want: &str) -> String {
     }
 }
 
-/// A reader that stops reading must delay nobody. It sees the gap in the sequence numbers of the reports.
+/// If a process does not read the reports that `millrace cost` prints, it must not delay the measurement or the log.
+/// When it reads again, the reports' sequence numbers show the gap.
 #[test]
 fn slow_reader_of_reports_does_not_delay_the_observer() {
     if !is_root("slow_reader_of_reports_does_not_delay_the_observer") {
@@ -409,7 +410,7 @@ fn slow_reader_of_reports_does_not_delay_the_observer() {
         let reader = millrace_cost::log::ReportReader::open(&log);
         reader.map_or(0, |reader| reader.map_while(Result::ok).count())
     };
-    // The observer and its log continue while the reader is stopped.
+    // The measurement and the log continue while nobody reads standard output.
     let before = logged(); // exact: the test only checks that the count grows
     wait_until("more reports in the log", logged, |count| *count >= before + 20);
     let mut sequences = sequences(stdout);
@@ -463,7 +464,7 @@ fn full_disk_does_not_end_the_cost_observer() {
     let mut stdin = child.stdin.take().unwrap();
     let mut sequences = sequences(child.stdout.take().unwrap());
     wait_for_line(&said, "log: log: No space left on device");
-    // The pipe had room for fewer than 40 reports. Single reports after the 40th may be missing, too.
+    // The pipe on standard output has room for fewer than 40 reports, so some of the later reports may be dropped.
     sequences.find(|sequence| *sequence >= 40).unwrap();
     stdin.write_all(b"there is room\n").unwrap();
     wait_for_line(&said, "log: works again; ");
@@ -475,7 +476,7 @@ fn full_disk_does_not_end_the_cost_observer() {
     assert_eq!(replayed.last().unwrap() + 1, replayed.len() as u64 + lost);
 }
 
-/// The dashboard must show figures that the kernel's programs have measured on this machine.
+/// The dashboard must show values that the observer's BPF programs have measured on this machine.
 #[test]
 fn dashboard_shows_reports_of_this_machine() {
     if !is_root("dashboard_shows_reports_of_this_machine") {
@@ -534,8 +535,8 @@ const DAC_READ_SEARCH: u64 = 1 << 2;
 const THREE: u64 = 1 << 34 | 1 << 38 | 1 << 39;
 const NOBODY: &str = "65534\t65534\t65534\t65534";
 
-/// An attacker who takes over the HTTP server gets a process whose threads can observe, and have no other right. The
-/// reduced process must still observe, in both modes.
+/// An attacker who takes over the HTTP server gets a process whose threads can observe, and have no other right. With
+/// these reduced rights the process must still observe, in mode `events` and in mode `sampling`.
 #[test]
 fn http_server_keeps_only_needed_rights() {
     if !is_root("http_server_keeps_only_needed_rights") {

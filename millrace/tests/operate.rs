@@ -300,7 +300,7 @@ fn every_reason_to_drop_has_a_line_in_the_documentation() {
     }
 }
 
-/// Starts a handshake with the relay, and closes the connection with this reason before it is complete.
+/// Starts a handshake with the relay, and closes the connection with this reason before the handshake is complete.
 #[derive(Debug)]
 struct Rude(&'static str);
 
@@ -403,7 +403,7 @@ fn full_log_disk_loses_only_log_lines() {
     assert_eq!(relay.exit_code(), Some(0));
 }
 
-/// Makes the command `millrace status` for that relay.
+/// Makes a command that runs `millrace status` for this relay.
 fn status(relay: &RunningRelay) -> Command {
     let mut command = millrace();
     command.arg("status").args(asked(relay));

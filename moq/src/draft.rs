@@ -90,8 +90,8 @@ impl Draft {
         self >= Self::D19
     }
 
-    /// Reports whether a subscriber asks for earlier objects with FILL_PARAMETERS. Earlier drafts use a FETCH that
-    /// joins the subscription.
+    /// Reports whether a subscriber asks for the objects from before its subscription with FILL_PARAMETERS. Earlier
+    /// drafts use a FETCH that joins the subscription.
     pub fn has_fills(self) -> bool {
         self >= Self::D20
     }

@@ -294,14 +294,14 @@ mod tests {
     #[test]
     fn malformed_filter_is_a_violation() {
         let table: [(Draft, &[u8]); 9] = [
-            (Draft::D19, &[1, 5]),             // the filter type is undefined
-            (Draft::D19, &[2, 2, 0]),          // bytes follow the filter
-            (Draft::D20, &[2, 0x80]),          // a field exceeds the message
-            (Draft::D20, &[5, 1, 1, 1, 1, 1]), // a filter has at most four fields
-            (Draft::D22, &[6]),                // the filter type is undefined
-            (Draft::D22, &[4, 1, 1, 1]),       // a field is missing
-            (Draft::D22, &[0, 0]),             // bytes follow the filter
-            (Draft::D21, &[11, 255, 255, 255, 255, 255, 255, 255, 255, 255, 0, 1]), // the end group overflows
+            (Draft::D19, &[1, 5]),             // invalid: the filter type is undefined
+            (Draft::D19, &[2, 2, 0]),          // invalid: bytes follow the filter
+            (Draft::D20, &[2, 0x80]),          // invalid: a field exceeds the message
+            (Draft::D20, &[5, 1, 1, 1, 1, 1]), // invalid: a filter has at most four fields
+            (Draft::D22, &[6]),                // invalid: the filter type is undefined
+            (Draft::D22, &[4, 1, 1, 1]),       // invalid: a field of the filter is missing
+            (Draft::D22, &[0, 0]),             // invalid: bytes follow the filter
+            (Draft::D21, &[11, 255, 255, 255, 255, 255, 255, 255, 255, 255, 0, 1]), // invalid: the end group overflows
             (Draft::D22, &[3, 255, 255, 255, 255, 255, 255, 255, 255, 255, 0, 1]),
         ];
         for (draft, bytes) in table {

@@ -63,7 +63,8 @@ impl<'a> LocSample<'a> {
         let mut timestamp = None;
         let mut timescale = MICROSECONDS;
         let mut config = None;
-        // Each type is encoded as the difference to the previous one, so the types are in ascending order.
+        // Each property's type is encoded as the difference to the previous property's type, so the types are in
+        // ascending order.
         let mut kind = 0_u64;
         while !properties.rest.is_empty() {
             let (next, value) = property(&mut properties, kind).ok_or(NotLoc::Malformed)?;
@@ -87,7 +88,7 @@ impl<'a> LocSample<'a> {
             return None;
         }
         let mut properties = Vec::new();
-        // Each type is encoded as the difference to the previous one.
+        // Each property's type is encoded as the difference to the previous property's type.
         varint::encode(TIMESCALE, &mut properties);
         varint::encode(self.timescale, &mut properties);
         let mut before = TIMESCALE;

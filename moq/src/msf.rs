@@ -17,7 +17,7 @@ pub struct MsfCatalog {
     /// The version of the format: `draft-01`, or a number in draft-00.
     #[serde(default)]
     version: MsfVersion,
-    /// The tracks.
+    /// The tracks of the broadcast.
     pub tracks: Vec<MsfTrack>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     init_data_list: Vec<InitData>,

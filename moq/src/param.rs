@@ -121,7 +121,7 @@ impl Assignment {
     fn decode(mut input: WireReader) -> Result<Self, DecodeError> {
         let [set, algorithm, threshold, weight, activate] =
             [input.vi64()?, input.vi64()?, input.vi64()?, input.vi64()?, input.vi64()?];
-        // A rank of 0 may be omitted from the encoding.
+        // A SWITCHING_SET_ASSIGNMENT may omit a rank of 0.
         let rank = if input.is_empty() { 0 } else { input.u8()? };
         input.finish()?;
         if !Self::WEIGHTS.contains(&weight) {
@@ -186,13 +186,14 @@ pub struct Parameters {
     pub new_group_request: Option<u64>,
     /// The new prefix of a subscription to namespaces.
     pub track_namespace_prefix: Option<Namespace>,
-    /// Whether the answer should include the track's properties. Draft-20 and later.
+    /// Whether the response to the request should include the track's properties. Draft-20 and later.
     pub include_properties: Option<bool>,
     /// The assignment to a switching set. It is sent only if both endpoints announced support in SETUP.
     pub assignment: Option<Assignment>,
     /// The path of an announced namespace. It is sent only if both endpoints sent HOP_ID in SETUP.
     pub hop_path: Option<HopPath>,
-    /// The cost of receiving an announced namespace by that path. Absent means 0, or unchanged in an update.
+    /// The cost of receiving an announced namespace by the path in `hop_path`. Absent means 0, or unchanged in an
+    /// update.
     pub route_cost: Option<u64>,
 }
 
@@ -205,7 +206,7 @@ const LARGEST_OBJECT: u64 = 0x09;
 const FILL_TIMEOUT: u64 = 0x0a;
 const FORWARD: u64 = 0x10;
 const SUBSCRIBER_PRIORITY: u64 = 0x20;
-/// The number of this parameter in draft-18, which calls it SUBSCRIPTION_FILTER.
+/// The type number of LOCATION_FILTER, which draft-18 calls SUBSCRIPTION_FILTER.
 const LOCATION_FILTER: u64 = 0x21;
 const GROUP_ORDER: u64 = 0x22;
 const FILL_PARAMETERS: u64 = 0x23;
@@ -213,7 +214,7 @@ const TRACK_PROPERTY_FILTER: u64 = 0x29;
 const NEW_GROUP_REQUEST: u64 = 0x32;
 const TRACK_NAMESPACE_PREFIX: u64 = 0x34;
 const INCLUDE_PROPERTIES: u64 = 0x35;
-/// The number of this parameter is provisional. Another proposal uses the same number.
+/// The type number of SWITCHING_SET_ASSIGNMENT is provisional. Another proposal uses the same number.
 const SWITCHING_SET_ASSIGNMENT: u64 = 0x41;
 /// HOP_PATH and ROUTE_COST come from draft-lcurley-moq-cluster-01.
 const HOP_PATH: u64 = 0x40b57;
@@ -516,7 +517,7 @@ mod tests {
 
     #[test]
     fn subscriber_priority_is_encoded_in_one_byte() {
-        // The default priority of 128 takes one byte here. As a varint it would take two bytes.
+        // The default priority of 128 is encoded as one byte. As a varint it would take two bytes.
         let parameters = Parameters { subscriber_priority: Some(128), ..Parameters::default() };
         let out = encode_in(Draft::D18, &parameters).unwrap();
         assert_eq!(out, [1, 0x20, 0x80]);
@@ -544,15 +545,15 @@ mod tests {
         let out = encode_in(Draft::D18, &parameters).unwrap();
         assert_eq!(out, [1, 0x41, 7, 7, 0, 0x8b, 0xb8, 5, 3, 1]);
         assert_eq!(decode(&out, Scope::SUBSCRIBE), Ok(parameters));
-        // A rank of 0 may be omitted from the encoding.
+        // A SWITCHING_SET_ASSIGNMENT may omit a rank of 0.
         let short =
             decode(&[1, 0x41, 5, 7, 0, 0, 5, 3], Scope::UPDATE_SUBSCRIPTION).unwrap().assignment.unwrap();
         assert_eq!((short.rank, short.threshold), (0, 0));
         let bad: [&[u8]; 4] = [
             &[1, 0x41, 5, 7, 0, 0, 0, 3],       // a weight of 0 is not allowed
             &[1, 0x41, 5, 7, 0, 0, 11, 3],      // a weight of 11 is too large
-            &[1, 0x41, 4, 7, 0, 0, 5],          // the value is too short
-            &[1, 0x41, 7, 7, 0, 0, 5, 3, 0, 0], // the value is too long
+            &[1, 0x41, 4, 7, 0, 0, 5],          // the value of SWITCHING_SET_ASSIGNMENT is too short
+            &[1, 0x41, 7, 7, 0, 0, 5, 3, 0, 0], // the value of SWITCHING_SET_ASSIGNMENT is too long
         ];
         for bytes in bad {
             assert_eq!(
@@ -623,8 +624,8 @@ mod tests {
             assert_eq!(decode_in(draft, bytes, Scope::SUBSCRIBE), Ok(parameters.clone()));
         }
         let bad: [&[u8]; 5] = [
-            &[1, 0x23, 0],                // the number of inner parameters is missing
-            &[1, 0x23, 2, 0, 0],          // bytes follow the inner parameters
+            &[1, 0x23, 0],                // the parameter count inside FILL_PARAMETERS is missing
+            &[1, 0x23, 2, 0, 0],          // bytes follow the last parameter inside FILL_PARAMETERS
             &[1, 0x23, 3, 1, 0x10, 1],    // FORWARD is not allowed in FILL_PARAMETERS
             &[1, 0x23, 4, 1, 0x23, 1, 0], // FILL_PARAMETERS contains FILL_PARAMETERS
             &[2, 0x23, 1, 0, 0, 1, 0],    // FILL_PARAMETERS is repeated
@@ -659,14 +660,14 @@ mod tests {
     fn parameter_outside_its_messages_closes_the_session() {
         let table: [(&[u8], Scope); 9] = [
             (&[1, 0x04, 5], Scope::PUBLISH), // RENDEZVOUS_TIMEOUT is allowed in SUBSCRIBE only
-            (&[1, 0x09, 1, 2], Scope::SUBSCRIBE), // LARGEST_OBJECT is allowed in answers only
+            (&[1, 0x09, 1, 2], Scope::SUBSCRIBE), // LARGEST_OBJECT is allowed in responses only
             (&[1, 0x20, 1], Scope::SUBSCRIBE_TRACKS), // a priority is not allowed in namespace requests
-            (&[1, 0x0b, 1, 0], Scope::SUBSCRIBE), // the parameter type is undefined
-            (&[1, 0x00, 1], Scope::SUBSCRIBE), // the parameter type is undefined
+            (&[1, 0x0b, 1, 0], Scope::SUBSCRIBE), // parameter type 0x0b is undefined
+            (&[1, 0x00, 1], Scope::SUBSCRIBE), // parameter type 0 is undefined
             (&[1, 0x10, 2], Scope::SUBSCRIBE), // FORWARD must be 0 or 1
             (&[1, 0x22, 3], Scope::SUBSCRIBE), // GROUP_ORDER must be 1 or 2
-            (&[1, 0x21, 2, 0x02, 0], Scope::SUBSCRIBE), // bytes follow the filter
-            (&[1, 0x21, 1, 0x05], Scope::SUBSCRIBE), // the filter type is undefined
+            (&[1, 0x21, 2, 0x02, 0], Scope::SUBSCRIBE), // bytes follow the filter in LOCATION_FILTER
+            (&[1, 0x21, 1, 0x05], Scope::SUBSCRIBE), // the filter type in LOCATION_FILTER is undefined
         ];
         for (bytes, allowed) in table {
             let error = decode(bytes, allowed).unwrap_err();

@@ -15,7 +15,8 @@ impl RequestIds {
     /// order, but the memory for the set must be bounded.
     const MAX_AHEAD: usize = 1 << 16;
 
-    /// Records an index as used. Returns false if the index was used before, or if `ahead` is full.
+    /// Records the request ID with this index (the ID without the bit that distinguishes client and server) as used.
+    /// Returns false if it was used before, or if `ahead` is full.
     pub fn take(&mut self, index: u64) -> bool {
         if index < self.next || self.ahead.len() >= Self::MAX_AHEAD || !self.ahead.insert(index) {
             return false;
@@ -26,12 +27,12 @@ impl RequestIds {
         true
     }
 
-    /// Reports whether an index was used.
+    /// Reports whether the request ID with this index was used.
     pub fn contains(&self, index: u64) -> bool {
         index < self.next || self.ahead.contains(&index)
     }
 
-    /// Returns the largest index that was used, plus 1.
+    /// Returns the largest index of a used request ID, plus 1.
     pub fn first_unseen(&self) -> u64 {
         self.ahead.last().map_or(self.next, |last| last + 1)
     }

@@ -245,7 +245,8 @@ impl<'a> PayloadCursor<'a> {
         let sequence = self.varint()?;
         let retire_prior_to = self.varint()?;
         let [len] = self.array()?;
-        // A NEW_CONNECTION_ID frame with such values is a FRAME_ENCODING_ERROR (RFC 9000, section 19.15).
+        // A NEW_CONNECTION_ID frame is malformed if it retires later connection IDs than its own, or its ID is empty or
+        // too long (RFC 9000, section 19.15).
         if retire_prior_to > sequence || !(1..=20).contains(&len) {
             return Err(Error::Malformed(NEW_CONNECTION_ID));
         }

@@ -45,9 +45,9 @@ pub struct PacketNumbers<W = AtomicU64>(W);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("key generation {wanted} was replaced by {current}")]
 pub struct Superseded {
-    /// The requested generation.
+    /// The requested key generation.
     pub wanted: u16,
-    /// The generation in use.
+    /// The key generation in use.
     pub current: u16,
 }
 

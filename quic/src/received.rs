@@ -53,7 +53,7 @@ impl ReceivedNumbers {
         is_new
     }
 
-    /// Returns one more than the largest number.
+    /// Returns one more than the largest packet number received.
     pub fn next(&self) -> u64 {
         self.next
     }

@@ -7,7 +7,7 @@ use std::{
 
 /// Time between two calls of [`Silence::look`].
 pub const LOOKS: Duration = Duration::from_millis(100);
-/// Time without a packet after which a live peer is probed.
+/// Time without a packet after which a live peer (one that has sent packets often) is probed.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Time between two probes.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -19,11 +19,11 @@ const WINDOW: usize = 20;
 /// A peer is live if at least this many packets arrived during [`WINDOW`] calls of [`Silence::look`]. Keep-alives and
 /// answers to probes are fewer.
 const LIVE: u64 = 12;
-/// Packets that this end sends within this time after the peer's last packet may contain only ACKs. The peer has to
-/// acknowledge packets sent later.
+/// Packets that this end sends within this time after the peer's last packet may contain only ACK frames, which the
+/// peer need not acknowledge. Packets sent later are expected to be acknowledged.
 const ACKNOWLEDGED: Duration = Duration::from_millis(200);
-/// Number of unanswered packets after which a peer that is not live is probed. By then, QUIC has retransmitted because
-/// of a probe timeout.
+/// Number of unacknowledged packets after which a peer that sends only few packets is probed. By then, QUIC has
+/// retransmitted because of a probe timeout.
 const UNANSWERED: u64 = 2;
 /// A peer is considered dead if probes are unanswered for this time plus two round trips. A living peer would appear
 /// dead only if three probes were lost.
@@ -130,7 +130,7 @@ impl Silence {
 mod tests {
     use super::*;
 
-    /// A connection that is checked every [`LOOKS`].
+    /// A simulated connection, whose monitor is called at every interval [`LOOKS`].
     struct WatchedConnection {
         silence: Silence,
         now: Instant,

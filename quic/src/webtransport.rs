@@ -141,7 +141,8 @@ impl Binding {
             Self::Bare => code,
             Self::Session(_) if (FIRST_CODE..=LAST_CODE).contains(&code) => {
                 let shifted = code - FIRST_CODE;
-                // Each block of 31 values has one reserved value, which does not count.
+                // Each block of 31 HTTP/3 error codes has one reserved code, which stands for no application code and
+                // is skipped.
                 shifted - shifted / 0x1f
             }
             Self::Session(_) => 0,

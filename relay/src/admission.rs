@@ -24,7 +24,8 @@ impl TooManySessions {
     }
 }
 
-/// Limits how many sessions a client may have. The relay calls it before the handshake and again after it.
+/// Limits how many sessions a client may have. The relay asks it before a client's handshake and again after the
+/// handshake.
 pub trait Admission: Send + Sync {
     /// Decides whether a handshake may begin. The source address may still be forged.
     ///

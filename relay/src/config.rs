@@ -63,7 +63,7 @@ pub struct RelayCluster {
     pub hop: HopId,
     /// The cost that this relay announces for receiving from it. `None` announces 1.
     pub cost: Option<u64>,
-    /// The relays that this one connects to. Further relays may connect to it.
+    /// The relays to which this relay connects. Further relays may connect to this relay.
     pub peers: Vec<ClusterPeer>,
     /// The most namespaces to which one session may announce routes.
     pub max_routes: usize,

@@ -27,7 +27,7 @@ use millrace_access::pattern::Pattern;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delays {
-    /// The rules, in the order in which they are tried.
+    /// The rules for the longest delays, in the order in which they are tried.
     pub rules: Vec<DelayRule>,
     /// The longest delay where no rule matches. `None`: media may wait without limit.
     pub default: Option<Duration>,
@@ -36,11 +36,11 @@ pub struct Delays {
 /// The longest delay of media in matching namespaces with matching publisher priorities.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DelayRule {
-    /// The namespaces that the rule applies to.
+    /// The namespaces to whose tracks this delay rule applies.
     pub namespace: Pattern,
-    /// The publisher priorities that the rule applies to.
+    /// The publisher priorities to which this delay rule applies.
     pub priority: RangeInclusive<u8>,
-    /// The longest delay. `None`: media may wait without limit.
+    /// The longest delay of such media. `None`: it may wait without limit.
     pub max_delay: Option<Duration>,
 }
 
@@ -52,7 +52,7 @@ impl Default for Delays {
 }
 
 impl Delays {
-    /// Returns the delays of a track in this namespace.
+    /// Returns how long the media of a track in this namespace may wait.
     pub fn namespace_delays(&self, namespace: &Namespace) -> TrackDelays {
         TrackDelays(Arc::new(RwLock::new(self.rules_of(namespace))))
     }

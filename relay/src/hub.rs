@@ -414,7 +414,8 @@ impl Hub {
         publishers
     }
 
-    /// Subscribes at the other publishers of a track's namespace, after the publisher of its subscriptions was lost.
+    /// Subscribes at the other publishers of a track's namespace, after the publisher that served the track's
+    /// subscriptions was lost.
     fn replace_publisher(&self, track: &Arc<LiveTrack>) {
         let Publishers { mut all, in_turn } = self.publishers_for(track, Requester::NOBODY);
         if in_turn {

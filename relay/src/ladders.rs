@@ -25,9 +25,9 @@ pub enum AdaptiveMode {
 /// A configured ladder: tracks of one namespace that carry the same content at different bitrates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LadderRule {
-    /// The namespaces whose tracks this ladder applies to.
+    /// The namespaces in which this ladder lists the renditions.
     pub namespace: Pattern,
-    /// Each track's name, and its bitrate in bits per second.
+    /// The name of each rendition's track, and its bitrate in bits per second.
     pub tracks: Vec<(String, u64)>,
 }
 

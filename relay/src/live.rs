@@ -58,14 +58,14 @@ use millrace_access::policy::RightHolder;
 /// `forwarding` or `absence`. A subscription's own lock is taken after `subscriptions`, and a connection's after that.
 /// Between calls, a track without publishers either waits for a publisher or has no live subscriptions.
 pub struct LiveTrack {
-    /// The track's number in traces. It is never 0.
+    /// The number that stands for the track in trace events. It is never 0.
     pub number: u32,
     pub data: Arc<Track>,
     cache: Arc<TrackCache>,
     delays: TrackDelays,
     subscriptions: RwLock<Vec<Arc<Subscription>>>,
-    /// The publishers' subscriptions. The first publisher leads. The others send copies of its objects, or are
-    /// standbys, whose objects are dropped.
+    /// The publishers' subscriptions. The first one in the list belongs to the leading publisher. The other publishers
+    /// send copies of its objects, or are standbys, whose objects are dropped.
     upstreams: Mutex<Vec<Arc<UpstreamTrack>>>,
     /// The publisher whose streams and datagrams the offload forwards. Locked after `subscriptions` and `upstreams`.
     forwarding: Mutex<Forwarding>,
@@ -73,9 +73,9 @@ pub struct LiveTrack {
     absence: Mutex<Option<Absence>>,
     /// This lock is held while the relay searches for publishers of the track, so that there is one search at a time.
     pub connecting: tokio::sync::Mutex<()>,
-    /// Notified when an object is complete or a subgroup has ended.
+    /// Notified when an object of the track is complete or a subgroup has ended.
     pub progress: Notify,
-    /// Notified when a subgroup has ended.
+    /// Notified when a subgroup of the track has ended.
     pub settled: Notify,
     /// Number of times that the track was found malformed.
     failures: watch::Sender<u64>,
@@ -88,7 +88,7 @@ pub struct LiveTrack {
     /// The hops on the route by which the track is being requested from a relay of the cluster. Empty without such a
     /// request.
     asked: Mutex<Vec<HopId>>,
-    /// The parsed content of the track, if the track is a catalog.
+    /// The newest catalog that was read from the track, if the track is a catalog.
     pub catalog: ParsedCatalog,
 }
 
@@ -334,7 +334,8 @@ impl LiveTrack {
         self.failures.subscribe()
     }
 
-    /// Adds a subscription. It first gets the cached objects of its window, then new ones as they arrive.
+    /// Adds a subscription. It first gets the cached objects in its range of locations (its window), then new objects
+    /// as they arrive.
     pub fn subscribe(&self, subscription: Arc<Subscription>, now: Instant, outbox: &mut Outbox) {
         // The lock is held to the end of this function, so an object that arrives meanwhile is sent exactly once: from
         // the cache or as a new object.
@@ -398,8 +399,8 @@ impl LiveTrack {
         }
     }
 
-    /// Offers all cached subgroups of the subscription's window again, because its window was widened or it was
-    /// resumed.
+    /// Offers all cached subgroups in the subscription's range of locations (its window) again, because the range was
+    /// widened or the subscription was resumed.
     pub fn offer_cached(&self, subscription: &Arc<Subscription>, now: Instant, outbox: &mut Outbox) {
         self.offer_subgroups(&self.cached(subscription), subscription, now, outbox);
     }
@@ -416,8 +417,9 @@ impl LiveTrack {
         }
     }
 
-    /// Returns the cached groups of the subscription's window. Returns none while it is unknown whether a new publisher
-    /// continues the group numbering. A new subscriber then begins with that publisher's next group.
+    /// Returns the cached groups in the subscription's range of locations (its window). Returns none while it is
+    /// unknown whether a new publisher continues the group numbering. A new subscriber then begins with that
+    /// publisher's next group.
     fn cached(&self, subscription: &Subscription) -> Vec<CachedGroup> {
         if self.upstreams.lock().first().is_some_and(|upstream| upstream.is_unnumbered()) {
             return Vec::new();

@@ -11,7 +11,7 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// Adds the packets that `connection` may send now.
+    /// Adds the packets that `connection` may send now to the batch of its socket.
     pub fn transmit(&mut self, connection: &Arc<Connection>, now: Instant) {
         let same = |(other, _): &(Arc<Connection>, PacketBatch)| other.shares_socket(connection);
         let index = self.batches.iter().position(same).unwrap_or_else(|| {

@@ -40,7 +40,7 @@ pub struct StatusSources<'a> {
     pub outgoing: &'a [Endpoint],
     /// The sessions that are open now.
     pub sessions: Vec<Arc<RelaySession>>,
-    /// Number of handshakes under way.
+    /// Number of handshakes with clients that are under way.
     pub handshakes: usize,
     /// Counters of closed sessions, and of refused connections.
     pub past: &'a PastCounts,
@@ -48,7 +48,7 @@ pub struct StatusSources<'a> {
     pub uptime: Duration,
     pub draining: bool,
     pub trace_viewers: usize,
-    /// The relays of the cluster that this one connects to.
+    /// The states of the relays of the cluster to which this relay connects.
     pub peers: Vec<status::ClusterPeerStatus>,
     /// The state of the store through which relays of the cluster are discovered.
     pub discovery: Option<status::ClusterDiscoveryStatus>,
@@ -179,7 +179,7 @@ impl PastCounts {
         }
     }
 
-    /// Adds the counters of a session that is over.
+    /// Adds the counters of a session that has ended to the totals.
     pub fn add(&self, session: &RelaySession) {
         let mut sums = self.sessions.lock();
         sums.sessions += 1;
@@ -225,7 +225,7 @@ impl SessionSums {
 impl StatusSources<'_> {
     pub fn status(&self) -> Status {
         let sessions = &self.sessions;
-        // Totals include the sessions that have ended.
+        // The totals cover the open sessions and those that have ended.
         let mut sums = *self.past.sessions.lock();
         sessions.iter().for_each(|session| sums.add(session));
         let mut shown: Vec<_> = sessions.iter().map(|session| describe(session)).collect();
@@ -434,7 +434,7 @@ fn interface(interface: &OffloadInterface) -> status::InterfaceStatus {
 
 /// Describes the routes to namespaces below `prefix`. The answer is truncated after a bounded number of namespaces.
 pub fn describe_routes(table: &RouteTable, prefix: &Namespace) -> status::RoutesStatus {
-    /// The most namespaces in one answer about routes.
+    /// The most namespaces that one response to a query for routes contains.
     const MOST: usize = 10_000;
     let mut found = table.below(prefix);
     let namespaces = found.by_ref().take(MOST).map(|namespace| status::RoutedNamespace {

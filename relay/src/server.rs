@@ -95,11 +95,11 @@ pub struct Server {
     tasks: Mutex<JoinSet<()>>,
 }
 
-/// Number of handshakes under way.
+/// Number of handshakes with clients that are under way.
 #[derive(Default)]
 struct Handshakes {
     all: AtomicUsize,
-    /// Handshakes with clients whose source address may be forged.
+    /// Number of handshakes with clients whose source address may be forged.
     unproved: AtomicUsize,
 }
 
@@ -149,7 +149,7 @@ struct ServerShared {
     past: PastCounts,
     tracer: Arc<EventTracer>,
     session_over: Notify,
-    /// The relays of the cluster that this one connects to.
+    /// The relays of the cluster to which this relay connects.
     peers: peers::KeptPeers,
     /// The state of the store through which relays of the cluster are discovered.
     discovery: Mutex<Option<status::ClusterDiscoveryStatus>>,
@@ -238,7 +238,7 @@ impl BoundRelay {
             peers: peers::KeptPeers::default(),
             discovery: Mutex::default(),
         });
-        // Dropping the set aborts its tasks.
+        // Dropping the set of tasks aborts them.
         let mut tasks = JoinSet::new();
         for index in 0..shared.endpoints.len() {
             tasks.spawn(Arc::clone(&shared).accept(index));

@@ -24,7 +24,7 @@ pub struct Status {
     pub sessions: Vec<RelaySessionStatus>,
     /// The tracks that are subscribed, published or cached.
     pub tracks: Vec<RelayTrackStatus>,
-    /// The use of the cache.
+    /// The use of the object cache.
     pub cache: CacheStatus,
     /// The use of the memory budget for receive windows.
     #[serde(default)]
@@ -49,7 +49,7 @@ pub struct Status {
     /// Number of asynchronous tasks in the relay's process.
     #[serde(default)]
     pub tasks: u64,
-    /// Counters since the start.
+    /// Counters since the relay started.
     pub totals: RelayTotals,
 }
 
@@ -103,7 +103,7 @@ pub struct ClusterStatus {
 pub struct ClusterDiscoveryStatus {
     /// The store: `etcd`, or the file or the host that a list of relays is read from.
     pub store: String,
-    /// Number of relays that the store names, without this one.
+    /// Number of relays that the discovery store names, without this relay.
     pub found: u64,
     /// True if the store contains this relay's record. Always false for a list of relays.
     pub registered: bool,
@@ -113,11 +113,11 @@ pub struct ClusterDiscoveryStatus {
     pub failures: u64,
 }
 
-/// A relay of the cluster that this one connects to.
+/// A relay of the cluster to which this relay connects.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ClusterPeerStatus {
-    /// Host name and port of the relay.
+    /// Host name and port of the other relay.
     pub host: String,
     /// The ID of the session with the relay. Absent if there is none.
     pub session: Option<u64>,
@@ -127,19 +127,19 @@ pub struct ClusterPeerStatus {
     pub found: bool,
 }
 
-/// A session with a relay of the cluster.
+/// A session with another relay of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ClusterLinkStatus {
     /// The session's ID.
     pub session: u64,
-    /// The hop ID of the relay. 0 if it announces none.
+    /// The hop ID that the other relay announces. 0 if it announces none.
     pub hop: u64,
-    /// The cost of receiving from the relay.
+    /// The cost of receiving from the other relay.
     pub cost: u64,
-    /// Number of namespaces that the relay announces.
+    /// Number of namespaces that the other relay announces.
     pub routes: u64,
-    /// True if the relay does not answer, or has sent GOAWAY. Routes of other relays are then preferred.
+    /// True if the other relay does not answer, or has sent GOAWAY. Routes by way of further relays are then preferred.
     pub suspect: bool,
 }
 
@@ -157,9 +157,9 @@ pub struct RoutesStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RoutedNamespace {
-    /// The namespace, in the form that commands accept.
+    /// The namespace, as text in the form that commands accept.
     pub namespace: String,
-    /// The routes, in order of preference.
+    /// The routes to the namespace, in order of preference.
     pub routes: Vec<RouteStatus>,
 }
 
@@ -173,9 +173,9 @@ pub struct RouteStatus {
     pub path: Vec<u64>,
     /// The cost of the route, including the link to the relay that announces it.
     pub cost: u64,
-    /// True if the publisher has its session with this relay.
+    /// True if the namespace's publisher has its session with this relay.
     pub local: bool,
-    /// True if this relay receives tracks by this route.
+    /// True if this relay receives tracks of the namespace by this route.
     pub carried: bool,
     /// True if the relay that announces the route does not answer, or has sent GOAWAY.
     pub suspect: bool,
@@ -189,17 +189,17 @@ pub struct AccessStatus {
     pub open: bool,
     /// Number of configured access rules.
     pub rules: u64,
-    /// Number of keys that tokens are verified with.
+    /// Number of keys with which access tokens are verified.
     pub keys: u64,
-    /// Number of revoked token IDs.
+    /// Number of IDs of revoked access tokens.
     pub revoked: u64,
     /// Sessions and requests that were refused or ended, by reason.
     pub refused: BTreeMap<String, u64>,
-    /// Clients that have sessions.
+    /// Clients that have sessions, with their use of the budgets.
     pub clients: Vec<ClientStatus>,
     /// Networks that contain several of the clients. Each has a multiple of a client's budgets.
     pub networks: Vec<ClientStatus>,
-    /// Sessions that have not shown a right yet, or whose right has ended.
+    /// Sessions that have not proved an access right yet, or whose right has ended.
     pub unproven: u64,
     /// Settings whose file could not be read the last time. Their previous contents stay in effect.
     pub unread: Vec<UnreadStatus>,
@@ -210,7 +210,7 @@ pub struct AccessStatus {
 pub struct UnreadStatus {
     /// The setting and the file that could not be read.
     pub what: String,
-    /// The reason why it could not be read.
+    /// The reason why the file could not be read or used.
     pub reason: String,
 }
 
@@ -222,13 +222,13 @@ pub struct ClientStatus {
     /// Length of the address prefix in bits: 32 or 64 for a client, less for a network.
     #[serde(default)]
     pub prefix: u8,
-    /// Requests that were admitted.
+    /// Requests of the client or network that were admitted.
     pub requests: u64,
     /// Requests that were refused because the request budget was used up.
     pub requests_refused: u64,
     /// Tracks that the client's requests refer to.
     pub tracks: u64,
-    /// Bytes of the client's published groups in the cache.
+    /// Bytes in the cache that groups published by the client occupy.
     #[serde(default)]
     pub cache_bytes: u64,
     /// Bytes of objects sent in FETCH responses to the client.
@@ -244,15 +244,15 @@ pub struct ClientStatus {
 pub struct EngineStatus {
     /// `user` or `kernel`.
     pub name: String,
-    /// Why this engine runs.
+    /// The reason why this engine runs.
     pub reason: String,
     /// Network interfaces that the kernel engine should be attached to.
     #[serde(default)]
     pub interfaces: Vec<InterfaceStatus>,
-    /// Streams to subscribers that the kernel currently sends.
+    /// Number of streams to subscribers that the kernel currently sends.
     #[serde(default)]
     pub streams: u64,
-    /// Streams to subscribers that the kernel may open by itself.
+    /// Number of prepared streams to subscribers that the kernel may open by itself.
     #[serde(default)]
     pub prepared: u64,
     /// Received packets that did not wake the relay, because only the kernel had to act on them.
@@ -274,10 +274,10 @@ pub struct EngineStatus {
     /// Changes that a newer change of the same session replaced before they were applied.
     #[serde(default)]
     pub commands_coalesced: u64,
-    /// Sessions that have shown a right and wait for a record in the kernel's tables.
+    /// Sessions that have proved an access right and wait for a record in the kernel's tables.
     #[serde(default)]
     pub records_waiting: u64,
-    /// Records that were taken from subscribers for publishers.
+    /// Times that a kernel record was taken from a subscriber's session for a publisher's.
     #[serde(default)]
     pub records_taken: u64,
     /// Entries in use in each kernel table: `downstreams` has the sessions, `upstreams` those of publishers, `egresses` the
@@ -302,12 +302,12 @@ pub struct EngineStatus {
     pub further_runs: Option<BTreeMap<String, u64>>,
 }
 
-/// The use of a kernel table.
+/// The use of one of the kernel engine's tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FillStatus {
-    /// Entries in use.
+    /// Number of the table's entries in use.
     pub used: u64,
-    /// Entries that the table can hold.
+    /// Number of entries that the table can hold.
     pub max: u64,
 }
 
@@ -318,7 +318,7 @@ pub struct InterfaceStatus {
     pub name: String,
     /// How the program is attached to the interface: `TCX` or `clsact`.
     pub mechanism: Option<String>,
-    /// Why the kernel engine is not attached to the interface.
+    /// The reason why the kernel engine is not attached to the interface. Absent if it is.
     pub detached: Option<String>,
 }
 
@@ -370,7 +370,7 @@ pub struct RelaySessionStatus {
     pub in_flight: u64,
     /// Largest UDP payload that is known to fit the path, in bytes.
     pub path_mtu: u16,
-    /// The TLS cipher suite, or `unknown`.
+    /// The TLS cipher suite of the connection, or `unknown`.
     pub cipher: String,
     /// Packets sent by the QUIC stack: handshakes, control messages, acknowledgements.
     pub quinn: SentStatus,
@@ -406,11 +406,11 @@ pub struct RelaySessionStatus {
     pub packets_lost: u64,
     /// Stream bytes that were sent again after a loss.
     pub bytes_retransmitted: u64,
-    /// Open subscriptions and FETCH responses.
+    /// Number of the peer's open subscriptions and FETCH responses.
     pub subscriptions: u64,
-    /// Tracks that the peer publishes.
+    /// Number of tracks that the peer publishes.
     pub publications: u64,
-    /// Media that waits to be sent, in bytes.
+    /// Media that waits to be sent to the peer, in bytes.
     pub pending: u64,
     /// Objects and streams that were not sent to the peer, or only in part, by reason. Counters that are 0 are left
     /// out.
@@ -419,7 +419,7 @@ pub struct RelaySessionStatus {
     /// The identity under which the peer was admitted. Absent before its SETUP has arrived.
     #[serde(default)]
     pub identity: Option<String>,
-    /// Requests of the peer that were admitted.
+    /// Number of the peer's requests that were admitted.
     #[serde(default)]
     pub requests: u64,
     /// Requests of the peer that were refused because its request budget was used up.
@@ -439,7 +439,7 @@ pub struct Keystreams {
     pub opened: KeystreamStatus,
 }
 
-/// Packets by whether their keystream was precomputed.
+/// Numbers of packets, by whether their keystream was precomputed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeystreamStatus {
     /// Packets whose keystream was precomputed.
@@ -454,7 +454,7 @@ pub struct KeystreamStatus {
 }
 
 impl KeystreamStatus {
-    /// Adds the counters of another connection.
+    /// Adds another connection's counters to these.
     pub fn add(&mut self, other: Self) {
         self.hit += other.hit;
         self.stale += other.stale;
@@ -470,46 +470,46 @@ impl KeystreamStatus {
 /// Packets and bytes of one sender: the QUIC stack, the data plane or the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SentStatus {
-    /// Number of UDP datagrams.
+    /// Number of UDP datagrams that this sender has sent.
     pub packets: u64,
-    /// Number of UDP payload bytes.
+    /// Number of UDP payload bytes that this sender has sent.
     pub bytes: u64,
 }
 
-/// A track and its use of the cache.
+/// A track, its publishers and subscriptions, and its use of the cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RelayTrackStatus {
     /// Full track name in the draft's serialized form.
     pub name: String,
     /// The track alias of the first publisher.
     pub alias: u64,
-    /// Sessions that publish the track.
+    /// Number of sessions that publish the track.
     pub publishers: u64,
-    /// Subscriptions to the track.
+    /// Number of subscriptions to the track.
     pub subscribers: u64,
-    /// Groups in the cache.
+    /// Number of the track's groups in the cache.
     pub groups_cached: u64,
-    /// Objects in the cache.
+    /// Number of the track's objects in the cache.
     pub objects_cached: u64,
     /// Bytes of the track in the cache.
     pub bytes_cached: u64,
-    /// Group and object ID of the largest object seen.
+    /// Group ID and object ID of the track's largest object so far.
     pub largest: Option<(u64, u64)>,
     /// The identity that owns the track while it is published.
     #[serde(default)]
     pub owner: Option<String>,
 }
 
-/// The use of the cache.
+/// The use of the object cache by all tracks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheStatus {
-    /// Bytes in use.
+    /// Number of the cache's bytes in use.
     pub bytes: u64,
-    /// The most bytes that may be in use.
+    /// The most bytes that the cache may use.
     pub limit: u64,
-    /// Groups in the cache, of all tracks.
+    /// Number of groups in the cache, of all tracks.
     pub groups: u64,
-    /// Groups that were evicted since the start.
+    /// Number of groups that were evicted from the cache since the relay started.
     pub evicted: u64,
     /// Groups that were evicted because their client exceeded its share of the cache.
     #[serde(default)]
@@ -523,7 +523,7 @@ pub struct ReceiveStatus {
     pub held: u64,
     /// Largest permitted value of [`Self::held`], bytes.
     pub limit: u64,
-    /// Connections that were refused because the budget was used up.
+    /// Connections that were refused because the budget for receive windows was used up.
     pub refused: u64,
     /// Times that a window did not grow because its client's share was used up.
     #[serde(default)]
@@ -533,17 +533,17 @@ pub struct ReceiveStatus {
     pub reclaimed: u64,
 }
 
-/// Counters since the start, including closed sessions.
+/// Counters since the relay started, including closed sessions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RelayTotals {
-    /// Sessions that were accepted or opened.
+    /// Number of sessions that the relay has accepted or opened.
     pub sessions: u64,
     /// Clients that had to prove their address (Retry) because many handshakes were under way.
     pub retries: u64,
-    /// Requests that peers have sent.
+    /// Number of requests that peers have sent.
     pub requests: u64,
-    /// Requests that were answered with REQUEST_ERROR.
+    /// Number of peers' requests that were answered with REQUEST_ERROR.
     pub request_errors: u64,
     /// Times that a FETCH response waited because its client had exceeded its fetch rate.
     pub fetch_waits: u64,
@@ -564,9 +564,9 @@ pub struct RelayTotals {
     pub renditions_down: u64,
     /// Times that a subscription was switched to a higher rendition.
     pub renditions_up: u64,
-    /// Objects that publishers have sent.
+    /// Number of objects that the relay has received from publishers.
     pub objects_received: u64,
-    /// Payload bytes of the objects received.
+    /// Number of payload bytes of the objects that the relay has received from publishers.
     pub object_bytes_received: u64,
     /// Packets sent by the QUIC stack: handshakes, control messages, acknowledgements.
     pub quinn: SentStatus,
@@ -584,15 +584,15 @@ pub struct RelayTotals {
     pub packets_marked: u64,
     /// Stream bytes that were sent again after a loss.
     pub bytes_retransmitted: u64,
-    /// Key updates of connections to subscribers.
+    /// Number of key updates on connections to subscribers.
     pub key_updates: u64,
-    /// Streams that were opened to subscribers.
+    /// Number of streams that were opened to subscribers.
     pub streams_opened: u64,
-    /// Streams to subscribers that were reset.
+    /// Number of streams to subscribers that were reset.
     pub streams_reset: u64,
-    /// Objects sent as datagrams.
+    /// Number of objects that were sent to subscribers as datagrams.
     pub datagrams_sent: u64,
-    /// System calls with which userspace sent media.
+    /// Number of system calls with which userspace sent media.
     pub send_calls: u64,
     /// Log lines that were suppressed because there were too many like them. The program that writes the log counts
     /// them.

@@ -39,7 +39,7 @@ use super::{delays::TrackDelays, outbox::Outbox};
 /// The track of a subscription, with the parts of it that a subscription needs.
 #[derive(Clone)]
 pub struct TrackRef {
-    /// The track's number in traces.
+    /// The number that stands for the track in trace events.
     pub number: u32,
     pub data: Arc<Track>,
     pub delays: TrackDelays,
@@ -94,7 +94,7 @@ struct SubscriptionState {
     ended: Option<SubscriptionEnd>,
     /// True once an object after the last requested group has arrived.
     past_end: bool,
-    /// Number of streams opened so far, for PUBLISH_DONE.
+    /// Number of streams that were opened for the subscription so far, which PUBLISH_DONE contains.
     opened: u64,
     origin: GroupOrigin,
 }
@@ -128,7 +128,7 @@ enum DownstreamStream {
 /// Says what has happened to a subgroup or datagram that is offered to a subscription.
 #[derive(Clone, Copy)]
 pub enum SubgroupNews<'a> {
-    /// The subgroup or datagram is in the cache.
+    /// The subgroup or datagram is in the cache already.
     Cached,
     /// The subgroup has new bytes. The ingress is the offload's handle of the publisher's stream, if it can forward the
     /// stream.
@@ -201,7 +201,8 @@ impl Subscription {
     ) -> bool {
         let mut state = self.state.lock();
         let group = subgroup.header().group;
-        // If the track turns out to be far behind the location that its publisher claimed, the window is recomputed.
+        // If the track turns out to be far behind the location that its publisher claimed, the subscription's range of
+        // locations is recomputed.
         if from == self.track.number && state.check_start(&self.track.data, group) {
             self.take_back(now);
         }
@@ -230,8 +231,8 @@ impl Subscription {
                     Some(key) => key,
                     None => return true,
                 },
-                // The subscriber's stream cannot begin before the first object of the subscription's window has
-                // arrived. That may be the subgroup's next object.
+                // The subscriber's stream cannot begin before the first object in the subscription's range has arrived.
+                // That may be the subgroup's next object.
                 None => {
                     let wanted = state.wants_group(group);
                     if let (SubgroupNews::Grown(Some(ingress)), false) =
@@ -324,7 +325,8 @@ impl Subscription {
             owner: self.owner,
             label: Label { track: track.number, group: subgroup.header().group },
         };
-        // With an ingress, the offload may have opened this stream already, or is kept from opening a second one.
+        // The offload may already have opened the subscriber's stream for this ingress (its handle of the publisher's
+        // stream). If not, `adopt` keeps the offload from opening a second stream.
         let key = match news {
             SubgroupNews::Grown(Some(ingress)) | SubgroupNews::Ended(Some(ingress)) => {
                 self.connection.offload(|offload| offload.adopt(now, ingress, stream))
@@ -347,7 +349,7 @@ impl Subscription {
         if !options.forward || state.ended.is_some() {
             return true;
         }
-        // The offload knows group IDs only, so windows that end inside a group are left to userspace.
+        // The offload knows group IDs only, so subscriptions that end inside a group are left to userspace.
         let (start, Some(last_group)) = (options.window.start, options.window.last_whole_group()) else {
             return false;
         };
@@ -483,7 +485,7 @@ impl Subscription {
             return;
         }
         let start = state.options.window.start;
-        // The kernel knows group IDs only, so a window that ends inside a group is left to userspace.
+        // The kernel knows group IDs only, so a subscription that ends inside a group is left to userspace.
         let Some(last_group) = state.options.window.last_whole_group() else { return };
         // The subscriber's priority takes precedence, so it is in the high byte.
         let level = [state.options.priority, self.track.data.default_priority()];
@@ -507,7 +509,8 @@ impl Subscription {
         bytes.into()
     }
 
-    /// Applies REQUEST_UPDATE. `largest` is the track's largest location. Streams outside the new window are reset.
+    /// Applies REQUEST_UPDATE. `largest` is the track's largest location. Streams of groups outside the new range of
+    /// locations are reset.
     pub fn update(&self, options: SubscriptionOptions, largest: Option<Location>) {
         let mut state = self.state.lock();
         let resumed = options.forward && !state.options.forward;
@@ -622,8 +625,9 @@ impl Subscription {
 }
 
 impl SubscriptionState {
-    /// Recomputes the window if the track continues far before the window's start, because a publisher's claimed
-    /// location was wrong. `group` is a group that has arrived. Returns whether the window has changed.
+    /// Recomputes the subscription's range of locations (its window) if the track continues far before the range's
+    /// start, because a publisher's claimed location was wrong. `group` is a group that has arrived. Returns whether
+    /// the range has changed.
     fn check_start(&mut self, track: &Track, group: u64) -> bool {
         let start = self.options.window.start;
         let is_far = |group: u64| start.group.saturating_sub(group) > GROUP_SLACK;
@@ -668,8 +672,8 @@ impl SubscriptionState {
             None => match subgroup.extent().end {
                 // A subgroup that has ended without objects is sent as a header only.
                 SourceEnd::Fin { .. } => SubgroupView::whole(Arc::clone(subgroup), alias),
-                // The whole subgroup is in the window, so its header is sent at once. The offload continues with the
-                // first object.
+                // The whole subgroup is in the subscription's range, so its header is sent at once. The offload
+                // continues with the first object.
                 SourceEnd::Open if is_offloaded && last.is_none() => {
                     SubgroupView::whole(Arc::clone(subgroup), alias)
                 }

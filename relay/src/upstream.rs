@@ -65,7 +65,7 @@ pub struct UpstreamTrack {
     /// True once the subscription is being moved to another session or publisher.
     leaving: AtomicBool,
     handover: Mutex<Option<TrackHandover>>,
-    /// True if the track had other publishers before this one.
+    /// True if the track had other publishers before this publisher.
     rival: AtomicBool,
     standing_by: AtomicBool,
     /// True while it is unknown whether the publisher continues the track's group IDs.
@@ -78,7 +78,7 @@ pub struct UpstreamTrack {
 
 /// State of a publisher that took over from another one.
 struct Returned {
-    /// The largest location that the publisher has named.
+    /// The largest location of the track that the publisher named when it took over.
     claimed: Option<Location>,
     _unfinished: Option<Unfinished>,
 }
@@ -109,11 +109,11 @@ struct TrackHandover {
 /// A request to the task of an upstream subscription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpstreamRequest {
-    /// Send NEW_GROUP_REQUEST for this group.
+    /// The task has to send NEW_GROUP_REQUEST for this group.
     NewGroup(u64),
-    /// Unsubscribe, because nobody needs the track any more.
+    /// The task has to unsubscribe, because nobody needs the track any more.
     Cancel,
-    /// Pause or resume the delivery of objects (FORWARD).
+    /// The task has to pause (`false`) or resume the delivery of objects (FORWARD).
     Forward(bool),
 }
 
@@ -165,7 +165,7 @@ impl UpstreamTrack {
         let _ = self.asks.send(ask); // The send fails only if the subscription is over.
     }
 
-    /// Counts a data stream of the subscription that has arrived. It is open while the guard lives.
+    /// Counts a data stream of the subscription that has arrived. The stream counts as open while the guard lives.
     pub fn stream(self: &Arc<Self>) -> OpenStream {
         self.open_streams.fetch_add(1, Relaxed);
         self.streams.fetch_add(1, Relaxed);

@@ -65,7 +65,7 @@ impl<K: Ord + Clone> Waiters<K> {
 }
 
 impl<K: Ord + Clone> Waiter<'_, K> {
-    /// Waits until the key was added.
+    /// Waits until the key is added for which the task has registered.
     pub async fn woken(mut self) {
         let _ = (&mut self.woken).await; // The sender is dropped only after it has sent, so receiving cannot fail.
     }

@@ -29,7 +29,7 @@ pub enum SessionError {
     /// The peer has no right to the session, or not any more. The session is closed with this code.
     #[error("{reason} ({code})")]
     Refused { code: code::Session, reason: String },
-    /// The connection or the stream is lost.
+    /// The connection was lost, or the stream was reset or stopped.
     #[error("{0}")]
     Lost(String),
 }
@@ -90,7 +90,7 @@ impl From<quinn::ConnectionError> for SessionError {
 #[expect(clippy::large_enum_variant, reason = "taken apart at once, never stored")]
 pub enum IncomingMessage {
     Message(Message),
-    /// A GOAWAY that is valid on this stream.
+    /// A GOAWAY message that is valid on this stream.
     GoAway(GoAway),
     /// The stream ended with FIN, at a message boundary.
     Finished,
@@ -101,7 +101,7 @@ pub enum IncomingMessage {
 /// Checks the GOAWAY messages of a stream (draft-22, "GOAWAY"; in draft-18 GOAWAY names a request).
 pub struct GoAways {
     on_control: bool,
-    /// True if the peer is the QUIC server.
+    /// True if the peer is the server of the QUIC connection.
     from_server: bool,
     seen: bool,
 }
@@ -115,7 +115,7 @@ impl GoAways {
         Self { on_control: false, from_server, seen: false }
     }
 
-    /// Checks a GOAWAY that has arrived on the stream.
+    /// Checks that a GOAWAY that has arrived is valid on this stream.
     fn check(&mut self, goaway: &GoAway) -> Result<(), SessionError> {
         if std::mem::replace(&mut self.seen, true) {
             return Err(SessionError::violation("a second GOAWAY"));

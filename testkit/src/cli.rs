@@ -56,6 +56,7 @@ pub fn assert_as_reviewed(file: &Path, now: &str, again: &str) {
         fs::create_dir_all(file.parent().expect("a directory")).expect("a directory");
         return fs::write(file, now).expect("written");
     }
+    // A missing golden file counts as empty, so the panic below tells how to write it.
     let before = fs::read_to_string(file).unwrap_or_default();
     let differs = now.lines().zip(before.lines()).position(|(now, before)| now != before);
     let line = differs.unwrap_or_else(|| now.lines().count().min(before.lines().count()));
@@ -80,11 +81,17 @@ pub fn exit_code_after_one_line(program: &Path, args: &[&str], goes_on: bool) ->
     command.args(args).env_remove("RUST_LOG").stdin(Stdio::null());
     command.stdout(write.try_clone().expect("a pipe")).stderr(write);
     let mut process = command.spawn().expect("it runs");
+    // `command` holds this process's copies of the pipe's write end. While they are open, the read below would wait
+    // forever for a program that ends without any output.
     drop(command);
     let mut line = String::new();
+    // The reader is dropped at the end of this statement, which closes the pipe: all later writes of the program fail
+    // with EPIPE.
     BufReader::new(read).read_line(&mut line).expect("a line");
     assert!(!line.is_empty(), "{args:?} says nothing");
     if goes_on {
+        // `Child::kill` would send SIGKILL, which no program can handle. The process ID cannot belong to another
+        // process, because the child was not waited for yet.
         let status = Command::new("kill").args(["-TERM", &process.id().to_string()]).status();
         assert!(status.expect("kill runs").success());
     }
@@ -106,6 +113,8 @@ pub fn run_until_refused(mut command: Command) -> (Option<i32>, String) {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut process = KilledChild(command.spawn().expect("it runs"));
     let mut stderr = process.0.stderr.take().expect("a pipe");
+    // A thread reads the program's standard error at the same time. Otherwise a program that writes more than a pipe
+    // holds would block, and never end.
     let said = thread::spawn(move || {
         let mut said = String::new();
         stderr.read_to_string(&mut said).expect("text");
@@ -120,6 +129,8 @@ pub fn run_until_refused(mut command: Command) -> (Option<i32>, String) {
 pub fn run_as_nobody(program: &Path, args: &[&str]) -> (Option<i32>, String) {
     const NOBODY: u32 = 65_534;
     let mut command = Command::new(program);
+    // When root sets another user ID, `Command` also drops root's supplementary groups. XDG_RUNTIME_DIR and HOME would
+    // name directories of root, which this user may not enter.
     command.args(args).uid(NOBODY).gid(NOBODY).env_remove("XDG_RUNTIME_DIR").env("HOME", "/nowhere");
     let output = command.current_dir("/").output().expect("it runs");
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())

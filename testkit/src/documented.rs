@@ -17,6 +17,8 @@ pub const REASONS: &str = include_str!("../../docs/reference/reasons.md");
 fn named<'a>(document: &'a str, heading: &str) -> BTreeSet<&'a str> {
     let mut lines = document.lines();
     let mut names = BTreeSet::new();
+    // A document may have several tables with this heading. `by_ref` keeps the position, so each search continues
+    // behind the previous table.
     while lines.by_ref().any(|line| first_cell(line) == Some(heading)) {
         let rows = lines.by_ref().map_while(first_cell);
         names.extend(rows.flat_map(|cell| cell.split('`').skip(1).step_by(2)));
@@ -42,11 +44,13 @@ pub fn assert_named<'a>(document: &str, heading: &str, names: impl IntoIterator<
 pub fn assert_families_named(prefix: &str, scrape: &str) {
     let known = named(METRICS, "metric");
     let families = scrape.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    // In OpenMetrics, the `# TYPE` line of a counter omits the suffix that the counter's samples have.
     let families = families.map(|(name, kind)| match kind {
         "counter" => format!("{name}_total"),
         _ => name.to_owned(),
     });
     let mut mine = families.filter(|name| name.starts_with(prefix)).peekable();
+    // With a wrong prefix or an empty scrape no family would be missing, and the check below would pass.
     assert!(mine.peek().is_some(), "no family of {prefix} in\n{scrape}");
     let missing: Vec<_> = mine.filter(|name| !known.contains(name.as_str())).collect();
     assert!(

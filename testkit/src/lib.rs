@@ -84,6 +84,8 @@ pub fn wait_for<L: StateReading>(what: &str, mut look: impl FnMut() -> L) -> L::
     loop {
         match look().found() {
             Ok(found) => return found,
+            // The time is compared only after a failed check. So a test that was suspended for longer than `BOUND`
+            // checks once more before it fails.
             Err(seen) if start.elapsed() > BOUND => give_up(what, &seen),
             Err(_) => thread::sleep(PAUSE),
         }
@@ -118,11 +120,14 @@ pub fn show_log_on_panic(name: &str, log: &Path) {
     }
     match fs::read(log) {
         Ok(text) => {
+            // A process that was killed may have written only a part of its last character.
             let text = String::from_utf8_lossy(&text);
             let lines: Vec<_> = text.lines().collect();
             let (skipped, last) = lines.split_at(lines.len().saturating_sub(LINES));
             println!("---- log of {name}, {} lines before these ----\n{}", skipped.len(), last.join("\n"));
         }
+        // The test is panicking already. A second panic here, in a `drop`, would abort the process and with it all
+        // other tests.
         Err(error) => println!("---- log of {name}: {}: {error} ----", log.display()),
     }
 }

@@ -24,10 +24,12 @@ pub fn root(test: &str) -> bool {
 pub fn stay_on_this_cpu() {
     let mut set = nix::sched::CpuSet::new();
     set.set(nix::sched::sched_getcpu().expect("a CPU")).expect("a CPU");
+    // The process ID 0 stands for the calling thread, not for its process.
     nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set).expect("it may run there");
 }
 
-/// Three network namespaces. Those of the publisher and the subscriber each have a veth link to the relay's.
+/// Three network namespaces. The publisher's and the subscriber's namespace each have a veth link to the relay's
+/// namespace.
 pub struct NamespaceNetwork {
     /// Name of the publisher's namespace.
     pub publisher: String,
@@ -42,6 +44,8 @@ impl NamespaceNetwork {
     pub fn new(name: &str) -> Self {
         let id = std::process::id();
         let namespace = |role: &str| {
+            // The process ID keeps apart test processes that run at the same time. `ip` mounts the namespace as a file,
+            // so it exists without any process in it until `Drop` deletes it.
             let namespace = format!("mr-{id}-{name}-{role}");
             ip(&format!("netns add {namespace}"));
             namespace
@@ -49,9 +53,12 @@ impl NamespaceNetwork {
         let network = Self { publisher: namespace("p"), relay: namespace("r"), subscriber: namespace("s") };
         let relay = &network.relay;
         for (peer, port, net) in [(&network.publisher, "west", 1), (&network.subscriber, "east", 2)] {
+            // Each veth peer is created in its own namespace, so that both peers may have the name `eth`.
             ip(&format!("-n {relay} link add {port} type veth peer name eth netns {peer}"));
             for (namespace, interface, host) in [(relay, port, 1), (peer, "eth", 2)] {
                 ip(&format!("-n {namespace} addr add 10.98.{net}.{host}/24 dev {interface}"));
+                // Without `nodad`, the kernel would first look for a duplicate of the address, and `bind` would fail
+                // meanwhile.
                 ip(&format!("-n {namespace} addr add fd98:{net}::{host}/64 dev {interface} nodad"));
                 ip(&format!("-n {namespace} link set {interface} up"));
             }
@@ -63,6 +70,8 @@ impl NamespaceNetwork {
 impl Drop for NamespaceNetwork {
     fn drop(&mut self) {
         for namespace in [&self.publisher, &self.relay, &self.subscriber] {
+            // `ip netns del` removes only the namespace's name. The namespace and its interfaces exist until the last
+            // socket or thread in it is gone.
             let _ = Command::new("ip").args(["netns", "del", namespace]).status();
         }
     }
@@ -98,6 +107,8 @@ pub fn set_checksum_offload(namespace: &str, interface: &str, on: bool) {
 /// Runs `work` on a new thread inside a namespace.
 pub fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
+        // `setns` moves only the calling thread into the namespace. So a new thread calls it and then ends, and the
+        // caller stays in its own namespace.
         let done = scope.spawn(|| {
             let file = std::fs::File::open(format!("/run/netns/{namespace}")).expect("a namespace");
             setns(file, CloneFlags::CLONE_NEWNET).expect("setns");
@@ -110,6 +121,7 @@ pub fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> T + Send) -> T {
 /// Opens a UDP socket inside a namespace. The socket stays in that namespace whichever thread uses it.
 pub fn socket(namespace: &str, address: SocketAddr) -> UdpSocket {
     let socket = inside(namespace, || UdpSocket::bind(address).expect("bind"));
+    // With a read timeout, a test that waits for a lost packet fails, instead of waiting forever.
     socket.set_read_timeout(Some(Duration::from_secs(60))).expect("timeout");
     socket
 }
@@ -122,6 +134,8 @@ pub fn ifindex(namespace: &str, interface: &str) -> i32 {
 fn packet_socket(namespace: &str) -> OwnedFd {
     let family = AddressFamily::Packet;
     let kind = SockType::Raw;
+    // A packet socket receives from all interfaces of its namespace as soon as it is open. With ETH_P_ALL it also sees
+    // the frames that are sent.
     let open = || socket::socket(family, kind, SockFlag::SOCK_NONBLOCK, SockProtocol::EthAll);
     inside(namespace, open).expect("a packet socket")
 }
@@ -129,6 +143,8 @@ fn packet_socket(namespace: &str) -> OwnedFd {
 fn link(namespace: &str, interface: &str) -> LinkAddr {
     let addresses = || {
         let mut addresses = nix::ifaddrs::getifaddrs().expect("interfaces");
+        // `getifaddrs` lists an interface once for each of its addresses. Only the entry of the family AF_PACKET has
+        // the link address and the index.
         addresses.find_map(|a| {
             if a.interface_name == interface { a.address?.as_link_addr().copied() } else { None }
         })
@@ -157,6 +173,7 @@ impl RawSender {
     pub fn send(&self, frame: &[u8]) {
         let fd = self.socket.as_raw_fd();
         let sent = loop {
+            // The frame begins with its link header, so `sendto` uses only the interface index of this address.
             match socket::sendto(fd, frame, &self.interface, MsgFlags::empty()) {
                 // The interface's queue is full, because earlier frames are not sent yet.
                 Err(nix::Error::EAGAIN | nix::Error::ENOBUFS) => std::thread::yield_now(),
@@ -191,6 +208,8 @@ pub fn frame(to: [u8; 6], vlan: Option<u16>, from: SocketAddr, at: SocketAddr, p
 pub fn steer(namespace: &str, interface: &str, cpus: u8) {
     let file = format!("/sys/class/net/{interface}/queues/rx-0/rps_cpus");
     let script = format!("echo {cpus} > {file}");
+    // The function `inside` would not do, because `/sys` shows the interfaces of the namespace in which it was mounted.
+    // `ip netns exec` mounts `/sys` anew.
     let command = ["netns", "exec", namespace, "sh", "-c", &script];
     assert!(std::process::Command::new("ip").args(command).status().expect("ip").success());
 }
@@ -208,6 +227,8 @@ impl PacketCapture {
     /// Captures on all interfaces of a namespace.
     pub fn new(namespace: &str) -> Self {
         let socket = packet_socket(namespace);
+        // Frames that do not fit into the receive buffer are dropped. Root may exceed the system's limit
+        // `net.core.rmem_max`.
         socket::setsockopt(&socket, socket::sockopt::RcvBufForce, &(64 << 20)).expect("room for packets");
         Self(socket)
     }
@@ -215,6 +236,7 @@ impl PacketCapture {
     /// Captures on one interface of a namespace.
     pub fn on(namespace: &str, interface: &str) -> Self {
         let capture = Self::new(namespace);
+        // Frames of other interfaces that arrived before this call stay in the socket's queue.
         socket::bind(capture.0.as_raw_fd(), &link(namespace, interface)).expect("bound to the interface");
         capture
     }
@@ -242,6 +264,8 @@ impl PacketCapture {
     #[allow(unsafe_code)]
     fn filter(&self, word: u32, wanted: u32, [same, other]: [u32; 2]) {
         let filter = |code, jf, k| nix::libc::sock_filter { code, jt: 0, jf, k };
+        // The filter's instructions load the word, compare it, and return one of two lengths. The kernel keeps that
+        // many bytes of the frame; with 0 it drops the frame.
         let mut code =
             [filter(0x20, 0, word), filter(0x15, 1, wanted), filter(0x06, 0, same), filter(0x06, 0, other)];
         let program = nix::libc::sock_fprog { len: code.len() as u16, filter: code.as_mut_ptr() };
@@ -262,6 +286,7 @@ impl PacketCapture {
     pub fn frames(&self) -> Vec<Vec<u8>> {
         let mut buffer = [0; 4096];
         let mut frames = Vec::new();
+        // The socket is non-blocking, so an empty queue ends the loop with EAGAIN.
         while let Ok(len) = socket::recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
             frames.push(buffer[..len].to_vec());
         }
@@ -306,6 +331,7 @@ pub fn check_frame(frame: &[u8]) -> bool {
 fn sum(bytes: &[u8]) -> u16 {
     let words = bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)));
     let sum = words.fold(0u64, |sum, word| sum + u64::from(word));
+    // The words of a packet add up to less than 2^32. So the first fold leaves at most 17 bits, and the second one 16.
     let sum = (sum & 0xffff) + (sum >> 16);
     ((sum & 0xffff) + (sum >> 16)) as u16
 }

@@ -6,6 +6,8 @@ pub struct StopOnDrop<'a>(pub &'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
+        // The flag passes no other data to the threads, and the end of their scope waits for them. So relaxed ordering
+        // is enough for the flag.
         self.0.store(true, Ordering::Relaxed);
     }
 }

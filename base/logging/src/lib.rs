@@ -75,8 +75,8 @@ impl<S: Subscriber> Layer<S> for LogLimit {
             return false;
         };
         if lines > 0 {
-            // The lock of `by_place` is no longer held here, because this `warn!` calls `event_enabled` again. The
-            // second call returns early because of the target.
+            // The lock of `by_place` is no longer held here: this `warn!` calls `event_enabled` again, which would take
+            // the lock. That call returns early, because events with the target `TARGET` are exempt from the limit.
             warn!(target: TARGET, lines, of = metadata.target(), at = metadata.line(), "log lines like the next one came too fast and were left out");
         }
         true

@@ -20,7 +20,7 @@ use super::place::{SettingPlace, inner, line, unknown};
 /// A fault of one value.
 #[derive(Debug)]
 pub(super) struct Fault {
-    /// Position of the innermost key or list item.
+    /// Line and keys of the faulty value: the position of the innermost key or list item that contains it.
     pub place: Option<SettingPlace>,
     /// The required key that is missing in the table.
     pub missing: Option<&'static str>,
@@ -91,7 +91,7 @@ pub(super) struct ValueContext<'c> {
     pub lines: &'c RefCell<BTreeMap<String, usize>>,
 }
 
-/// A value and its key.
+/// A TOML value, and the key that it has in its table.
 #[derive(Clone, Copy)]
 pub(super) struct ValueNode<'c, 'v> {
     pub context: &'c ValueContext<'c>,

@@ -38,7 +38,7 @@ pub struct LiveTerminal {
     view: LiveView,
 }
 
-/// The latest report, and the trend of each CPU.
+/// The latest report, and the recent course of networking's share of each CPU.
 struct LiveReports {
     report: Arc<Report>,
     pictures: Vec<Picture>,
@@ -167,7 +167,8 @@ struct LiveView {
     columns: usize,
 }
 
-/// Index of the table of CPUs among a report's tables. The next constant is the index of the table of parts.
+/// Index of the table of CPUs among a report's tables. The next constant, `PARTS`, is the index of the table of parts
+/// of the network stack.
 const OVERVIEW: usize = 0;
 const PARTS: usize = 1;
 const HELP: &str = "Tab table  s sort  r reverse  a arguments  arrows scroll  space pause  q quit";
@@ -296,8 +297,8 @@ impl LiveView {
     }
 }
 
-/// Inserts two columns after the share of networking: the share's bars over the last minute, and how long the share has
-/// stayed about the same. `pictures` has the trend of each CPU, in the same order as the table's rows.
+/// Inserts two columns after the column of networking's share of each CPU: the course of that share over the last
+/// minute, and how long the share has stayed about the same. `pictures` has one element for each row of the table.
 fn add_trend(cpus: &mut TextTable, pictures: &[Picture]) {
     const AT: usize = 2;
     cpus.columns.splice(AT..AT, ["last minute", "level for"]);

@@ -1,10 +1,10 @@
-//! Counts the reports that outputs lost.
+//! Counts the reports that an output (log file, dashboard, export) could not write.
 
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
-/// The lost reports of each output, and the reasons.
+/// For each output (log file, dashboard, export): how many reports it could not write, and why.
 #[derive(Debug, Default)]
 pub struct ReportLosses {
     outputs: Mutex<BTreeMap<&'static str, ReportLoss>>,
@@ -12,17 +12,17 @@ pub struct ReportLosses {
     silent: bool,
 }
 
-/// The lost reports of one output.
+/// The reports that one output could not write.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ReportLoss {
     /// Number of reports that are not in the output.
     pub reports: u64,
-    /// The reason of the present loss; `None` while the output works.
+    /// The reason why the output cannot write at present; `None` while it works.
     pub reason: Option<String>,
 }
 
 impl ReportLosses {
-    /// Creates empty counts. With `silent`, losses are not printed.
+    /// Creates counts without any output. With `silent`, losses are not printed.
     pub fn new(silent: bool) -> Self {
         Self { outputs: Mutex::default(), silent }
     }
@@ -32,7 +32,8 @@ impl ReportLosses {
         self.outputs.lock().entry(output).or_default();
     }
 
-    /// Counts `reports` more as lost. Prints a reason once, until it changes or the output works again.
+    /// Adds `reports` to the number of reports that the output lost. Prints the reason once, until the reason changes
+    /// or the output works again.
     pub fn add(&self, output: &'static str, reports: u64, reason: &str) {
         let mut outputs = self.outputs.lock();
         let loss = outputs.entry(output).or_default();

@@ -21,7 +21,7 @@ use super::text;
 
 /// Output of reports as JSON, one in each line.
 pub struct JsonOutput {
-    /// Whether reports keep their stacks.
+    /// True if the JSON contains the sampled stacks of each report.
     pub stacks: bool,
 }
 

@@ -15,7 +15,8 @@ use super::sink::ReportSink;
 /// Largest number of reports that wait for an output. With the usual period of 1 s, this is the same number of seconds.
 const QUEUE: usize = 8;
 
-/// A sink in its own thread. If its queue is full, reports are dropped and counted.
+/// An output of reports that runs in a thread of its own. If its queue is full, further reports are dropped and
+/// counted.
 pub struct Queued {
     output: &'static str,
     /// The queue; `None` after the last report.
@@ -26,7 +27,7 @@ pub struct Queued {
 }
 
 impl Queued {
-    /// Starts the thread that writes. `output` is its name in `losses`.
+    /// Starts the thread that writes the reports. `output` is the output's name in `losses`.
     pub fn start(
         output: &'static str,
         mut sink: impl ReportSink + Send + 'static,
@@ -121,8 +122,8 @@ mod tests {
         enter.send(()).expect("open");
         queued.report(&report(0)).expect("taken");
         assert_eq!(seen.recv(), Ok(0));
-        // The sink holds one report and `QUEUE` reports wait. The thread may take the first report before or after the
-        // others are queued, so both counts are accepted.
+        // The sink holds one report and `QUEUE` reports wait, so all further reports are lost. The thread may take the
+        // first report before or after the others are queued. The test accepts either number of lost reports.
         let sent = 2 * QUEUE as u64;
         (1..=sent).for_each(|at| queued.report(&report(at)).expect("taken"));
         let lost = queued.losses.all()["test"].clone();

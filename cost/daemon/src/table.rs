@@ -12,15 +12,15 @@ use millrace_daemon::render::short_span;
 pub enum TableCell {
     Text(String),
     Number(u64),
-    /// A share of one CPU.
+    /// A cell with a share of one CPU's time.
     Share(f64),
-    /// A share of one CPU, estimated from samples.
+    /// A cell with a share of one CPU's time that was estimated from samples.
     Estimate(SampledFigure),
-    /// A duration in nanoseconds, which is shown in microseconds.
+    /// A cell with a duration in nanoseconds, which is shown in microseconds.
     Microseconds(u64),
-    /// A time in seconds. The flag is `true` if the real time may be longer.
+    /// A cell with a time in seconds. If the flag is `true`, the real time may be longer than this lower bound.
     Seconds(u64, bool),
-    /// A value that is not measured, shown as `?`.
+    /// A cell without a value, since the value was not measured. It is shown as `?`.
     Unknown,
 }
 

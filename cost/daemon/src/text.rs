@@ -252,10 +252,11 @@ fn parts(report: &Report) -> TextTable {
     table
 }
 
-/// Headings of the first cells that [`task`] returns.
+/// Headings of the columns for the first five cells that [`task`] returns.
 const EVENTS_OF_TASKS: [&str; 5] = ["send", "receive", "io_uring", "other", "local"];
 
-/// Returns the cells of a process or cgroup: shares of [`EVENTS_OF_TASKS`], then sends and receives a second.
+/// Returns the cells of a process or cgroup: its share of CPU time in each of [`EVENTS_OF_TASKS`], then its numbers of
+/// sends and of receives per second.
 fn task(cost: &TaskCost, report: &Report) -> impl Iterator<Item = TableCell> {
     let share = |ns: u64| TableCell::Share(ns as f64 / report.period_ns.max(1) as f64);
     let per_second =

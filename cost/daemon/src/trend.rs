@@ -24,7 +24,7 @@ pub struct Trend {
     observed: Duration,
 }
 
-/// The trend of one CPU in the form in which it is shown.
+/// The recent course of networking's share of one CPU, in the form in which the live view shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Picture {
     pub cpu: u32,

@@ -57,7 +57,7 @@ int cost_sys_exit(__u64 *ctx)
 
 	if (cpu)
 		cpu->system_calls++;
-	/* This also ends an io_uring request that was tried in the call. */
+	/* The end of the system call also ends the io_uring request that the call tried last. */
 	return end(SYSTEM_CALL, URING_REQUEST);
 }
 
@@ -184,7 +184,7 @@ static __always_inline __u64 return_to(struct cost_cpu *cpu, struct task_struct 
 {
 	__u64 *place, kept;
 
-	/* Most tasks have no storage at all. Testing the pointer is cheaper than a lookup. */
+	/* Most tasks have no BPF storage at all. Testing the pointer to the storage is cheaper than a lookup. */
 	if (!task->bpf_storage)
 		return cpu->base;
 	place = bpf_task_storage_get(&inside, task, 0, 0);
@@ -262,8 +262,8 @@ int cost_sample(struct bpf_perf_event_data *ctx)
 		return 0;
 	cpu->samples++;
 	bring_up_to_date(cpu);
-	/* The atomic exchanges of `writing` here and below are full barriers: either userspace sees `writing` set, or
-	 * this program sees the half that userspace has switched to. */
+	/* The atomic exchanges of `writing` here and below are full barriers. Either userspace sees that `writing` is
+	 * set, or this program sees which half of the double buffer userspace has switched to. */
 	__sync_lock_test_and_set(&cpu->writing, 1);
 	/* After close_softirq(), cpu->softirq has no event: the rest of cost_softirq_exit counts for the task. */
 	event = EVENT(EVENT(cpu->softirq) ? cpu->softirq : cpu->task);

@@ -15,7 +15,7 @@ enum cost_event {
 	COST_IO_URING = 5,
 	COST_LOCAL = 6,	  /* calls that send or receive on AF_UNIX and netlink sockets */
 	COST_SOFTIRQ = 7, /* a softirq that is not networking */
-	COST_EVENTS = 8,  /* size of the tables; a power of two, since indexes are masked */
+	COST_EVENTS = 8,  /* length of arrays by event; a power of two, since indexes are masked */
 };
 
 /* How a system call uses a socket, and which argument is the socket. System calls with the values 1 to 6 are timed. */
@@ -42,7 +42,7 @@ enum cost_argument {
 };
 
 #define COST_POINTS    32   /* largest number of timed functions, each with a pair of programs */
-#define COST_CALLS     512  /* size of the table by system call number */
+#define COST_CALLS     512  /* length of the array that is indexed by system call number */
 #define COST_FRAMES    127  /* largest number of frames of a stack, as in kernel.perf_event_max_stack */
 #define COST_WATCHED   256  /* largest number of processes that are sampled in user mode too */
 #define COST_PROCESSES 8192 /* size of the map `processes`, whose entries userspace removes */
@@ -75,20 +75,20 @@ struct cost_cpu {
 	/* The part of ns[] and calls[] that processes were charged with. */
 	__u64 seen_ns[COST_EVENTS];
 	__u64 seen_calls[COST_EVENTS];
-	__u64 samples;	      /* all runs of the sampler */
+	__u64 samples;	      /* how often the sampler ran on this CPU */
 	__u64 user_samples;   /* samples taken while the CPU was in user mode, without lost samples */
 	__u64 lost_samples;   /* samples that were lost because the stack buffer was full */
 	__u64 lost_stacks;    /* stacks that the kernel could not walk */
 	__u64 lost_processes; /* times that a process was not charged because the map `processes` was full */
 	__u64 lost_tasks; /* task switches at which the running call could not be saved in the map `inside` */
-	__u64 writing;	  /* 1 while the sampler may be writing to either half */
+	__u64 writing;	  /* 1 while the sampler may be writing to its stack buffer */
 	__u64 check_tid;  /* userspace: thread whose calls are counted in checked[] */
-	__u64 checked[COST_EVENTS]; /* calls of check_tid by event */
+	__u64 checked[COST_EVENTS]; /* number of calls that thread check_tid made, by event */
 	__u64 epoch;		    /* userspace: how often the programs that time events were attached */
 	__u64 hidden;		    /* userspace: 1 if processes are not charged with work on this CPU */
-	/* Runs of the programs at system calls and task switches, also of those that ns[] and calls[] do not count. */
+	/* How often programs ran at system calls and task switches, even if they added nothing to ns[] and calls[]. */
 	__u64 system_calls;  /* all system calls, also those without sockets */
-	__u64 switches;	     /* task switches */
+	__u64 switches;	     /* all task switches */
 	__u64 other_storage; /* 1 once a task had BPF storage of other programs, but none of this observer's */
 	__u64 buffer;	     /* userspace: number of the buffer for stacks, from 1 on; 0: none */
 	__u64 pad[6];	     /* fills the last cache line */
@@ -97,7 +97,7 @@ _Static_assert(sizeof(struct cost_cpu) % 128 == 0, "no line is shared by two CPU
 
 /* State that the samplers of all CPUs read. */
 struct cost_control {
-	__u32 half; /* 0 or 1: the half that samplers append to */
+	__u32 half; /* 0 or 1: the half of each CPU's double buffer that samplers append to */
 	__u32 pad;
 } SHARED;
 

@@ -12,7 +12,7 @@
 SEC(".rodata.config")
 const volatile struct cost_config config = {};
 
-/* CPU -> its sums, and its running events with their start times. */
+/* CPU -> its sums of time and calls by event, and its running events with their start times. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -21,7 +21,7 @@ struct {
 	__uint(max_entries, 1); /* userspace sets it to the number of CPUs before loading */
 } cpus SEC(".maps");
 
-/* 0 -> the state that userspace sets for all samplers. */
+/* Index 0 -> the state that userspace sets for all samplers. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -45,7 +45,8 @@ struct {
 	__uint(max_entries, 1 << 12); /* userspace sets the size in bytes before loading */
 } ring SEC(".maps");
 
-/* Process and cgroup -> its sums. Preallocated, since the sampler runs in interrupts and must not allocate. */
+/* Process and cgroup -> its sums of time and calls by event. Preallocated, since the sampler runs in interrupts and
+ * must not allocate. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct cost_process_key);

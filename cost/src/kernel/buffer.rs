@@ -119,14 +119,16 @@ impl DoubleBuffer {
     fn drain(&mut self, writing: impl Fn(u32) -> bool, mut read: impl FnMut(StackRecord<'_>)) {
         let active = &self.control.get(0).half;
         let filled = active.load(Ordering::Relaxed) & 1;
-        // The other half was read after the last flip, and no sampler has been in it since.
+        // The half that samplers do not append to now was read after the previous switch of the halves. No sampler has
+        // written to it since.
         for buffer in 0..self.buffers {
             self.used(buffer, 1 - filled).store(0, Ordering::Relaxed);
         }
         // SeqCst pairs with the sampler's exchanges of `writing`, which are full barriers: either this thread sees
         // `writing` set, or the sampler sees the new half.
         active.swap(1 - filled, Ordering::SeqCst);
-        // A sampler that saw the old half set `writing` before. It may append until `writing` is 0.
+        // A sampler that still appends to the half that was active before the switch has set `writing`. It may append
+        // until it sets `writing` to 0.
         settle(self.cpus, writing);
         for buffer in 0..self.buffers {
             let used = self.used(buffer, filled).load(Ordering::Acquire) as usize;
@@ -149,7 +151,8 @@ impl DoubleBuffer {
 
     fn records(&self, buffer: u32, half: u32, used: usize) -> &[u8] {
         let used = used.min(self.half_bytes - HALF_HEADER_BYTES);
-        // SAFETY: the range is inside the mapping, and the kernel writes to this half only after the next flip.
+        // SAFETY: the range is inside the mapping. The kernel writes to this half again only after userspace has
+        // switched the halves the next time.
         unsafe {
             let start = self.halves.start().add(self.offset(buffer, half) + HALF_HEADER_BYTES);
             std::slice::from_raw_parts(start.as_ptr(), used)
@@ -247,7 +250,7 @@ mod tests {
         assert_eq!(parse(&bytes[len + more..]), None);
     }
 
-    /// Each of the two CPUs is often at rest, but never both in consecutive checks.
+    /// The sampler of each of the two CPUs often does not run, but no two consecutive checks find both at rest.
     #[test]
     fn settle_waits_for_each_cpu_separately() {
         let looks = Cell::new(0);

@@ -54,7 +54,8 @@ pub struct Config {
     /// Whether to load the programs that time events after [`attach`](super::CostPrograms::attach). Otherwise only the
     /// sampler is loaded.
     pub events: bool,
-    /// The place where calls are timed. `None` chooses functions if the kernel allows it, or else system calls.
+    /// Whether calls are timed at kernel functions or at system calls. `None` chooses functions if the kernel allows
+    /// it, or else system calls.
     pub method: Option<TimingMethod>,
     /// The buffer through which stacks reach userspace.
     pub transport: StackTransport,

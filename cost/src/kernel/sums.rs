@@ -8,13 +8,13 @@ use super::intf::EVENTS;
 pub struct CpuSums {
     pub(super) ns: [u64; EVENTS],
     pub(super) calls: [u64; EVENTS],
-    /// Runs of the sampler.
+    /// How often the sampler ran.
     pub samples: u64,
-    /// Samples that were lost because the buffer was full.
+    /// Number of samples that were lost because the stack buffer was full.
     pub lost_samples: u64,
-    /// Samples whose stack the kernel could not walk.
+    /// Number of samples whose stack the kernel could not walk.
     pub lost_stacks: u64,
-    /// Times that a process was not charged because the table of processes was full.
+    /// How often time could not be charged to a process, because the table of processes was full.
     pub lost_processes: u64,
     /// Number of task switches inside a call after which the call was no longer timed, since no memory was allocated to
     /// save its state.

@@ -84,7 +84,7 @@ struct UringParams {
 
 /// The code `IORING_OP_SPLICE`.
 const SPLICE: u8 = 30;
-/// The offset for pipes and sockets, which have no position.
+/// The file offset in a splice request whose file is a pipe or a socket: such files have no offset.
 const NO_OFFSET: u64 = u64::MAX;
 
 /// The kernel's `struct io_uring_sqe`, with the names of the fields that sockets use.

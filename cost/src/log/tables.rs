@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize, de::Error as _};
 
 use crate::report::{Event, MissingMeasurement, ProfiledStack, Report, Stacks};
 
-/// Number of entries in a table at which the next report starts new, empty tables. A reader refuses a line that does
-/// not, so this bounds the memory of both.
+/// Number of entries at which a table is full: the next report then starts new, empty tables. A reader refuses a line
+/// that exceeds this. The memory of writer and reader is therefore bounded.
 const FULL: usize = 1 << 16;
 /// The text that begins the tables in a line's JSON, as its last field. No string can contain this text, since the
 /// quotes in it would be escaped.
@@ -25,13 +25,14 @@ struct LineTables {
     anew: bool,
     /// Names of functions that no earlier line has.
     functions: Vec<String>,
-    /// Traces that no earlier line has.
+    /// Traces (stacks without their CPU and samples) that no earlier line has.
     traces: Vec<Trace>,
-    /// Unmeasured figures that no earlier line has, without their times.
+    /// Figures that could not be measured and that no earlier line has, without the time that each of them lacks.
     unmeasured: Vec<MissingMeasurement>,
     /// The report's stacks; absent if it has none.
     stacks: Option<Vec<CountedTrace>>,
-    /// The report's unmeasured figures: position in the table, and time in nanoseconds.
+    /// The figures that this report could not measure: the position of each in the table of unmeasured figures, and the
+    /// time in nanoseconds that it lacks.
     missing: Vec<(u32, Option<u64>)>,
 }
 
@@ -42,7 +43,7 @@ struct Trace(Option<Event>, Option<u32>, Vec<u32>);
 /// A trace with its samples: position of the trace in the table, CPU, number of samples, and nanoseconds.
 pub(crate) type CountedTrace = (u32, u32, u64, u64);
 
-/// The positions of all entries that were written to a file so far.
+/// The positions of all table entries (functions, traces, unmeasured figures) that were written to a file so far.
 #[derive(Default)]
 pub(super) struct WrittenTables {
     functions: FxHashMap<String, u32>,
@@ -50,8 +51,8 @@ pub(super) struct WrittenTables {
     unmeasured: FxHashMap<(Option<Event>, String, String), u32>,
 }
 
-/// The entries that the lines of a file have defined so far. The thread that reads lines adds entries, and parsers look
-/// them up.
+/// The table entries (functions, traces, unmeasured figures) that the lines of a file have defined so far. The thread
+/// that reads lines adds entries, and parsers look them up.
 #[derive(Debug, Default)]
 pub(crate) struct ReadTables {
     functions: RwLock<Vec<String>>,

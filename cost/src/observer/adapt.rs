@@ -17,8 +17,8 @@ pub(super) struct CallPrices {
     other_ns: f64,
 }
 
-/// Lower bound for the price of a timed call, since it reads the clock twice. On a busy machine the measurement may be
-/// less.
+/// Lower bound for the time that a timed call costs, since timing reads the clock twice. On a busy machine the measured
+/// time may be too small.
 const LEAST_TIMED_NS: f64 = 40.0;
 
 impl CallPrices {
@@ -70,9 +70,9 @@ impl AdaptiveSampling {
         self.cpus = cpus;
     }
 
-    /// Measures the running trial, and returns the next step.
+    /// Measures how much CPU time the running trial of timing takes, and returns what the observer does next.
     pub fn poll(&mut self, now: Instant, totals: impl FnOnce() -> Vec<CpuSums>) -> MethodStep {
-        // A share over less than `TRIAL` is mostly noise.
+        // A share that was measured for less than the time `TRIAL` is mostly noise.
         if let Some((since, before)) = self.trial.as_ref().filter(|(since, _)| now - *since >= TRIAL) {
             self.share = self.prices.share(&self.cpus, &totals(), before, now - *since);
         }
@@ -124,7 +124,7 @@ impl AdaptiveSampling {
 /// The sampling frequency, and the reason if it was lowered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Frequency {
-    /// Samples a second on each CPU.
+    /// Number of samples per second on each CPU.
     pub hz: u32,
     /// The configured frequency, if `hz` is lower.
     pub lowered_from_hz: Option<u32>,

@@ -64,15 +64,17 @@ pub struct Config {
     pub budget: Option<TimingBudget>,
     /// Allows the observer to lower [`frequency_hz`](Self::frequency_hz) if interrupts are expensive. Needs a budget.
     pub lower_frequency: bool,
-    /// The place where calls are timed. `None` chooses functions if the kernel allows it, or else system calls.
+    /// Whether calls are timed at kernel functions or at system calls. `None` chooses functions if the kernel allows
+    /// it, or else system calls.
     pub method: Option<ReportMethod>,
-    /// Samples a second on each CPU. With 0, events are timed but not split into parts.
+    /// Number of samples per second on each CPU. With 0, events are timed but not split into parts of the network
+    /// stack.
     pub frequency_hz: u32,
     /// CPUs to observe; `None` for all that are online.
     pub cpus: Option<BTreeSet<u32>>,
     /// Whether stacks go through one BPF ring buffer for all CPUs, instead of a double buffer for each CPU.
     pub ring_buffer: bool,
-    /// The rules that split events into parts.
+    /// The rules that split an event's time into parts of the network stack.
     pub taxonomy: Taxonomy,
     /// Processes whose user-mode stacks are sampled too.
     pub profile: BTreeSet<u32>,
@@ -161,7 +163,7 @@ fn check_frequency(config: &Config) -> Result<(), Error> {
         0 if config.budget.is_some() => Err(Error::NoFrequency("a budget")),
         0 if !config.profile.is_empty() => Err(Error::NoFrequency("a profile")),
         hz if hz > MAX_FREQUENCY_HZ => Err(Error::Frequency { hz, most: MAX_FREQUENCY_HZ }),
-        // Checked here, since the kernel would only return EINVAL.
+        // The frequency is checked here, since the kernel would refuse one that is too high only with EINVAL.
         hz => match max_sample_rate() {
             Some(most) if hz > most => Err(Error::Sysctl { hz, most }),
             _ => Ok(()),

@@ -202,7 +202,7 @@ pub(super) fn idle(pid: u32, profile: ProcessProfile) -> ProcessCost {
     }
 }
 
-/// The figures of all BPF programs at the last report.
+/// The run time and number of runs of each BPF program at the last report.
 #[derive(Debug)]
 pub(super) struct ProgramTable {
     own: HashSet<u32>,

@@ -46,7 +46,8 @@ pub struct CrowdMember {
 }
 
 impl CrowdMember {
-    /// Adds a connection to the crowd. `handle` aborts the connection's task.
+    /// Adds a connection to the crowd, the connections that may be closed in favor of new ones. `handle` aborts the
+    /// connection's task.
     pub fn new(crowd: Arc<ConnectionCrowd>, handle: AbortHandle) -> Self {
         let member = Self { crowd, handle, at: Mutex::default() };
         member.wait();

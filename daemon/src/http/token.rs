@@ -74,7 +74,7 @@ impl TokenFile {
     /// a token.
     ///
     /// # Errors
-    /// Fails if a file that was named cannot be read.
+    /// Fails if the caller has named a file that cannot be read.
     pub fn read(&self) -> Result<Option<HttpToken>, Error> {
         let Some(path) = self.path()? else { return Ok(None) };
         match (HttpToken::read(&path), self) {
@@ -134,7 +134,8 @@ impl HttpToken {
         let failed = |source| Error::File { path: path.to_owned(), source };
         let file = fs::File::open(path).map_err(failed)?;
         let about = file.metadata().map_err(failed)?;
-        // The file's group may read it: only access by all other users makes it public.
+        // Members of the file's group may have access. The file is refused as public only if all other users have
+        // access.
         if about.mode() & 0o007 != 0 {
             return Err(Error::Public(path.to_owned()));
         }

@@ -43,7 +43,7 @@ pub struct StreamSection {
     /// silence), or `"any"`, the default.
     #[serde(default)]
     ssrc: NumberOrRule,
-    /// True for SRTP, whose reports cannot be read.
+    /// True if the stream is SRTP, whose RTCP reports cannot be read because they are encrypted.
     #[serde(default)]
     pub encrypted: bool,
     /// Largest number of receivers that the settings do not name, 1000 by default. All streams together have
@@ -60,17 +60,19 @@ pub struct StreamSection {
     /// Largest burst to one receiver, in KiB: at least 64, and 256 by default.
     #[serde(default = "StreamSection::default_burst")]
     burst_kib: u64,
-    /// Longest lease in seconds, 30 by default. Receivers may ask for less.
+    /// Longest lease in seconds, 30 by default: a receiver gets the stream for this time after each request. Receivers
+    /// may ask for a shorter lease.
     #[serde(default = "StreamSection::default_lease")]
     lease_s: u16,
-    /// Seconds that a receiver has to wait after it was cut off, 60 by default.
+    /// Seconds that a receiver has to wait after the circuit breaker has cut it off, 60 by default.
     #[serde(default = "StreamSection::default_pause")]
     pause_s: u16,
-    /// Longest time between two reports of a receiver in seconds, 5 by default. A receiver is cut off after
-    /// three of these without a report.
+    /// Longest time between two RTCP reports of a receiver in seconds, 5 by default. A receiver is cut off after three
+    /// of these intervals without a report.
     #[serde(default = "StreamSection::default_interval")]
     report_interval_s: u16,
-    /// Reports per second of all receivers that are passed on to the sender, 100 by default.
+    /// Largest number of RTCP reports per second, from all receivers together, that are passed on to the sender; 100 by
+    /// default.
     #[serde(default = "StreamSection::default_reports")]
     pub max_reports_per_s: u32,
     /// Receivers that get the stream without asking for it.
@@ -270,7 +272,7 @@ impl StreamSection {
         self.places().nth(1)
     }
 
-    /// Returns the address that the sender's RTCP comes from. Reports are sent there.
+    /// Returns the address that the sender's RTCP comes from. Receivers' RTCP reports are passed on to this address.
     pub fn sender_rtcp(&self) -> SocketAddr {
         SocketAddr::new(self.sender.ip(), self.sender_rtcp_port.unwrap_or(self.sender.port()))
     }
@@ -312,7 +314,7 @@ impl StreamSection {
         Cap { bits_per_s: self.max_kbit_per_s * 1000, burst_bytes: self.burst_kib << 10 }
     }
 
-    /// Returns the limits of the receivers' table.
+    /// Returns the limits of the stream's receivers: their number, leases and circuit breaker.
     pub fn limits(&self) -> ReceiverLimits {
         let interval = Duration::from_secs(self.report_interval_s.into());
         ReceiverLimits {

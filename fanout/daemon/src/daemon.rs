@@ -1,4 +1,4 @@
-//! Runs a fan-out: streams and their sockets, the program on its interfaces, and requests of operators.
+//! Runs a fan-out: streams and their sockets, the BPF program on the interfaces, and requests of operators.
 
 use std::{
     convert::Infallible,
@@ -119,7 +119,7 @@ struct InterfaceAnswer {
     name: String,
     mechanism: String,
     reattached: u64,
-    /// The reason why the program is not attached to the interface.
+    /// The reason why the BPF program is not attached to the interface.
     trouble: Option<String>,
 }
 
@@ -296,7 +296,7 @@ impl InterfaceAnswer {
         Ok(Self { name: name.to_owned(), mechanism: mechanism.to_string(), reattached: 0, trouble: None })
     }
 
-    /// Attaches the program again if another program has detached it, or the interface was replaced. Until then,
+    /// Attaches the BPF program again if another program has detached it, or the interface was replaced. Until then,
     /// packets arrive at the sockets, and userspace fans them out.
     fn keep(&mut self, fanout: &Fanout) {
         let name = &self.name;

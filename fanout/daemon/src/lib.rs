@@ -14,7 +14,7 @@ pub mod trace;
 #[cfg(test)]
 pub use stream::EVENTS;
 
-/// The control socket, unless another path is given.
+/// Path of the control socket, if no other path is configured.
 pub const DEFAULT_SOCKET: &str = "/run/millrace/fanout.sock";
 
 #[cfg(test)]

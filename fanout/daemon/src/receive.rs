@@ -80,7 +80,7 @@ pub fn run(setup: &ReceiverSetup, stop: &impl AsFd) -> anyhow::Result<()> {
     receiver.end()
 }
 
-/// Waits for a datagram or for the time to pass. Returns whether to stop.
+/// Waits until a datagram arrives, `stop` is readable, or the time has passed. Returns true if `stop` is readable.
 fn wait(stop: &impl AsFd, relay: &UdpSocket, time: Duration) -> anyhow::Result<bool> {
     let mut ready =
         [PollFd::new(stop.as_fd(), PollFlags::POLLIN), PollFd::new(relay.as_fd(), PollFlags::POLLIN)];
@@ -200,7 +200,7 @@ impl<'a> FanoutPlayer<'a> {
 fn random() -> anyhow::Result<u32> {
     let number = ring::rand::generate::<[u8; 4]>(&ring::rand::SystemRandom::new());
     let number = number.map_err(|_| anyhow::anyhow!("the system gives no random numbers for a request"))?;
-    // 0 is the relay's own SSRC.
+    // An SSRC of 0 stands for the relay itself, so this receiver's SSRC is never 0.
     Ok(u32::from_be_bytes(number.expose()).max(1))
 }
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::SocketAddr};
 use millrace_base::Reload;
 use serde::{Deserialize, Serialize};
 
-/// Counts, by the name of the counter.
+/// The values of counters, by the counter's name.
 pub type CounterStatus = BTreeMap<String, u64>;
 
 /// Status of the daemon.
@@ -23,7 +23,7 @@ pub struct Status {
     pub copies: CounterStatus,
     /// Further runs of the BPF program for a packet that one run could not copy to all receivers, by outcome.
     pub runs: CounterStatus,
-    /// Faults, in words.
+    /// Messages for the operator about each thing that does not work.
     pub trouble: Vec<String>,
     /// The outcome of the latest reload of the settings.
     #[serde(default)]
@@ -35,11 +35,11 @@ pub struct Status {
 pub struct FanoutInterfaceStatus {
     /// Name of the interface.
     pub name: String,
-    /// Whether the program is attached.
+    /// Whether the BPF program is attached to the interface.
     pub attached: bool,
-    /// Hook that the program is attached to: `tcx` or `clsact`.
+    /// Hook that the BPF program is attached to: `tcx` or `clsact`.
     pub mechanism: String,
-    /// Number of times that the program was attached again, because it was detached or the interface was gone.
+    /// Number of times that the BPF program was attached again, because it was detached or the interface was gone.
     pub reattached: u64,
 }
 
@@ -66,7 +66,8 @@ pub struct StreamStatus {
     pub receivers: Vec<ReceiverStatus>,
     /// Receivers that were cut off and may not ask for the stream yet.
     pub paused: Vec<Paused>,
-    /// Requests, answers, reports, packets that userspace has sent, and receivers that were cut off.
+    /// Counters of events: requests, answers, RTCP reports, packets that userspace has sent, and receivers that were
+    /// cut off.
     pub events: CounterStatus,
 }
 

@@ -34,7 +34,8 @@ use super::{
 const PINNED: Duration = Duration::from_secs(10);
 /// Time without packets after which another SSRC may become the one that is forwarded.
 const FORGOTTEN: Duration = Duration::from_secs(5);
-/// Receive buffer of a socket, in bytes. It holds requests, and packets while the program is not attached.
+/// Receive buffer of a socket, in bytes. The socket receives requests, and all packets while the BPF program is not
+/// attached.
 const RECEIVE_BYTES: usize = 4 << 20;
 const HEADERS_V4: usize = 28;
 const HEADERS_V6: usize = 48;
@@ -59,7 +60,7 @@ struct StreamState {
     /// Receivers that have a lease.
     reached: HashMap<SocketAddr, ReachedReceiver>,
     events: BTreeMap<&'static str, u64>,
-    /// Count of reports of all receivers that were passed on to the sender.
+    /// Count of the RTCP reports of all receivers that were passed on to the sender.
     reports: Reports,
 }
 
@@ -69,7 +70,7 @@ struct ReachedReceiver {
     /// SSRC of the source whose report blocks drive the receiver's circuit breaker.
     judged: Option<u32>,
     heard: Option<ReceiverReport>,
-    /// Count of this receiver's reports that were passed on to the sender.
+    /// Count of this receiver's RTCP reports that were passed on to the sender.
     reports: Reports,
     /// Number of copies for which the receiver's link address was not known, as read at the latest tick.
     no_neighbour: u64,
@@ -167,7 +168,7 @@ impl ServedRtpStream {
         }
     }
 
-    /// Returns the number that the kernel's events have for the stream.
+    /// Returns the number that identifies the stream in the kernel's trace events.
     pub fn number(&self) -> u32 {
         self.kernel.number()
     }
@@ -180,13 +181,14 @@ impl ServedRtpStream {
         }
     }
 
-    /// Returns the address of the receiver that has this number in the kernel's events.
+    /// Returns the address of the receiver with this number, which identifies the receiver in the kernel's trace
+    /// events.
     pub fn receiver(&self, number: u32) -> Option<SocketAddr> {
         let state = self.state.lock();
         state.reached.iter().find(|(_, it)| it.receiver.number() == number).map(|(who, _)| *who)
     }
 
-    /// Returns the number that the kernel's events have for the receiver.
+    /// Returns the number that identifies the receiver in the kernel's trace events.
     pub fn receiver_number(&self, who: SocketAddr) -> Option<u32> {
         self.state.lock().reached.get(&who).map(|it| it.receiver.number())
     }

@@ -34,7 +34,7 @@ pub struct FanoutTraceFilter {
 pub struct TraceEvents {
     /// Events of packets and of their copies.
     pub packets: Vec<FanoutTraceLine>,
-    /// Events that were lost because the ring or the answer was full.
+    /// Number of events that were lost because the ring buffer or the answer was full.
     pub lost: u64,
 }
 

@@ -79,7 +79,8 @@ static __always_inline enum fanout_outcome fan_out(struct __sk_buff *skb, struct
 	return put_back(skb, work) ? FANOUT_OVER_BUDGET : FANOUT_CONTINUED;
 }
 
-/* Converts the outcome of a further run of the program, for a packet that an earlier run has copied in part. */
+/* Converts the outcome of a further run of the program to an enum fanout_further_run. An earlier run has made some of
+ * the packet's copies. */
 static __noinline enum fanout_further_run further_run(enum fanout_outcome outcome)
 {
 	return outcome == FANOUT_FORWARDED   ? FANOUT_RUN_LAST

@@ -46,15 +46,15 @@ struct fanout_stream {
 	 * round trip follows (RFC 3550, section 6.4.1).
 	 */
 	__u64 reports[FANOUT_REPORTS];
-	__u32 number; /* identifies the stream in events */
+	__u32 number; /* identifies the stream in trace events */
 	__u32 pad;
 } SHARED;
 
 /* The outcome of one copy. */
 enum fanout_copy_outcome {
 	FANOUT_COPY_SENT = 0,
-	FANOUT_COPY_ENDED,	  /* the lease has ended */
-	FANOUT_COPY_RATE,	  /* the copy exceeds the receiver's cap */
+	FANOUT_COPY_ENDED,	  /* the receiver's lease has ended */
+	FANOUT_COPY_RATE,	  /* the copy exceeds the receiver's rate limit */
 	FANOUT_COPY_TOO_LARGE,	  /* the copy is larger than the route's MTU */
 	FANOUT_COPY_NO_ROUTE,	  /* there is no route, or the receiver is on this host */
 	FANOUT_COPY_NO_NEIGHBOUR, /* the next hop's link address is not known */
@@ -68,7 +68,7 @@ enum fanout_copy_outcome {
  */
 struct fanout_receiver {
 	__u32 epoch;		 /* 0: the entry is not in use */
-	__u32 number;		 /* identifies the receiver in events */
+	__u32 number;		 /* identifies the receiver in trace events */
 	__u64 until_ns;		 /* end of the lease, CLOCK_MONOTONIC: nothing is sent from then on */
 	__u64 full_at;		 /* state of the receiver's token bucket, in ticks: bucket.h */
 	struct bucket_rate rate; /* limit of bytes per time, all headers from IP on included */
@@ -102,7 +102,7 @@ enum fanout_outcome {
 };
 #define FANOUT_TAKEN FANOUT_NOT_RTP /* the last outcome after which the packet is dropped */
 
-/* The outcome of a further run of the program for the same packet. */
+/* The outcome of a further run of the program for a packet, after a run that could not make all copies. */
 enum fanout_further_run {
 	FANOUT_RUN_LAST = 0, /* sending was attempted for every remaining copy */
 	FANOUT_RUN_CONTINUED,
@@ -116,7 +116,7 @@ struct fanout_tracing {
 	__u32 stream;	/* trace only the stream with this number; 0: any stream */
 	__u32 receiver; /* trace only copies for the receiver with this number; 0: any receiver */
 	__u32 pad;
-	__u64 lost; /* events that were lost because the ring was full */
+	__u64 lost; /* events that were lost because the ring buffer was full */
 } SHARED;
 
 /* An event in the ring buffer `events`: the outcome of a copy, or of a sender's packet that was not copied. */

@@ -171,7 +171,7 @@ enum fanout_outcome find_media(struct __sk_buff *skb, struct fanout_work *work)
 		return FANOUT_NOT_RTP;
 	if (!is_its_ssrc(stream, work->rtp.ssrc))
 		return FANOUT_OTHER_SSRC;
-	/* The first run has counted the packet already. */
+	/* The first run of the program for this packet has counted it already. */
 	if (!work->cursor.id)
 		count_packet(stream, work);
 	work->receivers = READ_ONCE(stream->receivers);

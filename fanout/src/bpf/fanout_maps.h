@@ -57,7 +57,8 @@ struct {
 	__uint(max_entries, FANOUT_OUTCOMES + FANOUT_COPY_OUTCOMES + FANOUT_FURTHER_RUNS);
 } outcomes SEC(".maps");
 
-/* A global variable, so that tracing costs one load and one branch while it is off. */
+/* The filter of traced packets. It is a global variable, so that tracing costs one load and one branch while it is
+ * off. */
 SEC(".data.tracing")
 volatile struct fanout_tracing tracing = {};
 
@@ -83,7 +84,7 @@ struct fanout_work {
 	__u16 check; /* UDP checksum as received */
 	__u16 pad2;
 	struct rtp_packet rtp;
-	struct net_path came;	    /* addresses and ports of the received packet: `local` is the sender's */
+	struct net_path came;	    /* addresses and ports of the received packet: `local` is its source */
 	struct net_path path;	    /* addresses and ports of the copy */
 	__u8 head[HEAD_ROOM];	    /* headers as received */
 	__u8 out[HEAD_ROOM];	    /* headers of the copy, which end at HEADS_END */

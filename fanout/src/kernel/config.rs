@@ -24,7 +24,7 @@ pub struct Config {
     pub max_copies_per_run: u32,
     /// Largest number of runs for one received packet. Copies that remain after the last run are lost.
     pub max_runs: u32,
-    /// Hook to attach to. `None` uses TCX if the kernel has it.
+    /// Hook that the BPF program is attached to. `None` uses TCX if the kernel has it.
     pub mechanism: Option<Mechanism>,
 }
 

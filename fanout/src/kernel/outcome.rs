@@ -1,4 +1,4 @@
-//! Outcomes of packets and their copies, under the program's names.
+//! Outcomes of packets and their copies, under the names that they have in the BPF program.
 
 use millrace_kernel::outcomes;
 
@@ -31,7 +31,8 @@ outcomes! {
         SuperPacket = "super_packet",
         /// The packet has IPv4 options, IPv6 extension headers or stacked VLAN tags: left to userspace.
         OddHeaders = "odd_headers",
-        /// The run interrupted another one on its CPU and has no work area: left to userspace.
+        /// The run of the program interrupted another run on its CPU and has no work area, so the packet is left to
+        /// userspace.
         Busy = "busy",
     }
 }
@@ -41,9 +42,9 @@ outcomes! {
     CopyOutcome {
         /// The copy was sent.
         Sent = "sent",
-        /// The lease had ended.
+        /// The receiver's lease had ended.
         Ended = "ended",
-        /// The copy exceeds the receiver's cap.
+        /// The copy exceeds the receiver's rate limit.
         Rate = "rate",
         /// The copy is larger than the route's MTU.
         TooLarge = "too_large",
@@ -59,7 +60,7 @@ outcomes! {
 }
 
 outcomes! {
-    /// The outcome of a further run of the program for the same packet.
+    /// The outcome of a further run of the program for a packet, after a run that could not make all copies.
     FurtherRun {
         /// Sending was attempted for every remaining copy.
         Last = "last",

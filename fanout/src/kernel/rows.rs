@@ -5,7 +5,8 @@ use std::time::Duration;
 /// Time before a freed row is reused. It is longer than any run of the program, so no run still reads the row.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// A stream's entry, and the range of its receivers' entries.
+/// The entry of a stream in the kernel's table of streams, and the range of its receivers' entries in the table of
+/// receivers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamRow {
     pub index: u32,
@@ -13,7 +14,8 @@ pub struct StreamRow {
     pub receivers: u32,
 }
 
-/// Free and used rows of the tables.
+/// Free and used rows. A row is an entry in the kernel's table of streams, together with a range of entries in its
+/// table of receivers.
 #[derive(Debug)]
 pub struct StreamRows {
     streams: u32,
@@ -29,7 +31,8 @@ impl StreamRows {
         Self { streams, receivers, used: Vec::new(), given_back: Vec::new() }
     }
 
-    /// Allocates the lowest free entry, and the lowest range with this number of free entries in a row.
+    /// Allocates the lowest free entry in the table of streams, and the lowest range of `receivers` free entries in the
+    /// table of receivers.
     ///
     /// # Errors
     /// Fails if nothing is free. The error has the time until something may be free, or `None` if nothing ever will be.

@@ -47,9 +47,10 @@ pub struct SenderStream {
 /// Packets of a stream that were fanned out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FanoutMedia {
-    /// Number of packets that the sender sent, with or without copies.
+    /// Number of the sender's packets that were fanned out, even if the stream had no receivers at the time.
     pub packets: u64,
-    /// Bytes of UDP payload of all packets that the sender sent, with or without copies.
+    /// Bytes of UDP payload of the sender's packets that were fanned out, even if the stream had no receivers at the
+    /// time.
     pub bytes: u64,
     /// Arrival time of the latest packet, `CLOCK_MONOTONIC`; 0 if no packet has arrived.
     pub last_ns: u64,
@@ -57,13 +58,13 @@ pub struct FanoutMedia {
     pub ssrc: Option<u32>,
 }
 
-/// A sender report that passed: the middle 32 bits of its NTP time, and its arrival in microseconds of
+/// A sender report that passed this host: the middle 32 bits of its NTP time, and its arrival in microseconds of
 /// `CLOCK_MONOTONIC` modulo 2^32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SenderReport {
     /// The middle 32 bits of the report's NTP time.
     pub ntp_middle: u32,
-    /// Time at which the report passed, in microseconds.
+    /// Time at which the report passed this host, in microseconds.
     pub passed_us: u32,
 }
 
@@ -124,7 +125,7 @@ impl SenderStream {
         self.tables.streams.get(self.index)
     }
 
-    /// Returns the stream's number in events, from 1 on.
+    /// Returns the number that identifies the stream in trace events, from 1 on.
     pub fn number(&self) -> u32 {
         self.index + 1
     }
@@ -141,7 +142,7 @@ impl SenderStream {
         }
     }
 
-    /// Counts a packet that userspace fans out, as the program counts its own.
+    /// Counts a packet that userspace fans out, in the same counters as the packets that the BPF program fans out.
     pub fn count(&self, bytes: usize, now_ns: u64) {
         let entry = self.entry();
         entry.packets.fetch_add(1, Ordering::Relaxed);
@@ -259,7 +260,8 @@ impl ReceiverCopy {
         entry.epoch.store(next_epoch(), Ordering::Release);
     }
 
-    /// Returns the receiver's number in events, from 1 on. It is unique among the stream's present receivers.
+    /// Returns the number that identifies the receiver in trace events, from 1 on. It is unique among the stream's
+    /// present receivers.
     pub fn number(&self) -> u32 {
         self.at + 1
     }
@@ -277,7 +279,7 @@ impl ReceiverCopy {
         entry.rate.burst.store(burst, Ordering::Relaxed);
     }
 
-    /// Returns the packets that were sent, and the bytes of their UDP payload.
+    /// Returns the number of packets that were sent to the receiver, and the bytes of their UDP payload.
     pub fn sent(&self) -> (u64, u64) {
         let entry = self.entry();
         (entry.packets.load(Ordering::Relaxed), entry.bytes.load(Ordering::Relaxed))

@@ -70,14 +70,14 @@ impl CopyEvent {
     }
 }
 
-/// The ring of events, and the filter that the program reads.
+/// The ring buffer of trace events, and the filter by which the BPF program selects packets.
 pub(super) struct FanoutTraceRing {
     ring: Mutex<RingReader>,
     table: MappedArray<intf::Tracing>,
 }
 
 impl FanoutTraceRing {
-    /// Maps the ring and the filter of a loaded program.
+    /// Maps the ring buffer of events and the filter of a loaded program into this process.
     pub fn new(object: &mut LoadedObject) -> Result<Self, Error> {
         let ring = RingReader::new(object.handle("events")?, EVENTS_BYTES as usize)
             .map_err(|source| Error::Memory { what: "events", source })?;

@@ -21,7 +21,8 @@ fn at(text: &str) -> SocketAddr {
 struct ReceiverScene {
     mint: Mint,
     all: StreamReceivers,
-    /// Traffic that is reported for every receiver that sends a request.
+    /// The traffic that the test passes for every receiver that sends a request, as if it had been sent to this
+    /// receiver.
     sent: ReceiverSent,
 }
 

@@ -38,48 +38,49 @@ pub const DEFAULT_SOCKET: &str = "/run/millrace/gate.sock";
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
 pub enum GateRequest {
-    /// Counts a connection of a client.
+    /// Counts one more connection of a client, in a scope of the policy.
     Inc {
-        /// The scope's name.
+        /// Name of the policy's scope in which the connection counts.
         scope: String,
         /// The client's address.
         client: IpAddr,
     },
-    /// Stops counting a connection of a client.
+    /// Stops counting one connection of a client, in a scope of the policy.
     Dec {
-        /// The scope's name.
+        /// Name of the policy's scope in which the connection counted.
         scope: String,
         /// The client's address.
         client: IpAddr,
     },
-    /// Publishes a connection ID.
+    /// Tells the gate a connection ID of the server, so that packets with this ID count as packets of a live
+    /// connection.
     Publish {
-        /// The scope's name.
+        /// Name of the policy's scope that the server belongs to.
         scope: String,
         /// The ID, in hexadecimal.
         id: String,
     },
-    /// Retires a connection ID.
+    /// Tells the gate that a published connection ID is no longer in use.
     Retire {
-        /// The scope's name.
+        /// Name of the policy's scope in which the ID was published.
         scope: String,
         /// The ID, in hexadecimal.
         id: String,
     },
     /// Checks a token of a Retry packet.
     CheckToken {
-        /// The scope's name.
+        /// Name of the policy's scope that the server belongs to.
         scope: String,
         /// The client's address and port.
         client: SocketAddr,
         /// The token, in hexadecimal.
         token: String,
     },
-    /// Blocks prefixes.
+    /// Adds address prefixes to the block list.
     Block(PrefixList),
-    /// Allows prefixes.
+    /// Adds address prefixes to the allow list.
     Allow(PrefixList),
-    /// Removes entries that `Block` or `Allow` added.
+    /// Removes list entries that `Block` or `Allow` added.
     Unlist(PrefixList),
     /// Asks for the status.
     Status,
@@ -93,16 +94,16 @@ pub enum GateRequest {
     Traced,
 }
 
-/// Prefixes to list or to remove.
+/// Address prefixes to add to the block or allow list, or to remove from it.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PrefixList {
     /// The prefixes.
     pub prefix: Prefixes,
-    /// The scope of the list; `None` for the list of all scopes.
+    /// The scope in which the entries apply; `None` if they apply in all scopes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scope: Option<String>,
-    /// Seconds after which the entry is removed.
+    /// Seconds after which the entries are removed; `None` if they stay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<u64>,
 }
@@ -121,11 +122,11 @@ pub enum Prefixes {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GateReply {
-    /// The client's number of connections.
+    /// The number of the client's connections after the request.
     Connections(u32),
     /// The original destination connection ID of a token, in hexadecimal.
     OriginalId(String),
-    /// Entries that override parts of the prefixes that were listed; never empty.
+    /// Other list entries that override the request's entries for all or a part of a prefix; never empty.
     Exceptions(Vec<ListedStatus>),
     /// The status.
     Status(Box<Status>),

@@ -57,7 +57,7 @@ pub struct GateSetup {
 
 /// A running gate with its policy and lists.
 pub struct GateDaemon {
-    /// The gate.
+    /// The gate's programs and maps in the kernel.
     pub gate: Gate,
     source: PolicySource,
     /// True if all rules only count packets and refuse none.

@@ -17,7 +17,8 @@ pub struct Lists(Mutex<BTreeMap<Key, Instant>>);
 type Key = (Option<String>, Prefix);
 
 impl Lists {
-    /// Adds prefixes to a list, for `time` or until they are removed. Returns the entries that override parts of them.
+    /// Adds prefixes to a list, for `time` or until they are removed. Returns the other list entries that override the
+    /// new ones for all or a part of a prefix.
     pub fn list(
         &self,
         gate: &Gate,
@@ -42,7 +43,7 @@ impl Lists {
             .collect())
     }
 
-    /// Removes entries. Returns the prefixes that were not listed.
+    /// Removes prefixes from a list. Returns those that were not on the list.
     pub fn unlist(
         &self,
         gate: &Gate,

@@ -137,8 +137,8 @@ fn counts(status: &Status, before: Option<&Status>) -> Vec<VerdictRow> {
     status.scopes.iter().flat_map(|scope| scope_rows(scope, was(&scope.name), seconds)).collect()
 }
 
-/// Returns a scope's rows: first rules that are on or have counted packets, then reasons to pass that have counted
-/// packets.
+/// Returns a scope's rows: first the rules that are on or have counted packets, then the reasons for which packets have
+/// passed.
 fn scope_rows(scope: &ScopeStatus, before: Option<&ScopeStatus>, seconds: f64) -> Vec<VerdictRow> {
     let per = |now: u64, then: u64| (now.saturating_sub(then) as f64 / seconds).round() as u64;
     let mut rows = Vec::new();

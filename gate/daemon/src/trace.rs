@@ -31,7 +31,7 @@ impl GateTraceFilter {
     /// Packets per second of a trace that does not set a rate.
     pub const PER_SECOND: u32 = 100;
 
-    /// Checks the filter and converts it.
+    /// Checks the filter, and converts it to the type that the gate's kernel interface takes.
     pub fn read(&self) -> anyhow::Result<GateTrace> {
         let rule = |name: &String| {
             let known = Rule::ALL.into_iter().find(|rule| rule.name() == name);
@@ -60,7 +60,7 @@ pub struct TraceUpdate {
 }
 
 impl TraceUpdate {
-    /// Converts a trace's packets.
+    /// Makes the answer to a request from the packets that the gate has traced.
     pub fn new(traced: Traced) -> Self {
         let Traced { samples, matched, left_out, lost } = traced;
         let since_1970 = clock::unix_ns() - clock::monotonic_ns().cast_signed();
@@ -78,7 +78,7 @@ pub struct GateTraceLine {
     pub client: SocketAddr,
     /// The receiver's address.
     pub to: SocketAddr,
-    /// The scope's name.
+    /// Name of the policy's scope that the packet's destination is in.
     pub scope: String,
     /// The rule that refused the packet, or the rules that would have.
     pub rules: Vec<String>,
@@ -95,7 +95,8 @@ pub struct GateTraceLine {
 }
 
 impl GateTraceLine {
-    /// Converts a packet. `since_1970` is the UNIX time in ns at which the kernel's monotonic clock was zero.
+    /// Makes a line of the trace from a packet that the gate has refused or monitored. `since_1970` is the UNIX time in
+    /// ns at which the kernel's monotonic clock was zero.
     fn new(sample: RefusedPacket, since_1970: i64) -> Self {
         let (rules, refused) = match sample.reason {
             GateReason::Refused(rule) => (vec![rule.name().to_owned()], true),

@@ -193,7 +193,7 @@ int gate_xdp(struct xdp_md *ctx)
 		return verdict;
 	/* The interface may have further XDP programs (root.bpf.c), which decide about packets that pass here. */
 	rest = bpf_map_lookup_elem(&rest_at, &ifindex);
-	/* The call returns only if it fails. The packet passes then. */
+	/* The tail call returns only if it fails. The packet then passes. */
 	if (rest)
 		bpf_tail_call(ctx, &rests, *rest);
 	return XDP_PASS;
@@ -299,7 +299,8 @@ int gate_expire(struct gate_expire_call *call)
 	return 0;
 }
 
-/* Clears all marks of one of the two ages (gate_marks.h), before userspace gives this age to new marks. */
+/* Clears one of the two sets of marks of the Bloom filter (gate_marks.h), before userspace makes it the set that new
+ * marks go to. */
 SEC("syscall")
 int gate_forget(struct gate_forget_call *call)
 {

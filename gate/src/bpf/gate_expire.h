@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Callbacks for bpf_for_each_map_elem, with which userspace walks over the gate's maps about once a second. They end
- * connections that have been idle for too long, remove their entries, and mark the other entries again (gate_marks.h).
+ * connections that have been idle for too long and remove their entries. All other keys are marked again in the Bloom
+ * filter of gate_marks.h.
  */
 #ifndef MILLRACE_GATE_EXPIRE_H
 #define MILLRACE_GATE_EXPIRE_H
@@ -150,7 +151,8 @@ static long expire_client(void *map, struct gate_client *key, struct gate_count 
 	return is_last(call);
 }
 
-/* Marks an entry of `handshakes` again and keeps it. The LRU map evicts old entries by itself. */
+/* Marks the key of an entry of `handshakes` again in the Bloom filter (gate_marks.h), and keeps the entry. The LRU map
+ * evicts old entries by itself. */
 static long keep_handshake(void *map, struct gate_id *key, struct gate_opening *opening,
 			   struct gate_expire_call *call)
 {
@@ -160,7 +162,8 @@ static long keep_handshake(void *map, struct gate_id *key, struct gate_opening *
 	return is_last(call);
 }
 
-/* Marks an entry of `openings` again and keeps it. The LRU map evicts old entries by itself. */
+/* Marks the key of an entry of `openings` again in the Bloom filter (gate_marks.h), and keeps the entry. The LRU map
+ * evicts old entries by itself. */
 static long keep_opening(void *map, struct gate_id *key, struct gate_opening *opening,
 			 struct gate_expire_call *call)
 {

@@ -21,7 +21,7 @@
 #define GATE_TRACERS	8    /* largest number of simultaneous traces of refused packets */
 #define GATE_MODES	24   /* rules that a policy has room for */
 #define GATE_LEVELS	3    /* sizes of networks that have limits: a client, and two wider ones */
-#define GATE_MARKS_BITS 14   /* bits of an index into the map `marks`: 256 KiB, a million marks of each age */
+#define GATE_MARKS_BITS 14   /* bits of an index into `marks`, a Bloom filter of 256 KiB: two sets of a million bits */
 
 struct gate_address {
 	__u8 bytes[16];
@@ -42,11 +42,11 @@ struct gate_levels {
 /* Load-time configuration. */
 struct gate_config {
 	struct gate_levels levels;
-	__u64 sample_ticks; /* least time between two samples of a scope, in ticks; 0: no samples */
-	__u64 mark_seed; /* random seed of the marks' hash, so that nobody can choose addresses with equal marks */
+	__u64 sample_ticks; /* least time between two samples of refused packets in a scope, in ticks; 0: no samples */
+	__u64 mark_seed; /* random seed of the Bloom filter's hash, so that nobody can choose colliding addresses */
 	__u64 client_ids;  /* largest number of tracked connections of a client, unless its quota is higher */
 	__u64 ids;	   /* largest number of entries of the map `connections` */
-	__u64 fresh_rates; /* new clients in each gate_active.fill_ticks whose buckets may begin full */
+	__u64 fresh_rates; /* how many new clients in each gate_active.fill_ticks may begin with full buckets */
 	__u64 nests;	   /* not 0 on PREEMPT_RT: a run may interrupt another run on the same CPU */
 };
 
@@ -125,7 +125,7 @@ struct gate_policy {
 	__u64 token_scope; /* hash of the scope's name; a token is only valid in the scope that it was made for */
 	struct bucket_rate
 		retry_above; /* rate of new connections without a token below which no Retry is sent */
-	struct bucket_rate live[GATE_RATES]; /* rates of a client's live connections */
+	struct bucket_rate live[GATE_RATES]; /* rate limits for packets of a client's live connections */
 	struct bucket_rate unknown[GATE_RATES];
 	struct bucket_rate client[GATE_RATES];
 	__be32 versions[GATE_VERSIONS]; /* versions that the server supports; 0: unused */
@@ -271,7 +271,7 @@ struct gate_buckets {
 	__u64 full_at[GATE_RATES];
 };
 
-/* Value of the map `marks`: 64 marks of each of the two ages. */
+/* Value of the map `marks`: 64 bits of each of the two sets of marks of a Bloom filter (gate_marks.h). */
 struct gate_marks {
 	__u64 bits[2];
 };
@@ -284,7 +284,7 @@ struct gate_state {
 	__u64 sample_at;      /* token bucket of samples for the log */
 	struct gate_buckets unknown; /* token buckets that all unknown clients share */
 	__u64 id_lens; /* lengths of connection IDs that servers use: a byte each, then zeroes */
-	__u64 fresh_at; /* bucket of new entries in `buckets` that begin full; only scope 0's is used, for all scopes */
+	__u64 fresh_at; /* token bucket that limits new entries of `buckets` that begin full; used in scope 0 only */
 };
 
 /* Entry of the map `counters`, for each scope and reason. */
@@ -383,18 +383,18 @@ struct gate_active {
 	__u32 turn; /* number of rule changes; the lowest bit is the half of policies, scopes and prefixes in use */
 	__u32 lookups; /* GATE_LOOKUP_... of each kind of look-up that has entries; other look-ups are skipped */
 	__u32 token_key;    /* index of the key that new tokens are made with */
-	__u32 age;	    /* age (0 or 1) of the marks that are set from now on: gate_marks.h */
+	__u32 age;	    /* which of the Bloom filter's two sets new marks go to: gate_marks.h */
 	__s64 unix_seconds; /* seconds to add to CLOCK_MONOTONIC to get UNIX time */
 	__u64 since_ns; /* CLOCK_MONOTONIC_COARSE since when the gate has seen the packets of all its interfaces */
 	__u64 fill_ticks; /* time in which a client's slowest bucket fills; 0: clients have no rates */
 	__u32 tracers;	  /* active traces: one bit each */
-	__u32 bare;	  /* not 0 if the map `bare` has entries */
+	__u32 bare;	  /* not 0 if `bare`, the map of interfaces without a link layer, has entries */
 };
 
-#define GATE_LOOKUP_BOTH     1 /* scopes by address and port */
-#define GATE_LOOKUP_ADDRESS  2 /* scopes by address */
-#define GATE_LOOKUP_PORT     4 /* scopes by port */
-#define GATE_LOOKUP_PREFIXES 8 /* block and allow lists of prefixes */
+#define GATE_LOOKUP_BOTH     1 /* look up the scope by address and port */
+#define GATE_LOOKUP_ADDRESS  2 /* look up the scope by address */
+#define GATE_LOOKUP_PORT     4 /* look up the scope by port */
+#define GATE_LOOKUP_PREFIXES 8 /* look up the address in the block and allow lists */
 
 /* Entry of the map `retry_keys`: values derived from the constant key of Retry's integrity tag, for QUIC version 1 or
  * 2.
@@ -420,7 +420,7 @@ struct gate_publish_call {
 
 /* Argument of gate_forget. */
 struct gate_forget_call {
-	__u64 age; /* age of the marks to clear */
+	__u64 age; /* which of the Bloom filter's two sets of marks to clear: gate_marks.h */
 };
 
 /* The maps that gate_expire walks over. */

@@ -53,7 +53,7 @@ struct gate_work {
 };
 
 /* Returns CLOCK_MONOTONIC in ns, read once per run. Reading this clock takes as long as all the rest of a cheap
- * verdict, and only small buckets need it.
+ * verdict, and only small token buckets need a time this exact.
  */
 static __always_inline __u64 exact_now(struct gate_work *work)
 {
@@ -235,7 +235,7 @@ struct {
 	__uint(max_entries, GATE_SCOPES);
 } states SEC(".maps");
 
-/* Low bits of a hash -> 64 marks; see gate_marks.h. */
+/* Low bits of a hash -> 64 bits of each of the two sets of marks of the Bloom filter in gate_marks.h. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);

@@ -14,10 +14,10 @@
 #include "gate_maps.h"
 
 enum gate_mark {
-	MARK_SERVER_ID, /* a key of `connections` or `handshakes` */
-	MARK_OPENING,	/* a key of `openings` */
-	MARK_PATH,	/* a key of `paths` */
-	MARK_CLIENT,	/* a key of `clients` */
+	MARK_SERVER_ID, /* the mark of a key of the map `connections` or `handshakes` */
+	MARK_OPENING,	/* the mark of a key of `openings`, the map of admitted Initials */
+	MARK_PATH,	/* the mark of a key of the map `paths` */
+	MARK_CLIENT,	/* the mark of a key of the map `clients` */
 };
 
 /* Returns the hash of a key. It is not cryptographic: an attacker who finds two keys with the same mark only makes the

@@ -9,7 +9,9 @@
 #include "bytes.h"
 #include "gate_intf.h"
 
-/* Reports whether the address is IPv4-mapped (::ffff:a.b.c.d). Words are as loaded on a little-endian machine. */
+/* Reports whether the address is IPv4-mapped (::ffff:a.b.c.d). The address consists of words as a little-endian machine
+ * loads them.
+ */
 static __always_inline int is_ipv4(struct bytes16 address)
 {
 	return !address.low && (__u32)address.high == 0xffff0000;

@@ -12,14 +12,19 @@
 #include "quic.h"
 
 #define GATE_EXTENSIONS_MAX 8	/* largest number of IPv6 extension headers that are followed */
-#define NEAR_BYTES	    128 /* bytes of the frame that the first attempt reads: see is_cut() */
-/* Largest offset of UDP for which HEAD_BYTES hold a whole QUIC header, except a long token. */
+#define NEAR_BYTES	    128 /* number of bytes of the frame that are parsed first; see is_cut() */
+/* Largest offset of the UDP header in a frame whose first HEAD_BYTES bytes still hold a whole QUIC header, except a
+ * long token.
+ */
 #define UDP_AT_MAX 160
-/* Largest offset of UDP for which NEAR_BYTES hold a QUIC header: two VLAN tags, IPv6 without extensions. */
+/* Largest offset of the UDP header in a frame whose first NEAR_BYTES bytes still hold a QUIC header: two VLAN tags,
+ * IPv6 without extensions.
+ */
 #define NEAR_UDP_AT_MAX	   62
-#define INITIAL_DATAGRAM   1200 /* least UDP payload of an Initial (RFC 9000, section 14.1) */
+/* Least UDP payload, in bytes, of a datagram with an Initial (RFC 9000, section 14.1). */
+#define INITIAL_DATAGRAM   1200
 #define QUIC_LONG_MIN	   7	/* bytes of a long header's first byte, version and two lengths (RFC 8999) */
-#define QUIC_PROTECTED_MIN 20	/* bytes of packet number and sample (RFC 9001, section 5.4.2) */
+#define QUIC_PROTECTED_MIN 20	/* bytes of packet number and header protection sample (RFC 9001, 5.4.2) */
 /* Bytes of the shortest packet with a short header, including the first byte. A packet with a connection ID is longer
  * by that ID. A stateless reset, which clients send too, has no ID and may be as short as this (RFC 9000, section
  * 10.3).
@@ -34,7 +39,7 @@ enum gate_find {
 };
 
 enum quic_kind {
-	QUIC_NOTHING = 0, /* too short for a QUIC packet */
+	QUIC_NOTHING = 0, /* the datagram is too short for a QUIC packet */
 	QUIC_SHORT,
 	QUIC_INITIAL,
 	QUIC_ZERO_RTT,
@@ -56,12 +61,12 @@ struct gate_packet {
 	__u16 ip_at;
 	__u16 udp_at;
 	__u16 quic_at;
-	__u8 kind;	    /* enum quic_kind */
+	__u8 kind;	    /* type of the QUIC packet, enum quic_kind */
 	__u8 first;	    /* first byte of the QUIC packet */
 	__u8 id_len;	    /* length of the destination connection ID; long headers only */
 	__u8 source_id_len; /* length of the source connection ID; long headers only */
 	__u8 long_ids;	    /* 1 if an ID is longer than GATE_ID_MAX, and was not read */
-	__u8 goes_on;	    /* 1 if the QUIC header continues after the copied bytes */
+	__u8 goes_on;	    /* 1 if the QUIC header continues after the bytes that were copied for parsing */
 	__be32 version;
 	__u16 id_at;
 	__u16 source_id_at;
@@ -89,8 +94,9 @@ static __always_inline void map_ipv4(struct gate_address *to, __be32 address)
 	store128(to->bytes, (struct bytes16){.high = (__u64)address << 32 | 0xffff0000});
 }
 
-/* Reports whether parsing HEAD_BYTES may give another result than parsing the bytes that were copied. If UDP begins at
- * NEAR_UDP_AT_MAX or before, both connection IDs and the length of a token are within NEAR_BYTES.
+/* Reports whether parsing the frame's first HEAD_BYTES bytes may give another result than parsing the fewer bytes that
+ * were copied. If UDP begins at NEAR_UDP_AT_MAX or before, both connection IDs and the length of a token are within
+ * NEAR_BYTES.
  */
 static __always_inline int is_cut(const struct net_head *head, const struct gate_packet *packet)
 {
@@ -98,7 +104,7 @@ static __always_inline int is_cut(const struct net_head *head, const struct gate
 	       (packet->goes_on || packet->udp_at > NEAR_UDP_AT_MAX);
 }
 
-/* --- Down to UDP --- */
+/* --- Ethernet, IP and UDP headers --- */
 
 static __always_inline enum gate_find find_ipv4(struct net_cursor *cursor, struct gate_packet *packet)
 {

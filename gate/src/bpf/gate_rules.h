@@ -84,7 +84,7 @@ static __always_inline struct gate_buckets *find_buckets(const struct gate_bucke
 
 	if (found)
 		return found;
-	/* If another CPU has added an entry first, both CPUs use that entry. */
+	/* If another CPU has added an entry with this key first, both CPUs use that entry. */
 	bpf_map_update_elem(&buckets, key, &full, BPF_NOEXIST);
 	return bpf_map_lookup_elem(&buckets, key);
 }
@@ -153,7 +153,7 @@ static __always_inline int has_valid_token(struct gate_work *work, const struct 
 	return 0;
 }
 
-/* Reports whether a rule is on that needs to know which Initials were admitted before. */
+/* Reports whether a rule is enabled that needs to know which Initials were admitted before. */
 static __always_inline int has_openings(const struct gate_work *work, const struct gate_policy *policy)
 {
 	return work->id.len &&
@@ -200,9 +200,9 @@ static __always_inline int knows_handshakes(const struct gate_work *work, const 
 	       work->now_ns - work->active.since_ns >= policy->unsure_ns;
 }
 
-/* Finds out whether a packet of an unknown connection counts as a new connection. Besides Initials, these are 0-RTT
- * packets without an Initial from the same address, and Handshake packets with an ID that no server chose. They cost
- * the server a look-up too, and they validate no address.
+/* Finds out whether a packet of an unknown connection counts as a new connection. Not only Initials count, but also
+ * 0-RTT packets without an Initial from the same address, and Handshake packets with an ID that no server chose. Such
+ * packets cost the server a look-up, as an Initial does, and they validate no address.
  */
 static __noinline int look_at_claim(struct gate_work *work, const struct gate_policy *policy)
 {
@@ -305,7 +305,9 @@ static __noinline enum gate_rule check_unknown(struct gate_work *work, const str
 
 /* --- One client, and the networks that contain it --- */
 
-/* Reports whether this rate of a client is limited and applies to the packet. */
+/* Reports whether the policy limits this rate of a client and the packet counts for the rate. The rate of new
+ * connections counts only packets that begin a connection.
+ */
 static __always_inline int measures(const struct gate_work *work, const struct gate_policy *policy,
 				    __u32 rate)
 {
@@ -319,8 +321,8 @@ static __always_inline __u64 level_price(const struct gate_work *work, const str
 	return price_of(&policy->client[rate], rate == GATE_RATE_BYTES ? quic_bytes(work) : 1, times);
 }
 
-/* Returns the rule that refuses the packet because a network's buckets hold too little, or GATE_RULES. The
- * network may have `times` the rates of a client. Charges the packet to the buckets only if `takes` is not 0.
+/* Returns the rule that refuses the packet because a network's buckets hold too little, or GATE_RULES. The network's
+ * rates are `times` those of one client. Charges the packet to the buckets only if `takes` is not 0.
  */
 __noinline int check_level(struct gate_work *work, const struct gate_policy *policy, struct gate_buckets *at,
 			   __u64 times, int takes)
@@ -389,9 +391,9 @@ static __always_inline __u64 name_bucket(const struct gate_work *work, __u32 lev
 	return take_network(&config.levels, work->client.address.bytes, level, key->client.bytes);
 }
 
-/* Checks the rates of a client and of its wider networks. The first loop only checks, the second takes from the buckets
- * and makes new ones. Otherwise a client over its own limit would use up its network's rates, and a network over its
- * limit would add its clients to the table. The function is global for the same reason as check_quota().
+/* Checks the rates of a client and of its wider networks. The first loop only checks, the second loop takes from the
+ * buckets and makes new ones. With one loop, a client over its own limit would use up its network's rates. A network
+ * over its limit would add its clients to the table. The function is global, so that the verifier checks it once.
  */
 __noinline int check_client(struct gate_work *work, const struct gate_policy *policy)
 {
@@ -508,8 +510,9 @@ static __always_inline __u32 look_up_prefix(const struct gate_prefix_key *key)
 	return rank ? *rank : 0;
 }
 
-/* Finds the list entry that decides: the longest prefix that matches in the scope's list and in the list for all
- * scopes. If both lists have this prefix, a block wins. Returns enum gate_entry, or 0 if no entry matches.
+/* Finds the entry of the block and allow lists that decides about the packet: the longest prefix that matches in the
+ * scope's list and in the list for all scopes. If both lists have this prefix, a block wins. Returns enum gate_entry,
+ * or 0 if no entry matches.
  */
 static __noinline int find_entry(const struct gate_work *work)
 {
@@ -542,8 +545,8 @@ static __always_inline __u32 *look_up_scope(const struct gate_work *work, __u32 
 }
 
 /* Finds the scope of a packet by its destination: address and port, then address, then port. Returns not 0 if the
- * packet is in no scope. If the packet's port is unknown, scope 0 takes its place, so that the rules on headers still
- * apply.
+ * packet is in no scope. A packet whose port is unknown and whose address is in no scope gets scope 0, so that the
+ * rules on headers still apply.
  */
 static __noinline int find_scope(struct gate_work *work, __u32 found)
 {
@@ -551,8 +554,8 @@ static __noinline int find_scope(struct gate_work *work, __u32 found)
 	struct gate_place *last = &work->place;
 	__u32 *scope = NULL;
 
-	/* Most packets have the destination of the packet before. A change of the rules makes the cached result
-	 * invalid.
+	/* Most packets have the same destination as the packet before, so its scope is cached. A change of the rules
+	 * makes the cached scope invalid.
 	 */
 	if (found == FIND_OK && last->turn == work->active.turn && last->port == packet->destination_port &&
 	    same_address(&last->address, &packet->destination)) {
@@ -579,7 +582,7 @@ static __noinline int find_scope(struct gate_work *work, __u32 found)
 	return 0;
 }
 
-/* Sets the keys of the packet's client and path. */
+/* Sets the keys for the maps of clients and paths from the packet's addresses and ports. */
 static __always_inline void name_client(struct gate_work *work)
 {
 	const struct gate_packet *packet = &work->packet;

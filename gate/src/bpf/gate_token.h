@@ -7,7 +7,8 @@
 #include "siphash.h"
 
 #define GATE_TOKEN_MAGIC 0x3267726d /* the bytes "mrg2", with which every token begins */
-#define GATE_TOKEN_WORDS 8 /* words of 8 bytes that are hashed; the last is the hash of the scope's name */
+/* Number of 8-byte words from which a token's tag is computed; the last is the hash of the scope's name. */
+#define GATE_TOKEN_WORDS 8
 
 /* Returns the tag that the token should have. Overwrites the first half of the token's tag with
  * gate_policy.token_scope.

@@ -80,7 +80,9 @@ static __always_inline __u64 is_more(__u64 a, __u64 b)
 	return (b - a) >> 63;
 }
 
-/* Returns not 0 if the field that begins at bit `from` grows, and becomes larger than the same field of `most`. */
+/* Compares two values of gate_count.all. Returns not 0 if the field that begins at bit `from` is larger in `next` than
+ * in `old`, and larger than in `most`.
+ */
 static __always_inline __u64 grows_beyond(__u64 old, __u64 next, __u64 most, __u64 bits, __u32 from)
 {
 	__u64 now = next >> from & bits;
@@ -88,11 +90,11 @@ static __always_inline __u64 grows_beyond(__u64 old, __u64 next, __u64 most, __u
 	return is_more(now, old >> from & bits) & is_more(now, most >> from & bits);
 }
 
-/* Argument of try_count(): see change_count(). */
+/* The argument of try_count(), which change_count() fills in. */
 struct count_change {
 	struct gate_client client;
 	__s32 connections; /* number of connections to add to the count for the quota; negative: to remove */
-	__s64 kept;	   /* number to add to the two other fields of gate_count.all; negative: to remove */
+	__s64 kept;	   /* sum of GATE_TRACKED and GATE_LINGERING to add to gate_count.all, or negative */
 	__u64 most;	   /* limit of each field of gate_count.all */
 	__s64 result;	   /* the new number of connections, or enum count_error */
 };
@@ -107,16 +109,16 @@ static long try_count(__u32 attempt, struct count_change *change)
 	__u64 old, next;
 
 	change->result = 0;
-	/* The entry has no connection to remove. */
+	/* The map has no entry for this client or network, so there is no connection to remove. */
 	if (!count && change->connections <= 0 && change->kept <= 0)
 		return 1;
-	/* COUNT_FULL is the result if all attempts fail. */
+	/* COUNT_FULL is the result if all attempts to change the count fail. */
 	change->result = COUNT_FULL;
 	old = count ? READ_ONCE(count->all) : 0;
 	if (old == GATE_COUNT_GONE)
 		return 0;
 	next = old + change->kept;
-	/* The field of connections must not overflow into the next field, nor borrow from it. */
+	/* The number of connections must not overflow into the next field of gate_count.all, nor borrow from it. */
 	if (change->connections > 0 ? (old & GATE_CONNECTIONS) < GATE_CONNECTIONS : old & GATE_CONNECTIONS)
 		next += change->connections;
 	if (grows_beyond(old, next, change->most, GATE_CONNECTIONS, 0)) {
@@ -148,9 +150,9 @@ static long try_count(__u32 attempt, struct count_change *change)
  * changes the number of connections that the gate stores. No field grows beyond the same field of `most`. Returns the
  * new number of connections, or enum count_error.
  *
- * An entry is removed a second or more after it became zero. A caller that finds an entry being removed tries again.
- * The function is global, so that the verifier checks it once instead of once for each path that calls it. Linux 6.1
- * accepts no argument of a global function as a map's key, so `whose` is copied.
+ * An entry of the map `clients` is removed a second or more after its counts became zero. A caller that finds an entry
+ * being removed tries again. The function is global, so that the verifier checks it once instead of once for each path
+ * that calls it. Linux 6.1 accepts no argument of a global function as a map's key, so `whose` is copied.
  */
 __noinline __s64 change_count(const struct gate_client *whose, __s32 connections, __s64 kept, __u64 most)
 {
@@ -169,7 +171,7 @@ static __always_inline __u64 most_of_network(__u64 most, __u32 times)
 {
 	__u64 connections = most & GATE_CONNECTIONS, of_client = most / GATE_TRACKED & GATE_KEPT, kept;
 
-	if (most == ~0ULL) /* ~0: no limit for clients, nor for networks */
+	if (most == ~0ULL) /* ~0 means that neither the client nor its networks have a limit */
 		return most;
 	if (connections * times < GATE_CONNECTIONS)
 		connections *= times;
@@ -212,7 +214,8 @@ __noinline __s64 change_counts(const struct gate_client *whose, __s32 connection
 			continue;
 		count = change_count(&network, connections, kept,
 				     level ? most_of_network(most, times) : most);
-		/* A change without a limit goes on if a network has no room. It fails only if the client has no room.
+		/* If there is no limit, a network without room in the table is skipped. The change then fails only if
+		 * the client itself has no room.
 		 */
 		if (count >= 0 || (level && most == ~0ULL))
 			continue;
@@ -288,8 +291,9 @@ static __always_inline int touch(__u64 *seen_ns, __u64 now_ns)
 	return 1;
 }
 
-/* Gives the packet's path to the connection whose ID the packet has, unless the path's owner has as strong a claim. So
- * an attacker cannot take a path away with the ID of their own connection and a forged address.
+/* Gives the packet's path to the connection whose ID the packet has, unless the connection that owns the path has at
+ * least as strong a claim. So an attacker cannot take a path away with the ID of their own connection and a forged
+ * address.
  */
 static __noinline int hold_path(struct gate_work *work, __u32 claim)
 {
@@ -618,7 +622,7 @@ static __always_inline void note_id_len(struct gate_state *state, __u32 len)
 			return;
 		if (!known) {
 			__sync_val_compare_and_swap(&state->id_lens, lens, lens | (__u64)len << 8 * i);
-			return; /* if another CPU was faster, the server's next packet tries again */
+			return; /* if another CPU changed `id_lens` first, the next packet adds the length */
 		}
 	}
 }

@@ -23,16 +23,17 @@ mod generated {
 pub(crate) const ID_MAX: usize = generated::GATE_ID_MAX as usize;
 pub(crate) const VERSIONS: usize = generated::GATE_VERSIONS as usize;
 pub(crate) const PORTS: usize = generated::GATE_PORTS as usize;
-/// Number of network sizes that contain an address: a client, and two wider ones.
+/// Number of prefix lengths for each address: that of a client, and those of two wider networks.
 pub(crate) const LEVELS: usize = generated::GATE_LEVELS as usize;
-/// Ticks per nanosecond.
+/// Number of ticks per nanosecond. The programs' token buckets count time in ticks.
 pub(crate) const TICKS: u64 = generated::BUCKET_TICKS as u64;
 pub(crate) const TOKEN_KEYS: usize = generated::GATE_TOKEN_KEYS as usize;
 pub(crate) const TRACERS: usize = generated::GATE_TRACERS as usize;
 /// Mask of the bits of `gate_count.all` that are the number of connections.
 pub(crate) const CONNECTIONS: u64 = generated::GATE_CONNECTIONS as u64;
 pub(crate) const TABLE_V6: u16 = generated::GATE_TABLE_V6 as u16;
-/// Number of low bits of a rank that hold `enum gate_entry`; the other bits hold the prefix length.
+/// Number of low bits that hold `enum gate_entry` in the rank of a list entry. The other bits hold the prefix length,
+/// so the longest prefix has the highest rank.
 pub(crate) const ENTRY_BITS: u32 = generated::GATE_ENTRY.count_ones();
 
 pub(crate) const MODES: usize = generated::GATE_MODES as usize;

@@ -53,7 +53,7 @@ pub(super) struct GateMaps {
 }
 
 /// Number of a map's entries that one run of `gate_expire` handles. Each run first skips the entries of earlier runs,
-/// so smaller parts take less time each, but more time in total.
+/// so with a smaller number each run takes less time, but all runs together take more.
 const WALK_PART: u32 = 1 << 15;
 
 const REASONS: u32 = (Rule::ALL.len() + Pass::ALL.len()) as u32;
@@ -324,7 +324,7 @@ impl GateMaps {
                 entries.store(call.at.into(), Ordering::Relaxed);
                 return Ok(expired);
             }
-            // Each removed entry has moved all later entries forward by one position.
+            // Each entry that this run removed has moved all later entries of the map forward by one position.
             from = to - call.removed;
         }
     }
@@ -340,7 +340,8 @@ impl GateMaps {
         })
     }
 
-    /// Clears all marks of one age. New marks must not have this age at the time.
+    /// Clears all marks of one age in the Bloom filter (`gate_marks.h`). The program must give new marks the other age
+    /// meanwhile.
     pub fn forget(&self, age: u32) -> Result<(), Error> {
         let mut call = intf::ForgetCall { age: age.into() };
         run(&self.forget, &mut call).map_err(|source| Error::Run { program: "gate_forget", source })
@@ -431,7 +432,7 @@ fn delete_of(
     keys.into_iter().try_for_each(|key| delete(map, what, &key))
 }
 
-/// Deletes an entry. A missing entry is no error.
+/// Deletes an entry of a map. A missing entry is no error.
 fn delete(map: &MapHandle, what: &'static str, key: &[u8]) -> Result<(), Error> {
     match map.delete(key) {
         Err(source) if source.kind() == ErrorKind::NotFound => Ok(()),

@@ -81,8 +81,8 @@ outcomes! {
         Live = "live",
         /// The packet comes from a live connection's address and port, with another ID.
         LivePath = "live_path",
-        /// The packet has the ID that the server chose in its handshake packet, and comes from the address that the
-        /// handshake packet went to.
+        /// The packet has the ID that the server chose in its handshake packet. The packet comes from the address to
+        /// which the server sent that handshake packet.
         Handshake = "handshake",
         /// The packet's source is on the allow list.
         Allowed = "allowed",
@@ -98,7 +98,7 @@ outcomes! {
 }
 
 outcomes! {
-    /// Events other than verdicts.
+    /// Events that the gate counts in addition to its verdicts on packets.
     Event {
         /// A connection was added to the tracked ones.
         ConnectionTracked = "connection_tracked",
@@ -113,12 +113,13 @@ outcomes! {
         Answered = "answered",
         /// A refused packet was dropped, because its answer could not be made.
         NotAnswered = "not_answered",
-        /// A sample was lost, because it was not read in time.
+        /// A sample of a refused packet was lost, because userspace did not read it in time.
         SamplesLost = "samples_lost",
-        /// A packet passed unchecked, because it interrupted another run on its CPU (on kernels with PREEMPT_RT).
+        /// A packet passed unchecked, because the gate's program was interrupted on this CPU while it checked another
+        /// packet (on kernels with PREEMPT_RT).
         Busy = "busy",
-        /// A new client's rates began with room for two packets only. In the time in which a client's rates fill up,
-        /// more new clients came than the table can remember.
+        /// A new client's token buckets began with tokens for two packets only. Within the time in which such buckets
+        /// fill, more new clients came than the table can remember.
         RatesCrowded = "rates_crowded",
     }
 }
@@ -165,7 +166,7 @@ impl GateReason {
         Rule::ALL.get(raw).copied().map(Self::Refused).or_else(passed)
     }
 
-    /// Returns the name for logs and metrics.
+    /// Returns the name of the rule or of the reason to pass, for logs and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Refused(rule) => rule.name(),

@@ -45,8 +45,8 @@ pub struct ScopeRules {
     pub prefixes: Vec<(Prefix, ListEntry)>,
 }
 
-/// An application's address, port or both. If several places match a packet, address and port together win over an
-/// address alone, which wins over a port alone.
+/// An application's address, port or both. If several values of this type match a packet, address and port together win
+/// over an address alone, which wins over a port alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RulePlace {
     /// The destination address; `None` for any.
@@ -82,7 +82,7 @@ pub enum RuleMode {
     Off = 0,
     /// The rule counts the packets that it would refuse.
     Monitor = 1,
-    /// The rule refuses the packets.
+    /// The rule refuses the packets that violate it.
     Enforce = 2,
 }
 
@@ -215,8 +215,8 @@ pub struct PolicyRules {
     /// QUIC versions that the server supports, at most 4, for [`Rule::Version`].
     pub versions: Vec<u32>,
     /// Rules among [`ANSWERING`] that answer a refused packet with Version Negotiation instead of dropping it silently.
-    /// [`Rule::Version`] names the server's versions. The others name a version that nothing implements, so that the
-    /// client gives up at once.
+    /// [`Rule::Version`] names the server's versions. The answers of all other rules name a version that nothing
+    /// implements, so that the client gives up at once.
     pub answers: BTreeSet<Rule>,
     /// Source ports that reflectors send from, at most 32, for [`Rule::SourcePort`]. Short headers are exempt while
     /// they may belong to live connections that the gate does not know: with [`LiveRule::Tracked`] until the gate has
@@ -470,11 +470,11 @@ fn nanoseconds(time: Duration) -> u64 {
 
 /// The encoded rate of a bucket that never has tokens: every packet exceeds it.
 const NONE: intf::Rate = intf::Rate { cost: 1, burst: 0 };
-/// Largest cost per byte in ticks. The cost of a datagram of 65,535 bytes stays below 2^62.
+/// Largest cost of a byte in ticks of a token bucket. The cost of a datagram of 65,535 bytes stays below 2^62.
 const COST_MAX: u128 = 1 << 46;
 
 impl RuleRate {
-    /// Encodes the rate for the program: the cost of a unit and the size of the bucket, both in ticks.
+    /// Encodes the rate for the BPF program: the cost of a unit and the size of the token bucket, both in ticks.
     fn encode(&self) -> Result<intf::Rate, &'static str> {
         if self.amount == 0 || self.burst == 0 {
             return Err("a rate of zero lets nothing through: enforce a list instead");

@@ -46,7 +46,7 @@ impl KernelScope {
         self.with(|maps| maps.publish(self.index, id))
     }
 
-    /// Forgets a connection ID. An unknown ID is no error.
+    /// Forgets a published connection ID. An unknown ID is no error.
     pub fn retire(&self, id: &[u8]) -> Result<(), Error> {
         self.with(|maps| maps.retire(self.index, id))
     }

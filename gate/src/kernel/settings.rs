@@ -22,7 +22,8 @@ pub(super) struct Settings {
     active: intf::Active,
     /// UNIX time minus CLOCK_MONOTONIC in ns, as userspace last passed it to the program.
     clock_ns: i64,
-    /// Number of walks since the age of new marks changed. Each walk marks all live entries.
+    /// Number of walks over the maps since new marks got another age (`gate_marks.h`). Each walk marks all live
+    /// entries.
     walks: u32,
     token_keys: token::Keys,
     halves: [Half; 2],
@@ -39,8 +40,8 @@ struct Half {
 
 /// Largest change of UNIX time minus `CLOCK_MONOTONIC` that is not passed on to the program.
 const CLOCK_SLACK_NS: u64 = 500_000_000;
-/// Number of walks after which every live entry has a mark of the newer age. A single walk may miss an entry that
-/// moves.
+/// Number of walks over the maps after which every live entry has a mark of the newer age (`gate_marks.h`). A single
+/// walk may miss an entry that moves.
 const WALKS_PER_AGE: u32 = 8;
 const NS_PER_S: i64 = 1_000_000_000;
 

@@ -70,7 +70,7 @@ impl GateTrace {
 pub struct Traced {
     /// The new samples, oldest first.
     pub samples: Vec<RefusedPacket>,
-    /// Number of packets that match the trace. Each of these packets is in a sample, or in one of the two counts below.
+    /// Number of packets that match the trace. Each of these packets is in a sample, or is counted as left out or lost.
     pub matched: u64,
     /// Number of matching packets that were left out because of [`GateTrace::per_second`].
     pub left_out: u64,
@@ -101,7 +101,8 @@ impl PacketTracer {
         let scopes =
             what.scope_indexes(&locked)?.into_iter().map(|index| (index, maps.turn(index))).collect();
         let index = locked.free_tracer().ok_or(Error::Full { what: "traces: 8 are running" })?;
-        // Runs that began earlier may still send packets to the trace that had this index before: discard them first.
+        // Runs of the program that began earlier may still send packets to the trace that had this index before. These
+        // packets are discarded first.
         maps.barrier.wait_for_runs()?;
         traces.collect(&locked.names())?;
         maps.put_tracer(index, &raw)?;

@@ -49,7 +49,7 @@ fn gate_attaches_and_detaches() {
     });
     drop(other);
     assert!(!shows_xdp(&network.relay, "west"));
-    // The program is detached with its interface.
+    // When the interface is deleted, the kernel also detaches the gate's program from it.
     inside(&network.relay, || gate.attach(veth, XdpMode::Native).expect("native"));
     ip(&format!("-n {} link del west", network.relay));
     gate.detach();
@@ -185,7 +185,8 @@ fn egress_program_can_precede_one_that_ends_the_chain() {
         };
         inside(&network.relay, || gate.watch(west)).expect("watched");
         let server = crate::net::socket(&network.relay, "10.98.1.1:443".parse().expect("an address"));
-        // The answer may have to wait for the client's link address, so the test waits until the answer arrives.
+        // The kernel may first have to resolve the client's link address. So the test waits until the server's packet
+        // arrives at the client.
         let client = crate::net::socket(&network.publisher, "10.98.1.2:40000".parse().expect("an address"));
         server.send_to(&answer, client.local_addr().expect("an address")).expect("sent");
         assert_eq!(client.recv(&mut [0; 2048]).expect("the answer"), answer.len());

@@ -272,7 +272,7 @@ fn wireguard_devices_are_guarded() {
     let server = socket(&network.relay, "10.97.0.1:443".parse().expect("an address"));
     let client = socket(&network.publisher, "10.97.0.2:0".parse().expect("an address"));
     client.connect(server.local_addr().expect("an address")).expect("connected");
-    // Packets that wait for the tunnel's handshake are sent in this order.
+    // WireGuard keeps packets until its handshake is complete, and then sends them in the order of these calls.
     for _ in 0..20 {
         client.send(&short(&[], 20)).expect("sent");
     }

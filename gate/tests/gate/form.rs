@@ -23,7 +23,7 @@ const TCP: u8 = 6;
 
 type Change = fn(&mut TestFrame);
 
-/// Changes of a good packet, the families that they apply to, and the expected verdict.
+/// Changes of a valid frame: name, the IP versions that the change applies to, the change, and the expected verdict.
 const IP: &[(&str, &[&str], Change, GateReason)] = &[
     ("unchanged", &[V4, V6], |_| {}, passed(Pass::New)),
     ("a VLAN tag", &[V4, V6], |f| f.tags = vec![VLAN], passed(Pass::New)),

@@ -15,7 +15,7 @@ pub enum LongPacketType {
 }
 
 impl LongPacketType {
-    /// Returns the type bits, which differ between the QUIC versions.
+    /// Returns the bits for the type of a long header, which differ between the QUIC versions.
     fn bits(self, version: u32) -> u8 {
         let number = self as u8;
         (if version == VERSIONS[1] { number + 1 } else { number } & 3) << 4
@@ -78,7 +78,7 @@ pub struct TestFrame {
     /// Fragment offset in units of 8 bytes, and the bit "more fragments".
     pub fragment: Option<(u16, bool)>,
     pub protocol: u8,
-    /// Difference of a length field from the right length.
+    /// Number that is added to the right UDP length in the UDP header.
     pub wrong_udp_len: i32,
     pub wrong_ip_len: i32,
     /// Number of bytes after the IP packet.

@@ -165,7 +165,8 @@ impl BucketStart {
     }
 }
 
-/// Checks that a network has a multiple of a client's rates, and that a client over its own limit uses up none of it.
+/// Checks that a network's rates are a multiple of a client's rates. A client over its own limit must not use up its
+/// network's rates.
 #[test]
 fn each_network_has_its_own_rate_limits() {
     if !root("each_network_has_its_own_rate_limits") {
@@ -234,7 +235,7 @@ fn network_limits_follow_the_settings() {
     }
 }
 
-/// Size of the table of rates. Only a flood from more addresses evicts entries.
+/// Size of the table of rates. Only a flood from more addresses than this evicts entries.
 const RATES: u32 = 1 << 14;
 
 /// Sends an attacker's packets at once, and returns how many pass.
@@ -292,7 +293,7 @@ fn flood_from_many_addresses_refills_no_rate_bucket() {
         }
         let bystander = format!("198.51.{round}.7:4000");
         let id = [round as u8; 8];
-        // A long ClientHello has a second half with the same ID.
+        // The second half of a long ClientHello arrives in another Initial with the same connection ID.
         for _ in 0..2 {
             assert_eq!(reason(&gate, &open(&bystander, round)), NEW);
         }

@@ -18,7 +18,8 @@ const V6: &str = "[2001:db8::7]:40000";
 const SERVER_ID: [u8; 8] = [0x5e; 8];
 const REFUSING: [Rule; 3] = [Rule::Quota, Rule::UnknownInitials, Rule::ClientInitials];
 
-/// Returns a policy in which the rule refuses: rules on rates after the first connection, the quota at once.
+/// Returns a policy that enforces only this rule. A rule on rates admits one connection and refuses the next, the rule
+/// on the quota refuses the first.
 fn policy(rule: Rule) -> PolicyRules {
     let once = RuleRate { amount: 1, per: Duration::from_secs(1000), burst: 1 };
     let rates = Rates { initials: Some(once), ..Rates::default() };
@@ -39,8 +40,8 @@ fn events(gate: &LoadedGate) -> [u64; 2] {
     [Event::Answered, Event::NotAnswered].map(|event| statistics.event(event))
 }
 
-/// Checks the answer: its version is reserved (RFC 9000, section 15), it has the source and destination connection IDs
-/// of the packet, and it is shorter than the packet.
+/// Checks a Version Negotiation that answers a packet: its version is reserved (RFC 9000, section 15), it has the
+/// source and destination connection IDs of the packet, and it is shorter than the packet.
 fn assert_refusal(gate: &LoadedGate, asked: &TestFrame, rule: Rule, id: &[u8], from: &[u8]) {
     let (verdict, action) = judge(gate, &asked.bytes());
     assert_eq!(verdict, Some(("web".to_owned(), refused(rule))));

@@ -183,7 +183,7 @@ fn retry_token_is_valid_for_its_lifetime_and_until_the_second_new_key() {
         accepted.push(
             [0, 1].into_iter().find(|&i| gate.token_keys().get(i.into()) == Some(key)).expect("an index"),
         );
-        // A key stays valid until the second key after it is added.
+        // A token key stays valid until two newer keys have been added.
         for (age, (key, index)) in keys.iter().zip(&accepted).rev().enumerate() {
             assert_eq!(accepts(token(now(), *index, key)), age < 2, "age {age}");
         }

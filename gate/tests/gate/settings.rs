@@ -115,8 +115,8 @@ fn runtime_entries_precede_the_rules() {
     assert_eq!(open(&gate, V4), NEW);
 }
 
-/// Checks that a block for all scopes also applies in a scope that allows the same prefix or a shorter one, and that
-/// the call that adds the block returns the entries that override it.
+/// Checks that a block for all scopes also applies in a scope that allows the same prefix or a shorter one. The call
+/// that adds the block must return the entries that override the block.
 #[test]
 fn block_applies_in_every_scope_and_returns_exceptions() {
     if !root("block_applies_in_every_scope_and_returns_exceptions") {
@@ -404,7 +404,7 @@ fn tables_report_fill_levels() {
     for n in 0..3 {
         web.publish(&[n; 8]).expect("an ID");
     }
-    // Two clients and their network have an entry each.
+    // Each of the two clients has an entry in the table `clients`, and so has the network that contains both.
     for client in ["192.0.2.7", "192.0.2.8"] {
         web.inc(client.parse().expect("an address")).expect("inc");
     }

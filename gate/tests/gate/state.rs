@@ -249,7 +249,7 @@ fn answered_handshake_becomes_live() {
             assert_eq!(reason(&gate, &to_server(rebound, short(&SERVER_ID, 100))), LIVE);
             assert_eq!(reason(&gate, &to_server(rebound, short(&[6; 8], 100))), passed(Pass::LivePath));
             assert_eq!(reason(&gate, &to_server(from, short(&[6; 8], 100))), UNKNOWN);
-            // An attacker who did not get the answer does not know the ID, or has another address.
+            // An attacker who did not get the server's handshake packet does not know the ID, or has another address.
             answer(&gate, from, version, &[0x77; 8]);
             assert_eq!(reason(&gate, &to_server(elsewhere, short(&[0x77; 8], 100))), UNKNOWN);
             assert_eq!(web.connections(client).expect("connections"), 1);
@@ -489,8 +489,8 @@ fn early_data_belongs_to_the_connection_of_its_initial() {
     assert_eq!(reason(&gate, &early(V4, 1)), UNKNOWN);
 }
 
-/// Checks that short headers from a reflector's port pass while they may belong to connections from before the gate,
-/// which may have any port that a NAT gave them. A new connection from such a port is refused.
+/// Checks that short headers from a reflector's port pass while they may belong to connections that began before the
+/// gate was attached. A NAT may have given such a connection any port. A new connection from such a port is refused.
 #[test]
 fn reflector_port_of_an_earlier_connection_passes() {
     if !root("reflector_port_of_an_earlier_connection_passes") {
@@ -546,7 +546,8 @@ fn live_rates_limit_published_ids() {
         let web = gate.scope("web").expect("a scope");
         for (from, other, id) in [(V4, "192.0.2.9:40000", [1; 8]), (V6, "[2001:db8:9::7]:40000", [2; 8])] {
             web.publish(&id).expect("an ID");
-            // Unknown packets from the same address take nothing from the ID's rates.
+            // Packets with unknown connection IDs take nothing from the rates of the published ID, although they have
+            // the same address.
             for n in 0..20 {
                 assert_eq!(reason(&gate, &open(from, n)), NEW);
             }
@@ -576,7 +577,7 @@ fn rate_buckets_refill_over_time() {
     while begin.elapsed() < Duration::from_millis(300) {
         passed += u128::from(passes());
     }
-    // On a busy machine, the previous loop may have sent only one packet, or none.
+    // On a busy machine, the loop above may have sent only one packet, or none.
     let go_on = || {
         passed += u128::from(passes());
         passed
@@ -605,7 +606,8 @@ fn large_buckets_refill_tick_by_tick() {
     // Each packet opens a connection of its own.
     let mut numbers = 0..;
     let mut next = || open(V4, numbers.next().expect("a number")).bytes();
-    // Returns two readings of the clock, between which the bucket was empty, and the number of packets that had passed.
+    // Returns two readings of the clock, between which the bucket was empty, and the number of packets that had passed
+    // until then.
     let mut drain = || {
         let mut passed = 0;
         loop {

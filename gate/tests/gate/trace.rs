@@ -69,7 +69,8 @@ fn trace_of_a_client_survives_the_flood_of_another() {
     assert_eq!(take(&tracer), Traced { samples: vec![], matched, left_out, lost }, "nothing comes twice");
 }
 
-/// Checks that packets over the rate are counted, and that every packet is in one of the counts.
+/// Checks that packets over a trace's rate are counted as left out, and that each packet is either in a sample or in
+/// one of the counts.
 #[test]
 fn packets_over_the_trace_rate_are_counted() {
     if !root("packets_over_the_trace_rate_are_counted") {

@@ -148,8 +148,9 @@ fn attacker_cannot_take_a_path() {
     assert_eq!((connections(&gate, V4), connections(&gate, ATTACKER)), (1, 1));
 }
 
-/// Takes a victim's path before the victim connects. The strongest claim to a path is that of a client that got the
-/// server's answer there. The next is that of a connection whose client has the path's address.
+/// Takes a victim's path, which is its address and port, before the victim connects. The strongest claim to a path is
+/// that of a client that got the server's answer there. The next is that of a connection whose client has the path's
+/// address.
 #[test]
 fn attacker_cannot_take_a_path_in_advance() {
     if !root("attacker_cannot_take_a_path_in_advance") {
@@ -189,7 +190,8 @@ fn connections_of_one_socket_share_their_path() {
         assert_eq!(connections(&gate, V4), 2);
         let expired = client.for_long(&other, LIVE)?;
         assert_eq!((expired, connections(&gate, V4)), (1, 1));
-        // The path now belongs to the other connection, because one of its packets came after the first had expired.
+        // The path now belongs to the other connection, because one of its packets came after the first connection had
+        // expired.
         client.expect(&other, LIVE)?;
         client.for_long(&LATER_ID, LIVE_PATH)?;
         Some(())
@@ -213,7 +215,8 @@ fn live_rates_cannot_be_evaded_or_used_up_by_forged_addresses() {
             assert_eq!(send(&gate, &format!("192.0.2.{}:4000{}", n + 5, n % 3), &ATTACKERS_ID), want);
         }
         assert_eq!(send(&gate, ATTACKER, &ATTACKERS_ID), refused(rule));
-        // An attacker that sends another ID from the client's address uses up the path's rates, not the connection's.
+        // An attacker that sends another ID from the client's address uses up only the rates that belong to this
+        // address and port, not those of the connection.
         for n in 0..10 {
             assert_eq!(send(&gate, V4, &LATER_ID), if n < 7 { LIVE_PATH } else { refused(rule) });
         }
@@ -370,7 +373,8 @@ fn ids_of_several_lengths_are_tracked() {
     assert_eq!(send(&gate, V4, &[3; 6]), refused(Rule::UnknownId));
 }
 
-/// Checks that a walk in several parts marks and removes entries of all parts.
+/// Checks that a walk over a map marks and removes entries in all parts of the map, if several runs of the program
+/// share the walk.
 #[test]
 fn large_tables_are_walked_completely() {
     if !root("large_tables") {

@@ -261,7 +261,8 @@ impl SessionBroker {
                     self.lost.user = caller.user;
                 }
                 Err(error) => {
-                    // An error such as a lack of descriptors may persist, so the loop stops at the first one.
+                    // An error such as a lack of descriptors may persist, so the loop stops at the first connection
+                    // that cannot be accepted.
                     self.lost.error = Some(error);
                     return;
                 }
@@ -317,7 +318,7 @@ impl LostLog {
             );
         }
         if let Some(error) = self.error {
-            // The usual cause is that this process has no free file descriptors.
+            // Accepting a connection fails mostly because this process has no free file descriptors.
             error!("connections of applications cannot be accepted: {error}");
         }
     }

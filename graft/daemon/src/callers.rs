@@ -237,7 +237,8 @@ mod tests {
         let gone: Vec<_> = strangers.iter().map(has_made_way).collect();
         assert_eq!(gone.iter().filter(|gone| **gone).count(), 1);
         assert!(gone[0]);
-        // Each of the first strangers frees its slot when it is dropped, except the one whose slot another has got.
+        // Each of the first strangers frees its slot when it is dropped, except the stranger whose slot the newcomer
+        // has got.
         drop(strangers);
         assert_eq!(crowd(&callers, start + GRACE).len(), STRANGERS - 1);
         assert!(!has_made_way(&peer));
@@ -248,8 +249,8 @@ mod tests {
         let full: Vec<_> = (0..OF_STRANGER).map(|_| callers.enter(own, false, start).unwrap()).collect();
         let _next = callers.enter(own, false, start + GRACE).unwrap();
         assert!(!has_made_way(&older) && has_made_way(&full[0]));
-        // If many strangers connect at the same time, only as many are accepted as there are slots of strangers whose
-        // handshakes have run for `GRACE`.
+        // Many strangers of one network connect at the same time while all slots of that network are taken. Each
+        // handshake that has run for `GRACE` loses its slot to one of them, and no further stranger is accepted.
         let all = (0..1000).filter_map(|_| callers.enter(own, false, start + GRACE));
         assert_eq!(all.collect::<Vec<_>>().len(), OF_STRANGER - 1);
     }

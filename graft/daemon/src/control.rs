@@ -73,8 +73,8 @@ pub enum GraftRequest {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         strict: bool,
     },
-    /// Swaps a session's graft. The answer is sent once both ends have changed or have given up, and after a stateless
-    /// swap once the lost datagrams are counted.
+    /// Swaps a session's graft. The answer is sent once both ends have changed to the new graft, or have given up. If
+    /// no state is transferred (`stateless`), the answer also waits until the lost datagrams are counted.
     SwapSession {
         session: String,
         graft: String,
@@ -123,7 +123,7 @@ pub enum GraftAnswer {
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct SessionSwapped {
-    /// Time until both ends had agreed on the swap, in microseconds.
+    /// Time from the request for the swap until both ends had agreed on it, in microseconds.
     pub agreed_us: u64,
     /// Time that this end took for the swap itself, in microseconds.
     pub cut_us: u64,

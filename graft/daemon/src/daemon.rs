@@ -172,7 +172,8 @@ impl GraftDaemon {
         self.unfetched.lock().insert(identity);
     }
 
-    /// Reads the results of connections that have ended, and updates the model that chooses for new ones.
+    /// Reads the results of connections that have ended, and updates the model that chooses congestion controls for new
+    /// connections.
     pub fn learn(&self) {
         if !self.runtime.lock().selects() {
             return;
@@ -212,7 +213,7 @@ impl GraftDaemon {
         // Adding or removing a cgroup that a rule names changes the revision, since agreements cover the rules for
         // existing cgroups.
         let revision = runtime.revision();
-        // Watching tasks wake up only if the revision has changed.
+        // Tasks that watch the runtime's revision wake up only if the revision has changed.
         self.changes.send_if_modified(|known| std::mem::replace(known, revision) != revision);
         for (peer, report) in self.probes.take_fresh() {
             runtime.note_probe(peer, report);

@@ -144,7 +144,8 @@ struct Worker {
 struct WaitingSwap {
     session: String,
     reply: Reply,
-    /// Result of a stateless swap that both ends have made. It is kept until the lost datagrams are counted.
+    /// Result of a swap without transfer of state, which both ends have made. It is kept until the lost datagrams are
+    /// counted.
     swapped: Option<SessionSwapped>,
 }
 
@@ -166,7 +167,7 @@ impl Worker {
                 }
                 Err(error) => {
                     error!("cannot handle the sessions' messages and timers; trying again: {error}");
-                    // The error may persist, so a pause keeps the loop from using all of a CPU.
+                    // The error of the runtime may persist, so a pause keeps the loop from using all of a CPU.
                     std::thread::sleep(PATIENCE);
                 }
             }
@@ -184,7 +185,7 @@ impl Worker {
                 let swap = if stateless { PacketRuntime::swap_anew } else { PacketRuntime::swap };
                 match swap(&mut self.runtime, &session, &graft) {
                     Ok(()) => {
-                        // The answer is sent when both ends have changed, or have given up.
+                        // The request for the swap is answered when both ends have changed the graft, or have given up.
                         self.waiting = Some(WaitingSwap { session, reply, swapped: None });
                         return;
                     }
@@ -232,7 +233,8 @@ impl Worker {
                 );
                 let is_known = !change.stateless;
                 let swapped = SessionSwapped { agreed_us: took.map_or(0, us), cut_us: us(cut), change };
-                // After a stateless swap the answer waits until the lost datagrams are counted.
+                // After a swap without transfer of state (`stateless`), the answer waits until the lost datagrams are
+                // counted.
                 match is_known {
                     true => self.done(&session, Ok(swapped)),
                     false => self.wait_for_count(&session, swapped),

@@ -1,5 +1,5 @@
 //! The process that users start: it reads the settings, serves the control socket and HTTP, and starts a process for
-//! each part of the work.
+//! each part of the daemon.
 //!
 //! The supervisor holds no BPF program and parses nothing that a peer sends, so it keeps running when a part ends or
 //! hangs.
@@ -34,7 +34,7 @@ pub struct SupervisorSetup {
     pub config: PathBuf,
     /// Interfaces behind which there are hosts whose connections are tunnelled, in addition to those of the settings.
     pub interfaces: Vec<String>,
-    /// Arguments with which this program runs a part. The part's name follows them.
+    /// Arguments with which this program starts the process for a part of the daemon. The part's name follows them.
     pub arguments: Vec<OsString>,
     pub front: DaemonFront,
 }
@@ -110,8 +110,8 @@ impl Supervisor {
         }
     }
 
-    /// Asks a part for its share of an answer to which both parts contribute. Returns `None` if the settings do not
-    /// want the part.
+    /// Asks one part of the daemon for what it contributes to an answer that is made of both parts' answers. Returns
+    /// `None` if the settings do not want the part.
     fn share(&self, part: &SupervisedPart, request: &GraftRequest) -> anyhow::Result<Option<GraftAnswer>> {
         if !part.is_wanted() {
             return Ok(None);

@@ -368,7 +368,7 @@ pub fn explanation_text(
     out
 }
 
-/// Describes the choice that a model would make, and the decisions that lead to it.
+/// Describes which graft a learned model would choose for a connection, and the decisions that lead to this choice.
 pub fn what_if(features: &Features, decision: &ModelDecision<'_>, width: usize) -> String {
     let mut out = String::new();
     let leaf = decision.leaf;

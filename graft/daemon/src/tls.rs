@@ -98,7 +98,7 @@ impl Tls {
         Ok(Self { shown: Arc::new(shown), known: Arc::new(KnownPeers::new(authority, peers)?) })
     }
 
-    /// Returns the same identity of this host, with the given peer as the only known one.
+    /// Returns a copy of this value that knows only the given peer.
     pub fn restrict_to(&self, peer: &str) -> Self {
         Self { shown: self.shown.clone(), known: self.known.only(peer) }
     }
@@ -167,8 +167,8 @@ fn algorithm(pkcs8: &[u8]) -> anyhow::Result<&'static rcgen::SignatureAlgorithm>
         .context("the key's algorithm is not supported: use Ed25519, P-256 or P-384")
 }
 
-/// Returns the crypto provider with the cipher suite first that is fastest on this host. The order of the TLS client
-/// decides which suite is used.
+/// Returns the crypto provider with the cipher suite first that is fastest on this host. The order in which a TLS
+/// client lists the suites decides which suite is used.
 fn provider() -> Arc<CryptoProvider> {
     let mut provider = ring::default_provider();
     let first = match has_aes() {

@@ -50,7 +50,8 @@ pub struct CongestionProgram {
 
 /// The loaded callbacks of a congestion control.
 enum LoadedControl {
-    /// Programs loaded by libbpf: at the first load, and whenever a recipe cannot hold the object.
+    /// Programs that libbpf relocated and loaded: at the first load, and if the relocated instructions cannot be
+    /// cached.
     Object(libbpf_rs::Object),
     Parts(RecipeParts),
 }
@@ -236,7 +237,7 @@ impl Ready {
 
     fn load(image: &[u8], parameters: &[(String, u64)], by_link: bool) -> Result<Self, Error> {
         let start = Instant::now();
-        // A control loaded from a recipe can only be registered by a link.
+        // A control loaded from a recipe (cached relocated instructions) can only be registered by a BPF link.
         let known = Recipe::find_loaded(image).filter(|_| by_link);
         if let Some(ready) = known.and_then(|recipe| Self::load_from_recipe(&recipe, parameters, start)) {
             return Ok(ready);
@@ -244,14 +245,14 @@ impl Ready {
         let ready = Self::load_with_libbpf(image, parameters, by_link)?;
         let LoadedControl::Object(object) = &ready.body else { return Ok(ready) };
         let recipe = if by_link { Recipe::keep(image, object)? } else { None };
-        // The object is loaded again from its new recipe, since only a control loaded from a recipe can later replace
-        // another one from a recipe.
+        // The object is loaded again from its new recipe (cached relocated instructions). Only a control loaded from a
+        // recipe can later replace another one that was.
         let again = recipe.and_then(|recipe| Self::load_from_recipe(&recipe, parameters, start));
         Ok(again.unwrap_or(ready))
     }
 
-    /// Loads the graft from a recipe. Returns `None` if the kernel refuses: the caller then loads it with libbpf, which
-    /// reports the reason.
+    /// Loads the graft from a recipe (cached relocated instructions). Returns `None` if the kernel refuses: the caller
+    /// then loads it with libbpf, which reports the reason.
     fn load_from_recipe(recipe: &Recipe, parameters: &[(String, u64)], start: Instant) -> Option<Self> {
         let opened = Instant::now();
         let parts = recipe.load(parameters).ok()?;

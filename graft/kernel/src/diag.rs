@@ -190,7 +190,7 @@ mod tests {
         let mount = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
         let mount =
             mount.into_iter().find(|fields| fields[2] == "cgroup2").map(|fields| fields[1].to_owned());
-        // exact: this process stays in its cgroup
+        // exact: this process does not change its cgroup between the two reads
         let own = std::fs::read_to_string("/proc/self/cgroup").expect("cgroups");
         let own = own.lines().find_map(|line| line.strip_prefix("0::"));
         let (Some(mount), Some(own)) = (mount, own) else {

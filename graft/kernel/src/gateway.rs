@@ -61,12 +61,14 @@ const IN: &str = "gateway_in";
 const AGAIN: &str = "gateway_again";
 pub(super) const LOOPBACK: &str = "lo";
 
-/// The number of a daemon's run. Each run has its own packet marks and its own routing table.
+/// The number of a run: the time from a start of the daemon to its end. Each run has its own packet marks and its own
+/// routing table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GatewayRun(pub u16);
 
 impl GatewayRun {
-    /// Upper 16 bits of the first mark and of the table number; the lower 16 bits are the run's number.
+    /// Upper 16 bits of the routing table's number and of the mark of packets from inside hosts. The lower 16 bits are
+    /// the number of the daemon's run.
     const BASE: u32 = 0x4d52_0000;
     const BASE_AGAIN: u32 = 0x4d53_0000;
 
@@ -104,8 +106,8 @@ impl GatewayRun {
     }
 
     fn is_live(self) -> bool {
-        // The file lists the raw sockets of this thread's network namespace. If it cannot be read, the run counts as
-        // live, so that nothing of it is removed.
+        // /proc/thread-self/net/raw lists the raw sockets of this thread's network namespace. If it cannot be read, the
+        // run counts as live, so that nothing of it is removed.
         std::fs::read_to_string("/proc/thread-self/net/raw").map_or(true, |sockets| self.is_among(&sockets))
     }
 

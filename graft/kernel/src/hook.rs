@@ -13,6 +13,7 @@ use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use millrace_kernel::clock;
 use millrace_kernel::intf::Plain;
 use millrace_kernel::object::{LoadedObject, embedded, write};
+use millrace_kernel::outcomes;
 use millrace_kernel::prefix::Prefix;
 
 use super::attachment::CgroupAttachment;
@@ -35,48 +36,33 @@ const PROGRAMS: [&str; 7] = [
     "hook_connect6",
 ];
 
-macro_rules! verdicts {
-    ($($(#[$doc:meta])* $name:ident = $text:literal),* $(,)?) => {
-        /// The verdict on a connection to a host with a broker, if a rule matches.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub enum HookVerdict { $($(#[$doc])* $name),* }
-
-        impl HookVerdict {
-            /// The verdicts, in the order of their numbers in C.
-            pub const ALL: &[Self] = &[$(Self::$name),*];
-
-            /// Returns the verdict's name in status, metrics and documentation.
-            pub fn name(self) -> &'static str {
-                match self { $(Self::$name => $text),* }
-            }
-        }
-    };
-}
-
-verdicts! {
-    /// The connection was redirected to the broker. With all other verdicts it goes directly to its server.
-    Led = "led",
-    /// No carrier to the peer is connected.
-    Cold = "cold",
-    /// The server has refused an earlier connection. This connection goes directly to the server, so that the
-    /// application gets the server's own error.
-    Refused = "refused",
-    /// The broker itself opens the connection.
-    Own = "own",
-    /// The application's socket is in another network namespace than the broker.
-    Elsewhere = "elsewhere",
-    /// The socket is bound to an interface, so it cannot use loopback.
-    BoundDevice = "bound-device",
-    /// The socket is MPTCP, or another kind of stream.
-    NotTcp = "not-tcp",
-    /// The broker does not listen in the connection's address family.
-    NoFamily = "no-family",
-    /// The kernel had no memory for the socket's state.
-    NoMemory = "no-memory",
-    /// The model has chosen plain TCP for the path of the connection.
-    InPlace = "in-place",
-    /// The model has made no choice between the broker and plain TCP for the connection's path yet.
-    Unknown = "unknown",
+outcomes! {
+    /// The BPF programs' verdict on a connection that matches a rule and whose server's host has a broker.
+    HookVerdict {
+        /// The connection was redirected to the broker. With all other verdicts it goes directly to its server.
+        Led = "led",
+        /// No carrier to the peer is connected.
+        Cold = "cold",
+        /// The server has refused an earlier connection. This connection goes directly to the server, so that the
+        /// application gets the server's own error.
+        Refused = "refused",
+        /// The broker itself opens the connection.
+        Own = "own",
+        /// The application's socket is in another network namespace than the broker.
+        Elsewhere = "elsewhere",
+        /// The socket is bound to an interface, so it cannot use loopback.
+        BoundDevice = "bound-device",
+        /// The socket is MPTCP, or another kind of stream.
+        NotTcp = "not-tcp",
+        /// The broker does not listen in the connection's address family.
+        NoFamily = "no-family",
+        /// The kernel had no memory for the socket's state.
+        NoMemory = "no-memory",
+        /// The model has chosen plain TCP for the path of the connection.
+        InPlace = "in-place",
+        /// The model has made no choice between the broker and plain TCP for the connection's path yet.
+        Unknown = "unknown",
+    }
 }
 
 /// Ports on which the broker listens for redirected connections.
@@ -108,7 +94,8 @@ pub struct Lead {
     pub caller: CallerRule,
     /// True if connect() may succeed only after the broker has reached the server.
     pub strict: bool,
-    /// Key of the rule in the map of choices; 0: all connections of the rule are redirected.
+    /// Key of the rule in the map of choices between the broker and plain TCP; 0: all connections of the rule are
+    /// redirected.
     pub choice: u32,
     /// True if matching connections go directly to their server. Later rules do not change that.
     pub in_place: bool,
@@ -121,11 +108,13 @@ pub struct RedirectedConnection {
     pub far: SocketAddr,
     /// This host's address on the route to the server.
     pub near: IpAddr,
-    /// Key of the matching rule in the map of choices ([`Lead::choice`]); 0: the rule has no choice.
+    /// Key of the matching rule in the map of choices between the broker and plain TCP ([`Lead::choice`]); 0: the rule
+    /// redirects all connections.
     pub choice: u32,
     /// Serial number of the model's choice that the connection followed; 0: the model had made no choice.
     pub serial: u32,
-    /// True if the connection used the second candidate, which the choice grants to one connection.
+    /// True if this connection used the second candidate (a congestion control or the broker), which the model's choice
+    /// grants to only one connection.
     pub explored: bool,
     /// Name of the connecting thread in the kernel (`comm`).
     pub command: String,

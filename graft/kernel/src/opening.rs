@@ -118,7 +118,7 @@ impl OpeningPrograms {
     /// Injects an IP packet into the receive path, as if the next hop had sent it to this host.
     ///
     /// # Errors
-    /// The interface does not exist any more, or the kernel refuses the run.
+    /// The interface does not exist any more, or the kernel refuses to inject the packet.
     pub fn inject(&self, from: &NextHop, packet: &[u8]) -> Result<(), Error> {
         let frame = frame(from, packet);
         let mut context = [0; SK_BUFF];

@@ -27,7 +27,8 @@ use millrace_kernel::raw::{check, owned};
 use super::Error;
 use super::object::{CONFIG, GraftObject, offset_of};
 
-/// Most recipes that are cached. A further recipe replaces the oldest one.
+/// Most recipes (relocated instructions of one object file each) that are cached. When the cache is full, a new recipe
+/// replaces the oldest one.
 const KEPT_MAX: usize = 32;
 /// The verifier's log level `BPF_LOG_STATS`, and the size of its log buffer in bytes.
 const LOG_STATISTICS: u32 = 4;
@@ -42,7 +43,7 @@ const OF_KERNEL_TYPE: u8 = 3;
 const OF_FUNCTION: u8 = 4;
 const CALL_OF_KERNEL: u8 = 2;
 
-/// The recipe of one object, which may have no map except that of its parameters.
+/// The recipe of one object file: its relocated instructions. The object may have no map except that of its parameters.
 pub(super) struct Recipe {
     name: String,
     /// Values of all parameters as compiled into the object file; empty if it has none.
@@ -67,7 +68,7 @@ struct RecipeProgram {
     member: u32,
 }
 
-/// Programs loaded from a recipe, and the struct_ops map that registers them.
+/// Programs that were loaded from cached relocated instructions, and the struct_ops map that registers them.
 pub(super) struct RecipeParts {
     map: OwnedFd,
     /// Value of the struct_ops map, which the kernel copies at registration. It refers to the programs by their
@@ -136,7 +137,7 @@ impl Recipe {
     }
 
     /// Makes a recipe of an object that libbpf has loaded, and caches it. `None` means that the object has maps or
-    /// references that a recipe cannot hold, so libbpf has to load it each time.
+    /// references that cannot be cached as relocated instructions, so libbpf has to load it each time.
     pub fn keep(image: &[u8], loaded: &libbpf_rs::Object) -> Result<Option<Arc<Self>>, Error> {
         let mut opened = GraftObject::open(image)?;
         Ok(Self::from(image, &mut opened, loaded))
@@ -297,7 +298,7 @@ fn create(
 }
 
 /// Returns the indices of the instructions that load the address of the parameter map. `None` means that an instruction
-/// has a reference that a recipe cannot hold.
+/// refers to another kernel object, whose descriptor would be invalid in a later load.
 fn references(instructions: &[bpf_insn], config: Option<i32>) -> Option<Vec<usize>> {
     let mut found = Vec::new();
     let mut at = 0;

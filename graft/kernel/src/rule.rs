@@ -53,8 +53,9 @@ pub struct TcpRule {
     pub bound: bool,
     /// First bytes of the identity of the graft that this host would use; zero for a congestion control of the kernel.
     pub graft: [u8; 4],
-    /// Key of the rule in the map of choices ([`Tcp::choose`](super::Tcp::choose)). 0: the rule has no choice, and its
-    /// connections are not reported.
+    /// Key of the rule in the map of the model's choices between congestion controls
+    /// ([`Tcp::choose`](super::Tcp::choose)). 0: the rule's congestion control is fixed, and its connections are not
+    /// reported.
     pub choice: u32,
     /// Settings for the sockets of matching connections.
     pub settings: Settings,

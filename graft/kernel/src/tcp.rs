@@ -10,6 +10,7 @@ use libbpf_rs::{MapCore, MapFlags};
 use millrace_kernel::clock;
 use millrace_kernel::intf::Plain;
 use millrace_kernel::object::{LoadedObject, embedded, write};
+use millrace_kernel::outcomes;
 
 use super::attachment::CgroupAttachment;
 use super::pins::PinDirectory;
@@ -24,61 +25,47 @@ const WHAT: &str = "rules";
 const PROGRAMS: [(&str, &str); 3] =
     [("graft_connect4", "tcp-connect4"), ("graft_connect6", "tcp-connect6"), ("graft_tcp", "tcp")];
 
-macro_rules! outcomes {
-    ($($(#[$doc:meta])* $name:ident = $text:literal),* $(,)?) => {
-        /// The outcome of applying a rule to a connection, or to one of its packets.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub enum TcpOutcome { $($(#[$doc])* $name),* }
-
-        impl TcpOutcome {
-            /// The outcomes, in the order of their numbers in C.
-            pub const ALL: &[Self] = &[$(Self::$name),*];
-
-            /// Returns the outcome's name in status, metrics and documentation.
-            pub fn name(self) -> &'static str {
-                match self { $(Self::$name => $text),* }
-            }
-        }
-    };
-}
-
 outcomes! {
-    /// Both hosts apply the rule.
-    Agreed = "agreed",
-    /// The rule has `agree = false`, so the peer was not asked.
-    OneSided = "one-sided",
-    /// The peer did not answer. It has no daemon, no matching rule, or SYN cookies in use, or a middlebox removes the
-    /// TCP option.
-    Absent = "absent",
-    /// A peer that agreed to an earlier connection did not answer: a middlebox removes the TCP option now.
-    Stripped = "stripped",
-    /// The peer uses another version of the TCP option.
-    Refused = "refused",
-    /// The peer's TCP option is malformed.
-    Malformed = "malformed",
-    /// The client did not offer an agreement, or did not receive this server's answer.
-    Unconfirmed = "unconfirmed",
-    /// Other TCP options, such as those of MPTCP, left no space for this one.
-    NoRoom = "no-room",
-    /// The server sent a SYN cookie, so the SYN-ACK had no space for an answer.
-    Cookies = "cookies",
-    /// The server sent an answer in a SYN-ACK. This happens more often than `agreed` if SYNs are repeated or have
-    /// forged addresses.
-    Answered = "answered",
-    /// The rule's congestion control does not exist, so the socket keeps its own.
-    NoCongestion = "no-congestion",
-    /// The kernel refused another setting of the rule than its congestion control.
-    NotSet = "not-set",
-    /// The SYN was repeated without the option, because it was lost or a middlebox drops SYNs with the option.
-    Resent = "resent",
-    /// The option was not offered, because a SYN to this peer was `resent` in the last ten minutes.
-    Withheld = "withheld",
-    /// The kernel had no memory for the socket's state.
-    NoMemory = "no-memory",
-    /// The rule has `agree = "bound"`, and the peer is not bound to it at present.
-    Unbound = "unbound",
-    /// The event about a connection of a rule with `select` was lost, because the ring buffer was full.
-    Untold = "untold",
+    /// The outcome of applying a rule to a connection, or to one of its packets.
+    TcpOutcome {
+        /// Both hosts apply the rule.
+        Agreed = "agreed",
+        /// The rule has `agree = false`, so the peer was not asked.
+        OneSided = "one-sided",
+        /// The peer did not answer. It has no daemon, no matching rule, or SYN cookies in use, or a middlebox removes
+        /// the TCP option.
+        Absent = "absent",
+        /// A peer that agreed to an earlier connection did not answer: a middlebox removes the TCP option now.
+        Stripped = "stripped",
+        /// The peer uses another version of the TCP option.
+        Refused = "refused",
+        /// The peer's TCP option is malformed.
+        Malformed = "malformed",
+        /// The client did not offer an agreement, or did not receive this server's answer.
+        Unconfirmed = "unconfirmed",
+        /// Other TCP options, such as those of MPTCP, left no space for this one.
+        NoRoom = "no-room",
+        /// The server sent a SYN cookie, so the SYN-ACK had no space for an answer.
+        Cookies = "cookies",
+        /// The server sent an answer in a SYN-ACK. This happens more often than `agreed` if SYNs are repeated or have
+        /// forged addresses.
+        Answered = "answered",
+        /// The rule's congestion control does not exist, so the socket keeps its own.
+        NoCongestion = "no-congestion",
+        /// The kernel refused another setting of the rule than its congestion control.
+        NotSet = "not-set",
+        /// The SYN was repeated without the option, because it was lost or a middlebox drops SYNs with the option.
+        Resent = "resent",
+        /// The option was not offered, because a SYN to this peer was `resent` in the last ten minutes.
+        Withheld = "withheld",
+        /// The kernel had no memory for the socket's state.
+        NoMemory = "no-memory",
+        /// The rule has `agree = "bound"`, and at present userspace has not agreed with the peer to use the rule
+        /// ([`Tcp::bind`]).
+        Unbound = "unbound",
+        /// The event about a connection of a rule with `select` was lost, because the ring buffer was full.
+        Untold = "untold",
+    }
 }
 
 /// The outcome of the latest connection with a peer.
@@ -240,24 +227,25 @@ impl Tcp {
         }
     }
 
-    /// Sets the choice for later connections with the peer that match a rule with this [`choice`](TcpRule::choice). If
-    /// the earlier choice granted its second candidate to a connection and none has used that grant, the grant expires.
+    /// Sets the candidate (a congestion control or the broker) for later connections with the peer that match a rule
+    /// with this [`choice`](TcpRule::choice). If the earlier choice granted its second candidate to a connection and
+    /// none has used that grant, the grant expires.
     pub fn choose(&self, peer: IpAddr, rule: u32, choice: &PathCandidates) -> Result<(), Error> {
         self.choices.set(peer, rule, choice)
     }
 
-    /// Removes the choice for a peer and a rule. Does nothing if none was set.
+    /// Removes the model's choice of a congestion control for a peer and a rule. Does nothing if no choice was set.
     pub fn choose_no_more(&self, peer: IpAddr, rule: u32) -> Result<(), Error> {
         self.choices.forget(peer, rule)
     }
 
-    /// Removes the choices for all peers and rules.
+    /// Removes the model's choices of a congestion control for all peers and rules.
     pub fn forget_choices(&self) -> Result<(), Error> {
         self.choices.clear()
     }
 
-    /// Returns whether the choice for this peer and rule grants its second candidate to one connection, and no
-    /// connection has used that grant yet.
+    /// Returns whether the choice for this peer and rule has a second candidate that no connection has tried yet.
+    /// Exactly one connection may try it.
     pub fn is_granted(&self, peer: IpAddr, rule: u32) -> Result<bool, Error> {
         self.choices.is_granted(peer, rule)
     }
@@ -268,7 +256,8 @@ impl Tcp {
         self.choices.take()
     }
 
-    /// Returns the maps of choices, so that a [`HookPrograms`](super::hook::HookPrograms) can follow the same choices.
+    /// Returns the maps of the model's choices between congestion controls and the broker, so that a
+    /// [`HookPrograms`](super::hook::HookPrograms) can follow the same choices.
     pub fn share(&mut self) -> Result<SelectionMaps, Error> {
         Ok(SelectionMaps { choices: self.object.handle("choices")?, flows: self.object.handle("flows")? })
     }

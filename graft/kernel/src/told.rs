@@ -45,7 +45,8 @@ pub enum SelectedEventKind {
     Ended,
 }
 
-/// An event about a direct connection, not redirected to the broker, that matches a rule with a choice.
+/// An event about a connection that goes directly to its server, not to the broker. The connection matches a rule for
+/// which the model chooses the congestion control.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SelectedEvent {
     /// The kind of the event.
@@ -65,9 +66,10 @@ pub struct SelectedEvent {
     pub time_ns: u64,
     /// [`TcpRule::choice`](super::TcpRule::choice) of the rule that the connection matches.
     pub rule: u32,
-    /// Serial number of the choice that the connection followed; 0: no choice had been made yet.
+    /// Serial number of the model's choice that the connection followed; 0: the model had made no choice yet.
     pub serial: u32,
-    /// True if the connection used the second candidate, which the choice grants to one connection.
+    /// True if this connection used the second candidate (a congestion control or the broker), which the model's choice
+    /// grants to only one connection.
     pub explored: bool,
     /// Congestion control that was chosen for the connection; `None`: the socket's own.
     pub congestion: Option<String>,
@@ -127,8 +129,8 @@ impl Choices {
         keys.iter().try_for_each(|key| remove(&self.map, "choices", key))
     }
 
-    /// Returns whether a choice grants its second candidate to one connection. The BPF programs clear this grant when a
-    /// connection uses it.
+    /// Returns whether a choice still grants its second candidate to one connection. The BPF programs clear this grant
+    /// when a connection uses the candidate.
     pub fn is_granted(&self, peer: IpAddr, rule: u32) -> Result<bool, Error> {
         let found = self.map.lookup(key(peer, rule).as_bytes(), MapFlags::ANY);
         let found = found.map_err(|source| millrace_kernel::Error::Read { what: "choices", source })?;
@@ -166,7 +168,7 @@ fn raw(choice: &PathCandidates) -> intf::Choice {
 
 fn parse_event(raw: &intf::Told, here: u64, tick: Option<Duration>) -> Option<SelectedEvent> {
     let duration = Duration::from_nanos(raw.duration_ns);
-    // An empty name means that the BPF program knew none.
+    // An empty name means that the connection uses the socket's own congestion control.
     let congestion = Some(text(&raw.congestion)).filter(|name| !name.is_empty());
     let local = SocketAddr::new(address(raw.local), raw.local_port);
     let remote = SocketAddr::new(address(raw.remote), raw.remote_port);

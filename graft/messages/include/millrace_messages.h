@@ -69,7 +69,8 @@ typedef enum millrace_messages_status {
 #define MILLRACE_MESSAGES_ADAPT 8u
 
 typedef struct millrace_messages_qos {
-	uint32_t asked;	       /* MILLRACE_MESSAGES_* bits of the fields that apply */
+	/* MILLRACE_MESSAGES_MAX_DELAY and similar bits, which select the fields that apply */
+	uint32_t asked;
 	uint32_t max_delay_ms; /* longest delay in one direction */
 	double min_throughput_mbit;
 	double max_loss_percent;

@@ -64,7 +64,7 @@ pub enum SessionEvent {
     },
     /// A renegotiation failed, and the session continues unchanged.
     Refused {
-        /// The kind of reason, for programs.
+        /// The category of the reason, for programs that react to it.
         why: SessionRefusal,
         /// The reason, as text for people.
         reason: String,

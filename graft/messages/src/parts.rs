@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 pub const HEADER_BYTES: usize = 10;
 /// Largest message, in bytes.
 pub const MESSAGE_MAX: usize = 1 << 20;
-/// Largest number of incomplete messages.
+/// Largest number of incomplete messages that a receiver stores.
 pub const INCOMPLETE_MAX: usize = 64;
 /// Most bytes of memory for the parts of incomplete messages, and for the tables that hold these parts.
 pub const INCOMPLETE_BYTES: usize = 4 << 20;
@@ -388,7 +388,8 @@ mod tests {
         })
         .write();
         assert!(MessageDatagram::read(&part).is_some());
-        // The changed bytes are kind, order, part and number of parts.
+        // The test changes the header's bytes: the datagram's kind, the flag for order, the part's number and the
+        // number of parts.
         for (at, value) in [(0, 0), (0, 3), (1, 2), (3, 2), (3, 9), (5, 0), (5, 1)] {
             let mut changed = part.clone();
             changed[at] = value;

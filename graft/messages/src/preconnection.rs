@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::want::Want;
 use crate::{DEFAULT_SOCKET, Error, Listener, Session};
 
-/// Time limit for both hosts' agreement. The daemon's own limit is shorter, so that its report of what is missing
-/// arrives in time.
+/// Time limit for both hosts' agreement. The daemon's own time limit is shorter, so its error message arrives before
+/// this limit.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The settings of a session: a peer from the daemon's settings, the name of a service, and the services and quality

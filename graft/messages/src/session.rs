@@ -561,7 +561,8 @@ impl Session {
                 }
                 self.tell(SessionEvent::Changed { graft, services, by });
             }
-            // The wait before the next attempt to send has ended because of this message, so nothing is left to do.
+            // The daemon reports that the window has space. A call that waits to send again is woken by this message
+            // itself, so nothing is left to do.
             BrokerReply::Room => {}
             BrokerReply::Violated(violation) => self.tell(SessionEvent::Violated(violation)),
             BrokerReply::Finished { messages } => self.events.extend(self.incoming.finish(messages)),

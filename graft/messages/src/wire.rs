@@ -57,7 +57,7 @@ pub enum BrokerReply {
     Accepted(OpenedSession),
     /// The daemon refuses the request. A session that is open continues unchanged.
     Refused {
-        /// The kind of reason, for programs.
+        /// The category of the reason, for programs that react to it.
         why: SessionRefusal,
         /// The reason, as text for people.
         reason: String,

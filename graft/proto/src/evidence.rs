@@ -15,7 +15,7 @@ pub enum Downgrade {
 }
 
 impl Downgrade {
-    /// The kinds of changes, in the order of reports.
+    /// The kinds of changes, in the order in which status and metrics list them.
     pub const ALL: [Self; 3] = [Self::Stripped, Self::Altered, Self::Forged];
 
     /// Returns the kind's name in reports and metrics.

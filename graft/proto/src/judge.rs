@@ -112,7 +112,7 @@ fn meeting(own: &Statement, theirs: &Statement) -> Result<Vec<(usize, Option<Has
                 Some(detail) => unmet = Some(detail),
                 None => {
                     met.push((index, other.graft));
-                    // One matching rule of the peer is enough.
+                    // A rule of this host needs only one matching rule of the peer.
                     break;
                 }
             }

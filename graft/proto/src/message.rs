@@ -46,8 +46,8 @@ pub enum AgreementMessage {
     Offer(Box<Statement>),
     /// Accepts an offer. The message contains the statement of the accepting host.
     Accept(Box<Statement>),
-    /// Confirms an [`Accept`](Self::Accept). The host that opened the connection sends this. From now on both hosts are
-    /// bound.
+    /// Confirms an [`Accept`](Self::Accept). The host that opened the connection sends this. From now on both hosts
+    /// have to keep to the agreement.
     Confirm,
     /// Refuses an agreement, in place of any message above.
     Refuse(AgreementRefusal),
@@ -216,7 +216,7 @@ pub enum NatReport {
 /// A refusal of an agreement, with its reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgreementRefusal {
-    /// Kind of the reason.
+    /// Category of the reason for the refusal.
     pub reason: RefusalReason,
     /// Details for the operator of the peer.
     pub detail: String,

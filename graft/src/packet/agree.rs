@@ -211,8 +211,8 @@ pub struct ListAgreement {
 }
 
 impl ListAgreement {
-    /// Creates the state of one end. `random` has the first values of the counters, so that they differ from those of
-    /// an earlier run.
+    /// Creates the state of one end. `random` has the first values of the counters of attempts and challenges, so that
+    /// they differ from those before a restart.
     pub fn new(list: u16, goes_first: bool, random: [u8; 6]) -> Self {
         let [a, b, c, d, e, f] = random;
         Self {

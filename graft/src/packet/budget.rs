@@ -42,7 +42,7 @@ pub fn measure(hooks: &mut PacketHooks, list: &FunctionList) -> Result<[Duration
     Ok([median(0), median(1), median(2)])
 }
 
-/// Runs a datagram through both ends once.
+/// Runs one datagram through the hooks of a session's sender and receiver. Returns the time that each hook took.
 fn try_once(hooks: &PacketHooks) -> Result<[Duration; 3], Error> {
     let sent = hooks.run(FunctionHook::Tx, &datagram())?;
     // The frame that the sender's hook has produced is the input of the receiver's hooks.

@@ -256,7 +256,7 @@ impl Offer {
     /// Returns the share of packets that are lost despite the graft, if losses are independent, and a text for the
     /// refusal.
     fn loss(&self, path: f64) -> (f64, &'static str) {
-        // The graft gives up at most this share of packets, whatever the path loses.
+        // The graft retransmits lost packets, and gives up at most `permille` of all packets, whatever the path loses.
         if let Some((permille, _)) = self.gives_up {
             return (permille as f64 / 1000.0, "it may give up");
         }

@@ -74,7 +74,7 @@ pub struct FunctionManifest {
     #[serde(default)]
     pub wants: Vec<String>,
     /// True if the function's program at TC ingress only handles packets that other functions have recovered. Lists
-    /// without such functions leave the program out.
+    /// without a function that recovers packets leave the program out.
     #[serde(default)]
     pub only_recovered: bool,
     /// Oldest kernel on which the function was tried.
@@ -97,7 +97,7 @@ pub struct FunctionManifest {
 pub enum FunctionService {
     /// Drops duplicates of packets.
     Once,
-    /// Drops packets that arrive after a later one.
+    /// Drops packets that arrive after a packet that was sent later.
     PartialOrder,
     /// Delivers packets in order and without gaps.
     Order,
@@ -260,7 +260,7 @@ impl PacketFunction {
     /// loaded at once.
     pub(super) fn version(&self) -> FunctionVersion {
         let FunctionManifest { name, state_version, migrates, .. } = &self.manifest;
-        // This number of digits is enough to tell the versions of one function apart.
+        // The first `IDENTITY_DIGITS` hex digits of the hash are enough to tell the versions of one function apart.
         let identity: String = self.identity.to_string().chars().take(IDENTITY_DIGITS).collect();
         FunctionVersion {
             key: format!("{name}@{identity}"),

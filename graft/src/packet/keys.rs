@@ -272,8 +272,8 @@ impl KeyAgreement {
         self.current.is_some()
     }
 
-    /// Starts an agreement on new keys unless one is pending. It begins when no datagrams of the keys before the
-    /// present ones can be in flight any more.
+    /// Starts an agreement on new keys unless one is pending. The agreement begins when no datagram that was sealed
+    /// with the previous keys can be in flight any more.
     pub fn renew(&mut self, now: Duration, random: [u8; 32]) {
         let next = self.current.map_or(now, |(.., since)| now.max(since + LINGER));
         match &mut self.side {

@@ -69,8 +69,8 @@ impl LossCount {
         }
     }
 
-    /// Returns the next message, or the losses at the end. An end that knows the losses of both directions keeps
-    /// answering until the time limit, since the other end may ask again.
+    /// Returns the next message to send, or the losses (as an error) when counting has ended. An end that knows the
+    /// losses of both directions keeps answering until the time limit, since the other end may ask again.
     pub fn tick(&mut self, now: Duration) -> Result<Option<ListMessage>, PacketLosses> {
         if now >= self.until {
             return Err(self.known);
@@ -98,8 +98,8 @@ impl LossCount {
     }
 }
 
-/// Returns the difference, or 0 if more datagrams have arrived than were sent: duplicates may arrive if no function
-/// drops them.
+/// Returns how many of the `sent` datagrams were not delivered. The result is 0 if more have arrived than were sent:
+/// duplicates may arrive if no function drops them.
 fn lost(sent: u32, delivered: u32) -> u32 {
     // Both counters wrap around, so a very large difference stands for a negative one.
     let lost = sent.wrapping_sub(delivered);

@@ -163,7 +163,7 @@ mod tests {
                 let weights = self.balance.weights();
                 let all: u32 = weights.iter().sum();
                 for path in 0..2 {
-                    // The reports themselves are counted, too.
+                    // The two reports that are sent on each path count as packets of the path, too.
                     let sent = packets * weights[path] / all.max(1) + 2;
                     self.sent[path] += u64::from(sent);
                     self.came[path] += f64::from(sent.min(room[path])) * (1.0 - loss[path]);
@@ -186,7 +186,7 @@ mod tests {
         let mut world = PathWorld::new();
         world.looks(50, 1000, [10_000; 2], [0.0, 0.0]);
         assert_eq!(world.weights(), [16, 16]);
-        // Losses of 2 % on one path only do not change the weights either.
+        // If one of two paths loses 2 % of its packets, the weights of both paths do not change.
         world.looks(100, 1000, [10_000; 2], [0.0, 0.02]);
         assert_eq!(world.weights(), [16, 16]);
     }

@@ -28,7 +28,7 @@ use crate::Error;
 
 /// Interval at which budgets, keys and interfaces are checked.
 const LOOK: Duration = Duration::from_secs(1);
-/// Interval of greetings while the other end of a session has not answered.
+/// Interval at which a session's greeting (its first message) is repeated while the other end has not answered.
 const GREETINGS: Duration = Duration::from_secs(1);
 /// Time between the first messages of one session and of the next, so that many sessions cause no burst. It also limits
 /// the rate of the greetings of all sessions together.
@@ -231,7 +231,7 @@ impl PacketRuntime {
                 self.hooks.set_budget(ends, graft.budget_ns)?;
             }
         }
-        // Changes are proposed with the new settings in force.
+        // Changes of grafts are proposed to the other ends only now, when the new settings are in force.
         for (ends, graft) in changes {
             let anew = graft.anew;
             self.propose(ends, &graft, anew)?;
@@ -603,8 +603,8 @@ fn with_trials(room: SessionRoom) -> SessionRoom {
     SessionRoom { sessions: room.sessions + 2, ..room }
 }
 
-/// Reports whether the graft needs a clock, so that its sender announces the latest packet: otherwise the other end
-/// would not notice the loss of that packet.
+/// Reports whether a session with this graft needs a timer by which the sender announces its latest packet number.
+/// Otherwise the receiver would not notice the loss of the latest packet.
 fn needs_clock(graft: &GraftSetting) -> bool {
     let needing =
         [FunctionService::Reliability, FunctionService::PartialReliability, FunctionService::FlowControl];

@@ -48,7 +48,8 @@ pub struct Settings {
     pub grafts: BTreeMap<String, GraftSetting>,
     /// Sessions of the settings, including those of pools.
     pub sessions: Vec<SessionSetting>,
-    /// Limits of sessions that exist at the same time. Their memory is allocated at the start.
+    /// Largest numbers of sessions that may exist at the same time. The kernel memory for this many sessions is
+    /// allocated at the start.
     pub room: SessionRoom,
     /// Peers whose daemons negotiate sessions and session keys with this one.
     pub peers: Vec<PeerSetting>,
@@ -177,7 +178,7 @@ enum RawMode {
 pub(crate) struct RawGraft {
     /// Name of the graft.
     name: String,
-    /// Names of its functions, in order.
+    /// Names of the graft's functions, in the order in which they run.
     functions: Vec<String>,
     /// Time in nanoseconds that a hook may take for a packet; 0 for no limit. A graft that takes longer in a test run
     /// is refused at the start.
@@ -273,7 +274,8 @@ fn hold_ms() -> u32 {
 }
 
 impl Settings {
-    /// Checks the parsed sections: first each part, and then whether the parts are consistent.
+    /// Checks the parsed sections of the settings file: first each section, and then whether the sections are
+    /// consistent.
     pub(crate) fn from_raw(
         reader: &mut SettingsReader,
         raw: Sections,

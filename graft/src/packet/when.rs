@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-/// A rule that chooses a graft by the round-trip time: one step.
+/// A rule that chooses a session's graft by the session's round-trip time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct When {
     /// Name of the graft that sessions use while this rule applies to them.
@@ -30,8 +30,8 @@ const PAUSE_ROUND_TRIPS: u32 = 4;
 pub struct RuleWatch {
     /// Position of the rule that applies to the session, from 1 on, or 0 if no rule does.
     level: usize,
-    /// Direction of the change that the round-trip time requires (true: to a rule for longer times), and the time since
-    /// when it does.
+    /// The change of the rule that the round-trip time requires: true if the new rule is for longer round-trip times.
+    /// The second value is the time since when the change is required.
     leaning: Option<(bool, Duration)>,
     looked: Duration,
 }
@@ -93,8 +93,9 @@ mod tests {
         When { graft: graft.into(), rtt: rtt_ms * MS, until: until_ms * MS, hold: hold_ms * MS }
     }
 
-    /// Each row of the table has round-trip times with their start and end at intervals of 100 ms, and the expected
-    /// changes: the time in ms, and the position of the rule.
+    /// Each row of the table has a name, the rules, and periods with one round-trip time each: start, end and
+    /// round-trip time in ms. The last column has the expected changes: the time in ms, and the position of the rule
+    /// that applies then. Round-trip times are measured every 100 ms.
     #[test]
     fn session_follows_round_trip_rules_after_the_hold_time() {
         type Trips = &'static [(u32, u32, u32)];

@@ -140,7 +140,8 @@ impl GraftRuntime {
         }
     }
 
-    /// Returns the identity of a graft, even if a peer has not sent the graft yet.
+    /// Returns the SHA-256 of a graft's object file. For a graft that a peer has yet to send, it is the hash in the
+    /// settings.
     fn hash_of(&self, graft: &str) -> Option<Hash> {
         let fetched = || self.agreement()?.fetch.iter().find(|it| it.graft == graft).map(|it| it.identity);
         let identity = self.pool.find(graft).ok().map(|it| it.identity).or_else(fetched)?;
@@ -264,7 +265,7 @@ impl GraftRuntime {
         self.agreements.count_stranger();
     }
 
-    /// Records results about the path to a peer.
+    /// Records which packets pass on the path to a peer, according to probes and connections.
     pub fn note_path(&mut self, peer: &str, verdict: &PathVerdict) {
         self.agreements.note(peer, verdict, clock::monotonic_ns());
     }
@@ -323,7 +324,8 @@ impl GraftRuntime {
     }
 }
 
-/// Returns the random number of this run. A new number tells peers that this host has restarted.
+/// Returns the random number that this process has chosen at its start. A new number tells peers that the daemon has
+/// restarted.
 fn epoch() -> u64 {
     static EPOCH: OnceLock<u64> = OnceLock::new();
     *EPOCH.get_or_init(|| {
@@ -364,8 +366,8 @@ fn connection_report(connection: &kernel::TcpConnection) -> Option<ConnectionRep
         | TcpOutcome::Withheld
         | TcpOutcome::Unbound
         | TcpOutcome::NoMemory => Told::NotAsked,
-        // These outcomes describe single packets or events after the handshake, so they do not say how a handshake
-        // went.
+        // The following outcomes are not reported to the peer. They describe single packets or events after the
+        // handshake, and not the result of the handshake.
         TcpOutcome::Cookies
         | TcpOutcome::Answered
         | TcpOutcome::NoCongestion

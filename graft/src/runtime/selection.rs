@@ -44,7 +44,7 @@ type SelectionKey = (IpAddr, u32);
 /// Index of a rule, and address of a peer.
 pub type SelectionPlace = (usize, IpAddr);
 
-/// A change that the caller writes to the kernel.
+/// A choice for a rule and a peer that the caller writes to the kernel or removes there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SelectionOrder {
     Choose { peer: IpAddr, rule: u32, choice: PathCandidates },
@@ -103,7 +103,8 @@ pub struct SelectionWorld<'a> {
     pub kinds: &'a Kinds,
     /// Returns a random number between 0 and 1, new for each call.
     pub chance: &'a dyn Fn() -> f64,
-    /// Reports whether the permission to try another candidate is still unused by any connection.
+    /// Reports whether no connection has used the permission to try another candidate (congestion control or carrier)
+    /// yet.
     pub is_granted: &'a dyn Fn(IpAddr, u32) -> bool,
 }
 
@@ -156,7 +157,8 @@ impl RuntimeSelection {
         self.current.clear();
     }
 
-    /// Adds what was learned to the state that the next runtime reads.
+    /// Copies the outcomes of choices and the best rate of each path to `learned`, the state that the next runtime
+    /// reads.
     pub fn remember(&self, learned: &mut Learned) {
         let known = self.online.learned_places().into_iter();
         learned.places = known.map(|((peer, leaf), known)| LearnedEntry { peer, leaf, known }).collect();
@@ -181,8 +183,8 @@ impl RuntimeSelection {
         self.current.retain(|(index, other), _| (number(*index), *other) != (rule, peer));
     }
 
-    /// Chooses for these paths, the most recently used first, until the kernel's map is full. If `is_all` is set,
-    /// choices for other paths are removed.
+    /// Chooses a congestion control or carrier for each of these paths, the most recently used first, until the
+    /// kernel's map is full. If `is_all` is set, choices for other paths are removed.
     pub fn choose(
         &mut self,
         world: &SelectionWorld<'_>,

@@ -198,7 +198,8 @@ impl AgreementSettings {
         raw.with(peers, fetch, carry_hears, directory).map(Some)
     }
 
-    /// Returns this host's identity. It does not contain a lifetime of session keys.
+    /// Returns the private key and the certificates by which peers authenticate this host. The lifetime of session keys
+    /// is left at 0, since it is not among these settings.
     pub(super) fn host_key(&self) -> HostKey {
         HostKey {
             key: self.key.clone(),
@@ -228,7 +229,8 @@ impl RawAgreement {
             return Err(format!("agreement: interval-s is from 1 to {INTERVAL_MAX_S}"));
         }
         let hears = listen.is_some() || carry_hears == Some(true);
-        // With a peer that is only for sessions, neither host connects for an agreement.
+        // A peer that has only addresses for sessions is removed if neither host connects to the other for an
+        // agreement.
         peers.retain(|peer| hears || peer.is_called() || !peer.has_sessions);
         check_peers(&peers, hears, self.authority.is_some())?;
         if let Some(peer) = peers.iter().find(|peer| !peer.carry.is_empty() && carry_hears.is_none()) {

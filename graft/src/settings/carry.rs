@@ -126,7 +126,7 @@ pub struct CarrySettings {
 pub struct PoolSettings {
     /// Number of idle connections that the pool keeps ready.
     pub warm: usize,
-    /// Limit of connections, including those in use.
+    /// Largest number of connections in the pool, including those in use.
     pub most: usize,
     /// Name of the congestion control in the kernel. `None` means BBR if the kernel has it.
     pub congestion: Option<String>,

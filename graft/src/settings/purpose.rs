@@ -18,7 +18,7 @@ use super::{CgroupSetting, PortSetting, RuleSetting, Select, Settings, SideSetti
 const PURPOSES_MAX: usize = 64;
 const SIZE_MAX_KIB: u32 = 1 << 30;
 
-/// An entry that sets the purpose of the connections that match it.
+/// An entry `[[profile]]` of the settings, which sets the purpose of the connections that match it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PurposeSettings {
     /// The profile, which determines the measure by which the connections are judged.
@@ -44,7 +44,7 @@ pub(super) struct RawPurpose {
     /// ports.
     #[serde(default)]
     port: Vec<PortSetting>,
-    /// Expected size of a connection in KiB. If left out, the learned one is used.
+    /// Expected size of a connection in KiB. If left out, the size that was learned from past connections is used.
     size_kib: Option<u32>,
 }
 

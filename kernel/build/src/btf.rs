@@ -30,12 +30,12 @@ pub struct Btf<'a> {
 struct BtfRecord<'a> {
     name: u32,
     info: u32,
-    /// The size in bytes, or the ID of another type, depending on the kind.
+    /// The type's size in bytes, or for a kind such as a pointer or typedef the ID of the type that it refers to.
     size: u32,
     rest: &'a [u8],
 }
 
-/// A type, reduced to the properties that are needed here.
+/// A type of BTF, with only those of its properties that the generation of Rust types needs.
 pub enum BtfTypeKind<'a> {
     Int {
         bytes: u32,
@@ -117,7 +117,8 @@ impl<'a> Btf<'a> {
             let name = word(field, 0)?;
             let member = word(field, 4)?;
             let bits = word(field, 8)?;
-            // The flag means that offsets also contain the sizes of bit fields.
+            // The highest bit of `info` (kind_flag) means that the offsets of fields also contain the sizes of bit
+            // fields.
             if it.info >> 31 != 0 || bits % 8 != 0 {
                 return Err("a bit field".into());
             }

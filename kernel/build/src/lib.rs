@@ -20,7 +20,7 @@ use types::{Defined, TypeNames};
 
 /// Oldest version of clang that is used. Every supported distribution packages this version or a newer one.
 const MIN_CLANG: u32 = 16;
-/// Newest version that is looked for by name (`clang-24`).
+/// Newest version of clang for which the build looks by the program's name, such as `clang-24`.
 const NEWEST_CLANG: u32 = 24;
 
 /// Flags of clang for BPF. Linux 6.1 supports instruction set v3, and not v4.

@@ -9,7 +9,7 @@
 #include "bucket_intf.h"
 #include "util.h"
 
-#define CONTENDED_ATTEMPTS 8 /* attempts to change an entry, of which each fails if another CPU is faster */
+#define CONTENDED_ATTEMPTS 8 /* attempts to change a bucket; one fails if another CPU changes it first */
 
 /* Largest difference between the clocks of two CPUs, in ticks. A bucket whose time is even further ahead than its burst
  * and this difference was in fact full long ago: its difference has wrapped around.

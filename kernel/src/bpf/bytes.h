@@ -60,7 +60,7 @@ static __always_inline struct bytes16 xor128(struct bytes16 a, struct bytes16 b)
 	return (struct bytes16){.low = a.low ^ b.low, .high = a.high ^ b.high};
 }
 
-/* Returns the first `count` bytes, at least one, followed by zeroes. */
+/* Returns the first `count` bytes of `value`, followed by zeroes. `count` is at least 1. */
 static __always_inline struct bytes16 first128(struct bytes16 value, __u32 count)
 {
 	__u64 mask = ~0ULL >> (-count * 8 & 63);

@@ -28,7 +28,7 @@ struct fan_frame {
 	__u8 family;	      /* IP version of the frame that arrived: 4 or 6 */
 	__u8 family_now;      /* IP version of the frame at present */
 	__u8 summed;	      /* enum ip_summed */
-	__u8 changed;	      /* 1 after fan_begin() */
+	__u8 changed;	      /* 1 after fan_begin() has prepared the frame for changes */
 	__u8 untagged;	      /* 1 after the VLAN tag was removed */
 	__u8 pad[3];
 };

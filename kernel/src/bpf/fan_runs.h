@@ -44,7 +44,7 @@ struct {
 	__uint(max_entries, CURSORS);
 } cursors SEC(".maps");
 
-/* Number of cursors that were allocated. Its low bits are the index of the next one. */
+/* Number of cursors that were allocated so far. Its low bits are the next cursor's index in `cursors`. */
 __u32 cursors_used = 0;
 
 /* If the packet's mark is the ID of an entry, copies and frees the entry and restores the packet's own mark. Returns 1
@@ -95,7 +95,7 @@ static __always_inline struct cursor_entry *free_cursor(__u32 key, __u64 now_ns)
 static __always_inline int queue_again(struct __sk_buff *skb, const struct cursor_entry *cursor, __u32 at,
 				       const struct cursor_kept *kept, __u32 max_runs)
 {
-	/* A fan-out in progress keeps its entry (the same index), with a new ID. */
+	/* A packet that had runs before keeps its entry in `cursors` (the same index), with a new ID. */
 	__u32 next = cursor->id ? cursor->id + CURSORS : __sync_fetch_and_add(&cursors_used, 1);
 	__u32 id = CURSOR_ID | (next & CURSOR_LOW), key = id & (CURSORS - 1);
 	__u32 mark = skb->mark, runs = cursor->runs + 1;

@@ -51,15 +51,16 @@ enum net_source {
 	NET_HEAD,
 };
 
-/* A buffer with room for the largest header that is taken at once. */
+/* A buffer for a copied header. It has room for the longest one that a cursor reads at once, the IPv6 header. */
 struct net_scratch {
 	__u8 bytes[sizeof(struct ipv6hdr)];
 } __attribute__((aligned(8)));
 
 struct net_cursor {
-	enum net_source source; /* always a constant, so that clang drops the code for the other source */
+	/* where headers are read from; a constant, so that clang drops the code for the other one */
+	enum net_source source;
 	struct __sk_buff *skb;
-	struct net_scratch *scratch; /* buffer for a header copied from an skb; it holds only the last one */
+	struct net_scratch *scratch; /* buffer for the header that was copied last from the skb */
 	const struct net_head *head;
 	__u32 at; /* offset of the next header in the frame */
 };
@@ -98,9 +99,9 @@ static __always_inline enum net_step net_take(struct net_cursor *cursor, __u32 b
 	return bpf_skb_load_bytes(cursor->skb, at, cursor->scratch->bytes, bytes) ? NET_CUT : NET_OK;
 }
 
-/* Reads a field in network byte order. */
+/* Returns a 16-bit field of a header, in network byte order. */
 #define BE16(header, type, field) load16((header) + __builtin_offsetof(struct type, field))
-/* Reads a field as a number. */
+/* Returns a 16-bit field of a header, in host byte order. */
 #define U16(header, type, field) bpf_ntohs(BE16(header, type, field))
 
 /* --- Headers --- */
@@ -238,7 +239,7 @@ static __always_inline enum net_step take_fragment(struct net_cursor *cursor, __
 struct net_udp {
 	__be16 source;
 	__be16 destination;
-	__u16 bytes; /* the length field, which counts the UDP header */
+	__u16 bytes; /* the length field: bytes of the UDP header and its payload */
 };
 
 static __always_inline enum net_step take_udp(struct net_cursor *cursor, struct net_udp *udp)

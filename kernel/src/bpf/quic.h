@@ -4,7 +4,7 @@
 #define MILLRACE_QUIC_H
 
 #define QUIC_LONG_HEADER 0x80 /* header form: set in long headers, clear in short ones */
-#define QUIC_FIXED_BIT	 0x40 /* set in all packets, unless the peer greases it (RFC 9287) */
+#define QUIC_FIXED_BIT	 0x40 /* fixed bit: set, unless the receiver allows it to be clear (RFC 9287) */
 
 #define QUIC_VERSION_1 0x00000001
 #define QUIC_VERSION_2 0x6b3343cf

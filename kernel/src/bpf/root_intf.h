@@ -11,7 +11,7 @@
 enum root_slot {
 	ROOT_GATE,
 	ROOT_GRAFT,
-	ROOT_LEAVING, /* not empty while a process is about to detach the root: no other process may join then */
+	ROOT_LEAVING, /* not empty while a process is about to detach root_xdp; other processes then use no slot */
 	ROOT_SLOTS,
 };
 

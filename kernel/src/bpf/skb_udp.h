@@ -96,7 +96,7 @@ static __always_inline enum parse parse_ipv6(struct net_cursor *cursor, struct u
 			return PARSE_NOT_UDP;
 		if (carried)
 			carried->protocol_at = cursor->at + __builtin_offsetof(struct ipv6_extension, next);
-		/* Two bytes are enough here: if the rest of the header is missing, taking the next header fails. */
+		/* Two bytes of the extension header suffice: if it is cut off, reading the next header fails. */
 		if (take_extension(cursor, 2, &next))
 			return PARSE_MALFORMED;
 		if (carried)

@@ -193,7 +193,8 @@ impl CryptoEngine {
         case.result
     }
 
-    /// Returns the mean time of `repeat` runs, including the program's entry, or `None` for the native code.
+    /// Returns the mean time of `repeat` runs, including the time to enter the BPF program, or `None` for the native
+    /// code.
     pub fn time(&self, operation: Operation, case: &mut CryptoCase, repeat: u32) -> Option<Duration> {
         case.operation = operation as u32;
         match self {

@@ -1,4 +1,5 @@
-//! Puts the kernel's network stack into contexts that are rarely used, for scenarios that must cover each of them.
+//! Makes the kernel run its network stack in rarely used contexts (TUN devices, busy polling, io_uring threads, CPU
+//! maps), for scenarios that measure each of them.
 
 #![allow(unsafe_code)]
 

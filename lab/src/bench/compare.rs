@@ -11,7 +11,7 @@ use crate::stats::median;
 /// The ratio of two relays' latencies in the same rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Ratio {
-    /// Geometric mean.
+    /// Geometric mean of the ratios over the rounds.
     pub mean: f64,
     /// 95 % confidence interval of the mean; `None` with one round.
     pub interval: Option<[f64; 2]>,

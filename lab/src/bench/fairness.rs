@@ -36,7 +36,7 @@ pub struct FairnessArgs {
     /// TCP flows to measure in place of a relay's, by their congestion control
     #[arg(long, value_delimiter = ',', default_value = "cubic,bbr", value_name = "NAME")]
     tcp: Vec<String>,
-    /// Further flows, which are measured in the same way as those of relays and TCP.
+    /// Flows that neither a relay nor TCP sends. They compete with TCP CUBIC in the same way as the flows of `tcp`.
     #[arg(skip)]
     others: Vec<Other>,
     #[command(flatten)]

@@ -35,7 +35,7 @@ pub struct RelayFigures {
     pub gate_ns_per_packet: Option<f64>,
     /// Peak resident memory of the relay, bytes.
     pub rss_bytes: u64,
-    /// Numbers of packets that were matched to measure the wire latency.
+    /// Numbers of packets before the relay that were matched with copies behind it, to measure the wire latency.
     pub wire: Matched,
     /// Median application latency with the probe attached, minus the median without it, us. It is measured with the
     /// plain forwarder only.

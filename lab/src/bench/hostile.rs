@@ -108,8 +108,8 @@ struct HostileFigures {
     quiet: MediaStretch,
     meanwhile: MediaStretch,
     alike: MediaStretch,
-    /// Results of the hostile clients, which run while `meanwhile` is measured. `steady` has the results of the
-    /// harmless clients, which run while `alike` is measured.
+    /// Results of the hostile clients. `meanwhile` has the media during their attack, and `quiet` those without attack.
+    /// `steady` has the results of the harmless clients, and `alike` the media while these run.
     attacks: Attacks,
     steady: Attacks,
 }

@@ -26,7 +26,7 @@ pub struct IsolationArgs {
     /// Relays to measure, in interleaved runs
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,moq-relay-ietf,moq-relay")]
     relays: Vec<Contender>,
-    /// Impairments of the other subscriber's link, in interleaved runs; only those that are constant
+    /// Impairments of the link of the second subscriber, in interleaved runs; only those that do not change over time
     #[arg(long, value_enum, value_delimiter = ',', default_value = "bottleneck,lossy")]
     impair: Vec<LinkProfile>,
     /// Objects per second
@@ -46,7 +46,7 @@ pub struct IsolationArgs {
     json: Option<PathBuf>,
 }
 
-/// The link that is impaired: that of the other subscriber.
+/// The link of the second subscriber, which is the one that is impaired.
 const OTHER_LINK: &str = "relay-sub2";
 const OTHER: &str = "sub2";
 /// Delay of a good link. Impaired links have the same delay.
@@ -111,7 +111,7 @@ impl Both {
     }
 }
 
-/// Results while the other subscriber's link is good, and while it is bad.
+/// Results of both subscribers while the second subscriber's link is good, and while it is bad.
 #[derive(Clone, Copy)]
 struct IsolationPair {
     good: Both,
@@ -121,7 +121,7 @@ struct IsolationPair {
 struct IsolationRow {
     relay: Contender,
     profile: LinkProfile,
-    /// Index of the lab in which the other subscriber's link has this impairment.
+    /// Index of the lab in which the second subscriber's link has this impairment.
     site: usize,
     rounds: Vec<Result<IsolationPair, String>>,
 }
@@ -131,8 +131,8 @@ impl IsolationRow {
         format!("{}, {}", self.relay.label(), self.profile.name())
     }
 
-    /// Returns the latencies of the subscriber with the good link, us. `of` selects the runs with a good or with a bad
-    /// link of the other subscriber.
+    /// Returns the latencies of the subscriber whose link is always good, us. `of` selects the runs with a good or a
+    /// bad link of the second subscriber.
     fn latencies(
         &self,
         percentile: Percentile,
@@ -143,7 +143,8 @@ impl IsolationRow {
         Spread::from_values(&self.rounds.iter().flatten().map(late).collect::<Vec<_>>())
     }
 
-    /// Returns the ratio of two latencies: while the other subscriber's link is bad, and while it is good.
+    /// Returns the ratio of two latencies of the first subscriber: while the second subscriber's link is bad, and while
+    /// it is good.
     fn ratio(&self, percentile: Percentile, limit: f64) -> Option<Ratio> {
         let pair =
             |it: &IsolationPair| (percentile(&it.bad.one.latency_us), percentile(&it.good.one.latency_us));
@@ -234,7 +235,7 @@ impl IsolationArgs {
             .collect()
     }
 
-    /// Returns a latency that is longer than any measured one, us.
+    /// Returns a latency that stands for a lost object, us. It is longer than any measured latency.
     fn limit_us(&self) -> f64 {
         10.0 * self.seconds * 1e6
     }
@@ -262,7 +263,7 @@ impl IsolationArgs {
         let seconds = self.seconds + SPARE_SECONDS;
         let mut traffic = RelayTraffic::start(contender, &route, &load, seconds, site.directory(), flows)?;
         let other = TrafficRoute { subscribers: site.node(OTHER)?, ..route };
-        // The other subscriber joins when traffic flows already.
+        // The second subscriber joins when media already flow to the first one.
         let other = ExtraSubscriber::start("other subscriber", &other, site.directory())?;
         std::thread::sleep(Duration::from_secs_f64(self.seconds));
         traffic.check_runs().context("traffic ended before it was measured")?;

@@ -60,7 +60,8 @@ const SHOW_SECONDS: u32 = 600;
 const START_LIMIT: Duration = Duration::from_secs(180);
 /// Longest wait until the kernel forwards to all viewers after the move.
 const BACK_LIMIT: Duration = Duration::from_secs(15);
-/// Pause between readings of the relay's status, which is large with thousands of sessions.
+/// Pause between two readings of the relay's status. With thousands of sessions the status is large, so reading it
+/// costs the relay CPU time.
 const LOOK: Duration = Duration::from_millis(50);
 const SOCKETS: &str = "32";
 

@@ -23,7 +23,8 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Longest time that a process may take to print its results and to end after SIGINT.
 const INTERRUPTED: Duration = Duration::from_secs(10);
 const LINES_TOLD: usize = 3;
-/// Network statistics of the calling thread, which may be in another network namespace than the process.
+/// Directory with network statistics of the calling thread's network namespace. `/proc/self/net` would be that of the
+/// process' main thread.
 const NETWORK: &str = "/proc/thread-self/net";
 
 pub struct BenchProcess {

@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::replay::{self, LinkStep};
 use crate::lab::{Directions, Topology};
 
-/// Impairment of a link. With the same seed it is the same for every relay.
+/// Impairment of the link between a relay and its subscribers. With the same random seed, the same packets are lost and
+/// delayed for every relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum LinkProfile {
     /// No impairment
@@ -58,8 +59,8 @@ impl LinkProfile {
         matches!(self, Self::Noisy | Self::Loss1 | Self::Lossy).then(|| 3 * ONE_WAY + wait)
     }
 
-    /// Returns the link's settings; `None` without impairment. `offered` is the rate of media to one subscriber, bits
-    /// per second.
+    /// Returns the link's settings; `None` for a link without impairment. `offered` is the rate of media to one
+    /// subscriber, bits per second.
     pub fn settings(self, offered: u64) -> Option<String> {
         let rate = offered * 3 / 5;
         let queue = |ms: u64| rate / 8 * ms / 1000;
@@ -76,7 +77,7 @@ impl LinkProfile {
         })
     }
 
-    /// Returns the changes of the link during a run; `None` if it is constant.
+    /// Returns the changes of the link's rate and delay during a measurement; `None` if rate and delay are constant.
     pub fn changes(self, offered: u64) -> Option<impl Iterator<Item = LinkStep>> {
         (self == Self::Mobile).then(|| replay::mobile(offered))
     }

@@ -38,10 +38,12 @@ pub struct RelayBenchArgs {
     /// Impairments of the link to the subscribers, in interleaved runs
     #[arg(long, value_enum, value_delimiter = ',', default_value = "clean", value_name = "PROFILE")]
     impair: Vec<LinkProfile>,
-    /// Instead, find the highest rate that each relay sustains without loss, starting from --rate-hz
+    /// Find the highest rate that each relay sustains without loss, starting from --rate-hz, instead of measuring at a
+    /// fixed rate
     #[arg(long, conflicts_with_all = ["plot", "impair"])]
     max_rate: bool,
-    /// Length of the measurement without instruments, seconds; the runs with instruments take half and a fifth of it
+    /// Length of the measurement without probe and counters, seconds; the measurements with them take a half and a
+    /// fifth of it
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
     /// Number of runs of every relay with every number of subscribers

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::lab::{Directions, LabLink, Settings};
 
-/// Time that each line of a trace lasts.
+/// Time for which a link has the rate and delay in one line of a trace.
 const STEP: Duration = Duration::from_millis(500);
 /// Size of the queue, as the time in which it fills at the rate that one subscriber needs, ms.
 const QUEUE_MS: u64 = 300;

@@ -28,7 +28,7 @@ use crate::progress::BenchProgress;
 
 #[derive(Debug, clap::Args)]
 pub struct RestartArgs {
-    /// Relays to measure, in interleaved runs; only those of Millrace
+    /// Relays to measure, in interleaved runs; only Millrace's relays are allowed
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user")]
     relays: Vec<Contender>,
     /// Publishers that are killed and restarted
@@ -43,7 +43,7 @@ pub struct RestartArgs {
     /// Objects per second
     #[arg(long, default_value_t = 100, value_name = "HZ")]
     rate_hz: u32,
-    /// Number of measurements of each relay with each time between end and restart
+    /// Number of measurements of each relay with each of the given times between end and restart
     #[arg(long, default_value_t = 20)]
     rounds: usize,
     /// Write the results to this file, as JSON
@@ -73,7 +73,7 @@ const PLAYER_PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum RestartPublishing {
-    /// millrace publish, watched by a viewer of this program
+    /// millrace publish, watched by the viewer that is part of millrace-lab
     Millrace,
     /// Cloudflare's publisher, watched by Cloudflare's player and by millrace subscribe
     MoqPub,
@@ -133,7 +133,7 @@ pub fn run(args: RestartArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Formats the results of a round in one line.
+/// Formats how long each viewer was without media in one measurement, in one line.
 fn said(seen: &Result<RestartRound, String>) -> String {
     let of = |(name, seen): &(&str, Result<Gap, RestartFailure>)| match seen {
         Ok(gap) => format!("{name} {:.0} ms", gap.again_ms),
@@ -201,7 +201,7 @@ fn linger(absent: f64) -> String {
     format!("--linger={}", (absent + 2.0).max(DEFAULT_LINGER).ceil())
 }
 
-/// The lab, and the video that moq-pub publishes.
+/// The lab in which publishers and relays are restarted, and the video that moq-pub publishes.
 struct RestartStage {
     site: BenchSite,
     /// Video for moq-pub; `None` if moq-pub is not measured.

@@ -1,5 +1,5 @@
-//! One run: a relay and its traffic, in several measured periods. Each instrument has a period of its own, so that it
-//! does not affect what another instrument measures.
+//! One run of a relay and its traffic, in several measured periods. Each instrument (probe, counters) is attached in a
+//! period of its own, so that it does not affect what another instrument measures.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -34,7 +34,7 @@ const SPARE_SECONDS: f64 = 15.0;
 /// Trials load fewer BPF programs than other runs.
 const TRIAL_SPARE_SECONDS: f64 = 3.5;
 const DRAIN_INTERVAL: Duration = Duration::from_millis(500);
-/// Traffic counts as flowing once at least this share of the expected packet rate arrives.
+/// Least share of the expected packet rate at which a benchmark considers its traffic to flow.
 const FLOWING: f64 = 0.8;
 /// Share of the expected packet rate at which traffic counts as flowing, for links that do not carry that rate.
 const NARROW_FLOWING: f64 = 0.3;
@@ -45,7 +45,8 @@ const TRIAL_FLOWING: f64 = 0.05;
 /// The lab and the settings of all runs.
 pub struct BenchRun {
     site: BenchSite,
-    /// Length of the period without instruments, seconds. Periods with instruments last a fraction of it.
+    /// Length of the period without instruments (probe, counters), seconds. Periods with instruments last a fraction of
+    /// it.
     seconds: f64,
     profile: LinkProfile,
     /// Rate of media to one subscriber, bits per second.
@@ -100,7 +101,8 @@ impl BenchRun {
         let received = traffic.finish()?;
 
         let objects = |ns: u64| received.rate_hz * ns as f64 / 1e9;
-        // The difference of the medians shows what the probe itself costs.
+        // Compare the median latency with and without the probe. The difference shows the delay that the probe itself
+        // adds.
         let probe_adds_us = (received.latency_of(&probed))
             .zip(received.latency_of(&undisturbed))
             .map(|(with, without)| with.p50 - without.p50);
@@ -267,8 +269,8 @@ impl BenchRun {
     }
 }
 
-/// Returns a function that reports whether traffic flows: whether at least this share of the packet rate has left the
-/// node's interface towards the subscribers since the last call.
+/// Returns a function that reports whether traffic flows. It flows if the node's interface to the subscribers has sent
+/// at least the share `flowing` of the expected packet rate since the function's last call.
 pub fn flow_detector(node: &LabNode, device: String, load: &RowLoad, flowing: f64) -> impl FnMut() -> bool {
     let wanted = flowing * f64::from(load.rate_hz) * load.subscribers as f64;
     let mut last = None;

@@ -136,8 +136,8 @@ impl BenchSite {
 }
 
 impl BenchSite {
-    /// Writes settings for the fan-out: one stream from the plain UDP source to the sinks. Sinks send no reception
-    /// reports.
+    /// Writes the settings file of Millrace's RTP fan-out, with one stream from the plain UDP source to the sinks.
+    /// Sinks send no reception reports.
     fn fanout_settings(&self) -> anyhow::Result<PathBuf> {
         let interface = device(self.relay()?, PUBLISHER_LINK)?;
         let listen = self.address()?;

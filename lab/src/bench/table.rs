@@ -44,7 +44,7 @@ pub fn render(rows: &[RelayRow]) -> String {
     text
 }
 
-/// Returns the line that is printed after each run.
+/// Returns the line that is printed after each run: the numbers of delivered and lost objects, and the latencies.
 pub fn told(figures: &Result<RelayFigures, String>) -> String {
     match figures {
         Err(error) => error.clone(),
@@ -104,13 +104,15 @@ fn pair(percentiles: Option<Percentiles>) -> String {
     percentiles.map_or_else(dash, |p| format!("{:.0} / {:.0}", p.p50, p.p99))
 }
 
-/// Formats the latencies of owed objects. A latency is `never` if the object at that percentile was lost.
+/// Formats the latencies of objects that subscribers should have received. A latency is `never` if the object at that
+/// percentile was lost.
 fn owed(owed: OwedFigures) -> String {
     let late = |us: Option<f64>| us.map_or_else(|| "never".to_owned(), |us| format!("{us:.0}"));
     format!("{} / {}", late(owed.latency_us.p50), late(owed.latency_us.p99))
 }
 
-/// Returns `all` if every packet was matched on the wire, or else the numbers of missing and extra copies.
+/// Returns `all` if every object that arrived at the relay was sent once to each subscriber. Otherwise returns the
+/// numbers of missing and extra copies.
 fn matched(figures: &RelayFigures) -> String {
     match (figures.wire.missing, figures.wire.extra) {
         (0, 0) if figures.wire.copies > 0 => "all".to_owned(),

@@ -1,5 +1,6 @@
-//! A source, forwarders and sinks of plain UDP. They show what lab and probe add to a relay's latency and CPU time, and
-//! are the reference for the RTP fan-out. Objects are RTP packets.
+//! A source, forwarders and sinks of plain UDP. Their results show how much of a relay's measured latency and CPU time
+//! comes from the lab and the measuring probe. They are also the reference for the RTP fan-out. Objects are RTP
+//! packets.
 
 mod batched;
 
@@ -19,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Debug, clap::Subcommand)]
 pub enum UdpArgs {
-    /// Forward each object to every sink that has registered with a hello
+    /// Forward each object to every sink that has registered by sending a hello datagram
     Forward {
         #[arg(long)]
         listen: SocketAddr,
@@ -38,13 +39,13 @@ pub enum UdpArgs {
         #[arg(long)]
         seconds: f64,
     },
-    /// Receive objects until none arrive any more; print what was received
+    /// Receive objects until none arrive any more; then print how many arrived, and their latencies
     Sink {
         #[arg(long)]
         from: SocketAddr,
         #[arg(long)]
         subscribers: usize,
-        /// Request this stream from a fan-out
+        /// Request this RTP stream from Millrace's RTP fan-out
         #[arg(long)]
         stream: Option<String>,
     },
@@ -78,7 +79,7 @@ const RTP_START: [u8; 2] = [0x80, 96];
 /// Length of an object's header: the RTP header, then sequence number and time, 8 bytes each in little endian.
 const HEADER_BYTES: usize = RTP_BYTES + 16;
 const MAX_BYTES: usize = 65_536;
-/// Lease that a receiver requests from a fan-out, seconds. It is longer than any run.
+/// Time for which a receiver asks the RTP fan-out to send it the stream, seconds. It is longer than any run.
 const LEASE_S: u16 = 3600;
 /// Longest wait for the first object. After the first one, traffic has ended when nothing arrives for `SILENCE`.
 const PATIENCE: Duration = Duration::from_secs(10);

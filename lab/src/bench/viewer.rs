@@ -92,7 +92,8 @@ pub fn parse(output: &[u8]) -> anyhow::Result<Vec<ShownObject>> {
     whole.lines().map(line).collect()
 }
 
-/// Counts objects that arrived more than once. Objects are equal if number and time of sending are.
+/// Counts objects that arrived more than once. Two objects count as the same if their numbers and times of sending are
+/// equal.
 pub fn duplicates(seen: &[ShownObject]) -> usize {
     let distinct: HashSet<_> = seen.iter().map(|one| (one.sent_ns, one.sequence)).collect();
     seen.len() - distinct.len()

@@ -28,7 +28,7 @@ const KEY_PHASE: u8 = 0x04;
 /// Minimum length of a datagram with an Initial packet, bytes (RFC 9000, section 14.1).
 pub const MIN_INITIAL: usize = 1200;
 
-/// Keys of one level: our own to encrypt, the peer's to decrypt.
+/// Keys of one encryption level: our own to encrypt, the peer's to decrypt.
 pub struct LevelKeys {
     ours: (TrafficSecret, DirectionKey, HeaderKey),
     theirs: (TrafficSecret, DirectionKey, HeaderKey),
@@ -80,7 +80,7 @@ impl LevelKeys {
         if level != EncryptionLevel::OneRtt || phase == packet::key_phase(theirs) {
             return open(&self.theirs.1);
         }
-        // The other key phase: try the next keys, and keep them only if they decrypt the packet.
+        // The packet has the other key phase. Try the next keys, and keep them only if they decrypt the packet.
         let next = self.theirs.0.next();
         let opened = open(&next.packet_key())?;
         self.generations[1] = theirs + 1;
@@ -106,7 +106,7 @@ impl TlsSecrets {
         "SERVER_TRAFFIC_SECRET_0",
     ];
 
-    /// Returns the keys of a level; `None` until TLS has reported their secrets.
+    /// Returns the keys of an encryption level; `None` until TLS has reported their secrets.
     pub fn keys(&self, level: EncryptionLevel, suite: CipherSuite) -> Option<LevelKeys> {
         let suite = match suite {
             CipherSuite::TLS13_CHACHA20_POLY1305_SHA256 => KeySuite::ChaCha20Poly1305,

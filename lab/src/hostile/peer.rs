@@ -35,7 +35,7 @@ use crate::transport::LabTransport;
 
 /// MoQ draft that the client uses.
 pub const DRAFT: Draft = Draft::NEWEST;
-/// Longest wait for the relay in a scenario.
+/// Longest time that a scenario waits for packets from the relay.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Largest number of packets in flight.
 const WINDOW: usize = 128;
@@ -339,7 +339,7 @@ impl HostilePeer {
         }
     }
 
-    /// Reads and acknowledges all waiting packets. Waits up to `wait` for the first one.
+    /// Reads and acknowledges all packets that have arrived. Waits up to `wait` if none has.
     fn receive(&mut self, wait: Duration) -> Result<()> {
         let mut polled = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
         // The time-out has whole milliseconds. It is rounded up, since 0 would not wait at all.

@@ -89,7 +89,8 @@ impl InterfaceKind {
             let own = device(relay, link)?;
             let other = device(far, link)?;
             if !matches!(self, Self::Veth | Self::Jumbo) {
-                // The lab's permanent neighbour entries have the link addresses of the old interfaces.
+                // The lab's permanent neighbour entries have the link-layer addresses of the replaced interfaces, so
+                // they are removed.
                 ip(relay, &format!("neighbour flush dev {own} nud permanent"))?;
                 ip(far, &format!("neighbour flush dev {other} nud permanent"))?;
             }
@@ -141,7 +142,7 @@ impl InterfaceKind {
         Ok(made)
     }
 
-    /// Restores the routes that the kernel removed when the addresses moved to other interfaces.
+    /// Restores the routes that the kernel removed when the relay's addresses moved to the created interfaces.
     fn route(self, lab: &Lab) -> anyhow::Result<()> {
         let relay = lab.node("relay")?;
         let via = relay.interface("relay-sub1").context("the relay has its links")?.v4;

@@ -23,7 +23,7 @@ const OBJECTS_PER_GROUP: u32 = 30;
 /// Time that a process may take to start on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The case that a row measures: a kind of interface, with or without offloads and gate.
+/// What one row of the table tests: a kind of network interface, with or without offloads and gate.
 #[derive(Debug, Clone, Copy)]
 pub struct CaseSetup {
     pub kind: InterfaceKind,
@@ -35,7 +35,7 @@ pub struct CaseSetup {
     pub rate_hz: u32,
 }
 
-/// The result of a case.
+/// One row of the table: the tested kind of interface with its offloads and gate, and the result.
 pub struct InterfaceRow {
     pub setup: CaseSetup,
     outcome: CaseOutcome,
@@ -222,8 +222,8 @@ impl InterfaceFigures {
 }
 
 impl InterfaceRow {
-    /// Reports whether the media arrived intact and the kernel sent at least `least` percent. A case that was refused
-    /// or is not supported must have a reason instead.
+    /// Reports whether the media arrived intact and the kernel sent at least `least` percent of the bytes. If the relay
+    /// refused the interface, or this kernel does not support the interface, the row must have a reason instead.
     pub fn is_good(&self, least: f64) -> bool {
         match &self.outcome {
             CaseOutcome::Forwarded(figures) => figures.is_intact() && figures.share >= least,

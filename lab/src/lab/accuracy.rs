@@ -1,7 +1,7 @@
 //! `millrace-lab lab accuracy`: how precisely the emulator impairs packets, measured from outside with UDP probes.
 //!
 //! A probe carries the time of its send call, and the kernel adds the time of its arrival at the receiver's interface.
-//! The same probes over a plain veth show the share of the kernel and of the measurement itself.
+//! The same probes over a plain veth show how much of the measured delay the kernel and the measurement itself cause.
 
 use std::fmt;
 use std::io::IoSliceMut;
@@ -24,7 +24,7 @@ use crate::progress::BenchProgress;
 const PAYLOAD: usize = 1200;
 /// Size of a probe as an Ethernet frame, bytes.
 const FRAME: usize = PAYLOAD + 8 + 20 + 14;
-/// Number of probes for each row of delays.
+/// Number of probes for each measured delay.
 const PROBES: usize = 2000;
 const DELAYS: [&str; 4] = ["0ms", "1ms", "10ms", "50ms"];
 const LOSSES: [f64; 3] = [0.01, 0.05, 0.2];

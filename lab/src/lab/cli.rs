@@ -64,10 +64,10 @@ struct LabShapeArgs {
     /// TOML file with links, impairments and events
     #[arg(long, value_name = "FILE", conflicts_with_all = ["relays", "subscribers"])]
     topology: Option<PathBuf>,
-    /// Relays in a chain: pub - relay - relay2 ...
+    /// Number of relays, which form a chain: pub - relay - relay2 ...
     #[arg(long, default_value_t = 1)]
     relays: usize,
-    /// Subscribers on the last relay: sub1, sub2, ...
+    /// Number of subscribers on the last relay: sub1, sub2, ...
     #[arg(long, default_value_t = 1)]
     subscribers: usize,
     /// Impair a link: `LINK[:forward|:backward] KEY=VALUE ...`; LINK may be `all`
@@ -255,7 +255,7 @@ fn up(shape: &LabShapeArgs) -> Result<()> {
     })
 }
 
-/// Runs the same command in the background, and waits until the lab is ready.
+/// Runs this `lab up` command again in the background, without `--detach`, and waits until the lab is ready.
 fn up_detached() -> Result<()> {
     let arguments = std::env::args_os().skip(1).filter(|argument| argument != "--detach");
     let mut child = Command::new(std::env::current_exe()?)
@@ -423,7 +423,7 @@ impl fmt::Display for LinkText<'_> {
     }
 }
 
-/// Writes a text in lines of at most [`WIDTH`]. Further lines are indented by two more.
+/// Writes a text in lines of at most [`WIDTH`] characters. All lines after the first are indented by two more spaces.
 fn line(f: &mut fmt::Formatter<'_>, indent: &str, text: &str) -> fmt::Result {
     writeln!(
         f,

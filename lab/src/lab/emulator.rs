@@ -1,7 +1,8 @@
 //! One direction of an emulated link: a thread that passes frames from one packet socket to another one through a
 //! [`Shaper`].
 //!
-//! Delays start at the kernel's receive timestamp. So only the wake-up before sending makes them longer.
+//! A frame's delay starts at the kernel's receive timestamp. So a frame is late only by the time that the thread takes
+//! to wake up before sending.
 
 use std::io::{IoSlice, IoSliceMut, PipeReader, PipeWriter, Write as _};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

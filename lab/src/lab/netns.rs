@@ -64,7 +64,7 @@ impl Netns {
     }
 }
 
-/// Runs these lines of `ip` commands with `ip -batch`.
+/// Runs `lines`, each with the arguments of one `ip` command, with `ip -batch`.
 pub(super) fn ip(lines: &[String]) -> Result<()> {
     let what = || "run ip (iproute2)".to_owned();
     let mut child = Command::new("ip")

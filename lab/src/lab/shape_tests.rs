@@ -7,7 +7,7 @@ fn shaper(settings: &str) -> Shaper {
 }
 
 fn counted(shaper: &Shaper) -> FrameCounters {
-    shaper.counters() // exact: the shaper changes only in calls
+    shaper.counters() // exact: no thread changes the shaper between the test's calls
 }
 
 fn frame(number: u32, len: usize) -> Vec<u8> {
@@ -177,7 +177,7 @@ fn new_rate_applies_to_waiting_frames() {
     for n in 0..3 {
         shaper.push(start, frame(n, 1000));
     }
-    // Half of the first frame has left. The other half takes ten times as long.
+    // Half of the first frame was sent at the old rate. The other half takes ten times as long.
     shaper.set(start + MS / 2, Impairment::parse("rate=800kbit").unwrap());
     let out = drain(&mut shaper, start);
     assert_eq!(out.iter().map(|got| got.0).collect::<Vec<_>>(), [MS * 11 / 2, MS * 31 / 2, MS * 51 / 2]);

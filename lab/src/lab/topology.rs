@@ -31,7 +31,7 @@ pub enum Error {
     Invalid(String),
 }
 
-/// Direction of a link: from its first end to its second (`Forward`), or back.
+/// Direction of a link: from its first node to its second node (`Forward`), or the opposite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkDirection {

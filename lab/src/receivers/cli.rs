@@ -45,16 +45,16 @@ pub struct ReceiversArgs {
     /// Number of streams that the relay may have open on each session
     #[arg(long, default_value_t = 128, value_name = "N")]
     streams: u32,
-    /// Time to stay; until the end of the track by default
+    /// Time after which the subscribers leave; by default they stay until the end of the track
     #[arg(long, value_parser = duration::parse, value_name = "TIME")]
     duration: Option<Duration>,
-    /// Interval of moves to another address, which start when all subscribers are connected
+    /// Interval at which sessions move to another local address, starting when all subscribers are connected
     #[arg(long, value_parser = duration::parse, value_name = "TIME")]
     move_every: Option<Duration>,
-    /// Share of the sessions that move each time, percent
+    /// Share of the sessions that move to another local address in each interval, percent
     #[arg(long, default_value_t = 100.0, value_name = "PERCENT", requires = "move_every")]
     move_share: f64,
-    /// Time between the first and the last move; 0 moves all at once
+    /// Time between the first and the last session's move in an interval; 0 moves all at once
     #[arg(long, default_value = "1s", value_parser = duration::parse, value_name = "TIME", requires = "move_every")]
     move_within: Duration,
     /// Address of the relay's /status, to also report the work of its kernel engine

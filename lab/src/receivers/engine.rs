@@ -1,4 +1,4 @@
-//! The thread that serves all sessions of a run.
+//! The thread that serves all subscriber sessions of `millrace-lab lab receivers`.
 
 use std::{
     collections::BTreeSet,
@@ -35,8 +35,8 @@ const WINDOW: u32 = 4 << 20;
 /// Number of request streams that the relay may open.
 const REQUESTS: u32 = 4;
 
-/// A run of all sessions. It lasts until the sessions' track or their time is over, or until [`ReceiverControl::stop`]
-/// is called.
+/// The running subscriber sessions. They last until their track or their time is over, or until
+/// [`ReceiverControl::stop`] is called.
 pub struct ReceiverRun {
     settings: Settings,
     wish: Wish,
@@ -65,7 +65,7 @@ pub struct ReceiverRun {
 }
 
 impl ReceiverRun {
-    /// Creates a run and binds its sockets.
+    /// Prepares the sessions, and binds their sockets.
     ///
     /// # Errors
     ///
@@ -125,7 +125,8 @@ impl ReceiverRun {
         is_late || self.control.stops() || (have_begun && self.sessions.iter().all(Option::is_none))
     }
 
-    /// Returns the longest time to wait for a packet: until the next timer, move or check.
+    /// Returns how long the thread may wait for a packet: until the next timer, the next session's move to another
+    /// address, or the next periodic check.
     fn patience(&self, now: Instant) -> Duration {
         let timer = self.timers.first().map(|(deadline, _)| *deadline);
         let wave = self.wave.as_ref().and_then(|(wave, _)| wave.next_due());
@@ -155,7 +156,7 @@ impl ReceiverRun {
             let (handle, connection) = self.endpoint.connect(now, self.client.clone(), *relay, host)?;
             let index = handle.0;
             if self.routes.len() <= index {
-                // `usize::MAX` stands for no session.
+                // `usize::MAX` says that this connection handle has no session.
                 self.routes.resize(index + 1, usize::MAX);
             }
             self.routes[index] = at;
@@ -180,14 +181,14 @@ impl ReceiverRun {
         self.dirty.extend(sessions.filter(|(_, session)| is_done(session)).map(|(at, _)| at));
         if !self.have_come && self.handshakes == 0 && self.sessions.len() == self.settings.sessions {
             self.have_come = true;
-            // All sessions have connected or failed, so measure the memory now, which is done only once.
+            // All sessions have connected or failed, so the memory per session is measured now. This is done only once.
             let taken = rss_bytes().saturating_sub(self.rss_before);
             self.figures.bytes_per_session = taken / self.figures.connected.max(1);
             self.next_move = self.settings.moves.map(|(every, _)| now + every);
         }
     }
 
-    /// Begins the next wave of moves if it is due, and moves the sessions whose move in the wave is due.
+    /// Moves the sessions whose move to another address is due. First starts the next wave of such moves, if it is due.
     fn move_sessions(&mut self, now: Instant) {
         if self.next_move.is_some_and(|at| at <= now)
             && let Some((every, wanted)) = self.settings.moves
@@ -253,7 +254,7 @@ impl ReceiverRun {
                 };
                 let Some(at) = routes.get(index).copied() else { return };
                 let Some(Some(session)) = sessions.get_mut(at) else { return };
-                // The session has moved to another socket, so this packet comes too late.
+                // The session has moved to another socket, so a packet that arrives here is dropped.
                 if session.socket != socket {
                     figures.packets_too_late += 1;
                     return;
@@ -282,7 +283,7 @@ impl ReceiverRun {
 
     fn drive_all(&mut self, now: Instant) {
         let mut dirty = std::mem::take(&mut self.dirty);
-        // Several packets and a timer may have added the same session.
+        // The list may contain a session several times, since each packet and each timer adds its session.
         dirty.sort_unstable();
         dirty.dedup();
         dirty.drain(..).for_each(|at| self.drive(at, now));

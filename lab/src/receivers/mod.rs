@@ -27,7 +27,7 @@ use parking_lot::Mutex;
 pub use self::engine::ReceiverRun;
 use self::{moves::WaveSettings, report::ReceiverCounters};
 
-/// Settings of a run.
+/// Settings of many subscribers to one track, which run in this process.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub relay: SocketAddr,
@@ -42,13 +42,13 @@ pub struct Settings {
     pub from: Vec<IpAddr>,
     /// Number of streams that the relay may have open on each session.
     pub streams: u32,
-    /// Time to stay from the start of the first session; `None` to stay until the track is over.
+    /// Time after the start of the first session when all sessions are closed; `None` to stay until the track is over.
     pub duration: Option<Duration>,
-    /// Interval of moves, and the settings of each wave.
+    /// Interval at which sessions move to another address, and how many of them move within which time.
     pub moves: Option<(Duration, WaveSettings)>,
 }
 
-/// Control of a run from other threads: moves or stops the sessions, and counts them.
+/// Control of the sessions from other threads, which can move them to other addresses, stop them and count them.
 #[derive(Debug, Default)]
 pub struct ReceiverControl {
     stops: AtomicBool,

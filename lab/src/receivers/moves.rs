@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Settings of a wave of moves.
+/// Settings of a wave, in which a share of the sessions moves to other addresses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WaveSettings {
     /// Share of the sessions that move, 0 to 1.

@@ -1,4 +1,4 @@
-//! Counts and latencies of all sessions of a run.
+//! Counts and latencies of all sessions of one run of `millrace-lab lab receivers`.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::stats::Percentiles;
 const REASONS: usize = 16;
 const OTHER: &str = "other reasons";
 
-/// A wave of moves. Times are of `CLOCK_MONOTONIC`, ns.
+/// A wave, in which a share of the sessions moved to other addresses. Times are of `CLOCK_MONOTONIC`, ns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moved {
     pub began_ns: u64,
@@ -20,16 +20,16 @@ pub struct Moved {
     pub sessions: u64,
 }
 
-/// The kernel engine's share of the relay's work during a run.
+/// How much of the media the relay's kernel engine sent while the subscribers ran.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KernelShare {
-    /// Share of the media packets of the run that the kernel sent, percent.
+    /// Share of the relay's media packets that the kernel sent while the subscribers ran, percent.
     pub sent_percent: f64,
-    /// Number of sessions that the kernel engine could send to at the end of the run.
+    /// Number of the relay's sessions to which the kernel engine could send at the end.
     pub ready: u64,
 }
 
-/// The report of a run.
+/// The result of `millrace-lab lab receivers`: counts and latencies of all subscriber sessions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReceiversReport {
     pub sessions: u64,
@@ -54,9 +54,9 @@ pub struct ReceiversReport {
     /// Time from the publisher to the subscriber, for objects with a time stamp.
     pub latency_ms: Option<Percentiles>,
     pub moves: Vec<Moved>,
-    /// Time from a session's move to the next object at the new address.
+    /// Time from a session's move to another address to the next object that arrives there.
     pub resumed_ms: Option<Percentiles>,
-    /// Moves after which no object arrived.
+    /// Number of a session's moves to another address after which no object arrived.
     pub not_resumed: u64,
     /// Number of packets that arrived at an address after their session had moved away from it. They are dropped.
     pub packets_too_late: u64,
@@ -66,7 +66,7 @@ pub struct ReceiversReport {
     pub kernel: Option<KernelShare>,
 }
 
-/// Counters of a run in progress.
+/// Counters of the subscriber sessions, which the report is made from.
 pub struct ReceiverCounters {
     pub connected: u64,
     pub subscribed: u64,
@@ -152,7 +152,7 @@ impl ReceiverCounters {
         self.counts.add(counts);
     }
 
-    /// Returns the report of a run with this number of sessions.
+    /// Returns the report for this number of subscriber sessions.
     pub fn report(&self, sessions: u64) -> ReceiversReport {
         let SequenceCounts { objects, duplicates, missing, late } = self.counts;
         ReceiversReport {

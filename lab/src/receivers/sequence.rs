@@ -15,7 +15,7 @@ const RANGES: usize = 32;
 /// Numbers of objects that arrived, and of those that did not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SequenceCounts {
-    /// Objects that arrived, each counted once.
+    /// Number of distinct objects that arrived.
     pub objects: u64,
     pub duplicates: u64,
     /// Objects that never arrived, although later ones of their group did.
@@ -114,8 +114,8 @@ impl SequenceGroup {
         last.end - begin - self.came.total()
     }
 
-    /// While there are more ranges than are remembered, counts the first gap as missing for good. Returns the number of
-    /// objects in the counted gaps.
+    /// While there are more than [`RANGES`] ranges of objects, counts the objects in the first gap as missing for good.
+    /// Returns the number of objects in these gaps.
     fn give_up(&mut self) -> u64 {
         let mut missing = 0;
         while self.came.len() > RANGES {
@@ -123,7 +123,8 @@ impl SequenceGroup {
             let (Some(first), Some(second)) = (ranges.next(), ranges.next()) else { break };
             drop(ranges);
             missing += second.start - first.end;
-            // Filling the gap merges both ranges. If an object from the gap arrives later, it counts as a duplicate.
+            // Marking the gap's objects as arrived merges the ranges before and after it. If an object from the gap
+            // arrives later, it counts as a duplicate.
             self.came.insert(first.end..second.start);
         }
         missing

@@ -63,7 +63,7 @@ pub struct ReceiverSession {
     /// Number of objects in the track, if a stamp (number and time of sending) in an object contains it; else 0.
     total: u64,
     has_objects: bool,
-    /// Time of the last move; `None` once an object has arrived at the new address.
+    /// Time of the session's last move to another address; `None` once an object has arrived at that address.
     moved: Option<Instant>,
 }
 
@@ -74,7 +74,7 @@ pub enum ReceiverEnd {
     Whole,
     /// The session ended before its track, for this reason.
     Early(String),
-    /// The whole run was stopped.
+    /// All sessions were stopped by [`ReceiverControl::stop`] or by the time limit.
     Stopped,
 }
 

@@ -12,7 +12,8 @@ use super::runs::TrainingRun;
 
 /// Congestion controls that represent plain TCP in the comparison.
 pub const TCP: [&str; 2] = ["cubic", "bbr"];
-/// A candidate (congestion control or tunnel) also counts as right if its utility is at least this share of the best candidate's.
+/// A candidate (congestion control or tunnel) also counts as right if its utility is at least this share of the best
+/// candidate's.
 pub const TIE: f64 = 0.95;
 
 /// A question (network, traffic profile, size and the peer's offer), with the cost and utility of each candidate.
@@ -65,7 +66,8 @@ impl Cases {
                     .iter()
                     .map(|candidate| mean_cost(runs, candidate, profile, rung))
                     .collect();
-                // No measured transfer on this network reached this size, so the right candidate for this size is unknown.
+                // No measured transfer on this network reached this size, so the right candidate for this size is
+                // unknown.
                 if !runs.iter().any(|run| run.came.rungs_ms.get(rung).is_some_and(Option::is_some)) {
                     continue;
                 }
@@ -134,7 +136,7 @@ impl TrainingCase {
         self.cost_ms.get(candidate).is_some_and(Option::is_some)
     }
 
-    /// Returns the case as an example with the tree's features.
+    /// Converts the case into a training example whose columns are the features that the trained decision tree uses.
     pub fn example(&self) -> Example {
         self.example_of(self.features.values().to_vec())
     }
@@ -144,14 +146,14 @@ impl TrainingCase {
         Example { values, right, utility: self.utility.clone() }
     }
 
-    /// Returns the case as an example with the seed tree's features.
+    /// Converts the case into a training example whose columns are the coarse classes in [`SEED_COLUMNS`].
     pub fn seed_example(&self) -> Example {
         self.example_of(seed_values(&self.features))
     }
 }
 
-/// Columns of the seed tree: classes of the round-trip time as in VTL, three classes each of loss and rate, and the
-/// traffic profile.
+/// Columns of the seed tree, a simple decision tree for comparison: three classes each of round-trip time (those of
+/// VTL), loss and rate, and the traffic profile.
 pub const SEED_COLUMNS: [ExampleColumn; 4] = [
     ExampleColumn { name: "rtt", unit: "", choices: &["lan", "terrestrial", "long-delay"] },
     ExampleColumn { name: "loss", unit: "", choices: &["none", "some", "much"] },

@@ -356,7 +356,7 @@ mod tests {
         assert!(close(outlook.gain, 0.246) && close(outlook.ratio, 0.156), "{outlook:?}");
         let windy = possible_split(&days, &GOLF, 3);
         assert!(close(windy.gain, 0.048) && close(windy.ratio, 0.049), "{windy:?}");
-        // Chapter 3 of the book: the outlook of one day is unknown.
+        // As in chapter 3 of Quinlan's book "C4.5", the outlook of one day is unknown.
         days[5].values[0] = None;
         let outlook = possible_split(&days, &GOLF, 0);
         assert!(close(outlook.gain, 0.199) && close(outlook.ratio, 0.110), "{outlook:?}");
@@ -436,8 +436,8 @@ mod tests {
             if gain > 1e-6 {
                 let split = possible_split(&examples, &columns, 0);
                 proptest::prop_assert!((split.gain - gain).abs() < 1e-6, "{:?} {}", split, gain);
-                // Two thresholds with equal gain may divide the examples differently, so only the sign of the ratios is
-                // compared.
+                // Two thresholds with equal gain may divide the examples differently, and then their gain ratios
+                // differ. So the test only checks that both gain ratios are positive.
                 proptest::prop_assert!(split.ratio > 0.0 && ratio > 0.0);
             }
         }
@@ -454,8 +454,8 @@ mod tests {
     #[test]
     fn noisy_branches_are_pruned_and_real_rules_kept() {
         let columns = [GOLF[1], GOLF[2]];
-        // The right candidate follows from the first column, but 5 % of the examples are wrong. The second column has no
-        // information.
+        // The right candidate follows from the first column, but 5 % of the examples are wrong. The second column has
+        // no information.
         let mut random = 1_u32;
         let mut example = |at: u32| {
             random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

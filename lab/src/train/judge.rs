@@ -13,7 +13,7 @@ use super::runs::TrainingRun;
 pub const FOLDS: usize = 5;
 /// Quantile of the normal distribution for a 95 % interval.
 const Z: f64 = 1.96;
-/// A candidate counts as slower than TCP if its cost is more than this multiple of TCP's.
+/// A candidate counts as slower than plain TCP if its cost exceeds the cost of plain TCP times this factor.
 const SLOWER: f64 = 1.05;
 
 /// Score of one method to choose a candidate (congestion control or tunnel).
@@ -41,8 +41,8 @@ pub struct JudgeReport {
     /// Scores of the compared methods, the tree's first.
     pub scores: Vec<Score>,
     pub classes: Vec<CandidateScore>,
-    /// Numbers of cases by right candidate (row) and chosen candidate (column). If a case has several right candidates and the chosen candidate
-    /// is one of them, the case's row is that candidate's.
+    /// Numbers of cases by right candidate (row) and chosen candidate (column). If a case has several right candidates
+    /// and the chosen candidate is one of them, the case's row is that candidate's.
     pub confusion: Vec<Vec<usize>>,
 }
 
@@ -60,7 +60,7 @@ pub fn judge(cases: &Cases, settings: Settings) -> JudgeReport {
     let networks: Vec<u32> = cases.networks().into_iter().collect();
     let mut choices: [Vec<Option<usize>>; 4] = std::array::from_fn(|_| vec![None; cases.cases.len()]);
     for fold in 0..FOLDS {
-        // The networks are spread over the folds, so that none is both trained with and scored.
+        // Each network is in one fold only, so no tree is scored on a network that it was trained with.
         let held =
             |case: &TrainingCase| networks.binary_search(&case.network).is_ok_and(|at| at % FOLDS == fold);
         let training: Vec<&TrainingCase> = cases.cases.iter().filter(|case| !held(case)).collect();
@@ -79,9 +79,9 @@ pub fn judge(cases: &Cases, settings: Settings) -> JudgeReport {
     JudgeReport { networks: networks.len(), incomplete: cases.incomplete, scores, classes, confusion }
 }
 
-/// Scores the candidate that was best in all other transfers on the same network. A method that knows less can hardly score
-/// higher, so the gap between this score and the maximum is due to chance. Returns `None` if each network has only one
-/// transfer with each candidate.
+/// Scores the candidate that was best in all other transfers on the same network. A method that knows less can hardly
+/// score higher, so the gap between this score and the maximum is due to chance. Returns `None` if each network has
+/// only one transfer with each candidate.
 pub fn again(runs: &[TrainingRun]) -> Option<Score> {
     let seeds: BTreeSet<u32> = runs.iter().map(|run| run.seed).collect();
     let mut all = Cases::default();
@@ -134,7 +134,7 @@ fn ninth_of_ten(costs: &mut [f64]) -> Option<f64> {
     costs.get(costs.len() * 9 / 10).map(|cost| (cost * 1e3).round() / 1e3)
 }
 
-/// Returns the best candidate of a leaf among the candidates that are available in this case.
+/// Returns the best candidate that a leaf of the tree ranks and that is available in this case.
 fn best(candidates: &[String], leaf: &Leaf, case: &TrainingCase) -> Option<usize> {
     let mut places = leaf
         .ranking
@@ -259,8 +259,8 @@ mod tests {
     use super::super::runs::tests::run;
     use super::*;
 
-    /// Builds cases: with losses one candidate is three times as fast, without losses the other candidate. `seen` says whether
-    /// features show the loss.
+    /// Builds cases: with losses one candidate is three times as fast, without losses the other candidate. `seen` says
+    /// whether features show the loss.
     fn cases(seen: bool) -> Cases {
         let mut runs = Vec::new();
         for network in 0..50 {
@@ -316,8 +316,8 @@ mod tests {
         }
     }
 
-    /// The right candidate depends on the network alone, which no feature shows. A tree that recognised networks from the
-    /// training would be right, so scoring must use other networks.
+    /// The right candidate depends on the network alone, which no feature shows. A tree that recognised networks from
+    /// the training would be right, so scoring must use other networks.
     #[test]
     fn property_that_no_feature_shows_is_not_learned() {
         let report = judge(&cases(false), SETTINGS);
@@ -325,8 +325,8 @@ mod tests {
         assert!(report.scores[0].regret > 0.1);
     }
 
-    /// On every second network the best candidate differs from transfer to transfer. On the other networks it is always the
-    /// same candidate.
+    /// On every second network the best candidate differs from transfer to transfer. On the other networks it is always
+    /// the same candidate.
     #[test]
     fn best_candidate_of_other_transfers_is_scored_per_network() {
         let runs = |seeds: u32| -> Vec<TrainingRun> {
@@ -342,14 +342,14 @@ mod tests {
         assert_eq!(again(&runs(1)), None);
         let score = again(&runs(2)).expect("two");
         assert_eq!((score.cases, score.by.as_str()), (2 * 10 * 4 * 9 * 3, "other transfers there"));
-        // The profile `insensitive` also accepts a candidate that takes twice as long as the best one, so some answers are
-        // right by chance.
+        // The profile `insensitive` also accepts a candidate that takes twice as long as the best one, so some answers
+        // are right by chance.
         assert!((0.5..0.65).contains(&score.right), "{score:?}");
     }
 
     #[test]
     fn confidence_bounds_match_published_values() {
-        // The published intervals are those of 475 right answers out of 500, and of 30 out of 38.
+        // The expected bounds are published 95 % intervals: for 475 right answers of 500, and for 30 of 38.
         let (low, high) = wilson(0.95, 500);
         assert!((low - 0.927).abs() < 0.0006 && (high - 0.966).abs() < 0.001, "{low} {high}");
         let (low, high) = wilson(30.0 / 38.0, 38);

@@ -16,8 +16,8 @@ fn has(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
 }
 
-/// Checks that each context is reported under load by its name. Checking the accuracy would need longer runs on a quiet
-/// machine.
+/// Checks that `millrace-lab bench cost` reports each kernel context under load by its name. Checking the accuracy
+/// would need longer runs on a quiet machine.
 #[test]
 fn each_kernel_context_is_reported_by_name() {
     if !nix::unistd::geteuid().is_root() {

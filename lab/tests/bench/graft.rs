@@ -42,7 +42,7 @@ fn each_graft_benchmark_measures_something() {
         assert_eq!(row["rounds"], 2, "{row}");
         assert!(row["total_us"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{row}");
     }
-    // When the same graft is loaded again, libbpf is not used. Only then the verifier's time is reported separately.
+    // Only when the same graft is loaded again, libbpf is not used, and the verifier's time is reported separately.
     assert!(deployed[0]["steps_us"]["verify"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{}", deployed[0]);
 
     let negotiated = rows(
@@ -171,7 +171,8 @@ fn lost_messages_are_repaired_as_functions_promise() {
     }
 }
 
-/// Each transfer is a row of the file. A complete row is not measured again, and an incomplete one is.
+/// Each transfer is a row of the file. A transfer whose row is complete is not measured again, and a transfer whose row
+/// is incomplete is measured again.
 fn transfers_are_kept() {
     let directory = tempfile::tempdir().expect("a directory");
     let csv = directory.path().join("runs.csv");

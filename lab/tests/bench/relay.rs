@@ -67,7 +67,7 @@ fn check_forwarder(row: &Value) {
     assert!(number("/rss_bytes") > 0.0);
 }
 
-/// Measures both engines, over raw QUIC and over WebTransport.
+/// Measures Millrace's engines `kernel` and `user`, over raw QUIC and over WebTransport.
 #[test]
 fn relays_are_measured_over_both_transports() {
     if !nix::unistd::geteuid().is_root() {
@@ -94,7 +94,7 @@ fn relays_are_measured_over_both_transports() {
     }
 }
 
-/// Millrace's own publisher and player work over both transports and with both engines.
+/// Millrace's own publisher and player work over raw QUIC and WebTransport, with a relay's engines `kernel` and `user`.
 #[test]
 fn publishers_and_players_are_paired_or_skipped_with_reason() {
     if !nix::unistd::geteuid().is_root() {
@@ -131,7 +131,8 @@ fn publishers_and_players_are_paired_or_skipped_with_reason() {
     }
 }
 
-/// Runs the matrix without other programs installed. Returns whether it succeeded, its rows, and its table.
+/// Runs `millrace-lab bench matrix` without programs of other projects. Returns whether it succeeded, its rows as JSON,
+/// and its table as text.
 fn matrix(arguments: &str) -> (bool, Vec<Value>, String) {
     let directory = tempfile::tempdir().expect("a directory");
     let json = directory.path().join("rows.json");
@@ -239,8 +240,9 @@ fn time_until_moved_viewers_are_served_is_measured() {
     assert!(viewers["bytes_per_session"].as_u64().is_some_and(|bytes| bytes > 0), "{row}");
 }
 
-/// When a publisher or relay restarts, viewers of both engines keep their subscriptions, receive no object twice, and
-/// then receive media again. The test does not check how long the interruption lasts.
+/// When a publisher or relay restarts, viewers keep their subscriptions, receive no object twice, and then receive
+/// media again. This holds for a relay's engines `kernel` and `user`. The test does not check how long the interruption
+/// lasts.
 #[test]
 fn restarted_publishers_and_relays_are_measured() {
     if !nix::unistd::geteuid().is_root() {
@@ -267,7 +269,8 @@ fn restarted_publishers_and_relays_are_measured() {
     }
 }
 
-/// Both engines are measured. The effect of one subscriber on the other depends on the machine, and is not checked.
+/// The relay's engines `kernel` and `user` are measured. How much a subscriber with a bad link slows another one
+/// depends on the machine, and is not checked.
 #[test]
 fn subscriber_beside_a_bad_link_is_measured() {
     if !nix::unistd::geteuid().is_root() {
@@ -292,8 +295,8 @@ fn subscriber_beside_a_bad_link_is_measured() {
     }
 }
 
-/// Both engines are measured, with several renditions and with one. The share of video that is shown in time depends on
-/// the machine, and is not checked.
+/// The relay's engines `kernel` and `user` are measured, with several renditions and with one. The share of video that
+/// is shown in time depends on the machine, and is not checked.
 #[test]
 fn adaptation_to_a_slow_link_is_measured() {
     if !nix::unistd::geteuid().is_root() {
@@ -335,8 +338,8 @@ fn adaptation_to_a_slow_link_is_measured() {
     }
 }
 
-/// Both engines are measured. The share of video that the browser shows in time depends on the machine, and is not
-/// checked.
+/// The relay's engines `kernel` and `user` are measured. The share of video that the browser shows in time depends on
+/// the machine, and is not checked.
 #[test]
 fn browser_playback_is_measured() {
     if let Some(why) = no_browser() {

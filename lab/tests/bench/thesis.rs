@@ -1,4 +1,4 @@
-//! Runs `millrace-lab bench thesis` for a few seconds with both engines. Needs root.
+//! Runs `millrace-lab bench thesis` for a few seconds, without and with the kernel's fast path. Needs root.
 
 use std::process::Command;
 

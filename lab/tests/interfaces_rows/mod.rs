@@ -4,8 +4,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Runs the command with these arguments and checks each row. A row's interface must be forwarded intact, refused with
-/// a reason, or missing in this kernel. Returns `None` after printing that root is needed.
+/// Runs the command with these arguments and checks each row. The kernel must have forwarded the media intact, or the
+/// relay must have refused the interface with a reason, or this kernel must lack the interface. Returns `None` after
+/// printing that root is needed.
 pub fn rows(test: &str, arguments: &str) -> Option<Vec<Value>> {
     if !nix::unistd::geteuid().is_root() {
         println!("SKIP {test}: needs root");

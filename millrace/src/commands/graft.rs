@@ -55,7 +55,7 @@ enum GraftVerb {
     SessionsKeep,
     /// Check a graft: its manifest, its identity, and whether this kernel accepts it
     Check(GraftCheckArgs),
-    /// List the grafts that are built in or in a directory
+    /// List the grafts that are built into millrace, and those in the given directories
     List(PoolArgs),
     /// Write built-in grafts (object and manifest) into a directory, where they can be changed
     Export(GraftExportArgs),
@@ -316,7 +316,8 @@ fn run_daemon(args: GraftRunArgs, interfaces: Vec<String>) -> anyhow::Result<()>
         return check_settings(&args.config, &interfaces);
     }
     pins(&args)?;
-    // A part gets the daemon's own flags: all arguments after `millrace graft run` or `millrace graft gateway`.
+    // Each process that runs a part of the daemon gets the daemon's own flags: all arguments after `millrace graft run`
+    // or `millrace graft gateway`.
     let arguments = ["graft", "part"].map(OsString::from).into_iter().chain(std::env::args_os().skip(3));
     let arguments = arguments.collect();
     let front = args.daemon.front();

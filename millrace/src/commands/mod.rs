@@ -63,7 +63,8 @@ pub fn problems(command: ProgramCommand, flags: &[String]) -> Vec<String> {
         ProgramCommand::Relay(args) => relay::problems(args),
         _ => Vec::new(),
     };
-    // Leaving out an unreadable flag may cause a consequential fault, whose text names the flag. It is not reported.
+    // A flag that clap could not parse was left out, which may cause a further fault whose text names that flag. Such a
+    // fault is not reported.
     found.into_iter().filter(|problem| !flags.iter().any(|flag| problem.contains(flag.as_str()))).collect()
 }
 

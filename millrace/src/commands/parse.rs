@@ -106,7 +106,7 @@ fn problem(error: &clap::Error, arguments: &[OsString]) -> Option<(String, std::
         {
             let at = arguments.iter().position(|argument| argument.to_str() == Some(given.as_str()))?;
             let flag = arguments.get(at.checked_sub(1)?)?.to_str().filter(|flag| flag.starts_with("--"))?;
-            // The flag before the number has no value of its own, so both arguments are removed.
+            // Without the number, the flag before it would have no value, so both arguments are removed.
             Some((format!("invalid value '{given}' for '{flag}': less than 0"), at - 1..at + 1))
         }
         _ => None,
@@ -172,7 +172,7 @@ mod tests {
     /// such as paths.
     #[test]
     fn repeatable_flags_take_commas() {
-        /// Names of values that may contain commas. `T` is the name of a track.
+        /// Placeholders in the help for values that may contain commas. `T` stands for the name of a track.
         const WITH_COMMAS: [&str; 5] = ["FILE", "DIR", "PATH", "SETTINGS", "T"];
         fn look(command: &clap::Command, wrong: &mut Vec<String>) {
             for argument in command.get_arguments() {

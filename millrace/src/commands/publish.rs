@@ -60,7 +60,7 @@ pub struct PublishArgs {
     /// Start when the first subscriber has arrived
     #[arg(long)]
     wait: bool,
-    /// Print the publisher's figures as one JSON object at the end
+    /// Print statistics of generated objects and sent packets as one JSON object at the end
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -123,7 +123,7 @@ struct GenerateArgs {
     track: String,
 }
 
-/// The objects that share a stream.
+/// Which generated objects share a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 enum StreamsPer {
     /// One stream for each subgroup of a group

@@ -43,7 +43,7 @@ impl AskedRelay {
         ask(self.http, token.as_ref())
     }
 
-    /// Fetches another path of the relay's HTTP server. Returns the status code and the body.
+    /// Fetches the page `path` of the relay's HTTP server. Returns the status code and the body.
     pub fn fetch(&self, path: &str) -> anyhow::Result<(u16, String)> {
         let token = self.http_token_file.clone().unwrap_or_default().read()?;
         fetch(self.http, path, token.as_ref().map(HttpToken::text))

@@ -27,12 +27,12 @@ pub struct SubscribeArgs {
     /// Name of the broadcast: a namespace with fields separated by /
     #[arg(long)]
     name: String,
-    /// Write only the payloads of this track, or print its figures with --stats or --json [default with these:
-    /// objects]; given more than once, play the tracks together
+    /// Write only the payloads of this track; with --stats or --json, print the track's latency, loss and rate instead
+    /// [default with --stats or --json: objects]; given more than once, play the tracks together
     #[arg(long, value_name = "T")]
     track: Vec<String>,
-    /// Play sound and subtitles in this language (a tag such as de or pt-BR) instead of the first sound without
-    /// subtitles
+    /// Play sound and subtitles in this language (a tag such as de or pt-BR); without it, the first sound track is
+    /// played, and no subtitles
     #[arg(long, value_name = "TAG", conflicts_with_all = ["track", "catalog"])]
     language: Option<String>,
     /// Take the names of the tracks to play from the broadcast's catalog
@@ -147,7 +147,8 @@ fn failed(error: subscribe::Error, is_patient: bool) -> anyhow::Error {
     }
 }
 
-/// Prints a line of figures to standard error, with the rate since the previous line.
+/// Prints the rate since the previous call, the numbers of delivered and lost objects, and the latency, as one line to
+/// standard error.
 fn print_running(total: &StatsReport, previous: &mut u64) -> io::Result<()> {
     let latency = total.latency_us;
     let per_second = total.delivered - *previous;

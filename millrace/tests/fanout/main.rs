@@ -303,7 +303,7 @@ fn reload_loses_no_packet() {
         }
     };
     pass(&client);
-    // The settings have one more stream, a named receiver, and a lower limit of receivers.
+    // The new settings add a stream and a receiver that is named in them, and lower the limit of receivers.
     let other = |port: u16, host: IpAddr| {
         format!(
             "[[stream]]\nname = \"other\"\nlisten = \"{}\"\nsender = \"{}:9\"\n",
@@ -400,8 +400,8 @@ fn receiver_named_in_the_settings_needs_no_request() {
     assert!(fanout.status().streams[0].receivers[0].pinned);
 }
 
-/// While the program is detached, userspace sends to the same receivers. Each packet is sent either by the kernel or by
-/// userspace.
+/// While the fan-out's BPF program is detached, the userspace process sends to the same receivers. Each packet is sent
+/// either by the kernel or by userspace.
 #[test]
 fn detached_program_loses_no_packet() {
     if !root("detached_program_loses_no_packet") {
@@ -443,7 +443,7 @@ fn detached_program_loses_no_packet() {
     assert!(stream.events["user_packets"] > 0 && status.packets["forwarded"] > 0);
 }
 
-/// However the fan-out ends, by SIGTERM, SIGINT or SIGKILL, its program must be detached.
+/// However the fan-out's process ends, by SIGTERM, SIGINT or SIGKILL, its BPF program must be detached.
 #[test]
 fn ended_fanout_leaves_nothing_attached() {
     if !root("ended_fanout_leaves_nothing_attached") {

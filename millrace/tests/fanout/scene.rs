@@ -64,7 +64,7 @@ impl FanoutScene {
         Self::with_sender(family, 0)
     }
 
-    /// Makes a scene whose sender has a fixed port, which ffmpeg's command line names.
+    /// Makes the test setup with a fixed port of the RTP sender, since ffmpeg's command line names the port.
     pub fn for_ffmpeg() -> Self {
         let mut scene = Self::with_sender(4, 0);
         scene.from.set_port(6000);

@@ -278,7 +278,8 @@ async fn interface_that_returns_is_guarded_again() {
         inside(&site.server, || fetch(http, path, None).unwrap())
     };
     let health = || scrape("/healthz");
-    // Clients without the HTTP token do not get the description of the trouble, which may contain file names.
+    // Clients without the HTTP token only get the word `trouble`. The description of the problem may contain file
+    // names, so they do not get it.
     let healthy = |code: u16| {
         let words = if code == 200 { "ok\n" } else { "trouble\n" };
         wait_until("its health", health, |health| *health == (code, words.to_owned()));
@@ -307,7 +308,8 @@ async fn interface_that_returns_is_guarded_again() {
     until("the old name", &|it| *it == well);
     assert!(site.is_guarded());
 
-    // Another interface gets the name. The gate guards the interface that has the name now.
+    // The guarded interface is renamed, and a new interface gets its old name. The gate must guard the new interface,
+    // because the settings name it.
     rename("eth", "other");
     site.ip_link(&["add", "eth", "type", "veth", "peer", "name", "end"]);
     until("the other interface guarded", &|it| it.reattached == 1 && it.trouble.is_none());
@@ -328,7 +330,7 @@ async fn interface_that_returns_is_guarded_again() {
     assert!(site.is_guarded());
     wait_for("the log line", || gate.logged("guarding the interface again"));
 
-    // The program is detached by another process.
+    // Another process detaches the gate's XDP program.
     let index = || if_nametoindex("eth").unwrap().cast_signed();
     assert_eq!(inside(&site.server, || xdp::detach_all(index()).unwrap()), 1);
     until("the interface guarded again", &|it| it.attached && it.trouble.is_none() && it.reattached == 3);
@@ -530,7 +532,8 @@ fn counted_clients_are_bounded_by_the_table() {
     let refused = tellers[0].ask(request("inc", 32));
     assert!(refused["error"].as_str().unwrap().contains("raise `max_clients`"), "{refused}");
     assert_eq!(tellers[0].ask(request("inc", 0))["ok"], json!(true), "a client that is in the table");
-    // Removing a client frees its entry in the table, and so does the disconnection of a server.
+    // An entry of the table becomes free when a server removes its client, or when the server that added the client
+    // disconnects.
     assert_eq!(tellers[1].ask(request("dec", 1))["ok"], json!(true));
     assert_eq!(tellers[0].ask(request("inc", 32))["ok"], json!(true));
     let [mut one, other] = tellers;

@@ -19,7 +19,7 @@ use crate::{
     unix_time,
 };
 
-/// Address of the traced client. The other client has 10.97.0.2.
+/// Address of the client whose packets are traced. The client that is not traced has 10.97.0.2.
 const QUIET: &str = "10.97.0.3";
 
 /// A running `millrace gate trace`; killed when dropped.
@@ -231,7 +231,7 @@ fn ended_traces_leave_nothing_behind() {
     assert_eq!(unread.exit_code(), Some(0));
     followers.push(room("room after the reader left"));
 
-    // The other traces must have continued all the time.
+    // The traces that were not ended must still receive packets.
     send(&client(&site, QUIET), 1);
     for follower in &mut followers {
         let line = loop {

@@ -1,4 +1,5 @@
-//! Tests of two daemons that agree over TLS, and of disturbances of the agreement.
+//! Tests of two graft daemons that agree over TLS which congestion controls or grafts their hosts use, and of
+//! disturbances of this agreement.
 
 use std::{
     collections::BTreeMap,
@@ -162,7 +163,8 @@ fn agreement_lasts_until_one_daemon_ends() {
     drop(listener);
     let far = GraftProcess::start_on(&site, 1);
     let listener = site.listen();
-    // The daemon that connects agrees first, and reports the agreement before the other daemon does.
+    // The daemon that opened the connection is the first to report the agreement. The daemon that accepted it reports
+    // the agreement later.
     wait_for_state(&near, "agreed");
     wait_for_state(&far, "agreed");
     assert_eq!(is_set(&site, &listener), (true, true));
@@ -174,7 +176,7 @@ fn agreement_lasts_until_one_daemon_ends() {
     wait_for_state(&far, "agreed");
     assert_eq!(is_set(&site, &listener), (true, true));
 
-    // The server's daemon gets other rules. The agreement ends, and both daemons report why.
+    // The server's daemon reads new rules. The agreement between the daemons ends, and both report why.
     site.configure_on(1, &called(&client, &rule("server", "false")));
     far.succeed(&["reload"]);
     let refused = wait_for_peer(&near, "a refusal", |peer| peer.state == "refused");
@@ -233,8 +235,8 @@ fn stripped_tcp_option_is_reported_as_a_downgrade() {
     let far = GraftProcess::start_on(&site, 1);
     let listener = site.listen();
     for daemon in [&near, &far] {
-        // The middlebox also strips the option from the connection over which the daemons agree, so this connection
-        // counts as the first downgrade.
+        // The middlebox also strips the graft daemon's TCP option from the connection over which the daemons agree. So
+        // both daemons count this connection as the first downgrade.
         let is_agreed = |peer: &GraftPeerStatus| peer.downgrades > 0 && peer.state == "agreed";
         let first = wait_for_peer(daemon, "downgrade", is_agreed);
         assert_eq!(first.path.options, Some(false), "{first:?}");
@@ -255,7 +257,8 @@ fn stripped_tcp_option_is_reported_as_a_downgrade() {
     }
 }
 
-/// The server answers that it uses another congestion control than agreed.
+/// A middlebox changes the TCP option in the server's answer, so the option names another congestion control than the
+/// one agreed on.
 #[test]
 fn changed_tcp_option_is_reported_as_a_downgrade() {
     let Some(site) = GraftSite::new("altered") else { return };
@@ -540,7 +543,7 @@ fn deviating_peer_changes_nothing() {
     let mut tls = pretend(&site);
     tls.write_all(&u32::MAX.to_be_bytes()).unwrap();
     wait_for_peer(&far, "length", |peer| peer.detail.contains("the message has 4294967295 bytes"));
-    // The peer completes TLS, and then sends nothing.
+    // A connected peer of the daemon completes the TLS handshake, and then sends nothing.
     let mut tls = pretend(&site);
     tls.conn.complete_io(&mut tls.sock).unwrap();
     wait_for_state(&far, "timed-out");

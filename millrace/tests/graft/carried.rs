@@ -1,5 +1,6 @@
-//! Tests of tunnelled connections. A tunnelled connection must deliver all bytes in order, or end with a reset,
-//! whatever happens to carriers and daemons. Both ends must see each other's true addresses.
+//! Tests of TCP connections that the graft daemons of two hosts tunnel. A tunnelled connection must deliver all bytes
+//! in order, or end with a reset, whatever happens to the daemons and to the connections between them (carriers). Both
+//! ends must see each other's true addresses.
 
 use std::{
     collections::BTreeSet,
@@ -85,8 +86,8 @@ pub fn wait_for_resets<const N: usize>(daemons: [&GraftProcess<'_>; N], count: u
     wait_until(&format!("{count} resets"), counts, |counts| *counts == [count; N]);
 }
 
-/// Starts both daemons, and waits until the carrier between them is warm: it is established, and its congestion window
-/// is open.
+/// Starts both daemons, and waits until the carrier (the connection between the daemons that transports tunnelled
+/// connections) is warm: it is established, and its congestion window is open.
 pub fn warm<'a>(site: &'a GraftSite, more: [&str; 2]) -> [GraftProcess<'a>; 2] {
     let known = keys(site);
     site.configure_on(0, &client(&known[1], more[0]));
@@ -269,7 +270,8 @@ fn connection_without_a_carrier_stays_plain_tcp() {
     assert_eq!((cold, state.state.as_str()), (1, "cold"));
     assert!(near.succeed(&["why", SERVER]).contains("in place, since the carrier server is cold"));
 
-    // The server's daemon knows another key for the client, so it refuses the client's carrier.
+    // The server's settings have a wrong key for the client, so the server's daemon refuses the connection of the
+    // client's daemon.
     key(&site, "other.key");
     let stranger = key(&site, "stranger.key");
     site.configure_on(1, &server(&stranger, ""));
@@ -349,8 +351,8 @@ fn server_refusal_is_passed_on_and_broker_refusal_falls_back_to_plain_tcp() {
     // The daemon counts each refusal before it resets the application's socket.
     assert_eq!((ended(&near, "refused"), verdict(&near, "refused")), (led, 1));
 
-    // Only the client's settings list this port. The server's broker is no open proxy and refuses it, so the connection
-    // goes over plain TCP.
+    // Only the client's settings list this port. The server's daemon refuses to tunnel a connection to a port that its
+    // own settings do not list, so the connection goes over plain TCP.
     let known = std::fs::read_to_string(site.path("graft0.toml")).unwrap();
     let known = known.split_once('\n').unwrap().1.to_owned();
     site.configure_on(
@@ -449,8 +451,8 @@ fn strict_connection_opens_only_after_the_server_accepted() {
     here.set_nonblocking(false).unwrap();
     assert_eq!(seen, here.local_addr().unwrap());
     exchange(&here, &there, 100_000);
-    // A client that gives up connecting must leave no connection at the daemons. The test waits for a new carrier
-    // first, since the old one was paused for long.
+    // A client that gives up connecting must leave no connection at the daemons. The test first waits for a new carrier
+    // (a connection between the daemons), since the daemon at the old one's other end was paused for long.
     wait_for_state(&near, "warm");
     far.pause();
     drop(site.begin_to_connect(at(SERVER, PORT)));
@@ -496,7 +498,8 @@ fn strict_connection_without_a_tunnel_returns_the_servers_answer() {
     exchange(&here, &there, 1000);
 }
 
-/// A process that connects to the broker's own ports directly must be refused or reset.
+/// A process that connects directly to the ports of the client's broker (the proxy in the daemon) must be refused or
+/// reset.
 #[test]
 fn connections_to_the_brokers_own_address_are_refused() {
     let Some(site) = GraftSite::new("proxy") else { return };
@@ -507,8 +510,8 @@ fn connections_to_the_brokers_own_address_are_refused() {
     let ports = local.filter_map(|at| at.strip_prefix("127.0.0.1:"));
     let mut ends: Vec<_> = ports.map(|port| reset(&site, at("127.0.0.1", port.parse().unwrap()))).collect();
     ends.sort_by_key(ToString::to_string);
-    // The broker has two ports: one accepts a connection and resets it, the other one holds a connection's SYN back and
-    // then refuses it.
+    // The broker (the daemon's proxy) has two ports. One accepts a connection and resets it, and the other one holds a
+    // connection's SYN back and then refuses it.
     assert_eq!(ends, [ErrorKind::ConnectionRefused, ErrorKind::ConnectionReset]);
     wait_for_ended([&near], "stranger", 2);
 }
@@ -533,7 +536,7 @@ pub fn slow_reader(site: &GraftSite, [near, far]: &[GraftProcess<'_>; 2]) {
     assert!(kept > 0 && kept <= WINDOW, "{kept}");
     // Bytes that the daemons do not buffer are in the kernels' socket buffers, two on each host.
     assert!(written < 32 << 20, "{written}");
-    // Another connection is not delayed by the slow reader.
+    // While one connection's server reads slowly, another connection is not delayed.
     let (other, others, _) = connect(site, &listener);
     exchange(&other, &others, 1_000_000);
     here.shutdown(Shutdown::Write).unwrap();
@@ -674,7 +677,7 @@ fn confirmations_are_not_delayed_by_data_that_waits_for_a_slow_carrier() {
 }
 
 /// Changes the peer's entry in the settings `cuts` times while four connections send in both directions. Each change
-/// closes the carrier and opens another.
+/// closes the carrier (the connection between the daemons) and opens another.
 fn cut(site: &GraftSite, cuts: usize) {
     let [near, far] = warm(site, ["window-kib = 512", ""]);
     let listener = site.listen();
@@ -725,8 +728,8 @@ fn two_hundred_failing_carriers_lose_no_byte() {
     cut(&site, 200);
 }
 
-/// The server does not listen, and its port is one that the broker may use as a source port. The broker must not
-/// connect to itself.
+/// The server does not listen, and the broker (the server's daemon, which connects to the server for clients) may use
+/// the server's port as a source port. The broker must not connect to itself.
 #[test]
 fn a_broker_does_not_connect_to_itself() {
     let Some(site) = GraftSite::new("itself") else { return };
@@ -737,8 +740,8 @@ fn a_broker_does_not_connect_to_itself() {
     wait_for_ended([&near, &far], "refused", 1);
 }
 
-/// The broker's host has eight usable source ports. A port must be usable again immediately after its connection has
-/// ended, and no two connections may use one port at the same time.
+/// The broker (the daemon on the server's host) connects to the server, and has eight usable source ports. A port must
+/// be usable again immediately after its connection has ended. No two connections may use one port at the same time.
 #[test]
 fn ports_of_closed_connections_are_reused_at_once() {
     let Some(site) = GraftSite::new("ports") else { return };
@@ -750,7 +753,8 @@ fn ports_of_closed_connections_are_reused_at_once() {
     let [near, far] = warm(&site, ["", ""]);
     let mut ports = BTreeSet::new();
     let mut seen = |server: &TcpStream| {
-        // The broker's source port is that of the kernel's socket. The server itself sees the client's address.
+        // `ss` shows the source port of the daemon's connection to the server. The server process itself sees the
+        // client's address.
         let output = site.command(1, "ss").args(["-Htn", "state", "established"]).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         let own = format!(":{}", server.local_addr().unwrap().port());
@@ -797,8 +801,9 @@ fn number_of_tunnelled_connections_is_bounded() {
     wait_for_state(&near, "warm");
 }
 
-/// A carrier stops to deliver packets. The first connection detects this, and later connections go over plain TCP. When
-/// the carrier delivers packets again, the first connection continues.
+/// The carrier (the connection between the daemons) does not deliver packets any more. The first tunnelled connection
+/// detects this, and later connections go over plain TCP. When the carrier delivers packets again, the first connection
+/// continues.
 #[test]
 fn carrier_that_delivers_nothing_is_avoided_until_it_works_again() {
     let Some(site) = GraftSite::new("blocked") else { return };

@@ -1,5 +1,5 @@
-//! Tests of rules that leave the choice to a model: the chosen candidate (a congestion control, graft or tunnel), the learned
-//! results, and the explanation of each connection.
+//! Tests of rules that leave the choice to a model: the chosen candidate (a congestion control, graft or tunnel), the
+//! learned results, and the explanation of each connection.
 
 use std::{
     fs,
@@ -141,7 +141,7 @@ fn wrong_model_is_overruled_within_fifty_connections() {
             break;
         }
     }
-    // Every connection has an outcome.
+    // The daemon must have counted an outcome for every connection.
     let is_all = |now: &SelectionStatus| now.outcomes.values().sum::<u64>() == used.len() as u64 + 1;
     let now = wait_until("all outcomes", || selection(&daemon), is_all);
     assert!(used.iter().any(|control| control == wrong), "the candidate was never tried: {now:?}");
@@ -223,8 +223,8 @@ fn at_most_two_percent_of_connections_explore_another_candidate() {
             assert_eq!((told.why.as_str(), &told.candidate), ("explored", &used), "{told:?}");
             assert!(daemon.succeed(&["why", &format!("{} {}", ends[0], ends[1])]).contains("to find out"));
         }
-        // The daemon limits explorations to a share of all connections. These include at least one connection before
-        // the loop.
+        // The daemon limits explorations to a share of all connections. At least one connection was made before this
+        // loop, and counts too.
         assert!(explored * 100 <= (connections + 1) * 2, "{explored} of {connections}");
     }
     let now = selection(&daemon);
@@ -279,8 +279,8 @@ fn far_and_near() -> Topology {
     topology
 }
 
-/// Two hosts have warm carriers and one rule. Connections on the long, lossy path are tunnelled, and those on the short
-/// path go over plain TCP.
+/// The client has an established tunnel to each of two hosts, and one rule for both. The model must tunnel connections
+/// over the long path with losses, and choose plain TCP for the short path.
 #[test]
 fn congestion_control_or_tunnel_is_chosen_by_path() {
     if !available_controls().split_whitespace().any(|known| known == "bbr") {

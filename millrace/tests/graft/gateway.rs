@@ -1,5 +1,5 @@
-//! Tests of gateways. Connections between hosts without Millrace are tunnelled between their gateways, and are
-//! forwarded as usual if anything is missing.
+//! Tests of gateways. Connections between hosts without Millrace are tunnelled between their gateways. If a tunnel, a
+//! rule or a grant is missing, the gateways forward the connections as usual.
 
 use std::{
     fs,
@@ -285,7 +285,8 @@ fn failing_carriers_between_gateways_lose_no_byte() {
                 stream.shutdown(std::net::Shutdown::Write).unwrap();
             });
         }
-        // The readers start only after the carriers were cut, so that the transfer does not end before that.
+        // The processes that read the data start only after the connections between the gateways were cut. So the
+        // transfer cannot end before that.
         for cut in 0..3 {
             let before = carry(&ends[0]).resumed;
             let filter = format!("( dport = :{CARRIERS} or sport = :{CARRIERS} )");
@@ -565,7 +566,8 @@ fn gateway_leaves_no_rules_however_it_ends() {
     is_reset(here);
     plain();
 
-    // The far daemon has kept its end of the connection, since another carrier might have resumed it.
+    // The far daemon has kept its end of the tunnelled connection, since a new connection between the daemons might
+    // have resumed it.
     is_reset(later);
 
     // The watchdog process, which removes a killed gateway's rules, is killed first, and then the daemon.

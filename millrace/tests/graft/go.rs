@@ -73,7 +73,8 @@ fn static_go_binary_is_tunnelled_with_true_addresses() {
         let mut command = site.command(0, &program);
         command.args(["client", &server, &CONNECTIONS.to_string(), &BYTES.to_string()]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        // The program compares the bytes, and the addresses that the server reports with its own.
+        // The Go client checks that the received bytes are the sent ones. It also checks that the server sees the
+        // client's own address, and the address that the client connected to.
         let output = site.spawn(0, command).wait_with_output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let said = String::from_utf8(output.stdout).unwrap();

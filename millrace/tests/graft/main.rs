@@ -115,7 +115,8 @@ fn a_reload_is_all_or_nothing() {
         let trouble = daemon.status().trouble; // exact: the reload has been answered, so it is complete
         assert!(trouble.iter().any(|it| it.contains("the settings before stay")), "{trouble:?}");
     }
-    // The reloaded settings have another parameter for the same graft, which replaces the loaded one.
+    // In the reloaded settings, the same graft has another parameter. The graft with that parameter must replace the
+    // loaded graft.
     site.configure(&format!(
         "{}[[load]]\ngraft = \"hybla\"\nparameters = {{ rtt0_us = 30000 }}\n",
         rule("hybla")
@@ -332,8 +333,8 @@ fn paths_are_probed_as_the_settings_say() {
     assert!(daemon.fail(&["reload"]).contains("probe of 192.0.2.1: every-s is from the duration"));
 }
 
-/// Programs that a daemon with `--persist` leaves continue to act. The next daemon takes them over, and `clean` removes
-/// them.
+/// The BPF programs of a daemon with `--persist` stay in the kernel when the daemon ends. The next daemon takes them
+/// over, and `clean` removes them.
 #[test]
 fn persistent_grafts_stay_until_they_are_cleaned() {
     let Some(site) = GraftSite::with_controls("persist") else { return };
@@ -353,7 +354,7 @@ fn persistent_grafts_stay_until_they_are_cleaned() {
     let is_used = || congestion(&site.connect(&listener).0);
     GraftProcess::start_with(&site, 0, &keep).end();
     assert_eq!((ours(), is_used()), (vec!["mr_hybla".to_owned()], "mr_hybla".to_owned()));
-    // A killed daemon leaves its programs, too. The next daemon has other settings.
+    // BPF programs also stay in the kernel when their daemon is killed. The settings of the next daemon differ.
     site.configure(&format!("{}[[load]]\ngraft = \"westwood\"\n", rule("hybla")));
     let next = GraftProcess::start_with(&site, 0, &keep);
     // exact: grafts are loaded before the daemon's start is complete

@@ -156,7 +156,8 @@ pub fn accept(listener: &Listener) -> Session {
     session
 }
 
-/// Opens a session that requests these services. Returns both ends, the requesting one first.
+/// Opens a message session that requests these services. Returns both ends; the end that requested the session is
+/// first.
 pub fn pair(site: &GraftSite, services: &[&str]) -> (Session, Session) {
     let listener = asks(site, 1, "test").listen().unwrap();
     let asked = services.iter().fold(asks(site, 0, "test"), |asks, service| asks.service(*service));
@@ -216,7 +217,7 @@ fn go_both_ways(test: &str, more: &str) {
     assert_eq!(message(&mut far), b"there");
     far.send(b"and back").unwrap();
     assert_eq!(message(&mut near), b"and back");
-    // Messages of many lengths are sent, more than fit into a window.
+    // Messages of many lengths are sent. Together they are larger than the session's window.
     let long: Vec<u8> = (0..1 << 20).map(|at: u32| (at % 251) as u8).collect();
     let sent = long.clone();
     let sender = thread::spawn(move || {
@@ -231,7 +232,7 @@ fn go_both_ways(test: &str, more: &str) {
     assert_eq!(got, [0, 1, 1190, 1191, 100_000, 1 << 20]);
     assert!(matches!(near.send(&vec![0; (1 << 20) + 1]), Err(Error::TooLong { .. })));
 
-    // One direction ends, and the other one continues.
+    // One end of the session stops sending, and the opposite direction continues.
     near.finish().unwrap();
     assert!(matches!(near.send(b"more"), Err(Error::Finished)));
     assert_eq!(far.receive().unwrap(), Received::Finished);
@@ -644,7 +645,7 @@ fn killed_daemon_sends_nothing_in_clear() {
             match socket.send(SECRET) {
                 Ok(_) => counts.fetch_add(1, Ordering::Relaxed),
                 Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return,
-                // Any other error means that the window is full, or that the peer has closed its socket.
+                // Any error except EPIPE means that the window is full, or that the peer has closed its socket.
                 Err(_) => continue,
             };
         }

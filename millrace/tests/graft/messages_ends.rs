@@ -50,7 +50,7 @@ fn messages_pass_over_ipv4_and_ipv6_encrypted_and_in_clear() {
     for (at, (addresses, more, sealed)) in table.into_iter().enumerate() {
         let Some(site) = GraftSite::new(&format!("kinds{at}")) else { return };
         let [near_host, _far_host] = hosts_with(&site, [&grafts(); 2], addresses, more);
-        let status = near_host.status(); // exact: the settings determine whether a session is sealed
+        let status = near_host.status(); // exact: the settings determine whether a session is encrypted
         assert!(status.sessions.iter().all(|session| session.sealed == sealed), "{status:?}");
         let capture = InterfaceCapture::new(&site, 0);
         for service in ["reliability", "order"] {

@@ -62,7 +62,8 @@ impl Switches {
                 for of in ["all", "eth", "eth2"] {
                     fs::write(format!("/proc/sys/net/ipv4/conf/{of}/rp_filter"), "0").unwrap();
                 }
-                // A neighbour that does not answer is forgotten after three seconds here, and not after a minute.
+                // In this test the kernel forgets a neighbour that does not answer after three seconds instead of a
+                // minute.
                 for family in ["ipv4", "ipv6"] {
                     for (time, value) in [
                         ("base_reachable_time_ms", "1000"),

@@ -211,7 +211,7 @@ fn hanging_part_is_named_and_delays_nobody() {
         signal(stopped, Signal::SIGCONT);
         wait_until("the part to answer", || state(&near, name), |state| state == "serving");
     }
-    // A part that hangs must not delay the daemon's end, and must leave nothing behind.
+    // A hanging process (part) of the daemon must not delay the daemon's end, and must end with the daemon.
     let stopped = part(&near.succeed(&["status", "--json"]), "sessions");
     pause(stopped);
     wait_until("the hang in the status", || state(&near, "sessions"), |state| state == "not-answering");

@@ -157,7 +157,8 @@ fn sessions_show_in_status_and_metrics() {
     }
 }
 
-/// The virtual cable leaves checksums to be completed by interfaces that do not complete them.
+/// The hosts' veth interfaces have checksum offload, but no interface completes the checksums. Sessions over IP
+/// protocol 253 must work nevertheless.
 #[test]
 fn sessions_go_over_protocol_253_when_both_ends_say_so() {
     for (name, more) in [("sealed253", ""), ("clear253", "clear = true\n")] {

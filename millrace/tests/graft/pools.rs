@@ -1,5 +1,6 @@
-//! Tests of carriers over TCP and MPTCP, and of changes from one kind of carrier to another. With every kind of
-//! carrier, no byte of a connection may be lost, repeated or out of order.
+//! Tests of carriers (connections between two graft daemons, which transport tunnelled connections) over TCP and MPTCP,
+//! and of changes between TCP, MPTCP and QUIC carriers. With each of them, no byte of a tunnelled connection may be
+//! lost, repeated or out of order.
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},
@@ -32,8 +33,8 @@ const CLIENT2: &str = "10.97.0.2";
 /// A second address of the server on the first link.
 const SERVER3: &str = "10.96.0.3";
 
-/// Starts both daemons. `carriers` is the TOML value of the setting `carrier`. Does not wait until a carrier is
-/// established.
+/// Starts both daemons, and does not wait until they have a connection to each other. `carriers` is the TOML value of
+/// the setting `carrier`.
 fn started<'a>(site: &'a GraftSite, carriers: &str, more: &str) -> [GraftProcess<'a>; 2] {
     let known = keys(site);
     let with = |text: String| text.replace("[carry]", &format!("[carry]\ncarrier = {carriers}"));
@@ -67,7 +68,8 @@ fn both_ends_see_each_other(kind: &str) {
     let [near, far] = warm(&site, &format!("{kind:?}"), "pool-warm = 2");
     for (server, client) in [(SERVER, CLIENT), (SERVER6, CLIENT6)] {
         let listener = site.listen_on(at(server, PORT));
-        // The connections follow one another, so the pool's connections are reused.
+        // The daemons keep a pool of connections for tunnelled connections. The test's connections follow one another,
+        // so each reuses a connection of the pool.
         for length in [3_000_000, 1, 100_000, 0, 3_000_000, 5000] {
             let (here, there, seen) = connect(&site, &listener);
             assert_eq!((seen.ip().to_string(), here.local_addr().unwrap()), (client.to_owned(), seen));
@@ -87,7 +89,8 @@ fn both_ends_see_each_other(kind: &str) {
     assert_eq!((there.sent_bytes, there.received_bytes, there.kept_bytes), (bytes, bytes, 0));
     let used = carrier(&near);
     assert_eq!(used.carrier, kind);
-    // If each connection had used a new one of the pool, the pool would be larger.
+    // If each tunnelled connection had used a new connection of the pool, the pool would have more than four
+    // connections.
     assert!(used.pool_idle + used.pool_busy <= 4, "{used:?}");
     assert!(near.succeed(&["why", SERVER]).contains(&format!("carried by server, {kind} to {SERVER}")));
     let status = || near.succeed(&["status"]);
@@ -394,8 +397,8 @@ fn mptcp_connections_move_between_addresses_of_a_peer() {
     }
 }
 
-/// The server's host has a carrier to each of two addresses. When one carrier is gone, connections that the server's
-/// host opens use the other one.
+/// The daemon on the server's host has a carrier (a connection to the other daemon) to each of two addresses. When one
+/// carrier is gone, connections that the server's host opens use the other carrier.
 #[test]
 fn carriers_of_one_client_to_two_addresses_are_separate() {
     let Some(site) = GraftSite::new("two-ends") else { return };
@@ -561,8 +564,8 @@ fn say(to: &mut Tls, frame: &CarryFrame) {
     to.write_all(&bytes).unwrap();
 }
 
-/// Connects to the daemon and acts as its peer's broker, with `run` as the number of the broker's run. Returns after
-/// the greeting.
+/// Connects to the daemon as its peer's broker would, and exchanges the Hello frames. `run` is the number of the
+/// broker's run in its Hello frame.
 fn greeted(site: &GraftSite, run: u64) -> (Tls, Decoder) {
     let mut tls = pretend_at(site, CARRIERS, ALPN_ASKS);
     let mut decoder = Decoder::default();
@@ -571,7 +574,7 @@ fn greeted(site: &GraftSite, run: u64) -> (Tls, Decoder) {
     (tls, decoder)
 }
 
-/// Connects to the daemon and acts as its peer's broker, with this protocol version. Opens one tunnelled connection.
+/// Connects to the daemon as its peer's broker would, with this protocol version, and opens one tunnelled connection.
 fn carried_by(site: &GraftSite, version: &[u8], listener: &TcpListener) -> (Tls, Decoder, TcpStream) {
     let mut tls = pretend_at(site, CARRIERS, version);
     let mut decoder = Decoder::default();
@@ -710,7 +713,7 @@ fn next_request_may_arrive_with_the_last_frame_of_the_previous_connection() {
     let mut heard = [(); 2].map(|()| next_word(&mut tls, &mut decoder));
     heard.sort_by_key(|frame| *frame == CarryFrame::End);
     assert_eq!(heard, [CarryFrame::Confirm { delivered: 1 }, CarryFrame::End]);
-    // Both frames are written at once, in two TLS records.
+    // The last frame of one connection and the first frame of the next one are written in one call, as two TLS records.
     let next = OpenFrame { id: 2, server: at(SERVER, PORT), client: at(CLIENT, 5001) };
     for frame in [CarryFrame::Confirm { delivered: 1 }, CarryFrame::Open(next)] {
         let mut bytes = Vec::new();
@@ -809,7 +812,7 @@ fn full_pool_of_the_peer_is_retried_rarely() {
         begin = Instant::now();
         refused(1)
     });
-    // This host wants two more connections, so two attempts may be made at a time.
+    // This host wants two more pooled connections, so it may try to open two at a time.
     wait_for("more", || refused(first + 6));
     assert!(begin.elapsed() >= Duration::from_secs(1), "{:?}", begin.elapsed());
     assert_eq!(ended(&far, "unknown-caller"), 0);

@@ -38,7 +38,7 @@ fn is_led(site: &GraftSite, daemon: &GraftProcess<'_>, listener: &TcpListener) -
     verdict(daemon, "led") > before
 }
 
-/// Connects like `GraftSite::try_connect`, from another cgroup.
+/// Connects as `GraftSite::try_connect` does, but from a process in another cgroup.
 fn connect_in(site: &GraftSite, cgroup: &Path, listener: &TcpListener) -> (TcpStream, TcpStream) {
     fs::write(cgroup.join("cgroup.procs"), std::process::id().to_string()).unwrap();
     let to: SocketAddr = listener.local_addr().unwrap();

@@ -69,7 +69,7 @@ pub fn peer_with(ends: &str) -> String {
 
 pub struct GraftSite {
     pub directory: TempDir,
-    /// Namespaces of the client's and the server's host. A lab may have more.
+    /// Network namespaces of the client's and the server's host. Tests in a lab may have more hosts.
     pub namespaces: Vec<String>,
     root: PathBuf,
     cgroups: Vec<PathBuf>,
@@ -80,13 +80,14 @@ pub struct GraftSite {
 }
 
 impl GraftSite {
-    /// Returns a site for tests that load or list congestion controls. The host has one list of them, so no other
+    /// Returns a test setup for tests that load or list congestion controls. The host has one list of them, so no other
     /// test's daemons run meanwhile. `None` if the host cannot run the test; the reason is printed.
     pub fn with_controls(test: &str) -> Option<Self> {
         Some(Self::new(test)?.alone())
     }
 
-    /// Returns the HTTP server's answer to GET of `path` from [`HTTP`] of this side, with the headers.
+    /// Returns the answer to GET of `path`, with the headers, from the HTTP server at [`HTTP`] on the client's (0) or
+    /// server's (1) host.
     pub fn get(&self, side: usize, path: &str) -> String {
         inside(&self.namespaces[side], || {
             let mut stream = TcpStream::connect(HTTP).unwrap();
@@ -98,7 +99,7 @@ impl GraftSite {
         })
     }
 
-    /// Returns a site, or `None` if the host cannot run the test. The reason is printed.
+    /// Returns the test setup, or `None` if the host cannot run the test. The reason is printed.
     pub fn new(test: &str) -> Option<Self> {
         let site = Self::bare(test, 2)?;
         for namespace in &site.namespaces {
@@ -115,7 +116,7 @@ impl GraftSite {
         Some(site)
     }
 
-    /// Returns a site whose hosts are the nodes of a lab, with links that lose and delay packets.
+    /// Returns a test setup whose hosts are the nodes of a lab, with links that lose and delay packets.
     pub fn in_lab(test: &str, topology: &Topology) -> Option<Self> {
         let mut site = Self::bare(test, topology.nodes().len())?;
         let lab = Lab::new(topology).unwrap();
@@ -452,7 +453,8 @@ impl<'a> GraftProcess<'a> {
 
     pub fn go_on(&self) {
         signal(self.paused.get(), Signal::SIGCONT);
-        // After a longer hang, the daemon sends the part no request until the part answers again.
+        // If the paused part of the daemon did not answer for some seconds, the daemon sends it no requests until it
+        // answers again.
         let are_serving = || {
             let status: control::Status = serde_json::from_str(&self.succeed(&["status", "--json"])).unwrap();
             status.parts.iter().all(|part| ["serving", "off"].contains(&part.state.as_str()))

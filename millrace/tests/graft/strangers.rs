@@ -148,8 +148,9 @@ fn has_sctp(test: &str) -> bool {
     is_there
 }
 
-/// The settings name an address of the peer's host. Strangers connect all the time, and send just enough to keep their
-/// handshakes, whose number the daemon limits, open. The peer's carrier must be established nevertheless.
+/// The settings name the peer's address. Strangers connect all the time from other addresses, and send just enough to
+/// keep their handshakes open. The daemon limits the number of these handshakes, and must accept the peer's connection
+/// nevertheless.
 fn peer_is_warm_while_strangers_stall(kind: CarrierKind) {
     let Some(site) = GraftSite::new(&format!("stall-{}", kind.name())) else { return };
     if kind == CarrierKind::Sctp && !has_sctp("sctp_tunnel_of_a_peer_is_established_while_strangers_stall") {

@@ -27,8 +27,8 @@ fn sound_and_video_arrive_unchanged() {
     relay.assert_forwarded();
 }
 
-/// The publisher sends each group of the video as two streams. The player must put the frames of both back into their
-/// original order.
+/// The publisher sends each group of the video as two streams. The player must put the frames of both streams back into
+/// their original order.
 #[test]
 fn key_frames_and_deltas_arrive_as_one_track() {
     needs!(Ffmpeg);
@@ -139,7 +139,7 @@ fn a_publisher_pushes_its_tracks() {
     assert_same(&player.finish(), &clip.bytes(), "all of the media");
 }
 
-/// Returns the figures of two subscribers of 250 generated objects.
+/// Publishes 250 generated objects to two subscribers. Returns the statistics that each subscriber prints as JSON.
 fn generated(publishing: &[&str], subscribing: &[&str]) -> Vec<Value> {
     let relay = InteropRelay::start();
     let fixed = ["--generate", "--wait", "--rate-hz", "500", "--duration", "0.5", "--object-bytes", "900"];

@@ -1,4 +1,4 @@
-//! Tests of the unmodified publisher and player, with each other and with our clients.
+//! Tests of Cloudflare's unmodified publisher and player (moq-pub and moq-sub), with each other and with our clients.
 
 use std::time::Duration;
 
@@ -169,7 +169,8 @@ fn moq_sub_plays_our_publisher() {
     assert_published(&relay, &relay.url(), [&relay.url(), &relay.url()]);
 }
 
-/// Publishes at one URL with our publisher and plays at the others with moq-sub, once with a catalog.
+/// Publishes at the URL `at` with our publisher. One moq-sub plays at each of the other two URLs, the second one by the
+/// broadcast's catalog.
 pub fn assert_published(relay: &InteropRelay, at: &str, [plain, with_catalog]: [&str; 2]) {
     let clip = &VIDEO;
     let mut publisher = publish(None, relay, at, clip, &[]);
@@ -200,7 +201,8 @@ fn moq_sub_plays_our_publisher_with_sound() {
     }
 }
 
-/// Checks that both tracks are as published, however a player has interleaved them.
+/// Checks that the player wrote the video and the sound as they were published. The order of their fragments may
+/// differ.
 pub fn assert_same_streams(media: &[u8], clip: &InteropClip) {
     let want = clip.bytes();
     assert_eq!(media.len(), want.len());
@@ -220,7 +222,8 @@ fn moq_sub_plays_moq_pub_with_sound() {
     publisher.feed(&clip.fragments, PACE);
     // The initialisation and the catalog are objects too.
     relay.until_delivered(2 + clip.fragments.len());
-    // The players end with the tracks, which end once the relay has noticed that the publisher is silent.
+    // The publisher leaves without ending its tracks. The relay ends them after the session's idle timeout, and then
+    // the players end.
     drop(publisher);
     for player in players {
         assert_same_streams(&player.last_output(), clip);

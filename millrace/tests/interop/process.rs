@@ -55,7 +55,8 @@ pub struct InteropProcess {
 pub type ProgramHost<'a> = Option<&'a LabNode>;
 
 impl InteropProcess {
-    /// Starts a peer with the arguments for the broadcast at `url`, and `more`.
+    /// Starts a peer (an unmodified program of another project) with its arguments for the broadcast at `url`, followed
+    /// by `more`.
     pub fn peer(host: ProgramHost, name: &str, url: &str, more: &[&str]) -> Self {
         let broadcast = ["--name", super::relay::BROADCAST, "--tls-disable-verify", url];
         Self::start(host, name, peer(name), &[&broadcast, more].concat())

@@ -8,7 +8,7 @@ use super::{
     relay::InteropRelay,
 };
 
-/// Number of fragments in two and a half groups, after which further players join.
+/// Number of fragments in two and a half groups. When they were published, more players join.
 const LATE: usize = 2 * GROUP + GROUP / 2;
 
 #[test]

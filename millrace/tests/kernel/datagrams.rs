@@ -109,7 +109,7 @@ fn datagrams_from(by: PeerKind) {
     assert_eq!(status.totals.datagrams_sent, 2 * OBJECTS);
     assert_eq!(status.engine.streams, 2);
 
-    // Subscribers that join later get the same objects from userspace, all at once.
+    // Subscribers that join after the publication get the same objects from userspace, all at once.
     let mut late = net.peer_by("sub1", PeerKind::Web);
     let track = crate::peer::track("live/cam", "video");
     net.run(async {

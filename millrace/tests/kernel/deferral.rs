@@ -45,7 +45,8 @@ fn acknowledgements_of_kernel_packets_do_not_wake_userspace() {
     let cast = cast(&net, &["sub1", "sub2"]);
     let status = play(&net, cast, &SHOW, |_| {});
     let (deferred, all) = acks(&status);
-    // Packets that arrive while the relay is awake are not deferred. On a busy machine these are most packets.
+    // While the relay is awake, acknowledgements go to userspace immediately and are not deferred. On a busy machine
+    // most of them are not deferred.
     assert!((SHOW.groups..all).contains(&deferred), "{deferred} of {all}, {status:#?}");
     assert_eq!(status.engine.deferred_dropped, 0);
     // Packets that overtake others on another CPU count as lost. If acknowledgements were late, all packets would count
@@ -80,7 +81,7 @@ fn detached_program_defers_no_packet() {
     let status = play(&net, cast, &show, |group| match group {
         10 => {
             net.server.change_engine(&user).unwrap();
-            // exact: ten groups have arrived, so packets were deferred
+            // exact: ten groups have arrived, so the kernel has deferred acknowledgements
             assert!(net.status().engine.deferred > 0);
         }
         // exact: a group has arrived since the program was detached

@@ -150,7 +150,7 @@ fn client_at_its_session_limit_gets_no_further_session() {
     assert_eq!((status.sessions.len(), status.drops["client_session_limit"]), (1, 0));
     let relay = status.gate.scopes.iter().find(|scope| scope.name == "relay").unwrap();
     assert_eq!((relay.clients, relay.connections), (1, 1));
-    // Another client has a quota of its own.
+    // A client at another address has a quota of its own.
     let _other = net.peer("pub");
 
     // Without the gate the relay itself enforces the limit.
@@ -163,7 +163,7 @@ fn client_at_its_session_limit_gets_no_further_session() {
     assert!(is_turned_away(&net, "sub1"));
     net.until("the relay counts it", |status| status.drops["client_session_limit"] > 0);
 
-    // A gate that is attached later learns the existing sessions.
+    // A gate that is switched on while sessions exist learns these sessions from their packets.
     change(GateChoice::On);
     assert!(is_turned_away(&net, "sub1"));
     net.until("the new gate refuses it", |status| refused(status) > 0);
@@ -284,7 +284,7 @@ fn interface_is_guarded_while_it_has_an_address() {
     assert_eq!(net.relay().enter(left).unwrap(), 0, "a program is still there");
     sh(net.relay(), "ip address add 192.0.2.1/24 dev late");
     until("the interface to be guarded again", || guarded(&net.status()) == ["late", "to-pub", "to-sub1"]);
-    assert_eq!(net.status().gate.refused["short"], 20); // exact: the test has sent no more of these packets
+    assert_eq!(net.status().gate.refused["short"], 20); // exact: the test has sent no more too short packets
     drop(net.peer("sub1"));
 }
 
@@ -310,8 +310,8 @@ fn gate_attaches_when_an_interface_gets_its_first_address() {
     assert!(gate.reason.contains("no interface is named"), "{gate:?}");
 }
 
-/// Another program is attached to the interface. With `gate = "on"` the relay fails with an error. With `auto` it runs
-/// without the gate and reports that.
+/// A foreign XDP program is attached to the interface. With `gate = "on"` the relay fails with an error. With `auto` it
+/// runs without the gate and reports that.
 #[test]
 fn gate_leaves_another_program_on_the_interface() {
     needs_root!(gate_leaves_another_program_on_the_interface);
@@ -333,6 +333,6 @@ fn gate_leaves_another_program_on_the_interface() {
     let gate = millrace_relay_daemon::status::StatusSource::status(&second).gate;
     assert!(!gate.on && gate.reason.contains("another gate at XDP"), "{gate:?}");
     first.run(second.stop());
-    let gate = first.status().gate; // exact: the other program was attached and detached
+    let gate = first.status().gate; // exact: the second relay's attempt to attach its gate has ended
     assert!(gate.on && gate.interfaces.iter().all(|it| it.attached && it.reattached == 0), "{gate:?}");
 }

@@ -54,7 +54,7 @@ impl SubscriberInbox {
         Self { streams, came: BTreeMap::new() }
     }
 
-    /// Waits for `count` more streams, each with another whole object.
+    /// Waits until `count` more streams have arrived. Each must contain one complete object.
     async fn expect(&mut self, count: usize) {
         for _ in 0..count {
             let (at, end) = patiently(self.streams.recv()).await.unwrap();
@@ -76,7 +76,7 @@ impl SubscriberInbox {
 /// Publishes objects of group 0 until the kernel has sent packets to every subscriber.
 async fn warm_up(net: &KernelNetwork, publisher: &TestPeer, inboxes: &mut [SubscriberInbox]) {
     let mut object = 0;
-    // exact: the condition is checked again after each object
+    // exact: the test publishes objects, and checks this condition again after each of them
     while subscribers(&net.status()).any(|session| session.kernel.packets == 0) {
         // exact: the status is printed only if the test fails
         assert!(object < 10_000, "{:#?}", net.status());
@@ -272,7 +272,7 @@ impl Edge {
         Self { net: KernelNetwork { runtime, server, lab, config } }
     }
 
-    /// Returns the address of the origin with this number.
+    /// Returns the address of the origin relay with this number.
     fn addr(lab: &Lab, number: u16) -> SocketAddr {
         SocketAddr::new(lab.node("pub").unwrap().addr_v4().into(), PORT + 1 + number)
     }

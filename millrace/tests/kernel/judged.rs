@@ -136,7 +136,7 @@ fn kernel_sends_to_new_ids_after_peers_retire_old_ones() {
         ["pub", "sub1"].map(|node| net.peer_from(node, net.relay().addr_v4().into(), endpoint.clone()));
     let Cast { publisher, mut subscribers, _requests } = introduce(&net, publisher, vec![subscriber]);
     let ends = [&publisher, &subscribers[0]].map(|peer| peer.session.connection().clone());
-    // exact: the condition is checked again after each object
+    // exact: the test publishes objects, and checks this condition again after each of them
     let retired = || ends.iter().map(|end| end.stats().frame_rx.retire_connection_id).min().unwrap_or(0);
     let arrived = Arrived::new(1);
     let publishing = async {

@@ -82,7 +82,7 @@ fn the_engine_is_switched_while_media_flows() {
     assert!(second <= UNDER_WAY, "{second} {:#?}", status.engine);
 }
 
-/// Detaches all programs, as another program would.
+/// Detaches all BPF programs from the node's interfaces, as a foreign program would.
 pub fn detach_all(node: &LabNode) {
     let detach = |name: &str| tc::detach_all(index(name), KernelHook::Ingress).unwrap();
     node.enter(|| node.interfaces().iter().for_each(|one| assert_eq!(detach(&one.device), 1))).unwrap();
@@ -109,7 +109,7 @@ fn detached_engine_continues_in_userspace() {
     assert!(before >= 2 * 5 * OF_A_GROUP, "{before}");
     let after = sum(&status, |session| session.kernel.packets);
     assert!(after - before <= UNDER_WAY, "{before} and {after}: what was under way");
-    // Bytes are compared and not packets, since objects may share packets.
+    // Objects may share packets, so the test compares the numbers of bytes and not of packets.
     let by_userspace = sum(&status, |session| session.data_plane.bytes);
     assert!(by_userspace >= 2 * 5 * SHOW.objects * SHOW.bytes as u64, "{by_userspace}");
     until("the detached program to be noticed", || {
@@ -276,7 +276,7 @@ impl Drop for RelayProcess<'_> {
     }
 }
 
-/// Returns the number of programs on all interfaces of a node.
+/// Returns the number of BPF programs on all interfaces of a node.
 fn programs(node: &LabNode) -> usize {
     let count = |name: &str| tc::count(index(name), KernelHook::Ingress).unwrap();
     node.enter(|| node.interfaces().iter().map(|one| count(&one.device)).sum()).unwrap()

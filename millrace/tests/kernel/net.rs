@@ -121,7 +121,7 @@ impl KernelNetwork {
     #[track_caller]
     pub fn settled(&self) -> Status {
         self.until("acknowledgements of everything", is_quiet);
-        // The totals include the kernel's packets one status later, so the status is read again.
+        // The relay adds the kernel's packets to its totals only in the next status, so the status is read again.
         self.status() // exact: no packet is in flight any more
     }
 

@@ -87,7 +87,7 @@ pub async fn settled(net: &KernelNetwork, at: (u64, u64), subscribers: u64) {
 /// object.
 async fn warm_up(net: &KernelNetwork, publisher: &TestPeer, receivers: &mut [TestPeer]) -> u64 {
     let mut object = 0;
-    // exact: the condition is checked again after each object
+    // exact: the test publishes objects, and checks this condition again after each of them
     while subscribers(&net.status()).any(|session| session.kernel.packets == 0) {
         // exact: the status is printed only if the test fails
         assert!(object < 10_000, "{:#?}", net.status());

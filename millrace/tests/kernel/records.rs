@@ -313,7 +313,7 @@ fn lose_and_regain(times: usize, disturb: impl Fn(&mut Client, usize) + Sync) {
         let publishing = scope.spawn(move || net.run(publish(publisher, stops, published)));
         let kernel = |status: &Status| of_address(status, address).map_or(0, |one| one.kernel.packets);
         for round in 0..times {
-            let before = kernel(&net.status()); // exact: the value is only a lower bound of later counts
+            let before = kernel(&net.status()); // exact: only a lower bound of the packet count is needed
             net.until("the kernel sends to the watcher", |status| kernel(status) > before + OBJECTS / 2);
             let other = show(net, "other", net.peer("sub3"), vec![net.peer("sub1")]);
             let taken = |status: &Status| {
@@ -326,7 +326,7 @@ fn lose_and_regain(times: usize, disturb: impl Fn(&mut Client, usize) + Sync) {
             wait_for("more groups", || published.load(Relaxed) > group + 1);
             other.end();
         }
-        let before = kernel(&net.status()); // exact: the value is only a lower bound of later counts
+        let before = kernel(&net.status()); // exact: only a lower bound of the packet count is needed
         net.until("the kernel sends to the watcher again", |status| kernel(status) > before);
         stops.store(true, Relaxed);
         publishing.join().unwrap();

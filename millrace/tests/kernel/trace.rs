@@ -75,7 +75,7 @@ fn session_of(net: &KernelNetwork, node: &str) -> RelaySessionStatus {
     net.status().relay.sessions.into_iter().find(|session| session.remote.ip() == ip).unwrap()
 }
 
-/// The numbers of a trace's events, counted in the same way as the relay's counters.
+/// Numbers of the events in a trace, summed in the same way as the relay's counters.
 #[derive(Debug, Default, PartialEq)]
 struct CountedEvents {
     copies: BTreeMap<String, u64>,

@@ -176,7 +176,7 @@ fn path_usable_only_by_userspace_is_left_to_userspace() {
         sh(net.relay(), &format!("ip {command}"));
     }
     let cast = cast(&net, &["sub1", "sub2"]);
-    // This many objects are in flight, so that the kernel gets enough packets to try the path.
+    // The publisher may be 40 objects ahead of the subscribers, so that the kernel gets enough packets to try the path.
     let show = GroupStream { ahead: Some(40), ..SHOW };
     let status = play(&net, cast, &show, |_| {});
     let (lost, found): (Vec<_>, _) =
@@ -186,8 +186,8 @@ fn path_usable_only_by_userspace_is_left_to_userspace() {
     // The kernel stops after the bytes of 8 packets of the largest size have not arrived. The packets of this test are
     // smaller, so the kernel may send up to 12.
     assert!((1..=12).contains(&lost.kernel.packets), "the kernel did not try the first packets: {lost:#?}");
-    // A relay that gets little CPU time may treat the losses as persistent congestion. Its window is then too small to
-    // try all packets.
+    // A relay that gets little CPU time may treat the losses as persistent congestion. Its congestion window is then
+    // too small for 8 packets on this path.
     let given_up = lost.kernel_copies.as_ref().unwrap().get("not_arriving").copied().unwrap_or(0);
     assert_eq!(given_up, u64::from(lost.kernel.packets >= 8), "{lost:#?}");
 }

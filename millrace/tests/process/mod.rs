@@ -39,7 +39,8 @@ impl RunningRelay {
         Self::start_as(Some(listen), dir, args)
     }
 
-    /// Starts a relay whose settings are `relay.toml` in the directory. These must name the listen address.
+    /// Starts a relay with the settings file `relay.toml` in the relay's directory. The file must name the listen
+    /// address.
     pub fn start_by_file(dir: TempDir, args: &[&str]) -> Self {
         Self::start_as(None, dir, &[&["--config={dir}/relay.toml"], args].concat())
     }

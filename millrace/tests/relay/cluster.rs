@@ -185,7 +185,7 @@ async fn relays_find_each_other_through_etcd_and_survive_its_outage() {
     let first = relay_found_by(&etcd, 1, "north");
     let near = relay_found_by(&etcd, 2, "north");
     let far = relay_found_by(&etcd, 3, "south");
-    // Between two relays, the one with the later URL connects.
+    // Of two relays, the relay whose URL is later in alphabetical order connects to the other one.
     let all = [&first, &near, &far];
     for relay in all {
         until_cluster(relay, "etcd to name both other relays", |cluster| {
@@ -469,7 +469,7 @@ async fn peer_does_not_get_its_own_media_back() {
     let name = track("live/cam", "video");
     let refused = peer.try_subscribe(&name, Parameters::default()).await.err();
     assert_eq!(refused.map(|refused| refused.code), Some(code::Request::DOES_NOT_EXIST));
-    // Other clients do get objects by the route through this peer.
+    // Clients other than this peer do get objects by the route through the peer.
     let viewer = relay.peer().await;
     let (_subscribed, (_upstream, _)) =
         tokio::join!(subscribe(&viewer, &name), peer.accept_subscribe(&name, 1));

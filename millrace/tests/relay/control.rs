@@ -126,7 +126,8 @@ async fn track_with_a_subscription_is_not_pushed_as_well() {
         |request_id| Subscribe { request_id, track: name.clone(), parameters: Parameters::default() };
     let mut pending = peer.session.request(subscribe(peer.session.next_request_id())).await.unwrap();
     let (_, mut upstream) = patiently(publisher.requests.recv()).await.unwrap();
-    // The relay refuses a second request while the first one has no answer.
+    // A session subscribes to a track again while its first SUBSCRIBE has no answer. The relay refuses the second
+    // SUBSCRIBE.
     let mut second = peer.session.request(subscribe(peer.session.next_request_id())).await.unwrap();
     let refused = patiently(second.answer()).await.err().unwrap();
     let Error::Refused(refused) = refused else { panic!("{refused}") };

@@ -22,9 +22,9 @@ const SECRETS: [&[u8]; 2] =
 #[derive(Clone, Copy, Debug)]
 enum ShownCredential {
     Nothing,
-    /// A token made with one of the secrets, for this namespace.
+    /// A token: the index of the secret that signs it, and the namespace that its owner may subscribe to.
     Token(usize, &'static str),
-    /// A certificate of one of the authorities, for this name.
+    /// A client certificate: the index of the authority that issues it, and the name that it is issued for.
     Certificate(usize, &'static str),
 }
 

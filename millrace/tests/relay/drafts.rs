@@ -287,7 +287,7 @@ async fn a_session_may_have_several_subscriptions_to_a_track() {
     }
 }
 
-/// Only later drafts can express a range that ends within a group.
+/// Only later drafts of MoQ Transport can express a subscription range that ends within a group.
 #[tokio::test]
 async fn a_subscription_ends_within_a_group() {
     let relay = TestRelay::start();

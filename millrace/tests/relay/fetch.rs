@@ -216,7 +216,7 @@ async fn a_fetch_may_join_a_subscription_that_has_no_answer_yet() {
     fetching.refuse(code::Request::NOT_SUPPORTED, "no FETCH here").await.unwrap();
     let Message::FetchOk(ok) = patiently(request.answer()).await.unwrap() else { panic!("no FETCH_OK") };
     assert_eq!(ok.last, at(4, 1));
-    // An unknown subscription is refused.
+    // The relay refuses a joining FETCH that names an unknown subscription.
     let unknown = FetchKind::RelativeJoining { subscription: 400, groups_back: 0 };
     assert_eq!(refused(&late, unknown).await, code::Request::INVALID_JOINING_REQUEST_ID);
     drop(late.streams.recv().await);

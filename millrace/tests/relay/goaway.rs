@@ -47,7 +47,8 @@ async fn goaway_of_a_publisher_moves_the_subscription() {
         upstream.send(goaway()).await.unwrap();
         let (moved, _) = publisher.accept_subscribe(&track, alias + 1).await;
         relay.until("both", |status| status.tracks[0].publishers == 2).await;
-        // The open group is completed on the old subscription, and later groups arrive on the new one.
+        // The group that is being sent is completed on the old subscription, and later groups arrive on the new
+        // subscription.
         open.object(1, 700).await;
         open.object(2, 700).await;
         open.finish();
@@ -128,7 +129,7 @@ async fn edge_moves_to_goaway_uri_of_its_upstream() {
     publish(&after, 2, 2).await;
     expect_group(&mut subscriber, 2).await;
 
-    // The edge must have no subscription at the first relay any more.
+    // The edge relay must have no subscription at the first upstream relay any more.
     let of_second = second.addr;
     let remotes = |status: &millrace_relay_daemon::status::Status| {
         status
@@ -146,7 +147,8 @@ async fn edge_moves_to_goaway_uri_of_its_upstream() {
         expect_group(&mut subscriber, group).await;
     }
     subscriber.expect_no_stream().await;
-    // After the move, subscribers at the second relay also get tracks whose publishers are at the edge.
+    // The edge relay has moved to the second upstream relay, whose subscribers must also get tracks that are published
+    // at the edge.
     let (mut local, _local_namespace) = {
         let local = edge.peer().await;
         let namespace = local.publish_namespace("edge").await;

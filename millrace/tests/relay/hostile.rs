@@ -128,8 +128,8 @@ async fn hostile_webtransport_clients_harm_no_bystander() {
         return;
     }
     let counted = attacked_over(LabTransport::Webtransport).await;
-    // The reasons stand for incomplete requests, malformed requests, and requests, streams and datagrams outside a
-    // session.
+    // These reasons count incomplete session requests, malformed session requests, and HTTP requests, streams and
+    // datagrams that belong to no WebTransport session.
     for reason in ["web_late", "web_request", "http_request", "http_stream", "http_datagram"] {
         assert!(counted[reason] > 0, "{reason}: {counted:?}");
     }
@@ -496,7 +496,7 @@ async fn many_open_handshakes_require_address_validation() {
             status.totals.retries == 100 - UNPROVED
         })
         .await;
-    // exact: the relay sends Retry only after these handshakes
+    // exact: the relay sends Retry only after this number of unfinished handshakes
     assert_eq!(relay.status().handshakes, UNPROVED);
     // A client that can validate its address is served.
     let peer = relay.peer().await;

@@ -313,7 +313,7 @@ async fn alias_is_not_reused_at_once() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (subscriber, mut request, ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
-    // Another subscriber keeps the track at the relay when the first one unsubscribes.
+    // A second subscriber makes the relay keep the track when the first subscriber unsubscribes.
     let other = relay.peer().await;
     let _kept = other.subscribe(&track).await;
     let mut seen = vec![ok.track_alias];

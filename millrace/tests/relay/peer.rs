@@ -60,7 +60,8 @@ impl TestRelay {
         let listen = Some(vec![listen.into()]);
         let settings = Settings { listen, public: Some(true), max_delay, ..Settings::default() };
         let mut config = Config::new(settings, None).unwrap();
-        // Tests of publishers that return set the linger time themselves.
+        // The linger time is how long the relay keeps a track whose publisher is gone. Tests of publishers that return
+        // set it themselves.
         config.linger = Duration::ZERO;
         change(host, &mut config);
         let host = site.host_at(config.listen[0].ip()).unwrap_or(host);

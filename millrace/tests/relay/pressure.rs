@@ -109,7 +109,8 @@ async fn unsubscribing_resets_streams_and_ends_upstream() {
     request.cancel();
     assert_eq!(received.all().await, (vec![], PeerStreamEnd::Reset));
     relay.until("nobody is subscribed", |status| status.tracks[0].subscribers == 0).await;
-    // The relay keeps its own subscription for a while, and then ends it.
+    // After the last subscriber has left, the relay keeps its own subscription at the publisher for a while, and then
+    // ends it.
     patiently(upstream.stopped()).await;
     relay.until("no publisher to feed the track", |status| status.tracks[0].publishers == 0).await;
 }

@@ -1,4 +1,5 @@
-//! Tests of millrace-lab's light receivers at a real relay: hundreds of sessions whose addresses change.
+//! Tests of `millrace-lab lab receivers` (many subscribers in one process) at a real relay: hundreds of sessions whose
+//! addresses change.
 
 use std::{
     collections::BTreeMap,

@@ -162,8 +162,8 @@ async fn publisher_without_track_is_asked_again() {
     expect_group(&mut subscriber, 2000).await;
 }
 
-/// moq-pub numbers its groups from 0 after a restart. Players continue with the lower numbers, and later ones get no
-/// stale group.
+/// moq-pub numbers its groups from 0 after a restart. Players continue with the lower numbers, and players that join
+/// after the restart get no stale group.
 #[tokio::test]
 async fn renumbering_publisher_restarts_the_track() {
     let relay = lingering();

@@ -138,7 +138,8 @@ async fn silent_upstream_is_replaced_until_it_answers_again() {
     way.cut(true);
     let (_moved, _) = after.accept_subscribe(&track, 2).await;
     edge.until("the second", |status| only_upstream(status) == Some(second.addr.port())).await;
-    // Groups that the edge has already are published again, as if a second relay had got them later.
+    // The second upstream relay also publishes group 2, which the edge relay already has, as if it had got the group
+    // later.
     for group in 2..6 {
         publish_group(&after, 2, group).await;
         if group > 2 {
@@ -152,7 +153,8 @@ async fn silent_upstream_is_replaced_until_it_answers_again() {
 
     way.cut(false);
     edge.until("both upstream relays to feed the track", |status| status.tracks[0].publishers == 2).await;
-    // Both relays publish the groups, in any order.
+    // The groups are published at both upstream relays. The two copies of a group may reach the edge relay in any
+    // order.
     for group in 6..8 {
         publish_group(&after, 2, group).await;
         publish_group(&before, 1, group).await;

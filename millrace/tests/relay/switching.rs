@@ -204,7 +204,8 @@ async fn paused_set_keeps_its_track() {
     scene.until_switched(0, 1).await;
     let paused = Assignment { set: 7, algorithm: 0, threshold: ENDLESS, weight: 5, activate: 0, rank: 0 };
     scene.update(1, paused).await.unwrap();
-    // While the set is paused, a new threshold that the path's capacity exceeds must not change the selection.
+    // While the switching set is paused, a new threshold that the path's capacity exceeds must not change the selected
+    // track.
     scene.update(1, Assignment { threshold: 1, ..paused }).await.unwrap();
     scene.publish(1).await;
     assert_eq!(scene.next().await, (1, LOW));
@@ -225,7 +226,7 @@ async fn removed_track_makes_room_for_others() {
     scene.until_switched(0, 2).await;
     scene.publish(2).await;
     assert_eq!(scene.next().await, (2, LOW));
-    // The publisher ends the other track, too. No track is left, so the subscription ends.
+    // The publisher ends the second track, too. The subscriber has no track left, so the relay ends the subscription.
     let done = PublishDone { code: code::Done::TRACK_ENDED, stream_count: 3, reason: String::new() };
     scene.upstream[1].send(done).await.unwrap();
     assert_eq!(expect_done(&mut scene.requests[0]).await.code, code::Done::TRACK_ENDED);
@@ -294,15 +295,15 @@ async fn invalid_assignments_are_refused() {
     let mut scene = SwitchingScene::new([0, 1], false).await;
     let track = |name: &str| track("live/cam", name);
     let one = assigned(7, 1, false).assignment.unwrap();
-    // Refused: the assignment names another set than the subscription's.
+    // The relay refuses the assignment, which names another switching set than the subscription's.
     let refused = scene.update(0, Assignment { set: 8, ..one }).await.unwrap_err();
     assert_eq!(refused.code, code::Request::UNSUPPORTED_EXTENSION);
     assert_eq!(expect_done(&mut scene.requests[0]).await.code, code::Done::UPDATE_FAILED);
-    // Refused: the assignment names an unknown algorithm.
+    // The relay refuses the assignment, which names an unknown algorithm.
     let other = Parameters { assignment: Some(Assignment { algorithm: 1, ..one }), ..Parameters::default() };
     let refused = scene.subscriber.try_subscribe(&track("low"), other).await.err().unwrap();
     assert_eq!(refused.code, code::Request::UNSUPPORTED_EXTENSION);
-    // Refused: the peer has not announced switching sets in SETUP.
+    // The relay refuses the assignment, since the peer has not announced switching sets in SETUP.
     let silent = scene.relay.peer().await;
     let refused = silent.try_subscribe(&track("low"), assigned(1, 1, true)).await.err().unwrap();
     assert_eq!(refused.code, code::Request::UNSUPPORTED_EXTENSION);

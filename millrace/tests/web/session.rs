@@ -136,7 +136,7 @@ async fn other_http_streams_are_ignored() {
     client.connection.send_datagram(vec![9, 1, 2, 3].into()).unwrap();
     client.connection.send_datagram(vec![].into()).unwrap();
     relay.until("the streams to be counted", |status| status.drops["http_datagram"] > 0).await;
-    // Another HTTP request on the connection must be reset.
+    // The relay must reset a second HTTP request on the connection.
     let (mut send, mut recv) = client.connection.open_bi().await.unwrap();
     send.write_all(&frame(1, &[0, 0])).await.unwrap();
     match patiently(recv.read_chunk(100, true)).await {

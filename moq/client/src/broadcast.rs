@@ -46,7 +46,7 @@ impl Default for History {
 pub struct Broadcast {
     namespace: Namespace,
     history: History,
-    /// The group ID on the wire for the group that publishers call 0, in every track.
+    /// The group ID that is sent for the group that publishers call 0. It is the same in every track.
     first_group: Arc<AtomicU64>,
     tracks: Mutex<BTreeMap<Bytes, Arc<BroadcastTrack>>>,
     /// Whether the broadcast has ended. Receivers are also woken, without a change of the value, when a track is added.
@@ -229,12 +229,12 @@ pub struct BroadcastTrack {
     name: TrackName,
     properties: Properties,
     history: History,
-    /// The group ID on the wire for group 0, shared with the broadcast.
+    /// The group ID that is sent for a publisher's group 0. All tracks of the broadcast share it.
     first_group: Arc<AtomicU64>,
     state: Mutex<BroadcastState>,
 }
 
-/// A listener of a track. It receives every event once.
+/// A listener of a track. It receives every event of the track once.
 pub struct BroadcastListener {
     /// The kept subgroups and datagrams of the groups from `first_group` on, then new events.
     pub events: mpsc::UnboundedReceiver<BroadcastEvent>,

@@ -40,7 +40,7 @@ pub enum Error {
     Resolve { host: String, source: io::Error },
     #[error("the host {0} has no address")]
     NoAddress(String),
-    /// Connecting failed. The address is the last one of the host that was tried.
+    /// Connecting failed. The address is the last of the host's addresses that was tried.
     #[error("cannot connect to {address}: {source}")]
     Refused { address: SocketAddr, source: DialError },
 }
@@ -215,7 +215,8 @@ impl Prober {
         let destination = connection.remote_address();
         let probe =
             Transmit { destination, ecn: None, contents: &contents, segment_size: None, src_ip: None };
-        // The send may fail because the network is down or the socket's buffer full. More probes follow.
+        // The send may fail because the network is down or the socket's buffer is full. Such a failure is ignored,
+        // since further probes follow.
         let _ = self.socket.socket.try_send(&probe);
     }
 }
@@ -316,7 +317,8 @@ struct ShieldedSocket {
 }
 
 impl ShieldedSocket {
-    /// Records an error if ICMP caused it. Returns all other errors.
+    /// Records an error if an ICMP message says that the peer cannot be reached. Ignores errors of other ICMP messages.
+    /// Returns all errors that no ICMP message caused.
     fn record_error(&self, error: io::Error) -> io::Result<()> {
         match error.raw_os_error().map(Errno::from_raw) {
             Some(Errno::ECONNREFUSED | Errno::EHOSTUNREACH | Errno::ENETUNREACH | Errno::EHOSTDOWN) => {

@@ -65,7 +65,7 @@ pub(crate) struct ServingSession {
 impl ServingSession {
     /// Waits until everything is delivered to subscribers. Call it after the end of the broadcast.
     pub async fn delivered(mut self) {
-        // The wait fails when the session ends. [`BroadcastPublisher::run`] handles that end.
+        // `wait_for` fails when the session ends. [`BroadcastPublisher::run`] handles the end of the session.
         let _ = self.pushed.wait_for(|pushed| *pushed).await;
         self.server.idle().await;
     }
@@ -75,7 +75,7 @@ impl ServingSession {
 struct LiveSessionGuard {
     current: ServingSession,
     serving: JoinHandle<session::Error>,
-    /// The namespace is announced for as long as this request's stream is open.
+    /// The PUBLISH_NAMESPACE request. The namespace stays announced while the request's stream is open.
     _announced: Option<SessionRequest>,
     pushing: Option<JoinHandle<()>>,
 }

@@ -82,7 +82,8 @@ impl Sequencer {
             self.open.retain(|(group, _), _| *group <= object.location.group);
         }
         if self.next.is_none_or(|next| object.location >= next) {
-            // An object that continues the old numbering shows that the objects in `aside` were merely late.
+            // `object` continues the old group numbering, so the publisher was not restarted. The objects in `aside`,
+            // which were kept in case it was restarted, were merely late.
             self.late += std::mem::take(&mut self.aside).len() as u64;
             self.waiting.insert(object.location, object.payload);
         } else if self.aside.len() < ASIDE && (begins_anew || self.is_aside(object.location)) {
@@ -108,8 +109,8 @@ impl Sequencer {
         !self.waiting.is_empty() || self.next.is_some_and(is_open)
     }
 
-    /// Reports whether an object at `location` follows the last object in `aside`, so that it may come from the same
-    /// restarted publisher.
+    /// Reports whether an object at `location` may come from a restarted publisher, because it follows the last object
+    /// in `aside`. Objects that may come from a restarted publisher are kept there.
     fn is_aside(&self, location: Location) -> bool {
         self.aside.last().is_some_and(|last| last.location < location)
     }
@@ -148,7 +149,8 @@ impl Sequencer {
             streams.all(|(_, last)| last.is_some_and(|last| last >= location.object))
         };
         match self.next {
-            // A group's first object, a key frame, may be on another stream than the next ones and arrive after them.
+            // A group's first object, a key frame, may be on another stream than the objects after it, and arrive after
+            // them.
             None => (location.object == 0 || self.inside == Some(location)) && nothing_before(location.group),
             Some(next) if next == location => true,
             Some(next) if next.group == location.group => nothing_before(location.group),
@@ -276,8 +278,8 @@ mod tests {
         assert_eq!(send(&mut joined, 0, 2), ["0.0"], "far behind");
     }
 
-    /// The last stream with the old numbering ends at about the same time as the first one with the new numbering
-    /// begins, in either order.
+    /// The first stream with the restarted group numbering begins before the last stream with the old numbering has
+    /// ended. No object of either stream is lost.
     #[test]
     fn restart_of_the_group_numbering_loses_no_object() {
         let begun = || {

@@ -112,7 +112,7 @@ pub struct OwedReport {
     pub latency_us: OwedLatency,
 }
 
-/// One-way latency in microseconds; `None` where the object of that rank never arrived.
+/// Quantiles of the one-way latency, in microseconds. A quantile is `None` if the object at its rank never arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct OwedLatency {
     /// The median.
@@ -177,8 +177,8 @@ mod tests {
         let fast = subscriber(|_| Some(10));
         let slow = subscriber(|_| Some(30));
         let report = Owed::report([&fast, &slow]).unwrap();
-        // Objects count that were sent at least a second after the first arrival. The first arrival is 10 or 30 ms
-        // after the first sending.
+        // The statistics cover the objects that were sent at least a second after the first arrival. The first object
+        // arrives 10 or 30 ms after it was sent.
         assert_eq!((report.objects, report.delivered), (299 + 297, 299 + 297));
         assert_eq!((ms(report.latency_us.p50), ms(report.latency_us.p99)), (Some(10), Some(30)));
     }
@@ -193,7 +193,8 @@ mod tests {
     fn track_counts_as_sent_when_its_last_object_was_due() {
         let start = Duration::from_secs(5);
         let end = start + INTERVAL * (TOTAL as u32 - 1);
-        // Only 50 objects arrive, ten seconds after they were sent. Their sending times alone show the rate.
+        // Only 50 objects arrive, ten seconds after they were sent. The rate of the track is computed from their
+        // sending times alone.
         let owed = subscriber(|n| (n < 50).then_some(10_000));
         assert!(!owed.is_published(end - INTERVAL / 2) && owed.is_published(end));
         assert!(!subscriber(|n| (n == 3).then_some(0)).is_published(end * 2), "how fast it is, is not known");

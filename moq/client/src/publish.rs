@@ -55,7 +55,7 @@ use crate::session::Remote;
 /// # example().unwrap();
 /// ```
 pub struct PublishOptions {
-    /// The relay.
+    /// The relay at which the broadcast is published.
     pub remote: Remote,
     /// The broadcast's name.
     pub namespace: Namespace,
@@ -97,14 +97,14 @@ pub enum Input {
     /// Renditions of the same media, the best first, published as CMAF at the pace of their time stamps. Only the
     /// best has sound.
     Ladder {
-        /// The renditions.
+        /// The renditions, the best first.
         renditions: [Encoded; RUNGS],
         /// The way in which groups are divided into subgroups.
         cut: Cut,
     },
 }
 
-/// Number of renditions of a ladder.
+/// Number of renditions that an [`Input::Ladder`] has.
 pub const RUNGS: usize = 3;
 
 /// The output of an encoder.
@@ -278,7 +278,7 @@ async fn generate(generator: Generator, track: Arc<BroadcastTrack>) -> Result<Ge
     // The generator busy-waits for up to 80 us before each object, so it must not run in a thread of the async runtime.
     let (done, ended) = tokio::sync::oneshot::channel();
     let generate = move || {
-        // The send fails if the session has ended, which drops the receiver.
+        // If the session has ended, the receiver `ended` was dropped, and sending the generator's result to it fails.
         let _ = done.send(generator.run(&track));
     };
     std::thread::Builder::new().name("generate".into()).spawn(generate).map_err(Error::Thread)?;

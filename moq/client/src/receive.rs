@@ -114,7 +114,7 @@ pub struct ObjectReceiver {
 pub struct EstablishedSubscription {
     /// The request ID of the SUBSCRIBE.
     pub request_id: u64,
-    /// The publisher's answer.
+    /// The publisher's SUBSCRIBE_OK.
     pub ok: SubscribeOk,
     request: SessionRequest,
     streams: watch::Receiver<SubscriptionStreams>,
@@ -183,8 +183,8 @@ impl ObjectReceiver {
         let request_id = self.session.next_request_id();
         let fill = parameters.fill.as_ref().map(|fill| {
             let (sender, stream) = oneshot::channel();
-            // The fill's data stream may arrive before the response to SUBSCRIBE, so the stream is expected from here
-            // on.
+            // The fill's data stream may arrive before the response to SUBSCRIBE, so it is registered before the
+            // SUBSCRIBE is sent.
             self.fetches.lock().insert(request_id, (fill.group_order.unwrap_or_default(), sender));
             stream
         });
@@ -221,7 +221,7 @@ impl ObjectReceiver {
     pub async fn fetch(&self, kind: FetchKind, order: GroupOrder) -> Result<ObjectStream, Error> {
         let request_id = self.session.next_request_id();
         let (sender, stream) = oneshot::channel();
-        // The data stream may arrive before FETCH_OK, so it is expected from here on.
+        // The data stream of the response may arrive before FETCH_OK, so it is registered before the FETCH is sent.
         self.fetches.lock().insert(request_id, (order, sender));
         let parameters = Parameters { group_order: Some(order), ..Parameters::default() };
         let mut request = self.session.request(FetchRequest { request_id, kind, parameters }).await?;
@@ -305,7 +305,8 @@ impl Handler for ObjectReceiver {
             StreamHeader::Fetch { request_id } => {
                 let fetch = self.fetches.lock().remove(&request_id);
                 match fetch {
-                    // The send fails if the task that sent the FETCH was dropped before this data stream arrived.
+                    // Passing on the data stream fails if the task that sent the FETCH was dropped before the stream
+                    // arrived.
                     Some((order, waiting)) => {
                         let objects = ObjectStream::fetch(self.session.draft(), order, stream);
                         drop(waiting.send(objects));
@@ -359,7 +360,7 @@ async fn pass_on(
     stream: u64,
     objects: &mut ObjectStream,
 ) -> Result<(), Error> {
-    // The send fails if the reader of the track's queue was dropped. The rest of the stream is not needed then.
+    // The send to the track's queue fails if the queue's reader was dropped. The rest of the stream is not needed then.
     if queue.send(TrackEvent::Opened { group, stream }).await.is_err() {
         return Ok(());
     }

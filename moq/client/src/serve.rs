@@ -136,13 +136,13 @@ impl BroadcastServer {
 
     /// Waits until the peer has subscribed to a track of the broadcast.
     pub async fn subscribed(&self) {
-        // The wait cannot fail: the sender is in `self`.
+        // `wait_for` cannot fail, because the channel's sender is in `self`.
         let _ = self.joinable.subscribe().wait_for(|all| !all.is_empty()).await;
     }
 
     /// Waits until no subscription of the peer is left. A subscription lasts until its last objects are acknowledged.
     pub async fn idle(&self) {
-        // The wait cannot fail: the sender is in `self`.
+        // `wait_for` cannot fail, because the channel's sender is in `self`.
         let _ = self.joinable.subscribe().wait_for(|all| all.is_empty()).await;
     }
 
@@ -282,8 +282,8 @@ struct PastObjects {
 }
 
 impl PastObjects {
-    /// Writes the kept objects of the range. Ranges that the history has dropped are reported as unknown, not as
-    /// nonexistent.
+    /// Writes the objects of the range that the track's history still has. Ranges that were dropped from the history
+    /// are reported as unknown, not as nonexistent.
     async fn write(self, track: &BroadcastTrack, draft: Draft, stream: &mut SendStream) -> Result<(), Error> {
         let Self { request_id, order, start, last } = self;
         let objects = track.range(start, last, order);
@@ -292,8 +292,8 @@ impl PastObjects {
         let mut out = Vec::new();
         encode_fetch_header(request_id, &mut out);
         let unknown = |last| FetchItem::Range { last, end: RangeEnd::Unknown };
-        // Groups that the history has dropped are older than the kept ones. They come first in ascending order, and
-        // last in descending order.
+        // Groups that were dropped from the track's history are older than the groups in it. They come first in
+        // ascending order, and last in descending order.
         if let (Some(oldest), GroupOrder::Ascending) = (forgotten, order) {
             encoder.encode(&unknown(Location::new(oldest - 1, LAST_OBJECT)), &mut out);
         }
@@ -329,12 +329,12 @@ struct ObjectWindow {
 }
 
 impl ObjectWindow {
-    /// Reports whether a group is after the range.
+    /// Reports whether a group comes after the last group that the subscription forwards.
     fn is_past(&self, group: u64) -> bool {
         self.end.is_some_and(|end| group > end.group)
     }
 
-    /// Returns the object IDs of a group that are in the range.
+    /// Returns the object IDs of a group that the subscription forwards.
     fn objects(&self, group: u64) -> std::ops::RangeInclusive<u64> {
         let first = if group == self.start.group { self.start.object } else { 0 };
         let last = self.end.filter(|end| end.group == group).map_or(u64::MAX, |end| end.object);
@@ -404,7 +404,7 @@ impl ServedSubscription {
         subscription
     }
 
-    /// Publishes the subscription's current state, so that joining FETCHes find it.
+    /// Stores the subscription's current state in [`BroadcastServer::joinable`], where a joining FETCH finds it.
     fn register(&self) {
         let joinable =
             Joinable { track: self.track.clone(), joining: self.joining, forward: self.window.forward };
@@ -578,8 +578,8 @@ impl ServedSubscription {
             self.filter = Some(filter);
         }
         if switched && forward {
-            // The subscription continues after the joining location. Objects from the pause can be requested with
-            // FETCH.
+            // After a pause, the subscription continues after the track's largest location. Objects published during
+            // the pause can be requested with FETCH.
             self.window.start = self.window.start.max(Filter::NextObject.start(largest));
             self.joining = largest;
         }
@@ -643,7 +643,7 @@ impl ServedSubscription {
     ) -> Result<(), Error> {
         let mut open = streams.open.subscribe();
         let all_closed = async {
-            // The wait cannot fail: the sender is in `streams`.
+            // `wait_for` cannot fail, because the channel's sender is in `streams`.
             let _ = open.wait_for(|open| *open == 0).await;
         };
         tokio::select! {
@@ -706,14 +706,15 @@ impl SubgroupSender {
         stream: &mut Option<SendStream>,
     ) -> Result<(), code::Reset> {
         let mut changed = subgroup.changed();
-        // While it waits, the writer has only a weak reference, so that the history can drop the subgroup.
+        // While the writer waits for more data, it has only a weak reference to the subgroup, so that the track's
+        // history can drop the subgroup.
         let weak = Arc::downgrade(&subgroup);
         drop(subgroup);
         let mut next = 0;
         let mut previous = None;
         loop {
             changed.borrow_and_update();
-            // The history has dropped the subgroup, because the peer reads too slowly.
+            // The track's history has dropped the subgroup, because the peer reads too slowly.
             let subgroup = weak.upgrade().ok_or(code::Reset::TOO_FAR_BEHIND)?;
             let (objects, ended) = subgroup.from(next);
             next += objects.len();
@@ -742,7 +743,7 @@ impl SubgroupSender {
             if ended {
                 return Ok(());
             }
-            // An error means that the subgroup was dropped. The next iteration of the loop detects that.
+            // `changed` fails if the subgroup was dropped. The next iteration of the loop detects that.
             let _ = changed.changed().await;
         }
     }

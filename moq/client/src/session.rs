@@ -167,13 +167,13 @@ fn varint(code: u64) -> VarInt {
 }
 
 pub(crate) fn reset(stream: &mut SendStream, code: code::Reset) {
-    // The call fails only if the stream has already ended.
+    // `reset` fails only if the stream has already ended.
     let _ = stream.reset(varint(code.0));
 }
 
 /// A handler of the requests, data streams and datagrams that the peer sends.
 pub trait Handler: Send + Sync + 'static {
-    /// Handles a request. The default refuses it.
+    /// Handles a request of the peer. The default implementation refuses it.
     fn request(
         self: Arc<Self>,
         _message: Message,
@@ -182,7 +182,7 @@ pub trait Handler: Send + Sync + 'static {
         async move { request.refuse(code::Request::NOT_SUPPORTED, "this client does not take requests").await }
     }
 
-    /// Handles a data stream. The default sends STOP_SENDING.
+    /// Handles a data stream of the peer. The default implementation sends STOP_SENDING.
     fn stream(
         self: Arc<Self>,
         _header: StreamHeader,
@@ -194,7 +194,7 @@ pub trait Handler: Send + Sync + 'static {
         }
     }
 
-    /// Handles an object in a datagram. The default drops it.
+    /// Handles an object that arrived in a datagram. The default implementation drops it.
     fn datagram(&self, _datagram: moq::ObjectDatagram) {}
 }
 
@@ -222,7 +222,8 @@ pub struct Session {
     goaway: watch::Sender<Option<String>>,
     /// The fields of the peer's SETUP, once it has arrived.
     peer: watch::Sender<Option<PeerSetup>>,
-    /// The prober of the connection. `None` after [`Session::run`] has taken it.
+    /// The prober, which tests whether a silent peer still has state for the connection. `None` after [`Session::run`]
+    /// has taken it.
     prober: Mutex<Option<Prober>>,
     /// Our control stream. It is kept open, because closing it would be a protocol violation.
     _control: SendStream,
@@ -587,7 +588,7 @@ impl SessionRequest {
 
     /// Ends our side of the stream.
     pub fn finish(&mut self) {
-        // The call fails only if the stream has already ended.
+        // `finish` fails only if the stream has already ended.
         let _ = self.send.finish();
     }
 
@@ -645,7 +646,7 @@ impl DataStream {
 
     /// Sends STOP_SENDING, because the rest of the stream is not needed.
     pub fn stop(&mut self, code: code::Reset) {
-        // The call fails only if the stream has already ended.
+        // `stop` fails only if the stream has already ended.
         let _ = self.stream.stop(varint(code.0));
     }
 }

@@ -173,7 +173,7 @@ pub struct ObjectArrival {
 pub struct StreamOrder(Option<u64>);
 
 impl ObjectFigures {
-    /// Makes empty statistics. Call it when the track is requested, because times are measured from here.
+    /// Makes empty statistics. Call it when the track is requested, because times are measured from this call on.
     pub fn new() -> Self {
         // The histogram has a precision of three digits from 1 ns up. It grows on demand, so it can record any value.
         let latency = Histogram::new(3).unwrap_or_else(|_| unreachable!("3 digits are legal"));

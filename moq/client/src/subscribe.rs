@@ -26,7 +26,7 @@ use crate::stats::{ObjectArrival, ObjectFigures, StatsReport};
 
 /// Largest number of objects that wait in a player's queue for one track.
 const QUEUE: usize = 256;
-/// Longest time that a player waits for a missing group while it has later ones.
+/// Longest time that a player waits for a missing group after a later group has arrived.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Time that a player waits for a missing group if nothing was received for long before. The group was then most likely
 /// published during the silence.
@@ -57,11 +57,11 @@ const MEASURED_TRACK: &str = "objects";
 /// ```
 #[derive(Clone, Debug)]
 pub struct SubscribeOptions {
-    /// The relay.
+    /// The relay from which the broadcast is received.
     pub remote: Remote,
     /// The broadcast's name.
     pub namespace: Namespace,
-    /// The only track to subscribe to. `None`: the tracks are selected by the other options.
+    /// The only track to subscribe to. If it is `None`, `catalog` and `choice` determine the tracks.
     pub track: Option<String>,
     /// Whether to take the names of the tracks from the catalog.
     pub catalog: bool,
@@ -387,7 +387,8 @@ async fn retry_session<F: Future<Output = Result<SubscriberEnd, Error>>>(
                 );
                 next
             }
-            // Without reconnecting, an early end is no error: the result covers what was received before it.
+            // Without reconnecting, an early end of the session is no error: the result covers what was received before
+            // it.
             Err(error) if !options.reconnect && error.is_early() => {
                 tracing::warn!("the subscription ended early: {error}");
                 return Ok(());

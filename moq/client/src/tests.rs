@@ -94,7 +94,7 @@ fn write_groups(track: &Arc<BroadcastTrack>, groups: std::ops::Range<u64>) {
     }
 }
 
-/// Returns all objects, in the order of their locations.
+/// Returns the payloads of all objects in a track's queue, in the order of their locations.
 async fn collect(mut steps: mpsc::Receiver<TrackEvent>) -> Vec<String> {
     let mut sequencer = Sequencer::default();
     while let Some(step) = steps.recv().await {
@@ -188,7 +188,7 @@ async fn filter_may_end_within_a_group() {
     .await;
 }
 
-/// Depending on the draft, the earlier objects arrive in response to a joining FETCH, or as a fill.
+/// Depending on the draft, the objects from before a subscription arrive in response to a joining FETCH, or as a fill.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_object_is_missing_between_earlier_objects_and_subscription() {
     within(async {

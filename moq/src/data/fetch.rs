@@ -272,7 +272,7 @@ impl FetchEncoder {
 
     fn object_field(&self, location: Location) -> Option<u64> {
         match self.prior.location {
-            // The ID may be omitted even in a new group, where that also means the previous ID plus one.
+            // The object ID may be omitted even in a new group, where that also means the previous ID plus one.
             Some(prior) if prior.object.checked_add(1) == Some(location.object) => None,
             Some(prior) if prior.group == location.group => {
                 debug_assert!(prior.object < location.object, "object IDs ascend in a group");
@@ -297,7 +297,7 @@ impl FetchEncoder {
 /// An item and its stream offsets in the response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchStart {
-    /// The item.
+    /// The object, or the range without objects.
     pub item: FetchItem,
     /// Stream offset of the item's first byte.
     pub start: u64,

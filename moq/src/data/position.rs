@@ -90,7 +90,8 @@ impl Position {
         match self.field {
             Field::Object => {
                 self.previous = Some(self.previous.map_or(value, |previous| {
-                    previous.wrapping_add(value).wrapping_add(1) // The parser has checked that this sum fits.
+                    // The parser has checked that the object ID does not overflow.
+                    previous.wrapping_add(value).wrapping_add(1)
                 }));
                 let properties = self.kind & super::SubgroupHeader::PROPERTIES as u8 != 0;
                 self.field = if properties { Field::PropertiesLength } else { Field::Length };

@@ -67,7 +67,7 @@ impl MessageBody for GoAway {
 /// REQUEST_OK: the successful answer to all requests other than SUBSCRIBE and FETCH.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestOk {
-    /// Parameters of the answer.
+    /// Parameters of this REQUEST_OK.
     pub parameters: Parameters,
     /// The track's properties, in answers to TRACK_STATUS only.
     pub properties: Properties,
@@ -183,7 +183,7 @@ impl MessageBody for Subscribe {
 pub struct SubscribeOk {
     /// The alias of the track in data streams and datagrams.
     pub track_alias: u64,
-    /// Parameters of the answer.
+    /// Parameters of this SUBSCRIBE_OK.
     pub parameters: Parameters,
     /// Properties of the track.
     pub properties: Properties,
@@ -306,7 +306,7 @@ pub enum FetchKind {
     Standalone {
         /// The track.
         track: TrackName,
-        /// The range.
+        /// The range of objects to return.
         range: Filter,
     },
     /// The objects from `groups_back` groups before a subscription's joining location up to that location. Drafts 18
@@ -331,7 +331,7 @@ pub enum FetchKind {
 pub struct FetchRequest {
     /// The request ID.
     pub request_id: u64,
-    /// The track and range.
+    /// The track, and the range of objects to return.
     pub kind: FetchKind,
     /// Parameters other than the range.
     pub parameters: Parameters,
@@ -397,7 +397,7 @@ pub struct FetchOk {
     pub end_of_track: bool,
     /// The last object that the response may contain. The largest possible object ID means the end of the group.
     pub last: Location,
-    /// Parameters of the answer.
+    /// Parameters of this FETCH_OK.
     pub parameters: Parameters,
     /// Properties of the track.
     pub properties: Properties,

@@ -276,7 +276,7 @@ fn error_code_of_another_draft_is_sent_as_internal_error() {
 
 #[test]
 fn max_request_updates_is_a_setup_option_from_draft_19_on() {
-    // The options are MAX_FILTER_RANGES 0 and MAX_REQUEST_UPDATES 5.
+    // The encoded SETUP has the options MAX_FILTER_RANGES with value 0 and MAX_REQUEST_UPDATES with value 5.
     let bytes = [0xaf, 0x00, 0, 4, 6, 0, 2, 5];
     for draft in Draft::ALL {
         let Ok(Some(Message::Setup(setup))) = decode_in(draft, &bytes) else { panic!("not decoded") };
@@ -289,7 +289,7 @@ fn max_request_updates_is_a_setup_option_from_draft_19_on() {
 
 #[test]
 fn setup_ignores_unknown_options() {
-    // The bytes are the path "/a", and the unknown option 0x9d twice. The message type is 0x2f00.
+    // The encoded SETUP has the path "/a", and the unknown option 0x9d twice. The message type is 0x2f00.
     let bytes = [0xaf, 0x00, 0, 11, 1, 2, b'/', b'a', 0x80, 0x9c, 1, 0, 0, 1, 0];
     let expected = SetupOptions { path: Some("/a".into()), ..SetupOptions::default() };
     assert_eq!(decode(&bytes), Ok(Some(expected.into())));

@@ -23,12 +23,12 @@ pub struct CacheShare {
 
 impl CacheShare {
     /// Makes the count of cache memory of a client or network that may use at most `limit` bytes. The bytes are also
-    /// counted in `within`, the share of a wider network.
+    /// counted in `within`, the count of a wider network.
     pub fn new(limit: usize, within: Option<Arc<CacheShare>>) -> Self {
         Self { limit, bytes: AtomicUsize::new(0), within }
     }
 
-    /// Returns this share of cache memory and the shares of the wider networks, the narrowest network first.
+    /// Returns this count of cache memory and the counts of the wider networks, the narrowest network first.
     pub(super) fn levels(self: &Arc<Self>) -> impl Iterator<Item = &Arc<Self>> {
         std::iter::successors(Some(self), |share| share.within.as_ref())
     }
@@ -57,7 +57,7 @@ impl Account {
         Self { share: Some(share), ..Self::default() }
     }
 
-    /// Returns the shares (of client and wider networks) in which this account's memory is counted, the narrowest
+    /// Returns the counts of the client and of the wider networks that include this account's memory, the narrowest
     /// network first.
     pub(super) fn shares(&self) -> impl Iterator<Item = &Arc<CacheShare>> {
         self.share.iter().flat_map(CacheShare::levels)

@@ -72,7 +72,7 @@ pub struct CacheUsage {
     pub groups: usize,
     /// Number of groups that were dropped so far.
     pub evicted: u64,
-    /// Number of groups that were dropped because their client exceeded its share.
+    /// Number of groups that were dropped because their client exceeded its share of the cache memory.
     pub over_share: u64,
 }
 

@@ -20,7 +20,7 @@ use crate::{
 /// its front.
 pub struct FetchResponse {
     state: RwLock<FetchState>,
-    /// Called when the peer has acknowledged bytes.
+    /// A callback for the time when the peer has acknowledged bytes of the response.
     on_acknowledged: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -29,7 +29,7 @@ struct FetchState {
     segments: VecDeque<Segment>,
     len: u64,
     end: SourceEnd,
-    /// Memory of the segments, in bytes.
+    /// Memory of the response's segments, in bytes.
     held: usize,
 }
 

@@ -15,9 +15,9 @@ pub struct LocationWindow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the filter ends with group {end_group}, and the track is already at group {largest_group}")]
 pub struct OutOfRange {
-    /// The last group that the filter includes.
+    /// The ID of the last group that the filter includes.
     pub end_group: u64,
-    /// The largest group of the track.
+    /// The largest group ID of the track.
     pub largest_group: u64,
 }
 

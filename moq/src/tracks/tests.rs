@@ -263,7 +263,7 @@ fn views_of_an_evicted_subgroup_return_no_bytes() {
     assert_eq!(view.read(header, &mut [0; 16]), 0);
     assert!(track.group(3).is_none());
     assert_eq!(track.known_from(), Some(Location::new(4, 0)));
-    // The publisher's stream may continue, but its bytes are dropped.
+    // The group was evicted. The publisher's stream of the group may continue, but its bytes are dropped.
     let pushed = writer.push(now, &objects([9], 10), |_| Ok(())).unwrap();
     assert_eq!(pushed.cost, 0);
 }
@@ -484,7 +484,7 @@ fn fetch_response_keeps_objects_until_they_are_acknowledged() {
     let mut rest = vec![0; 2 * whole.len()];
     response.acknowledged(half);
     assert!(response.held() < before);
-    // Bytes that are not acknowledged can still be read.
+    // Bytes of the response that the peer has not acknowledged can still be read.
     let n = response.read(half, &mut rest);
     assert_eq!(rest[..whole.len() - half as usize], whole[half as usize..]);
     assert_eq!(n as u64, response.extent().len - half);
@@ -602,7 +602,7 @@ fn client_over_its_share_loses_groups() {
     assert!(shares[0].bytes() <= 5 * BYTES);
     let usage = cache.usage();
     assert_eq!((usage.over_share, usage.evicted), (7, 7));
-    // A group that is larger than the client's whole share is dropped as well.
+    // A group that is larger than the client's whole share of the cache memory is dropped as well.
     publish(&tracks[1], &accounts[1], 1, 6 * BYTES);
     cache.expire(now);
     assert!(shares[0].bytes() <= 5 * BYTES);

@@ -145,9 +145,10 @@ impl From<TrackMalformed> for Duplicate {
     }
 }
 
-/// Memory in bytes that a group needs in addition to its subgroups and datagrams: its record and the pointers to it.
+/// Memory in bytes that a group needs in addition to its subgroups and datagrams: the [`CachedGroup`] and the pointers
+/// to it.
 pub(super) const GROUP_COST: usize = size_of::<CachedGroup>() + 128;
-/// Memory in bytes that a subgroup needs in addition to its media: its record and the pointers to it.
+/// Memory in bytes that a subgroup needs in addition to its media: the [`SubgroupStream`] and the pointers to it.
 pub const SUBGROUP_COST: usize = size_of::<SubgroupStream>() + 128;
 
 impl Track {
@@ -565,8 +566,8 @@ impl TrackState {
         match astray {
             true => {
                 self.largest = Some(location);
-                // If the range from `known_from` on begins above this location, it began with the stray group, so
-                // `known_from` is discarded.
+                // The former largest group was a stray one. If `known_from` is in a group above `location`, the range
+                // that it begins started with the stray group, so it is discarded.
                 self.known_from.take_if(|known| known.group > location.group);
                 self.behind = Behind::default();
             }

@@ -15,7 +15,7 @@ use crate::{Status, SubgroupHeader, SubgroupId, data::encode_object_header};
 pub struct SubgroupView {
     subgroup: Arc<SubgroupStream>,
     prefix: Vec<u8>,
-    /// The offset in the subgroup's bytes from which the view continues after its prefix.
+    /// The offset in the subgroup's bytes from which the view continues after its prefix (preamble and header).
     from: u64,
     /// The largest object ID in the view, if the view may end before the subgroup does.
     last: Option<u64>,
@@ -114,8 +114,8 @@ impl Source for SubgroupView {
     fn object_at(&self, offset: u64) -> Option<Range<u64>> {
         let prefix = self.prefix.len() as u64;
         let object = self.subgroup.object_at(offset.saturating_sub(prefix) + self.from)?;
-        // The prefix counts as part of the first object. If the view starts inside the subgroup, the prefix contains
-        // that object's header.
+        // The view's prefix (preamble and header) counts as part of the first object. If the view starts inside the
+        // subgroup, the prefix contains that object's header.
         let start = object.start.checked_sub(self.from).filter(|start| *start > 0);
         Some(start.map_or(0, |start| start + prefix)..object.end.checked_sub(self.from)? + prefix)
     }

@@ -75,7 +75,8 @@ impl DatagramPool {
     }
 }
 
-/// Two counts of datagrams: those dropped because `expires` had passed, and those dropped because `late` had passed.
+/// Counts of dropped datagrams: those whose requested delivery timeout had passed, and those that were too late for any
+/// receiver to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overdue {
     pub expired: u64,

@@ -41,7 +41,8 @@ pub struct WaitingStream {
 /// Importance of a stream for its receiver, in the order in which streams are dropped if there are too many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StreamImportance {
-    /// Any other stream. Streams of this importance are dropped first.
+    /// The stream is neither the most urgent of its owner's newest group, nor old data that the receiver requested.
+    /// Such streams are dropped first.
     Ordinary,
     /// The stream is the most urgent subgroup of its owner's newest group. It is dropped later than `Ordinary` streams.
     Newest,

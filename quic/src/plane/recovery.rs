@@ -62,7 +62,7 @@ pub struct Config {
     pub ecn: bool,
 }
 
-/// The contents of packets that were acknowledged or lost. The object is reused from call to call to keep its
+/// The contents of packets that were acknowledged or lost. The caller passes the same struct to each call, to reuse its
 /// allocations.
 #[derive(Debug)]
 pub struct RecoveryOutcome<T> {
@@ -115,14 +115,15 @@ pub struct Recovery<T> {
     delivery: Delivery,
     /// Round-trip times.
     pub rtt: Rtt,
-    /// State of each packet number from `base` on. The first packet is in flight, or its sender may still report it.
+    /// State of each packet number from `base` on. The packet with number `base` is in flight, or its sender may still
+    /// report it.
     sent: VecDeque<Slot<T>>,
     base: u64,
     /// Packets that were declared lost recently, by number.
     lost: VecDeque<LostEntry<T>>,
     largest_acked: Option<u64>,
     packet_threshold: u64,
-    /// Bytes in flight of all senders. The field below counts those of the QUIC stack alone.
+    /// Bytes in flight of all senders. The field `stack_in_flight` counts those of the QUIC stack alone.
     in_flight: u64,
     stack_in_flight: u64,
     /// Number of the data plane's packets in flight.

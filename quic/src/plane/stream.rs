@@ -17,9 +17,9 @@ use super::{
 
 /// The parameters of a stream to be opened.
 pub struct NewStream {
-    /// The stream's bytes.
+    /// The source of the stream's bytes.
     pub source: Arc<dyn Source>,
-    /// The order of sending among streams and datagrams.
+    /// The priority, which determines when the stream is sent among the other streams and datagrams.
     pub priority: Priority,
     /// The caller's number for the stream's owner. Owners of the same priority level send in turn, and streams are
     /// counted per owner.
@@ -222,7 +222,8 @@ impl PlaneStream {
         QueuePosition { priority: self.priority, owner: self.owner, key }
     }
 
-    /// Reads the extent of the source, and returns its end. Returns `None` once the stream is reset.
+    /// Updates how many bytes the source has, and returns whether and how the source has ended. Returns `None` once the
+    /// stream is reset.
     pub fn refresh(&mut self) -> Option<SourceEnd> {
         let SendState::Sending(sending) = &mut self.state else { return None };
         sending.extent = sending.extent();
@@ -476,7 +477,8 @@ impl PlaneStream {
 }
 
 impl SendingState {
-    /// Returns the extent of the source. For an abandoned stream it is cut at the stream's end.
+    /// Returns how many bytes the source has, and whether it has ended. For an abandoned stream, only the bytes that
+    /// are still to be sent count.
     fn extent(&self) -> SourceExtent {
         let extent = self.source.extent();
         match self.given_up {

@@ -19,14 +19,16 @@ pub struct Priority {
     pub subscriber: u8,
     /// The publisher's priority of the subgroup.
     pub publisher: u8,
-    /// Group ID for ascending order, its complement (`!group`) for descending.
+    /// Group ID if groups are sent in ascending order, or its complement (`!group`) if they are sent in descending
+    /// order.
     pub group: u64,
     /// Subgroup ID.
     pub subgroup: u64,
 }
 
 impl Priority {
-    /// Returns the priority level. Streams and datagrams of the same level are sent in turn.
+    /// Returns the priority level: the priorities of the subscriber and the publisher. Streams and datagrams of the
+    /// same level are sent in turn.
     pub fn level(&self) -> PriorityLevel {
         (self.subscriber, self.publisher)
     }
@@ -35,14 +37,14 @@ impl Priority {
 /// Track and group of a stream or datagram, for packet traces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Label {
-    /// The caller's number of the track, or 0 for none.
+    /// The number by which packet traces identify the track, or 0 for none.
     pub track: u32,
     /// Group ID.
     pub group: u64,
 }
 
-/// An ACK frame, with packet numbers as on the wire, not those that the QUIC stack counts. Its ranges descend and are
-/// disjoint.
+/// The contents of an ACK frame. Packet numbers are those on the wire, since the QUIC stack numbers only its own
+/// packets. The ranges descend and are disjoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AckRanges {
     /// Time between the arrival of the packet with the largest number and the sending of the frame.

@@ -178,7 +178,8 @@ proptest! {
                 let is_beyond = |(_, at): &(u64, u64)| *at >= end;
                 let size = sizes.get(&id).copied().unwrap_or(if fin { end } else { u64::MAX });
                 if end > size || (fin && (end != size || seen.range((id, 0)..(id + 1, 0)).any(is_beyond))) {
-                    // The peer breaks the protocol, and the stack closes the connection.
+                    // These frames contradict each other, so in the relay the QUIC stack would close the connection.
+                    // The test ends.
                     return Ok(());
                 }
                 if fin {

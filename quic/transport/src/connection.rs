@@ -160,12 +160,12 @@ impl Connection {
         self.shared.offload_status()
     }
 
-    /// Returns whether both connections send through the same socket, so that one batch serves them.
+    /// Returns whether this connection and `other` send through the same socket, so that one packet batch serves both.
     pub fn shares_socket(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared.sender, &other.shared.sender)
     }
 
-    /// Returns an empty batch.
+    /// Returns an empty batch of packets.
     pub fn batch(&self) -> PacketBatch {
         PacketBatch::default()
     }
@@ -286,7 +286,7 @@ impl Connection {
         self.shared.window.join(share);
     }
 
-    /// Returns the receive window, and the time for which it has been idle.
+    /// Returns the size of the connection's receive window, and the time since the last MAX_DATA frame.
     pub fn receive_window(&self, now: Instant) -> ReceiveWindow {
         self.shared.window.status(now)
     }

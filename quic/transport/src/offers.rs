@@ -106,7 +106,7 @@ pub type PlaceProvider<'a> = &'a dyn Fn() -> Option<OwnedSemaphorePermit>;
 
 impl<T: OffloadResult + ?Sized> Offered<T> {
     /// Returns the ingress or the openings of this offer, which `make` creates when needed. Returns `None` while the
-    /// offer is withheld, or if `places` has no permit.
+    /// offer is withheld, or if `places`, which limits the offloaded tracks of a session, gives no permit.
     fn get(&mut self, places: PlaceProvider<'_>, make: impl FnOnce() -> Option<Arc<T>>) -> Option<Arc<T>> {
         if matches!(self, Self::Known { known, .. } if known.is_over()) {
             *self = Self::Unknown;

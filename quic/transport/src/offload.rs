@@ -79,7 +79,7 @@ pub struct Attached {
 /// A function that registers a connection, so that it may get an offload, and returns the connection's claim.
 pub type OffloadEntry = Box<dyn Fn(Weak<dyn OffloadOwner>) -> Box<dyn OffloadClaim> + Send + Sync>;
 
-/// A connection's claim to an offload, until it is dropped.
+/// A connection's claim to an offload. It holds until this value is dropped.
 pub trait OffloadClaim: Send + Sync {
     /// Sets how valuable an offload is for the connection, which is [`Worth::Nothing`] at first.
     fn set_worth(&self, worth: Worth);
@@ -153,17 +153,18 @@ pub trait Offload: Send + Sync {
     /// at most once, before any delegation or ingress. Without this call the binding is [`Binding::Bare`].
     fn set_binding(&self, binding: Binding);
 
-    /// Sets the keys of a generation for sealing. They are derived from `secret`, except the header key, which is that
-    /// of generation 0. The offload installs the keys asynchronously, and does not use them before they are installed.
+    /// Sets the keys of a key generation for sealing packets. They are derived from `secret`, except the header key,
+    /// which is that of generation 0. The offload installs the keys asynchronously, and does not use them before they
+    /// are installed.
     fn set_seal_keys(self: Arc<Self>, generation: u16, secret: &TrafficSecret, header: &[u8; 32]);
 
-    /// Notes that this end seals with a newer generation from now on.
+    /// Notes that this end seals with a newer key generation from now on.
     fn on_key_update(&self);
 
-    /// Sets the keys of a generation for opening packets. The offload installs them asynchronously.
+    /// Sets the keys of a key generation for opening packets. The offload installs them asynchronously.
     fn set_open_keys(self: Arc<Self>, generation: u16, secret: &TrafficSecret, header: &[u8; 32]);
 
-    /// Notes that the peer seals with this generation from now on.
+    /// Notes that the peer seals with this key generation from now on.
     fn on_open_generation(&self, generation: u16);
 
     /// Adds a connection ID that the peer may use in its packets. The change takes effect asynchronously.
@@ -172,8 +173,8 @@ pub trait Offload: Send + Sync {
     /// Removes a connection ID that the peer does not use any more. The change takes effect asynchronously.
     fn remove_id(self: Arc<Self>, id: &ConnectionId);
 
-    /// Sets the path of further packets. [`OffloadOwner::on_path`] reports when the offload uses the new path. Until
-    /// then packets may take the old one.
+    /// Sets the network path of the packets that the offload sends from now on. [`OffloadOwner::on_path`] reports when
+    /// the offload uses the new path. Until then packets may take the old one.
     fn set_path(self: Arc<Self>, path: OffloadPath);
 
     /// Sets the path MTU: the largest UDP payload that the path carries, bytes.
@@ -182,8 +183,8 @@ pub trait Offload: Send + Sync {
     /// Sets the largest DATAGRAM frame that the peer accepts, bytes.
     fn set_max_datagram(&self, bytes: u32);
 
-    /// Sets the total number of bytes that the offload may send, counted from when it began. Returns the totals that it
-    /// may have reached before it saw the new limits.
+    /// Sets the total number of bytes that the offload may send, counted from when it began. Returns the totals that
+    /// the offload may have sent already before the new limits took effect.
     fn grant(&self, total: OffloadBudget) -> OffloadBudget;
 
     /// Stops the offload because the connection has ended. The offload sends no more packets.
@@ -287,7 +288,8 @@ pub trait Offload: Send + Sync {
     /// later than `now`.
     fn drain(&self, now: Instant, read: &mut dyn FnMut(Instant, OffloadSentPacket));
 
-    /// Returns how many copies the offload could not send for lack of congestion window or credit.
+    /// Returns how many copies of frames for the subscriber the offload could not send for lack of congestion window or
+    /// credit.
     fn short_of_room(&self) -> u64;
 
     /// Returns the offload's counters on this connection.
@@ -317,8 +319,8 @@ pub trait OffloadOwner: Send + Sync {
     /// Notes that the offload has begun to send on this path.
     fn on_path(&self, now: Instant, path: &OffloadPath);
 
-    /// Notes that the ingress no longer exists for which streams were prepared under these tags. Of these streams, the
-    /// connection resets those that the offload has opened and that are not adopted.
+    /// Notes that an ingress no longer exists. `tags` are those of the streams that were prepared as copies of this
+    /// ingress. The connection resets such a stream if the offload has opened it and the data plane has not adopted it.
     fn on_gone(&self, now: Instant, tags: &[u64]);
 }
 
@@ -346,15 +348,16 @@ pub trait OffloadIngress: OffloadResult + Any {
     /// Returns a number that is unique to this ingress.
     fn serial(&self) -> u64;
 
-    /// Notes that the data plane has adopted one of the streams prepared for this ingress, and has its source.
+    /// Notes that the data plane has adopted one of the streams prepared for this ingress: it knows the stream's data
+    /// and can retransmit it.
     fn on_adopted(&self);
 
     /// Claims an object (group and ID) of a track's datagrams for userspace, because it has arrived from another
     /// publisher. Returns true if the offload has not forwarded the object, and never will.
     fn claim_object(&self, object: (u64, u64)) -> bool;
 
-    /// Notes that datagrams up to this object may have arrived before. If no datagram was forwarded yet, the offload
-    /// forwards only datagrams after this object.
+    /// Notes that datagrams up to this object may have arrived before this ingress existed. If no datagram was
+    /// forwarded yet, the offload forwards only datagrams after this object.
     fn skip_to(&self, largest: (u64, u64));
 }
 
@@ -391,17 +394,17 @@ pub trait OffloadOpenings: OffloadResult {
 
 /// The forwarding from an ingress to one connection. Dropping it ends the forwarding.
 pub trait Delegation: Send + Sync {
-    /// Sets the peer's new, larger limit of the stream.
+    /// Sets the larger MAX_STREAM_DATA limit that the peer has sent for the stream.
     fn set_max_offset(&self, max: u64);
 
     /// Returns whether the data that this delegation forwards comes from `ingress`.
     fn is_of(&self, ingress: &Arc<dyn OffloadIngress>) -> bool;
 
-    /// Forbids the offload to open the stream that was prepared. Returns which side opens the stream, the data plane or
-    /// the offload, because the offload may have opened it already.
+    /// Forbids the offload to open the stream that was prepared for this delegation. Returns which side opens the
+    /// stream, the data plane or the offload, because the offload may have opened it already.
     fn close(&self) -> OpeningSide;
 
-    /// Notes that the offload has opened the stream that was prepared.
+    /// Notes that the offload has opened the stream that was prepared for this delegation.
     fn on_opened(&self);
 }
 
@@ -467,7 +470,7 @@ pub struct OpeningTerms {
     pub first: (u64, u64),
     /// The last group that is forwarded.
     pub last_group: u64,
-    /// Priority level, as in [`DatagramCopy::level`].
+    /// Priority level of the copies, as in [`DatagramCopy::level`].
     pub level: u16,
     /// The number by which packet traces identify the track.
     pub track: u32,
@@ -630,12 +633,13 @@ pub struct ConnectionStatus {
     pub is_ready: bool,
     /// Counts of copies for this connection, sent or not, by outcome.
     pub copies: OffloadCounts,
-    /// Packets that the offload sent, including those not drained yet.
+    /// Packets that the offload sent, including those that it has not reported yet ([`Offload::drain`]).
     pub sent: u64,
     /// Number of the peer's packets that did not wake the process when they arrived. A publisher's packets do not count
     /// here.
     pub deferred: u64,
-    /// Use of precomputed keystreams: first for packets that the offload sealed, then for packets that it decrypted.
+    /// Counts of packets by whether a precomputed keystream was available: the first element for packets that the
+    /// offload sealed, the second for packets that it decrypted.
     pub keystreams: [KeystreamCounts; 2],
 }
 

@@ -150,7 +150,7 @@ impl PlaneKeys {
         let header = secret.header_key();
         let packet = secret.packet_key();
         let max_packets = max_packets.min(secret.suite().confidentiality_limit());
-        // If the limit is small, at most a quarter of it is reserved for quinn.
+        // If a key may seal only few packets, at most a quarter of them are reserved for quinn.
         let limit = max_packets - KEY_RESERVE.min(max_packets / 4);
         Self { header, secret, packet, generation: 0, since: 0, limit, requested: false }
     }

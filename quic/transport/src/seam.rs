@@ -193,7 +193,8 @@ impl crypto::PacketKey for SeamPacketKey {
                 size,
             )
         };
-        // The first byte's two lowest bits hold the packet number's length minus one. It is four bytes long now.
+        // The first byte's two lowest bits hold the packet number's length minus one. The packet number is four bytes
+        // long now.
         buf[0] |= 0x03;
         buf.copy_within(payload, header_len + NUMBER_GROWTH);
         buf[number_at..number_at + 4].copy_from_slice(&(wire as u32).to_be_bytes());

@@ -86,7 +86,7 @@ struct Contents {
     ack: Option<u64>,
     /// True if the packet has frames other than ACK and PADDING.
     others: bool,
-    /// True if an ACK frame named a skipped number, or the peer exceeded its limit of streams.
+    /// True if an ACK frame acknowledged a skipped packet number, or the peer exceeded its limit of streams.
     lies: bool,
     /// STREAM frames with bytes that were received before.
     repeats: Vec<RepeatedFrame>,
@@ -149,8 +149,8 @@ struct SharedState {
     /// The received bytes of the peer's streams, on a connection that may have an offload. Tracking begins when the
     /// handshake is complete, because quinn drops 1-RTT packets that arrive earlier.
     streams: Option<ReceivedStreams>,
-    /// True if the offload did not decrypt the packet being processed, because it took another path, or because the
-    /// offload does not support its form.
+    /// True if the offload did not decrypt the packet being processed, because the packet took another path, or because
+    /// the offload does not support the packet's form.
     unseen: bool,
     teller: PathReporter,
     /// Buffer that is reused for each ACK frame.

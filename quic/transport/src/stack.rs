@@ -143,8 +143,8 @@ impl QuinnStack {
         &self.rewritten
     }
 
-    /// Adds a MAX_DATA frame to the payload once the stack has used half of its credit and `take` returns more. Returns
-    /// whether a frame was added.
+    /// Adds a MAX_DATA frame to the payload once the stack has used half of its credit and `take`, which is asked for
+    /// more credit, grants some. Returns whether a frame was added.
     pub fn top_up(&mut self, take: impl FnOnce(u64) -> u64, payload: &mut BytesMut) -> bool {
         let Some(limit) = self.credit.top_up(take) else { return false };
         // The frame is inserted at the front: appended to a STREAM frame without a Length field, it would become that

@@ -111,7 +111,7 @@ impl WindowShare {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Returns this share and the wider shares around it, the narrowest first.
+    /// Returns this share of the budget and the wider networks' shares that contain it, the narrowest first.
     fn levels(&self) -> impl Iterator<Item = &Self> {
         std::iter::successors(Some(self), |share| share.within.as_deref())
     }
@@ -123,7 +123,8 @@ impl WindowShare {
         };
         let taken = self.levels().take_while(|share| add(share)).count();
         let all = taken == self.levels().count();
-        // A wider share is used up, so the bytes are returned to the narrower ones.
+        // The share of a wider network is used up, so the bytes are returned to the narrower shares, which had admitted
+        // them.
         if !all {
             self.levels().take(taken).for_each(|share| share.give_level(bytes));
         }
@@ -310,7 +311,7 @@ impl ConnectionWindow {
             return false;
         }
         let taken = self.of.take(more, self.of.total - self.of.total / RESERVE);
-        // The budget is used up, so the bytes are returned to the share.
+        // The budget of all connections is used up, so the bytes are returned to the share, which had admitted them.
         if let (false, Some(share)) = (taken, &state.share) {
             share.give(more);
         }
@@ -364,8 +365,8 @@ mod tests {
         window.bytes().into()
     }
 
-    /// Simulates a peer that sends an eighth of `LEAST` in a second, at a round trip of 10 ms. Returns whether the
-    /// window's size changed.
+    /// Simulates a peer that sends an eighth of `LEAST` (the first window's bytes) in a second, at a round trip of 10
+    /// ms. Returns whether the window's size changed.
     fn slow(window: &ConnectionWindow) -> bool {
         let (now, limit) = {
             let state = window.state.lock();
@@ -466,7 +467,7 @@ mod tests {
         assert_eq!(of_client.iter().map(|window| busy(window, 20)).sum::<u64>(), 9 * LEAST);
         assert_eq!(share.held(), 9 * LEAST);
         assert!(windows.limited() > 0);
-        // The window of a connection outside the share may still grow.
+        // The share is used up, but the window of a connection outside the share may still grow.
         let other = open(&windows, 1 << 22).unwrap();
         assert_eq!(busy(&other, 20), 1 << 22);
         // A used-up share never refuses a connection its first window.

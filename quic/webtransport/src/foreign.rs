@@ -33,7 +33,8 @@ impl Foreign {
         self.datagrams.fetch_add(1, Relaxed);
     }
 
-    /// Returns the numbers of requests, unidirectional streams and datagrams.
+    /// Returns the numbers of requests, unidirectional streams and datagrams that the peer has sent outside its
+    /// session.
     pub fn counts(&self) -> [u64; 3] {
         [&self.requests, &self.streams, &self.datagrams].map(|counter| counter.load(Relaxed))
     }

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::{refusal::AccessRefusal, unproven};
 
-/// The budget of one session, or of one client.
+/// The limits on requests and tracks of one session, or of all sessions of one client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     /// Largest number of requests per second, and largest burst of requests.
@@ -22,11 +22,12 @@ pub struct Budget {
     pub tracks: u64,
 }
 
-/// Delayed messages never use the last part of the bucket, which fills in this time. That part is left to requests,
-/// which are refused instead of delayed.
+/// Delayed messages never use the last part of their token bucket, which refills in this time. Requests, which are
+/// refused and not delayed when the bucket is empty, may use this part, too.
 const LEFT: Duration = Duration::from_millis(500);
 
-/// One client's share of the resources that all clients share.
+/// The most that one client may use of what all clients share: cache, FETCH bandwidth, receive windows and forwarded
+/// streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientShare {
     /// Largest number of bytes of the cache that groups of the client's tracks take.
@@ -40,7 +41,7 @@ pub struct ClientShare {
 }
 
 impl ClientShare {
-    /// A share without limits.
+    /// The share of a client whose use of cache, FETCH bandwidth, receive windows and streams is not limited.
     pub const UNLIMITED: Self = Self {
         cache_bytes: u64::MAX,
         fetch_bytes_per_second: u64::MAX,
@@ -73,16 +74,17 @@ impl Default for ClientShare {
     }
 }
 
-/// Budgets of sessions and of clients.
+/// The limits on what sessions, clients and networks of clients may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BudgetLimits {
-    /// The budget of one session.
+    /// The budget of one session for requests and tracks.
     pub session: Budget,
-    /// The budget that all sessions of one client share.
+    /// The budget for requests and tracks that all sessions of one client share.
     pub client: Budget,
     /// Largest number of subscriptions of one session to the same track at the same time.
     pub same_track: u64,
-    /// One client's share of the resources that all clients share.
+    /// The most that one client may use of the cache, FETCH bandwidth, receive windows and streams, which all clients
+    /// share.
     pub share: ClientShare,
     /// The largest share of a network with many clients. If one client's share is larger, the network has that share.
     pub network: ClientShare,

@@ -95,7 +95,7 @@ impl AccessClient {
     /// budget is used up, nothing is taken from its networks' budgets.
     ///
     /// # Errors
-    /// The budget of the client or of one of its networks is used up.
+    /// Fails if the budget of the client or of one of its networks is used up.
     pub fn request(&self, now: Instant, cost: u64) -> Result<(), AccessRefusal> {
         self.usage.request(now, cost)?;
         let of_networks = self.networks().try_for_each(|network| network.usage.request(now, cost));
@@ -111,7 +111,7 @@ impl AccessClient {
     /// Counts a track against the budgets of the session, the client and the client's networks.
     ///
     /// # Errors
-    /// One of these budgets allows no further track.
+    /// Fails if one of these budgets allows no further track.
     pub fn track(&self, session: &Arc<BudgetUsage>) -> Result<budget::BudgetPlace, AccessRefusal> {
         let mut place = budget::BudgetPlace::default();
         BudgetUsage::track(&mut place, [session, &self.usage])?;

@@ -30,7 +30,7 @@ impl Action {
         matches!(self, Self::Publish | Self::PublishNamespace)
     }
 
-    /// Returns the name for logs and status.
+    /// Returns the name of the action for logs and status.
     pub fn name(self) -> &'static str {
         match self {
             Self::ClientSetup => "SETUP",
@@ -117,7 +117,7 @@ impl Resource {
         Self { namespace: name.namespace().clone(), track: Some(name.name().clone()) }
     }
 
-    /// Returns the resource of a session as a whole.
+    /// Returns the resource for actions on the session as a whole, such as CLIENT_SETUP: no namespace and no track.
     pub fn session() -> Self {
         Self { namespace: Namespace::default(), track: None }
     }

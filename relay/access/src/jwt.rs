@@ -151,7 +151,7 @@ fn scope(root: &[String], below: &str, actions: Actions) -> Result<GrantScope, T
 /// Makes a signed token.
 ///
 /// # Errors
-/// The claims cannot be written as JSON, or signing fails.
+/// Fails if the claims cannot be written as JSON, or if signing fails.
 pub fn make(claims: &JwtClaims, signer: &Signer) -> Result<String, KeyError> {
     let mut header = serde_json::json!({ "typ": "JWT", "alg": signer.algorithm.name() });
     if let Some(id) = &signer.id {

@@ -99,7 +99,7 @@ impl fmt::Debug for AccessKey {
 /// Reads the keys of a file: PEM, a JWK or a JWK set.
 ///
 /// # Errors
-/// The file is none of these, has no key, or has a key that cannot be used.
+/// Fails if the file has another format, has no key, or has a key that cannot be used.
 pub fn read(bytes: &[u8]) -> Result<Vec<AccessKey>, KeyError> {
     let text = trimmed(bytes);
     let keys = match text.first() {
@@ -118,7 +118,7 @@ pub fn read(bytes: &[u8]) -> Result<Vec<AccessKey>, KeyError> {
 /// Reads an HMAC secret, byte by byte. A line end at its end, as editors add it, is dropped if the rest is long enough.
 ///
 /// # Errors
-/// The secret is too short, or is a key or a certificate in a known format, which others may know.
+/// Fails if the secret is too short, or is a key or a certificate in a known format, which others may know.
 pub fn read_secret(bytes: &[u8]) -> Result<AccessKey, KeyError> {
     // Key formats are recognised before a line end is dropped, since the last byte of a key in DER may look like a line
     // end.
@@ -387,7 +387,7 @@ fn rsa_of(algorithm: TokenAlgorithm) -> Option<&'static signature::RsaParameters
 /// several, since issuers may share a key.
 ///
 /// # Errors
-/// No key verifies the tag.
+/// Fails if no key verifies the tag.
 pub fn signers<'a>(
     keys: &'a [AccessKey],
     algorithm: TokenAlgorithm,
@@ -419,7 +419,7 @@ impl Signer {
     /// Reads a private key in PEM (PKCS #8), or an HMAC secret as a JWK (`kty` is `oct`).
     ///
     /// # Errors
-    /// The file has neither, or a key that cannot be used.
+    /// Fails if the file has neither, or has a key that cannot be used.
     pub fn read(bytes: &[u8]) -> Result<Self, KeyError> {
         if let Ok(der) = PrivatePkcs8KeyDer::from_pem_slice(bytes) {
             return Self::from_private_key(der.secret_pkcs8_der());
@@ -434,7 +434,7 @@ impl Signer {
     /// Reads an HMAC secret, as [`read_secret`] does.
     ///
     /// # Errors
-    /// The file has no secret that [`read_secret`] accepts.
+    /// Fails if the file has no secret that [`read_secret`] accepts.
     pub fn read_secret(bytes: &[u8]) -> Result<Self, KeyError> {
         read_secret(bytes).map(Self::from_key)
     }
@@ -462,7 +462,7 @@ impl Signer {
     /// Signs a message.
     ///
     /// # Errors
-    /// The system has no random numbers, or the key is an HMAC secret and the algorithm is no HMAC.
+    /// Fails if the system has no random numbers, or if the key is an HMAC secret and the algorithm is no HMAC.
     pub fn sign(&self, message: &[u8]) -> Result<Vec<u8>, KeyError> {
         match &self.key {
             Private::Secret(key) => {

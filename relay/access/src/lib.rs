@@ -55,12 +55,12 @@ pub use self::{
 };
 use self::{budget::BudgetUsage, client::AccessClient};
 
-/// The authoriser of a relay.
+/// Decides what each client of a relay may do, by the policy in force, and counts what each client uses of its budgets.
 pub struct Access {
     policy: RwLock<Arc<AccessPolicy>>,
     version: watch::Sender<u64>,
     limits: BudgetLimits,
-    /// Clients and networks that are in use, by address.
+    /// Clients that have sessions, and the networks of these clients, by address.
     clients: Mutex<AccessClients>,
     unproven: Arc<Unproven>,
     /// The budget for streams that engine `kernel` forwards. All clients share it when their own shares are used up.

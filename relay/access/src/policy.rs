@@ -208,7 +208,7 @@ impl AccessPolicy {
         self.rules.len()
     }
 
-    /// Reports whether tokens are read at all.
+    /// Reports whether the relay reads clients' tokens: only if the settings name keys.
     pub fn reads_tokens(&self) -> bool {
         self.tokens.wants_keys || !self.tokens.keys.is_empty()
     }
@@ -230,7 +230,8 @@ impl AccessPolicy {
     /// Checks that all of `tokens` are valid, and that none is repeated.
     ///
     /// # Errors
-    /// There are too many tokens, or one is repeated or not valid. The error is that of the first such token.
+    /// Fails if there are too many tokens, or if one is repeated or not valid. The error is that of the first such
+    /// token.
     pub fn check_tokens(&self, tokens: &[Arc<Presented>], now: SystemTime) -> Result<(), AccessRefusal> {
         if tokens.len() > MAX_TOKENS {
             return Err(AccessRefusal::Many);
@@ -249,7 +250,7 @@ impl AccessPolicy {
     /// Decides whether `peer` with `tokens` may have a session, and whether it has already shown a right to anything.
     ///
     /// # Errors
-    /// The peer could never do anything in the session, or the tokens that it relies on are not valid.
+    /// Fails if the peer could never do anything in the session, or if the tokens that it relies on are not valid.
     pub fn decide_session(
         &self,
         peer: &SessionPeer,
@@ -284,7 +285,7 @@ impl AccessPolicy {
     /// Decides whether `peer` with `tokens` may do `action` on `resource`.
     ///
     /// # Errors
-    /// No rule, token or certificate allows the action.
+    /// Fails if no rule, token or certificate allows the action.
     pub fn decide(
         &self,
         peer: &SessionPeer,
@@ -312,7 +313,7 @@ impl AccessPolicy {
                 Err(refused) => refusal = refused,
             }
         }
-        // A certificate's name identifies a peer better than an address, so such rules come first.
+        // A certificate's name identifies a peer better than an address, so rules for certificates are preferred.
         let mut found: Vec<_> = principals.iter().filter_map(|one| self.is(one, peer, now)).collect();
         found.sort_by_key(Option::is_none);
         found.into_iter().next().map(|name| self.connection_basis(peer, name)).ok_or(refusal)

@@ -51,8 +51,8 @@ fn plain(bytes: &[u8]) -> Option<&'static str> {
     forms.into_iter().find_map(|(name, is_it)| is_it.then_some(name))
 }
 
-/// Reports whether text is an object or array in JSON. It must parse, or have the name of a key's field, since a random
-/// secret may begin with a bracket.
+/// Reports whether text is an object or array in JSON. It must parse, or contain `"kty"` or `"keys"`, names of fields
+/// in JSON Web Keys, since a random secret may begin with a bracket.
 fn is_json(text: &[u8]) -> bool {
     let parses = || serde_json::from_slice::<serde::de::IgnoredAny>(text).is_ok();
     matches!(text.first(), Some(b'{' | b'['))
@@ -64,7 +64,8 @@ fn is_ssh_line(text: &[u8]) -> bool {
     contains(text, b" AAAA") && (contains(text, b"ssh-") || contains(text, b"ecdsa-sha2-"))
 }
 
-/// Reports whether bytes begin like a key of RFC 4253, section 6.6: with the length of its type's name, and the name.
+/// Reports whether bytes begin like an SSH public key (RFC 4253, section 6.6): with the length of its type's name, and
+/// the name.
 fn is_ssh(bytes: &[u8]) -> bool {
     let Some((len, rest)) = bytes.split_first_chunk() else { return false };
     let name = rest.get(..u32::from_be_bytes(*len) as usize).unwrap_or_default();

@@ -32,7 +32,7 @@ const MAX_BAD_TOKENS: u32 = 16;
 /// Longest sleep before the wall clock is read again, since an operator or NTP may set the clock meanwhile.
 const LONGEST_TIMER: Duration = Duration::from_secs(3600);
 
-/// One session as the authoriser sees it: its peer, its tokens, and its budgets.
+/// The state by which access is decided for one session: its peer, its tokens, and its budgets.
 pub struct SessionSubject {
     access: Arc<Access>,
     peer: SessionPeer,
@@ -110,8 +110,8 @@ enum AskedRight {
 }
 
 impl SessionSubject {
-    /// Makes the subject of a session, with the tokens of its URL and SETUP. A trusted peer, such as the upstream
-    /// relay, needs no right, and its requests count against no client's budget.
+    /// Makes the state by which access is decided for a session. `tokens` are those of its URL and SETUP. A trusted
+    /// peer, such as the upstream relay, needs no right, and its requests count against no client's budget.
     pub fn new(
         access: &Arc<Access>,
         peer: SessionPeer,
@@ -135,10 +135,10 @@ impl SessionSubject {
         })
     }
 
-    /// Returns the session's right to exist.
+    /// Returns the right of the session to stay open.
     ///
     /// # Errors
-    /// The session has no such right.
+    /// Fails if the session has no such right.
     pub fn admit(self: &Arc<Self>) -> Result<Arc<Rights>, AccessRefusal> {
         let rights = Rights::new(self, Bearer::new(Vec::new()), AskedRight::Session);
         let policy = self.access.policy();
@@ -156,7 +156,7 @@ impl SessionSubject {
     /// the budgets.
     ///
     /// # Errors
-    /// A budget for requests or tracks is used up, or a token is not valid.
+    /// Fails if a budget for requests or tracks is used up, or if a token is not valid.
     pub fn request(
         self: &Arc<Self>,
         tokens: Vec<Credential>,
@@ -178,8 +178,8 @@ impl SessionSubject {
         Ok((Rights::new(self, Bearer::new(tokens), AskedRight::Nothing), place))
     }
 
-    /// Checks the tokens of a request. Such a check is costly, so a session that sends bad tokens too often is refused
-    /// for good.
+    /// Checks the tokens of a request. Such a check is costly, so if a session sends bad tokens too often, the error is
+    /// [`AccessRefusal::Hopeless`], which closes the session.
     fn check_tokens(&self, policy: &AccessPolicy, tokens: &[Arc<Presented>]) -> Result<(), AccessRefusal> {
         let checked = self.counted(policy.check_tokens(tokens, SystemTime::now()));
         match checked {
@@ -241,7 +241,7 @@ impl SessionSubject {
     /// Returns the time until which the session certainly has a right, or `None` if the right does not end by itself.
     ///
     /// # Errors
-    /// The session has no right now.
+    /// Fails if the session has no right now.
     fn standing(&self) -> Result<Option<SystemTime>, AccessRefusal> {
         if self.trusted {
             return Ok(None);
@@ -281,8 +281,8 @@ impl SessionSubject {
         });
     }
 
-    /// Decides whether `asked` is allowed by the given tokens, by the tokens of the session, or by the peer's address
-    /// or certificate.
+    /// Decides whether `asked` (the session, or an action on a resource) is allowed by the given tokens, by the tokens
+    /// of the session, or by the peer's address or certificate.
     fn decide(
         &self,
         policy: &AccessPolicy,
@@ -345,7 +345,7 @@ impl Rights {
     /// Asks for the right to `action` on `resource`. A request calls this once.
     ///
     /// # Errors
-    /// The action is not allowed, or the request has asked before.
+    /// Fails if the action is not allowed, or if this was called for the request before.
     pub fn ask(&self, action: Action, resource: Resource) -> Result<(), AccessRefusal> {
         let asked = AskedRight::Action(action, resource);
         if !matches!(*self.asked.lock(), AskedRight::Nothing) {
@@ -359,13 +359,14 @@ impl Rights {
     /// Changes the resource of the right, for a request that changes to another namespace or track.
     ///
     /// # Errors
-    /// The action is not allowed on the new resource. The right to the previous resource stays.
+    /// Fails if the action is not allowed on the new resource. The right to the previous resource stays.
     pub fn move_to(&self, resource: Resource) -> Result<(), AccessRefusal> {
         let AskedRight::Action(action, _) = *self.asked.lock() else { return Err(AccessRefusal::NotAllowed) };
         self.settle(AskedRight::Action(action, resource))
     }
 
-    /// Decides on `asked`, and stores it for [`Self::ended`] only if it is allowed.
+    /// Decides whether `asked` (the session, or an action on a resource) is allowed, and stores it for [`Self::ended`]
+    /// only if it is allowed.
     fn settle(&self, asked: AskedRight) -> Result<(), AccessRefusal> {
         let policy = self.subject.access.policy();
         let tokens = self.bearer.all();
@@ -388,7 +389,7 @@ impl Rights {
     /// right, and so do those that later updates bring.
     ///
     /// # Errors
-    /// The action is not allowed.
+    /// Fails if the action is not allowed.
     pub fn derive(&self, action: Action, resource: Resource) -> Result<Arc<Self>, AccessRefusal> {
         let derived = Self::new(&self.subject, self.bearer.derive(), AskedRight::Nothing);
         derived.ask(action, resource)?;
@@ -398,7 +399,7 @@ impl Rights {
     /// Adds the tokens of a REQUEST_UPDATE.
     ///
     /// # Errors
-    /// A token is not valid, or the request may not be updated.
+    /// Fails if a token is not valid, or if the request may not be updated.
     pub fn update(&self, tokens: Vec<Credential>) -> Result<(), AccessRefusal> {
         let mut tokens: Vec<_> = tokens.into_iter().map(Presented::new).collect();
         let policy = self.subject.access.policy();

@@ -36,7 +36,7 @@ pub struct ClientCertificate {
 pub struct CertificateName {
     /// The field of the certificate that has the name.
     pub kind: NameKind,
-    /// The name.
+    /// The name itself, without its kind.
     pub text: String,
 }
 
@@ -200,7 +200,7 @@ impl NameKind {
 }
 
 impl CertificateName {
-    /// Makes a name of this kind.
+    /// Makes a certificate name of this kind (host, URI, mail address or common name).
     pub fn new(kind: NameKind, text: impl Into<String>) -> Self {
         Self { kind, text: text.into() }
     }

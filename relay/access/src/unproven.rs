@@ -57,7 +57,8 @@ struct UnprovenSession {
     displaced: Arc<Displaced>,
 }
 
-/// A notification to a session that it was displaced, and must close.
+/// A notification to a session without a right that a newer session has taken its place in the table, so that the
+/// session must close.
 #[derive(Debug, Default)]
 struct Displaced {
     why: OnceLock<AccessRefusal>,
@@ -93,7 +94,7 @@ impl Unproven {
     /// Adds a session from this address to the table. If the table or a network is full, another session is displaced.
     pub fn enter(self: &Arc<Self>, address: IpAddr) -> UnprovenPlace {
         let mut waiting = self.waiting.lock();
-        // Each round removes one session of the full network, so the loop ends.
+        // Each iteration removes one session of the full network, so the loop ends.
         while let Err(full) = waiting.places.enter(address) {
             waiting.make_room(full);
         }

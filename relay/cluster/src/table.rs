@@ -58,7 +58,8 @@ pub struct NamespaceRoute {
     pub key: AnnouncementKey,
     /// The hops of the route, the publisher's first.
     pub path: HopPath,
-    /// The cost, including that of the link to the sender. It is 0 for publishers of this relay.
+    /// The cost of receiving by this route, including that of the link to the session's peer. It is 0 if the publisher
+    /// has its session with this relay.
     pub cost: u64,
     /// True if the publisher has its session with this relay.
     pub is_local: bool,
@@ -95,14 +96,14 @@ pub enum AnnouncementRefusal {
     TooMany,
 }
 
-/// The decision about where a track is received from.
+/// The decision about the session from which a track is received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextSource {
-    /// The track stays at its session.
+    /// The relay keeps receiving the track from its present session.
     Stay,
     /// The relay should subscribe to the track at this session, and unsubscribe at the present sessions.
     Move(ClusterLink),
-    /// The track stays at its session for now, and the decision is due again at this time.
+    /// The relay keeps receiving the track from its present session for now, and decides again at this time.
     Later(Instant),
     /// There is no route to the track any more.
     Lost,
@@ -175,8 +176,8 @@ impl RouteTable {
         Ok(())
     }
 
-    /// Adds a publisher that has its session with this relay. `path` is the publisher's own path, if it speaks the
-    /// extension.
+    /// Adds a publisher that has its session with this relay. `path` is the publisher's own path, if it supports the
+    /// cluster extension.
     pub fn publish(
         &mut self,
         key: AnnouncementKey,
@@ -396,7 +397,7 @@ impl RouteTable {
         let best = self.find_by(namespace, |prefix, route| self.merit(prefix, route));
         let current = from.iter().flat_map(|link| self.of_link(namespace, *link));
         let Some(current) = current.min_by_key(|route| self.rank(namespace, route)) else {
-            // The present route was withdrawn. A route through a relay that just disappeared is used only after a while.
+            // The present route was withdrawn. A route through a relay that just disappeared is used only after a wait.
             return match best.map(|best| (best.key.link, self.ghost(best).map(|at| at + HUNT))) {
                 Some((_, Some(until))) if now < until => NextSource::Later(until),
                 Some((link, _)) => NextSource::Move(link),
@@ -405,7 +406,7 @@ impl RouteTable {
         };
         let Some(best) = best.filter(|best| !from.contains(&best.key.link)) else { return NextSource::Stay };
         let is_suspect = |route: &NamespaceRoute| self.suspects.contains(&route.key.link);
-        // A suspect session is left at once, but not for another suspect.
+        // If the peer of the track's session does not answer, the track moves at once, but not to another such session.
         if is_suspect(current) {
             return if is_suspect(best) { NextSource::Stay } else { NextSource::Move(best.key.link) };
         }

@@ -78,7 +78,7 @@ pub struct Config {
     pub queue: QueueConfig,
     /// Whether subscribers get the rendition that fits the capacity of their path.
     pub adaptive: AdaptiveMode,
-    /// Whether subscribers may name alternates themselves.
+    /// Whether subscribers may name the alternate tracks of which they get the one that fits their path.
     pub switching_sets: bool,
     /// Limit of the media that the relay caches over all tracks, in bytes.
     pub cache_bytes: u64,
@@ -328,7 +328,7 @@ settings! {
     /// [default: 64]
     #[arg(long, value_name = "N")]
     kernel_copies_per_run: u32,
-    /// Limit of runs of the kernel engine's BPF program for one packet; userspace sends the remaining copies [default: 64]
+    /// Limit of runs of the kernel engine's BPF program for one packet; userspace sends the other copies [default: 64]
     #[arg(long, value_name = "N")]
     kernel_runs: u32,
     /// File with the relay's certificate chain, PEM; read again when it changes and on SIGHUP
@@ -544,8 +544,8 @@ impl Config {
         if let Some(addr) = self.access.exposed(listen) {
             return Err(Exposed(addr));
         }
-        // Delays are written for one drop-policy, which only a restart can change. If the reload names another policy,
-        // the old delays stay.
+        // The `[[delay]]` tables are written for one drop-policy, which only a restart can change. If the reloaded
+        // settings name another policy, the previous delays stay.
         let delays = if self.queue.policy == queue.policy { self.queue.delays } else { queue.delays.clone() };
         let queue = QueueConfig { delays, ..queue.clone() };
         Ok(Self { listen: listen.clone(), max_sessions: *max_sessions, queue, ..self })

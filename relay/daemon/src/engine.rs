@@ -10,9 +10,10 @@ use super::config::{Config, EngineChoice};
 
 const CONFIGURED: &str = "as configured";
 
-/// The running engine.
+/// The engine that the relay uses to send packets, and the kernel engine, if one is loaded.
 pub struct ChosenEngine {
-    /// The kernel engine, if it was loaded at start-up. It forwards packets while it has interfaces.
+    /// The kernel engine, if it was loaded at start-up. It forwards packets while its BPF program is attached to an
+    /// interface.
     kernel: Option<Arc<RelayKernel>>,
     pub engine: Arc<RelayEngine>,
 }

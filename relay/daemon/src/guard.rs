@@ -324,7 +324,7 @@ impl GuardState {
         Ok(())
     }
 
-    /// Attaches to the interfaces in `names`. Returns the errors of those that cannot be guarded.
+    /// Attaches the gate to the interfaces in `names`. Returns the errors of those that cannot be guarded.
     fn try_guard(
         &mut self,
         config: &Config,

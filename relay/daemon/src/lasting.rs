@@ -26,7 +26,7 @@ pub fn read(config: &Config) -> anyhow::Result<Option<LastingSecret>> {
     let Some(path) = &config.reset_key_file else { return derive_from_private_key(&config.identity) };
     match TokenFile::At(path.clone()).read() {
         Ok(token) => Ok(token.map(|token| LastingSecret::new(token.text().as_bytes(), b"file"))),
-        // The relay creates the file when it starts.
+        // The file with the secret does not exist yet. The relay creates it when it starts.
         Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).context("reset-key-file"),
     }

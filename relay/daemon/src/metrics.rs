@@ -20,14 +20,14 @@ use super::status::{
     EngineStatus, GateStatusReport, Keystreams, RelaySessionStatus, RelayTotals, SentStatus, Status,
 };
 
-/// Returns the text of one scrape.
+/// Returns the text of one response to `/metrics`.
 pub fn encode(status: Status) -> Result<String, fmt::Error> {
     let gate = (!status.gate.scopes.is_empty()).then(|| metrics::group(gate_of(&status)));
     let relay = ("millrace_relay", Box::new(RelaySnapshot(status)) as Box<dyn Collector>);
     openmetrics::encode_all([relay].into_iter().chain(gate).collect())
 }
 
-/// Returns the status of the relay's gate in the form of a separate gate's status.
+/// Returns the status of the relay's own gate in the form in which a gate outside the relay reports its status.
 fn gate_of(status: &Status) -> gate_status::Status {
     let GateStatusReport { interfaces, scopes, events, tables, .. } = status.gate.clone();
     gate_status::Status {

@@ -38,7 +38,7 @@ const UNSEEN: &str = "not seen";
 
 type Counts = BTreeMap<String, u64>;
 
-/// Outcomes of packets that are no reason why userspace sent media, or that only follow from another reason.
+/// Outcomes of packets that do not explain why userspace sent media, or that only follow from another outcome.
 const HARMLESS: &[&str] = &[
     "forwarded",
     "continued",
@@ -54,7 +54,7 @@ const HARMLESS: &[&str] = &[
     "replayed",
     "not_authentic",
 ];
-/// Outcomes of frames, new streams and copies that are no reason why userspace sent media.
+/// Outcomes of frames, new streams and copies that do not explain why userspace sent media.
 const HARMLESS_BEHIND: &[&str] = &["good", "bound", "preamble", "sent", "before", "gone", "unopened"];
 
 /// Returns an operator's remedy for a reason, which is an outcome that the kernel counts or another reason. Empty if
@@ -115,9 +115,9 @@ fn worst<'a>(now: &'a Counts, before: Option<&Counts>, harmless: &[&str]) -> Opt
 /// A sample of the relay's media counters.
 #[derive(Default)]
 struct ShareMoment {
-    /// Bytes sent by the kernel, bytes sent by userspace, and outcomes of copies, by session.
+    /// For each session: bytes sent by the kernel, bytes sent by userspace, and counts of copies by outcome.
     sessions: HashMap<u64, (u64, u64, Counts)>,
-    /// Outcomes of publishers' packets, frames and streams.
+    /// Counts of publishers' packets, frames and new streams, by outcome.
     upstream: [Counts; 3],
 }
 
@@ -175,8 +175,8 @@ impl ShareMeter {
     /// most of the media, and for which the kernel sends it again.
     pub fn take(&self, engine: &EngineStatus, sessions: &[RelaySessionStatus], routes: &mut InterfaceRoutes) {
         let name_of = |ip: IpAddr| match &engine.interfaces[..] {
-            // If only one interface has the BPF program, its name is used: with a bridge or a bond, the route to the
-            // peer names another interface.
+            // If only one interface has the BPF program, the share is reported for this interface: with a bridge or a
+            // bond, the route to the peer names another interface.
             [one] => Some(one.name.clone()),
             _ => routes.interface_to(ip),
         };
@@ -260,8 +260,8 @@ impl ReportedShares {
         }
     }
 
-    /// Logs which interfaces have changed between kernel and userspace. Sessions are logged only while no whole
-    /// interface depends on userspace.
+    /// Logs for which interfaces most of the media is now sent by userspace, or by the kernel again. Sessions are
+    /// logged only while no whole interface depends on userspace.
     fn log(&mut self) {
         let Self { shares: MediaShares { interfaces, sessions }, off, .. } = self;
         off.retain(|subject| match subject {

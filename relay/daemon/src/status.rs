@@ -88,20 +88,20 @@ pub struct MediaShare {
     /// UDP payload bytes sent by the kernel and by userspace.
     pub bytes: u64,
     pub by_kernel: u64,
-    /// Main reason why userspace sent the rest: an outcome that the kernel counts, or why the kernel engine has no
-    /// record of the session. Empty if the kernel sent everything.
+    /// Main reason why userspace sent the rest of the media: an outcome that the kernel counts, or why the kernel
+    /// engine has no record of the session. Empty if the kernel sent all media.
     pub reason: String,
     /// Command or setting that lets the kernel send more of the media; empty if there is none.
     pub remedy: String,
 }
 
 impl MediaShare {
-    /// Returns the kernel's share, 0 to 1.
+    /// Returns the kernel's share of the sent media, from 0 to 1.
     pub fn ratio(&self) -> f64 {
         self.by_kernel as f64 / self.bytes.max(1) as f64
     }
 
-    /// Returns the kernel's share in percent, rounded down.
+    /// Returns the kernel's share of the sent media in percent, rounded down.
     pub fn percent(&self) -> u64 {
         self.by_kernel.saturating_mul(100) / self.bytes.max(1)
     }

@@ -306,7 +306,8 @@ fn share_row(session: u64, share: &MediaShare) -> Vec<String> {
     vec![session.to_string(), share.percent().to_string(), share.reason.clone(), share.remedy.clone()]
 }
 
-/// Describes the share that the kernel sent in the last ten seconds, and the reason why userspace sent the other bytes.
+/// Describes the share of the media that the kernel sent in the last ten seconds, and the reason why userspace sent the
+/// other bytes.
 pub fn lately(share: &MediaShare) -> String {
     let part = format!("{} % of {} by kernel", share.percent(), bytes(share.bytes));
     match (share.reason.as_str(), share.remedy.as_str()) {

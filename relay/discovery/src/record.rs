@@ -9,7 +9,7 @@ pub const MAX_RELAYS: usize = 1000;
 const MAX_RECORD: usize = 4096;
 const MAX_REGION: usize = 64;
 
-/// A relay that a store names.
+/// A relay of the cluster, as a discovery store lists it.
 ///
 /// ```
 /// use millrace_relay_discovery::RelayRecord;
@@ -82,7 +82,7 @@ pub enum RelayUrlError {
 /// Checks that a URL can lead to a relay, and contains no secret.
 ///
 /// # Errors
-/// See [`RelayUrlError`].
+/// Fails for the reasons that [`RelayUrlError`] lists.
 pub fn check_url(url: &Url) -> Result<(), RelayUrlError> {
     if !matches!(url.scheme(), "moqt" | "https") {
         return Err(RelayUrlError::Scheme(url.clone()));
@@ -101,7 +101,7 @@ impl RelayRecord {
     /// Reads a record.
     ///
     /// # Errors
-    /// It is too long, no JSON of a relay, or its URL leads to none.
+    /// Fails if the record is too long, is not the JSON of a relay, or has a URL that leads to no relay.
     pub fn from_json(json: &[u8]) -> Result<Self, RecordError> {
         if json.len() > MAX_RECORD {
             return Err(RecordError::TooLong(json.len()));
@@ -113,7 +113,7 @@ impl RelayRecord {
     /// Returns the record of a relay from its URL alone.
     ///
     /// # Errors
-    /// The URL leads to no relay.
+    /// Fails if the URL leads to no relay.
     pub fn from_url(url: Url) -> Result<Self, RecordError> {
         Self { url, region: None, run: 0, draining: false }.checked()
     }

@@ -46,7 +46,8 @@ impl Computer {
             .name("keystreams".to_owned())
             .spawn(move || work(&weak))
             .map_err(Error::Thread)?;
-        let _ = kernel.computer.0.set(thread.thread().clone()); // The computer's thread is started only once, so the cell is empty.
+        // The keystream thread is started only once, so its cell is empty.
+        let _ = kernel.computer.0.set(thread.thread().clone());
         Ok(())
     }
 }

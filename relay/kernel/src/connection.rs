@@ -20,7 +20,7 @@ use super::{
     Claimant, RelayKernel, deferred::Deferred, keystream::KeystreamAhead, queue::ConnectionCommands,
 };
 
-/// A connection's claim to a record in the kernel's tables.
+/// A connection's claim to a record in the kernel's tables, with which the kernel forwards the connection's media.
 pub(super) struct Claimed {
     kernel: Arc<RelayKernel>,
     number: u64,
@@ -77,9 +77,10 @@ pub(super) struct KernelConnection {
     pub downstream: bpf::DownstreamRecord,
     /// The record for received media. It is set when the first stream of the peer may be forwarded.
     pub upstream: OnceLock<bpf::UpstreamRecord>,
-    // This field is dropped after the upstream and the downstream record: the grant is free only when both are gone.
+    // The grant of the kernel record. It is dropped after the records for received and for sent media, so that the
+    // engine grants the record again only when both are gone.
     _granted: Granted,
-    /// The deferred socket of the connection's endpoint, if it has one.
+    /// The endpoint's socket for packets that need not wake this process, if the endpoint has one.
     pub deferred: Option<Arc<Deferred>>,
     pub seal: KeystreamAhead,
     pub open: KeystreamAhead,

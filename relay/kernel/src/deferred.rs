@@ -1,6 +1,7 @@
 //! Sockets for packets that need not wake this process, because the kernel has forwarded all of their content. While
-//! the process sleeps, the kernel steers such packets to the deferred socket, which wakes nobody. Once it is woken, by
-//! the ticker or by another packet, it reads that socket first, so that packets stay in order.
+//! the process sleeps, the kernel steers such packets to the deferred socket, which wakes nobody. Once the process is
+//! woken, by the ticker (a periodic timer) or by another packet, it reads the deferred socket first, so that packets
+//! stay in order.
 
 use std::{
     net::UdpSocket,
@@ -32,7 +33,8 @@ pub(super) struct Deferred {
 }
 
 impl Deferred {
-    /// Makes the deferred socket of an endpoint. `ticker` is the function that resumes the ticker.
+    /// Makes the deferred socket of an endpoint. `ticker` resumes the timer that periodically wakes the socket's
+    /// reader.
     pub fn new(handle: DeferredSocket, socket: UdpSocket, ticker: Box<dyn Fn() + Send + Sync>) -> Self {
         Self {
             handle,

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use super::connection::KernelConnection;
 
-/// A slot of a connection: a stream of the peer, or a track's datagrams.
+/// A stream of the peer, or a track's datagrams, that the kernel forwards to subscribers.
 pub(super) struct KernelIngress {
     // This field is dropped before `connection`: the slot is an entry of that connection's kernel record.
     pub slot: Mutex<SlotRecord>,
@@ -24,7 +24,7 @@ pub(super) struct KernelIngress {
     serial: u64,
     /// The connections on which a stream may be opened for this ingress, each with the tag of its subscription.
     pub prepared: Mutex<Vec<(Weak<KernelConnection>, u64)>>,
-    /// How many of the subscriptions in `prepared` have not adopted their stream of this ingress yet (`on_adopted`).
+    /// Number of subscriptions in `prepared` whose stream the data plane has not adopted yet (`on_adopted`).
     pub unknown: AtomicUsize,
     connection: Arc<KernelConnection>,
     _held: Arc<dyn Any + Send + Sync>,
@@ -58,7 +58,7 @@ impl Drop for KernelIngress {
     }
 }
 
-/// One subscriber's copy of a slot.
+/// One subscriber's copy of a forwarded stream, or of a track's datagrams.
 pub(super) struct KernelEgress {
     ingress: Weak<KernelIngress>,
     key: EgressKey,
@@ -69,7 +69,8 @@ pub(super) struct KernelEgress {
 }
 
 impl KernelEgress {
-    /// Wraps an egress that was added to the slot of an ingress. If the egress could not be added, returns the reason.
+    /// Wraps an egress (one subscriber's copy) that was added for an ingress. If the egress could not be added, returns
+    /// the reason.
     pub fn delegation(
         to: Arc<KernelConnection>,
         ingress: &Arc<KernelIngress>,

@@ -44,7 +44,7 @@ impl KeystreamAhead {
         self.keys.lock().by_parity[usize::from(generation & 1)] = key;
     }
 
-    /// Sets the generation in use.
+    /// Sets the key generation in use.
     pub fn set_generation(&self, generation: u16) {
         self.keys.lock().generation = generation;
     }
@@ -69,8 +69,8 @@ impl KeystreamAhead {
         self.streams.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Adjusts the ring to the demand. `number` is the next packet number. `refill` is called with the wanted length,
-    /// and fills the ring.
+    /// Adjusts the length of the keystream ring to the number of packets that were sent recently. `number` is the next
+    /// packet number. `refill` is called with the wanted length, and fills the ring.
     pub fn keep(&self, number: u64, refill: impl FnOnce(u32) -> Refill) -> KeystreamPass {
         if !self.kept.load(Ordering::SeqCst) {
             return KeystreamPass::default();
@@ -92,7 +92,7 @@ impl KeystreamAhead {
     }
 }
 
-/// The result of one pass over the rings of a connection.
+/// The result of one pass over the keystream rings of a connection.
 #[derive(Clone, Copy, Default)]
 pub(super) struct KeystreamPass {
     /// True if the keystream thread has to visit the connection again, to keep a keystream ring filled.
@@ -112,7 +112,8 @@ impl KeystreamPass {
 struct Demand {
     /// The next packet number, as it was at the last tick.
     number: Option<u64>,
-    /// The most packets that were sent within one tick, times `UNIT`. The value decays by half in about 2 seconds.
+    /// The most packets that were sent within one tick, as a fixed-point number in units of 1/`UNIT` packet. The value
+    /// decays by half in about 2 seconds.
     peak: u64,
     /// The present length of the ring, in keystreams.
     len: u32,

@@ -83,7 +83,7 @@ use self::{
     worker::SetInterfaces,
 };
 
-/// The receive buffer of a deferred socket, in bytes.
+/// The size of a deferred socket's receive buffer, in bytes.
 const DEFERRED_BUFFER: usize = 4 << 20;
 
 /// The most bytes of a deferred socket's receive buffer that one packet takes: the network card's buffer, and the
@@ -149,7 +149,7 @@ pub struct KernelLimits {
     pub tracks: u32,
     /// The most copies of a received packet that one run of the program makes.
     pub copies_per_run: u32,
-    /// The most runs of the program for one received packet.
+    /// The most runs of the BPF program for one received packet.
     pub runs: u32,
 }
 
@@ -166,22 +166,22 @@ impl Default for KernelLimits {
     }
 }
 
-/// The cipher suites that the BPF program supports.
+/// The TLS cipher suites that the BPF program supports.
 const SUITES: &[KeySuite] = &[KeySuite::ChaCha20Poly1305, KeySuite::Aes128Gcm];
 
-/// A connection that may get a record in the kernel.
+/// A connection that may get a kernel record: an entry in the BPF program's table of connections.
 #[derive(Clone)]
 struct Claimant {
     owner: Weak<dyn OffloadOwner>,
-    /// The deferred socket of its endpoint, if it has one.
+    /// The deferred socket of the connection's endpoint, if the endpoint has one.
     deferred: Option<Arc<Deferred>>,
 }
 
-/// The kernel engine. Its program is attached until it is dropped.
+/// The kernel engine. Its BPF program is attached until the engine is dropped.
 pub struct RelayKernel {
     relay: bpf::RelayProgram,
     interfaces: ForwardingInterfaces,
-    /// The connections, by the index of their downstream record.
+    /// The connections with a kernel record, by the index of their downstream record.
     connections: RwLock<Vec<Weak<KernelConnection>>>,
     clock: MonotonicClock,
     commands: Arc<CommandQueue<KernelConnection, SetInterfaces>>,
@@ -336,7 +336,7 @@ impl RelayKernel {
         if connections.len() <= index {
             connections.resize_with(index + 1, Weak::new);
         }
-        // An earlier connection with this index is gone by now, so its reference is dead.
+        // The map may still have a weak reference to an earlier connection with this index, which is gone by now.
         connections[index] = Arc::downgrade(&connection);
         Ok(connection)
     }
@@ -372,12 +372,14 @@ impl RelayKernel {
         sockets.iter().filter_map(Weak::upgrade).filter_map(|deferred| deferred.tick()).max()
     }
 
-    /// Makes every packet wake this process, and the next one resume the ticker.
+    /// Stops deferring packets, so that every packet wakes this process. The next packet resumes the engine's ticker
+    /// task.
     fn rest(&self) {
         self.deferred.read().iter().filter_map(Weak::upgrade).for_each(|deferred| deferred.rest());
     }
 
-    /// Reads all registrations of sent packets from the ring, and puts them into the inboxes of their connections.
+    /// Reads all registrations of sent packets from the program's ring buffer. Puts each into the inbox of the
+    /// connection on which the packet was sent.
     fn sort(&self) {
         let connections = self.connections.read();
         self.relay.drain(|forwarded| {
@@ -389,7 +391,7 @@ impl RelayKernel {
         });
     }
 
-    /// Makes the engine's thread wait for program runs, so that retired entries can be reused.
+    /// Makes the engine's thread wait until the present program runs have ended, so that retired entries can be reused.
     fn settle(&self) {
         self.commands.wake();
     }
@@ -401,8 +403,8 @@ impl RelayKernel {
         }
     }
 
-    /// Informs each subscriber's connection in `prepared` that the ingress is gone for which a stream was prepared or
-    /// opened on this connection.
+    /// Informs the subscribers' connections in `prepared` that a publisher's ingress is gone. On each of these
+    /// connections, a stream with the given tag was prepared or opened for that ingress.
     fn forget_prepared(&self, prepared: Vec<(Weak<KernelConnection>, u64)>) {
         let owners = prepared.into_iter().filter_map(|(connection, tag)| Some((connection.upgrade()?, tag)));
         owners.for_each(|(connection, tag)| self.commands.remove_connection(connection, tag));
@@ -420,7 +422,8 @@ impl RelayKernel {
         listed.retain(|connection| connection.waiting.load(Ordering::SeqCst));
         for connection in &listed {
             connection.owner().into_iter().for_each(|owner| owner.on_sent(now));
-            // A connection's owner that was busy has left entries in the inbox. It is informed again at the next tick.
+            // The connection's owner was busy and has left registrations of sent packets in the inbox. The next tick
+            // informs the owner again.
             if connection.waiting.load(Ordering::SeqCst) {
                 self.waiting.add(connection, &connection.is_listed);
             }
@@ -450,7 +453,7 @@ impl offload::OffloadEngine for RelayKernel {
     }
 
     fn status(&self) -> Status {
-        // If the counters cannot be read, the status shows none instead of zeroes.
+        // If the counters cannot be read, the status shows no counters instead of zeroes.
         let counters = self.relay.counters().ok();
         let counters = counters.as_ref();
         Status {

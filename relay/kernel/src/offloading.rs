@@ -36,7 +36,7 @@ impl Offload for KernelConnection {
 
     fn release(self: Arc<Self>) {
         self.is_released.store(true, Ordering::Relaxed);
-        // The record becomes free once no run of the program can use it any more.
+        // The connection's kernel record becomes free once no run of the program can use it any more.
         let kernel = Arc::clone(&self.kernel);
         kernel.commands.release(self);
     }

@@ -74,9 +74,9 @@ const LOOPBACK: i32 = 1;
 pub struct Forwarded {
     /// The connection on which the packet was sent.
     pub downstream: DownstreamId,
-    /// The tag of the egress ([`EgressRecord::tag`]).
+    /// The tag of the egress for which the packet was sent ([`EgressRecord::tag`]).
     pub tag: u64,
-    /// The packet number.
+    /// The packet number of the sent packet.
     pub number: u64,
     /// The key generation that the packet was encrypted with.
     pub generation: u16,

@@ -62,9 +62,9 @@ pub(super) struct ConnectionCommands(Mutex<PendingCommands>);
 struct PendingCommands {
     is_queued: bool,
     path: Option<Box<OffloadPath>>,
-    /// Send keys with their generation, by parity of the generation.
+    /// Send keys that wait to be installed, with their key generation, by parity of the generation.
     keys: [Option<(u16, Box<QuicKeys>)>; 2],
-    /// Receive keys with their generation, by parity of the generation.
+    /// Receive keys that wait to be installed, with their key generation, by parity of the generation.
     open_keys: [Option<(u16, Box<QuicKeys>)>; 2],
     /// Connection IDs that the peer has begun to use (`true`) or does not use any more (`false`). The protocol bounds
     /// their number.
@@ -92,13 +92,13 @@ struct WaitingCommands<C, O> {
     is_closed: bool,
 }
 
-/// Commands that are carried out together.
+/// A batch of commands that the engine's thread carries out together.
 pub(super) struct CommandBatch<C, O> {
     pub orders: Vec<O>,
     connections: Vec<(Arc<C>, PendingCommands)>,
 }
 
-/// The receiving end of a queue. Dropping it closes the queue.
+/// The engine thread's handle, which takes commands from the queue. Dropping it closes the queue.
 pub(super) struct Taker<C, O>(Arc<CommandQueue<C, O>>);
 
 impl<C, O> CommandQueue<C, O> {
@@ -141,7 +141,7 @@ impl<C, O> CommandQueue<C, O> {
     }
 
     pub fn close(&self) {
-        // The commands are dropped without the lock, because their destructors may use the queue.
+        // The lock is released before the commands are dropped, because their destructors may use the queue.
         let (orders, connections);
         {
             let mut waiting = self.waiting.lock();
@@ -184,7 +184,7 @@ impl<C: CommandSubject, O> CommandQueue<C, O> {
         self.put(connection, |pending| {
             let known = pending.ids.iter().position(|(known, _)| *known == id);
             match known.map(|at| pending.ids.remove(at)) {
-                // The ID was added and removed before the program got it, so both commands cancel out.
+                // The connection ID was added and removed before the program got it, so both commands cancel out.
                 Some((_, true)) if !is_used => {}
                 _ => pending.ids.push((id, is_used)),
             }
@@ -223,7 +223,8 @@ impl<C: CommandSubject, O> CommandQueue<C, O> {
         };
         self.commands.fetch_add(1, Ordering::Relaxed);
         self.coalesced.fetch_add(has_replaced.into(), Ordering::Relaxed);
-        // The flag is cleared when the commands are taken, so a connection is in the queue once at most.
+        // `is_queued` is cleared when the connection's commands are taken, so a connection is in the queue once at
+        // most.
         if !was_queued {
             self.change(|waiting| waiting.connections.push(connection));
         }
@@ -286,7 +287,7 @@ impl<C: CommandSubject, O> CommandBatch<C, O> {
     }
 }
 
-/// Runs a part of the engine thread's work. The thread continues if it panics.
+/// Runs a part of the engine thread's work. The thread continues if this part panics.
 pub(super) fn guarded(work: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(work)).is_err() {
         error!(

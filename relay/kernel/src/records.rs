@@ -26,7 +26,7 @@ pub(super) struct RecordClaims<T>(Mutex<RecordsState<T>>);
 
 struct RecordsState<T> {
     most: usize,
-    /// Number of records that exist or are about to be made.
+    /// Number of kernel records that exist or are about to be made.
     made: usize,
     next: u64,
     claims: HashMap<u64, RecordClaim<T>>,
@@ -53,16 +53,16 @@ struct RecordClaim<T> {
 enum Holds {
     Nothing,
     Record,
-    /// The connection has been asked to return its record.
+    /// The connection has been asked to return its kernel record.
     Recalled,
 }
 
 /// A decision that the engine's thread carries out.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RecordDecision<T> {
-    /// Make a record for the claim with this number.
+    /// Make a kernel record for the claim with this number.
     Grant(u64, T),
-    /// Ask the connection to return its record.
+    /// Ask the connection of the claim to return its kernel record.
     Recall(T),
 }
 
@@ -149,7 +149,7 @@ impl<T: Clone> RecordClaims<T> {
         }
     }
 
-    /// Returns how many connections wait for a record.
+    /// Returns how many connections wait for a kernel record.
     pub fn waiting(&self) -> usize {
         self.0.lock().waiting.len()
     }

@@ -28,7 +28,7 @@ const FAST: u64 = 8;
 /// The ticker rests after this time without any packet. Packets are not deferred then.
 const REST: Duration = Duration::from_millis(200);
 
-/// The interval of ticks while the ticker rests.
+/// The interval between two ticks while the ticker rests, because no packets arrive.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The ticker's task *ticks* or *rests*. It rests after some time without packets. Packets are not deferred then, so
@@ -42,7 +42,8 @@ pub(super) struct Ticker {
 }
 
 impl Ticker {
-    /// Starts a task that ticks for `kernel`, in the present tokio runtime. Does nothing if a task is running.
+    /// Starts a task that ticks for the engine `kernel`, in the present tokio runtime. Does nothing if such a task is
+    /// running.
     pub fn start(&self, kernel: &Arc<RelayKernel>) {
         let mut task = self.task.lock();
         if task.as_ref().is_none_or(JoinHandle::is_finished) {

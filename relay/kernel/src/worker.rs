@@ -38,7 +38,7 @@ pub(super) fn work(kernel: &Weak<RelayKernel>, commands: &Taker<KernelConnection
     while let Some(mut batch) = commands.take(Instant::now() + LOOK) {
         let Some(kernel) = kernel.upgrade() else { return };
         for SetInterfaces { names, done } in std::mem::take(&mut batch.orders) {
-            // Sending the result fails only if nobody waits for it.
+            // Sending the result of the attachment fails only if nobody waits for the result.
             guarded(|| drop(done.send(kernel.interfaces.set(&kernel.relay, &names))));
         }
         // Erasing keys waits for program runs, so it is done only once in a while.

@@ -219,7 +219,7 @@ fn under(alias: u64, original: &[u8], datagram: &ObjectDatagram) -> Vec<u8> {
     }
     let head = encode(&ObjectDatagram { alias, payload: [].as_slice().into(), ..datagram.clone() });
     let own = encode(&ObjectDatagram { alias: 0, payload: [].as_slice().into(), ..datagram.clone() });
-    // Type and alias are the relay's encoding, the rest the publisher's.
+    // The datagram's type and alias have the relay's encoding, and its other fields the publisher's.
     [&head[..head.len() - (own.len() - 2)], original].concat()
 }
 

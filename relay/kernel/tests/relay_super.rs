@@ -234,7 +234,8 @@ fn only_forged_segments_of_a_super_packet_are_declined() {
     let mut scene = SuperPacketScene::new(&network, Config::default(), &[4]);
     let mut packets = scene.packets(&[800; 5]);
     let last = packets[1].1.len() - 1;
-    // Changes the tag of one packet and the connection ID of another, and gives the last one a long header.
+    // Changes the authentication tag of one packet and the connection ID of another, and gives the last one a long
+    // header.
     packets[1].1[last] ^= 1;
     packets[2].1[3] ^= 1;
     packets[4].1[0] |= 0x80;

@@ -14,7 +14,7 @@ use crate::live::LiveTrack;
 /// How long the relay waits for the catalog object after the publisher has accepted the subscription.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The largest catalog that is read, in bytes.
+/// The largest catalog that the relay reads, in bytes.
 const LARGEST: u64 = 64 << 10;
 
 impl Hub {

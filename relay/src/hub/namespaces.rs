@@ -25,7 +25,7 @@ use crate::live::LiveTrack;
 /// Number of events that may be queued for one watcher. A watcher that falls further behind is dropped.
 const WATCH_BACKLOG: usize = 1024;
 
-/// The publishers of a relay by namespace, and their watchers.
+/// The publishers of a relay by namespace, and the sessions that watch namespaces.
 #[derive(Default)]
 pub struct PublisherNamespaces(pub(super) Mutex<NamespaceState>);
 
@@ -65,7 +65,7 @@ pub struct Publishers {
     pub in_turn: bool,
 }
 
-/// Watchers by the namespace prefix that they watch.
+/// Watching sessions, by the namespace prefix that they watch.
 type Watchers<E> = HashMap<Namespace, Vec<NamespaceWatcher<E>>>;
 
 struct NamespaceWatcher<E> {
@@ -85,19 +85,19 @@ pub struct NamespaceWatch<E> {
     namespaces: Weak<PublisherNamespaces>,
     prefix: Namespace,
     id: u64,
-    /// Entries of the current page that `next` has not returned yet.
+    /// Namespaces or tracks of the current page of the listing, which `next` has not returned yet.
     page: VecDeque<E>,
-    /// The remaining pages of entries that existed when the watch began.
+    /// The remaining pages of the namespaces or tracks that existed when the watch began.
     present: Option<Pages<E>>,
-    /// The time at which the next page may be read.
+    /// The time at which the next page of the listing may be read.
     due: Option<Instant>,
     events: mpsc::Receiver<E>,
 }
 
 impl<E> NamespaceWatch<E> {
-    /// Returns the entries that existed when the watch began, then changes. A change during the listing may be returned
-    /// twice. Returns `None` once the watcher has fallen behind. `pace` returns the time at which the next page may be
-    /// read. Cancel safe.
+    /// Returns the namespaces or tracks that existed when the watch began, then each change. A change during the
+    /// listing may be returned twice. Returns `None` once the watcher has fallen behind. `pace` returns the time at
+    /// which the next page may be read. Cancel safe.
     pub async fn next(&mut self, pace: impl Fn() -> Instant) -> Option<E> {
         loop {
             if let Some(event) = self.page.pop_front() {

@@ -9,16 +9,16 @@ use std::{
 use bytes::Bytes;
 use millrace_moq::{Namespace, TrackName};
 
-/// The most entries of one page.
+/// The most map entries that one page of a listing covers.
 pub const PAGE: usize = 64;
 
-/// A function that lists entries: each call returns the next page.
+/// A function that lists map entries: each call returns the next page of the listing.
 pub type Pages<E> = Box<dyn FnMut() -> Page<E> + Send>;
 
 pub struct Page<E> {
     /// The entries of this page that passed the caller's filter.
     pub found: Vec<E>,
-    /// True if another page may follow.
+    /// True if another page of the listing may follow.
     pub more: bool,
 }
 

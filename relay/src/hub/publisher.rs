@@ -26,7 +26,8 @@ pub struct FetchAnswer {
 
 /// The objects of a FETCH response, as they arrive. Dropping it cancels the FETCH.
 pub trait FetchedObjects: Send {
-    /// Returns the next piece, or `None` at the end. Flow control makes the publisher wait while no piece is taken.
+    /// Returns the next piece of the response, or `None` at its end. Flow control makes the publisher wait while no
+    /// piece is taken.
     fn next(&mut self)
     -> Pin<Box<dyn Future<Output = Result<Option<FetchPiece>, RequestError>> + Send + '_>>;
 }
@@ -41,10 +42,10 @@ pub enum FetchPiece {
 
 /// A session with a publisher, at which the hub subscribes to tracks and fetches objects.
 pub trait HubPublisher: Send + Sync {
-    /// Returns the session's ID.
+    /// Returns the ID of the publisher's session.
     fn id(&self) -> u64;
 
-    /// Reports whether this is the configured upstream relay.
+    /// Reports whether this publisher is the configured upstream relay.
     fn is_upstream(&self) -> bool;
 
     /// Subscribes to `track` in a task of the publisher's session. The result is sent to `answers`.
@@ -58,13 +59,13 @@ pub trait HubPublisher: Send + Sync {
     fn fetch(&self, track: TrackName, range: (Location, Location), order: GroupOrder) -> Fetching<'_>;
 }
 
-/// The session that a request came from.
+/// The session from which a request to the hub came.
 #[derive(Clone, Copy, Debug)]
 pub struct Requester {
     pub session: u64,
     /// True if the session is the one with the configured upstream relay.
     pub is_upstream: bool,
-    /// True if the session's peer is a relay of the cluster.
+    /// True if the requesting session's peer is a relay of the cluster.
     pub is_relay: bool,
     /// The hop ID of the peer, or [`HopId::UNNAMED`] if the peer has none.
     pub hop: HopId,

@@ -32,7 +32,7 @@ pub struct RouteWatch {
     changed: Arc<ChangedNamespaces>,
     /// The pages of namespaces that existed when the watch began. `None` once all were read.
     present: Option<Pages<Namespace>>,
-    /// The time at which the next page may be read.
+    /// The time at which the next page of existing namespaces may be read.
     due: Option<Instant>,
 }
 

@@ -243,7 +243,7 @@ impl Hub {
                     rerouting.again(namespace, now + PAUSE * 10);
                 }
             }
-            // The track already waits for a publisher (`live::absence`).
+            // The track's last relay was lost, and its subscriptions already wait for a publisher (`live::absence`).
             NextSource::Lost if upstreams.is_empty() => {}
             NextSource::Lost => {
                 let since = *rerouting.lost.entry(track.number).or_insert(now);
@@ -264,7 +264,7 @@ impl Hub {
 struct Rerouting {
     /// Namespaces whose routes are checked again, with the time of the check.
     later: BTreeMap<Namespace, Time>,
-    /// When tracks lost their last route, by track number.
+    /// The times at which tracks lost their last route, by track number.
     lost: HashMap<u32, Time>,
 }
 
@@ -279,7 +279,7 @@ impl Rerouting {
         self.lost.retain(|_, since| now < *since + 2 * LAST_WORDS);
     }
 
-    /// Removes and returns a namespace whose check is due.
+    /// Removes and returns a namespace whose routes are due to be checked.
     fn due(&mut self, now: Time) -> Option<Namespace> {
         let namespace =
             self.later.iter().find(|(_, due)| **due <= now).map(|(namespace, _)| namespace.clone())?;

@@ -52,7 +52,7 @@ pub enum Numbering {
     /// beginning.
     Anew,
     /// The publisher's group IDs are far from those of the leading publisher. It becomes a standby: its objects are
-    /// dropped until it leads itself.
+    /// dropped until it becomes the leading publisher.
     StandsBy,
 }
 
@@ -147,7 +147,7 @@ impl LiveTrack {
             return false;
         };
         let unfinished = Unfinished::new(upstreams.remove(place));
-        // If the silent publisher was the leading one, the next one leads.
+        // If the silent publisher was the leading one, the next publisher in the list becomes the leading one.
         if let Some(first) = upstreams.first().filter(|_| place == 0) {
             first.lead();
         }

@@ -26,8 +26,8 @@ pub(super) struct Forwarding {
     upstream: Option<Arc<UpstreamTrack>>,
     /// The newest subgroup that has begun at any publisher, as group and subgroup ID. (0, 0) if there is none.
     newest: (u64, u64),
-    /// A publisher that has begun the latest subgroups before all others: its session, since when, and how many in a
-    /// row.
+    /// A publisher that has begun the latest subgroups before all others: its session, the time of the first of these
+    /// subgroups, and their number.
     ahead: Option<(u64, Instant, u32)>,
 }
 
@@ -57,7 +57,7 @@ impl Forwarding {
     }
 
     /// Chooses the forwarded publisher: the present one, unless it is a standby or the track is being moved away from
-    /// it. If every publisher is a standby or being left, the present one stays.
+    /// it. If every publisher is a standby or is being replaced, the present one stays.
     pub fn choose(&mut self, upstreams: &[Arc<UpstreamTrack>]) {
         let is_fit = |upstream: &&Arc<UpstreamTrack>| !upstream.is_leaving() && !upstream.stands_by();
         let present = upstreams.iter().find(|upstream| self.is(upstream));
@@ -280,7 +280,7 @@ mod tests {
             Err(Duplicate::Arriving),
             "it is not known here what was bound"
         );
-        // The track claimed this subgroup at the offload before its other copy arrived.
+        // The track claimed this subgroup at the offload before the other publisher's copy of it arrived.
         assert_eq!(scene.begin(&second, 1, 1), Ok(()));
         assert!(!openings.claim((1, 1)));
         let entering = first.enter();

@@ -17,7 +17,7 @@ const DEFAULT_PORT: u16 = 443;
 /// The delay after which the next address is tried while an attempt is under way (RFC 8305, "Connection Attempt
 /// Delay").
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
-/// The most addresses of one name that are tried.
+/// The most addresses of one host name to which the relay tries to connect.
 const MAX_ADDRESSES: usize = 8;
 /// The longest time that all connection attempts together may take.
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -11,7 +11,7 @@ use tracing::info;
 use super::ServerShared;
 use crate::session::RelaySession;
 
-/// A session is idle if it has sent nothing for this long.
+/// The time after which a session counts as idle if its peer has sent nothing.
 const IDLE: Duration = Duration::from_secs(30);
 /// The smallest receive window, in bytes, for which a session is closed.
 const LARGE: u64 = 256 << 10;

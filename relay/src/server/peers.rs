@@ -34,7 +34,7 @@ const MAX_FOUND: usize = 1000;
 #[derive(Default)]
 pub struct KeptPeers(Mutex<Vec<Arc<KeptPeer>>>);
 
-/// A relay that this one connects to.
+/// A relay of the cluster to which this relay connects.
 pub struct KeptPeer {
     terms: ClusterPeer,
     /// True if a discovery store names the relay, and the settings do not.

@@ -25,7 +25,7 @@ use crate::{OpenAdmission, session::Remains};
 
 /// How long a test waits for one event or answer before it fails.
 const PATIENCE: Duration = BOUND;
-/// Number of streams of each kind that a client opens.
+/// Number of unidirectional and of request streams that a client opens.
 const STREAMS: usize = 16;
 
 struct RelayUnderTest {
@@ -104,7 +104,7 @@ fn certificate() -> CertifiedKey {
 
 /// Returns the number of asynchronous tasks in this test's runtime.
 fn tasks() -> usize {
-    // exact: the caller repeats the check, or needs the number before a session begins
+    // exact: the caller counts the tasks repeatedly, or before a session begins
     Handle::current().metrics().num_alive_tasks()
 }
 
@@ -144,7 +144,7 @@ async fn open_request(connection: &Connection, message: impl Into<Message>) -> R
     (send, recv)
 }
 
-/// Returns the header of a subgroup stream, without any object.
+/// Returns the encoded header of a subgroup stream, without any object.
 fn subgroup(alias: u64, group: u64) -> Vec<u8> {
     let header = SubgroupHeader {
         alias,

@@ -49,7 +49,7 @@ struct UpstreamCandidate {
 
 /// A connection to an upstream relay.
 struct UpstreamLink {
-    /// Index of the relay in the settings.
+    /// Index of the upstream relay in the list of the settings.
     source: usize,
     /// The relay under its present URI, which GOAWAY may have changed.
     upstream: UpstreamRelay,

@@ -107,7 +107,8 @@ async fn mirror_namespaces(
 /// Publishes at the upstream relay each namespace that has a publisher at this relay.
 async fn announce_namespaces(context: &Arc<SessionContext>) -> Result<(), SessionError> {
     let mut watch = context.hub().watch_namespaces(Namespace::default());
-    // The namespaces that are published upstream. Dropping a sender withdraws its namespace.
+    // The namespaces that are published at the upstream relay, each with a sender. Dropping the sender withdraws the
+    // namespace.
     let mut announced: HashMap<Namespace, oneshot::Sender<()>> = HashMap::new();
     while let Some(event) = watch.next(Instant::now).await {
         match event {

@@ -21,7 +21,7 @@ pub struct Backups(Mutex<BackupState>);
 
 #[derive(Default)]
 struct BackupState {
-    /// The waiting tracks and their track numbers.
+    /// The tracks that wait for a SUBSCRIBE to be sent, and their track numbers.
     waiting: VecDeque<(u32, Weak<LiveTrack>)>,
     /// The numbers of tracks that wait or are being subscribed to.
     known: HashSet<u32>,

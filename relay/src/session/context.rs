@@ -79,7 +79,7 @@ pub struct SessionContext {
     attached: AtomicBool,
 }
 
-/// The side that opened the session's connection.
+/// The side that opened the session's QUIC connection, and to which peer.
 pub enum SessionLinkEnd {
     /// A client opened the connection.
     Accepted,
@@ -89,12 +89,12 @@ pub enum SessionLinkEnd {
     Peer(Arc<PeerTerms>),
 }
 
-/// The settings for a relay of the cluster.
+/// The settings for a peer that is a relay of the cluster.
 #[derive(Clone, Debug)]
 pub struct PeerTerms {
-    /// The cost of receiving from the relay. `None`: the cost that it announces.
+    /// The cost of receiving from the peer. `None`: the cost that the peer announces.
     pub cost: Option<u64>,
-    /// The namespaces that the relay may announce. Empty: all.
+    /// Patterns of the namespaces that the peer may announce. Empty: it may announce all.
     pub namespaces: Vec<Pattern>,
 }
 
@@ -108,7 +108,7 @@ impl PeerTerms {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerHop {
     pub id: HopId,
-    /// The value of RELAY_COST.
+    /// The value of the SETUP option RELAY_COST: the cost that the peer announces for receiving from it.
     pub cost: Option<u64>,
 }
 
@@ -121,7 +121,7 @@ const LINK_COST: u64 = 1;
 enum ReceivedSetup {
     Awaited,
     Received,
-    /// The session ended before SETUP arrived.
+    /// The session ended before the peer's SETUP arrived.
     Missed,
 }
 
@@ -199,7 +199,8 @@ impl SessionContext {
         self.draft
     }
 
-    /// Returns the dialect of the peer's implementation. It is known once SETUP has arrived.
+    /// Returns the peer's dialect: how its implementation deviates from the draft. It is known once the peer's SETUP
+    /// has arrived.
     pub fn dialect(&self) -> Dialect {
         self.dialect.get().copied().unwrap_or_default()
     }
@@ -338,7 +339,7 @@ impl SessionContext {
     /// # Errors
     /// Returns an error if the session has to be closed.
     pub fn admit(&self, message: &Message) -> Result<Result<Admitted, RequestError>, SessionError> {
-        // A request counts against the peer's budget even if it is refused below.
+        // A request counts against the peer's budget even if it is refused afterwards.
         let admitted = self.authority.request(message)?;
         let published = match message {
             Message::PublishNamespace(publish) => Some(&publish.namespace),
@@ -525,12 +526,12 @@ impl SessionContext {
         id % 2 != u64::from(self.is_dialed()) || self.seen_requests.lock().contains(id / 2)
     }
 
-    /// Returns the smallest request ID that the peer has not used.
+    /// Returns the smallest of the peer's request IDs that the peer has not used.
     fn unprocessed_request(&self) -> u64 {
         self.seen_requests.lock().first_unseen() * 2 + u64::from(self.is_dialed())
     }
 
-    /// Returns the ID of our next request.
+    /// Returns the request ID of the next request that this relay sends.
     pub fn next_request_id(&self) -> u64 {
         self.next_request.fetch_add(2, Relaxed)
     }

@@ -41,7 +41,7 @@ pub async fn run(
         ..setup
     };
     let begin = async {
-        // The peer's flow control has to admit the stream and some bytes, so this may take a while.
+        // The peer's flow control has to admit the control stream and its first bytes, so this may take a while.
         let mut send = context.answers(context.connection().streams().open_uni().await?);
         wire::send(&mut send, setup).await?;
         context.connection().start();

@@ -27,7 +27,7 @@ pub struct SessionDatagrams {
 }
 
 impl SessionDatagrams {
-    /// Processes datagrams until the session is over.
+    /// Processes the peer's datagrams until the session is over.
     pub async fn accept(self: &Arc<Self>) -> Result<(), SessionError> {
         let mut outbox = Outbox::default();
         loop {

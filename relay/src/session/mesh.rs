@@ -133,7 +133,7 @@ fn take(
     }
 }
 
-/// Returns the message parameters for an announcement.
+/// Returns the message parameters that announce a route with this path and cost.
 pub fn parameters(announcement: &Announcement) -> Parameters {
     let route_cost = Some(announcement.cost).filter(|cost| *cost > 0);
     Parameters { hop_path: Some(announcement.path.clone()), route_cost, ..Parameters::default() }
@@ -143,7 +143,8 @@ pub fn parameters(announcement: &Announcement) -> Parameters {
 async fn announce(context: &Arc<SessionContext>) -> Result<(), SessionError> {
     let mut watch = context.hub().watch_routes(Namespace::default());
     let slots = Arc::new(Semaphore::new(AT_ONCE));
-    // The announced namespaces. Dropping a sender withdraws its namespace.
+    // The namespaces that are announced to the peer, each with a sender of changes. Dropping the sender withdraws the
+    // namespace.
     let mut announced: HashMap<Namespace, watch::Sender<Announcement>> = HashMap::new();
     loop {
         let namespace = watch.next(Instant::now).await;
@@ -247,7 +248,7 @@ impl Announcing {
         next: &Announcement,
     ) -> Result<bool, SessionError> {
         let hop_path = Some(&next.path).filter(|path| **path != said.path).cloned();
-        // A parameter that is missing in an update keeps its value.
+        // A parameter that is missing in a REQUEST_UPDATE keeps its value.
         let route_cost = Some(next.cost).filter(|cost| *cost != said.cost);
         if hop_path.is_none() && route_cost.is_none() {
             return Ok(false);

@@ -88,7 +88,7 @@ pub struct RelaySession {
     place: Mutex<Option<unproven::UnprovenPlace>>,
 }
 
-/// The extra parts of a session whose connection this relay opened.
+/// State that a session has only if this relay opened its connection.
 pub struct Dialed {
     pub setup: SetupOptions,
     /// The settings for the peer if it is a relay of the cluster. `None`: the peer is the upstream relay.
@@ -308,7 +308,7 @@ impl RelaySession {
 #[cfg(test)]
 pub use backups::AT_ONCE as BACKUPS_AT_ONCE;
 
-/// Shows whether any part of a session still exists.
+/// Shows a test whether any part of a session's state still exists.
 #[cfg(test)]
 pub type Remains = std::sync::Weak<SessionContext>;
 

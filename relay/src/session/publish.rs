@@ -44,7 +44,7 @@ const LATE_STREAMS: Duration = Duration::from_secs(2);
 /// The tracks that the peer of one session publishes.
 pub struct Publications {
     context: Arc<SessionContext>,
-    /// The publications by the track alias that the peer chose.
+    /// The peer's publications, by the track alias that the peer chose.
     by_alias: Mutex<HashMap<u64, PublishedTrack>>,
     /// Streams and datagrams that wait for the control message that defines their track alias.
     waiting: Waiters<u64>,
@@ -317,7 +317,8 @@ impl Publications {
             Numbering::Anew => {
                 info!(session, track = %track.name().typed(), group, "the publisher has restarted the track's group numbering: subscribers get the new group IDs");
                 let namespace = track.name().namespace();
-                // Players start over once for each namespace, however many of its tracks are renumbered.
+                // The namespace is announced again once, however many of its tracks are renumbered. This makes players
+                // subscribe again.
                 if self.renumbered.lock().insert(namespace.clone()) {
                     self.context.hub().announce_again(namespace);
                 }
@@ -461,7 +462,7 @@ impl Updates {
         self.unanswered > 0
     }
 
-    /// Records that a REQUEST_UPDATE was answered, and sends the waiting one, if any.
+    /// Records that a REQUEST_UPDATE was answered, and sends the REQUEST_UPDATE that waits, if any.
     async fn answered(&mut self, context: &SessionContext, send: &mut Answers) -> Result<(), SessionError> {
         self.unanswered -= 1;
         match self.waiting.take() {

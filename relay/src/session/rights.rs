@@ -85,7 +85,7 @@ impl SessionRights {
         self.admitted.get().map_or_else(Instant::now, |(subject, _)| subject.reserve(cost))
     }
 
-    /// Returns the counters of the session's budget use.
+    /// Returns the counters of the session's use of its request budgets.
     pub fn usage(&self) -> &BudgetUsage {
         &self.usage
     }

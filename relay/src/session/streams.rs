@@ -266,7 +266,7 @@ impl Drop for ArrivingSubgroup {
     }
 }
 
-/// How a subgroup's stream has ended.
+/// How the publisher's stream of a subgroup has ended.
 enum SubgroupEnd {
     Fin,
     Reset(code::Reset),

@@ -30,7 +30,7 @@ impl Tasks {
     /// Ends the session's tasks. New ones are refused, and running ones are aborted after [`GRACE`].
     pub fn end(&self) {
         let Some(mut tasks) = self.0.lock().take() else { return };
-        // Outside a runtime, as in unit tests, the tasks cannot run on.
+        // Outside a tokio runtime, as in unit tests, the tasks get no time to end: they are aborted at once.
         let Ok(runtime) = Handle::try_current() else { return };
         runtime.spawn(async move {
             let all = async { while tasks.join_next().await.is_some() {} };

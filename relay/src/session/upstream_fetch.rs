@@ -117,7 +117,7 @@ struct ArrivingResponse {
     recv: RecvStream,
     held: HeldIncomplete,
     parser: FetchParser,
-    /// Bytes that were read but not parsed.
+    /// Bytes that were read from the FETCH response's stream but not parsed yet.
     unread: Bytes,
     pieces: VecDeque<FetchPiece>,
     /// Number of payload bytes of the last received object that have not arrived.

@@ -27,11 +27,11 @@ pub enum UseKind {
     /// The session has a subscription. A namespace that the session has announced counts as a subscription, until a
     /// track of the namespace is requested.
     Subscription,
-    /// The session publishes a track.
+    /// The session's peer publishes a track.
     Publication,
 }
 
-/// A use that is under way. Dropping it ends the use.
+/// A use of the relay by a session, such as a subscription. Dropping it ends the use.
 pub struct Use {
     uses: Arc<Uses>,
     kind: UseKind,
@@ -58,7 +58,8 @@ impl Uses {
         change(&mut held);
         let worth = held.worth();
         if worth != before {
-            // The worth is reported under the lock, so that the connection never ends up with an outdated value.
+            // The worth of a kernel record is reported to the connection under the lock, so that the connection never
+            // ends up with an outdated value.
             self.connection.set_worth(worth);
         }
     }

@@ -12,7 +12,7 @@ use millrace_moq::{
 #[derive(Clone, Debug)]
 pub struct SubscriptionOptions {
     pub window: LocationWindow,
-    /// The filter that the window was computed from.
+    /// The filter from which the range of locations (`window`) was computed.
     pub filter: Option<Filter>,
     pub forward: bool,
     pub priority: u8,
@@ -45,7 +45,7 @@ impl SubscriptionOptions {
         options
     }
 
-    /// Applies `parameters` to all options except the window.
+    /// Applies `parameters` to all options except the range of locations (`window`).
     pub fn apply(&mut self, parameters: &Parameters) {
         self.filter = parameters.filter.or(self.filter);
         self.forward = parameters.forward.unwrap_or(self.forward);

@@ -24,7 +24,8 @@ impl Subscription {
         true
     }
 
-    /// Makes the track with this number available from now on. Its group `newest` has begun already.
+    /// Makes the track with this number available to the subscription from now on. Its group `newest` has begun
+    /// already.
     pub fn join(&self, number: u32, newest: Option<u64>) {
         let Some(member) = self.member(number) else { return };
         if let GroupOrigin::Renditions(choice) = &mut self.state.lock().origin {

@@ -16,20 +16,20 @@ pub enum TraceEvent {
         engine: String,
         /// The reason why this engine runs.
         reason: String,
-        /// Hints for the viewer about the events that follow.
+        /// Hints for the trace's viewer about the events that follow, such as why there are none of some types.
         notes: Vec<String>,
     },
     /// The kernel engine tried to forward a frame of a publisher's packet to one subscriber.
     Copy(Copied),
     /// The kernel engine made no copies of a publisher's packet, or left some to userspace.
     Packet(TracePacket),
-    /// Userspace sent a packet. A packet with several pieces yields an event for each.
+    /// Userspace sent a packet. A packet with pieces of several streams yields an event for each piece.
     Sent(TraceUserspace),
     /// The measured state of a session's path has changed.
     Path(TracePath),
     /// Events were dropped because a queue was full.
     Lost {
-        /// Events that were dropped since the last event of this kind.
+        /// Number of events that were dropped since the previous event of the type `Lost`.
         count: u64,
         /// The queue that was full.
         place: LossPlace,
@@ -43,19 +43,19 @@ pub struct Copied {
     pub time_us: u64,
     /// Time from the packet's arrival until the copy was finished, in nanoseconds.
     pub took_ns: u64,
-    /// The session on which the packet arrived.
+    /// The ID of the session on which the packet arrived.
     pub publisher: u32,
     /// Packet number on the publisher's connection.
     pub received: u64,
-    /// The session that the copy is for.
+    /// The ID of the session that the copy is for.
     pub subscriber: u32,
     /// `sent`, or the reason why the copy was not sent.
     pub outcome: String,
     /// Packet number on the subscriber's connection. Absent if none was assigned.
     pub number: Option<u64>,
-    /// UDP payload of the copy, in bytes. Absent if none was built.
+    /// Size of the copy's UDP payload, in bytes. Absent if none was built.
     pub bytes: Option<u16>,
-    /// The media in the copy.
+    /// The part of a track that the copy contains.
     #[serde(flatten)]
     pub media: TraceMedia,
 }
@@ -65,13 +65,13 @@ pub struct Copied {
 pub struct TracePacket {
     /// Time at which the packet was handled, in microseconds since 1970.
     pub time_us: u64,
-    /// The session on which the packet arrived.
+    /// The ID of the session on which the packet arrived.
     pub publisher: u32,
     /// Packet number, if it could be decoded.
     pub received: u64,
-    /// UDP payload, in bytes.
+    /// Size of the packet's UDP payload, in bytes.
     pub bytes: u16,
-    /// The BPF program's name for the outcome.
+    /// The BPF program's name for the outcome of the packet.
     pub outcome: String,
 }
 
@@ -80,15 +80,15 @@ pub struct TracePacket {
 pub struct TraceUserspace {
     /// Time at which the packet was sent, in microseconds since 1970.
     pub time_us: u64,
-    /// The session on which the packet was sent.
+    /// The ID of the session on which the packet was sent.
     pub subscriber: u32,
-    /// The packet number.
+    /// The packet number of the sent packet.
     pub number: u64,
-    /// UDP payload of the whole packet, in bytes.
+    /// Size of the whole packet's UDP payload, in bytes.
     pub bytes: u16,
-    /// The kind of content.
+    /// The kind of the packet's content, such as new stream bytes, repeated stream bytes or a PING.
     pub carries: Carries,
-    /// The media in the packet.
+    /// The part of a track that the packet contains.
     #[serde(flatten)]
     pub media: TraceMedia,
 }
@@ -116,15 +116,15 @@ pub struct TracePath {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Carries {
-    /// Stream bytes that are sent for the first time.
+    /// The packet contains stream bytes that are sent for the first time.
     First,
-    /// Stream bytes that were lost, or that the kernel did not send.
+    /// The packet contains stream bytes that were lost before, or that the kernel did not send.
     Repair,
-    /// RESET_STREAM, which abandons a stream.
+    /// The packet contains RESET_STREAM, which abandons a stream.
     Reset,
-    /// An object in a datagram.
+    /// The packet contains an object as a datagram.
     Datagram,
-    /// A PING, which makes the peer acknowledge.
+    /// The packet contains a PING, which makes the peer acknowledge.
     Probe,
 }
 
@@ -133,11 +133,11 @@ pub enum Carries {
 pub struct TraceMedia {
     /// Name of the track.
     pub track: Option<String>,
-    /// Group ID. For a FETCH response, its first group.
+    /// Group ID of the media. For a FETCH response, the ID of its first group.
     pub group: Option<u64>,
     /// The ID of the stream on the subscriber's connection.
     pub stream: Option<u64>,
-    /// Offset of the first byte in the stream.
+    /// Offset in the stream of the first of these bytes.
     pub offset: Option<u64>,
     /// Number of stream bytes.
     pub len: Option<u16>,
@@ -150,15 +150,15 @@ pub struct TraceMedia {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LossPlace {
-    /// The ring buffer between the kernel and the relay.
+    /// Events were dropped from the ring buffer between the kernel and the relay.
     Kernel,
-    /// The queues inside the relay.
+    /// Events were dropped from queues inside the relay.
     Relay,
-    /// The queue of this viewer, which reads too slowly.
+    /// Events were dropped from the queue of this viewer, which reads too slowly.
     Viewer,
 }
 
-/// An event before numbers are replaced by names.
+/// An event as it is collected, with numbers for tracks. The names replace the numbers when the event is shown.
 #[derive(Clone, Copy, Debug)]
 pub enum RawEvent {
     /// A packet that the offload saw, or a copy that it made.

@@ -40,7 +40,7 @@ const TICK: Duration = Duration::from_millis(20);
 const HOLD: Duration = Duration::from_millis(20);
 /// The most events that may wait for one viewer.
 const QUEUE: usize = 1 << 13;
-/// The most lines that are written to the network at once.
+/// The most event lines that are written to a viewer's connection at once.
 const LINES: usize = 256;
 /// A viewer that reads nothing for this long is disconnected.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -197,7 +197,7 @@ impl EventTracer {
         TraceEvent::Start { engine: engine.to_owned(), reason, notes }
     }
 
-    /// Returns the number that stands for a track in events.
+    /// Returns the number that stands for a track in trace events.
     fn number(&self, track: &TrackName) -> Option<NonZero<u32>> {
         NonZero::new(self.hub.find_track(track)?.number)
     }

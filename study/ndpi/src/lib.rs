@@ -26,7 +26,7 @@ pub const PACKAGE: &str = "libndpi-dev";
 /// Version whose functions are declared here.
 const VERSION: &str = "4.2.";
 
-/// Size of the bit mask of protocols, bytes. The library reads fewer.
+/// Size of the bit mask of protocols, bytes. The library reads fewer bytes of it.
 const MASK_BYTES: usize = 1024;
 /// Largest size of a flow's state that is accepted, bytes.
 const FLOW_BYTES_MAX: u32 = 1 << 16;
@@ -160,7 +160,7 @@ impl Ndpi {
         let mut found = None;
         for (by_client, bytes) in segments {
             let bytes = bytes.get(..SEGMENT_MAX).unwrap_or(bytes);
-            // The first answers may be guesses. Later answers are based on more packets.
+            // The library's first answers may be guesses. Its later answers are based on more packets.
             found = flow.process(&packets.next(by_client, NdpiFlags::Data, bytes)).or(found);
         }
         found

@@ -7,7 +7,7 @@ pub const SEGMENTS_MAX: usize = 10;
 /// Largest number of payload bytes in a record, both directions together.
 pub const BYTES_MAX: usize = 4096;
 const PORT: usize = 2;
-/// Bytes in front of each segment: its sender and its length.
+/// Number of bytes in front of each segment, which contain the segment's sender and length.
 const HEAD: usize = 3;
 /// Largest size of a record, bytes.
 pub const RECORD_MAX: usize = PORT + SEGMENTS_MAX * HEAD + BYTES_MAX;

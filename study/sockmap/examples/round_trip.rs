@@ -1,5 +1,5 @@
-//! Measures round trips of 64 bytes between two sockets on loopback, in turn by TCP and past it: `round_trip [COUNT]`.
-//! Needs root.
+//! Measures round trips of 64 bytes between two sockets on loopback, alternately by TCP and directly between the
+//! sockets: `round_trip [COUNT]`. Needs root.
 
 #[path = "../tests/support/mod.rs"]
 mod support;

@@ -41,7 +41,7 @@ pub struct Bypass {
     _object: Object,
 }
 
-/// The broker's port, and the limits of passed bytes.
+/// The broker's port, and the limits of the bytes that bypass TCP.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// Port of the broker on 127.0.0.1 and ::1.

@@ -1,4 +1,4 @@
-//! Tests bytes that are passed between two sockets past TCP: what still works, and what breaks.
+//! Tests bytes that are passed between two sockets without TCP: what still works, and what breaks.
 //!
 //! Tier: test-all, since it is no part of the product.
 
@@ -44,7 +44,7 @@ fn read_some(mut stream: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
     }
 }
 
-/// Reads all bytes until the end. For the broker's `stream`, it also reports the bytes that were read to the programs.
+/// Reads all bytes until the end. For the broker's `stream`, it also tells the BPF programs how many bytes were read.
 fn read_all(stream: &TcpStream, bypass: Option<&Bypass>) -> Vec<u8> {
     let ends = (stream.peer_addr().unwrap(), stream.local_addr().unwrap());
     let mut all = Vec::new();

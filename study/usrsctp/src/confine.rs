@@ -61,7 +61,7 @@ use serde::{Deserialize, Serialize};
 const USERS_BASE: u32 = 0x6d00_0000;
 
 /// CPU time that a child may use before it has earned any. It is more than libraries need to load, and much more than
-/// an answer takes.
+/// one answer of the child takes.
 pub const CPU_IDLE: Duration = Duration::from_secs(10);
 
 /// Shortest pause between two checks of a child's CPU time.
@@ -76,7 +76,7 @@ pub struct ChildLimits {
     pub descriptors: u64,
 }
 
-/// The first record that a child sends.
+/// The first message that a child sends to the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "confined", rename_all = "snake_case")]
 pub enum Hello {

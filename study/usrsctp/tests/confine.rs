@@ -82,7 +82,7 @@ fn all() {
     println!("\ntest result: ok. {} passed; 0 failed", tests.len());
 }
 
-// --- the child
+// --- functions of the child process
 
 fn child() {
     let Ok(((), control)) = enter(BOUNDS, || Ok(())) else { return };
@@ -162,7 +162,7 @@ fn parent() {
     thread::sleep(2 * LONG); // exact: the test kills this process
 }
 
-// --- tests
+// --- tests, in the parent process
 
 fn confined_process_reaches_nothing() {
     let (child, control) = started();
@@ -317,7 +317,7 @@ fn earned_cpu_time_is_granted_and_bounded() {
     assert_eq!(child.ended(), Some(said));
 }
 
-// --- helpers
+// --- helpers of the tests
 
 fn started() -> (Confined, ControlEnd) {
     let (child, control) = Confined::start(["confined-child"], CPU_IDLE).expect("started");

@@ -114,7 +114,7 @@ async fn scrape(State(shared): State<Arc<DashboardShared>>) -> Response {
     http::metrics(metrics::encode(&shared))
 }
 
-/// The reason why a sum was not computed.
+/// The reason why no sum of reports was computed for a request.
 enum Unsummed {
     Nothing,
     Busy,
@@ -157,7 +157,7 @@ fn answer(value: Result<impl Serialize, Unsummed>) -> Response {
 struct Sampled {
     time_unix_ms: u64,
     period_ns: u64,
-    /// Samples a second on each CPU; 0 if no stacks are sampled.
+    /// Number of samples per second on each CPU; 0 if no stacks are sampled.
     frequency_hz: u32,
     #[serde(flatten)]
     stacks: Stacks,

@@ -196,7 +196,7 @@ impl HistoryPoint {
                 *sum = Some(sum.unwrap_or(0.0) + cost.share as f32);
             }
         }
-        // Rounded to four decimal places, more than the dashboard can show.
+        // Shares are rounded to four decimal places, more than the dashboard can show.
         let short = |share: f32| (share * 1e4).round() / 1e4;
         Self {
             time_unix_ms: report.time_unix_ms,
@@ -276,7 +276,8 @@ mod tests {
         assert_eq!(points.points.iter().map(|point| point.period_ns).sum::<u64>(), REPORTS * 1_000_000_000);
         assert_eq!(points.points.last().map(|point| point.time_unix_ms), Some(1000 * REPORTS));
         let first = &points.points[0];
-        // The point covers reports 0 to 15, and CPU 1 is constant.
+        // This point covers reports 0 to 15. CPU 0's share grows from report to report, and CPU 1's share is the same
+        // in all reports.
         assert_eq!((first.time_unix_ms, first.period_ns), (16_000, 16_000_000_000));
         assert!((first.events[0].expect("measured") - 0.25).abs() < 1e-3, "{first:?}");
         let all = history.range(&(0..=u64::MAX));

@@ -44,7 +44,7 @@ struct EventTotals {
     ns: u64,
     /// Number of calls; `None` if they were not counted, as in mode `sampling`.
     calls: Option<u64>,
-    /// The part of `ns` in which calls were counted.
+    /// Time in nanoseconds, out of `ns`, in which calls were counted.
     counted_ns: u64,
     observer_ns: u64,
     parts: BTreeMap<String, u64>,
@@ -418,8 +418,8 @@ mod tests {
         };
         let text = scrape(&(0..1000).map(named).collect::<Vec<_>>());
         let parts = text.lines().filter(|line| line.starts_with("millrace_cost_part_seconds_total")).count();
-        // CPU 0 has a series for every part except UDP, and one for the further parts. CPU 1 has the parts UDP and
-        // `other`.
+        // CPU 0 has a series for each of the `MAX_PARTS` known parts except UDP, and one series for the sum of all
+        // further parts. CPU 1 has series for the parts UDP and `other`.
         assert_eq!(parts, (MAX_PARTS - 1) + 1 + 2);
         assert!(text.contains("part=\"further parts\"} "));
     }

@@ -35,7 +35,7 @@ const MAX_VIEWERS: usize = 64;
 /// Largest number of sums of reports that are computed at once.
 const MAX_SUMS: usize = 2;
 
-/// A running server. It ends when this is dropped.
+/// The dashboard's running HTTP server. It ends when this value is dropped.
 pub struct Dashboard {
     /// Address of the listening socket.
     pub local_addr: SocketAddr,
@@ -63,7 +63,7 @@ pub struct Config {
     pub live: bool,
     /// The rules for requests: tokens and allowed hosts.
     pub access: HttpAccess,
-    /// Losses of other outputs, for the metrics.
+    /// Numbers of reports that the other outputs (log file, exports) could not write, for `/metrics`.
     pub losses: Arc<ReportLosses>,
 }
 

@@ -55,7 +55,8 @@ impl SessionBroker {
                 // If no application or rule at this end has requested the change of the graft, the other end has
                 // requested it.
                 let by = session.changing.take().unwrap_or(ChangeOrigin::Other);
-                // The library can continue to deliver messages in order only if the new graft retransmits lost ones.
+                // The application's client library can continue to deliver messages in order only if the new graft
+                // retransmits lost ones.
                 session.in_order &= self.offers.iter().any(|offer| offer.graft == *graft && offer.can_wait());
                 let services = session.services(&self.offers);
                 let client = session.client;
@@ -197,7 +198,8 @@ impl SessionBroker {
         let open = self.sessions.iter().filter(|(_, session)| session.stage == SessionStage::Open);
         for (id, session) in open {
             let asks = session.want.qos.max_loss_percent.is_some();
-            // The session ID determines the second of a session's report, so that the reports are spread evenly.
+            // The session ID determines in which second a session's report is sent, so that the reports are spread
+            // evenly.
             if !session.is_asked && !asks && id % REPORT_EVERY != turn {
                 continue;
             }
@@ -238,7 +240,8 @@ impl SessionBroker {
         open.map(|(id, _)| *id).collect()
     }
 
-    /// Ends the given sessions. The reason that both applications get says how many sent datagrams were not acknowledged.
+    /// Ends the given sessions. Both applications get a reason, which says how many sent datagrams were not
+    /// acknowledged.
     fn end_those(&mut self, runtime: &mut PacketRuntime, lives: &[u64], words: &str) {
         for id in lives {
             let ends = self.sessions.get(id).map(|session| session.ends);

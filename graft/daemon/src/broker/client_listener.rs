@@ -1,5 +1,5 @@
-//! The Unix socket that applications connect to. All users may connect, since the kernel reports the user at
-//! the other end.
+//! The Unix socket that applications connect to. All users may connect, since the kernel tells the daemon which user
+//! has connected.
 
 use std::{
     io,

@@ -20,7 +20,8 @@ pub const AGAIN: Duration = Duration::from_millis(100);
 const AGAIN_MOST: Duration = Duration::from_secs(1);
 /// Silence after which the peer's daemon counts as ended or unreachable.
 pub const SILENCE: Duration = Duration::from_secs(10);
-/// Maximum length in characters of the reason that a refusal or an end of a session gives to the other daemon.
+/// Maximum length in characters of the reason for a refusal or for the end of a session, as it is sent to the other
+/// daemon.
 const REASON_MAX: usize = 160;
 
 /// A session that is open for an application, or is being opened.
@@ -37,7 +38,7 @@ pub struct ClientSession {
     /// Name of the graft that the session uses, or to which it is changing.
     pub graft: String,
     pub want: Want,
-    /// True if the library, and not the graft, puts messages in order from the first one on.
+    /// True if the application's client library, and not the graft, puts messages in order from the first one on.
     pub in_order: bool,
     /// Time at which the application requested the session.
     pub since: Instant,
@@ -61,15 +62,15 @@ pub struct ClientSession {
 /// runtime change the state. Every state can change to `Ending`, and a session that is not open after `PATIENCE` ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionStage {
-    /// `Open` was sent, and has no answer yet.
+    /// The message `Open` was sent to the other daemon, which has not answered it yet.
     Asking,
     /// The other daemon has accepted the session. The graft is changed as soon as no other change is in progress.
     Waiting,
     /// This end changes to the session's graft. At the accepting end, the value says whether the change is done.
     Swapping(bool),
-    /// `Go` was sent, and `Ready` is awaited.
+    /// The message `Go` was sent to the other daemon, and its answer `Ready` is awaited.
     Going,
-    /// Both applications have the session.
+    /// The session is open: the applications at both ends use it.
     Open,
     /// The session is over. Datagrams that have arrived can be read until this time.
     Ending(Instant),
@@ -177,7 +178,7 @@ pub fn insert(
     }
 }
 
-/// Reports whether the library has to put messages in order with this graft.
+/// Reports whether the application's client library has to put messages in order with this graft.
 pub fn waits(want: &Want, offer: &Offer) -> bool {
     want.services.contains(FunctionService::Order.name()) && !offer.services.contains(&FunctionService::Order)
 }

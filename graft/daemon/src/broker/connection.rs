@@ -37,7 +37,7 @@ const ALPN: &[u8] = b"millrace-sessions/1";
 const LABEL: &[u8] = b"EXPORTER-millrace-sessions";
 /// Time limit for a QUIC handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Pause before the connecting daemon tries again after a failure.
+/// Pause before the connecting daemon tries to connect again after a failure.
 const AGAIN: Duration = Duration::from_millis(500);
 /// Silence after which the connecting daemon replaces the connection before its idle time-out, since the other daemon
 /// may have been restarted. Three round trips are added to this time. The other daemon answers pings, which are sent

@@ -143,9 +143,9 @@ mod tests {
         wait_for("the place to be free", || places.enter(7).is_some());
     }
 
-    /// The broker is blocked neither by reading a request that carries a lingering socket, nor by closing a connection
-    /// with such an unread request. The connection counts towards its user's limit until the socket has stopped
-    /// lingering.
+    /// Requests carry a descriptor of a socket whose close blocks (`SO_LINGER`). The broker must not be blocked when
+    /// such a request is read, or when a connection with such an unread request is closed. The connection counts
+    /// towards its user's limit until the socket has stopped lingering.
     #[test]
     fn lingering_socket_blocks_only_its_own_connection() {
         let places = ClientPlaces::for_users(1);

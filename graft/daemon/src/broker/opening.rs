@@ -152,7 +152,8 @@ impl SessionBroker {
         insert(&mut self.sessions, id, session)
     }
 
-    /// Lends the pooled socket to the application and tells it. Returns `None` if that fails.
+    /// Lends the pooled socket to the application, and tells the application that its session is open. Returns `None`
+    /// if that fails.
     fn lend(&mut self, id: u64, control: Option<&ControlEnd>) -> Option<()> {
         let session = self.sessions.get_mut(&id)?;
         let datagram_bytes = self.peers.get(session.peer)?.datagram_bytes;

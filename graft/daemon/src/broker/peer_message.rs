@@ -45,7 +45,7 @@ pub enum PeerMessage {
         id: u64,
         port: u16,
         service: String,
-        /// True if the applications' library, and not the graft, puts messages in order.
+        /// True if the applications' client library, and not the graft, puts messages in order.
         in_order: bool,
     },
     Accept {
@@ -102,7 +102,7 @@ pub enum PeerEvent {
     Said(PeerMessage),
 }
 
-/// Sends a message, and returns whether QUIC took it.
+/// Sends a message, and returns whether QUIC accepted it for sending.
 pub fn send(connection: &Connection, say: &PeerMessage) -> bool {
     serde_json::to_vec(say)
         .is_ok_and(|text| text.len() <= MESSAGE_MAX && connection.send_datagram(text.into()).is_ok())

@@ -73,7 +73,7 @@ impl Quality {
         keep(&mut self.refused, traffic.refused.saturating_sub(self.base.refused));
     }
 
-    /// Records a report of the other end: this number of the session's datagrams has arrived there.
+    /// Records a report of the other end, which says how many of the session's datagrams have arrived there.
     pub fn on_delivered(&mut self, delivered: u64) {
         // Datagrams that were sent after the second-last check may still be in flight.
         let Some(&sent) = self.sent.iter().rev().nth(1) else { return };
@@ -88,8 +88,8 @@ impl Quality {
         (sent >= DATAGRAMS_MIN).then(|| last.lost.saturating_sub(first.lost) as f64 / sent as f64)
     }
 
-    /// Returns the number of datagrams that a full window let pass in the last second. `None` if the window refused no
-    /// send in that second.
+    /// Returns how many datagrams were sent in the last second, if the graft's window was full and refused a send in
+    /// that second. Otherwise returns `None`.
     fn limited(&self) -> Option<u64> {
         let newest = |values: &VecDeque<u64>| {
             let mut newest = values.iter().rev();

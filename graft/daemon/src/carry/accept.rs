@@ -42,7 +42,8 @@ pub async fn listen(
             Ok(accepted) => accepted,
             Err(error) => {
                 warn!("a pool connection of a peer cannot be accepted: {error}");
-                // The usual cause is that this process has no free file descriptors.
+                // Accepting a connection fails mostly because this process has no free file descriptors, so the loop
+                // waits a moment.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }

@@ -22,7 +22,7 @@ const SUSPECT_LEAST: Duration = Duration::from_millis(300);
 /// The broker at the other end: its authenticated name, and what its greeting says.
 pub struct CarrierPeer {
     pub peer: String,
-    /// Random number of the other broker's run. It changes with each start of that broker.
+    /// Random number that the other broker chose when it started, by which a restart is noticed.
     pub run: u64,
     /// Address that the other broker's packets come from.
     pub remote: IpAddr,
@@ -33,7 +33,7 @@ pub struct CarrierPeer {
 /// A route to a peer: a kind of carrier and an address. Routes are sorted in the order of preference.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CarrierRoute {
-    /// Position of the kind in the settings' list of carriers.
+    /// Position of this kind of carrier in the settings' list of carriers.
     pub place: usize,
     at: CarrierAddress,
     pub kind: CarrierKind,

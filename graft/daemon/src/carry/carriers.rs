@@ -101,7 +101,7 @@ impl PeerCarriersState {
             // A suspected carrier keeps its connections if there is no better one.
             carrier.set_left(carrier.is_suspect() && best.as_ref().is_some_and(|best| !best.is_suspect()));
         }
-        // Watching tasks wake up only if the chosen carrier has changed.
+        // Tasks that wait for a change of the preferred carrier wake up only if the chosen carrier has changed.
         self.current.send_if_modified(|current| {
             let is_same = match (&*current, &best) {
                 (Some(current), Some(best)) => Arc::ptr_eq(current, best),
@@ -116,7 +116,7 @@ impl PeerCarriersState {
     }
 }
 
-/// Counts one connection with a peer until it is dropped.
+/// Counts one connection with a peer until this value is dropped.
 pub struct CarrierUse<'a>(&'a Carriers, String);
 
 impl Drop for CarrierUse<'_> {

@@ -11,7 +11,7 @@ use super::{
 };
 
 pub struct CarryContext {
-    /// Random number of this broker's run. It changes with each start.
+    /// Random number that this broker chose when it started, by which peers notice a restart.
     pub run: u64,
     pub hooks: Arc<Hooks>,
     pub table: Arc<TunnelTable>,

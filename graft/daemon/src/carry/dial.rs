@@ -40,7 +40,7 @@ const IDLE: Duration = Duration::from_secs(6);
 /// Pause before the next attempt to connect, which doubles after each failure up to `PAUSE_MOST`.
 const PAUSE_LEAST: Duration = Duration::from_millis(200);
 const PAUSE_MOST: Duration = Duration::from_secs(10);
-/// Interval of checks whether a peer that this host connected to still has its carrier.
+/// Interval at which this host checks whether the carrier that it has made to a peer still exists.
 const LOOK: Duration = Duration::from_millis(500);
 /// Time limit for a handshake, during which the connecting host has not proved its key.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -222,7 +222,7 @@ pub async fn listen(context: Arc<CarryContext>, endpoint: Endpoint, tls: Arc<par
 struct DialledPeer {
     connection: Connection,
     peer: String,
-    /// Random number of the run of the peer's broker.
+    /// Random number that the peer's broker chose when it started.
     run: u64,
     stream: CarrierStream,
 }

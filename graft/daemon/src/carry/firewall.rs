@@ -24,7 +24,8 @@ const IPV6: u8 = 10;
 const FORWARD: u32 = 2;
 const OUTPUT: u32 = 3;
 const POSTROUTING: u32 = 4;
-/// NF_NETDEV_EGRESS. Packets that test the firewall end before this hook, so the answer for rules there is unknown.
+/// NF_NETDEV_EGRESS. The broker's test packets do not reach this hook, so it is unknown whether rules there accept a
+/// connection.
 const EGRESS: u32 = 1;
 
 /// Files that list the tables of legacy iptables, whose rules nftables does not show.
@@ -86,7 +87,7 @@ impl Generation {
 }
 
 impl FirewallRules {
-    /// Reads the rules if they have changed.
+    /// Reads the nftables rules if they have changed.
     pub fn refresh(&mut self) {
         let trouble = self.read().err().map(|error| format!("rules of nftables cannot be read: {error}"));
         if let Some(trouble) = trouble.as_ref().filter(|_| self.trouble.is_none()) {
@@ -105,7 +106,8 @@ impl FirewallRules {
         let now = Instant::now();
         if self.read.as_ref().is_none_or(|read| read.is_outdated(number, now)) {
             (self.is_hooked, self.rules) = netfilter::rules()?;
-            // The time of the first read is kept until the kernel's count of changes differs.
+            // The time at which the rules with this count of changes were first read is kept until the kernel's count
+            // differs.
             let first_read =
                 self.read.as_ref().filter(|read| read.number == number).map(|read| read.first_read);
             self.read = Some(Generation { number, first_read: first_read.unwrap_or(now), last_read: now });
@@ -146,7 +148,7 @@ impl FirewallRules {
                 found
                     .push(Obstacle { what: format!("{}: {what}", name(rule)), ports: those_of(rule, ports) });
             }
-            // Rules after one that accepts established connections see only first packets of connections.
+            // If a rule accepts established connections, the rules after it see only the first packets of connections.
             first_only |= lets_established_pass(rule);
         }
         found
@@ -172,7 +174,7 @@ fn may_be_for(rule: &NetfilterRule, ports: &RangeInclusive<u16>) -> bool {
     })
 }
 
-/// Returns the part of the given server ports that a rule may match.
+/// Returns those of the given server ports that a rule may match.
 fn those_of(rule: &NetfilterRule, ports: &RangeInclusive<u16>) -> RangeInclusive<u16> {
     rule.looks.iter().fold(ports.clone(), |left, look| match look {
         RuleProperty::Ports(wanted) if *wanted.end() < CHOSEN => {
@@ -184,7 +186,7 @@ fn those_of(rule: &NetfilterRule, ports: &RangeInclusive<u16>) -> RangeInclusive
 
 fn obstacle(rule: &NetfilterRule, end: ConnectionEnd, first_only: bool) -> Option<String> {
     let chain = &rule.chain;
-    // The packets that test the firewall end before the egress hook, so rules there cannot be tested.
+    // The broker's test packets are dropped before the egress hook, so rules there cannot be tested.
     if chain.family == NETDEV && chain.hook == Some(EGRESS) {
         return Some("egress of an interface".to_owned());
     }

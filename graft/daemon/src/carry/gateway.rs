@@ -46,9 +46,9 @@ pub struct CarryGateway {
     watchdog: Mutex<Option<TunnelWatchdog>>,
     settings: settings::GatewaySettings,
     listeners: Listeners,
-    /// Sends refusals to clients.
+    /// Raw sockets that send resets to clients whose connections are refused.
     wire: SynSender,
-    /// Sends held SYNs once more, with a mark that the programs let pass.
+    /// Raw sockets that send held SYNs once more, with a packet mark that the BPF programs let pass.
     again: SynSender,
     /// SYNs that are held back. An admitted SYN has the channel on which a task waits for its connection.
     waiting: Mutex<HashMap<GatewayConnection, Option<oneshot::Sender<TcpStream>>>>,
@@ -73,7 +73,7 @@ impl CarryGateway {
         settings: &settings::GatewaySettings,
         run: u64,
     ) -> anyhow::Result<(Self, KernelEvents<GatewaySyn>)> {
-        // A packet mark has only 16 bits for the number of this broker's run.
+        // A packet mark has only 16 bits for the random number that tells this start of the broker from earlier ones.
         let run = GatewayRun((run & 0xffff) as u16);
         let listeners = Listeners::transparent()?;
         let ports = listeners.ports()?;

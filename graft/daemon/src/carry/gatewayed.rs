@@ -2,7 +2,7 @@
 //! SYN until a carrier has reached the server, so the client gets the answer that it would get without a tunnel. A
 //! connection that is not tunnelled is forwarded as any router would.
 //!
-//! At the other end, the broker connects to servers behind it from the client's own address.
+//! The broker at the server's end connects from the client's own address to servers behind its host.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -109,7 +109,8 @@ async fn carry(
             gateway.forward(ask.flow);
             match reason {
                 CarryReason::Busy => gateway.avoid(server, AVOID_BUSY),
-                // The reason concerns this client only, so connections of other clients may still be tunnelled.
+                // The reason for the refusal concerns this client only, so connections of other clients may still be
+                // tunnelled.
                 CarryReason::Client => {}
                 _ => gateway.avoid(server, AVOID),
             }

@@ -1,5 +1,5 @@
-//! BPF hooks on cgroups: the daemon's own hook, and those that commands have requested. All of them redirect
-//! connections to the same broker.
+//! BPF hooks on cgroups: the daemon's own hook, and hooks for single commands that users run with redirected
+//! connections. All of them redirect connections to the same broker.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -25,7 +25,7 @@ use tokio::net::TcpSocket;
 
 use super::warn_on_error;
 
-/// Limit of concurrent hooks that commands have requested.
+/// Limit of concurrent hooks for single commands.
 const COMMANDS_MAX: usize = 64;
 /// Limit of entries in the cache `inside`, which remembers whether cgroups are in the cgroup of the daemon's own hook.
 const KNOWN_MAX: usize = 4096;
@@ -291,8 +291,8 @@ fn ports<'a>(rules: impl Iterator<Item = &'a Lead>) -> Vec<RangeInclusive<u16>> 
     ports
 }
 
-/// Puts rules that exclude connections to the `plain` ports from redirection before `rules`. If the hook's table has no
-/// space for both, nothing is redirected.
+/// Returns the rules for a hook: first rules that exclude the `plain` ports from redirection, then `rules`. If the
+/// hook's table has no space for all of them, nothing is redirected.
 fn with_plain(plain: &[RangeInclusive<u16>], rules: &[Lead]) -> Vec<Lead> {
     let in_place = |ports: RangeInclusive<u16>| Lead {
         peer: everybody(),

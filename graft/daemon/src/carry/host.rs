@@ -134,7 +134,8 @@ async fn telling<T>(stream: &mut CarrierStream, work: impl Future<Output = T>) -
                 }
             }
             sent = stream.sender.send(), if !stream.sender.is_empty() => {
-                // If the carrier has failed, the peer resumes the connection on another stream, so the work goes on.
+                // If the carrier has failed, the peer resumes the connection on another stream, so `work` still
+                // connects to the server.
                 if sent.is_err() {
                     return work.await;
                 }
@@ -179,7 +180,7 @@ async fn host(
     Ok(ended)
 }
 
-/// Connects to the server, and makes it see the client as the other end.
+/// Connects to the server, which sees the client's address as its peer.
 async fn reach<'a>(
     context: &'a CarryContext,
     far: &CarrierPeer,

@@ -70,7 +70,8 @@ impl Listeners {
                 Ok((local, from)) => return (local, canonical(from)),
                 Err(error) => {
                     warn!("a redirected connection cannot be accepted: {error}");
-                    // The usual cause is that this process has no free file descriptors.
+                    // Accepting a connection fails mostly because this process has no free file descriptors, so the
+                    // loop waits a moment.
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }

@@ -36,7 +36,7 @@ impl TransferMeter {
         }
     }
 
-    /// Returns the purpose that was predicted when the connection began.
+    /// Returns how the connection is expected to be used, as predicted when it began.
     pub fn expected(&self) -> &Expected {
         &self.expected
     }

@@ -1,4 +1,4 @@
-//! Metrics of carried connections.
+//! Metrics of tunnelled connections.
 
 use std::{collections::BTreeMap, fmt};
 

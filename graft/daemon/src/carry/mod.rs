@@ -214,8 +214,8 @@ impl TunnelBroker {
         Ok(())
     }
 
-    /// Connects to the peer by each kind of carrier and at each address, in a task for each, so that another route is
-    /// ready when one fails.
+    /// Starts a task for each kind of carrier and each address of the peer, which connects to the peer. So another
+    /// route is ready when one fails.
     fn call_by_all_ways(&self, tls: &Tls, peer: &AgreementPeer) -> anyhow::Result<Vec<AbortHandle>> {
         let mut handles = Vec::new();
         for (place, kind) in self.carry.carriers.iter().copied().enumerate() {

@@ -155,7 +155,7 @@ impl ConnectionPool {
     }
 }
 
-/// Counts one waiting task until it is dropped.
+/// Counts one waiting task until this value is dropped.
 struct Waits<'a>(&'a ConnectionPool);
 
 impl<'a> Waits<'a> {

@@ -144,7 +144,7 @@ impl PumpTimes {
 impl Drop for TunnelPump<'_> {
     fn drop(&mut self) {
         self.context.table.kept.fetch_sub(self.out.unconfirmed(), Relaxed);
-        // A refused connection was never established, so its meter is ignored.
+        // A refused connection was never established, so its byte counts do not matter for predictions.
         if self.is_accepted {
             self.meter.end();
         }
@@ -592,7 +592,7 @@ impl<'a> TunnelPump<'a> {
             let fresh = carriers.wait_for(|it| it.as_ref().is_some_and(|it| !it.is_closed())).await;
             // The channel has closed: the settings have changed the peer, or do not name it any more.
             let Some(fresh) = fresh.ok().and_then(|fresh| fresh.clone()) else { continue };
-            // Only the same run of the other broker can still know the connection.
+            // A broker that was restarted in the meantime does not know the connection any more.
             let same_run = fresh.far.run == carrier.far.run;
             *carrier = fresh;
             let Ok(mut stream) = carrier.open().await else { continue };

@@ -1,5 +1,5 @@
-//! Predicts the purpose of connections: it remembers connections that have ended, and expects new ones of the same
-//! class to be used alike.
+//! Predicts how connections will be used: it remembers connections that have ended, and expects new ones of the same
+//! class to be used in the same way.
 
 use std::{
     net::IpAddr,
@@ -29,7 +29,7 @@ impl Purposes {
         self.lock().note(kind, peer, flow);
     }
 
-    /// Returns the predicted purpose of a new connection of this class with this peer.
+    /// Returns how a new connection of this class with this peer is expected to be used.
     pub fn expected(&self, kind: &TrafficClass, peer: IpAddr) -> Expected {
         let settings = self.settings.read().clone();
         settings.expected_with(kind, peer, &self.lock())

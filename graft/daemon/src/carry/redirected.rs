@@ -143,7 +143,7 @@ async fn carry(
     }
 }
 
-/// Returns a meter for a connection of an application of this host.
+/// Returns the byte counter (meter) for a connection of an application of this host.
 pub fn meter(context: &CarryContext, arrival: &RedirectedConnection) -> TransferMeter {
     let command = arrival.command.clone();
     let cgroup = arrival.cgroup;

@@ -53,9 +53,9 @@ impl BytesArrived {
 /// is lost.
 #[derive(Debug)]
 pub struct CarrierSilence {
-    /// Time limit for an answer of the other end.
+    /// Time limit for the other end to answer `Ask`.
     patience: Duration,
-    /// The arrival counter at the last update.
+    /// Value of the connection's arrival counter when this state was last updated.
     heard: u64,
     /// Time at which something last arrived on the connection.
     heard_at: Instant,
@@ -100,7 +100,8 @@ impl CarrierSilence {
         self.owes_since = None;
     }
 
-    /// Returns the time at which the next action is due.
+    /// Returns the time at which this end next has to send `Ask` or an acknowledgement, or has to give up the
+    /// connection.
     pub fn next_deadline(&self) -> Instant {
         let by_silence = match self.asked_at {
             Some(asked_at) => asked_at + self.patience,
@@ -109,7 +110,7 @@ impl CarrierSilence {
         self.owes_since.map_or(by_silence, |since| by_silence.min(since + TELL))
     }
 
-    /// Returns the action that is due now. All arrivals must have been noted before the call.
+    /// Returns what this end has to do about the silence now. All arrivals must have been noted before the call.
     pub fn due_action(&mut self, now: Instant) -> SilenceAction {
         match self.asked_at {
             Some(asked_at) if now >= asked_at + self.patience => return SilenceAction::Lost,

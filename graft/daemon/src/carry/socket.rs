@@ -21,7 +21,7 @@ use super::{
     record::{Opener, RecordBatch, RecordContent, RecordError, Sealer},
 };
 
-/// Size in bytes of one sealed batch at most, and of one read at least and at most.
+/// Largest number of bytes that are sealed together (`SEAL_MOST`), and smallest and largest size of one read, in bytes.
 const SEAL_MOST: usize = 128 << 10;
 const READ_LEAST: usize = 2 << 10;
 const READ_MOST: usize = 128 << 10;
@@ -135,7 +135,7 @@ impl Writing {
         self.sealed.is_empty()
     }
 
-    /// Sends a part of the batch. The call may be cancelled.
+    /// Seals data of the batch if all sealed data was sent, and sends sealed data. The call may be cancelled.
     pub async fn send(&mut self, batch: &mut RecordBatch) -> Result<(), CarrierError> {
         // All sealed bytes are sent before more are sealed, so the buffer stays small.
         if self.sealed.is_empty() {
@@ -181,7 +181,7 @@ pub struct SocketReader {
     socket: Arc<CarrierSocket>,
     opener: Opener,
     read: BytesMut,
-    /// Decrypted contents of records in reverse order, so that the next one is last.
+    /// Decrypted contents of records in reverse order: the content that is returned next is the last element.
     ready: Vec<Bytes>,
     piece: usize,
 }
@@ -191,7 +191,7 @@ impl SocketReader {
         &self.socket
     }
 
-    /// Returns the next content that was already decrypted.
+    /// Returns the next decrypted content of a record that was received earlier.
     pub fn next(&mut self) -> Option<Bytes> {
         self.ready.pop()
     }

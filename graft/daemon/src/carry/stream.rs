@@ -171,7 +171,7 @@ impl CarrierStream {
         }
     }
 
-    /// Returns the arrival counter of a pool's connection.
+    /// Returns how often data has arrived on a pool's connection (its arrival counter).
     pub fn heard(&self) -> u64 {
         self.socket().map_or(0, |socket| socket.heard())
     }
@@ -190,7 +190,7 @@ impl CarrierStream {
         self.first_within(PATIENCE).await
     }
 
-    /// Waits for the first frame of the stream. No silence before it may last longer than `patience`.
+    /// Waits for the first frame of the stream. Gives up if nothing arrives for longer than `patience`.
     async fn first_within(&mut self, patience: Duration) -> Result<CarryFrame, CarrierError> {
         let first = async {
             loop {
@@ -244,7 +244,7 @@ impl CarrierSender {
         }
     }
 
-    /// Sends a part of the queue. The call may be cancelled.
+    /// Sends a part of the queued bytes. The call may be cancelled.
     pub async fn send(&mut self) -> Result<(), CarrierError> {
         let stream = match &mut self.link {
             SendLink::Quic(stream, _) => stream,

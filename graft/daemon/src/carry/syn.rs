@@ -50,8 +50,8 @@ impl SynSender {
         socket.send_to(&packet, &SocketAddr::new(to.ip(), 0).into()).map(drop)
     }
 
-    /// Refuses a SYN of the client at `to` in the name of the server at `from`, with the reset of RFC 9293 for a port
-    /// where nobody listens.
+    /// Refuses a SYN that the client at `to` has sent to the server at `from`. The refusal is the reset that RFC 9293
+    /// requires for a port where nobody listens.
     pub fn refuse(&self, from: SocketAddr, to: SocketAddr, syn: &[u8]) -> io::Result<()> {
         let answer = refusal(from.port(), to.port(), syn).ok_or(io::ErrorKind::InvalidInput)?;
         self.send(from, to, &answer)

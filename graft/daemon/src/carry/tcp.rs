@@ -43,7 +43,7 @@ const HELLO_BYTES: usize = 9;
 pub struct AuthenticatedConnection {
     pub stream: TcpStream,
     pub secrets: ExtractedSecrets,
-    /// Random number of the run of the other broker.
+    /// Random number that the other broker chose when it started.
     pub run: u64,
     pub rtt: Duration,
     /// True if both ends speak the protocol version that has the frame `Ask`.

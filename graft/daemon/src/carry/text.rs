@@ -1,4 +1,4 @@
-//! Text that the commands print about carried connections.
+//! Text that the commands print about tunnelled connections.
 
 use millrace_daemon::render::{
     Fit::{self, Name, Text, Whole},

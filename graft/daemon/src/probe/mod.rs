@@ -34,7 +34,7 @@ const FRESH_MAX: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ProbeTarget {
     pub peer: IpAddr,
-    /// UDP port to probe: an echo and an ICMP error both count as answers. `None` probes by ICMP.
+    /// UDP port to probe: an echo and an ICMP error both count as answers. With `None` the probe uses ICMP.
     pub udp_port: Option<u16>,
 }
 

@@ -83,7 +83,7 @@ async fn icmp(peer: IpAddr, period: Duration, count: usize) -> io::Result<Vec<Pa
     let mut ticks = interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut buffer = [0; 2048];
-    // The end of the wait for answers is estimated, until the last request is sent.
+    // Time at which the wait for answers ends. It is estimated here, and set again when the last request is sent.
     let mut last = start + period * u32::try_from(count).unwrap_or(u32::MAX) + PATIENCE;
     let mut answered = 0;
     while answered < count {
@@ -122,7 +122,7 @@ fn identifier() -> io::Result<u16> {
 }
 
 /// Probes by UDP. Each packet is sent on a socket of its own, so that an ICMP error of a closed port can be assigned to
-/// it.
+/// that packet.
 async fn udp(to: SocketAddr, period: Duration, count: usize) -> io::Result<Vec<PathSample>> {
     let start = Instant::now();
     let mut ticks = interval(period);

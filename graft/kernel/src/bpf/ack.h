@@ -10,7 +10,8 @@
 
 /* Number of packets that the bitmap of an acknowledgement covers, from the frame's packet number on. */
 #define ACK_COME      (GRAFT_WINDOW / 2)
-#define ACK_REORDERED 3 /* packets that may arrive behind a missing one before it counts as lost (RFC 5681) */
+/* Number of packets that may arrive after a missing packet before that packet counts as lost (RFC 5681). */
+#define ACK_REORDERED 3
 
 /* Payload of a GRAFT_ACK frame. The packet number in the frame states that all lower ones were received or
  * given up.
@@ -93,7 +94,7 @@ static __always_inline int ack_take(struct graft_shared *shared, __u32 number, c
 		shared->room = room;
 	for (int i = 0; i < ACK_COME / 64; i++)
 		delivered += ack_bits(((const __u64 *)ack->come)[i]);
-	/* Bits for packets that were never sent are not counted. */
+	/* The acknowledgement's bitmap may have bits for packets that were never sent, which are not counted. */
 	if (!graft_not_before(next, delivered))
 		delivered = next;
 	if (!graft_not_before(shared->delivered, delivered)) {

@@ -14,12 +14,12 @@
  * do this at once, so `let_in` grows atomically and `passed` moves by compare-and-swap.
  */
 struct arrivals {
-	__u32 let_in; /* index of the next entry that XDP fills, before reduction to the ring's size */
-	__u32 passed; /* index of the oldest entry that is still in use */
+	__u32 let_in; /* index of the next ring entry that XDP fills, before reduction to the ring's size */
+	__u32 passed; /* index of the oldest ring entry that is still in use */
 	__u32 newest; /* one more than the newest packet number that TC has seen */
 	__u32 pad;
-	__u32 numbers[GRAFT_WINDOW]; /* packet number of each entry */
-	/* interface of each entry's packet; 0: the entry is cleared (delivered or lost) */
+	__u32 numbers[GRAFT_WINDOW]; /* packet number of each entry of the ring */
+	/* interface at which the packet of each ring entry arrived; 0: the entry is cleared (delivered or lost) */
 	__u16 places[GRAFT_WINDOW];
 	__u16 times[GRAFT_WINDOW]; /* time at which XDP accepted each entry's packet, in ticks of 2^24 ns */
 };
@@ -140,7 +140,7 @@ static __always_inline void arrivals_pass(struct arrivals *arrivals, struct graf
 				  .place = arrivals_place(ifindex),
 				  .now = arrivals_time(work->now_ns)};
 
-	/* Entries that XDP has overwritten since are skipped. */
+	/* If XDP has overwritten ring entries that TC has not processed, those entries are skipped. */
 	if (arrivals->let_in - arrivals->passed > GRAFT_WINDOW)
 		arrivals->passed = arrivals->let_in - GRAFT_WINDOW;
 	arrival.first = arrivals->passed;

@@ -17,7 +17,7 @@ struct congestion {
 	__u32 begun;
 	__u32 window;
 	__u32 threshold; /* slow-start threshold: from this window on, growth is linear */
-	__u32 delivered; /* value of graft_shared.delivered at the latest update */
+	__u32 delivered; /* value of graft_shared.delivered when the window was last updated */
 	__u32 losses;
 	__u32 pad;
 	__u64 since_ns; /* latest time at which nothing was in flight, or a timeout ended, ns */

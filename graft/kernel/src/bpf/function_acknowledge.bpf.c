@@ -21,10 +21,10 @@ const volatile struct acknowledge_config config = {
 };
 
 struct state {
-	__u32 waiting;	/* packets received since the latest acknowledgement */
-	__u32 complete; /* value of graft_shared.complete at the latest packet */
+	__u32 waiting;	/* number of packets received since the latest acknowledgement */
+	__u32 complete; /* value of graft_shared.complete when the latest packet arrived */
 	__u32 truesize; /* bytes of socket memory that the largest packet so far takes */
-	__u32 batch;	/* packets that TC delivered in quick succession, at most BATCH */
+	__u32 batch;	/* number of packets that TC delivered in quick succession, at most BATCH */
 	__u64 passed_ns;
 	struct arrivals arrivals;
 };
@@ -101,7 +101,7 @@ static __noinline int hear(struct __sk_buff *skb, struct graft_work *work, struc
 struct standing {
 	__u32 number; /* all packets below this number were received or given up */
 	__u32 newest;
-	__u32 room; /* packets from `number` on for which the socket has space */
+	__u32 room; /* number of packets, from `number` on, for which the socket has space */
 };
 
 struct holding {
@@ -170,8 +170,8 @@ static long fill(__u32 index, struct filling *filling)
 	return 0;
 }
 
-#define ROOM_MAX GRAFT_WINDOW /* most packets of buffer space that a receiver announces */
-/* packets that TC may have delivered while the kernel still batches them before the socket
+#define ROOM_MAX GRAFT_WINDOW /* largest buffer space that a receiver announces, in packets */
+/* number of packets that TC may have delivered while the kernel still batches them before the socket
  * (net.core.gro_normal_batch)
  */
 #define BATCH 8
@@ -183,8 +183,8 @@ static long fill(__u32 index, struct filling *filling)
 /* Returns how many packets TC has delivered that may not be in the application's socket yet. */
 static __always_inline __u32 under_way(const struct state *own, const struct socket_room *room, __u64 now_ns)
 {
-	/* A socket with a large buffer may also receive packets of other senders, so BATCH packets are
-	 * assumed to be on their way to it.
+	/* A socket with a large buffer may also receive packets of other senders, so BATCH packets are assumed to be on
+	 * their way to this socket.
 	 */
 	if (room->have > 4 * BATCH * own->truesize)
 		return BATCH;

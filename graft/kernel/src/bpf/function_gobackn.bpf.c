@@ -19,7 +19,7 @@ const volatile struct gobackn_config config = {
 	.retry_us = 500000,
 };
 
-#define REPEAT_MAX 256 /* most packets that the sender repeats for one request */
+#define REPEAT_MAX 256 /* largest number of packets that the sender repeats for one request */
 
 struct state {
 	__u32 asked; /* packet number of the latest request */

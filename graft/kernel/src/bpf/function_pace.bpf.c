@@ -7,10 +7,10 @@
 #include "net.h"
 
 struct pace_config {
-	/* kbit/s including IP headers; 0: the rate is the window divided by the round trip */
+	/* pacing rate in kbit/s including IP headers; 0: the rate is the window divided by the round trip */
 	__u32 rate_kbit;
-	__u32 burst;   /* packets that may be sent at once after a pause */
-	__u32 packets; /* most packets that wait for their departure time */
+	__u32 burst;   /* number of packets that may be sent at once after a pause */
+	__u32 packets; /* largest number of packets that may wait for their departure time */
 };
 
 SEC(".rodata.config")
@@ -20,7 +20,7 @@ const volatile struct pace_config config = {
 	.packets = 64,
 };
 
-/* percent; paces somewhat faster than window / round trip, so that the window is the limit */
+/* pacing rate in percent of window / round trip; somewhat faster, so that the window is the limit */
 #define GAIN_PERCENT 125
 #define TAKES_MOST   1000000000ULL
 #define SPARE_MOST   4000000000ULL

@@ -17,9 +17,9 @@ const volatile struct window_config config = {
 	.packets = 128,
 };
 
-/* attempts to assign a packet number while other CPUs send at the same time */
+/* number of attempts to assign a packet number while other CPUs send at the same time */
 #define TRIES 8
-/* most packet numbers between the first unacknowledged packet and the next one */
+/* largest distance from the number of the first unacknowledged packet to the number of the next packet */
 #define SPAN (GRAFT_WINDOW / 2)
 
 static __always_inline __u32 bound(const struct graft_work *work)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Maps of the model's choice for each path: which candidate its connections use, a congestion control or the
- * broker. graft_tcp.bpf.c and graft_hook.bpf.c share these maps.
+/* Maps of the choices that userspace's learned model makes. A choice says which candidate the connections with a peer
+ * use: a congestion control or the broker. graft_tcp.bpf.c and graft_hook.bpf.c share these maps.
  *
  * Another candidate is explored by grants: userspace sets `grant`, and exactly one connection uses it. Thus
  * userspace bounds how many connections explore, however many begin at once.

@@ -78,7 +78,7 @@ struct {
 } verdicts SEC(".maps");
 
 struct packet {
-	struct gateway_flow flow; /* client and server, given that the client sent the packet */
+	struct gateway_flow flow; /* client and server of the connection, if the client sent this packet */
 	__u32 next;		  /* offset of the TCP or ICMP header from the IP header */
 	__u8 protocol;
 	bool is_v4;
@@ -314,7 +314,8 @@ static __always_inline void note_plain(const struct gateway_flow *flow)
 {
 	struct gateway_state plain = {
 		.state = GATEWAY_FORWARD,
-		.until_ns = bpf_ktime_get_ns() + 120 * 1000000000ULL, /* 120 s: twice TIME_WAIT */
+		/* End of the state in 120 s: twice the time for which a socket stays in TIME_WAIT. */
+		.until_ns = bpf_ktime_get_ns() + 120 * 1000000000ULL,
 	};
 
 	bpf_map_update_elem(&flows, flow, &plain, BPF_ANY);
@@ -432,7 +433,8 @@ static __noinline enum gateway_verdict look_at_packet(struct __sk_buff *skb)
 		return GATEWAY_OTHER;
 	if (read_ip(skb, 0, &packet))
 		return GATEWAY_MALFORMED;
-	/* For a packet to a host that is no peer, this look-up in `peers` is the only one. */
+	/* A packet to a host that is no peer is passed on after this look-up, without a further look-up of addresses.
+	 */
 	warm = find(&peers, &packet.flow.server);
 	if (!warm)
 		return GATEWAY_OTHER;

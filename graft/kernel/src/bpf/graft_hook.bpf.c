@@ -124,8 +124,8 @@ static __always_inline enum hook_verdict judge(struct bpf_sock_addr *ctx, const 
 	return is_avoided(to) ? HOOK_REFUSED : HOOK_LED;
 }
 
-/* Applies the model's choice for the connection's path: redirect the connection to the broker, or let it go
- * directly to its server.
+/* Applies the choice that userspace's learned model has made for connections with this peer: redirect the connection to
+ * the broker, or let it go directly to its server.
  */
 static __always_inline enum hook_verdict pick(struct bpf_sock *sk, const struct hook_end *to, __u32 rule)
 {

@@ -23,7 +23,7 @@ struct hook_config {
 
 /* Address and port of one end of a connection. */
 struct hook_end {
-	address_words address; /* network byte order; IPv4 as ::ffff:a.b.c.d */
+	address_words address; /* address in network byte order; IPv4 as ::ffff:a.b.c.d */
 	__u16 port;	       /* port in host byte order */
 	__u16 pad;
 };
@@ -34,7 +34,7 @@ struct hook_end {
 struct hook_rule {
 	address_words peer;
 	address_words mask;
-	__u16 first_port; /* host byte order; first and last port both belong to the range */
+	__u16 first_port; /* ports in host byte order; first and last port both belong to the range */
 	__u16 last_port;
 	__u32 strict; /* 1: connect() succeeds only after the server was reached */
 	__u32 choice; /* key of the rule in `choices`; 0: all connections of the rule are redirected */
@@ -59,7 +59,7 @@ struct hook_led {
 	char command[CALLER_NAME_BYTES]; /* name of the connecting thread */
 	__u64 cgroup;			 /* ID of the cgroup that the rule names; 0: none */
 	__u32 rule; /* key in `choices` of the rule that matched; 0: the rule has no choice */
-	/* serial number of the model's choice that the connection followed; 0: none */
+	/* serial number of the choice of userspace's model that the connection followed; 0: none */
 	__u32 serial;
 	__u32 explored;
 	__u32 uid; /* user that owns the socket, as netfilter's skuid matches it */
@@ -80,7 +80,7 @@ struct hook_guest {
  * connection goes directly to its server.
  */
 enum hook_verdict {
-	HOOK_LED,  /* redirected to the broker */
+	HOOK_LED,  /* the connection is redirected to the broker */
 	HOOK_COLD, /* no carrier to the peer is connected */
 	/* the server refused an earlier connection: the application gets the server's own error */
 	HOOK_REFUSED,
@@ -90,8 +90,8 @@ enum hook_verdict {
 	HOOK_NOT_TCP,	   /* the socket is MPTCP, or another stream protocol */
 	HOOK_NO_FAMILY,	   /* the broker does not listen in the connection's address family */
 	HOOK_NO_MEMORY,	   /* no memory for the socket's state */
-	HOOK_IN_PLACE,	   /* the model chose plain TCP for this path, not the broker */
-	HOOK_UNKNOWN,	   /* the model has made no choice for this path yet */
+	HOOK_IN_PLACE,	   /* userspace's learned model chose plain TCP for this peer, not the broker */
+	HOOK_UNKNOWN,	   /* userspace's learned model has made no choice for this peer yet */
 	HOOK_VERDICTS,
 };
 

@@ -20,11 +20,12 @@ enum graft_side {
 	GRAFT_SERVER = 2, /* for servers: the rule's ports are those of this host */
 };
 
-/* Whether a rule applies only after the peer has agreed to it. */
+/* Says whether a rule applies only after the peer has agreed to it. */
 enum graft_agree {
 	GRAFT_ASK_NOBODY,
 	GRAFT_ASK,
-	GRAFT_ASK_BOUND, /* offers the agreement only to peers that userspace has bound to this rule */
+	/* The client offers the agreement only to peers with which userspace has agreed on this rule over TLS. */
+	GRAFT_ASK_BOUND,
 };
 
 /* Bits of graft_rule.set, one for each socket setting that a rule changes. */
@@ -36,13 +37,13 @@ enum graft_setting {
 	GRAFT_SET_WINDOW = 16,
 };
 
-/* A rule: which connections it matches, and the settings for their sockets. The first rule that matches
- * applies; the first one with side 0 ends the list.
+/* A rule: which connections it matches, and the settings for their sockets. The first rule that matches applies; a rule
+ * whose `side` is 0 ends the list.
  */
 struct graft_rule {
-	address_words peer; /* network byte order; IPv4 as ::ffff:a.b.c.d */
+	address_words peer; /* address in network byte order; IPv4 as ::ffff:a.b.c.d */
 	address_words mask;
-	__u16 first_port; /* host byte order; first and last port both belong to the range */
+	__u16 first_port; /* ports in host byte order; first and last port both belong to the range */
 	__u16 last_port;
 	__u8 side;
 	__u8 agree; /* whether the peer has to agree, enum graft_agree */
@@ -52,7 +53,8 @@ struct graft_rule {
 	__s32 send_buffer_bytes;    /* send buffer (SO_SNDBUF); the kernel doubles it */
 	__s32 receive_buffer_bytes; /* receive buffer (SO_RCVBUF); the kernel doubles it */
 	__s32 window_packets;	    /* initial congestion window */
-	__u32 generation;	    /* number of the list of rules; a binding is valid for one list only */
+	/* Number of the list of rules; a binding (struct graft_bound) is valid for one list only. */
+	__u32 generation;
 	__u32 choice;		    /* key of the rule in `choices`; 0: the rule has no choice */
 	__u32 pad;
 	char congestion[GRAFT_NAME_BYTES];
@@ -70,17 +72,17 @@ enum graft_outcome {
 	GRAFT_STRIPPED,
 	GRAFT_REFUSED,	 /* the peer uses another version of the option */
 	GRAFT_MALFORMED, /* the peer's TCP option is malformed */
-	/* at a server: the client did not confirm, since it offered nothing or the answer was lost */
+	/* at a server: the client's ACK did not confirm, since the client offered nothing or our answer was lost */
 	GRAFT_UNCONFIRMED,
 	GRAFT_NO_ROOM,	     /* the TCP header had no space for the option */
 	GRAFT_COOKIES,	     /* SYN cookies are in use, so an offer cannot be answered */
-	GRAFT_ANSWERED,	     /* a SYN-ACK was sent with an answer */
+	GRAFT_ANSWERED,	     /* a SYN-ACK was sent with an answer to the client's offer */
 	GRAFT_NO_CONGESTION, /* the rule's congestion control does not exist in the kernel */
 	GRAFT_NOT_SET,	     /* the kernel refused a setting other than congestion control */
 	GRAFT_RESENT,	     /* the server answered only the repeated SYN, which has no option */
 	GRAFT_WITHHELD,	     /* no offer was sent: SYNs with the option were lost in the last ten minutes */
 	GRAFT_NO_MEMORY,     /* the kernel had no memory for the socket's state */
-	/* no offer was sent: the rule requires a bound peer, and this peer is not bound */
+	/* no offer was sent: the rule is only for peers that have agreed to it over TLS, and this peer has not */
 	GRAFT_UNBOUND,
 	GRAFT_UNTOLD, /* an event for userspace was lost, since the ring buffer was full */
 	GRAFT_OUTCOMES,
@@ -105,8 +107,8 @@ struct graft_bound {
 	__u32 pad;
 };
 
-/* The key of a connection: the sequence numbers of the first data bytes. They are random, and both ends know
- * them.
+/* The key of a connection: the sequence numbers of the first data byte in each direction. They are random, and both
+ * ends know them.
  */
 struct graft_connection_key {
 	__u32 client_first;
@@ -124,7 +126,7 @@ struct graft_connection {
 	__be32 own; /* identity of the graft that this host would use */
 	__be32 heard;
 	__u16 port; /* the server's port */
-	__u8 spoke; /* 1: this host is a client that offered, or a server that answers offers */
+	__u8 spoke; /* 1: this client offered an agreement, or this server answers such offers */
 	__u8 pad;
 };
 
@@ -155,14 +157,14 @@ struct graft_socket {
 	char congestion[GRAFT_NAME_BYTES];
 };
 
-/* Key of a choice. It covers all connections with a peer that match one rule. */
+/* Key of a choice of userspace's learned model. It covers all connections with a peer that match one rule. */
 struct graft_choice_key {
 	address_words peer; /* IPv6 form of the address, as in struct graft_rule */
 	__u32 rule;	    /* key of the rule in `choices` */
 };
 
-/* The model's choice for the connections of a path: the candidate that they use, and another one that a
- * single connection may explore.
+/* The choice of userspace's learned model for connections with a peer: the candidate that they use, and another one
+ * that a single connection may explore.
  */
 struct graft_choice {
 	/* serial number of this choice, which differs for each choice that userspace writes */

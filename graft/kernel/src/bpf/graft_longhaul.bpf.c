@@ -35,7 +35,7 @@ enum phase {
 };
 
 struct longhaul {
-	__u64 bandwidth[2]; /* greatest delivery rate of the current epoch and of the previous one, bytes/s */
+	__u64 bandwidth[2]; /* greatest delivery rate in this epoch (some rounds) and the last one, bytes/s */
 	__u64 bound;	    /* upper limit of the bandwidth after too much loss, bytes/s */
 	/* rate at the latest growth by a quarter, bytes/s; STARTUP ends after three rounds without such
 	 * growth
@@ -52,7 +52,7 @@ struct longhaul {
 	__u8 phase;
 	__u8 step; /* index of the round in PROBE's cycle of eight */
 	__u8 flat_rounds;
-	__u8 rounds; /* rounds so far in this epoch */
+	__u8 rounds; /* number of rounds since the current epoch of `bandwidth` began */
 };
 
 _Static_assert(sizeof(struct longhaul) <= GRAFT_STATE_BYTES, "room in the socket");

@@ -5,7 +5,7 @@
 
 #include "graft_hook_intf.h"
 
-#define OPENING_HEAD_BYTES 44 /* bytes of an IPv6 header without extensions, and of both ports */
+#define OPENING_HEAD_BYTES 44 /* number of bytes of an IPv6 header without extensions and both TCP ports */
 #define OPENING_DUE	   1024
 
 /* The first packet that a socket in `sent` sent, after netfilter's OUTPUT and POSTROUTING. */

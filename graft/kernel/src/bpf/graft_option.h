@@ -19,7 +19,7 @@ enum graft_message {
 	GRAFT_REFUSE,	 /* the server's refusal, in the SYN-ACK */
 };
 
-/* The option, as it is on the wire. */
+/* The TCP option of grafts, as it is on the wire. */
 struct graft_option {
 	__u8 kind;
 	__u8 bytes;

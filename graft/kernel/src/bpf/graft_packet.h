@@ -40,8 +40,8 @@
  */
 #define GRAFT_SESSIONS	64
 #define GRAFT_STORING_SESSIONS	16
-#define GRAFT_FUNCTIONS 64 /* programs of a hook, including the verdict at index 0 */
-#define GRAFT_LIST_MAX	8  /* most functions in a list */
+#define GRAFT_FUNCTIONS 64 /* size of a hook's program array, including the verdict at index 0 */
+#define GRAFT_LIST_MAX	8  /* largest number of functions in a graft's list */
 /* number of packets whose state (received, given up) is remembered, up to the newest */
 #define GRAFT_WINDOW 1024
 
@@ -93,11 +93,11 @@ enum graft_reason {
 
 enum graft_kind {
 	GRAFT_DATA,
-	GRAFT_REQUEST,	/* requests the packet of this number */
+	GRAFT_REQUEST,	/* requests the packet whose number is in the frame */
 	GRAFT_LAST,	/* states the number of the sender's next packet, when the sender has been silent */
 	GRAFT_ACK,	/* acknowledgement, with payload struct graft_ack */
-	GRAFT_GONE,	/* answers a request for the packet of this number, which is no longer stored */
-	GRAFT_PARITY,	/* parity packet of the block whose last packet has this number */
+	GRAFT_GONE,	/* answers a request: the packet whose number is in the frame is no longer stored */
+	GRAFT_PARITY,	/* parity packet of a block; the frame has the number of the block's last packet */
 	GRAFT_RETURNED, /* recovered data, injected into this host's receive path; never on the wire */
 	GRAFT_SAYS = 8, /* kinds from this value on are messages between the daemons */
 	GRAFT_KINDS = 16,
@@ -117,12 +117,14 @@ struct graft_frame {
 #define GRAFT_FRAME_BYTES 16
 #define GRAFT_SEAL_BYTES  24 /* bytes that sealing adds to a datagram */
 
-/* A session's state that all functions share, in both epochs. Packet numbers start at 0 and wrap around. */
+/* A session's state that all functions share. It stays when the session changes its list of functions, and with it the
+ * epoch. Packet numbers start at 0 and wrap around.
+ */
 struct graft_shared {
 	__u32 next;   /* packet number of the next outgoing packet */
 	__u32 newest; /* one more than the newest packet number received */
 	__u64 sent_ns;
-	/* state of the latest numbers: packet number plus GRAFT_SEEN or GRAFT_GIVEN_UP */
+	/* state of each of the latest packets: packet number plus GRAFT_SEEN or GRAFT_GIVEN_UP */
 	__u64 seen[GRAFT_WINDOW];
 	/* Incoming: all packets below this number were received or given up. A function calls graft_advance()
 	 * before it reads this.
@@ -137,14 +139,14 @@ struct graft_shared {
 	/* The fields below describe outgoing packets, as the peer's acknowledgements reported them. */
 	__u32 acked;	 /* the peer has received or given up all packets below this number */
 	__u32 delivered; /* number of packets that the peer has received or given up, modulo 2^32 */
-	__u32 losses;	 /* losses counted so far, at most one in a round trip */
+	__u32 losses;	 /* number of losses counted so far, at most one in a round trip */
 	__u32 recover;	 /* number of the next packet when the latest loss was counted */
 	__u32 room;	 /* the receiver has buffer space for packets below this number */
 	__u32 srtt_us;	 /* smoothed round trip (RFC 6298); 0: unknown */
 	__u32 rttvar_us;
 	__u32 min_rtt_us;
 	__u64 acked_ns; /* time at which an acknowledgement last reported new packets, ns */
-	/* sending time by packet number, ns; 0: retransmitted, so it gives no round-trip sample */
+	/* sending times by packet number, ns; 0: the packet was retransmitted, so it gives no round-trip sample */
 	__u64 went_ns[GRAFT_WINDOW];
 	__u64 leaves_ns; /* earliest departure time of the next packet, ns, if a function paces */
 	__u32 epoch_in;	 /* epoch (0 or 1) of the newest received packet */
@@ -178,7 +180,7 @@ struct graft_work {
 	__u32 udp_at;
 	__u32 payload_bytes; /* bytes of the application's payload */
 	__u32 mark;	     /* mark of packets that functions send; such packets get no second frame */
-	__u32 limit;	     /* packets that may be in flight; 0: no function set a limit */
+	__u32 limit;	     /* number of packets that may be in flight; 0: no function set a limit */
 	__u8 is_sealed;	     /* 1: the session is sealed, so the packet is sealed after the last function */
 	__u8 current;	     /* index of the running function in its program array */
 	/* at GRAFT_TX: index of a function that will send its own packet behind this one */

@@ -67,8 +67,8 @@ struct pcc {
 	__u8 trial;	/* number of the trial that is being evaluated; 0: none yet */
 	__u8 is_lower;	/* 1: the first trial has the lower rate, the second one the higher */
 	__u8 is_usable; /* 1: both trials were really sent at their rates */
-	__u8 worse;	/* consecutive rounds of STARTUP in which the utility fell */
-	__s8 steps;	/* consecutive rate changes in one direction; negative: downwards */
+	__u8 worse;	/* number of consecutive rounds of STARTUP in which the utility fell */
+	__s8 steps;	/* number of consecutive rate changes in one direction; negative: downwards */
 };
 
 _Static_assert(sizeof(struct pcc) <= GRAFT_STATE_BYTES, "room in the socket");
@@ -93,7 +93,7 @@ struct moment {
 	__u32 packet_bytes;
 	__u32 delivered;
 	__u32 lost;
-	__u32 judged; /* packets delivered or lost so far; a retransmission counts again */
+	__u32 judged; /* number of packets delivered or lost so far; a retransmission counts again */
 	__u32 in_flight;
 	__u32 sent;
 	__u32 is_limited; /* 1: the application limits the rate, not the congestion control */
@@ -201,8 +201,8 @@ void BPF_PROG(pcc_pkts_acked, struct sock *sk, const struct ack_sample *sample)
 	}
 }
 
-/* Returns by how much the round trip grew during a trial, in us per second, from the middle of its first half
- * to the middle of its second half.
+/* Returns by how much the round trip grew during a trial, in us per second. The growth is measured from the middle of
+ * the trial's first half to the middle of its second half.
  */
 static __always_inline __s32 growth_ppm(const struct pcc *pcc, __u64 spent_us)
 {

@@ -87,8 +87,8 @@ struct {
 	__type(value, struct caller);
 } callers SEC(".maps");
 
-/* 1 if any rule has a condition on the process or a choice, in the list of rules in force or in the next
- * list. Userspace writes this value.
+/* 1 if a rule has a condition on the process, or a choice. Both the list of rules in force and the next list count.
+ * Userspace writes this value.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -105,7 +105,9 @@ struct {
 	__uint(max_entries, GRAFT_PEERS);
 } peers SEC(".maps");
 
-/* Bindings by the peer's address. Userspace writes them after TLS has authenticated the peer. */
+/* Agreements with peers over TLS (struct graft_bound), by the peer's address. Userspace writes them after TLS has
+ * authenticated the peer.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -312,7 +314,7 @@ static __always_inline void remember(const struct conclusion *it)
 		fresh.agreed = known->agreed;
 		fresh.resent_ns = known->resent_ns;
 	}
-	/* The entry is replaced as a whole, so readers see consistent fields. If two CPUs do this at once,
+	/* The entry is replaced as a whole, so readers see consistent fields. If two CPUs replace the entry at once,
 	 * one count may be lost.
 	 */
 	fresh.agreed += it->outcome == GRAFT_AGREED;
@@ -549,9 +551,7 @@ static __always_inline void on_length(struct bpf_sock_ops *ctx)
 	state = state_of(ctx, 0);
 	if (!state || state->phase == DONE || state->no_room)
 		return;
-	/* A repeated SYN goes without the option, since a middlebox may have dropped the first one because
-	 * of it.
-	 */
+	/* A repeated SYN is sent without the option, since a middlebox may have dropped the first one because of it. */
 	if (state->phase == OFFERING && state->sent)
 		return;
 	if (bpf_reserve_hdr_opt(ctx, GRAFT_OPTION_BYTES, 0) && state->phase == OFFERING)

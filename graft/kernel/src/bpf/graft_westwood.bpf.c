@@ -5,7 +5,7 @@
 #include "graft.h"
 
 struct westwood_config {
-	__u32 keep_percent;  /* percent of the window that at least remains after a loss */
+	__u32 keep_percent;  /* least part of the window that remains after a loss, in percent */
 	__u32 sample_min_us; /* least duration of a bandwidth sample, us */
 	__u32 pace;	     /* 1: packets are paced */
 };
@@ -19,9 +19,9 @@ const volatile struct westwood_config config = {
 
 struct westwood {
 	__u64 since_us;
-	__u64 bandwidth;    /* bandwidth after both filters, packets/s in 256ths */
-	__u64 first_filter; /* bandwidth after the first filter, packets/s in 256ths */
-	__u32 delivered;    /* value of `delivered` when the sample began */
+	__u64 bandwidth;    /* bandwidth after both low-pass filters, packets/s in 256ths */
+	__u64 first_filter; /* bandwidth after the first low-pass filter, packets/s in 256ths */
+	__u32 delivered;    /* value of `delivered` when the bandwidth sample began */
 	__u32 rtt_min_us;
 };
 

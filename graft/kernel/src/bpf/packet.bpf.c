@@ -336,7 +336,8 @@ static __always_inline int seal(struct __sk_buff *skb, struct seal_call what)
 	return drop(what.is_behind);
 }
 
-#define PACE_TRIES 8 /* attempts to reserve a departure time while other CPUs send at the same time */
+/* Number of attempts to reserve a departure time while other CPUs send at the same time. */
+#define PACE_TRIES 8
 
 /* Reserves the packet's departure time: not before the departure of the previous packet plus the pacing
  * interval.

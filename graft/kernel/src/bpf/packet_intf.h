@@ -10,9 +10,9 @@ struct packet_config {
 	__u32 mark; /* mark of packets that functions send; packets of other programs never have this mark */
 	/* word_mark and path_mark are multiples of 8, since their lowest three bits are the number of a path.
 	 */
-	__u32 word_mark; /* mark of the daemon's messages */
-	/* mark of copies for redundant paths; + PACKET_PATHS: mark of packets on their way to a path's
-	 * interface
+	__u32 word_mark; /* mark of the messages that this host's daemon sends to the peer's daemon */
+	/* path_mark + i marks a copy of a packet for redundant path i. path_mark + PACKET_PATHS marks a
+	 * packet that is redirected to the interface of its path.
 	 */
 	__u32 path_mark;
 };
@@ -50,9 +50,11 @@ struct packet_session {
 	__u8 live;	    /* bitmap of the epochs whose incoming packets are accepted */
 	__u8 is_sealed;	    /* 1: only sealed datagrams are sent and accepted */
 	__u8 is_paused;	    /* 1: outgoing packets are dropped */
-	__u8 tells_room;    /* 1: the daemon is notified when a refused sender may send again */
-	__u8 protocol;	    /* IP protocol on the wire: UDP or 253 */
-	__u8 paths;	    /* number of paths; 0: only the session's own addresses, routed by the host */
+	/* 1: the daemon is notified when a sender may send again, after a full window refused its packet */
+	__u8 tells_room;
+	__u8 protocol; /* IP protocol on the wire: UDP or 253 */
+	/* number of paths; 0: packets have the session's own addresses, and the host's routes apply */
+	__u8 paths;
 	__u8 pad[5];
 };
 
@@ -108,10 +110,11 @@ struct packet_counts {
 	__u64 packets[PACKET_REASONS];
 };
 
-#define PACKET_SILENT_NS 2000000000ULL /* silence after which a session's clock is slowed down, or stopped */
+/* time without a packet after which a session's timer is slowed down, or stopped */
+#define PACKET_SILENT_NS 2000000000ULL
 #define PACKET_SLOW_NS	 1000000000ULL
 
-/* Event of a session's clock: the session has sent nothing for one period. */
+/* Event of a session's timer: the session has sent no packet for one period of the timer. */
 struct packet_tick {
 	__u64 time_ns; /* time of the event, CLOCK_MONOTONIC, ns */
 	__u64 sent_ns; /* sending time of the latest outgoing packet, ns */
@@ -124,10 +127,10 @@ struct packet_tick {
 	__u32 pad;
 };
 
-/* kind of an event that is not a message from the peer: a refused sender may send again */
+/* value of `kind` for a local event: a sender may send again, after a full window refused its packet */
 #define PACKET_ROOM 255
 
-/* A message of the peer's daemon, or a PACKET_ROOM event. */
+/* A message of the peer's daemon, or the local event that a sender may send again (PACKET_ROOM). */
 struct packet_word {
 	__u32 session;
 	__u32 number;
@@ -136,7 +139,7 @@ struct packet_word {
 	__u8 pad[6];
 };
 
-/* Argument of packet_clock, which sets a session's clock, or stops it if the period is 0. */
+/* Argument of packet_clock, which starts a session's timer, or stops it if the period is 0. */
 struct packet_clock_call {
 	__u64 period_ns;
 	__u32 session;

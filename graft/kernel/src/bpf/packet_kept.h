@@ -9,7 +9,7 @@
 #include "skb_udp.h"
 
 #define KEPT_EACH  GRAFT_WINDOW /* number of packets stored for each session */
-#define KEPT_BYTES 2048		/* a power of two; only payloads shorter than this are stored */
+#define KEPT_BYTES 2048		/* only payloads shorter than this are stored; a power of two */
 
 /* Bounds a payload's length in a way that the verifier understands. */
 #define KEPT_BOUNDED(bytes) BOUNDED(bytes, KEPT_BYTES)

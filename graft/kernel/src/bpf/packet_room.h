@@ -12,8 +12,8 @@ static __always_inline __u32 free_packets(const struct graft_shared *shared, __u
 {
 	__u32 next = shared->next, under_way = next - shared->delivered, free;
 
-	/* The same bounds as in `window`: the packets in flight, and the packet numbers that an
-	 * acknowledgement's bitmap covers.
+	/* The function `window` limits packets by the same two bounds: the packets in flight, and the packet
+	 * numbers that an acknowledgement's bitmap covers.
 	 */
 	if (under_way >= packets || next - shared->acked >= GRAFT_WINDOW / 2)
 		return 0;
@@ -25,8 +25,9 @@ static __always_inline __u32 free_packets(const struct graft_shared *shared, __u
 	return shared->room - next < free ? shared->room - next : free;
 }
 
-/* Returns whether the sender has to be notified, and clears the request. `window` sets `refused`; only the
- * CPU that clears it notifies.
+/* Returns whether the sender has to be notified that it may send again. The function `window` sets `refused`
+ * when it refuses a packet. This function clears `refused`, and only the CPU that clears it notifies the
+ * sender.
  */
 static __always_inline int takes_sign(const struct graft_work *work)
 {

@@ -4,9 +4,9 @@
  * packets, and parities 0 and 1 are those of RAID-6. Any n parities recover any n packets, since every
  * square part of the factors' matrix is invertible (for 4 parities and 63 packets; a test checks all).
  *
- * A sum is computed from the last packet to the first, so that each step multiplies by x^r and adds a
- * packet (Horner). Missing packets count as zeroes. Their factors result from the same steps, with the
- * number 1 in place of the packet.
+ * A sum is computed from the last packet to the first, so that each step multiplies by x^r and adds a packet
+ * (Horner). Missing packets count as zeroes. The factor x^(r * i) of a missing packet results from the same
+ * steps, with the number 1 in place of the packet.
  */
 #ifndef MILLRACE_PARITY_H
 #define MILLRACE_PARITY_H
@@ -15,7 +15,7 @@
 #include "gf16.h"
 #include "packet_kept.h"
 
-#define PARITY_MAX 4  /* most parities of a block, so that a 64-bit word has an element for each */
+#define PARITY_MAX 4  /* most parities of a block: a 64-bit word holds a 16-bit element for each of them */
 #define BLOCK_MAX  64 /* a block has fewer packets than this */
 
 /* Header in front of a parity packet's payload. */
@@ -27,18 +27,19 @@ struct graft_parity {
 
 /* A row of the system of equations. Row operations apply to all words of the row. */
 struct row {
-	__u64 factors; /* factors of the missing packets, 16 bits each */
-	__u64 length;  /* sum of the packets' lengths, computed like the sum of their contents */
+	/* factors by which the missing packets are multiplied in this equation, 16 bits each */
+	__u64 factors;
+	__u64 length; /* sum of the packets' lengths, computed like the sum of their contents */
 	__u8 bits[KEPT_BYTES + 8];
 };
 
 #define ROW_BYTES(bytes) (__builtin_offsetof(struct row, bits) + (bytes))
 
-/* The sums over a block. They are in a map instead of on the stack: if the verifier knew the counts, it would
- * check each iteration of the loops.
+/* The sums over a block. They are in a map instead of on the stack: if the verifier knew how often the loops
+ * run, it would check each iteration.
  */
 struct sum {
-	/* factor of the packet that is added next; 0: the packet was received, so it has no unknown */
+	/* factor of the missing packet that is added next; 0: that packet was received */
 	__u64 unit;
 	__u32 bytes; /* length of the longest packet, rounded up to whole elements, in bytes */
 	__u32 count; /* number of missing packets */

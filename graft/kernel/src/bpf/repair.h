@@ -18,7 +18,8 @@
 struct repair_config {
 	__u32 retry_us;
 	__u32 tries; /* most requests for a packet; 0: no limit */
-	/* age at which a missing packet is given up, within `give_up_permille`; 0: never */
+	/* age at which a missing packet is given up, unless more than `give_up_permille` would be; 0: never
+	 */
 	__u32 deadline_ms;
 	__u32 give_up_permille; /* permille of all packets that may be given up; 1000: all */
 };
@@ -36,11 +37,13 @@ struct open {
 };
 
 struct state {
-	__u32 looked; /* first packet number that was not checked for a missing packet yet */
-	__u32 again;  /* next packet number to check again for a repeated request */
+	/* first packet number for which the receiver has not yet checked whether the packet is missing */
+	__u32 looked;
+	__u32 again; /* number of the missing packet that is checked next, to repeat its request */
 	__u32 begun;
-	__u32 counted; /* first packet number that is not counted in `numbers` yet */
-	__u64 numbers; /* number of packets that were checked so far */
+	__u32 counted; /* first packet number that the counter `numbers` does not include yet */
+	/* number of all packets so far, received or missing; the share that may be given up refers to it */
+	__u64 numbers;
 	__u64 gave_up;
 	struct open open[OPEN_MAX];
 };
@@ -188,8 +191,8 @@ static long look_at_next(__u32 index, struct asking *asking)
 	return 0;
 }
 
-/* Returns whether the first missing packet was marked as received and later taken back (arrivals.h), so that
- * it was never requested.
+/* Returns whether the first missing packet was marked as received by mistake (arrivals.h). The mark was
+ * removed later, so the packet was never requested.
  */
 static __always_inline int is_forgotten(const struct state *state, const struct graft_shared *shared)
 {

@@ -52,11 +52,11 @@ static __always_inline struct quic_buf *find_buf(__u32 direction)
 	return bpf_map_lookup_elem(&seal_bufs, &direction);
 }
 
-/* Layout of the buffer: the tail as associated data, the text, and the AEAD's tag. For outgoing datagrams,
- * the tail and zeroes for the checksum follow.
+/* Layout of the buffer: the tail (struct seal_tail) as associated data, the text, and the AEAD's tag. For
+ * outgoing datagrams, the tail and zeroes for the checksum follow.
  */
 #define TEXT_AT ((__u32)sizeof(struct seal_tail))
-#define ROOM	2048 /* a power of two; only shorter payloads can be sealed */
+#define ROOM	2048 /* only payloads shorter than this can be sealed; a power of two */
 
 static __always_inline struct quic_extent extent_of(__u32 text_bytes)
 {
@@ -93,8 +93,8 @@ static __noinline int seal_text(struct seal_key *key, struct quic_buf *buf, __u3
 	__u64 number = __sync_fetch_and_add(&key->next, 1);
 	__u8 *end;
 
-	/* The number was drawn atomically, so no other CPU uses it as a nonce, even if this datagram is
-	 * dropped.
+	/* The datagram's number was drawn atomically, so no other CPU uses it as a nonce, even if this
+	 * datagram is dropped.
 	 */
 	if (number >= key->limit)
 		return GRAFT_NO_KEYS;
@@ -102,7 +102,8 @@ static __noinline int seal_text(struct seal_key *key, struct quic_buf *buf, __u3
 	if (quic_seal(&key->seals, number, buf, buf, &extent))
 		return GRAFT_TOO_LONG;
 	end = buf->bytes + TEXT_AT + SEAL_TAG + (bytes & QUIC_AT_MAX);
-	/* The tail precedes the text in the buffer as associated data, but follows the tag in the datagram.
+	/* The tail (struct seal_tail: version, phase, number) is the associated data. In the buffer it
+	 * precedes the text, and in the datagram it follows the tag.
 	 */
 	store64(end, load64(buf->bytes));
 	store32(end + sizeof(struct seal_tail), 0);
@@ -192,7 +193,7 @@ static __always_inline int is_known(struct seal_key *key, __u64 number)
 }
 
 /* Marks a datagram's number as received, after the datagram was authenticated. Returns not 0 if another CPU
- * has just marked this number, or a newer one in the same entry.
+ * has just marked this number, or a newer one that uses the same entry of the replay window.
  */
 static __always_inline int remember(struct seal_key *key, __u64 number)
 {
@@ -201,7 +202,9 @@ static __always_inline int remember(struct seal_key *key, __u64 number)
 	for (int i = 0; i < 4; i++) {
 		__u64 old = READ_ONCE(*place);
 
-		/* The entry has a newer number, so this datagram is a replay or too old to tell. */
+		/* The entry of the replay window holds a newer number, so this datagram is a replay or too
+		 * old to tell.
+		 */
 		if (old > number)
 			return -1;
 		if (__sync_val_compare_and_swap(place, old, number + 1) == old)

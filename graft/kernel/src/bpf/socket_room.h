@@ -53,8 +53,8 @@ static __noinline int find_room(struct __sk_buff *skb, struct graft_work *work, 
 			: bpf_sk_lookup_udp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
 	if (!found)
 		return 0;
-	/* Copying the pointer makes it a plain number, since the verifier allows no access to these members
-	 * of a socket pointer.
+	/* The verifier allows no access to the buffer counters through a socket pointer. Copying the pointer
+	 * makes it a plain number, which BPF_CORE_READ accepts.
 	 */
 	bpf_probe_read_kernel(&kernels, sizeof(kernels), &found);
 	have = BPF_CORE_READ(kernels, sk_rcvbuf);

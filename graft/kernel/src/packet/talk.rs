@@ -16,7 +16,8 @@ const VERSION: u8 = 2;
 /// graft_kind`).
 const SAYS: u8 = 8;
 const SAYINGS: u8 = 8;
-/// Kind of an event that this host's BPF programs make: a refused sender may send again (`PACKET_ROOM`).
+/// Kind of an event that this host's BPF programs make (`PACKET_ROOM`): a sender may send again, after a full window
+/// refused its packet.
 const ROOM: u8 = 255;
 
 /// A frame without data, which the daemon of one host sends to the other host.
@@ -44,7 +45,7 @@ pub struct ReceivedMessage {
     pub epoch: ListEpoch,
 }
 
-/// An event of a session's clock: the session has sent nothing for one period.
+/// An event of a session's clock (a BPF timer): the session has sent no packet for one period of the clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tick {
     /// The session that the clock belongs to.
@@ -135,7 +136,8 @@ impl PacketHooks {
         let mut raws = Vec::<intf::Word>::new();
         self.words.wait(patience)?;
         self.words.drain(|bytes| raws.extend(intf::Word::from_bytes(bytes)));
-        // The ring buffer carries the peers' messages, and this host's events that a refused sender may send again.
+        // The ring buffer carries the peers' messages, and this host's events that a sender may send again after a full
+        // window refused its packet.
         let (signs, raws): (Vec<_>, Vec<_>) = raws.into_iter().partition(|raw| raw.kind == ROOM);
         let signs: Vec<_> = signs.iter().filter_map(|raw| self.ends_of(raw.session)).collect();
         self.room_for.extend(signs);
@@ -151,7 +153,8 @@ impl PacketHooks {
         Ok(raws.into_iter().filter_map(heard).collect())
     }
 
-    /// Makes [`room_for`](Self::room_for) report this session whenever its refused sender may send again.
+    /// Makes [`room_for`](Self::room_for) report this session whenever it may send again after a full window refused
+    /// its packet.
     pub fn tell_room(&mut self, ends: &SessionEnds) -> Result<(), Error> {
         self.change(ends, |raw| raw.tells_room = 1)
     }

@@ -64,7 +64,7 @@ fn connection_to_peer_without_grafts_is_plain_tcp() {
     client.detach();
     drop(listener);
 
-    // The reverse case: only the server has a rule, so the client offers nothing.
+    // Only the server has a rule, so the client offers no agreement in its TCP options.
     let mut server = loaded(&site.servers, &reno(RuleSide::Server));
     let listener = site.listen();
     let (near, far) = site.connect(&listener);
@@ -217,7 +217,7 @@ fn foreign_program_of_the_cgroup_stays_attached() {
         loaded(&site.clients, &TcpRule { agree: false, ..rule(RuleSide::Client, congestion("cubic")) });
     let listener = site.listen();
     let (near, far) = site.connect(&listener);
-    // The programs run in the order of attachment, so the setting of the second one remains.
+    // The programs run in the order of attachment, so the setting that the second program applies remains.
     assert_eq!(congestion_of(&near), "cubic");
     transfer(near, far, 1000);
     second.detach();

@@ -1,5 +1,5 @@
-//! Tests partial reliability on a path that loses more packets than may be given up. No more than the bound are lost,
-//! and all other packets arrive, over UDP and protocol 253.
+//! Tests partial reliability on a path that loses more packets than may be given up. The receiver gives up no more
+//! packets than permitted, and all other packets arrive, over UDP and protocol 253.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

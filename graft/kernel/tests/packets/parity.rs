@@ -175,7 +175,7 @@ fn losses_up_to_the_number_of_parities_are_recovered() {
             let wanted: Vec<_> = (0..PACKETS).filter(|at| lost >> at & 1 == 1).collect();
             assert_eq!(found.len(), wanted.len(), "{parity} parities, lost {lost:b}");
             for (at, bytes) in found {
-                // The buffer of the parity packet became the first recovered packet.
+                // The BPF function wrote the first recovered packet into the buffer of the parity packet.
                 let at = if at == u32::MAX { wanted[0] } else { at - first };
                 assert!(
                     wanted.contains(&at) && bytes == payloads[at as usize],

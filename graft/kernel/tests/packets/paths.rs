@@ -256,7 +256,8 @@ fn packet_that_may_arrive_on_another_path_is_not_missing() {
                 return None;
             }
             assert_eq!(got, come);
-            // After a silence no packet counts as in flight, so each packet advances the newest number.
+            // After a path has delivered no packet for PATH_SILENT_NS, none of its packets counts as in flight. Each
+            // packet that arrives then advances the newest number.
             std::thread::sleep(Duration::from_millis(400)); // exact: longer than PATH_SILENT_NS, after which a path counts as silent
             assert_eq!([10, 12].map(newest), [11, 13]);
             Some(())

@@ -246,7 +246,8 @@ fn changed_datagram_is_refused() {
                 let want = match (tail, bit) {
                     (Some(0), _) | (Some(PHASE), 4..) => PacketReason::Malformed,
                     (Some(PHASE), 0) => PacketReason::NoKeys,
-                    // The unused bits of the tail have no meaning, but are authenticated like its other bits.
+                    // The unused bits of the tail (the last bytes of a sealed datagram) have no meaning, but are
+                    // authenticated like its other bits.
                     _ => PacketReason::Unopened,
                 };
                 assert_eq!((why, verdict), (want, XDP_DROP), "{cipher:?} byte {at} bit {bit}");
@@ -262,8 +263,8 @@ fn changed_datagram_is_refused() {
                 assert_eq!(verdict, XDP_DROP);
             }
         }
-        // Further datagrams: sealed with another key, sealed for the other direction, framed without sealing, and
-        // empty.
+        // The kernel also drops datagrams that were sealed with another key or for the other direction, framed without
+        // sealing, or that are empty.
         let [_, back] = directions(cipher);
         let mut clear = hooks();
         crate::open(&mut clear, v4(), &["number", "order"]);

@@ -406,7 +406,8 @@ fn lost_packets_are_sent_again() {
     }
 }
 
-/// The function list drops late packets, which shows that the order of its functions matters.
+/// The function list drops packets that arrive after a packet with a higher number. It does so only if its functions
+/// run in the right order.
 #[test]
 fn late_packets_are_dropped() {
     const SENT: u32 = 2000;
@@ -478,8 +479,8 @@ fn lists_are_swapped_without_loss() {
             assert_eq!(sender.accept(&site.ends, next).expect("ready"), epoch);
             sender.switch(&site.ends, epoch).expect("switched");
             receiver.switch(&there, epoch).expect("switched");
-            // Waits until no packet of the old epoch is in flight. A packet whose sending began before the swap is
-            // counted at the latest with the second packet after it.
+            // Waits until no packet of the old epoch is in flight. A packet whose sending began before the swap has
+            // been counted once the number of sent packets has grown by two.
             let mut sent = || count(&mut sender, &site.ends, PacketReason::Sent);
             let before = sent();
             let sent = wait_until("packets", sent, |sent| *sent >= before + 2 || sending.is_finished());

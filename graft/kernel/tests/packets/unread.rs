@@ -227,7 +227,7 @@ fn queued(site: &PacketHook, far: &UdpSocket) -> (u64, u64) {
     let port = format!(":{:04X}", far.local_addr().expect("an address").port());
     let table = inside(&site.network.subscriber, || {
         ["udp", "udp6"]
-            // exact: the callers read this repeatedly, or check that a count does not grow.
+            // exact: the callers read these kernel counters repeatedly, or check that they do not grow.
             .map(|name| std::fs::read_to_string(format!("/proc/thread-self/net/{name}")).expect("sockets"))
     });
     let line = table

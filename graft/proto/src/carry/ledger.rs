@@ -61,7 +61,7 @@ impl OutgoingBytes {
         self.has_ended
     }
 
-    /// Returns whether the other broker has confirmed all bytes and the end.
+    /// Returns whether the other broker has confirmed all bytes and the end of the stream.
     pub fn is_done(&self) -> bool {
         self.has_ended && self.confirmed == self.last()
     }
@@ -82,7 +82,7 @@ impl OutgoingBytes {
     }
 
     fn last(&self) -> u64 {
-        // The end counts as one byte behind the last one, so it can be confirmed like a byte.
+        // The end of the stream counts as one more byte, so it can be confirmed like a byte.
         self.taken + u64::from(self.has_ended)
     }
 
@@ -111,7 +111,7 @@ impl OutgoingBytes {
     }
 
     fn forget(&mut self, offset: u64) {
-        // `offset` may include the end, which has no byte in `kept`.
+        // `offset` may include the end of the stream, which counts as one byte but has no byte in `kept`.
         let mut gone = offset.min(self.taken) - self.confirmed.min(self.taken);
         self.confirmed = offset;
         while let Some(first) = self.kept.front_mut().filter(|_| gone > 0) {
@@ -219,19 +219,19 @@ impl IncomingBytes {
         }
     }
 
-    /// Returns whether the end has to be delivered: the application has all bytes, but its socket was not shut down
-    /// yet.
+    /// Returns whether the end of the stream has to be delivered: the application has all bytes, but its socket was not
+    /// shut down yet.
     pub fn end_is_due(&self) -> bool {
         self.has_ended && self.waiting.is_empty() && self.delivered < self.received
     }
 
-    /// Notes that the end was delivered to the application.
+    /// Notes that the end of the stream was delivered to the application.
     pub fn deliver_end(&mut self) {
         debug_assert!(self.end_is_due());
         self.delivered = self.received;
     }
 
-    /// Returns whether all bytes and the end were delivered to the application.
+    /// Returns whether all bytes and the end of the stream were delivered to the application.
     pub fn is_done(&self) -> bool {
         self.has_ended && self.delivered == self.received
     }
@@ -241,18 +241,18 @@ impl IncomingBytes {
         self.has_ended
     }
 
-    /// Returns how many bytes were received, the end counted as one byte. A resumed connection continues at this
-    /// offset.
+    /// Returns how many bytes were received, the end of the stream counted as one byte. A resumed connection continues
+    /// at this offset.
     pub fn received(&self) -> u64 {
         self.received
     }
 
-    /// Returns how many bytes were delivered to the application, without the end.
+    /// Returns how many bytes were delivered to the application. The end of the stream does not count as a byte here.
     pub fn delivered(&self) -> u64 {
         self.delivered - u64::from(self.is_done())
     }
 
-    /// Returns a confirmation if it would cover at least `worth` new bytes, or the end.
+    /// Returns a confirmation if it would cover at least `worth` new bytes, or the end of the stream.
     pub fn confirmation(&mut self, worth: u64) -> Option<CarryFrame> {
         let news = self.delivered - self.told;
         if news == 0 || (news < worth && !self.is_done()) {

@@ -11,8 +11,8 @@ pub const CARRIED_WARM: &str = "carried-warm";
 pub const CARRIED_NEW: &str = "carried-new";
 /// Names of further carriers: QUIC with CUBIC, or a pool of TCP, MPTCP or SCTP connections.
 pub const CARRIERS: [&str; 4] = ["cubic", "tcp", "mptcp", "sctp"];
-/// The carrier that a candidate's name stands for. Examples are `carried-warm`, and `carried-tcp-warm` with a name from
-/// [`CARRIERS`].
+/// The carrier that a candidate's name stands for. Examples of such names are `carried-warm` (the default carrier) and
+/// `carried-tcp-warm` (`tcp` is a name in [`CARRIERS`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CandidateCarrier<'a> {
     /// Name of the carrier; `None` for the default one.

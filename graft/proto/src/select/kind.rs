@@ -166,7 +166,7 @@ pub struct Question {
 }
 
 impl Question {
-    /// Returns the kind of connection if this question covers exactly one kind; `None` if it may cover several.
+    /// Returns the kind of connection if this selection covers exactly one kind; `None` if it may cover several.
     fn kind(&self) -> Option<TrafficClass> {
         let [ports] = &self.ports[..] else { return None };
         (ports.start() == ports.end()).then_some(())?;
@@ -271,7 +271,7 @@ impl Kinds {
         lessons.into_iter().map(|(_, lesson)| lesson).collect()
     }
 
-    /// Adds a stored flow.
+    /// Adds a flow that [`Self::lessons`] has returned earlier.
     pub fn teach(&mut self, ClassLesson { kind, seen }: ClassLesson) {
         let Saw::Flow(peer, flow) = seen;
         self.note(kind, peer, flow);
@@ -312,7 +312,7 @@ impl Kinds {
         seen.into_iter().take(LATEST).map(|seen| seen.flow).collect()
     }
 
-    /// Predicts the profile and size of the next connection of the kinds that the question covers.
+    /// Predicts the profile and size of the next connection that the selection `question` covers.
     pub fn expect(&self, question: &Question) -> Expected {
         let about = self.known_classes(question);
         let usual = usual(question);
@@ -326,8 +326,8 @@ impl Kinds {
             FlowShape::Interactive => false,
             // If exchanges were not counted, the flow may really be interactive, so the port's usual profile is kept.
             FlowShape::Requests => flows.iter().all(|flow| flow.turns.is_none()),
-            // The number of bytes does not show whether a person waits for them, so a port that is usually insensitive
-            // stays so.
+            // The number of bytes does not show whether a person waits for them. If the port's usual profile is
+            // insensitive to delay, the prediction is, too.
             FlowShape::Bulk => usual.profile == TrafficProfile::Insensitive,
         };
         let is_usual = is_left && usual.source != ExpectationSource::Default;

@@ -21,7 +21,8 @@ const ENOUGH: usize = 4;
 /// Factor of the current candidate's median cost. Another candidate replaces the current one if its own median cost is
 /// below this product.
 const BETTER: f64 = 0.9;
-/// Largest count of a key's connections. JSON numbers are exact up to this value.
+/// Largest number of connections that is counted for one path and leaf of the model. JSON numbers are exact up to this
+/// value.
 const COUNTED_MAX: u64 = 1 << 53;
 
 /// The outcome of a finished connection.
@@ -99,10 +100,10 @@ impl<K: Ord + Clone> Online<K> {
         Self { places: BTreeMap::new(), most: most.max(1), plain: plain.into(), uses: 0 }
     }
 
-    /// Chooses for all connections of a key until the next call, since the kernel does not ask for each connection.
-    /// Returns the candidate that they use. If `may_try`, it may also return a second candidate, which exactly one
-    /// connection is to explore; this counts as explored now. `ranked` holds the possible candidates, the model's
-    /// first. `chance` is a new random number from 0 to 1 for each call.
+    /// Chooses a candidate for all connections of a key (a path and a leaf) until the next call, since the kernel does
+    /// not ask for each connection. Returns that candidate. If `may_try`, it may also return a second candidate, which
+    /// exactly one connection is to explore; this counts as explored now. `ranked` holds the possible candidates, the
+    /// model's first. `chance` is a new random number from 0 to 1 for each call.
     pub fn plan<'a>(
         &'a mut self,
         key: &K,
@@ -117,14 +118,16 @@ impl<K: Ord + Clone> Online<K> {
         (self.current(key, ranked), other)
     }
 
-    /// Counts connections that used the key's latest choice. Does nothing if the key was dropped.
+    /// Counts connections that used the latest choice for `key` (a path and a leaf). Does nothing if the store has
+    /// dropped the key.
     pub fn passed(&mut self, key: &K, connections: u64) {
         if let Some(place) = self.places.get_mut(key) {
             place.connections = place.connections.saturating_add(connections).min(COUNTED_MAX);
         }
     }
 
-    /// Returns the state of all keys, to be stored; the least recently used key comes first.
+    /// Returns the state of all keys (paths and leaves), to be stored in a file; the least recently used key comes
+    /// first.
     pub fn learned_places(&self) -> Vec<(K, OnlineState)> {
         let mut places: Vec<_> = self.places.iter().collect();
         places.sort_by_key(|(_, place)| place.used);
@@ -165,7 +168,8 @@ impl<K: Ord + Clone> Online<K> {
         CandidateDecision { candidate, why }
     }
 
-    /// Adds the outcome of a connection, unless its key was dropped. `learned` is the model's candidate.
+    /// Adds the outcome of a connection, unless the store has dropped the connection's key (path and leaf). `learned`
+    /// is the model's candidate.
     pub fn report(&mut self, key: &K, learned: &str, candidate: &str, outcome: ConnectionOutcome) {
         let Some(place) = self.places.get_mut(key) else { return };
         // An outcome without a finite cost is ignored, since it could not be compared in a median.
@@ -193,17 +197,18 @@ impl<K: Ord + Clone> Online<K> {
         candidates.map(record).collect()
     }
 
-    /// Returns how many connections were counted for the key, and how many of them explored another candidate.
+    /// Returns how many connections of the path and leaf in `key` were counted, and how many of them explored another
+    /// candidate.
     pub fn counted(&self, key: &K) -> (u64, u64) {
         self.places.get(key).map_or((0, 0), |place| (place.connections, place.explored))
     }
 
-    /// Returns all keys that are remembered.
+    /// Returns all keys (paths and leaves of the model) for which outcomes are remembered.
     pub fn keys(&self) -> impl Iterator<Item = &K> {
         self.places.keys()
     }
 
-    /// Returns the number of keys that are remembered.
+    /// Returns for how many keys (paths and leaves of the model) outcomes are remembered.
     pub fn places(&self) -> usize {
         self.places.len()
     }
@@ -280,7 +285,8 @@ impl OnlineState {
         let cost = self.median(now)?;
         let others = self.candidates.keys().filter_map(|name| Some((name, self.median(name)?)));
         let (candidate, least) = others.min_by(|one, other| one.1.total_cmp(&other.1))?;
-        // A margin of a tenth keeps equally good candidates from replacing each other by chance.
+        // The median cost has to be lower by a tenth. This keeps equally good candidates from replacing each other by
+        // chance.
         (least < cost * BETTER).then(|| candidate.clone())
     }
 
@@ -317,7 +323,8 @@ mod tests {
             (self.random >> 11) as f64 / (1_u64 << 53) as f64
         }
 
-        /// Simulates a connection. Returns the candidate that it used, and whether it explored.
+        /// Simulates a connection. Returns the candidate that the connection used, and whether it was used only to
+        /// explore it.
         fn connect(&mut self, online: &mut Online<u8>) -> (String, bool) {
             let chance = self.random();
             let (choice, other) = online.plan(&1, &RANKED, chance, true);

@@ -74,7 +74,7 @@ pub(super) struct LiveSession {
 
 /// The state of a session's keys.
 pub(super) struct Keying {
-    /// Cipher of the session, or `None` for an unencrypted session, which only has the key of frames.
+    /// Cipher of the session, or `None` for an unencrypted session, which only has the key that authenticates frames.
     pub cipher: Option<AeadCipher>,
     /// The key that authenticates frames, as this end has generated it. Both ends use the key of the end with the lower
     /// address or port.
@@ -170,7 +170,7 @@ impl LiveSession {
     /// Restarts the session with this graft, after the other end was restarted.
     pub fn begin(&mut self, graft: GraftSetting) {
         self.graft = graft;
-        // Changes and counts of the earlier run do not apply any more.
+        // Changes and counts from before the restart of the other end do not apply any more.
         (self.next, self.before, self.count) = (None, None, None);
         (self.proposed, self.trouble, self.said) = (None, None, LastWords::default());
         self.ruled = Ruled::default();

@@ -22,9 +22,9 @@ pub(super) struct SessionRoutes {
     settings: PathSettings,
     each: Vec<packet::SessionPath>,
     balance: Balance,
-    /// Number of the session's packets that were sent and received by the latest check.
+    /// Number of the session's packets that had been sent or received at the time of the latest check.
     passed: u64,
-    /// Time until which the session counts as busy.
+    /// Time until which the session counts as busy: it has packets other than reports.
     busy_until: Duration,
     /// Time at which an idle session sends its next report.
     says: Duration,

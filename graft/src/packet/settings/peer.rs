@@ -57,8 +57,8 @@ pub struct RawSessionPeer {
     local: IpAddr,
     /// Address of the peer.
     remote: IpAddr,
-    /// Range of ports, the same at both ends. The daemons use the first one for UDP. Of the other ports, each end opens
-    /// sessions on every second one.
+    /// Range of ports, the same at both ends. The daemons use the first port for UDP. Each end opens sessions on every
+    /// second of the other ports.
     ports: String,
     /// Users that may have sessions, by name or number. Root always may.
     #[serde(default)]

@@ -49,7 +49,8 @@ fn each_list_of_functions_has_its_own_identity() {
     assert_eq!(settings.host_key.expect("a key").renew, Duration::from_secs(600));
 }
 
-/// The parity is a part of the list's hash, since both ends need the same value. Other parameters are not a part of it.
+/// The hash of a function list includes the parameter `parity`, since both ends need the same value. It does not
+/// include other parameters.
 #[test]
 fn list_identity_depends_on_parity_settings() {
     let id = |parameters: &str| {

@@ -15,7 +15,7 @@ use crate::{SelectedFlow, SideSetting, status};
 const LIVE_MAX: usize = 16_384;
 const ENDED_MAX: usize = 1024;
 
-/// The record of one connection.
+/// One connection of this host, with the candidate (congestion control or carrier) that it uses.
 #[derive(Clone, Debug)]
 pub struct ConnectionRecord {
     pub local: SocketAddr,
@@ -64,7 +64,8 @@ pub struct ConnectionRecords {
     judged: [u64; 3],
     /// Number of connections whose records were dropped before their end was known.
     forgotten: u64,
-    /// Number of lost reports of the kernel at the latest check.
+    /// Number of kernel reports about connections that were lost until the latest call of the function that removes old
+    /// connections.
     untold: u64,
 }
 

@@ -305,7 +305,7 @@ fn number_of_chosen_paths_is_bounded_to_the_most_recent() {
         .collect();
     assert_eq!(bench.choose(&paths, true).len(), CHOICES);
     assert_eq!(bench.selection.chosen_for_peer(paths[CHOICES].peer), []);
-    // The path without a choice is used, and becomes one of the most recently used.
+    // The only path without a choice is now used, so it replaces the least recently used path in the table of choices.
     let mut later = paths;
     later[CHOICES].idle_s = 0;
     let orders = bench.choose(&later, true);

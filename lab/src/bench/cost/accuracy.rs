@@ -13,7 +13,8 @@ use super::period::{MeasuredPeriod, percent};
 use super::profile;
 use crate::stats::Spread;
 
-/// Medians over all rounds. A [`Spread`] also has the lowest and the highest value.
+/// Errors of the observer's times: medians over all rounds. A value of type [`Spread`] also has its lowest and highest
+/// over the rounds.
 #[derive(Debug, Serialize)]
 pub struct AccuracyFigures {
     rounds: usize,

@@ -9,20 +9,20 @@ use millrace_lab_kernel::idle::Idle;
 
 use super::profile::PerfRecording;
 
-/// The observer's report of a period, and the other readings (`R`) of its two ends.
+/// The observer's report of a period, and the readings (`R`) that the caller took at the period's start and at its end.
 pub struct MeasuredPeriod<R> {
     pub report: Report,
     pub readings: [R; 2],
-    /// The period's ends by `CLOCK_MONOTONIC`, in nanoseconds.
+    /// Start and end of the period by `CLOCK_MONOTONIC`, in nanoseconds.
     pub start_ns: u64,
     pub end_ns: u64,
-    /// Idle time of each CPU at both ends, in nanoseconds.
+    /// Idle time of each CPU so far, at the start and at the end of the period, in nanoseconds.
     idle: [Vec<u64>; 2],
 }
 
 impl<R> MeasuredPeriod<R> {
-    /// Measures a period of this length on the observer's CPUs, and calls `read` at both ends. The recording by perf
-    /// has to be finished by the caller.
+    /// Measures a period of this length on the observer's CPUs, and calls `read` at the start and at the end. The
+    /// recording by perf has to be finished by the caller.
     pub fn measure(
         observer: &mut Observer,
         length: Duration,

@@ -116,7 +116,7 @@ pub struct FloodFigures {
     pub mean_duration_ms: f64,
     pub honest_goodput_ratio: f64,
     /// Packets per second that arrived in a second flood, without honest traffic. The fields below are of this flood,
-    /// unless they say otherwise. `dropped` is the defence\'s own count.
+    /// unless they say otherwise. `dropped` is the defence's own count.
     pub flood_packets_per_second: f64,
     pub dropped_packets_per_second: Option<f64>,
     /// CPU time of generator, ksoftirqd threads and server, per packet. `generator` is the part of the generator

@@ -24,8 +24,8 @@ const ALPN: &[u8] = b"h3";
 /// HTTP/3 error code H3_EXCESSIVE_LOAD (RFC 9114, section 8.1).
 const EXCESSIVE_LOAD: VarInt = VarInt::from_u32(0x107);
 const URI: &str = "https://localhost/body";
-/// Interval of keep-alives. It is shorter than the scope's `idle_timeout`, after which the gate forgets a silent
-/// connection.
+/// Interval of keep-alives. It is shorter than `idle_timeout` in the gate's policy, after which the gate forgets a
+/// silent connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// Longest time of one attempt to get a body over a new connection. It is shorter than a client's first probe timeout
 /// of 1 s (RFC 9002, section 6.2.2). So each unanswered attempt sends the same number of packets.

@@ -330,7 +330,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// Returns bodies that end at intervals of `every_ms` milliseconds.
+    /// Returns the times of requests for bodies, one of which ends every `every_ms` milliseconds.
     fn steady(from_s: u64, to_s: u64, every_ms: u64) -> Vec<BodyTimes> {
         let times = (from_s * SECOND..to_s * SECOND).step_by(every_ms as usize * 1_000_000);
         times.map(|done_ns| BodyTimes { asked_ns: done_ns - 1_000_000, done_ns }).collect()

@@ -37,8 +37,8 @@ pub struct ChoiceArgs {
     /// Congestion control that the model chooses on every network
     #[arg(long, default_value = "reno", value_name = "NAME")]
     learned: String,
-    /// Cost that the model expects, as a multiple of the lowest that the path allows; nine of ten training cases cost
-    /// less
+    /// Cost of a connection that the model expects, as a multiple of the lowest cost that the path allows; nine of ten
+    /// training cases cost less
     #[arg(long, default_value_t = 2.0)]
     usual: f64,
     /// Use this model, made by `graft train`, instead of --learned and --usual

@@ -17,7 +17,7 @@ use crate::program::product;
 
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// Interval at which a condition is checked.
+/// Interval between two checks of the condition for which the benchmark waits, such as a state of the daemon.
 const LOOK: Duration = Duration::from_millis(5);
 
 pub struct GraftHost<'a> {

@@ -44,7 +44,7 @@ pub struct PacketBench {
     cipher: Option<String>,
 }
 
-/// Result of one run.
+/// Result of one run: how long swaps took, and how many datagrams arrived.
 struct PacketRunResult {
     agreed_us: Vec<f64>,
     cut_us: Vec<f64>,

@@ -53,7 +53,7 @@ const CANDIDATES: [PathVariant; 5] = [
     PathVariant { name: "spread, second cut", ways: &[SECOND], session: "", cut: Some(SECOND.near) },
 ];
 
-/// Result of one run.
+/// Result of one run of `bench graft paths`.
 struct PathFigures {
     mbit_s: f64,
     /// Longest time without a datagram, ms.

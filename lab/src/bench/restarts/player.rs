@@ -14,7 +14,8 @@ use super::super::process::BenchProcess;
 use super::report::{Gap, RestartFailure};
 
 const LOOK: Duration = Duration::from_millis(10);
-/// Number of fragments to wait for after the first one, since repeated fragments may follow.
+/// Number of fragments that are read after the first fragment of the restarted publisher, since fragments may be
+/// written twice.
 const BEHIND: usize = 30;
 
 /// A player process that writes fragmented MP4 to standard output.
@@ -119,7 +120,7 @@ fn gap(played: &[Played], back: u64) -> Option<Gap> {
     Some(Gap { gap_ms: milliseconds(last), again_ms: milliseconds(back), duplicates })
 }
 
-/// Returns how many fragments were written again.
+/// Returns how many of the written fragments have the number of another written fragment.
 fn repeated(played: &[Played]) -> usize {
     let mut numbers: Vec<_> = played.iter().map(|played| played.number).collect();
     numbers.sort_unstable();

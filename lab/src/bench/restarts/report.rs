@@ -32,13 +32,13 @@ impl From<anyhow::Error> for RestartFailure {
     }
 }
 
-/// The results of one round: name of the viewer, and its result.
+/// The results of one measurement: each viewer's name and its result.
 pub type RestartRound = Vec<(&'static str, Result<Gap, RestartFailure>)>;
 
 pub struct RestartRow {
     pub relay: Contender,
     pub case: RestartCase,
-    /// Results of the rounds. An error means that the whole round could not be measured.
+    /// The result of each repetition of the measurement. An error means that the repetition could not be measured.
     pub rounds: Vec<Result<RestartRound, String>>,
 }
 
@@ -59,7 +59,7 @@ impl RestartRow {
         all.filter(|(name, _)| *name == viewer).map(|(_, seen)| seen).collect()
     }
 
-    /// Reports whether any viewer has a result.
+    /// Reports whether any viewer measured a time without media.
     pub fn has_figures(&self) -> bool {
         self.rounds.iter().flatten().flatten().any(|(_, seen)| seen.is_ok())
     }

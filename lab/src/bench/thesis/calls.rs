@@ -1,9 +1,9 @@
-//! Numbers of system calls by name.
+//! Counts of system calls by name.
 
 use nix::libc;
 use serde_json::{Value, json};
 
-/// Numbers of system calls of one process, all threads.
+/// Counts of the system calls of all threads of one process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SyscallCounts {
     pub total: u64,

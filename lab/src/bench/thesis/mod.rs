@@ -103,7 +103,7 @@ struct ThesisCpu {
     subscriber: f64,
 }
 
-/// Result of one run of one engine.
+/// Result of one run of one engine (the relay without or with the kernel's fast path).
 struct ThesisRun {
     delays: Vec<ThesisArrival>,
     calls: SyscallCounts,
@@ -186,7 +186,7 @@ impl ThesisBench {
 
     fn subscriber(&self, series: &Path) -> anyhow::Result<BenchProcess> {
         let route = self.site.route()?;
-        // An earlier run may have left its file, which would be read instead of this run's file.
+        // An earlier run may have left its result file, which would be read instead of this run's file.
         let _ = fs::remove_file(series);
         let mut command = route.subscribers.command(product()?);
         let arguments = format!("subscribe --name bench --json --tls-disable-verify moqt://{}", route.relay);
@@ -262,7 +262,8 @@ impl ThesisRow {
     }
 }
 
-/// Renders both engines next to each other, over all rounds.
+/// Renders a table that compares the results of both engines (without and with the kernel's fast path), over all
+/// rounds.
 fn render(rows: &[ThesisRow]) -> String {
     let mut head = ["engine", "objects", "delay us", "deviation", "system calls"].map(str::to_owned).to_vec();
     head.extend(SyscallCounts::NAMED.map(|(name, _)| name.to_owned()));

@@ -10,7 +10,7 @@ const SIZE: (u32, u32) = (1200, 480);
 const FONT: &str = "sans-serif";
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-/// A function that returns the CPU time of one of the three processes.
+/// A function that returns the CPU time of one process: the publisher, the relay or the subscriber.
 type ProcessChoice = fn(&ThesisCpu) -> f64;
 /// A line of a plot: label, colour and points.
 type PlotLine = (String, RGBColor, Vec<(f64, f64)>);
@@ -48,7 +48,7 @@ fn delays(rows: &[ThesisRow], path: &Path) -> anyhow::Result<()> {
     lines(&root, "delay of each object, ms", "object", &ENGINES.map(line))
 }
 
-/// Draws the CPU time of the three processes over time in the first round.
+/// Draws the CPU time of publisher, relay and subscriber over time in the first round.
 fn cpus(rows: &[ThesisRow], path: &Path) -> anyhow::Result<()> {
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
     let parts: [(&str, ProcessChoice); 3] = [

@@ -20,7 +20,8 @@ const GROUP: u64 = 30;
 pub const BITRATE: u64 = 800_000;
 /// Number of bits of the frame number in the picture.
 const BITS: u32 = 16;
-/// Side of the square that shows one bit, pixels. It is the size of the encoder's macroblock.
+/// Side length in pixels of the square that shows one bit of the frame number. It is the size of the encoder's
+/// macroblock.
 const SIDE: u32 = 16;
 /// Length of the longest video whose frames all have a number, seconds.
 pub const MOST_SECONDS: u64 = (1 << BITS) * FPS.1 / FPS.0;

@@ -30,7 +30,7 @@ pub struct WatchArgs {
     /// Relays to measure, in interleaved runs
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,moq-relay")]
     relays: Vec<Contender>,
-    /// Impairments of the link to the browser, in interleaved runs; only those that are constant
+    /// Impairments of the link to the browser, in interleaved runs; only impairments that do not change over time
     #[arg(long, value_enum, value_delimiter = ',', default_value = "clean,loss1")]
     impair: Vec<LinkProfile>,
     /// Length of the measurement, which starts a second after the first picture

@@ -24,7 +24,7 @@ pub struct PageReport {
     pub seen: Vec<(u64, f64)>,
     /// Long pauses between animation frames: time of the end, and length in ms.
     pub gaps: Vec<(f64, f64)>,
-    /// Length of the player's buffer at the end, ms.
+    /// Length of the player's buffer at the end of the run, ms.
     pub buffer: Option<f64>,
 }
 
@@ -45,7 +45,7 @@ pub struct WatchFigures {
     pub longest_pause_ms: f64,
     /// Time from the player's start to the first picture.
     pub first_picture_ms: f64,
-    /// Length of the player's buffer at the end.
+    /// Length of the player's buffer at the end of the run.
     pub buffer_ms: f64,
 }
 

@@ -70,7 +70,7 @@ pub struct BrowserViewer {
 }
 
 impl BrowserViewer {
-    /// Starts a viewer that opens the page at `page`, which plays the broadcast of the site's relay.
+    /// Starts a viewer that opens the page at `page`. The page plays the broadcast of the relay in this lab.
     pub fn start(
         programs: &ViewerPrograms,
         site: &BenchSite,

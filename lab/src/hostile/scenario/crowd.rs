@@ -92,8 +92,8 @@ pub fn waiters(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     peers.into_iter().try_for_each(|peer| attack.close(peer))
 }
 
-/// Publishes many tracks, and updates one request again and again to another namespace. Few of the namespaces have
-/// tracks.
+/// Publishes many tracks, and sends many updates of one request. Each update changes the request to another namespace.
+/// Few of the namespaces have tracks.
 pub fn updates(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut peers = sessions(attack, |peer, number, track| peer.request(publish(number, track)).map(drop))?;
     let mut peer = attack.peer()?;

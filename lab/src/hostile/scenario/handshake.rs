@@ -1,4 +1,4 @@
-//! Scenarios with handshakes that lead to nothing.
+//! Scenarios in which a client starts handshakes and never completes them, or completes them and then does nothing.
 
 use std::time::Duration;
 

@@ -45,7 +45,7 @@ pub fn publisher(attack: &ScenarioAttack<'_>) -> Result<HostilePeer> {
     Ok(peer)
 }
 
-/// Opens a session that subscribes to track 0 and gives the relay these limits.
+/// Opens a session that subscribes to track 0. `params` limits what the relay may send.
 fn subscriber(attack: &ScenarioAttack<'_>, params: ClientLimits) -> Result<HostilePeer> {
     let mut peer = HostilePeer::connect(attack.target, params)?;
     peer.setup(attack.target)?;
@@ -60,7 +60,8 @@ pub fn unread_fetches(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut publisher = publisher(attack)?;
     publisher.open(StreamKind::Data, &group(0, 0, OBJECTS, OBJECT), true)?;
     publisher.settle()?;
-    // The limits allow the relay to answer each request, but to send no byte of the fetched objects.
+    // The client's flow-control limits allow the relay to answer each request, but to send no byte of the fetched
+    // objects.
     let mut peer =
         HostilePeer::connect(attack.target, ClientLimits { max_streams: 3, ..ClientLimits::default() })?;
     peer.setup(attack.target)?;

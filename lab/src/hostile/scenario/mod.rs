@@ -369,12 +369,12 @@ fn attack(scenario: &HostileScenario, target: &PeerTarget, effort: Effort) -> Sc
         for client in clients {
             let (sent, early) = client.join().unwrap_or_else(|panic| panic::resume_unwind(panic));
             counts.add(sent);
-            // One reason is enough for the report. The first one is kept.
+            // The report names only one reason why a client's round ended early, so only the first reason is kept.
             ended = ended.take().or(early);
         }
     });
     ScenarioRound { counts, ended, seconds: began.elapsed().as_secs_f64(), left: None }
 }
 
-/// Time that the relay gets for effects that no message confirms.
+/// Time for which the client waits until the relay has processed what it was sent, if no message confirms that.
 const MOMENT: Duration = Duration::from_millis(300);

@@ -1,4 +1,4 @@
-//! Scenarios with stream data that is sent twice, with other content the second time.
+//! Scenarios with stream data that is sent twice, the second time with different bytes.
 
 use anyhow::{Result, bail};
 use bytes::Bytes;

@@ -203,7 +203,7 @@ pub fn strays(attack: &mut ScenarioAttack<'_>) -> Result<()> {
             let peer = session(attack)?;
             dare(attack, peer, |peer| peer.open_bare(kind, &front(first, number), true).map(drop));
         }
-        // Send streams before there is a session, on a connection that never gets one.
+        // Send WebTransport streams on a connection that has no WebTransport session and never gets one.
         let peer = begun(attack)?;
         dare(attack, peer, |peer| {
             (0..STREAMS / 10).try_for_each(|_| peer.open_bare(kind, &front(first, 0), false).map(drop))

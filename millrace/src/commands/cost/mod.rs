@@ -32,7 +32,7 @@ use outputs::OpenedOutputs;
 pub struct CostCommandArgs {
     #[command(subcommand)]
     command: Option<CostCommand>,
-    /// Report once, over this time, and exit: 1s, 500ms
+    /// Measure for this time, print one report and exit: 1s, 500ms
     #[arg(long, value_name = "TIME", value_parser = parse_time, conflicts_with = "period")]
     duration: Option<Duration>,
     /// Time between reports
@@ -47,8 +47,8 @@ pub struct CostCommandArgs {
     /// Print reports as text one after the other, even on a terminal
     #[arg(long, conflicts_with = "json")]
     plain: bool,
-    /// Stack samples per second on each CPU; 0 shows events without their parts [default: 1000, in mode `auto` fewer
-    /// where interrupts are expensive]
+    /// Stack samples per second on each CPU; with 0, reports do not say which part of the network stack takes the time
+    /// [default: 1000, in mode `auto` fewer where interrupts are expensive]
     #[arg(long, value_name = "HZ")]
     frequency: Option<u32>,
     /// Way to measure: `events` times each call into networking, at a cost per call; `sampling` only samples stacks, at
@@ -58,7 +58,7 @@ pub struct CostCommandArgs {
     /// Share of each CPU that the timing of calls may take in mode `auto`, percent
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent, default_value = "1")]
     budget: f64,
-    /// Place where calls are timed: kernel functions, if the kernel allows it, or system calls
+    /// Method to time calls into networking: at kernel functions, if the kernel allows it, or at system calls
     #[arg(long, value_enum)]
     method: Option<MethodName>,
     /// Measure only these CPUs: 0,2-5
@@ -89,7 +89,7 @@ pub struct CostCommandArgs {
     /// Include the sampled stacks in reports
     #[arg(long, requires = "json")]
     stacks: bool,
-    /// Kind of buffer for stacks from the kernel
+    /// Kind of buffer through which the kernel passes sampled stacks to this program
     #[arg(long, value_enum, default_value_t = TransportName::DoubleBuffer)]
     transport: TransportName,
     /// Power of all CPU packages and their memory when idle: it is not counted as networking's energy

@@ -45,7 +45,7 @@ pub fn observe(
         if screen.wait(wait)? == KeyAnswer::Quit {
             return Ok(KeyAnswer::Quit);
         }
-        // Polled several times per report, so that the kernel's buffers do not overflow in long periods.
+        // The kernel's buffers are read several times per report, so that they do not overflow in long periods.
         observer.poll();
         if Instant::now() < due {
             continue;

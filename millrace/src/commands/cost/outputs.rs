@@ -69,7 +69,7 @@ impl OutputArgs {
         self.needs_stacks()
     }
 
-    /// Returns the name of a given flag whose output is made of stack samples only, if there is one.
+    /// Returns the first of the given flags whose output consists of stack samples only; `None` if there is none.
     pub fn samples_only_option(&self) -> Option<&'static str> {
         let names = ["--folded", "--pprof", "--flame"];
         self.files().into_iter().zip(names).find_map(|(file, name)| file.map(|_| name))

@@ -63,7 +63,8 @@ struct GateGuardArgs {
     /// Check the policy and exit
     #[arg(long)]
     check: bool,
-    /// Place to attach at XDP: the driver (native), the stack (generic), or whichever works (auto)
+    /// XDP mode in which the gate attaches to the interface: in the driver (native), in the network stack (generic), or
+    /// whichever of the two works (auto)
     #[arg(long, value_enum, default_value_t = AttachMode::Auto)]
     mode: AttachMode,
     #[command(flatten)]
@@ -105,7 +106,7 @@ enum GateVerb {
     Block(GateListArgs),
     /// Allow address prefixes immediately, until `gate unblock`, the time of --for, or the gate's end
     Allow(GateListArgs),
-    /// Remove entries that `gate block` or `gate allow` added; the policy's entries apply again
+    /// Remove prefixes that `gate block` or `gate allow` added to the gate's lists; the lists in the policy apply again
     Unblock(Unlist),
     /// Print the gate's policy that is in force
     Policy {
@@ -123,10 +124,10 @@ enum GateVerb {
 struct GateListArgs {
     #[command(flatten)]
     list: Unlist,
-    /// Remove the entry after this time: 90s, 10m, 2h, 7d
+    /// Remove the prefixes from the list after this time: 90s, 10m, 2h, 7d
     #[arg(long = "for", value_name = "TIME", value_parser = seconds)]
     seconds: Option<u64>,
-    /// Remove the entry instead, like `gate unblock`
+    /// Remove the prefixes that this command added earlier, instead of adding them; the same as `gate unblock`
     #[arg(long, conflicts_with = "seconds")]
     remove: bool,
 }
@@ -261,8 +262,8 @@ fn change(
 
 /// Largest number of prefixes in one request, which keeps the request's line within the control socket's limit.
 const PREFIXES_AT_ONCE: usize = 1000;
-/// Largest number of entries in the policy's lists that override a request and that the message names. Of further
-/// entries, the message states only the number.
+/// A block or allow request can be overridden by other entries of the policy's lists. The message to the user names at
+/// most this many of these entries, and only counts the rest.
 const EXCEPTIONS_SHOWN: usize = 5;
 
 /// Parses all prefixes, also those on standard input. If one of them is not a prefix, none is sent, so the gate's lists

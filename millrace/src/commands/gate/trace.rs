@@ -140,7 +140,7 @@ enum GateTraceEvent<'a> {
         per_second: u32,
     },
     Packet(&'a GateTraceLine),
-    /// Numbers of packets that were not shown since the previous line of this kind.
+    /// Numbers of packets that were not shown, counted since the previous line with such numbers.
     NotShown {
         left_out: u64,
         lost: u64,

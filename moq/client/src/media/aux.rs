@@ -91,7 +91,7 @@ impl Aux {
         let default = saiz.u8()?;
         let said = saiz.u32()? as usize;
         let mut sizes = match default {
-            // If the default size is 0, the box lists a size for each sample.
+            // If the default size is 0, the saiz box lists a size for each sample.
             0 => saiz.take(said.min(count))?.to_vec(),
             size => vec![size; said.min(count)],
         };

@@ -180,7 +180,7 @@ pub(super) fn descendant<'a>(body: &'a [u8], path: &[&[u8; 4]]) -> Option<Child<
 pub(super) fn boxed(kind: &[u8; 4], body: &[u8]) -> Vec<u8> {
     let size = HEADER + body.len();
     let mut whole = Vec::with_capacity(size);
-    // The size fits: the contents were read from boxes that are smaller than [`MAX_BOX`].
+    // The size fits into 32 bits, because the contents were read from boxes that are smaller than [`MAX_BOX`].
     whole.extend_from_slice(&u32::try_from(size).unwrap_or(u32::MAX).to_be_bytes());
     whole.extend_from_slice(kind);
     whole.extend_from_slice(body);

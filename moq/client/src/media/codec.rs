@@ -245,7 +245,8 @@ fn visual_of(track: &msf::MsfTrack) -> Option<Visual> {
 }
 
 fn audio_of(track: &msf::MsfTrack) -> Option<Audio> {
-    // If a sampling rate does not fit into this field, the decoder reads it from its configuration.
+    // The sample entry has 16 bits for the sampling rate. A rate that does not fit is written as 0, and the decoder
+    // reads the rate from its configuration.
     let sample_rate = FixedPoint::from(track.samplerate?.try_into().unwrap_or(0));
     let channel_count = track.channel_config.as_deref()?.parse().ok()?;
     Some(Audio { data_reference_index: 1, channel_count, sample_size: 16, sample_rate })
@@ -289,7 +290,7 @@ pub(super) fn visual(codec: &Codec) -> Option<&Visual> {
     })
 }
 
-/// Returns the encoder's bit rate, in bits per second.
+/// Returns the bit rate that the sample entry states, in bits per second, or `None` if it states none.
 pub(super) fn bitrate(entry: &SampleEntry) -> Option<u32> {
     let (max, average) = match &entry.codec {
         Codec::Mp4a(mp4a) => {
@@ -314,7 +315,7 @@ fn avc(kind: &str, avcc: &Avcc) -> String {
 /// Writes the name of H.265 (ISO/IEC 14496-15, E.3).
 fn hevc(kind: &str, hvcc: &Hvcc) -> String {
     let space = ["", "A", "B", "C"][usize::from(hvcc.general_profile_space & 3)];
-    // In the name, the first compatibility flag is the least significant bit.
+    // In the name of H.265, the first compatibility flag is the least significant bit.
     let compatible = u32::from_be_bytes(hvcc.general_profile_compatibility_flags).reverse_bits();
     let tier = if hvcc.general_tier_flag { 'H' } else { 'L' };
     let constraints = &hvcc.general_constraint_indicator_flags;

@@ -42,7 +42,7 @@ impl TrackPlacement {
 #[derive(Clone)]
 pub(super) struct Described {
     pub track: msf::MsfTrack,
-    /// The decoder configuration, in bytes.
+    /// The bytes of the decoder configuration.
     pub configuration: Option<Vec<u8>>,
     protection: Option<Protected>,
 }

@@ -95,7 +95,8 @@ impl Protection {
         let tenc =
             child(sinf.body, b"schi").and_then(|schi| Some(child(schi.body, b"tenc")?.full()?.2.to_vec()));
         let mut numbers = NumberReader(tenc.as_deref().unwrap_or_default());
-        // The skipped bytes are a reserved byte, the encryption pattern, and the flag for protected samples.
+        // The skipped bytes of the tenc box are a reserved byte, the encryption pattern, and the flag for protected
+        // samples.
         numbers.take(3);
         let iv_size = numbers.u8().unwrap_or(0);
         let key = numbers.take(16).and_then(|key| key.try_into().ok());

@@ -1,7 +1,8 @@
 //! Boxes that precede fragments: prft (the wall-clock time of a picture) and emsg (events, such as SCTE-35).
 //!
-//! CMAF objects keep them in front of their fragment. In addition (and for LOC instead), events become an event
-//! timeline of MSF, and times a media timeline.
+//! A CMAF object keeps both boxes in front of its fragment. In addition, events are published in an event timeline of
+//! MSF, and wall-clock times in a media timeline. LOC objects contain no boxes, so with LOC there are only the
+//! timelines.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -211,7 +212,7 @@ mod tests {
 
     #[test]
     fn ntp_time_is_converted_to_milliseconds_since_1970() {
-        // 2026-11-28 00:00:00.5 UTC.
+        // This NTP time is 2026-11-28 00:00:00.5 UTC.
         let ntp = ((1_795_824_000 + 2_208_988_800_u64) << 32) | 1 << 31;
         assert_eq!(ntp_to_millis(ntp), 1_795_824_000_500);
         assert_eq!(ntp_to_millis(0), -2_208_988_800_000);

@@ -180,7 +180,8 @@ mod tests {
         let mut clock = FeedClock::new(Some(&pace), seconds(5), 1);
         let first = clock.due_time(seconds(5), 1).unwrap();
         assert_eq!(clock.due_time(seconds(7), 1), Some(first + seconds(2)));
-        // The media times of different tracks are interleaved, so the time may go back without a restart.
+        // The media times of different tracks are interleaved, so the time may go back although the input's clock was
+        // not restarted.
         assert_eq!(clock.due_time(seconds(6), 1), Some(first + seconds(1)));
         let hour = clock.due_time(seconds(3607), 1).unwrap();
         assert!(hour < first + seconds(60), "an hour is not waited for");

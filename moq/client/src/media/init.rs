@@ -162,7 +162,7 @@ fn track_header(tkhd: &Child<'_>) -> Option<(u32, u16)> {
     let mut numbers = NumberReader(rest);
     numbers.take(if is_long { 16 } else { 8 })?;
     let id = numbers.u32()?;
-    // The skipped fields are a reserved word, the duration, two reserved words, and the layer.
+    // The skipped fields of the tkhd box are a reserved word, the duration, two reserved words, and the layer.
     numbers.take(4 + if is_long { 8 } else { 4 } + 8 + 2)?;
     Some((id, numbers.u16()?))
 }
@@ -176,7 +176,7 @@ fn media_header(mdhd: &Child<'_>) -> Option<(u32, String)> {
     let timescale = numbers.u32()?.max(1);
     numbers.word(is_long)?;
     let code = numbers.u16()?;
-    // Each letter of the code has five bits, and 1 stands for `a`.
+    // Each letter of the language code has five bits, and 1 stands for `a`.
     let letter = |at: u16| char::from((code >> at & 0x1f) as u8 + 0x60);
     Some((timescale, [10, 5, 0].map(letter).iter().collect()))
 }

@@ -353,7 +353,8 @@ fn prft_and_emsg_boxes_precede_their_fragments_and_become_timelines() {
         let groups: Vec<_> = objects(&broadcast, leader).iter().map(|(at, _)| at.group).collect();
         for record in records.as_array().unwrap() {
             assert!(groups.contains(&record[1][0].as_u64().unwrap()), "{record}");
-            // The wall-clock time in the record has to be of this century, in milliseconds since 1970.
+            // The record of a media timeline has a wall-clock time in milliseconds since 1970. It must be later than
+            // the year 1999.
             assert!(record[2].as_u64().unwrap() > 946_684_800_000, "{record}");
         }
         let events = catalog.tracks.iter().find(|track| track.packaging == "eventtimeline").unwrap();

@@ -16,7 +16,7 @@ pub struct MoqPubCatalog {
     streaming_format_version: String,
     supports_delta_updates: bool,
     common_track_fields: CommonFields,
-    /// The tracks.
+    /// The tracks of the broadcast.
     pub tracks: Vec<CatalogTrack>,
 }
 

@@ -48,7 +48,8 @@ pub(super) struct TrackOutput {
     pub track: Arc<BroadcastTrack>,
     pub packaging: Packaging,
     pub is_video: bool,
-    /// Whether the track begins its own groups. Other tracks begin a group when the leading track does.
+    /// Whether the track begins groups by itself: the leading track and all video tracks do. Every other track begins a
+    /// group when the leading track does.
     pub has_groups: bool,
     pub timescale: u32,
     /// Default values (trex) for fields that fragments omit.
@@ -57,7 +58,7 @@ pub(super) struct TrackOutput {
     pictures: Vec<Option<Pictures>>,
     /// Length of an initialization vector in bytes, if samples are encrypted.
     pub iv_size: u8,
-    /// The decoder configuration, in bytes.
+    /// The bytes of the decoder configuration.
     configuration: Option<Vec<u8>>,
     /// Time by which a sample is presented earlier than its time stamp says, in units of the timescale.
     pub edit: i64,

@@ -78,7 +78,7 @@ impl TrackChoice {
 pub struct Playlist {
     /// The init segment for the fragments of all tracks.
     pub init: Bytes,
-    /// The tracks.
+    /// The tracks that are played together.
     pub tracks: Vec<PlayedTrack>,
 }
 

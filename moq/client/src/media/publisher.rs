@@ -75,7 +75,8 @@ pub struct MediaPublisher {
     /// Number of moov boxes so far that differ from the previous moov box. The first moov box counts.
     incarnation: u32,
     outputs: BTreeMap<u32, TrackOutput>,
-    /// The leading track. Tracks that do not begin their own groups begin one when the leading track does.
+    /// Track ID of the leading track: the first video track, or else the first audio track, or else the first track.
+    /// Tracks that do not begin groups by themselves begin a group when the leading track does.
     leader: Option<u32>,
     /// The ID of the leading track's newest group.
     group: u64,
@@ -155,7 +156,8 @@ impl MediaPublisher {
             b"moov" => self.set_up(at, bytes)?,
             b"moof" => self.fragment(at, bytes)?,
             b"mdat" => self.samples(at, bytes)?,
-            // All other boxes, such as indexes, have no meaning in a live stream and are dropped.
+            // prft and emsg boxes wait for the next fragment. Boxes of other types, such as indexes, have no meaning in
+            // a live stream and are dropped.
             _ => WaitingBox::read(kind, &bytes)
                 .into_iter()
                 .for_each(|front| events::wait(&mut self.front, front)),
@@ -332,7 +334,8 @@ impl MediaPublisher {
     }
 
     fn wait(&mut self, fragment: Fragment) -> Result<(), Error> {
-        // As many as `WAITING` fragments wait only if their samples are not at the offsets that the fragments state.
+        // If `WAITING` fragments already wait for their samples, the samples are not at the offsets that the fragments
+        // state. The input is then refused.
         if let Some(oldest) = self.waiting.front().filter(|_| self.waiting.len() >= WAITING) {
             return Err(oldest.outside());
         }

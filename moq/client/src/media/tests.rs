@@ -310,7 +310,7 @@ fn single_rendition_is_described_in_both_catalogs() {
         catalog.tracks.iter().map(|track| (&track.name[..], track.role.as_deref())).collect();
     assert_eq!(described, [("1.m4s", Some("video")), ("2.m4s", Some("audio"))]);
     assert!(catalog.tracks.iter().all(|track| track.alt_group.is_none() && track.render_group == Some(1)));
-    // Each track has its own init segment, which contains the track's part of the common one.
+    // Each track has its own init segment, which contains the track's part of the init segment of all tracks.
     let init = objects(&broadcast, INIT).remove(0).1;
     let common = Presentation::parse(&init).unwrap();
     for (track, id) in catalog.tracks.iter().zip([1, 2]) {
@@ -322,7 +322,7 @@ fn single_rendition_is_described_in_both_catalogs() {
             common.tracks[id as usize - 1].timescale
         );
     }
-    // hang's catalog has the same init segments.
+    // hang's catalog has the same init segments as the MSF catalog.
     let json = objects(&broadcast, hang::CATALOG).remove(0).1;
     let hang: hang::HangCatalog = serde_json::from_slice(&json).unwrap();
     let video = &hang.video.unwrap().renditions["1.m4s"];

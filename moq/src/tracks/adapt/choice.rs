@@ -12,12 +12,12 @@ const BEHIND: u64 = 1;
 /// The rendition number that means no rendition. Groups assigned to it are not sent.
 pub const NOBODY: usize = usize::MAX;
 
-/// A run of consecutive groups that are taken from one rendition.
+/// Consecutive groups that are taken from one rendition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupSpan {
-    /// The first group of the run.
+    /// The ID of the first of the consecutive groups.
     pub first: u64,
-    /// The number of the rendition that the run is taken from.
+    /// The number of the rendition that the consecutive groups are taken from.
     pub member: usize,
 }
 
@@ -57,7 +57,8 @@ impl RenditionChoice {
 
     /// Adds a rendition at the index `place` of the order by bit rate. Returns the rendition's number.
     pub fn add(&mut self, place: usize) -> usize {
-        // A number can be reused once no remembered run of groups is taken from it.
+        // The number of a removed rendition can be reused once none of the groups in `spans` are taken from that
+        // rendition.
         let is_free = |number: &usize| {
             !self.order.contains(number) && self.spans.iter().all(|span| span.member != *number)
         };
@@ -125,7 +126,7 @@ impl RenditionChoice {
         span.or(self.spans.front()).map_or(0, |span| span.member)
     }
 
-    /// Returns the newest run of groups that are taken from one rendition.
+    /// Returns the newest groups that are taken from one rendition, and the number of that rendition.
     pub fn current(&self) -> GroupSpan {
         self.spans.back().copied().unwrap_or(GroupSpan { first: 0, member: 0 })
     }
@@ -175,7 +176,8 @@ impl RenditionChoice {
         if self.current().member == member || member != NOBODY && !self.is_ready(member) {
             return None;
         }
-        // Runs from `first` on contain only groups that have not begun, so this switch replaces those runs.
+        // Entries of `spans` from group `first` on contain only groups that have not begun, so this switch replaces
+        // them.
         while self.spans.len() > 1 && self.current().first >= first {
             self.spans.pop_back();
         }

@@ -61,7 +61,7 @@ const ROOM: f64 = 0.9;
 /// Capacity that a change to the next higher rung requires, as a multiple of that rung's rate.
 const CARE: f64 = 1.25;
 
-/// Time over which the rate of the connection's other data is smoothed.
+/// Time over which the rate of the connection's data other than the ladder's media is smoothed.
 const SMOOTHING: Duration = Duration::from_secs(3);
 
 /// The state of a connection at some moment.
@@ -101,7 +101,7 @@ pub struct Decider {
     rung: usize,
     /// Totals of delivered bytes, each with the time of its sample.
     history: VecDeque<(Instant, u64)>,
-    /// Rate of the connection's other data, in bytes per second.
+    /// Rate of the connection's data other than the ladder's media, in bytes per second.
     others: f64,
     backlog_since: Option<Instant>,
     calm_since: Option<Instant>,
@@ -265,7 +265,8 @@ impl Decider {
         self.changed = Some(now);
     }
 
-    /// Sets the time without backlog that is required before a climb to the current rung, once it has been left.
+    /// Sets the time without backlog that is required before the decider climbs to the current rung again, once it has
+    /// left the rung.
     fn set_hold(&mut self, to: Duration) {
         self.holds.iter_mut().skip(self.rung).take(1).for_each(|hold| *hold = to);
     }
@@ -286,8 +287,8 @@ impl Decider {
     }
 
     fn smooth_others(&mut self, now: Instant) {
-        // After a change of rung, data of the previous rung is still being delivered, so the rate of other data cannot
-        // be computed.
+        // After a change of rung, data of the previous rung is still being delivered, so the rate of data other than
+        // the ladder's media cannot be computed.
         let is_old = self.changed.is_some_and(|at| now.saturating_duration_since(at) < SMOOTHING);
         let Some(((first, _), own)) = self.history.front().zip(self.rates.get(self.rung)) else { return };
         let (Some(rate), false) = (self.delivered_since(*first), is_old) else { return };

@@ -16,7 +16,8 @@ pub struct SwitchingSet {
 /// The largest throughput for which [`rungs`] computes an allocation, in kbit/s.
 const MOST: u64 = 1 << 40;
 
-/// The selected track of each set, as an index into the set's thresholds. `None` if no track of the set fits.
+/// The selected track of each set, as an index into the set's thresholds. `None` if the set's throughput is too low for
+/// all of its tracks.
 pub type Allocation = Vec<Option<usize>>;
 
 /// Returns the best tracks of all sets whose total requirement is at most `kbps`.

@@ -121,7 +121,7 @@ pub struct Bbr {
     loss_round_delivered: u64,
     loss_round_start: bool,
     loss_in_round: bool,
-    /// Number of ACKs in this round that revealed losses.
+    /// Number of ACKs in this round trip that revealed losses.
     losses_in_round: u32,
     /// True if a loss was reported since the last ACK was processed.
     lost_something: bool,

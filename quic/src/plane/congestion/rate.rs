@@ -49,7 +49,8 @@ pub struct Delivery {
     flight_began: Instant,
     /// Total of delivered bytes up to which rate samples show the application's rate rather than the path's.
     app_limited_until: Option<u64>,
-    /// State and time at which the newest packet of the current ACK was sent.
+    /// The path's state when the newest packet that the current ACK acknowledges was sent, and the time when it was
+    /// sent.
     newest: Option<(RateSnapshot, Instant)>,
     fastest: Fastest,
 }
@@ -146,7 +147,7 @@ impl Delivery {
         self.fastest.now.max(self.fastest.before)
     }
 
-    /// Returns the path's state when the newest packet of the current ACK was sent.
+    /// Returns the path's state when the newest packet that the current ACK acknowledges was sent.
     pub fn newest(&self) -> Option<RateSnapshot> {
         self.newest.as_ref().map(|(snapshot, _)| *snapshot)
     }

@@ -89,15 +89,15 @@ pub struct PeerLimits {
 /// An event of a stream, from [`Downstream::poll_event`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DownstreamEvent {
-    /// The stream.
+    /// The key of the stream that the event is about.
     pub key: StreamKey,
     /// The stream's owner: [`NewStream::owner`](super::NewStream::owner).
     pub owner: u64,
-    /// The kind of event.
+    /// What happened to the stream.
     pub kind: EventKind,
 }
 
-/// The kind of an event.
+/// What happened to a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// The stream got its QUIC stream ID.
@@ -165,7 +165,7 @@ pub struct Resets {
     pub evicted: u64,
     /// Streams that were dropped because more than [`policy::QueueLimits::streams`] had bytes to send.
     pub overflow: u64,
-    /// Streams that had waited to be sent for longer than their limit.
+    /// Streams that had waited to be sent for longer than their time limit.
     pub late: u64,
     /// Streams of an older group whose remaining bytes would have arrived too late, after a newer group had begun.
     pub hopeless: u64,

@@ -29,7 +29,7 @@ use crate::plane::types::{PriorityLevel, StreamKey};
 /// without other streams to drop.
 #[derive(Default)]
 pub struct LivePolicy {
-    /// Time since when the soft limit has been exceeded.
+    /// The time since which more bytes wait to be sent than the soft limit allows.
     over_since: Option<Instant>,
 }
 

@@ -23,7 +23,8 @@ pub(super) struct PathMtu {
     found: u64,
     /// Number of round trips in a row in which packets above the base MTU were lost and none arrived.
     suspicions: u32,
-    /// Time when `suspicions` last grew. Losses of packets sent before it belong to the same round trip.
+    /// Time when `suspicions`, the number of round trips that suggest a black hole, last grew. Losses of packets sent
+    /// before it belong to the same round trip.
     suspected: Option<Instant>,
     /// Time of the next probe of a black hole, and the interval to the probe after it.
     probe: Option<(Instant, Duration)>,

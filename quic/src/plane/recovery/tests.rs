@@ -6,7 +6,7 @@ const MS: Duration = Duration::from_millis(1);
 const RTT: Duration = Duration::from_millis(100);
 const MAX_ACK_DELAY: Duration = Duration::from_millis(25);
 
-/// A recovery in which each packet's content is its number.
+/// A [`Recovery`] under test, in which each packet's content is its packet number.
 struct RecoveryLab {
     recovery: Recovery<u64>,
     now: Instant,
@@ -27,7 +27,7 @@ impl RecoveryLab {
         Self { recovery: Recovery::new(config, now), now, next: 0, outcome: RecoveryOutcome::default() }
     }
 
-    /// Returns a recovery with one round trip measured and nothing in flight.
+    /// Returns a [`RecoveryLab`] with one round trip measured and no packet in flight.
     fn warm() -> Self {
         let mut lab = Self::new();
         lab.send(1);
@@ -363,7 +363,7 @@ fn loss_recovery_memory_stays_bounded() {
         lab.send_as_stack(100, round % 2 == 0);
         lab.now += RTT;
         let last = lab.next - 2;
-        // The first packet of each round is lost.
+        // The first packet of each round trip is lost.
         lab.ack(&[last - 2..=last + 1]);
         lab.clear();
     }

@@ -1,4 +1,4 @@
-//! Prepares streams that the offload may open, and adopts them once the data plane has their source.
+//! Prepares streams that the offload may open, and adopts them once the data plane has the source of their data.
 
 use std::{sync::Arc, time::Instant};
 
@@ -64,7 +64,8 @@ impl LockedOffload<'_> {
         if !self.downstream.adopt(key, stream) {
             return None;
         }
-        // The offload would keep sending at the old priority, so the plane recalls the stream.
+        // If the subscriber priority has changed, the offload would keep sending at the previous one, so the plane
+        // recalls the stream.
         if changed {
             self.downstream.take_back(key);
         }

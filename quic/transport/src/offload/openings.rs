@@ -45,7 +45,7 @@ pub(super) struct OpeningEntry {
 #[derive(Default)]
 pub(super) struct OpeningBook {
     pub by_tag: HashMap<u64, OpeningEntry>,
-    /// The tags of openings that are not adopted yet, by owner and ingress.
+    /// The tags of openings that are not adopted yet, by owner (subscription) and ingress.
     pub waiting: BTreeMap<(u64, u64), u64>,
     by_key: HashMap<StreamKey, u64>,
     /// Number of openings (streams that the offload may open) created so far. The next opening's tag is made from it.

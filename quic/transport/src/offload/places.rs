@@ -39,7 +39,7 @@ impl OffloadPlaces {
     }
 }
 
-/// One delegation's unit of a limit. Dropping it releases the unit.
+/// The count of one delegation against a limit. Dropping this value ends the count.
 struct OffloadPlace(Arc<WindowShare>);
 
 impl OffloadPlace {

@@ -161,7 +161,8 @@ impl Offloaded {
         self.offload.iter().for_each(|offload| offload.set_binding(binding));
     }
 
-    /// Returns whether an offload could serve the connection: it has keys of a supported cipher suite.
+    /// Returns whether an offload could serve the connection, that is, whether the connection has keys of a cipher
+    /// suite that offloads support.
     pub fn is_usable(&self) -> bool {
         self.refused.is_none()
     }
@@ -191,7 +192,7 @@ impl Offloaded {
         self.binding.iter().for_each(|binding| offload.set_binding(*binding));
         self.tell_peer(&*offload);
         self.ids.iter().for_each(|id| Arc::clone(&offload).add_id(id));
-        // A new offload counts its totals from zero.
+        // A new offload counts the window and credit that it has used from zero.
         (self.registered, self.budget) = (OffloadBudget::default(), OffloadBudget::default());
         (self.path_told, self.path_ready) = (false, false);
         self.offload = Some(offload);
@@ -251,7 +252,7 @@ impl Offloaded {
         self.install_seal_keys(generation.saturating_add(1), &secret.next());
     }
 
-    /// Installs the keys of the generation in use and of the next one.
+    /// Installs the offload's encryption keys of the generation in use and of the next one.
     fn install_both_seal_keys(&self, seal: Option<(u16, &TrafficSecret)>) {
         if let Some((generation, secret)) = seal {
             self.install_seal_keys(generation, secret);
@@ -530,7 +531,7 @@ pub struct LockedOffload<'a> {
     pub(crate) hold: &'a dyn Fn() -> Arc<dyn Any + Send + Sync>,
 }
 
-/// Methods for a connection on which media arrives, as its source.
+/// Methods for a connection on which media arrives, whose streams and datagrams an offload may forward.
 impl LockedOffload<'_> {
     /// Returns an ingress for the peer's stream, or `None` if the offload cannot forward it.
     pub fn ingress(&mut self, stream: quinn::StreamId) -> Option<Arc<dyn OffloadIngress>> {
@@ -644,7 +645,7 @@ impl LockedOffload<'_> {
         }
     }
 
-    /// Stops the offload from forwarding datagrams with this tag.
+    /// Stops the offload from forwarding the datagrams that were delegated with this tag.
     pub fn recall_datagrams(&mut self, tag: u64) {
         if let Some(offloaded) = self.offloaded.as_deref_mut() {
             offloaded.datagrams.remove(&tag);
@@ -674,7 +675,8 @@ impl LockedOffload<'_> {
         Some(sent.saturating_sub(self.downstream.stats().offloaded_packets))
     }
 
-    /// Processes the offload's reports, and returns its state. Returns `None` if the connection never has an offload.
+    /// Processes the offload's reports, and returns the connection's state for the offload. Returns `None` if the
+    /// connection never has an offload.
     pub(super) fn drained(&mut self, now: Instant) -> Option<&mut Offloaded> {
         let offloaded = self.offloaded.as_deref_mut()?;
         offloaded.drain(now, self.downstream);

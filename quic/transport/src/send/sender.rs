@@ -284,7 +284,7 @@ impl SourceAddress {
         let any = in_addr { s_addr: 0 };
         match ip {
             IpAddr::V4(ip) => Self::V4(in_pktinfo {
-                // Index 0 lets the route select the interface.
+                // With interface index 0, the route selects the interface.
                 ipi_ifindex: 0,
                 ipi_spec_dst: in_addr { s_addr: u32::from_ne_bytes(ip.octets()) },
                 ipi_addr: any,

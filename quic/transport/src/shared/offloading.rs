@@ -64,8 +64,8 @@ impl OffloadOwner for SharedConnection {
         {
             let mut guard = self.state.lock();
             let SharedState { numbers, plane, offload: Some(offloaded), .. } = &mut *guard else { return };
-            // The offload has no budget, keys or streams yet, so only this process draws numbers from the old and the
-            // new counter.
+            // The offload has no budget, keys or streams yet, so only this process draws packet numbers from the old
+            // and the new counter.
             *numbers = numbers.moved(NumberWord::Offload(Arc::clone(&offload)));
             *self.offload.lock() = Some(Arc::clone(&offload));
             let seal = plane.keys.as_ref().map(|keys| (keys.generation, &keys.secret));
@@ -92,7 +92,7 @@ impl OffloadOwner for SharedConnection {
             guard.drain_offload(now);
             let SharedState { numbers, plane, offload: Some(offloaded), .. } = &mut *guard else { return };
             let Some(offload) = offloaded.finish_release(&mut plane.downstream) else { return };
-            // The offload has stopped, so only this process draws numbers from the old and the new counter.
+            // The offload has stopped, so only this process draws packet numbers from the old and the new counter.
             *numbers = numbers.moved(NumberWord::own());
             *self.offload.lock() = None;
             self.arm(&mut guard, now);

@@ -65,15 +65,15 @@ fn owing(datagrams: usize) -> SharedConnection {
 }
 
 fn counted(shared: &SharedConnection) -> crate::Stats {
-    shared.counters.snapshot() // exact: only this thread changes the counters
+    shared.counters.snapshot() // exact: no other thread changes the counters
 }
 
-/// Sends a PING as quinn. Returns its number on the wire.
+/// Sends a PING in place of quinn. Returns its number on the wire.
 fn quinns(shared: &SharedConnection, now: Instant, number: u64) -> u64 {
     shared.on_quinn_packet(now, 0, number, b"12345678", &[0x01], 100)
 }
 
-/// Sends a packet as another sender than quinn. Returns its number.
+/// Sends a packet in place of a sender other than quinn. Returns its number.
 fn others(shared: &SharedConnection, now: Instant) -> u64 {
     let mut state = shared.state.lock();
     let (_, number) = state.numbers.draw();
@@ -181,7 +181,8 @@ fn quinns_round_trip_excludes_the_wait_for_a_later_packet() {
     quinns(&shared, ms(0), 0);
     others(&shared, ms(8));
     // The peer acknowledges both packets 2 ms after the second, with an ACK Delay of 1 ms (125 times 8 us) in two
-    // bytes. quinn has to subtract the 8 ms before the second packet, too: 1125 times 8 us.
+    // bytes. quinn sent only the first packet, 8 ms earlier, and has to subtract these 8 ms, too. So quinn gets an ACK
+    // Delay of 9 ms (1125 times 8 us).
     let frame = seen(&shared, ms(10), &[0x02, 1, 0x40, 125, 0, 1]);
     assert_eq!(frame, [0x02, 0, 0x44, 0x65, 0, 0]);
     assert_eq!(0x465, 1125);

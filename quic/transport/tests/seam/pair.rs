@@ -282,7 +282,8 @@ impl PairSent {
         let mut newest = 0;
         for packet in datagrams.iter().filter_map(|datagram| short_packet(datagram)) {
             let expected = sent.numbers.last_key_value().map_or(0, |(number, _)| number + 1);
-            // The proxy may reorder packets, so a packet may have an older or a newer generation than those before it.
+            // The proxy may reorder packets, so a packet may have an older or a newer key generation than those before
+            // it.
             let opened = (newest.max(1) - 1..newest + 3).find_map(|generation| {
                 while keys.len() <= generation {
                     secret = secret.next();

@@ -117,7 +117,7 @@ impl Proxy {
         }
     }
 
-    /// Records a datagram, and returns the delays of the copies that arrive.
+    /// Records a datagram, and returns the delay of each copy that the proxy forwards; none if it loses the datagram.
     fn fate(&self, towards: Towards, datagram: &[u8]) -> Vec<Duration> {
         self.seen.lock().push((towards, datagram.to_vec()));
         let mut rng = self.rng.lock();
@@ -143,7 +143,8 @@ impl Proxy {
 
 fn deliver(delay: Duration, datagram: Vec<u8>, socket: Arc<UdpSocket>, to: SocketAddr) {
     let send = move |socket: Arc<UdpSocket>| {
-        // A connected socket accepts no other destination. A datagram that does not fit into the send buffer is lost.
+        // A connected socket sends only to its peer, and a call with a destination address may fail. A datagram that
+        // does not fit into the send buffer is lost.
         let _ = match socket.peer_addr() {
             Ok(_) => socket.try_send(&datagram),
             Err(_) => socket.try_send_to(&datagram, to),

@@ -260,7 +260,7 @@ fn key_of_an_issuer_verifies_only_its_tokens() {
             key_of(4, Some("studio-a")),
             key_of(4, Some("studio-b")),
         ],
-        // The keys of studio-c are gone.
+        // Issuer studio-c has keys in the settings, but none of these keys could be read.
         bound: ["studio-a", "studio-b", "studio-c"].map(str::to_owned).into(),
         ..Requirements::default()
     };

@@ -131,17 +131,17 @@ pub fn exposes(addr: &SocketAddr) -> String {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Allow {
-    /// Pattern of namespaces, such as `live/**`.
+    /// Pattern of the namespaces to which the rule applies, such as `live/**`.
     namespace: TextValue<Pattern>,
     /// Clients that may publish: `anyone`, or conditions on their token, certificate or address.
     #[serde(default)]
     publish: Vec<TextValue<Principal>>,
-    /// Clients that may subscribe, in the same form.
+    /// Clients that may subscribe, in the same form as for publishers.
     #[serde(default)]
     subscribe: Vec<TextValue<Principal>>,
-    /// Pattern of the path in the client's URL.
+    /// Pattern that the path of the client's URL must match.
     path: Option<TextValue<Pattern>>,
-    /// Host name, with or without a port, in the client's URL.
+    /// Host name, with or without a port, that the client's URL must have.
     authority: Option<TextValue<RuleAuthority>>,
 }
 

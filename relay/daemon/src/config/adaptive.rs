@@ -31,7 +31,7 @@ pub enum AdaptiveChoice {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LadderTable {
-    /// Pattern of namespaces. Default: all.
+    /// Pattern of the namespaces to which the ladder applies. Default: all.
     namespace: Option<TextValue<Pattern>>,
     /// Tracks that are renditions of the same video.
     tracks: Vec<LadderRendition>,

@@ -79,9 +79,9 @@ impl FromStr for Priorities {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Delay {
-    /// Pattern of namespaces. Default: all.
+    /// Pattern of the namespaces to which the delay applies. Default: all.
     namespace: Option<TextValue<Pattern>>,
-    /// Priority of the publisher, or a range of them. Default: all.
+    /// Publisher priority of the objects to which the delay applies, or a range of priorities. Default: all.
     priority: Option<TextValue<Priorities>>,
     /// Time that an object may wait for a subscriber before it is dropped.
     max_delay: MaxDelay,

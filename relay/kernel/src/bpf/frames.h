@@ -213,7 +213,7 @@ static __always_inline enum frame_step frame_next(struct frame_walk *walk, const
 {
 	__u64 type;
 
-	/* If an earlier step has begun a frame, its remaining fields are parsed first. */
+	/* If an earlier step of the parser has begun a frame, its remaining fields are parsed first. */
 	if (walk->blocks)
 		return frame_ack_block(walk, text);
 	if (walk->varints) {

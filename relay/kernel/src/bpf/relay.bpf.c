@@ -20,7 +20,9 @@
 #include "relay_super.h"
 #include <linux/pkt_cls.h>
 
-/* Converts an outcome to the verdict of the program. All verdicts on received packets come from here. */
+/* Converts an outcome (enum relay_outcome) to the TC verdict that the program returns. All verdicts on received packets
+ * come from this function.
+ */
 static __always_inline int verdict_of(enum relay_outcome outcome)
 {
 	switch (outcome) {
@@ -62,7 +64,9 @@ static __noinline int end(struct __sk_buff *skb, struct work *work, enum relay_o
 	return verdict_of(outcome);
 }
 
-/* Lets a packet pass because the work area is in use. Not inlined, so that its stack is not added to the program's. */
+/* Lets a packet pass because another run uses the work area. Not inlined, so that its stack is not added to the
+ * program's.
+ */
 static __noinline int pass_by(struct __sk_buff *skb)
 {
 	struct cursor_entry cursor;

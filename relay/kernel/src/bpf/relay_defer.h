@@ -52,8 +52,8 @@ static __always_inline int steer(struct __sk_buff *skb, struct relay_deferral *d
 	return 0;
 }
 
-/* Defers a packet of a publisher if nothing is left to do but the copies that the kernel has made. At most
- * DEFERRED_IN_A_ROW packets are deferred in a row, so that userspace does not have to read a fast stream in large
+/* Defers a packet of a publisher if the kernel has made all copies of its frames, so that no other work is urgent. At
+ * most DEFERRED_IN_A_ROW packets are deferred in a row, so that userspace does not have to read a fast stream in large
  * bursts.
  */
 static __noinline int defer(struct __sk_buff *skb, const struct work *work, enum relay_outcome outcome)

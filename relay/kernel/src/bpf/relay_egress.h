@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Sends copies of the frames that have a slot. Each copy is admitted, numbered, encrypted and sent for one egress. */
+/* Sends copies of the frames of forwarded streams and datagrams. Each copy is admitted, numbered, encrypted and sent
+ * for one egress (a subscriber of the stream or track).
+ */
 #ifndef MILLRACE_RELAY_EGRESS_H
 #define MILLRACE_RELAY_EGRESS_H
 
@@ -20,8 +22,8 @@ static __always_inline __u32 credit_of(const struct relay_egress *egress, const 
 	return credit > MOST_CREDIT ? MOST_CREDIT : credit;
 }
 
-/* Reports whether the egress has no stream yet. Must not be called for the egress of datagrams, whose `id` is a track
- * alias.
+/* Reports whether the egress (one subscriber's copy) has no stream yet. Must not be called for the egress of a track's
+ * datagrams, whose `id` is a track alias.
  */
 static __always_inline int is_unopened(__u64 id)
 {
@@ -105,7 +107,7 @@ int measure(struct egress_packet *packet, const struct relay_egress *egress, con
 	else
 		measure_datagram(packet, egress, chunk);
 	packet->frame_bytes = packet->size;
-	/* first byte, connection ID, and a packet number of 4 bytes (RFC 9000, section 17.3.1) */
+	/* Short header: first byte, connection ID, and a packet number of 4 bytes (RFC 9000, section 17.3.1) */
 	packet->header_bytes = 1 + path->id_bytes + 4;
 	packet->size += packet->header_bytes + QUIC_TAG;
 	return 0;
@@ -195,8 +197,8 @@ int fill_entry(struct relay_forwarded *entry, const struct relay_egress *egress,
 	return 0;
 }
 
-/* Opens the egress's stream with the ID that the packet was built for. Fails if userspace changes `egress->id` or
- * `downstream->streams` first.
+/* Opens the subscriber's stream of an egress, with the ID that the packet was built for. Fails if userspace changes
+ * `egress->id` or `downstream->streams` first.
  */
 int open_stream(struct relay_downstream *downstream, struct relay_egress *egress, struct work *work)
 {
@@ -295,8 +297,9 @@ static __always_inline void put_datagram_header(__u8 *end, const struct relay_eg
 	varint_put_before(end - bytes, FRAME_DATAGRAM_LEN);
 }
 
-/* Writes the frame's header in front of the data, and returns its position. The bytes that it overwrites were parsed
- * before. Returns 0 if the position is out of range, which never happens but which the verifier cannot exclude.
+/* Writes the frame's header in front of the data, and returns the header's position in the packet buffer. The bytes
+ * that it overwrites were parsed before. Returns 0 if the position is out of range, which never happens but which the
+ * verifier cannot exclude.
  */
 static __always_inline __u32 put_frame_header(struct quic_buf *in, const struct relay_egress *egress,
 					      const struct egress_packet *packet, const struct chunk *chunk,

@@ -236,8 +236,8 @@ static __always_inline void leave_chunk(struct work *work, const __u32 *index,
 		note_late(work, frame->id);
 }
 
-/* Collects a frame for the fan-out if it has a slot or may get one. Later runs of the same packet collect the frames
- * that its first run found good.
+/* Collects a frame for the fan-out if it has a slot (an entry for forwarded media) or may get one. Later runs of the
+ * same packet collect the frames that its first run found good.
  */
 __noinline int take_chunk(struct work *work, const struct chunk *found)
 {
@@ -255,7 +255,7 @@ __noinline int take_chunk(struct work *work, const struct chunk *found)
 	ingress = bpf_map_lookup_elem(&slots, &slot);
 	ordinal = work->fan.ordinal++;
 	good = ordinal < 64 && work->cursor.kept.good >> (ordinal & 63) & 1;
-	/* Userspace has to forward frames without a slot, so the packet wakes it. */
+	/* Userspace has to forward frames without a slot (an entry for forwarded media), so the packet wakes it. */
 	if (work->cursor.id ? !good : !ingress && !(work->arrival.opens && found->begins)) {
 		work->fan.wakes = 1;
 		if (!work->cursor.id && found->kind == RELAY_STREAM && !found->begins)

@@ -20,27 +20,31 @@
 
 #define RELAY_ID_MAX  20 /* longest connection ID of QUIC version 1, bytes */
 #define RELAY_PORTS   4
-#define RELAY_SEEN    8	  /* number of words in a window of streams; a word covers 32 streams */
+#define RELAY_SEEN    8	  /* number of words in a sliding bitmap of stream numbers; a word covers 32 streams */
 #define RELAY_NUMBERS 128 /* number of words in the replay window; a word covers 32 packet numbers */
 #define RELAY_NUMBER_BITS \
-	48 /* bits of a packet number word that have the packet number; higher bits have the key generation */
-#define RELAY_END     0xffffffffU /* marks the end of a list of egresses */
+	48 /* low bits of a packet number word that hold the packet number; the others hold the key generation */
+#define RELAY_END     0xffffffffU /* marks the end of a list of egresses (subscribers' copies) */
 #define RELAY_UNKNOWN (~0ULL)	  /* value of `final_size` for a stream whose end is not known */
-/* Bit of a value in the map `ids`. If it is set, the other bits are the index of a downstream, else of an upstream. */
+/* Bit of a value in the map `ids`, which finds connections by their connection ID. If it is set, the other bits are the
+ * index of a downstream (media is sent on it), else of an upstream (media arrives on it).
+ */
 #define RELAY_SUBSCRIBER 0x80000000U
-#define RELAY_ARRIVALS	 4096 /* number of entries in the map `arrivals`, a power of two */
-#define RELAY_OPENINGS	 64   /* the most streams of a track that are prepared at a time, a power of two */
-/* Value of `id` in an ingress that is prepared for a stream which has not begun. */
+#define RELAY_ARRIVALS	 4096 /* number of arrival times in the map `arrivals`, a power of two */
+#define RELAY_OPENINGS	 64   /* the most future streams of a track that userspace prepares at a time, a power of two */
+/* Value of `id` in a struct relay_ingress that is prepared for a stream which has not begun. */
 #define RELAY_UNBOUND (~0ULL)
 
-/* Values of `id` for an egress without a stream. Stream IDs are smaller than RELAY_CLOSED. */
-#define RELAY_UNOPENED (~0ULL)	   /* the program may open the stream */
-#define RELAY_OPENING  (~0ULL - 1) /* a program run is opening the stream */
-#define RELAY_CLOSED   (~0ULL - 2) /* only userspace may open the stream */
+/* Values of `id` in a struct relay_egress whose subscriber's stream is not open. Stream IDs are smaller than
+ * RELAY_CLOSED.
+ */
+#define RELAY_UNOPENED (~0ULL)	   /* the program may open the subscriber's stream */
+#define RELAY_OPENING  (~0ULL - 1) /* a program run is opening the subscriber's stream */
+#define RELAY_CLOSED   (~0ULL - 2) /* only userspace may open the subscriber's stream */
 
 /* Configuration that is set when the program is loaded. */
 struct relay_config {
-	__u32 max_copies_per_run;  /* the most copies that one run of the program makes */
+	__u32 max_copies_per_run;  /* the most copies of frames that one run of the program sends */
 	__u32 max_runs;		   /* the most runs of the program for one received packet */
 	__u32 id_bytes;		   /* length of the connection IDs that this relay chooses, bytes */
 	__be16 ports[RELAY_PORTS]; /* UDP ports that the relay listens on; 0: unused */
@@ -52,17 +56,17 @@ struct relay_id {
 };
 
 /* The part of the map `keystreams` that holds the ring of one direction of a connection: the keystream of packet number
- * n belongs at index start + n % len. Both are in one word, because they change together.
+ * n belongs at index start + n % len. `start` and `len` are in one word, because they change together.
  */
 struct relay_ring {
-	__u64 run; /* high half: len, a power of two, or 0 without a ring; low half: start */
+	__u64 run; /* high half: `len`, the number of entries, a power of two, or 0 without a ring; low half: `start` */
 };
 
 /* The precomputed keystream of one packet. Userspace clears `word`, changes the other fields, and sets `word` again.
  * The program compares `word` before it uses the keystream, and again after encrypting.
  */
 struct relay_keystream {
-	__u64 word;  /* the packet number word of the packet plus 1; 0: the entry is empty */
+	__u64 word;  /* packet number and key generation of the packet, plus 1; 0: the entry is empty */
 	__u32 bytes; /* bytes of packet payload that the keystream covers */
 	__u32 pad;
 	struct quic_keystream keystream;
@@ -78,43 +82,43 @@ enum relay_lookup {
 
 /* A connection on which media arrives. */
 struct relay_upstream {
-	__u64 expected; /* largest authentic packet number plus 1 */
+	__u64 expected; /* largest packet number that was received and authenticated, plus 1 */
 	/* The replay window. Each word covers 32 packet numbers: the high half is number / 32, the low half has a bit
 	 * for each number seen.
 	 */
 	__u64 seen[RELAY_NUMBERS];
 	__u64 streams
-		[RELAY_SEEN]; /* window of unidirectional streams that the program or userspace has claimed, by index */
+		[RELAY_SEEN]; /* sliding bitmap of stream indices: streams that program or userspace has claimed */
 	__u64 preambles
-		[RELAY_SEEN];	/* window of streams that have sent only their WebTransport preamble so far */
-	__u64 late[RELAY_SEEN]; /* window of streams whose later bytes arrived before the first */
+		[RELAY_SEEN];	/* sliding bitmap of streams that have sent only their WebTransport preamble so far */
+	__u64 late[RELAY_SEEN]; /* sliding bitmap of streams whose later bytes arrived before the first byte */
 	__u64 web;		/* ID of the WebTransport session, or WEB_BARE without one */
 	/* For each key phase: the generation of the installed keys plus 1; 0: no keys. */
 	__u32 generations[2];
 	struct relay_ring ring;
 	__u64 lookups[RELAY_LOOKUPS];
 	__u32 session;	       /* ID of the session in trace events */
-	__u32 deferred_socket; /* index of the deferred socket in `sockets` plus 1; 0: none */
+	__u32 deferred_socket; /* index in `sockets` of the socket for deferred packets, plus 1; 0: none */
 	/* Number of packets for which a wake-up could be deferred. Every (DEFERRED_IN_A_ROW + 1)-th wakes userspace. */
 	__u32 deferred;
-	__u32 tracks; /* number of tracks whose streams the program may open */
+	__u32 tracks; /* number of tracks for whose new streams the program may open subscribers' streams */
 } SHARED;
 
 enum relay_kind {
 	RELAY_STREAM = 0,
 	RELAY_DATAGRAMS, /* the datagrams of a track */
-	RELAY_TRACK,	 /* a track whose streams the program may open: an entry of `tracks` */
+	RELAY_TRACK,	 /* a track for whose new streams the program may open subscribers' streams */
 };
 
-/* The key of the map `slots`: a stream or a track of an upstream. */
+/* The key of the map `slots`: a stream or a track of an upstream connection. */
 struct relay_slot {
 	__u64 id; /* stream ID, or track alias */
 	__u32 upstream;
 	__u32 kind; /* whether `id` is a stream ID or a track alias: enum relay_kind */
 };
 
-/* A track whose streams the program may open. An opening is an ingress with egresses, prepared for a stream that has
- * not begun. The holder of `lock` may take an opening.
+/* A track for whose new streams the program may open subscribers' streams. An opening is an ingress with egresses,
+ * prepared for a stream that has not begun. Only the holder of `lock` may bind an opening to a stream.
  */
 struct relay_track {
 	__u64 alias;
@@ -136,10 +140,11 @@ _Static_assert(sizeof(struct relay_track) == 48 + 4 * RELAY_OPENINGS, "relay_tra
  * owns the other fields. A run that finds the lock taken forwards nothing of the slot.
  */
 struct relay_ingress {
-	__u64 id; /* stream ID or alias of the slot. Checked by each run, since the entry may have been reused */
+	/* Stream ID or alias of the slot. Checked by each program run, since the entry may have been reused. */
+	__u64 id;
 	__u32 upstream;
 	__u32 kind;
-	__u32 first;	  /* index of the first egress, or RELAY_END */
+	__u32 first;	  /* index of the first subscriber's copy (struct relay_egress), or RELAY_END */
 	__u32 lock;	  /* 0: the lock is free */
 	__u64 next;	  /* offset up to which the program or userspace has parsed the stream */
 	__u64 final_size; /* final size of the stream, or RELAY_UNKNOWN */
@@ -155,8 +160,8 @@ struct relay_ingress {
 	__u64 apart_end;
 	__u32 contradicted; /* set by userspace: the forwarded bytes may differ from those that userspace has */
 	__u32 pad;
-	/* Parser state at `next`. For datagrams: `value` is the group of the last object, `previous` its ID plus 1, and
-	 * `left` has a bit for each of the objects before it that have arrived.
+	/* Parser state at the stream offset `next`. For datagrams: `value` is the group of the last object, `previous`
+	 * its ID plus 1, and `left` has a bit for each of the objects before it that have arrived.
 	 */
 	struct subgroup_state state;
 	struct subgroup_state scratch; /* working copy of `state` that the program parses with */
@@ -170,7 +175,8 @@ _Static_assert(sizeof(struct relay_ingress) == 144, "relay_ingress has no hidden
  * RELAY_CLOSED. All of these are compare-and-exchange operations, so that exactly one side opens the stream.
  */
 struct relay_egress {
-	__u64 upstream_id; /* stream ID or alias of the slot. Checked by each run, since the entry may have been reused */
+	/* Stream ID or alias of the slot. Checked by each program run, since the entry may have been reused. */
+	__u64 upstream_id;
 	/* Downstream stream ID, or RELAY_CLOSED, RELAY_OPENING or RELAY_UNOPENED; for datagrams: the track alias. */
 	__u64 id;
 	/* Downstream offset minus upstream offset, modulo 2^64. For datagrams: first object that is sent of group
@@ -181,18 +187,19 @@ struct relay_egress {
 	__u64 from;
 	/* The peer's MAX_STREAM_DATA, as downstream offset. For datagrams: last group that is sent. */
 	__u64 max_offset;
-	__u64 tag;   /* tag of the egress, set by userspace and copied to the registrations in `forwarded` */
-	__u64 group; /* group in trace events, set by userspace */
+	__u64 tag;   /* identifies the egress in reports of sent packets (struct relay_forwarded); set by userspace */
+	__u64 group; /* group ID that trace events show for this copy, set by userspace */
 	__u64 counted; /* downstream offset up to which the stream has been counted against MAX_DATA */
-	__u32 next;    /* next egress of the slot, or RELAY_END */
+	__u32 next;    /* next subscriber's copy of the same data, or RELAY_END */
 	__u32 downstream;
-	__u32 upstream; /* index of the slot's upstream */
-	__u32 epoch;	/* epoch of the downstream; 0: the egress is not in use */
+	__u32 upstream; /* index of the upstream connection on which the data arrives */
+	__u32 epoch;	/* `epoch` of the downstream connection; 0: the egress is not in use */
 	/* Priority, 16 bits: smaller is more urgent. A datagram's own priority replaces the low 8 bits. */
 	__u32 level;
-	__u32 track; /* number of the track in trace events */
-	__u32 kind;  /* enum relay_kind of the slot */
-	__u32 exclusive; /* set if no subscriber without an egress needs the stream, so its packets may be deferred */
+	__u32 track; /* number by which trace events identify the track */
+	__u32 kind;  /* enum relay_kind: copy of a stream or of datagrams */
+	/* Set if every subscriber that needs the stream has an egress, so its packets may be deferred. */
+	__u32 exclusive;
 	/* The fields from here to `pad` describe a prepared egress, until the program opens its stream. `level` has the
 	 * track's default priority.
 	 */
@@ -204,7 +211,7 @@ struct relay_egress {
 	__u32 pad;
 } SHARED;
 
-/* The network path and the destination connection ID of a downstream. */
+/* The network path and the destination connection ID of a connection on which media is sent. */
 struct relay_path {
 	struct net_path way;
 	__u8 id_bytes;
@@ -215,7 +222,7 @@ struct relay_path {
 /* The outcome of one copy: a frame for one subscriber. */
 enum relay_egress_outcome {
 	RELAY_EGRESS_SENT = 0,
-	RELAY_EGRESS_GONE, /* the egress or the downstream connection was removed */
+	RELAY_EGRESS_GONE, /* the subscription's egress or its connection was removed */
 	/* The bytes are before the range that the kernel may send; for datagrams: outside the subscriber's range. */
 	RELAY_EGRESS_BEFORE,
 	RELAY_EGRESS_UNOPENED, /* the program could not open the stream, and userspace has not opened it yet */
@@ -250,8 +257,8 @@ struct relay_deferral {
  * in `arrivals`. A later packet with the same index overwrites the entry.
  */
 struct relay_arrival {
-	/* High half: bytes of the packet that identify it (see above); low half: CLOCK_MONOTONIC, microseconds, modulo
-	 * 2^32.
+	/* High half: the high half of the packet's last 8 bytes, which identifies the packet; low half:
+	 * CLOCK_MONOTONIC, microseconds, modulo 2^32.
 	 */
 	__u64 word;
 } SHARED;
@@ -287,7 +294,7 @@ struct relay_downstream {
 	__u32 pad;
 	__u32 deferred_socket; /* index of the socket for the peer's deferred packets in `sockets`, plus 1; 0: none */
 	__u32 deferred_bytes; /* largest UDP payload of a packet from the peer that may be deferred, bytes */
-	__u64 deferred_until; /* packets from the peer are deferred only while the total `bytes` is at most this */
+	__u64 deferred_until; /* the peer's packets are deferred only while `bytes`, the bytes sent, is at most this */
 	__u64 deferred;	      /* number of the peer's packets that were steered to the deferred socket */
 	struct relay_ring ring;
 	__u64 lookups[RELAY_LOOKUPS];
@@ -309,7 +316,7 @@ struct relay_forwarded {
 	__u16 size; /* size of the packet's UDP payload, bytes */
 	__u16 generation;
 	__u8 fin;
-	__u8 kind; /* enum relay_kind */
+	__u8 kind; /* enum relay_kind: stream or datagram */
 };
 
 /* The outcome of a received packet, which is an index in the map `outcomes`. In that map, the values of enum
@@ -402,9 +409,9 @@ struct relay_event {
 	__u32 publisher;  /* session ID of the publisher */
 	__u32 subscriber; /* ID of the subscriber's session */
 	__u32 track;
-	__u16 len;    /* stream bytes in the packet */
+	__u16 len;    /* number of stream bytes in the packet */
 	__u16 size;   /* size of the UDP payload, bytes; for a copy only if a packet number was drawn */
-	__u8 is_copy; /* 0: the event is about the received packet, and fields of a copy are 0 */
+	__u8 is_copy; /* 1: event of a copy; 0: event of the received packet, with 0 in the fields of a copy */
 	__u8 outcome; /* enum relay_egress_outcome of a copy, enum relay_outcome of a received packet */
 	__u8 fin;
 	__u8 pad[5];

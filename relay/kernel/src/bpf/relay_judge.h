@@ -104,7 +104,9 @@ static __always_inline void take_run(__u32 index)
 		__sync_val_compare_and_swap(&run->owner, owner, index + 1);
 		return;
 	}
-	/* The lock is tried once, without waiting: if it is taken, the bytes of the run are not stored. */
+	/* The lock of the other ingress is tried once, without waiting. If it is taken, the bytes after the hole are
+	 * not stored.
+	 */
 	if (__sync_lock_test_and_set(&other->lock, 1))
 		return;
 	if (!is_ahead(other))
@@ -327,7 +329,7 @@ int leave_frame(struct relay_ingress *ingress, const struct frame_stream *frame)
 	return 0;
 }
 
-/* how many objects before the newest one the program knows as arrived or missing */
+/* number of objects before the newest one for which the program knows whether they have arrived */
 #define DATAGRAM_WINDOW 64
 
 /* Reports whether this is the first datagram with this object. Userspace keeps only the first datagram of an object,

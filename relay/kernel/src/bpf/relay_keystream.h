@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Decrypts and encrypts packets with the keystream that userspace has precomputed, or with one that it computes itself.
+/* Decrypts and encrypts packets with the keystream that userspace has precomputed, or with one that the program
+ * computes itself.
  */
 #ifndef MILLRACE_RELAY_KEYSTREAM_H
 #define MILLRACE_RELAY_KEYSTREAM_H
@@ -9,8 +10,8 @@
 
 #define NUMBER_MASK ((1ULL << RELAY_NUMBER_BITS) - 1)
 
-/* Returns the ring entry for the keystream of a packet, which may not be computed yet. Returns NULL if the connection
- * has no ring.
+/* Returns the ring entry for a packet. The keystream in it may not have been computed yet. Returns NULL if the
+ * connection has no ring.
  */
 static __always_inline struct relay_keystream *find_keystream(const struct relay_ring *ring, __u64 word)
 {

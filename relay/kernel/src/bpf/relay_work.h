@@ -29,7 +29,7 @@ struct chunk {
 	__s32 priority;
 	__u32 kind;
 	__u32 ingress;
-	__u32 egress;  /* index of the first egress of the frame's slot */
+	__u32 egress;  /* index of the first subscriber's copy (egress) of the frame */
 	__u32 ordinal; /* the frame's number among the STREAM and DATAGRAM frames of the packet */
 	__u32 begins;  /* whether the application's part of a peer's stream begins in this frame */
 };
@@ -46,7 +46,7 @@ struct arrival {
 	struct fan_frame frame;
 };
 
-/* A packet that is to be sent for one egress. */
+/* A packet that is to be sent to one subscriber, with a copy of one frame. */
 struct egress_packet {
 	__u64 word;    /* the packet number that was drawn, with its key generation */
 	__u64 id;      /* stream ID, or track alias */
@@ -54,7 +54,7 @@ struct egress_packet {
 	__u64 web;     /* ID of the downstream's WebTransport session, or WEB_BARE */
 	__u64 offset;  /* offset in the downstream stream, or group of a datagram */
 	__u32 data_at;
-	__u32 data_bytes; /* bytes that are copied unchanged from the received packet */
+	__u32 data_bytes; /* number of bytes that are copied unchanged from the received packet */
 	__u32 len;	  /* number of stream bytes, or length of the datagram */
 	__u32 credit;	  /* number of bytes that the packet adds to the total for MAX_DATA */
 	__u32 level;
@@ -67,7 +67,7 @@ struct egress_packet {
 	__u32 pad;
 };
 
-/* The state of the fan-out: the frame and the egress whose copy is made next. */
+/* The state of the fan-out: the frame, and the subscriber's copy (egress) of it, that is sent next. */
 struct fan {
 	__u32 chunks;
 	__u32 chunk;
@@ -91,8 +91,8 @@ struct super_packet {
 	__u32 wakes;	/* whether the super-packet has to wake userspace */
 	__u32 received; /* whether a segment of the super-packet belongs to an upstream connection */
 	__u32 first;	/* index of the first segment that this run has processed */
-	/* Cursor ID of the super-packet; the cursor in struct work belongs to the segment, and its ID is 0 in the
-	 * segment's first run.
+	/* ID of the super-packet's cursor (its state that is saved between runs). The cursor in struct work belongs to
+	 * the current segment, and its ID is 0 in the segment's first run.
 	 */
 	__u32 cursor_id;
 };
@@ -102,19 +102,19 @@ struct super_bytes {
 	__u8 bytes[SUPER_BYTES];
 };
 
-/* The part of a packet's state that is kept between its runs. */
+/* The part of a packet's state that is saved between the program's runs for this packet. */
 struct cursor_kept {
 	__u64 number;	 /* number of the QUIC packet */
 	__u64 traced_ns; /* arrival time if the packet is traced, as in struct arrival */
-	__u64 good;	 /* frames that may be forwarded, as in struct fan; they are checked only once */
+	__u64 good;	 /* bitmap by ordinal: the frames that may be forwarded, which are checked only once */
 	__u32 chunk;
-	__u32 opens;   /* frames that may open streams, as in struct fan */
+	__u32 opens;   /* bitmap by index in `chunks`: the frames that may open subscribers' streams */
 	__u32 segment; /* index of the segment, for a super-packet */
 	__u32 begun;   /* whether an earlier run has made copies of the current segment */
 };
 
 #define CURSOR_ID \
-	0x4d520000U /* high half of a cursor ID, to tell the relay's cursors from other programs' cursors */
+	0x4d520000U /* high half of the IDs of packets' saved state (cursors); other programs use other values */
 #include "fan_runs.h"
 
 /* The work area of one CPU. With PREEMPT_RT a run may interrupt another one on the same CPU; the interrupting run finds
@@ -127,14 +127,14 @@ struct work {
 	__u8 frame[FRAME_BYTES]; /* the Ethernet frame as it was received */
 	struct arrival arrival;
 	struct chunk chunks[CHUNKS];
-	struct subgroup_head heads[CHUNKS]; /* subgroup headers of the chunks that begin a stream */
+	struct subgroup_head heads[CHUNKS]; /* subgroup headers of the frames in `chunks` that begin a stream */
 	struct fan fan;
 	struct super_packet super;
 	__u32 copies; /* copies that this run has tried, plus one for each segment that it has finished */
 	__u32 pad;
 	struct egress_packet packet;
 	struct cursor_entry
-		cursor; /* the copy at which this run continues; the cursor's ID is 0 in the packet's first run */
+		cursor; /* saved state, with the copy at which this run continues; ID 0 in a packet's first run */
 	struct bpf_fib_lookup route;
 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Memory for bytes of streams that arrived after a hole. */
+/* Memory for stream bytes that arrived after a hole (a gap in the stream), until the hole is filled. */
 #ifndef MILLRACE_RUN_BYTES_H
 #define MILLRACE_RUN_BYTES_H
 

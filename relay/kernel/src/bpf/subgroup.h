@@ -25,7 +25,7 @@ enum subgroup_bits {
 
 enum subgroup_step {
 	SUBGROUP_MORE = 0,
-	SUBGROUP_DONE, /* all bytes of the packet are parsed */
+	SUBGROUP_DONE, /* all bytes of the packet were parsed without an error */
 	SUBGROUP_BAD,
 };
 

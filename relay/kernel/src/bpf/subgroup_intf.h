@@ -31,7 +31,7 @@ enum subgroup_flags {
 	SUBGROUP_ENDED = 0x04,		 /* the last object's status says that no object follows */
 };
 
-/* The position of a parser in a subgroup stream. Members that the current `field` does not use are 0. */
+/* The state of a parser after a part of a subgroup stream. Members that the current `field` does not use are 0. */
 struct subgroup_state {
 	__u64 value;	/* value of the bytes that were read of an incomplete integer */
 	__u64 left;	/* bytes of properties or payload that are still to be read */

@@ -11,7 +11,7 @@
 #define WEB_BARE   (~0ULL) /* value in place of a session ID if the connection has no WebTransport session */
 #define WEB_STREAM 0x54	   /* type of a unidirectional WebTransport stream, followed by the session ID */
 
-/* Returns the length of the preamble that this end writes on a stream. */
+/* Returns the length of the WebTransport preamble that this end writes on a stream. */
 static __always_inline __u32 web_stream_len(__u64 session)
 {
 	return session == WEB_BARE ? 0 : varint_len(WEB_STREAM) + varint_len(session);
@@ -23,8 +23,8 @@ static __always_inline __u32 web_datagram_len(__u64 session)
 	return session == WEB_BARE ? 0 : varint_len(session >> 2);
 }
 
-/* Writes the preamble of a stream so that it ends before `end`, and returns its length. The 16 bytes before `end` may
- * be overwritten.
+/* Writes the WebTransport preamble of a stream so that it ends before `end`, and returns its length. The 16 bytes
+ * before `end` may be overwritten.
  */
 static __always_inline __u32 web_put_stream_before(__u8 *end, __u64 session)
 {
@@ -36,13 +36,13 @@ static __always_inline __u32 web_put_stream_before(__u8 *end, __u64 session)
 	return bytes + varint_put_before(end - bytes, WEB_STREAM);
 }
 
-/* Writes the preamble of a datagram so that it ends before `end`, and returns its length. */
+/* Writes the WebTransport preamble of a datagram so that it ends before `end`, and returns its length. */
 static __always_inline __u32 web_put_datagram_before(__u8 *end, __u64 session)
 {
 	return session == WEB_BARE ? 0 : varint_put_before(end, session >> 2);
 }
 
-/* Removes the preamble that `walk` has read from the beginning of the frame's data. Always returns 0. */
+/* Removes the WebTransport preamble that `walk` has read from the beginning of the frame's data. Always returns 0. */
 static __always_inline int web_leave(struct frame_stream *frame, const struct frame_walk *walk)
 {
 	frame->offset += walk->at - frame->at;

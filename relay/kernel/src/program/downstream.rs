@@ -26,15 +26,16 @@ const OVERHEAD_LEAST: usize = 1 + 4 + 16;
 /// The network path of a connection's packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PacketPath {
-    /// This end's address. Both addresses have the same family; IPv4 addresses mapped into IPv6 count as IPv4.
+    /// The relay's address. Both addresses of the path have the same family; IPv4 addresses mapped into IPv6 count as
+    /// IPv4.
     pub local: SocketAddr,
     /// The peer's address.
     pub remote: SocketAddr,
     /// The peer's connection ID, at most 20 bytes.
     pub id: Vec<u8>,
-    /// DSCP and ECN bits.
+    /// DSCP and ECN bits, which the IP headers of copies get.
     pub traffic_class: u8,
-    /// The IPv6 flow label, 20 bits.
+    /// The IPv6 flow label of the copies, 20 bits.
     pub flow_label: u32,
 }
 
@@ -144,15 +145,15 @@ impl DownstreamRecord {
         Ok(())
     }
 
-    /// Stops the program from using the old keys that the keys of `generation` will replace. Returns whether
+    /// Stops the program from using the old send keys that the keys of `generation` will replace. Returns whether
     /// [`set_keys`](Self::set_keys) would have to wait for program runs.
     pub fn retire_keys(&self, generation: u16) -> bool {
         let moment = self.retire(&mut lock(&self.changing), generation);
         moment.is_some_and(|moment| !self.shared.barrier.is_over(moment))
     }
 
-    /// Revokes the keys that the keys of `generation` will replace. Returns the time after which no program run can
-    /// begin to use them.
+    /// Revokes the send keys that the keys of `generation` will replace. Returns the time after which no program run
+    /// can begin to use them.
     fn retire(&self, changing: &mut Changes, generation: u16) -> Option<Moment> {
         let parity = usize::from(generation & 1);
         if self.entry().generations[parity].swap(0, Ordering::SeqCst) != 0 {
@@ -252,7 +253,7 @@ impl DownstreamRecord {
 
     /// Sets how many unidirectional streams the relay may open on this connection in total. Userspace has opened the
     /// streams with an index below `next`. Returns the index of the next stream; all earlier streams are open or about
-    /// to be. At the limit the kernel opens no streams, so only the caller may.
+    /// to be. Once the limit is reached, the kernel opens no further streams, and only the caller may.
     pub fn set_streams(&self, next: u64, limit: u64) -> u64 {
         let most = u64::from(u32::MAX);
         let next = next.min(most);
@@ -266,7 +267,7 @@ impl DownstreamRecord {
         reached
     }
 
-    /// Sets the low two bits of the IDs of this end's unidirectional streams: 2 for a client, 3 for a server.
+    /// Sets the low two bits of the IDs of the relay's unidirectional streams: 2 for a client, 3 for a server.
     pub fn set_stream_bits(&self, bits: u32) {
         self.entry().stream_bits.store(bits, Ordering::Relaxed);
     }
@@ -278,12 +279,12 @@ impl DownstreamRecord {
         self.ids.add(id)
     }
 
-    /// Removes a connection ID that the peer does not use any more.
+    /// Removes a destination connection ID that the peer does not use any more.
     pub fn remove_id(&self, id: &[u8]) -> Result<(), Error> {
         self.ids.remove(id)
     }
 
-    /// Removes every connection ID.
+    /// Removes all destination connection IDs of the peer's packets.
     pub fn remove_ids(&self) {
         self.ids.clear();
     }
@@ -312,7 +313,7 @@ impl DownstreamRecord {
         self.entry().web.store(session.unwrap_or(intf::BARE), Ordering::Relaxed);
     }
 
-    /// Sets the number of the connection in trace events.
+    /// Sets the number that stands for the connection in trace events.
     pub fn set_session(&self, session: u32) {
         self.entry().session.store(session, Ordering::Relaxed);
     }
@@ -325,7 +326,7 @@ impl DownstreamRecord {
 
 impl Drop for DownstreamRecord {
     fn drop(&mut self) {
-        // Epoch 0 makes every later run ignore the entry.
+        // Epoch 0 makes every later run of the BPF program ignore the entry.
         self.entry().epoch.store(0, Ordering::SeqCst);
         self.ids.clear();
         self.shared.retire(|free| &mut free.downstreams, self.id.index);

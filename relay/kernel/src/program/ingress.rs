@@ -18,23 +18,23 @@ const ATTEMPTS: usize = 1000;
 /// program uses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PositionRecord {
-    /// Offset of the next byte in the stream.
+    /// Stream offset of the next byte to parse.
     pub offset: u64,
-    /// The field that the next byte belongs to.
+    /// The header field or payload that the next byte belongs to, as a number of the program.
     pub field: u8,
-    /// Value of the bytes that were read of an incomplete integer.
+    /// Value of the bytes read so far of an integer whose end has not arrived.
     pub value: u64,
     /// Number of bytes that are missing from the incomplete integer.
     pub missing: u8,
     /// Number of bytes of properties or payload that are still to be read.
     pub left: u64,
-    /// ID of the last object whose ID was read.
+    /// Object ID of the last object in the stream whose ID was read.
     pub previous: Option<u64>,
     /// True if the object whose header is being read has properties.
     pub with_properties: bool,
     /// True if no further object follows in the stream.
     pub ended: bool,
-    /// The stream's type.
+    /// The type of the subgroup stream, from its SUBGROUP_HEADER.
     pub kind: u8,
 }
 
@@ -203,7 +203,7 @@ impl IngressRecord {
 }
 
 impl Drop for IngressRecord {
-    /// Retires the map entry, which the program can no longer find.
+    /// Retires the ingress's map entry, which the program can no longer find.
     fn drop(&mut self) {
         self.shared.retire(|free| &mut free.ingresses, self.index);
     }

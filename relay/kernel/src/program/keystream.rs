@@ -125,8 +125,8 @@ impl KeystreamRing {
         lock(&self.shared.free).keystreams.retired.extend(old);
     }
 
-    // Entries of packets before `next` are no longer needed. The entry of each is filled for the packet one ring length
-    // later.
+    // Entries of packets before `next` are no longer needed. Each of these entries is filled with the keystream of the
+    // packet whose number is larger by the ring's length.
     fn fill(&mut self, run: BuddyRun, next: u64, mut compute: impl Compute) -> usize {
         let first = self.end.max(next);
         let end = next + u64::from(run.len());
@@ -150,9 +150,9 @@ impl KeystreamRing {
         entry.bytes.store(self.bytes, Ordering::Relaxed);
         let len = size_of_val(&self.scratch.once) + self.bytes as usize;
         let from = (&raw const *self.scratch).cast::<u8>();
-        // SAFETY: `len` bytes from the start of one structure to that of another. `&mut self` in the callers
-        // excludes other writers. The kernel may be reading: it looks at `word` afterwards and discards what it
-        // read.
+        // SAFETY: the call copies `len` bytes between the beginnings of two structures with the same layout. `&mut
+        // self` in the callers excludes other writers. If the program reads at the same time, it checks `word`
+        // afterwards and discards what it read.
         unsafe { from.copy_to_nonoverlapping(entry.keystream.get().cast::<u8>(), len) };
         let word = (u64::from(self.generation) << NUMBER_BITS | number) + 1;
         entry.word.store(word, Ordering::Release);

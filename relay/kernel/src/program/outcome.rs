@@ -3,15 +3,19 @@
 use millrace_kernel::outcomes;
 
 outcomes! {
-    /// The outcome of a packet that arrived on an interface of engine `kernel`. Every packet but those that are `not_restored` goes on to userspace.
+    /// The outcome of a packet that arrived on an interface of engine `kernel`. Every packet but those that are
+    /// `not_restored` goes on to userspace.
     Outcome {
         /// A copy was tried for every subscriber; each copy has an outcome of its own.
         Forwarded = "forwarded",
-        /// The packet has more subscribers than `kernel-copies-per-run`: further runs of the program make the other copies.
+        /// The packet has more subscribers than `kernel-copies-per-run`: further runs of the program make the other
+        /// copies.
         Continued = "continued",
-        /// The packet has too many streams, or more subscribers than all its runs may serve: userspace sends the other copies.
+        /// The packet has too many streams, or more subscribers than all its runs may serve: userspace sends the other
+        /// copies.
         OverBudget = "over_budget",
-        /// Copies were tried, but there was no memory to restore the packet: it is dropped, and recovered like any loss.
+        /// Copies were tried, but there was no memory to restore the packet: it is dropped, and recovered like any
+        /// loss.
         NotRestored = "not_restored",
         /// The packet is not UDP over IP.
         NotUdp = "not_udp",
@@ -21,12 +25,13 @@ outcomes! {
         Malformed = "malformed",
         /// The packet is not addressed to a port of the relay.
         OtherPort = "other_port",
-        /// The super-packet, merged by GRO or from a local sender with GSO, could not be segmented: there was no memory, or the program at
-        /// the loopback interface had been detached.
+        /// The super-packet, merged by GRO or from a local sender with GSO, could not be segmented: there was no
+        /// memory, or the program at the loopback interface had been detached.
         SuperPacket = "super_packet",
         /// The super-packet was segmented. Each segment counts as a packet of its own.
         Segmented = "segmented",
-        /// The packet has IPv4 options, IPv6 extension headers, or a VLAN tag in the frame. Name the VLAN's own interface.
+        /// The packet has IPv4 options, IPv6 extension headers, or a VLAN tag in the frame. For VLANs, the setting
+        /// `interface` has to name the VLAN's own interface.
         OddHeaders = "odd_headers",
         /// The packet has a long header: it belongs to a handshake.
         LongHeader = "long_header",
@@ -40,13 +45,14 @@ outcomes! {
         NoKeys = "no_keys",
         /// The packet's authentication tag is wrong.
         NotAuthentic = "not_authentic",
-        /// The packet number came before, or is too old to tell.
+        /// A packet with this number came before, or the number is too old to tell.
         Replayed = "replayed",
         /// The packet's frames are malformed: the relay's QUIC stack reports the error.
         BadFrames = "bad_frames",
         /// The packet has nothing to forward, only acknowledgements, control or the beginning of a stream.
         NoSlot = "no_slot",
-        /// A stream's bytes are malformed, or beyond its final size: nothing in the packet is forwarded, and the relay closes the connection.
+        /// A stream's bytes are malformed, or beyond its final size: nothing in the packet is forwarded, and the relay
+        /// closes the connection.
         BadStream = "bad_stream",
         /// No frame of the packet may be forwarded: the outcomes of its frames have the reasons.
         Declined = "declined",
@@ -64,7 +70,8 @@ outcomes! {
         Sent = "sent",
         /// The subscriber has just left, or has finished the stream.
         Gone = "gone",
-        /// Userspace has sent the bytes already or is about to, or a datagram is outside of the range that the subscriber asked for.
+        /// Userspace has sent the bytes already or is about to, or a datagram is outside of the range that the
+        /// subscriber asked for.
         Before = "before",
         /// Userspace opens this stream, and has not delegated it to the kernel yet.
         Unopened = "unopened",
@@ -78,9 +85,9 @@ outcomes! {
         DataCredit = "data_credit",
         /// The subscriber's congestion window is full: its path is slower than the track for now.
         Window = "window",
-        /// Media that is as urgent waits in userspace, and goes first.
+        /// Media of the same or a higher urgency waits in userspace, and goes first.
         Behind = "behind",
-        /// The keys in use are not installed: a key update is under way.
+        /// The program does not have the send keys of the current generation: a key update is under way.
         NoKeys = "no_keys",
         /// The host has no route to the subscriber, or the subscriber is on this host.
         NoRoute = "no_route",
@@ -96,9 +103,9 @@ outcomes! {
 outcomes! {
     /// The outcome of a further run for a packet with more subscribers than `kernel-copies-per-run`.
     FurtherRun {
-        /// Every copy has been tried.
+        /// The program has tried to send every copy of the packet.
         Last = "last",
-        /// Another run continues the packet.
+        /// A further run makes more copies of the packet.
         Continued = "continued",
         /// Userspace sends the other copies, because the queue is full or the packet has had `kernel-runs` runs.
         Left = "left",
@@ -108,15 +115,17 @@ outcomes! {
 outcomes! {
     /// The outcome of a frame of a stream that the kernel forwards. Userspace sends the frames that are not `good`.
     FrameOutcome {
-        /// The frame may be forwarded.
+        /// The frame's bytes are valid, so the kernel may forward the frame.
         Good = "good",
-        /// Some bytes of the frame came before, or may have: the publisher took them for lost. A datagram's object came before, or its group is over.
+        /// Some bytes of the frame came before, or may have: the publisher took them for lost. A datagram's object came
+        /// before, or its group is over.
         Repeated = "repeated",
-        /// Earlier bytes of the stream were lost, or came in a packet that the kernel did not decrypt. The kernel continues once userspace has them.
+        /// Earlier bytes of the stream were lost, or came in a packet that the kernel did not decrypt. The kernel
+        /// continues once userspace has them.
         Ahead = "ahead",
-        /// Another CPU, or userspace, worked on the same stream.
+        /// Another CPU, or userspace, worked on the same stream at that moment, and held its lock.
         Busy = "busy",
-        /// The frame has more small objects than the program reads.
+        /// The frame has more small objects than the program parses in one frame.
         Long = "long",
         /// The frame has malformed objects, or bytes beyond the stream's final size.
         Malformed = "malformed",
@@ -124,38 +133,42 @@ outcomes! {
 }
 
 outcomes! {
-    /// The outcome for a stream that a publisher has begun. Userspace opens the subscribers' streams for those that are not `bound`.
+    /// The outcome for a stream that a publisher has begun. Userspace opens the subscribers' streams for those that are
+    /// not `bound`.
     OpeningOutcome {
         /// The kernel opens the subscribers' streams, each with its first copy.
         Bound = "bound",
-        /// The stream does not begin with a whole SUBGROUP_HEADER in its shortest form: userspace begins the stream, and the kernel
-        /// continues after the header.
+        /// The stream does not begin with a whole SUBGROUP_HEADER in its shortest form: userspace begins the stream,
+        /// and the kernel continues after the header.
         Other = "other",
-        /// Only the preamble of a WebTransport stream has come. The rest is counted again.
+        /// Only the preamble of a WebTransport stream has arrived. The stream is counted again when its MOQT bytes
+        /// arrive.
         Preamble = "preamble",
         /// The track has no subscribers, has just begun, follows another publisher, or is beyond `kernel-tracks`.
         NoTrack = "no_track",
         /// The stream's group or subgroup is earlier than one that has begun.
         Order = "order",
-        /// Streams began faster than userspace prepared them. It then prepares more, as far as `kernel-streams` allows.
+        /// Streams began faster than userspace prepared them. Userspace then prepares more streams, as far as
+        /// `kernel-streams` allows.
         Missed = "missed",
-        /// Userspace had the stream already, or another part of it came first.
+        /// Userspace had the stream already, or a later part of the stream arrived first.
         Taken = "taken",
-        /// Another CPU, or userspace, worked on the same track.
+        /// Another CPU, or userspace, worked on the same track at that moment, and held its lock.
         Busy = "busy",
-        /// `kernel-streams` is used up.
+        /// All streams that the setting `kernel-streams` allows are in use.
         Full = "full",
     }
 }
 
 outcomes! {
-    /// How the look-up of a packet's precomputed keystream ended. After all but a hit the program computes it.
+    /// The result of the look-up of a packet's precomputed keystream. Unless it was found, the program computes the
+    /// keystream itself.
     Lookup {
-        /// The keystream was there.
+        /// A precomputed keystream was found and used.
         Hit = "hit",
-        /// The entry is another packet's, too short, or just being replaced.
+        /// The keystream entry belongs to another packet, is too short, or is just being replaced.
         Stale = "stale",
-        /// There is no entry, or nothing in it yet.
+        /// The connection has no keystream entries, or the packet's entry is still empty.
         Miss = "miss",
     }
 }
@@ -211,7 +224,7 @@ impl RelayCounters {
         self.openings[outcome as usize]
     }
 
-    /// Returns the difference from `earlier` to now.
+    /// Returns how much each total has grown since `earlier`.
     pub fn since(&self, earlier: &Self) -> Self {
         let mut difference = *self;
         difference.packets.iter_mut().zip(earlier.packets).for_each(|(now, then)| *now -= then);

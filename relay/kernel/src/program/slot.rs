@@ -22,15 +22,15 @@ pub struct EgressRecord {
     pub shift: i64,
     /// Offset in the publisher's stream from which the program sends. Userspace sends the frames that begin before it.
     pub from: u64,
-    /// The subscriber's MAX_STREAM_DATA, as offset in its stream.
+    /// The subscriber's flow control limit (MAX_STREAM_DATA), as an offset in its stream.
     pub max_offset: u64,
     /// A tag of the caller, which is returned in registrations of sent packets.
     pub tag: u64,
     /// Priority, where smaller is more urgent. See [`DownstreamRecord::set_waiting`].
     pub level: u16,
-    /// The track's number in trace events.
+    /// The number that stands for the track in trace events.
     pub track: u32,
-    /// The group ID in trace events.
+    /// The group ID that trace events show for the stream.
     pub group: u64,
 }
 
@@ -47,7 +47,7 @@ pub struct DatagramRecord {
     pub tag: u64,
     /// Priority, as in [`EgressRecord`]. A datagram's own priority replaces the low 8 bits.
     pub level: u16,
-    /// The track's number in trace events.
+    /// The number that stands for the track in trace events.
     pub track: u32,
 }
 
@@ -67,7 +67,7 @@ pub struct OpeningRecord {
     pub level: u16,
     /// A tag of the caller, which is returned in registrations of sent packets.
     pub tag: u64,
-    /// The track's number in trace events.
+    /// The number that stands for the track in trace events.
     pub track: u32,
 }
 
@@ -76,11 +76,12 @@ pub struct OpeningRecord {
 pub enum OpeningRecordSide {
     /// Userspace opens the stream; the program no longer may.
     Userspace,
-    /// The program has opened the stream with this ID, or is opening it (`None`).
+    /// The program has opened the stream with this ID. `None`: the program is opening the stream now, so its ID is not
+    /// known yet.
     Program(Option<u64>),
 }
 
-/// Identifies an egress of a slot.
+/// Identifies one subscriber's egress in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EgressKey(u32);
 

@@ -14,7 +14,7 @@ use super::memory::{MappedArray, RingReader};
 use super::outcome::{EgressOutcome, Outcome};
 use super::shared::lock;
 
-/// Selects the packets that become events.
+/// Selects the packets for which the program reports trace events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RelayTraceSelection {
     /// The sampling interval: publishers' packets whose packet number is a multiple of it are traced, with all their
@@ -41,7 +41,7 @@ pub struct ForwardingEvent {
     pub what: ForwardingEventKind,
 }
 
-/// The outcome of a packet, or of one copy.
+/// The outcome of a packet that was not copied, or of one copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ForwardingEventKind {
     /// A packet that was not copied. [`Outcome::Forwarded`] and [`Outcome::Continued`] are left out, since their copies
@@ -49,7 +49,7 @@ pub enum ForwardingEventKind {
     Packet {
         /// The outcome of the packet.
         outcome: Outcome,
-        /// UDP payload, in bytes.
+        /// Size of the packet's UDP payload, in bytes.
         size: u16,
     },
     /// A copy of one frame for one egress.

@@ -30,7 +30,7 @@ pub struct UpstreamRecord {
     shared: Arc<RelayMaps>,
     index: u32,
     ids: Ids,
-    /// This lock is held while keys are installed.
+    /// This lock is held while receive keys are installed.
     changing: Mutex<()>,
     ring: Mutex<KeystreamRing>,
 }
@@ -160,7 +160,7 @@ impl UpstreamRecord {
         self.entry().web.store(session.unwrap_or(intf::BARE), Ordering::Relaxed);
     }
 
-    /// Sets the number of the connection in trace events.
+    /// Sets the number that stands for the connection in trace events.
     pub fn set_session(&self, session: u32) {
         self.entry().session.store(session, Ordering::Relaxed);
     }

@@ -141,7 +141,7 @@ fn record_of_an_ended_connection_is_free_at_once() {
     assert_eq!(scene.decide(), (NOBODY, vec!["gone"]), "it claims nothing any more");
     scene.returned("gone");
     assert_eq!(scene.decide(), (vec!["next"], NOBODY));
-    // A connection disappears while it has a record.
+    // The connection ends while it has a record.
     scene.records.leave(scene.numbers["next"]);
     assert_eq!(scene.decide(), (NOBODY, NOBODY));
     scene.returned("next");

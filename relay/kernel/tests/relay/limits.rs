@@ -61,7 +61,7 @@ fn flow_control_limits_hold_to_the_byte() {
         assert_eq!(scene.try_egress(0), want, "{waiting:?}");
     }
 
-    // Bytes before the beginning of the subscription are not sent.
+    // Stream bytes from before the subscription's start are not sent to the subscriber.
     scene.relay_with(EgressRecord { from: 1001, ..EGRESS });
     assert_eq!(scene.try_egress(0), EgressOutcome::Before);
     scene.relay_with(EgressRecord { from: 1000, ..EGRESS });
@@ -151,7 +151,7 @@ fn copy_to_an_unreachable_peer_is_declined() {
         traffic_class: 0,
         flow_label: 0,
     };
-    // The first address answers no ARP or NDP request, and the next two have no route over an interface.
+    // The first remote address answers no ARP or NDP request, and the next two have no route over an interface.
     for (remote, want) in [
         (SocketAddr::new(address(4, 2, 77), 1), EgressOutcome::NoNeighbour),
         (SocketAddr::from(([192, 0, 2, 1], 1)), EgressOutcome::NoRoute),

@@ -13,7 +13,7 @@ use crate::peers::{PORT, attach};
 use crate::quic::StreamPart;
 use crate::scene::{ID_LEN, RelayScene, simple};
 
-/// The publisher's alias of the track.
+/// The track alias that the publisher uses.
 const ALIAS: u64 = 7;
 /// The egress tag, which the program repeats in each registration of a sent packet.
 const TAG: u64 = 1 << 63 | 5;
@@ -208,7 +208,7 @@ fn stream_with_an_unknown_beginning_is_left_to_userspace() {
     let mut stage = OpeningStage::new("oth");
     stage.prepare(&OPENED);
     let good = stream_of(&header(6), 0, 0, 100);
-    // The group ID has a longer encoding than it needs.
+    // The group ID is encoded in more bytes than it needs.
     let long_group = [&good[..2], &[0x80, 6], &good[3..]].concat();
     let by_object = SubgroupHeader { subgroup: SubgroupId::FirstObject, ..header(6) };
     let unnamed = stream_of(&by_object, 0, 0, 100)[..3].to_vec();
@@ -316,7 +316,7 @@ fn stream_header_may_arrive_after_the_webtransport_preamble() {
         (Outcome::NoSlot, Some(OpeningOutcome::Other), None),
         "half a header"
     );
-    // The program forgets a stream's preamble when it notes the preamble of the stream 256 numbers later.
+    // The program forgets a stream's preamble when it notes the preamble of the publisher's 256th stream after it.
     assert_eq!(stage.send(&alone(62, &own)), noted);
     assert_eq!(stage.send(&alone(62 + 4 * 256, &own)), noted);
     assert_eq!(stage.send(&behind(62, 3, 8)), passed_by);
@@ -479,7 +479,8 @@ fn stream_that_could_not_be_opened_is_left_to_userspace() {
     assert_eq!(slot.close(*key), OpeningRecordSide::Userspace);
     let closed = (Outcome::Forwarded, Some(OpeningOutcome::Bound), Some(EgressOutcome::Unopened));
     assert_eq!(stage.send(&whole(2, &stream_of(&header(5), 0, 0, 100))), closed);
-    // The first packet has no object. It is sent only if all objects of its group are wanted.
+    // The publisher's first packet has no object. It is forwarded only if the subscriber asked for all objects of its
+    // group.
     for (group, first, outcome) in [
         (6, (6, 1), EgressOutcome::Before),
         (7, (7, 0), EgressOutcome::Sent),

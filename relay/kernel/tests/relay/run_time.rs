@@ -1,4 +1,4 @@
-//! Measures the program's run time per packet.
+//! Measures the relay BPF program's run time per packet.
 
 use std::time::Duration;
 

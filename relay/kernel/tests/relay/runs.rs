@@ -154,7 +154,7 @@ fn packet_is_traced_in_all_its_runs_or_in_none() {
         let forwarded = scene.send(&scene.publisher.seal(0, number, 1, &frames));
         let mut events = Vec::new();
         assert_eq!(scene.relay.drain_events(|event| events.push(event)), 0);
-        // Every second packet is traced.
+        // The program reports trace events for every second packet.
         if number % 2 == 1 {
             assert_eq!(events, []);
             continue;

@@ -50,7 +50,7 @@ pub struct RelayScene {
     pub to: UdpSocket,
     pub capture: PacketCapture,
     pub sent: u64,
-    /// True until the only subscriber got its first bytes.
+    /// True until the only subscriber has received its first stream bytes.
     pub fresh: bool,
     pub rng: Rng,
 }
@@ -296,7 +296,7 @@ impl RelayScene {
         if outcome == EgressOutcome::Sent {
             self.expect(&[chunk], &forwarded);
             let size = u64::from(forwarded[0].size);
-            // Bytes that were sent before use no flow control credit.
+            // Stream bytes that were sent before use no further flow control credit.
             let credit = if std::mem::take(&mut self.fresh) { 1000 } else { 0 };
             assert_eq!(shared(&self.subscribers[0]), (state.0 + 1, state.1 + size, state.2 + credit));
             assert_eq!(forwarded[0].credit, credit);

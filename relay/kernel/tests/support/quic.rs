@@ -96,7 +96,7 @@ pub fn bytes(len: usize, rng: &mut Rng) -> Vec<u8> {
     std::iter::repeat_with(|| rng.u8(..)).take(len).collect()
 }
 
-/// A part of a stream.
+/// A part of a stream: consecutive bytes at a stream offset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamPart {
     pub stream: u64,
@@ -169,11 +169,11 @@ pub fn any_other(rng: &mut Rng) -> Vec<u8> {
         out
     };
     match rng.u32(..14) {
-        // PADDING
+        // a PADDING frame
         0 => vec![0; rng.usize(1..40)],
-        // PING, HANDSHAKE_DONE and IMMEDIATE_ACK
+        // PING, HANDSHAKE_DONE and IMMEDIATE_ACK frames
         1 => vec![[0x01, 0x1e, 0x1f][rng.usize(..3)]],
-        // ACK, the longer one with ECN counts
+        // ACK frames, the longer one with ECN counts
         2 | 3 => {
             let ranges = rng.usize(..12);
             let ecn = rng.bool();
@@ -186,17 +186,17 @@ pub fn any_other(rng: &mut Rng) -> Vec<u8> {
             }
             out
         }
-        // RESET_STREAM
+        // a RESET_STREAM frame
         4 => fields(0x04, 3, rng),
-        // STOP_SENDING, MAX_STREAM_DATA and STREAM_DATA_BLOCKED
+        // STOP_SENDING, MAX_STREAM_DATA and STREAM_DATA_BLOCKED frames
         5 => fields([0x05, 0x11, 0x15][rng.usize(..3)], 2, rng),
-        // MAX_DATA, MAX_STREAMS, DATA_BLOCKED, STREAMS_BLOCKED and RETIRE_CONNECTION_ID
+        // MAX_DATA, MAX_STREAMS, DATA_BLOCKED, STREAMS_BLOCKED and RETIRE_CONNECTION_ID frames
         6 => fields([0x10, 0x12, 0x13, 0x14, 0x16, 0x17, 0x19][rng.usize(..7)], 1, rng),
-        // CRYPTO
+        // a CRYPTO frame
         7 => prefixed(0x06, 1, rng),
-        // NEW_TOKEN and DATAGRAM
+        // NEW_TOKEN and DATAGRAM frames
         8 => prefixed([0x07, 0x31][rng.usize(..2)], 0, rng),
-        // NEW_CONNECTION_ID
+        // a NEW_CONNECTION_ID frame
         9 => {
             let mut out = varint(0x18, 1);
             out.extend(varint(rng.u64(5..60), 1));
@@ -206,12 +206,12 @@ pub fn any_other(rng: &mut Rng) -> Vec<u8> {
             out.extend(bytes(usize::from(len) + 16, rng));
             out
         }
-        // PATH_CHALLENGE and PATH_RESPONSE
+        // PATH_CHALLENGE and PATH_RESPONSE frames
         10 => [vec![[0x1a, 0x1b][rng.usize(..2)]], bytes(8, rng)].concat(),
-        // CONNECTION_CLOSE of the transport and of the application
+        // CONNECTION_CLOSE frames of the transport and of the application
         11 => prefixed(0x1c, 2, rng),
         12 => prefixed(0x1d, 1, rng),
-        // ACK_FREQUENCY
+        // an ACK_FREQUENCY frame
         _ => fields(0xaf, 4, rng),
     }
 }

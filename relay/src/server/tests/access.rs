@@ -588,7 +588,7 @@ async fn too_many_requests_and_tracks_are_refused_and_counted() {
     }
     assert_eq!(client.publish(&track(2), 2).await.refusal().await, Some(code::Request::EXCESSIVE_LOAD));
     assert_eq!(relay.refused("tracks"), 1);
-    // A request that has ended no longer counts against the limit.
+    // A request that has ended no longer counts against the limit of tracks.
     drop(held.pop());
     until("a place", || relay.server.status().access.clients[0].tracks == 1).await;
     // Sends requests until some exceed the rate, however slow the machine is.

@@ -238,7 +238,7 @@ impl SessionNamespaces {
                     Some(change) if rights.permit(Action::SubscribeNamespace, &change.about()) => {
                         watched.tell(change, &mut send).await?;
                     }
-                    // A change that the peer has no right to see is skipped.
+                    // A change of a namespace that the peer has no right to watch is not reported to the peer.
                     Some(_) => {}
                     None => return overloaded(send),
                 },
@@ -284,7 +284,7 @@ impl SessionNamespaces {
             Ok(IncomingMessage::Message(message)) => {
                 Err(SessionError::misplaced(&message, "after SUBSCRIBE_NAMESPACE"))
             }
-            // Whether a FIN cancels the request depends on the draft.
+            // Whether a FIN of the peer cancels its request depends on the draft.
             Ok(IncomingMessage::GoAway(_)) => Ok(NextChange::Nothing),
             Ok(IncomingMessage::Finished) if !self.context.draft().fin_cancels() => Ok(NextChange::ReadAll),
             Ok(IncomingMessage::Finished | IncomingMessage::Reset) | Err(SessionError::Lost(_)) => {
@@ -388,10 +388,10 @@ impl SessionNamespaces {
 
 /// A change that the peer makes to its SUBSCRIBE_NAMESPACE or SUBSCRIBE_TRACKS.
 enum NextChange {
-    /// An update that keeps the prefix. Contains the value of FORWARD for later tracks, if the update has one.
+    /// A REQUEST_UPDATE that keeps the prefix. Contains the value of FORWARD for later tracks, if the update has one.
     Same(Option<bool>),
     Prefix(Namespace, Option<bool>),
-    /// An update that is refused, which also ends the request.
+    /// A REQUEST_UPDATE that the relay refuses, which also ends the request.
     Refused(RequestError),
     /// A message that does not change the request.
     Nothing,
@@ -400,7 +400,7 @@ enum NextChange {
     Over,
 }
 
-/// Returns the parameters with which later tracks are published, after an update with the value `forward`.
+/// Returns the parameters of PUBLISH for later tracks, after an update with the value `forward`.
 fn forwarding(asked: &Arc<Parameters>, forward: Option<bool>) -> Arc<Parameters> {
     match forward {
         None => Arc::clone(asked),

@@ -28,16 +28,16 @@ pub struct WatchedNamespace {
 }
 
 enum ChangeSource {
-    /// Namespaces without routes, for clients.
+    /// The peer has sent no HOP_ID in SETUP, so namespaces are reported to it without routes.
     Namespaces { watch: NamespaceWatch<NamespaceEvent>, told: HashSet<Namespace> },
-    /// Namespaces with path and cost, for peers that have sent HOP_ID in SETUP.
+    /// The peer has sent HOP_ID in SETUP, so namespaces are reported to it with path and cost.
     Routes { watch: RouteWatch, told: HashMap<Namespace, Announcement> },
 }
 
 /// A change that may have to be reported to the peer.
 pub enum NamespaceChange {
     Event(NamespaceEvent),
-    /// The routes to this namespace may have changed.
+    /// The routes to this namespace may have changed, so the path and cost for the peer may differ.
     Routes(Namespace),
 }
 

@@ -24,7 +24,7 @@ const LOOKS: Duration = Duration::from_millis(10);
 /// The most cached objects that are added to a response at once.
 const BATCH: usize = 256;
 
-/// The source of the first objects of a response.
+/// The source (cache or publisher) of the first objects of a FETCH response.
 pub enum FillStart {
     Cache(FetchWalk),
     /// None of the objects is cached, so they come from a publisher.

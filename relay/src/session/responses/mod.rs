@@ -154,7 +154,8 @@ impl Responses {
             Arc::new(FetchResponse::new(&preamble, request_id, spoken.0, spoken.1, on_acknowledged));
         let (sender, events) = mpsc::unbounded_channel();
         let owner = self.context.next_owner();
-        // The owner is registered before the stream is opened, so that no event of the stream is lost.
+        // The response is registered as the stream's owner before the stream is opened, so that no event of the stream
+        // is lost.
         self.under_way.lock().insert(owner, sender);
         let priority =
             Priority { subscriber, publisher: range.track.data.default_priority(), ..Priority::default() };
@@ -214,7 +215,7 @@ impl UnderWay {
         &self.family.context
     }
 
-    /// Sends new parts of the response.
+    /// Sends the parts of the response that were added, as far as the connection allows.
     fn wake(&self) {
         let connection = self.context().connection();
         connection.downstream().wake(self.key);

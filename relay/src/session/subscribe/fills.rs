@@ -42,7 +42,7 @@ impl Fills {
         let (Some(fill), Some(largest), true) = (&parameters.fill, largest, options.forward) else {
             return Ok(());
         };
-        // Removes the fills that have ended from the set.
+        // Removes the tasks of fills that have ended from the set of tasks.
         while self.under_way.try_join_next().is_some() {}
         if self.under_way.len() >= AT_ONCE {
             return Err(RequestError::new(code::Request::EXCESSIVE_LOAD, "too many fills at a time"));

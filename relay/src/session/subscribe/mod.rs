@@ -72,7 +72,7 @@ struct SubscribeState {
     pending: HashSet<u64>,
     /// Subscriptions by the owner tag of their data plane streams.
     by_owner: HashMap<u64, Arc<Subscription>>,
-    /// Track aliases in use.
+    /// Track aliases that the session's subscriptions use.
     aliases: HashSet<u64>,
     /// The aliases that became free most recently. They are not reused yet: streams that the peer has not read may have
     /// these aliases, and would be assigned to the wrong track.

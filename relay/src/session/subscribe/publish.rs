@@ -26,7 +26,8 @@ impl Subscriptions {
         rights: &Arc<Rights>,
     ) -> Result<(), SessionError> {
         let request_id = self.context.next_request_id();
-        // The window and PUBLISH use the same largest location, even if further objects arrive meanwhile.
+        // The subscription's range (`window`) and PUBLISH use the same largest location, even if further objects arrive
+        // meanwhile.
         let largest = track.data.largest();
         let window = LocationWindow::resolve(asked.filter.as_ref(), largest);
         let options = SubscriptionOptions::new(asked, window, &track.data);

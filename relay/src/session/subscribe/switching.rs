@@ -45,9 +45,9 @@ struct SwitchingState {
 }
 
 struct SwitchedSet {
-    /// The set's properties, as the subscriber sent them last.
+    /// The switching set's properties, as the subscriber sent them last.
     properties: Assignment,
-    /// The tracks of the set, in rising order of the throughput that they need.
+    /// The tracks of the switching set, in rising order of the throughput that they need.
     tracks: Vec<SwitchedTrack>,
     /// Chooses the track that each group is sent from. `None` until the set has had enough tracks to be switched.
     choice: Option<Arc<Mutex<RenditionChoice>>>,
@@ -55,7 +55,7 @@ struct SwitchedSet {
 
 struct SwitchedTrack {
     request_id: u64,
-    /// The throughput that the track needs, in kbit/s.
+    /// The throughput that a track of a switching set needs, in kbit/s.
     threshold: u64,
     subscribed: SubscribedTrack,
     /// The track's number in the set's [`RenditionChoice`], or `NOBODY` if the track is not part of the choice yet.

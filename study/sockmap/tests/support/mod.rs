@@ -19,7 +19,8 @@ pub fn cgroup() -> Option<PathBuf> {
     nix::unistd::geteuid().is_root().then(|| PathBuf::from(mount).join(path))
 }
 
-/// Starts a broker at this address. With `window_bytes`, the programs pass its bytes past TCP within that window.
+/// Starts a broker at this address. With `window_bytes`, the programs pass at most that many unread bytes to the broker
+/// without TCP.
 pub fn broker(address: &str, window_bytes: Option<u64>) -> Option<(TcpListener, Option<Bypass>)> {
     let listener = TcpListener::bind(address).ok()?;
     let port = listener.local_addr().ok()?.port();

@@ -120,7 +120,7 @@ fn address(side: usize) -> &'static str {
     ["10.94.0.1", "10.94.0.2"][side]
 }
 
-/// The parts of a daemon that a test advances step by step.
+/// A daemon's runtime and its connections, which a test drives itself instead of running the daemon.
 struct SteppedHost {
     links: PeerLinks,
     hooks: PacketHooks,
@@ -291,8 +291,8 @@ fn stranger_is_ignored_while_the_peer_connects() {
     site.key("stranger.key");
     let mut answers = site.host(1, ["far.key", &identities[0]]);
     ip(&format!("-n {} addr add 10.94.0.3/24 dev eth", site.namespaces[0]));
-    // The first attempt uses an unknown key from the peer's address and port, and the second one the right key from
-    // another port.
+    // The first attempt to connect uses an unknown key from the peer's address and port. The second attempt uses the
+    // right key from another port.
     let mut stranger = site.host(0, ["stranger.key", &identities[1]]);
     wait_for("refusals", || {
         site.inside(0, || stranger.step());

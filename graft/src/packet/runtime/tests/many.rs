@@ -42,8 +42,8 @@ fn until_it_is(site: &RuntimeSite, runtimes: &mut [PacketRuntime; 2], is: impl F
     }
 }
 
-/// Ten thousand sessions exist, and each of them passes datagrams and changes its graft. They take as much memory in
-/// the kernel as the settings have computed before.
+/// Ten thousand sessions exist, and each of them passes datagrams and changes its graft. They take as much kernel
+/// memory as was computed from the settings beforehand.
 #[test]
 fn ten_thousand_sessions_work_within_the_stated_memory() {
     let Some(site) = RuntimeSite::new("many") else { return };
@@ -74,7 +74,8 @@ fn ten_thousand_sessions_work_within_the_stated_memory() {
     );
     let passed = status.sessions.iter().filter(|session| session.packets.get("sent") == Some(&1)).count();
     assert_eq!(passed, 3, "each of those that were used has its own counts");
-    // Settings with fewer sessions are accepted, and keep enough memory for all sessions to return.
+    // The runtime accepts new settings with only three sessions. It keeps the kernel memory, so settings with all
+    // sessions can be applied again.
     let few = settings(0, 3, "clear = true");
     site.inside(0, || runtimes[0].apply(few)).expect("fewer");
     let all = settings(0, SESSIONS, "clear = true");

@@ -58,7 +58,8 @@ impl Worse {
             let (Some(median), Some(tcp)) = (one.seconds, other.seconds) else { continue };
             it.cases += 1;
             it.worse_cases += usize::from(median.median > tcp.median * MORE);
-            // Rounds with the same number ran at the same time, so they are compared in pairs.
+            // Round 1 of the one route and round 1 of the other ran close together in time, and so on. So they are
+            // compared in pairs.
             for (one, other) in one.rounds.iter().zip(&other.rounds) {
                 it.runs += 1;
                 it.worse_runs += usize::from(*one > *other * MORE);

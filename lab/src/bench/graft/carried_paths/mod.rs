@@ -105,7 +105,7 @@ const CANDIDATES: [CarriedPathVariant; 9] = [
     },
 ];
 
-/// Result of one run.
+/// Result of one run of `bench graft carried-paths`.
 struct CarriedPathFigures {
     mbit_s: f64,
     drained: Drained,

@@ -109,7 +109,7 @@ impl<'a> FaultPair<'a> {
 
     pub fn configure_server(&self, setting: &Setting<'_>, turn: usize) -> anyhow::Result<()> {
         let [key, _] = &self.keys;
-        // The client may come from any of its addresses.
+        // The client may connect from any of its addresses, so the server's settings list all of them.
         let addresses = self.client.node.interfaces().iter().map(|interface| interface.v4);
         // The server accepts carriers on all of its addresses.
         self.server.configure(&format!(

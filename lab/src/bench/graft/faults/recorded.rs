@@ -59,7 +59,7 @@ impl<'a> RecordedPacket<'a> {
 /// Recorded frames from the client, as they arrived at the server.
 pub struct Recorded {
     pub frames: Vec<Vec<u8>>,
-    /// Payloads of all frames that have one.
+    /// UDP or TCP payloads of all recorded frames that have a payload.
     pub payloads: Vec<Vec<u8>>,
 }
 

@@ -35,7 +35,7 @@ pub struct FunctionListSettings<'a> {
     pub ways: &'a [LinkEndNames],
 }
 
-/// Result of one run.
+/// Result of one run: the datagrams that arrived, and their delays.
 #[derive(Debug, Default)]
 pub struct RepairOutcome {
     pub sent: u64,
@@ -176,7 +176,7 @@ fn settings(
     graft: &FunctionListSettings,
 ) -> anyhow::Result<Settings> {
     let ways = [FIRST].into_iter().chain(graft.ways.iter().copied());
-    // The names `near` and `far` are from the viewpoint of one node. The sender may be the other node.
+    // The interface `near` is on one of the two nodes and `far` on the other one. `node` may be either of them.
     let ends = |LinkEndNames { near, far }: LinkEndNames| {
         let ends = (node.interface(near), peer.interface(far));
         let turned = (node.interface(far), peer.interface(near));

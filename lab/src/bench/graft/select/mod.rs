@@ -1,5 +1,5 @@
-//! `bench graft select`: training data for the choice of a congestion control or carrier . Each line of the
-//! file is one transfer on one network with one candidate and one seed.
+//! `bench graft select`: training data for the choice of a congestion control or carrier. Each line of the file is one
+//! transfer on one network with one candidate and one seed.
 
 mod design;
 pub mod fetch;
@@ -24,7 +24,7 @@ use super::register;
 use crate::bench::at_once::at_once;
 use crate::progress::BenchProgress;
 
-/// Highest rate of a network that is measured at the same time as others by default, Mbit/s.
+/// Networks up to this rate are measured at the same time by default, and faster ones in sequence, Mbit/s.
 const SLOW_MBIT: f64 = 10.0;
 
 #[derive(Debug, clap::Args)]

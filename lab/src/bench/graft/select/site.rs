@@ -111,7 +111,8 @@ impl SelectSite {
         BenchProcess::start("fetch", command, self.site.directory())
     }
 
-    /// Sends data over the next connection until the client closes it. Returns the client's result.
+    /// Accepts the connection of `client`, and sends data over it until the client closes it. Returns the result that
+    /// the client prints.
     fn serve(
         &self,
         listener: &TcpListener,

@@ -56,7 +56,7 @@ const NO_ROOM: Duration = Duration::from_micros(50);
 /// Longest wait for messages that are still on their way after the last one was sent.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// Result of one run.
+/// Result of one run: the number of messages that were sent, and the delays of those that arrived.
 struct SessionDelayOutcome {
     sent: u64,
     delays_us: Vec<f64>,
@@ -127,7 +127,8 @@ impl SessionArgs {
         candidate: &SessionDelayVariant,
         sessions: u16,
     ) -> anyhow::Result<SessionDelayOutcome> {
-        // The memory limit is high enough that no session reaches it.
+        // The daemon's limit of memory for all sessions, `memory-mib`, grows with their number, so that no session
+        // reaches it.
         let memory = format!("memory-mib = {}\n", 64 + 3 * u64::from(sessions));
         let _pair =
             SessionPair::start(site, sessions, candidate.functions, &(memory + candidate.parameters))?;

@@ -36,7 +36,7 @@ enum RoomVariant {
 
 const CANDIDATES: [RoomVariant; 2] = [RoomVariant::Told, RoomVariant::Tries];
 
-/// Result of one run.
+/// Result of one run with a sender that is stopped by a full window.
 struct RoomOutcome {
     /// Received messages per second.
     messages: f64,
@@ -139,8 +139,8 @@ impl SessionArgs {
         })
     }
 
-    /// Sends messages until the end. Returns the thread's CPU time in us, how often it slept, and the daemon's CPU time
-    /// in us.
+    /// Sends messages until `is_over` is set. Returns the thread's CPU time in us, how often it slept, and the daemon's
+    /// CPU time in us.
     fn send_until_over(
         &self,
         candidate: RoomVariant,

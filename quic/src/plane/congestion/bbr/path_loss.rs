@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use super::RTT_NOISE;
 
-/// A round shows no queue if its mean round trip exceeds the shortest one by at most this time, or by at most the
-/// shortest round trip divided by [`RTT_NOISE`].
+/// A round trip shows no queue if the mean of its samples exceeds the path's shortest sample by at most this time. An
+/// excess of at most the shortest sample divided by [`RTT_NOISE`] shows no queue either.
 const NOISE: Duration = Duration::from_millis(3);
 /// Smallest number of packets from which loss is estimated.
 const LEAST: f64 = 100.0;
-/// Factor by which each new round lowers the weight of older rounds, so that about the last 32 rounds count.
+/// Factor by which each new round trip lowers the weight of the earlier ones, so that about the last 32 round trips
+/// count.
 const KEEP: f64 = 1.0 - 1.0 / 32.0;
 /// Largest loss fraction that counts as the path's own loss. More loss is caused by a policer, which drops packets
 /// above a rate.
@@ -18,19 +19,19 @@ const MOST: f64 = 0.15;
 /// Number of standard deviations added to the expected number of losses, since losses vary randomly.
 const CHANCE: f64 = 3.0;
 
-/// Estimate of a path's own loss, from rounds without a queue.
+/// Estimate of a path's own loss, from round trips that showed no queue.
 #[derive(Clone, Debug, Default)]
 pub struct PathLoss {
-    /// Packets delivered in rounds without a queue.
+    /// Packets delivered in round trips that showed no queue.
     delivered: f64,
-    /// Packets lost in rounds without a queue.
+    /// Packets lost in round trips that showed no queue.
     lost: f64,
     round: PathLossRound,
 }
 
 #[derive(Clone, Debug, Default)]
 struct PathLossRound {
-    /// Sum of the round-trip samples of the present round.
+    /// Sum of the samples in the present round trip.
     trips: Duration,
     samples: u32,
     delivered: u64,
@@ -38,12 +39,12 @@ struct PathLossRound {
 }
 
 impl PathLoss {
-    /// Counts lost bytes of the present round.
+    /// Counts lost bytes of the present round trip.
     pub fn on_lost(&mut self, bytes: u64) {
         self.round.lost += bytes;
     }
 
-    /// Counts delivered bytes of the present round, and the round-trip sample.
+    /// Counts delivered bytes of the present round trip, and the round-trip sample.
     pub fn on_delivered(&mut self, bytes: u64, rtt: Option<Duration>) {
         self.round.delivered += bytes;
         if let Some(rtt) = rtt {

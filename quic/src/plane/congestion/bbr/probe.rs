@@ -236,7 +236,8 @@ impl Bbr {
     ) {
         self.cycle.samples = false;
         if !app_limited {
-            // One probe with losses lowers `inflight_longterm` to no less than `BETA` times the target.
+            // One probe with losses lowers `inflight_longterm` to no less than `BETA` times the target for bytes in
+            // flight.
             let least = (BETA * self.target_inflight() as f64) as u64;
             self.inflight_longterm = inflight.max(least);
         }

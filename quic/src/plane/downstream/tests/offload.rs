@@ -17,7 +17,7 @@ fn with_an_offload(seed: u64, link: SimLink, credit: ReceiverCredit) -> Sim {
             let last = object + 1 == OBJECTS;
             match sim.random(10) {
                 0 => {}
-                // Reorders packets: this one is forwarded before the previous one.
+                // Reorders packets: the offload forwards this object before the previous object.
                 1 if object > 0 => {
                     sim.offload_sees(*key, at..at + OBJECT, last);
                     sim.offload_sees(*key, at - OBJECT..at, false);

@@ -222,7 +222,7 @@ impl Delegation for IdleOffload {
     fn on_opened(&self) {}
 }
 
-/// A source whose length in bytes the test increases. All its bytes are 1.
+/// The data source of a stream, whose length in bytes the test increases. All its bytes are 1.
 #[derive(Default)]
 struct Bytes(AtomicU64);
 
@@ -280,7 +280,7 @@ fn way(shared: &SharedConnection) -> Way {
     Way { local, remote, id, traffic_class: state.plane.offload_class() }
 }
 
-/// Sends a packet that elicits no ACK as quinn, with the keys of `generation`.
+/// Sends, in place of quinn, a packet that elicits no ACK, with the keys of `generation`.
 fn quinns(shared: &SharedConnection, now: Instant, generation: u16, number: u64) -> u64 {
     shared.on_quinn_packet(now, generation, number, b"12345678", &[0x00], 100)
 }
@@ -400,7 +400,7 @@ fn bytes_not_sent_by_a_released_offload_are_sent_by_the_plane() {
     let ingress: Arc<dyn OffloadIngress> = Arc::new(IdleOffload);
     assert!(shared.with_offload(|offload| offload.delegate(key, &ingress, 0, 500)));
     let OffloadCall::Delegated(id) = fake.take()[0] else { panic!("not delegated") };
-    // exact: only this thread changes the counters
+    // exact: no other thread changes the counters
     let sent = |shared: &SharedConnection| shared.downstream().stats().stream_bytes;
     fake.send(now, key, id, 500..600).unwrap();
 
@@ -451,7 +451,7 @@ fn offload_gets_a_budget_only_for_the_present_path() {
     let old = way(&shared);
     shared.on_path(now, &old);
     shared.on_offload_recalled(now);
-    // The peer moves while the offload is being released.
+    // The peer changes its address while the offload is being released.
     let moved: SocketAddr = "127.0.0.1:9".parse().unwrap();
     shared.on_remote(now, moved);
     shared.transmit_now(now);

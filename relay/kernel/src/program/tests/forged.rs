@@ -68,8 +68,8 @@ const FORGERIES: [Forgery; 8] = [
 ];
 
 impl Forgery {
-    /// Makes a forged packet from the packets of one publisher, and of the other one for forgeries that combine two.
-    /// `number` is an unused packet number.
+    /// Makes a forged packet from genuine packets of one of the two publishers. Forgeries that combine two packets or
+    /// keys also use the other publisher's. `number` is an unused packet number.
     fn make(self, publishers: &[ForgedPublisher; 2], number: u64, rng: &mut Rng) -> Vec<u8> {
         let which = rng.usize(..2);
         let one = &publishers[which];

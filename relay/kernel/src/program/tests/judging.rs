@@ -43,7 +43,7 @@ impl Judge {
         judge
     }
 
-    /// Replaces the tested stream by a new one.
+    /// Replaces the tested stream by a new stream, of which no byte has arrived.
     fn begin(&mut self) {
         drop(self.bench.slot.replace(self.bench.upstream.slot(STREAM)));
         self.bench.slot.borrow_mut().add(&self.bench.downstream, &EGRESS).expect("an egress");
@@ -194,7 +194,7 @@ fn malformed_bytes_are_not_forwarded() {
 }
 
 /// Userspace keeps the first version of each byte. A frame is not forwarded if any of its bytes has arrived before,
-/// wherever that was.
+/// whether at its beginning, middle or end.
 #[test]
 fn frame_that_overlaps_received_bytes_is_not_forwarded() {
     if !root("frame_that_overlaps_received_bytes_is_not_forwarded") {
@@ -287,7 +287,7 @@ fn bytes_received_only_by_userspace_are_not_forwarded() {
     leave(&judge, 199..210, false);
     assert!(judge.bench.slot.borrow().is_contradicted());
     assert_eq!(judge.send(&[part(&stream, 200..210)]), BAD, "nothing more of it");
-    // Bytes may also be recorded for a stream without a slot.
+    // Bytes that only userspace has received may also be recorded for a stream without a slot.
     judge.bench.upstream.leave(STREAM + 400, &(0..10), true);
 }
 
@@ -478,7 +478,7 @@ fn bytes_after_holes_are_stored_for_limited_streams() {
     }
     assert_eq!(send(STREAMS - 1, 210..220), Outcome::Declined, "not kept");
     assert_eq!(send(0, 210..220), Outcome::Forwarded);
-    // The position of the first stream has passed its run, so the buffer is free.
+    // The parser's position in the first stream has passed that stream's stored run, so the shared buffer is free.
     assert_eq!(send(STREAMS - 1, 230..330), Outcome::Declined);
     slots[STREAMS as usize - 1].advance(&position(&stream, 240));
     assert_eq!(send(STREAMS - 1, 330..340), Outcome::Forwarded);
@@ -507,7 +507,7 @@ fn object_ids_after_a_hole_may_be_large() {
     assert_eq!(judge.send(&[part(&stream, one..two)]), GOOD);
     assert_eq!(judge.judged(), three);
     assert_eq!(judge.send(&[part(&stream, three..four)]), BAD);
-    // Both of the last objects arrive after the hole.
+    // The last two objects of the stream arrive after the hole.
     judge.begin();
     assert_eq!(judge.send(&[part(&stream, 0..one)]), GOOD);
     assert_eq!(judge.send(&[part(&stream, two..four)]), DECLINED);

@@ -44,7 +44,7 @@ fn packets_are_decrypted_with_precomputed_keystreams() {
     assert_eq!(open_next(&mut bench, &mut word, 1), [0, 1, 0]);
     assert_eq!(bench.upstream.refill(1, want, &mut keystreams).computed, 8);
     assert_eq!(open_next(&mut bench, &mut word, 8), [8, 0, 0]);
-    // Nothing is computed for a generation without keys.
+    // No keystream is computed for a key generation without keys.
     let nothing = bench.upstream.refill(2, want, |_, _, _: &mut [u8; 64], _: &mut [u8]| false);
     assert_eq!(nothing, Refill { computed: 0, len: 8 });
     assert_eq!(open_next(&mut bench, &mut word, 8), [0, 8, 0]);

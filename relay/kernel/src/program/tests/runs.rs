@@ -52,7 +52,7 @@ fn further_program_run_continues_where_the_last_ended() {
     assert_eq!(run(&bench, &one, third), (PASS_ON, 77, 1), "the fifth egress");
     // A packet mark with a cursor ID that was already used is treated as an ordinary packet mark.
     assert_eq!(run(&bench, &one, third), (PASS_ON, third, 0));
-    // A cursor of one packet cannot be used for another.
+    // One packet's cursor, which says where its next run continues, cannot be used for another packet.
     assert_eq!(run(&bench, &one, second), (PASS_ON, 0, 0));
     let counters = bench.counted();
     assert_eq!(FurtherRun::ALL.map(|outcome| counters.further_runs(outcome)), [1, 1, 1]);
