@@ -25,8 +25,8 @@
 //! [`packet`] has functions on datagrams, as lists that can change while datagrams pass. Applications request them
 //! with `millrace-messages`.
 //!
-//! Nothing is pinned: everything ends with the [`GraftRuntime`], except that sockets keep their congestion control until
-//! they close. `docs/guide/graft.md` has the settings, the manifest and how to write a graft; the design is in
+//! Nothing is pinned: everything ends with the [`GraftRuntime`], except that sockets keep their congestion control
+//! until they close. `docs/guide/graft.md` has the settings, the manifest and how to write a graft; the design is in
 //! `docs/notes/design/0012-graft.md`.
 #![deny(missing_docs)]
 

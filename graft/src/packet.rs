@@ -1,8 +1,8 @@
 //! Packet grafts: lists of functions that run on the datagrams of sessions, and changes of these lists while
 //! datagrams pass.
 //!
-//! A [`Settings`] file names interfaces, grafts as lists of functions, and sessions. A [`PacketRuntime`] holds them in the kernel.
-//! The design is in `docs/notes/design/0016-packet-hooks.md`, the guide in `docs/guide/packet-grafts.md`.
+//! A [`Settings`] file names interfaces, grafts as lists of functions, and sessions. A [`PacketRuntime`] holds them in
+//! the kernel. The design is in `docs/notes/design/0016-packet-hooks.md`, the guide in `docs/guide/packet-grafts.md`.
 
 mod agenda;
 pub mod agree;

@@ -30,23 +30,24 @@
 //!
 //! # Unsafe code
 //!
-//! * [`memory`]: maps that are mapped into this process, and that the kernel changes at the same time. All their data is
-//!   atomic, or in an `UnsafeCell` with one writer. A type promises this by [`memory::Shared`].
-//! * [`intf`], [`crypto`]: conversion of structures to bytes and back. A type promises by [`intf::Plain`] that every bit
-//!   pattern is a valid value, and that no byte is padding.
-//! * [`tc`], [`udp`], [`xdp`], [`raw`], [`fork`], [`programs`], [`energy`]: system calls and functions of libbpf that no
-//!   crate wraps.
+//! * [`memory`]: maps that are mapped into this process, and that the kernel changes at the same time. All their data
+//!   is atomic, or in an `UnsafeCell` with one writer. A type promises this by [`memory::Shared`].
+//! * [`intf`], [`crypto`]: conversion of structures to bytes and back. A type promises by [`intf::Plain`] that every
+//!   bit pattern is a valid value, and that no byte is padding.
+//! * [`tc`], [`udp`], [`xdp`], [`raw`], [`fork`], [`programs`], [`energy`]: system calls and functions of libbpf that
+//!   no crate wraps.
 //!
 //! # To add a program
 //!
-//! 1. Write `src/bpf/NOUN.bpf.c` in its product's crate. The build script finds it, and `tests/load.rs` loads it into the
-//!    running kernel.
-//! 2. Give it one `const volatile struct NOUN_config config` in `.rodata.config`, with units in the names of its fields.
+//! 1. Write `src/bpf/NOUN.bpf.c` in its product's crate. The build script finds it, and `tests/load.rs` loads it into
+//!    the running kernel.
+//! 2. Give it one `const volatile struct NOUN_config config` in `.rodata.config`, with units in the names of its
+//!    fields.
 //! 3. Put the structures and constants that Rust needs into `NOUN_intf.h`, from which the build generates Rust's types
 //!    (`millrace-kernel-build`). A structure that is mapped into the process is marked `SHARED` (`shared.h`).
 //! 4. Write the handle: call [`embedded!`] and `configure`, set the sizes of maps, and call `load`.
-//! 5. Test it by tables over `BPF_PROG_TEST_RUN`. A parser also compiles natively: `testkit/parsers` compares it with one
-//!    in Rust on fixtures and random bytes, and `fuzz/` does so too.
+//! 5. Test it by tables over `BPF_PROG_TEST_RUN`. A parser also compiles natively: `testkit/parsers` compares it with
+//!    one in Rust on fixtures and random bytes, and `fuzz/` does so too.
 #![deny(missing_docs)]
 #![warn(clippy::undocumented_unsafe_blocks)]
 

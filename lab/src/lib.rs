@@ -17,8 +17,8 @@
 //! [`mod@bench`] has the benchmarks of `millrace-lab bench`, which run in such networks: relays, defences of a QUIC
 //! server, grafts, and the observer of networking's CPU cost. The lab does not depend on them. [`mod@interfaces`]
 //! measures how much the kernel forwards on each kind of interface. [`hostile`] is a client that attacks a relay, and
-//! [`receivers`] runs thousands of subscribers in one process. [`stall`] starts handshakes with a graft daemon and never
-//! finishes them. [`transport`] names the transports of clients to a relay. [`mod@train`] learns from measured
+//! [`receivers`] runs thousands of subscribers in one process. [`stall`] starts handshakes with a graft daemon and
+//! never finishes them. [`transport`] names the transports of clients to a relay. [`mod@train`] learns from measured
 //! transfers, and [`mesh`] simulates a cluster of relays. The measured program is `millrace`, which runs as a process
 //! of its own.
 

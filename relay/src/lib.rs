@@ -26,8 +26,8 @@
 //! | [`access`] | decisions about requests: rules, tokens, certificates, budgets |
 //! | `engine`, `config`, `admission` | what a relay is started with: [`RelayEngine`], [`Config`], [`Admission`] |
 //!
-//! Below this crate, `millrace-transport` has the QUIC connections and sends the packets, and `millrace-quic` and `millrace-moq` have
-//! the messages, the cache and the decisions that need neither sockets nor a clock.
+//! Below this crate, `millrace-transport` has the QUIC connections and sends the packets, and `millrace-quic` and
+//! `millrace-moq` have the messages, the cache and the decisions that need neither sockets nor a clock.
 //!
 //! # The life of an object
 //!

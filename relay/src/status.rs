@@ -280,8 +280,8 @@ pub struct EngineStatus {
     /// Times that a kernel record was taken from a subscriber's session for a publisher's.
     #[serde(default)]
     pub records_taken: u64,
-    /// Entries in use in each kernel table: `downstreams` has the sessions, `upstreams` those of publishers, `egresses` the
-    /// streams to subscribers.
+    /// Entries in use in each kernel table: `downstreams` has the sessions, `upstreams` those of publishers, `egresses`
+    /// the streams to subscribers.
     #[serde(default)]
     pub records: BTreeMap<String, FillStatus>,
     /// Packets that arrived on the kernel engine's interfaces, by outcome.

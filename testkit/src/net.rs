@@ -207,7 +207,7 @@ pub fn frame(to: [u8; 6], vlan: Option<u16>, from: SocketAddr, at: SocketAddr, p
 /// Distributes the packets that arrive on an interface over these CPUs, by the hash of their flow (RPS).
 pub fn steer(namespace: &str, interface: &str, cpus: u8) {
     let file = format!("/sys/class/net/{interface}/queues/rx-0/rps_cpus");
-    let script = format!("echo {cpus} > {file}");
+    let script = format!("echo {cpus:x} > {file}");
     // The function `inside` would not do, because `/sys` shows the interfaces of the namespace in which it was mounted.
     // `ip netns exec` mounts `/sys` anew.
     let command = ["netns", "exec", namespace, "sh", "-c", &script];

@@ -1,6 +1,6 @@
 //! Encodes and decodes the tables of a log file. Neighbouring reports have mostly the same functions, stacks and
-//! unmeasured figures. The line of the first report that needs such an entry contains it. Later lines refer to the entry
-//! by its position among all entries of its kind so far.
+//! unmeasured figures. The line of the first report that needs such an entry contains it. Later lines refer to the
+//! entry by its position among all entries of its kind so far.
 
 use std::hash::Hash;
 use std::sync::Arc;

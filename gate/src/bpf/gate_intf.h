@@ -21,7 +21,8 @@
 #define GATE_TRACERS	8    /* largest number of simultaneous traces of refused packets */
 #define GATE_MODES	24   /* rules that a policy has room for */
 #define GATE_LEVELS	3    /* sizes of networks that have limits: a client, and two wider ones */
-#define GATE_MARKS_BITS 14   /* bits of an index into `marks`, a Bloom filter of 256 KiB: two sets of a million bits */
+#define GATE_MARKS_BITS \
+	14 /* bits of an index into `marks`, a Bloom filter of 256 KiB: two sets of a million bits */
 
 struct gate_address {
 	__u8 bytes[16];
@@ -44,8 +45,8 @@ struct gate_config {
 	struct gate_levels levels;
 	__u64 sample_ticks; /* least time between two samples of refused packets in a scope, in ticks; 0: no samples */
 	__u64 mark_seed; /* random seed of the Bloom filter's hash, so that nobody can choose colliding addresses */
-	__u64 client_ids;  /* largest number of tracked connections of a client, unless its quota is higher */
-	__u64 ids;	   /* largest number of entries of the map `connections` */
+	__u64 client_ids; /* largest number of tracked connections of a client, unless its quota is higher */
+	__u64 ids;	  /* largest number of entries of the map `connections` */
 	__u64 fresh_rates; /* how many new clients in each gate_active.fill_ticks may begin with full buckets */
 	__u64 nests;	   /* not 0 on PREEMPT_RT: a run may interrupt another run on the same CPU */
 };

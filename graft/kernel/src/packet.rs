@@ -1,8 +1,8 @@
 //! Packet grafts: functions that run on the datagrams of UDP sessions. The dispatcher (`bpf/packet.bpf.c`) runs them
 //! at three hooks: TC egress, XDP and TC ingress.
 //!
-//! 1. [`PacketHooks::load`] loads the dispatcher, [`PacketHooks::add`] each [`OpenedFunction`], and [`PacketHooks::attach`] attaches
-//!    to interfaces.
+//! 1. [`PacketHooks::load`] loads the dispatcher, [`PacketHooks::add`] each [`OpenedFunction`], and
+//!    [`PacketHooks::attach`] attaches to interfaces.
 //! 2. [`PacketHooks::open`] opens a [`FunctionSession`] with a [`FunctionList`]. Both hosts open the session with the
 //!    same key and list.
 //! 3. To replace the list without loss, both hosts [`PacketHooks::accept`] the new list in the unused epoch, then

@@ -201,8 +201,8 @@ pub struct PathVerdict {
     pub nat: Option<NatReport>,
 }
 
-/// The location of address translation (NAT) on a path, from the view of the reporting host: nowhere, at this host, at the peer,
-/// or at both.
+/// The location of address translation (NAT) on a path, from the view of the reporting host: nowhere, at this host, at
+/// the peer, or at both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[allow(missing_docs, reason = "the type's documentation describes the values")]

@@ -5,9 +5,9 @@
 //! includes the generated file, `OUT_DIR/intf.rs`:
 //!
 //! * `struct relay_config` becomes `RelayConfig`, which implements `millrace_kernel::intf::Plain`.
-//! * A structure that the kernel and the process change at the same time is marked `SHARED` in C. Its words become atomics, and
-//!   its other fields are in an `UnsafeCell`. A structure of words inside it gets a second type with atomics, such as
-//!   `SharedRelayRing`.
+//! * A structure that the kernel and the process change at the same time is marked `SHARED` in C. Its words become
+//!   atomics, and its other fields are in an `UnsafeCell`. A structure of words inside it gets a second type with
+//!   atomics, such as `SharedRelayRing`.
 //! * `#define RELAY_PORTS 4` and `RELAY_STREAM` of an `enum` become constants with these names.
 //! * The compiler checks that each structure has the same size as in C.
 //!
@@ -163,7 +163,8 @@ impl TypeWriter<'_> {
             self.out,
             "\n/// `struct {name}`.\n#[repr(C)]\n#[derive(Debug, Clone, Copy, PartialEq, Eq{order})]\npub struct {rust} {{\n{fields}}}\n\n\
              const _: () = assert!(size_of::<{rust}>() == {bytes});\n\n\
-             // SAFETY: `repr(C)`, integers only, without padding: millrace-kernel-build has checked it.\n#[allow(unsafe_code)]\n\
+             // SAFETY: `repr(C)`, integers only, without padding: millrace-kernel-build has checked
+             // it.\n#[allow(unsafe_code)]\n\
              unsafe impl {plain} for {rust} {{}}\n\n\
              impl Default for {rust} {{\n    fn default() -> Self {{\n        {plain}::zeroed()\n    }}\n}}\n",
         );

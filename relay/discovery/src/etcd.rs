@@ -1,7 +1,7 @@
 //! Records of relays in etcd, through its JSON gateway (etcd 3.4 and later).
 //!
-//! Each relay keeps one record, `PREFIX` followed by the host and port of its URL, bound to a lease. The lease is kept alive for as
-//! long as the relay runs. If the relay dies, etcd removes the record when the lease ends.
+//! Each relay keeps one record, `PREFIX` followed by the host and port of its URL, bound to a lease. The lease is kept
+//! alive for as long as the relay runs. If the relay dies, etcd removes the record when the lease ends.
 //!
 //! | what happens | what the relay does |
 //! | --- | --- |

@@ -9,7 +9,7 @@
 #include <bpf/bpf_endian.h>
 
 /* Number of packets that the bitmap of an acknowledgement covers, from the frame's packet number on. */
-#define ACK_COME      (GRAFT_WINDOW / 2)
+#define ACK_COME (GRAFT_WINDOW / 2)
 /* Number of packets that may arrive after a missing packet before that packet counts as lost (RFC 5681). */
 #define ACK_REORDERED 3
 

@@ -55,7 +55,7 @@ struct graft_rule {
 	__s32 window_packets;	    /* initial congestion window */
 	/* Number of the list of rules; a binding (struct graft_bound) is valid for one list only. */
 	__u32 generation;
-	__u32 choice;		    /* key of the rule in `choices`; 0: the rule has no choice */
+	__u32 choice; /* key of the rule in `choices`; 0: the rule has no choice */
 	__u32 pad;
 	char congestion[GRAFT_NAME_BYTES];
 	/* condition on the process; clients only, since servers do not know the peer's process */

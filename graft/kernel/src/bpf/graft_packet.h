@@ -38,10 +38,10 @@
  * GRAFT_SESSIONS are resized to the configured number of sessions. Maps named `kept_...` are resized to the
  * number of sessions that may store packets.
  */
-#define GRAFT_SESSIONS	64
-#define GRAFT_STORING_SESSIONS	16
-#define GRAFT_FUNCTIONS 64 /* size of a hook's program array, including the verdict at index 0 */
-#define GRAFT_LIST_MAX	8  /* largest number of functions in a graft's list */
+#define GRAFT_SESSIONS	       64
+#define GRAFT_STORING_SESSIONS 16
+#define GRAFT_FUNCTIONS	       64 /* size of a hook's program array, including the verdict at index 0 */
+#define GRAFT_LIST_MAX	       8  /* largest number of functions in a graft's list */
 /* number of packets whose state (received, given up) is remembered, up to the newest */
 #define GRAFT_WINDOW 1024
 

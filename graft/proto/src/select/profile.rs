@@ -23,8 +23,8 @@ pub enum TrafficProfile {
     TimeAndLoss,
     /// Only the complete transfer counts (files, mail). The cost is the time of the last byte.
     Loss,
-    /// The application runs in the background (backups, updates). The cost is the time of the last byte, but all times up to
-    /// twice the best one are equally good.
+    /// The application runs in the background (backups, updates). The cost is the time of the last byte, but all times
+    /// up to twice the best one are equally good.
     Insensitive,
 }
 

@@ -31,8 +31,8 @@ pub(super) fn tag(code: &str) -> Option<String> {
     Some(rest.map_or(language.clone(), |rest| format!("{language}-{rest}")))
 }
 
-/// Reports whether a track in language `found` suits a user whose language is `wanted`. Language and region have to match, but
-/// `wanted` may omit the region (RFC 4647, basic filtering).
+/// Reports whether a track in language `found` suits a user whose language is `wanted`. Language and region have to
+/// match, but `wanted` may omit the region (RFC 4647, basic filtering).
 pub(super) fn matches(found: &str, wanted: &str) -> bool {
     let (Some(found), Some(wanted)) = (tag(found), tag(wanted)) else { return false };
     let found = found.to_ascii_lowercase();

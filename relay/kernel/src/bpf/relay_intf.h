@@ -20,7 +20,7 @@
 
 #define RELAY_ID_MAX  20 /* longest connection ID of QUIC version 1, bytes */
 #define RELAY_PORTS   4
-#define RELAY_SEEN    8	  /* number of words in a sliding bitmap of stream numbers; a word covers 32 streams */
+#define RELAY_SEEN    8 /* number of words in a sliding bitmap of stream numbers; a word covers 32 streams */
 #define RELAY_NUMBERS 128 /* number of words in the replay window; a word covers 32 packet numbers */
 #define RELAY_NUMBER_BITS \
 	48 /* low bits of a packet number word that hold the packet number; the others hold the key generation */
@@ -31,7 +31,8 @@
  */
 #define RELAY_SUBSCRIBER 0x80000000U
 #define RELAY_ARRIVALS	 4096 /* number of arrival times in the map `arrivals`, a power of two */
-#define RELAY_OPENINGS	 64   /* the most future streams of a track that userspace prepares at a time, a power of two */
+#define RELAY_OPENINGS \
+	64 /* the most future streams of a track that userspace prepares at a time, a power of two */
 /* Value of `id` in a struct relay_ingress that is prepared for a stream which has not begun. */
 #define RELAY_UNBOUND (~0ULL)
 
@@ -90,9 +91,10 @@ struct relay_upstream {
 	__u64 streams
 		[RELAY_SEEN]; /* sliding bitmap of stream indices: streams that program or userspace has claimed */
 	__u64 preambles
-		[RELAY_SEEN];	/* sliding bitmap of streams that have sent only their WebTransport preamble so far */
-	__u64 late[RELAY_SEEN]; /* sliding bitmap of streams whose later bytes arrived before the first byte */
-	__u64 web;		/* ID of the WebTransport session, or WEB_BARE without one */
+		[RELAY_SEEN]; /* sliding bitmap of streams that have sent only their WebTransport preamble so far */
+	__u64 late
+		[RELAY_SEEN]; /* sliding bitmap of streams whose later bytes arrived before the first byte */
+	__u64 web;	      /* ID of the WebTransport session, or WEB_BARE without one */
 	/* For each key phase: the generation of the installed keys plus 1; 0: no keys. */
 	__u32 generations[2];
 	struct relay_ring ring;
@@ -187,8 +189,8 @@ struct relay_egress {
 	__u64 from;
 	/* The peer's MAX_STREAM_DATA, as downstream offset. For datagrams: last group that is sent. */
 	__u64 max_offset;
-	__u64 tag;   /* identifies the egress in reports of sent packets (struct relay_forwarded); set by userspace */
-	__u64 group; /* group ID that trace events show for this copy, set by userspace */
+	__u64 tag; /* identifies the egress in reports of sent packets (struct relay_forwarded); set by userspace */
+	__u64 group;   /* group ID that trace events show for this copy, set by userspace */
 	__u64 counted; /* downstream offset up to which the stream has been counted against MAX_DATA */
 	__u32 next;    /* next subscriber's copy of the same data, or RELAY_END */
 	__u32 downstream;
@@ -295,7 +297,7 @@ struct relay_downstream {
 	__u32 deferred_socket; /* index of the socket for the peer's deferred packets in `sockets`, plus 1; 0: none */
 	__u32 deferred_bytes; /* largest UDP payload of a packet from the peer that may be deferred, bytes */
 	__u64 deferred_until; /* the peer's packets are deferred only while `bytes`, the bytes sent, is at most this */
-	__u64 deferred;	      /* number of the peer's packets that were steered to the deferred socket */
+	__u64 deferred; /* number of the peer's packets that were steered to the deferred socket */
 	struct relay_ring ring;
 	__u64 lookups[RELAY_LOOKUPS];
 	struct relay_path paths[2];

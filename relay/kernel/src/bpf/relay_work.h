@@ -106,7 +106,7 @@ struct super_bytes {
 struct cursor_kept {
 	__u64 number;	 /* number of the QUIC packet */
 	__u64 traced_ns; /* arrival time if the packet is traced, as in struct arrival */
-	__u64 good;	 /* bitmap by ordinal: the frames that may be forwarded, which are checked only once */
+	__u64 good; /* bitmap by ordinal: the frames that may be forwarded, which are checked only once */
 	__u32 chunk;
 	__u32 opens;   /* bitmap by index in `chunks`: the frames that may open subscribers' streams */
 	__u32 segment; /* index of the segment, for a super-packet */
@@ -127,7 +127,8 @@ struct work {
 	__u8 frame[FRAME_BYTES]; /* the Ethernet frame as it was received */
 	struct arrival arrival;
 	struct chunk chunks[CHUNKS];
-	struct subgroup_head heads[CHUNKS]; /* subgroup headers of the frames in `chunks` that begin a stream */
+	struct subgroup_head
+		heads[CHUNKS]; /* subgroup headers of the frames in `chunks` that begin a stream */
 	struct fan fan;
 	struct super_packet super;
 	__u32 copies; /* copies that this run has tried, plus one for each segment that it has finished */

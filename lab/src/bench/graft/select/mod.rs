@@ -141,7 +141,8 @@ impl SelectArgs {
         let job = |(number, network): (u32, &TrainingNetwork)| {
             let mut candidates: Vec<&str> = self.candidates.iter().map(String::as_str).collect();
             candidates.retain(|candidate| !is_done(number, candidate));
-            // Rotate the order of the candidates, so that a drift of the machine affects different candidates on each network.
+            // Rotate the order of the candidates, so that a drift of the machine affects different candidates on each
+            // network.
             let first = (number + seed) as usize % candidates.len().max(1);
             candidates.rotate_left(first);
             Job { number, network: *network, seed, candidates }
@@ -149,8 +150,8 @@ impl SelectArgs {
         (0..).zip(networks).map(job).filter(|job| !job.candidates.is_empty()).collect()
     }
 
-    /// Measures all candidates of a job on its network. Returns how many transfers failed: all of them, if the lab could not
-    /// be set up.
+    /// Measures all candidates of a job on its network. Returns how many transfers failed: all of them, if the lab
+    /// could not be set up.
     fn on(&self, job: &Job<'_>, rows: &RowFile, progress: &BenchProgress) -> anyhow::Result<usize> {
         let place = match SelectSite::new(&job.network, job.number, job.seed, self.limit, self.most_kib) {
             Ok(place) => place,
