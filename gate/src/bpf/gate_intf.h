@@ -21,8 +21,8 @@
 #define GATE_TRACERS	8    /* largest number of simultaneous traces of refused packets */
 #define GATE_MODES	24   /* rules that a policy has room for */
 #define GATE_LEVELS	3    /* sizes of networks that have limits: a client, and two wider ones */
-#define GATE_MARKS_BITS \
-	14 /* bits of an index into `marks`, a Bloom filter of 256 KiB: two sets of a million bits */
+/* Bits of an index into `marks`, a Bloom filter of 256 KiB: two sets of a million bits */
+#define GATE_MARKS_BITS 14
 
 struct gate_address {
 	__u8 bytes[16];
@@ -180,8 +180,8 @@ struct gate_count {
 	__u64 zero_ns; /* CLOCK_MONOTONIC since when `all` has been zero */
 };
 
-#define GATE_CONNECTIONS \
-	0xffffffULL /* mask of 24 bits: connections for the quota, counted by the gate or the application */
+/* mask of 24 bits: connections for the quota, counted by the gate or the application */
+#define GATE_CONNECTIONS   0xffffffULL
 #define GATE_TRACKED_BIT   24
 #define GATE_LINGERING_BIT 44
 /* The number to add to gate_count.all for one connection whose ID is in use: 1 in a field of 20 bits. */

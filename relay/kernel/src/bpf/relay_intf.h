@@ -22,17 +22,17 @@
 #define RELAY_PORTS   4
 #define RELAY_SEEN    8 /* number of words in a sliding bitmap of stream numbers; a word covers 32 streams */
 #define RELAY_NUMBERS 128 /* number of words in the replay window; a word covers 32 packet numbers */
-#define RELAY_NUMBER_BITS \
-	48 /* low bits of a packet number word that hold the packet number; the others hold the key generation */
-#define RELAY_END     0xffffffffU /* marks the end of a list of egresses (subscribers' copies) */
-#define RELAY_UNKNOWN (~0ULL)	  /* value of `final_size` for a stream whose end is not known */
+/* low bits of a packet number word that hold the packet number; the others hold the key generation */
+#define RELAY_NUMBER_BITS 48
+#define RELAY_END	  0xffffffffU /* marks the end of a list of egresses (subscribers' copies) */
+#define RELAY_UNKNOWN	  (~0ULL)     /* value of `final_size` for a stream whose end is not known */
 /* Bit of a value in the map `ids`, which finds connections by their connection ID. If it is set, the other bits are the
  * index of a downstream (media is sent on it), else of an upstream (media arrives on it).
  */
 #define RELAY_SUBSCRIBER 0x80000000U
 #define RELAY_ARRIVALS	 4096 /* number of arrival times in the map `arrivals`, a power of two */
-#define RELAY_OPENINGS \
-	64 /* the most future streams of a track that userspace prepares at a time, a power of two */
+/* the most future streams of a track that userspace prepares at a time, a power of two */
+#define RELAY_OPENINGS 64
 /* Value of `id` in a struct relay_ingress that is prepared for a stream which has not begun. */
 #define RELAY_UNBOUND (~0ULL)
 
