@@ -100,8 +100,8 @@ pub fn fanout_datagram(data: &[u8]) {
     }
 }
 
-/// Checks the stream of a tunnelled connection. Its frames do not depend on how the stream is split. No frame makes the
-/// stored unconfirmed or waiting bytes exceed their limits.
+/// Checks the stream of a tunnelled connection. The frames that are parsed do not depend on how the stream is split. No
+/// frame makes the buffer of bytes that the peer has not confirmed, or that of received bytes, exceed its limit.
 pub fn graft_carry(data: &[u8]) {
     let Some((size, stream)) = data.split_first() else { return };
     let whole = carried(stream, stream.len().max(1));
@@ -187,8 +187,8 @@ fn opposite(statement: &Statement) -> Statement {
     other
 }
 
-/// Checks model files, by which a host chooses between transports: a parsed model round-trips, and ranks the candidates
-/// for every set of features.
+/// Checks model files, by which a host chooses between transports. A parsed model round-trips, and ranks the transports
+/// of the file for every set of network features.
 pub fn graft_select(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else { return };
     let features: Features = text.lines().next().unwrap_or_default().parse().unwrap_or_default();
@@ -215,7 +215,7 @@ pub fn moq_message(data: &[u8]) {
     }
 }
 
-/// Checks a LOC payload: a parsed sample, encoded again, parses to the same sample.
+/// Checks LOC (Low Overhead Media Container) payloads: a parsed media frame, encoded again, parses to the same frame.
 pub fn moq_loc(data: &[u8]) {
     if let Ok(object) = loc::LocSample::parse(data) {
         assert_ne!(object.timescale, 0);

@@ -139,6 +139,7 @@ userland() {
     # Tests of commands name the program that cargo has built.
     mkdir -p "$root$ROOT/target/debug"
     ln -s /tools/millrace "$root$ROOT/target/debug/millrace"
+    ln -s /tools/bash "$root/bin/bash"
     for program in "$tests"/*; do add "$root" "$program" "tests/$(basename "$program")"; done
     install scripts/kernels/run.sh scripts/kernels/forward.sh scripts/kernels/carry.sh "$root/"
     install scripts/kernels/init.sh "$root/init"

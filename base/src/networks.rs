@@ -80,14 +80,14 @@ struct NetworkUse {
     times: usize,
 }
 
-/// The reason why no slot is available.
+/// The reason why a client gets no slot, such as a session of a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkFull {
-    /// The relay has no free slot.
+    /// All slots are in use, by all clients together.
     All,
-    /// The client, an IPv4 address or an IPv6 /64, has reached its limit.
+    /// The client, an IPv4 address or an IPv6 /64, uses as many slots as one client may.
     Client(NetworkPrefix),
-    /// A wider network that contains the client has reached its limit.
+    /// An IP network that contains the client uses as many slots as it may.
     Wider(NetworkPrefix),
 }
 
@@ -143,7 +143,7 @@ impl NetworkPlaces {
         }
     }
 
-    /// Returns the clients that use slots, each with its number of slots.
+    /// Returns the clients that use slots, such as sessions of a relay. Each client has its number of slots.
     pub fn clients(&self) -> impl Iterator<Item = (IpAddr, usize)> {
         let clients = self.counts.iter().filter(|(_, count)| count.times == 1);
         clients.map(|(client, count)| (client.address, count.places))
@@ -154,8 +154,8 @@ impl NetworkPlaces {
         self.taken
     }
 
-    /// Returns the load of an address: the highest share of its limit that any network with this address has used.
-    /// Loads of different addresses can be compared.
+    /// Returns the load of an address: how full, relative to its limit, the fullest network that contains the address
+    /// is. The unit is arbitrary, but the same for all addresses.
     pub fn load(&self, address: IpAddr) -> usize {
         levels(address)
             .filter_map(|(network, _)| self.counts.get(&network))
@@ -173,8 +173,8 @@ impl NetworkPlaces {
 impl NetworkUse {
     fn load(&self) -> usize {
         const WIDEST: usize = LEVELS_V6[2].1;
-        // The number of slots is multiplied by the widest network's factor, so that loads are integers, and loads of
-        // networks with different limits can be compared.
+        // A load is the number of slots in use, divided by the factor of the network's limit. It is scaled by the
+        // greatest factor, because the division of integers would otherwise lose too much.
         self.places * WIDEST / self.times
     }
 }
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn client_is_an_ipv4_address_or_an_ipv6_64() {
+    fn client_is_one_ipv4_address_or_one_ipv6_slash_64() {
         let table = [
             ("192.0.2.1", "192.0.2.1"),
             ("::ffff:192.0.2.1", "192.0.2.1"),
@@ -220,9 +220,9 @@ mod tests {
         assert!(NetworkPrefix::from_address(address("192.0.2.1"), 0).contains(address("8.8.8.8")));
     }
 
-    /// A client that uses many addresses of one network leaves enough slots for other clients.
+    /// A client that opens sessions from many addresses of one network leaves enough slots for other clients.
     #[test]
-    fn one_network_cannot_take_all_slots() {
+    fn one_network_cannot_take_all_client_slots() {
         type Nth = fn(u32) -> IpAddr;
         let table: [(&str, Nth, usize); 5] = [
             ("one address", |_| Ipv4Addr::new(192, 0, 2, 1).into(), 2),
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_together_take_no_more_than_all_slots() {
+    fn networks_together_take_no_more_than_all_client_slots() {
         let mut places = NetworkPlaces::new(10, 2);
         let each = (0..100).map(|n| IpAddr::from(Ipv4Addr::new(10, n, 0, 1)));
         assert_eq!(each.filter(|at| places.enter(*at).is_ok()).count(), 10);
@@ -267,9 +267,9 @@ mod tests {
         assert_eq!(places.full(address("2001:db8:1::1")), None);
     }
 
-    /// A site with many clients may have a lower load than one client with a few slots.
+    /// A network in which 40 clients use one slot each has a lower load than one client that uses two slots.
     #[test]
-    fn load_is_relative_to_the_limit_of_a_network() {
+    fn load_of_a_network_is_its_used_slots_relative_to_its_limit() {
         let mut places = NetworkPlaces::new(1000, 10);
         for n in 0..40 {
             assert_eq!(places.enter(Ipv6Addr::from_bits(0x2001_0db8_u128 << 96 | n << 72).into()), Ok(()));

@@ -141,7 +141,7 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
 }
 
-/// Object identifiers, in DER, of key types that TLS cannot use here.
+/// Object identifiers, in DER, of key types that Millrace's TLS implementation does not support.
 const UNUSABLE: [(&[u8], &str); 9] = [
     (&[0x06, 0x05, 0x2b, 0x81, 0x04, 0x00, 0x23], "of the curve P-521"),
     (&[0x06, 0x05, 0x2b, 0x81, 0x04, 0x00, 0x21], "of the curve P-224"),
@@ -157,7 +157,7 @@ const UNUSABLE: [(&[u8], &str); 9] = [
     ),
 ];
 
-/// Returns why a private key in DER cannot be used for TLS here.
+/// Returns why Millrace's TLS implementation cannot use a private key in DER.
 pub fn unusable_key(der: &[u8]) -> String {
     let kind = UNUSABLE.iter().find(|(oid, _)| contains(der, oid)).map(|(_, kind)| *kind);
     format!(

@@ -40,9 +40,9 @@ pub struct SettingsProblem {
 /// All faults in a settings file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problems {
-    /// Beginning of the message: subject and verb, such as `the policy is`.
+    /// Beginning of the error message: subject and verb, such as `the policy is`.
     pub what: &'static str,
-    /// The file's name, as the message shows it.
+    /// The file's name, as the error message shows it.
     pub file: String,
     /// Faults, sorted by line.
     pub problems: Vec<SettingsProblem>,
@@ -84,9 +84,9 @@ pub struct Section<'t> {
 /// A value that is either a single value or a table of values.
 #[derive(Debug)]
 pub enum ValueOrTable<'t, T> {
-    /// A single value.
+    /// A single value, such as a string or a number.
     Value(T),
-    /// A table.
+    /// A TOML table of keys and values.
     Section(Section<'t>),
 }
 
@@ -107,7 +107,7 @@ impl SettingsReader {
     /// further problems. `file` is the file's name in errors.
     ///
     /// # Errors
-    /// Returns all faults of the settings file.
+    /// Fails if the settings file has any fault. The error lists all of them.
     pub fn file<R: DeserializeOwned, T>(
         text: &str,
         what: &'static str,
@@ -123,7 +123,7 @@ impl SettingsReader {
     /// Returns `done`, the settings that were read, if no problem was recorded.
     ///
     /// # Errors
-    /// Returns all faults of the settings file.
+    /// Fails if a problem was recorded. The error lists all of them.
     pub fn end<T>(mut self, what: &'static str, file: &str, done: Option<T>) -> Result<T, Problems> {
         self.problems.sort_by_key(|problem| problem.line);
         match done {
@@ -270,7 +270,8 @@ impl SettingsReader {
             };
             let at = fault.place.unwrap_or_else(|| place.clone());
             let missing = fault.missing.map(|key| at.inner(key, at.line));
-            // A key may be missing because an earlier pass removed it as faulty. That fault is already recorded.
+            // The table may lack a required key only because an earlier iteration of this loop skipped that key as
+            // faulty. That fault is already recorded.
             if missing.as_ref().is_none_or(|missing| !wrong.contains(&missing.key)) {
                 self.problem(missing.as_ref().unwrap_or(&at), fault.message);
             }

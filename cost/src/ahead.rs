@@ -22,7 +22,7 @@ pub(crate) const BATCHES: usize = 2;
 /// Largest number of threads that parse lines.
 pub(crate) const PARSERS: usize = 4;
 
-/// A report, or the sum of consecutive reports of one mode.
+/// A report, or the sum of consecutive reports that all time the kernel's networking, or that all only sample it.
 #[derive(Debug)]
 pub struct Summed {
     /// The report, or the sum of several reports.
@@ -76,7 +76,7 @@ impl ReportReader {
             let mut first = before;
             for parser in to_parsers.iter().cycle() {
                 let lines = self.batch(first);
-                // Relaxed is enough: the channels order this store before the reader sees the end of the log.
+                // Ordering `Relaxed` is enough: the channels order this store before the reader sees the log's end.
                 told.store(self.torn(), Ordering::Relaxed);
                 let is_last = lines.last().is_none_or(Result::is_err);
                 let next = first + lines.len();
@@ -159,17 +159,17 @@ impl LineBatch {
     }
 }
 
-/// The running sum over a batch of lines, and the finished sums before it.
+/// The sum to which the next report of a batch is added, and the finished sums of earlier reports of the batch.
 #[derive(Default)]
 struct LogSums {
     path: PathBuf,
     done: Vec<Result<Summed, Error>>,
     sum: Merge,
     /// Number of samples and nanoseconds of each stack on each CPU in the reports of `sum`. The key is the stack's
-    /// position in `tables`, and the CPU.
+    /// index in the log file's table of stacks, and the CPU.
     counts: FxHashMap<(u32, u32), (u64, u64)>,
     tables: Option<Arc<ReadTables>>,
-    /// The mode of the reports in `sum`; `None` while `sum` is empty.
+    /// The mode (events timed, or only sampled) of the reports in `sum`; `None` while `sum` is empty.
     mode: Option<ReportMode>,
     reports: usize,
 }
@@ -206,9 +206,9 @@ impl LogSums {
         Some(self.tables.take()?.resolve(counted))
     }
 
-    /// Reports whether one more report can be added to the sum. All reports of a sum have the same mode, since calls
-    /// are counted in one mode only. All their stacks refer to the same tables, and a sum has a limited number of
-    /// different stacks.
+    /// Reports whether one more report can be added to the sum. All reports of a sum have the same mode (events timed,
+    /// or only sampled), since only the former counts calls. All their stacks refer to the same tables of the log file,
+    /// and a sum has a limited number of different stacks.
     fn has_room(&self, mode: ReportMode, stacks: Option<&LineStacks>) -> bool {
         self.mode.is_none_or(|same| same == mode)
             && self.tables.iter().zip(stacks).all(|(same, stacks)| Arc::ptr_eq(same, &stacks.tables))
@@ -220,7 +220,8 @@ impl LogSums {
         let reports = mem::take(&mut self.reports);
         self.mode = None;
         if let Some(mut report) = mem::take(&mut self.sum).finish() {
-            // If the log's lines have no tables, the parsed report already contains its stacks.
+            // A line of `millrace cost --json` contains its stacks, so they are in the sum already. A line of a log
+            // file refers to stacks in the file's tables.
             report.stacks = stacks.or(report.stacks);
             self.done.push(Ok(Summed { report, reports }));
         }

@@ -10,9 +10,9 @@ const MOST: usize = 512;
 /// Largest number of processes of a report whose command lines are read.
 const PROCESSES: usize = 200;
 
-/// Adds [`arguments`](ProcessCost::arguments) to the first `PROCESSES` entries, which have the most networking time.
-/// Command lines can contain secrets, and reading them waits for locks on the process's memory. Call this only if the
-/// user asks for them.
+/// Adds the command line ([`ProcessCost::arguments`]) of the first `PROCESSES` processes of a report, which have the
+/// most networking time. Command lines can contain secrets, and reading them waits for locks on the process's memory.
+/// Call this only if the user asks for them.
 pub fn read(processes: &mut [ProcessCost]) {
     for process in processes.iter_mut().take(PROCESSES).filter(|process| process.pid != 0) {
         process.arguments = read_arguments(process.pid, &process.name);

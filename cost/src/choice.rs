@@ -1,17 +1,17 @@
-//! Decides whether events are timed or only sampled. Timing adds a cost to each call, so the decision depends on the
-//! rate of calls.
+//! Decides whether BPF programs time the kernel's networking events, such as softirqs and system calls, or only sample
+//! the CPUs. Timing adds a cost to each system call, so the decision depends on the rate of calls.
 //!
 //! [`MethodChoice`] does no I/O: the observer reports how much CPU time timing took, and executes the returned step.
 
 use std::time::{Duration, Instant};
 
-/// The CPU time that timing events may take, and the pause after it took more.
+/// The CPU time that BPF programs may take to time the kernel's networking, and the pause after they took more.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TimingBudget {
-    /// Largest share of each CPU's time: 0.01 is 1 %.
+    /// Largest share of each CPU's time that the timing programs may take: 0.01 is 1 %.
     pub share: f64,
-    /// How long events are only sampled before timing is tried again. Each failed trial of timing doubles this pause,
-    /// up to 320 s.
+    /// How long the CPUs are only sampled before the observer again tries to time the kernel's networking. Each failed
+    /// trial doubles this pause, up to 320 s.
     pub pause: Duration,
 }
 
@@ -22,26 +22,27 @@ impl Default for TimingBudget {
 }
 
 const MAX_PAUSE: Duration = Duration::from_secs(320);
-/// CPU time by which timing may exceed its budget before events are only sampled. If timing takes twice the default
-/// budget of 1 %, that happens after two seconds.
+/// CPU time by which the timing programs may exceed their budget before networking is only sampled. If they take twice
+/// the default budget of 1 %, that happens after two seconds.
 const DEBT: Duration = Duration::from_millis(20);
 /// Fraction of the budget that a trial may use. A trial near the whole budget would soon be followed by a switch back
 /// to sampling.
 const MARGIN: f64 = 0.5;
-/// Shortest duration of a trial, in which events are timed to measure how much CPU time that takes.
+/// Shortest duration of a trial, in which networking is timed to measure how much CPU time the timing programs take.
 pub(crate) const TRIAL: Duration = Duration::from_millis(100);
 
-/// The next step of the observer: continue, begin, try or end the timing of events.
+/// What the observer must do next with the BPF programs that time the kernel's networking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MethodStep {
-    /// Keep the present mode.
+    /// Change nothing: networking continues to be timed, or to be only sampled.
     Stay,
-    /// Stop timing events. From the next report on, the times of events are estimated from samples.
+    /// Detach the BPF programs that time networking. From the next report on, times are estimated from samples.
     Sample,
-    /// Time events in addition to sampling, to measure what timing takes.
-    Try,
-    /// Continue timing after a successful trial. The times of events are exact from the next report on, not estimated
+    /// Attach the BPF programs that time networking, to measure how much CPU time they take. Reports are still made
     /// from samples.
+    Try,
+    /// Keep the timing programs attached after a successful trial. From the next report on, networking's times are
+    /// measured and not estimated from samples.
     Time,
 }
 
@@ -63,11 +64,11 @@ enum MethodState {
 pub(crate) struct MethodChoice {
     budget: TimingBudget,
     state: MethodState,
-    /// Time taken beyond the budget, in nanoseconds, on the CPU where timing takes most.
+    /// CPU time that the timing programs took beyond their budget, in nanoseconds, on the CPU where they took most.
     debt_ns: f64,
-    /// Length of the next pause, after which timing is tried again.
+    /// Length of the next pause in which networking is only sampled, before timing it is tried again.
     pause: Duration,
-    /// Number of times that reports changed their mode.
+    /// Number of times that reports changed between timing and sampling.
     changes: u64,
 }
 
@@ -94,12 +95,12 @@ impl MethodChoice {
         self.debt_ns = 0.0;
     }
 
-    /// Returns how often reports changed between the modes `events` and `sampling`.
+    /// Returns how often reports changed between measured times and times that are only estimated from samples.
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// Returns the time until timing is tried again; `None` while events are timed.
+    /// Returns how long the CPUs are only sampled until timing is tried again; `None` while networking is timed.
     pub fn remaining(&self, now: Instant) -> Option<Duration> {
         match self.state {
             MethodState::Timing { .. } => None,
@@ -139,7 +140,8 @@ impl MethodChoice {
                 if self.debt_ns <= DEBT.as_nanos() as f64 {
                     return MethodStep::Stay;
                 }
-                // Timing lasted longer than the next pause, so the modes do not alternate quickly: reset the backoff.
+                // Timing lasted longer than the next pause, so timing and sampling do not alternate quickly. The next
+                // pause gets its initial length again.
                 if now - since >= self.pause {
                     self.pause = self.budget.pause;
                 }
@@ -150,7 +152,7 @@ impl MethodChoice {
         }
     }
 
-    /// Records the result of [`MethodStep::Try`]. `done` is true if events are now timed in addition to sampling.
+    /// Records the result of [`MethodStep::Try`]. `done` is true if the timing programs are attached now.
     pub fn tried(&mut self, now: Instant, done: bool) {
         match done {
             true => self.state = MethodState::Trying { since: now },
@@ -186,7 +188,7 @@ mod tests {
         (MethodChoice::new(BUDGET, now), TestClock(now))
     }
 
-    /// Returns a choice that has just given up timing for the first time.
+    /// Returns a state machine that has just changed from timing to sampling for the first time.
     fn sampling() -> (MethodChoice, TestClock) {
         let (mut choice, mut clock) = begin();
         assert_eq!(clock.report(&mut choice, 0.2), MethodStep::Sample);
@@ -194,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_mode_stays_within_its_budget() {
+    fn auto_mode_stays_within_its_cpu_budget() {
         let (mut choice, mut clock) = begin();
         for _ in 0..1000 {
             assert_eq!(clock.report(&mut choice, 0.01), MethodStep::Stay);
@@ -204,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn higher_cost_leaves_timing_mode_sooner() {
+    fn higher_cpu_cost_ends_timing_mode_sooner() {
         for (share, reports) in [(0.2, 1), (0.025, 2), (0.02, 3), (0.012, 11)] {
             let (mut choice, mut clock) = begin();
             let steps = (1..).find(|_| clock.report(&mut choice, share) == MethodStep::Sample);
@@ -212,9 +214,10 @@ mod tests {
         }
     }
 
-    /// Unused budget is not saved for later, but reports below the budget reduce an earlier excess.
+    /// CPU time that the timing programs did not use is not saved for later. But reports below the budget reduce an
+    /// earlier excess.
     #[test]
-    fn reports_below_the_budget_reduce_an_earlier_excess() {
+    fn reports_below_the_cpu_budget_reduce_an_earlier_excess() {
         let (mut choice, mut clock) = begin();
         for _ in 0..100 {
             assert_eq!(clock.report(&mut choice, 0.025), MethodStep::Stay);
@@ -234,7 +237,7 @@ mod tests {
         clock.0 += 9 * S;
         assert_eq!(choice.poll(clock.0, 0.0), MethodStep::Try);
         choice.tried(clock.0, true);
-        // A trial that has run for less than `TRIAL` changes no mode, even if timing is expensive.
+        // A trial of timing that has run for less than `TRIAL` does not end, even if timing is expensive.
         assert_eq!(choice.poll(clock.0 + TRIAL / 2, 0.5), MethodStep::Stay);
         assert_eq!(choice.report(clock.0 + TRIAL / 2, S, 0.0), MethodStep::Stay);
         assert_eq!(choice.poll(clock.0 + TRIAL, 0.005), MethodStep::Stay);
@@ -243,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn each_expensive_trial_of_timing_doubles_the_pause() {
+    fn each_expensive_trial_of_timing_doubles_the_wait_for_the_next() {
         let (mut choice, mut clock) = sampling();
         let mut waits = Vec::new();
         for _ in 0..8 {
@@ -276,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_trial_of_timing_doubles_the_pause() {
+    fn failed_trial_of_timing_doubles_the_wait_for_the_next() {
         let (mut choice, mut clock) = sampling();
         clock.0 += BUDGET.pause;
         assert_eq!(choice.poll(clock.0, 0.0), MethodStep::Try);
@@ -284,7 +287,8 @@ mod tests {
         assert_eq!(choice.remaining(clock.0), Some(2 * BUDGET.pause));
     }
 
-    /// Frequent changes double the pause. Timing that lasted longer than the pause resets it.
+    /// Each change to sampling doubles the pause before the next trial of timing. If timing has lasted longer than the
+    /// pause, the pause gets its initial length again.
     #[test]
     fn pause_between_trials_is_reset_after_a_long_time() {
         let (mut choice, mut clock) = sampling();

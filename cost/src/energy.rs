@@ -276,7 +276,8 @@ mod tests {
         let joules: Vec<_> = domains.iter().map(|domain| (domain.name.as_str(), domain.joules)).collect();
         // The counter advances by 1001 microjoules until it wraps to 0, then by 500999: together 0.502 J.
         assert_eq!(joules, [("package-0", 0.502), ("dram", 0.0005)]);
-        // The total adds package and memory. Without `idle_watts` there is no active energy.
+        // The total is the energy of package and memory. Without `idle_watts`, the energy beyond an idle machine's is
+        // not known.
         assert!((total_joules - 0.5025).abs() < 1e-9, "{total_joules}");
         assert_eq!(active_joules, None);
         assert!((networking_joules - 0.125_625).abs() < 1e-9, "{networking_joules}");

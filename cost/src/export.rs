@@ -27,8 +27,8 @@ pub fn folded(stacks: &Stacks) -> String {
 }
 
 /// Writes pprof's `profile.proto`, gzipped, for `go tool pprof` and similar tools. Samples have a count and nanoseconds
-/// on CPU, and the labels `event` and `cpu`. Samples of a profiled process have the label `pid` and no event, since the
-/// event's stacks contain them as well.
+/// on CPU, and the labels `cpu` and `event` (the softirq or kind of system call). Samples of a profiled process have
+/// the label `pid` instead of `event`, since the samples with the label `event` contain them as well.
 ///
 /// <https://github.com/google/pprof/blob/main/proto/profile.proto>
 pub fn pprof(report: &Report, out: impl Write) -> io::Result<()> {

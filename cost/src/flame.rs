@@ -23,7 +23,7 @@ const CHARACTER: f64 = 6.65;
 const STYLE: &str = include_str!("flame.css");
 /// Script for zoom and search, which runs when the file is opened in a browser. In a document the picture is static.
 const SCRIPT: &str = include_str!("flame.js");
-/// Colors of the events, as in the dashboard.
+/// Colors of the frames for softirqs and kinds of system calls, as in the dashboard.
 const COLORS: [(&str, &str); 5] = [
     ("net_rx", "#56a0d0"),
     ("net_tx", "#8fd0f7"),
@@ -35,14 +35,15 @@ const COLORS: [(&str, &str); 5] = [
 const NAMED: usize = 2;
 
 /// Returns an SVG of a report's [stacks](Report::stacks), all CPUs together, with callers above their callees. A
-/// frame's width is its time. Below the root are events, and profiled processes with their work inside and outside of
-/// events. The SVG refers to no other files.
+/// frame's width is its time. Below the root are the kernel's networking events, such as softirqs and sends, and the
+/// profiled processes with all their stacks. The SVG refers to no other files.
 pub fn svg(report: &Report) -> String {
     let nothing = Stacks::default();
     let stacks = report.stacks.as_ref().unwrap_or(&nothing);
     let tree = FlameNode::new(stacks);
     let period_ns = report.period_ns.max(1);
-    // Stacks of a profiled process inside events are in the graph twice: below the event and below the process.
+    // Networking stacks of a profiled process are in the graph twice: below the kernel event, such as `send`, and below
+    // the process.
     let once = stacks.stacks.iter().filter(|stack| stack.pid.is_none() || stack.event.is_none());
     let taken_ns = once.map(|stack| stack.ns).sum();
     let whole_ns = tree.ns.max(1);
@@ -284,12 +285,13 @@ mod tests {
     }
 
     #[test]
-    fn narrow_frame_is_left_out() {
+    fn too_narrow_frame_is_left_out_of_the_flame_graph() {
         let svg = picture(&[("rx;wide", 0, 99_999), ("rx;narrow;below", 0, 9)]);
         assert_eq!(names(&svg), ["networking, 2 CPUs", "net_rx", "rx", "wide"]);
     }
 
-    /// The stacks of a profiled process are drawn below the process as well as below the event.
+    /// Networking stacks of a profiled process are drawn below the process as well as below the kernel event, such as
+    /// `send`.
     #[test]
     fn flame_graph_separates_profiled_processes() {
         let mut stacks = samples::stacks(&[("a", 0, 1), ("a", 0, 1)]);

@@ -1,4 +1,5 @@
-//! Counts sampled stacks by CPU, event and part of the network stack, and keeps whole stacks for flame graphs.
+//! Counts sampled stacks by CPU, kernel event (such as a softirq or system call) and part of the network stack (such as
+//! UDP), and keeps whole stacks for flame graphs.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -13,7 +14,7 @@ use crate::taxonomy::{FunctionRules, StackOwner, Taxonomy};
 /// The number of a name in a [`NameTable`].
 pub type PartNumber = u32;
 
-/// Names of parts and functions, each stored once.
+/// Names of functions and of parts of the network stack, each stored once.
 #[derive(Debug, Default)]
 pub struct NameTable {
     numbers: HashMap<Box<str>, PartNumber>,
@@ -169,9 +170,11 @@ impl Resolver {
 pub struct Fold {
     names: NameTable,
     parts: HashMap<(u32, Event), HashMap<PartNumber, u64>>,
-    /// Number of samples that no rule assigns to a part of the network stack, by event and innermost function.
+    /// Number of samples that no rule assigns to a part of the network stack, by kernel event (such as a softirq) and
+    /// innermost function.
     others: HashMap<(Event, PartNumber), u64>,
-    /// Samples by CPU, event, profiled process, and functions from the outermost on. `None` if stacks are not kept.
+    /// Number of samples by CPU, kernel event (such as a softirq), profiled process, and functions from the outermost
+    /// on. `None` if stacks are not kept.
     stacks: Option<HashMap<StackKey, u64>>,
 }
 
@@ -208,7 +211,8 @@ impl Fold {
         count(stacks, (cpu, event, pid, frames.into()));
     }
 
-    /// Returns the names and samples of an event's parts on a CPU, most samples first.
+    /// Returns the parts of the network stack that a CPU ran in a kernel event, such as a softirq. Each part has its
+    /// number of samples; most samples come first.
     pub fn parts(&self, cpu: u32, event: Event) -> Vec<(&str, u64)> {
         let parts = self.parts.get(&(cpu, event)).into_iter().flatten();
         let mut parts: Vec<_> = parts.map(|(name, samples)| (self.names.name(*name), *samples)).collect();
@@ -216,8 +220,8 @@ impl Fold {
         parts
     }
 
-    /// Returns, for each event, the `top` innermost functions that no rule assigns to a part. `ns_per_sample` is the
-    /// time that one sample of an event stands for, averaged over all CPUs.
+    /// Returns, for each kernel event such as a softirq, the `top` innermost functions that no rule assigns to a part
+    /// of the network stack. `ns_per_sample` is the mean time on all CPUs that one sample of an event stands for.
     pub fn other_functions(&self, top: usize, ns_per_sample: impl Fn(Event) -> f64) -> Vec<OtherFunctions> {
         let of_event = |event: Event| {
             let mut functions: Vec<FunctionCost> = self
@@ -239,7 +243,7 @@ impl Fold {
     }
 
     /// Returns the kept stacks, most time first, or `None` if stacks are not kept. `ns_per_sample` is the time that one
-    /// sample on a CPU stands for, in an event or, with `None`, outside of all events.
+    /// sample on a CPU stands for, in a kernel event such as a softirq or, with `None`, outside of all events.
     pub fn stacks(&self, ns_per_sample: impl Fn(u32, Option<Event>) -> f64) -> Option<Stacks> {
         let kept = self.stacks.as_ref()?;
         let mut used: HashMap<PartNumber, u32> = HashMap::new();
@@ -270,8 +274,8 @@ fn count<K: Eq + Hash>(counts: &mut HashMap<K, u64>, key: K) {
     *counts.entry(key).or_default() += 1;
 }
 
-/// Returns `total * samples / of`, rounded down, without overflow. The shares of a total add up to it except for
-/// rounding.
+/// Returns `total * samples / of`, rounded down, without overflow. If the values of `samples` in several calls add up
+/// to `of`, the results add up to `total`, except for rounding.
 pub fn share_out(total: u64, samples: u64, of: u64) -> u64 {
     if of == 0 {
         return 0;

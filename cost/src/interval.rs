@@ -83,12 +83,12 @@ fn around(share: f64, samples: u64, all: u64) -> Option<Interval> {
     }
 }
 
-/// Returns the interval of a timed event's share. The sum of the event's time and the observer's time in it is exact.
-/// Only the division between the two rests on samples.
+/// Returns the interval of a kernel event's share of CPU time, for an event (such as a softirq) that BPF programs time.
+/// The measured time is exact, but includes the observer's own. Only the division between the two rests on samples.
 fn timed(ns: u64, observer_ns: u64, samples: u64, period_ns: u64) -> Option<Interval> {
     let all_ns = (ns + observer_ns) as f64;
-    // Samples in the event and the observer together, estimated from their times. If every sample was the observer's,
-    // there was at least one.
+    // Number of samples in which the event or the observer ran, estimated from their times. If no sample hit the event
+    // itself, at least one hit the observer.
     let all = match samples {
         0 if ns > 0 => return None,
         0 => 1,
@@ -108,9 +108,10 @@ struct FigureSplit {
 }
 
 impl FigureSplit {
-    /// Splits an event's cost. `each` is the share of one CPU that a sample adds.
+    /// Splits the CPU time of a kernel event, such as a softirq, into timed and sampled time. `each` is the share of
+    /// one CPU that one sample stands for.
     fn from_event(cost: &EventCost, each: f64, period_ns: u64) -> Self {
-        // Reports in older logs have no `sampled` field. Their sampled events are those without calls.
+        // Reports in older logs have no field `sampled`. If they have no number of calls, the time rests on samples.
         if cost.calls.is_none() && (cost.sampled == cost.samples || cost.sampled == 0) {
             return Self { timed: SampledFigure::default(), sampled: Some((cost.share, cost.samples)) };
         }
@@ -124,8 +125,9 @@ impl FigureSplit {
         }
     }
 
-    /// Splits the cost of a process or cgroup. `each` is the share that a sample adds. `sampled` is true if events were
-    /// sampled in this period, so that 0 samples still have an interval.
+    /// Splits the networking time of a process or cgroup into timed and sampled time. `each` is the share of one CPU
+    /// that one sample stands for. With `sampled`, times of this period rest on samples, so even 0 samples have an
+    /// interval.
     fn from_task(share: f64, samples: u64, each: f64, sampled: bool) -> Self {
         let by_samples = (samples as f64 * each).min(share);
         Self {
@@ -148,8 +150,9 @@ impl FigureSplit {
         self.timed.and(SampledFigure::new(share, samples, around(share, samples, all))).interval()
     }
 
-    /// Returns the number of samples that the event's parts are fractions of: for a timed event its own samples, for a
-    /// sampled one `all`, and for a mixture a number in between.
+    /// Returns the number of samples of which those in one part of the network stack, such as UDP, are a fraction. It
+    /// is the kernel event's own number of samples if the event is timed, and `all` if it is only sampled. If part of
+    /// its time was sampled, the number is in between.
     fn base(&self, all: u64) -> u64 {
         match self.sampled {
             Some((_, sampled)) => {
@@ -257,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn interval_of_a_timed_event_covers_the_observers_part_only() {
+    fn interval_of_a_timed_event_covers_only_the_sampled_observer_time() {
         let mut report = samples::report(0);
         report.cpus[1].events[0].observer_ns = 0;
         fill(&mut report);
@@ -273,7 +276,7 @@ mod tests {
             low == 0.0 && (0.01..0.02).contains(&high),
             "some of the 0.02 may have been networking: {high}"
         );
-        // Parts are fractions of the event's own samples: 150 and 100 of 250.
+        // The event has 250 samples. The two parts of the network stack that it ran have 150 and 100 of them.
         let part = &without.events[0].parts[0];
         assert!(near(part.interval.expect("one"), wilson(150, 250).map(|of| of * 0.25)), "{part:?}");
         assert_eq!((report.processes[0].interval, report.cgroups[0].interval), (None, None));
@@ -296,12 +299,12 @@ mod tests {
         let process = &report.processes[0];
         assert!(near(process.interval.expect("one"), wilson(3, 2000).map(|of| of * 2.0)), "{process:?}");
         assert!(SampledFigure::new(process.share, process.cost.samples, process.interval).is_poor());
-        // If none of 1000 samples hits an event, the event's true share may still be a little above 0.
+        // If none of 1000 samples was taken in a kernel event, such as a softirq, its true share may still exceed 0.
         assert_eq!(around(0.0, 0, 1000), Some([0.0, rounded(wilson(0, 1000)[1])]));
         assert_eq!((around(0.1, 0, 1000), around(0.1, 0, 0)), (None, None), "exact");
     }
 
-    /// Figures that rest on samples have intervals in mode `events` too, and timed figures stay exact.
+    /// If a report has both measured times and times estimated from samples, only the latter have confidence intervals.
     #[test]
     fn timed_and_sampled_figures_are_added() {
         let mut report = samples::report(0);
@@ -325,7 +328,7 @@ mod tests {
             of(Event::Local, 300),
         ]);
         cpu.networking_share = 0.3;
-        // Five samples hit the event's work outside of timed calls: they add 0.005 of a CPU to its share.
+        // Five samples of this kernel event were taken outside of timed calls: they add 0.005 of a CPU to its share.
         report.cpus[1].events[0].observer_ns = 0;
         report.cpus[1].events[0].sampled = 5;
         report.processes[0].share = 0.253;
@@ -337,8 +340,8 @@ mod tests {
             let interval = one.events[at].interval.expect("one");
             assert!(near(interval, wilson(samples, 1000)), "{at}: {interval:?}");
         }
-        // The samples of the events timers and poll are added up: 40 + 10 = 50. Timed work and AF_UNIX calls add no
-        // samples to the networking share.
+        // The networking share rests on the samples of timer softirqs and of poll calls: 40 + 10 = 50. Timed work and
+        // AF_UNIX calls add no samples to it.
         let around_all = wilson(50, 1000).map(|of| of + 0.25);
         assert!(near(one.networking_interval.expect("one"), around_all), "{:?}", one.networking_interval);
         let around_few = wilson(5, 1000).map(|of| of + 0.245);

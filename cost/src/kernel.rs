@@ -1,4 +1,4 @@
-//! Loads and reads the BPF programs that time networking events on each CPU and sample the stacks inside them.
+//! Loads and reads the BPF programs that time softirqs and socket calls on each CPU and sample their stacks.
 //!
 //! [`Observer`](crate::Observer) makes reports from these figures. `docs/notes/design/0005-cost.md` has the reasons for
 //! the design.
@@ -49,7 +49,7 @@ const OBJECT: &str = "cost.bpf.o";
 ///
 /// # Order of calls
 ///
-/// Call [`Self::load`] first, then [`Self::attach`] to time events, and [`Self::sample`] for each CPU to sample stacks.
+/// Call [`Self::load`] first, then [`Self::attach`] to time calls, and [`Self::sample`] for each CPU to sample stacks.
 /// [`Self::detach`] and `attach` may alternate. Each `attach` begins an epoch: calls that began before it are not
 /// counted. Call [`Self::drain`] often enough that the buffers do not fill. [`Self::totals`] may be called at any time.
 /// Sums only grow, so the difference of two calls is the time and the number of calls in between.
@@ -66,8 +66,8 @@ pub struct CostPrograms {
     /// Kernel functions to which attaching was tried: `Ok` if programs are attached, or the reason why attaching
     /// failed.
     attached: HashMap<&'static str, Result<(), String>>,
-    /// Links of the programs that time events, in the order of attaching: programs at the end of an event precede those
-    /// at its start.
+    /// BPF links of the programs that time softirqs and socket calls, in the order of attaching. The program at the end
+    /// of a softirq or call precedes the program at its start.
     probes: Vec<Link>,
     samplers: BTreeMap<u32, Link>,
     /// The last field, since fields are dropped in order and the object must outlive the links.
@@ -169,7 +169,7 @@ impl CostPrograms {
         })
     }
 
-    /// Returns how events are timed, or `None` if they are not.
+    /// Returns how networking is timed (at kernel functions or at system calls), or `None` if it is not.
     pub fn method(&self) -> Option<TimingMethod> {
         self.method
     }
@@ -225,8 +225,8 @@ impl CostPrograms {
         done.map_err(|source| Error::Write { what: "watched", source })
     }
 
-    /// Returns the sums of each CPU, by CPU number. Each sample adds the running event's time. Without sampling, an
-    /// event counts when it ends.
+    /// Returns the sums of times and calls of each CPU, by CPU number. Each sample adds the time of the running softirq
+    /// or socket call so far. Without sampling, its time is added when it ends.
     pub fn totals(&self) -> Vec<CpuSums> {
         self.all_cpus()
             .map(|cpu| CpuSums {
@@ -365,7 +365,7 @@ mod tests {
     fn number_of_sample_buffers_is_twice_the_online_cpus() {
         let of = |possible, online| buffers(NonZero::new(possible).unwrap(), online).get();
         assert_eq!([of(240, 4), of(2, 2), of(8, 5), of(4096, 128)], [8, 2, 8, 256]);
-        // The memory of the stack buffers at 1000 samples per second, and of the sums of 240 possible CPUs.
+        // Bytes of memory for the stack buffers of 240 possible CPUs, 4 of them online, and for the sums of 240 CPUs.
         let bytes = of(240, 4) as usize * 2 * (256 << 10) + 240 * size_of::<intf::Cpu>();
         assert!(bytes <= 16 << 20, "{bytes}");
         assert_eq!("0-3,8,10-11\n".trim().split(',').filter_map(count).sum::<u32>(), 7);
@@ -395,7 +395,7 @@ mod tests {
 
     /// Kernels before 6.4 must not allocate in `sched_switch`, which runs under the run queue's lock.
     #[test]
-    fn task_switch_allocates_nothing() {
+    fn task_switch_program_allocates_no_task_storage() {
         const TASK_STORAGE_GET: i32 = 156;
         const CREATE: i32 = 1;
         let open = embedded!("cost.bpf.o").open().unwrap();

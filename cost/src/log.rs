@@ -277,7 +277,8 @@ impl Write for CountedFile {
 pub struct ReportReader {
     pub(crate) path: PathBuf,
     lines: Box<dyn BufRead + Send>,
-    /// The tables that the lines read so far have defined; `None` if the file has no header.
+    /// The functions, stacks and unmeasured figures that the lines read so far have defined, to which later lines refer
+    /// by position. `None` if the file has no header.
     tables: Option<Arc<ReadTables>>,
     /// Number of the line that was read last, from 1 on.
     line: u64,
@@ -373,11 +374,11 @@ fn is_known(path: &Path, line: u64, found: u32, known: u32) -> Result<(), Error>
     }
 }
 
-/// One line of a log: the JSON of a report without its tables, and the tables.
+/// One line of a log: the JSON of a report without the field `tables`, and the content of this field.
 pub(crate) struct ReportLine {
     pub(crate) number: u64,
     pub(crate) text: Vec<u8>,
-    /// The tables of the line; `None` if the line has none.
+    /// The content of the line's field `tables` (stacks and unmeasured figures); `None` if the line lacks the field.
     pub(crate) rest: Option<LineRest>,
 }
 
@@ -391,7 +392,7 @@ impl ReportLine {
         Ok(report)
     }
 
-    /// Parses the line and returns its report without stacks, and the stacks from the line's tables.
+    /// Parses the line and returns its report without stacks, and the stacks from the line's field `tables`.
     pub(crate) fn parse_head(self, path: &Path) -> Result<(Report, Option<LineStacks>), Error> {
         let mut report = self.parse_text(path)?;
         let Some(LineRest { stacks, missing }) = self.rest else { return Ok((report, None)) };
@@ -500,7 +501,7 @@ mod tests {
     fn oldest_rotated_log_is_removed() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("log");
-        // The limit is 1 byte, so each report begins a new file.
+        // The size limit of a log file is 1 byte, so each report begins a new file.
         let mut writer = ReportWriter::create(&path, LogLimits { bytes: 1, files: 3 }).expect("a log");
         for sequence in 0..5 {
             writer.write(&report(sequence)).expect("written");
@@ -558,7 +559,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().expect("a file");
         fs::write(file.path(), &written).expect("written");
         assert_eq!(read(file.path()), (vec![0, 1, 2], true));
-        // Removing one byte makes the file unreadable, so the check above would notice a missing byte.
+        // After one byte is removed, the file cannot be read completely. So the test would notice a lost byte.
         written.remove(written.len() / 2);
         fs::write(file.path(), &written).expect("written");
         let broken = ReportReader::open(file.path()).expect("it opens").filter_map(Result::ok).count();

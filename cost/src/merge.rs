@@ -13,8 +13,8 @@ use crate::report::{
 
 /// Adds up reports of one host, in the order of time.
 ///
-/// Times and counts are added. Shares refer to the sum of all periods, without the gaps between them. The mode, the
-/// host and names are those of the last report.
+/// Times and counts are added. Shares refer to the sum of all periods, without the gaps between them. The mode (events
+/// timed, or only sampled), the host and names are those of the last report.
 ///
 /// ```no_run
 /// use std::path::Path;
@@ -40,7 +40,8 @@ pub struct Merge {
     no_stacks: bool,
 }
 
-/// Largest number of functions in the part `other` of each event, the same as in a single report.
+/// Largest number of functions that are listed for each kernel event (such as a softirq) because no rule assigns them
+/// to a part of the network stack. It is the same as in a single report.
 const TOP_OTHERS: usize = 20;
 /// Largest number of processes with which a sum keeps command lines. With more processes, the command lines would take
 /// most of the sum's memory.
@@ -50,11 +51,13 @@ const PROCESSES_WITH_ARGUMENTS: usize = 10_000;
 const MOST: usize = 20_000;
 /// Largest number of different stacks in a sum.
 pub(crate) const MOST_STACKS: usize = 50_000;
-/// Largest number of an event's parts. BPF programs name parts, so their number has no natural limit.
+/// Largest number of network stack parts into which the time of a kernel event is split. BPF programs count as parts by
+/// their names, so the number of parts has no natural limit.
 const MOST_PARTS: usize = 200;
-/// Largest number of functions in all parts `other` of a sum of reports, and in the profile of one process.
+/// Largest number of listed functions without a part of the network stack in a sum of reports, and of functions in the
+/// profile of one process.
 const MOST_FUNCTIONS: usize = 2000;
-/// Largest number of figures in a sum that could not be measured.
+/// Largest number of entries in the list of figures that a sum of reports lacks, as they could not be measured.
 const MOST_MISSING: usize = 200;
 /// The name of the entry that holds the sum of all entries for which a table had no room.
 pub const FURTHER: &str = "[further]";
@@ -98,7 +101,8 @@ impl Merge {
         self.bound();
     }
 
-    /// Bounds the tables, so that a sum's memory does not depend on the number of reports.
+    /// Bounds the number of processes, cgroups, programs and stacks in the sum, so that its memory does not depend on
+    /// the number of reports.
     fn bound(&mut self) {
         // A process with a profile was chosen by the user, so it always keeps its entry.
         let weight = |process: &ProcessCost| match process.profile {
@@ -467,7 +471,8 @@ struct MergeStacks {
     sums: FxHashMap<StackKey, (u64, u64)>,
 }
 
-/// The identity of a stack: CPU, event, process, and the functions' numbers from the outermost on.
+/// The identity of a stack: CPU, kernel event (such as a softirq), process, and the functions' numbers from the
+/// outermost on.
 type StackKey = (u32, Option<Event>, Option<u32>, Vec<u32>);
 
 impl MergeStacks {
@@ -499,7 +504,8 @@ impl MergeStacks {
         }
     }
 
-    /// Keeps the half of the stacks with most time. The others become one stack for each CPU, event and process.
+    /// Keeps the half of the stacks with most time. The others become one stack for each CPU, kernel event (such as a
+    /// softirq) and process.
     fn bound(&mut self) {
         let Self { functions, sums, .. } = std::mem::take(self);
         let mut all: Vec<_> = sums.into_iter().collect();
@@ -642,7 +648,7 @@ mod tests {
         assert_eq!([outer([&a, &b]), outer([&b, &a])], [["a", "b"], ["a", "b"]]);
     }
 
-    /// A sum of many reports, as over days, stays within its bounds and loses no time.
+    /// A sum of many reports, as over days, keeps its limits of memory, and contains the CPU time of all reports.
     #[test]
     fn merged_report_is_bounded_and_complete() {
         let mut merge = Merge::default();

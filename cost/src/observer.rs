@@ -47,8 +47,9 @@ const NS_PER_S: f64 = 1e9;
 ///
 /// [`Self::start`] loads the programs and begins the first period. [`Self::next`] waits for the period's end and makes
 /// the report. A program with its own loop calls [`Self::poll`] at least every [`POLL_INTERVAL`], and [`Self::report`]
-/// for a report, which begins the next period. With a [budget](Config::budget), the mode changes between two reports
-/// and never within one. While events are sampled, `poll` sometimes tries whether timing has become cheap enough.
+/// for a report, which begins the next period. With a [budget](Config::budget), the observer may change between timing
+/// and only sampling the kernel's networking, but never within a report's period. While it only samples, `poll`
+/// sometimes tries whether timing has become cheap enough.
 ///
 /// ```no_run
 /// use std::time::{Duration, Instant};
@@ -68,14 +69,14 @@ const NS_PER_S: f64 = 1e9;
 /// ```
 pub struct Observer {
     config: Config,
-    /// The present mode, which begins as [`Config::mode`].
+    /// Whether times are now measured by BPF programs or estimated from samples. Initially [`Config::mode`].
     mode: ReportMode,
     adaptive: Option<AdaptiveSampling>,
     cost: CostPrograms,
     resolver: Resolver,
     symbols_read: Instant,
-    /// Events with at least one system call or request that BPF programs time. Events that are not in this list are
-    /// only sampled.
+    /// Kinds of kernel work (events), such as softirqs and sends, that BPF programs time. All other kinds are only
+    /// sampled.
     timed: Vec<Event>,
     missing: Vec<MissingMeasurement>,
     host: ReportHost,
@@ -109,15 +110,16 @@ struct SampledTask {
 /// Samples since the last report.
 struct Samples {
     fold: Fold,
-    /// Numbers of samples, by CPU and event.
+    /// Numbers of samples, by CPU and kernel event (such as a softirq).
     counts: HashMap<(u32, Event), EventCount>,
     profiles: HashMap<u32, ProfileFold>,
-    /// Time that each process spent in events that are only sampled, and the name of one of its threads.
+    /// Time of each process in kernel work that is only sampled, not timed, and the name of one of its threads.
     tasks: HashMap<SampledTask, (TaskCost, [u8; 16])>,
 }
 
-/// Numbers of samples inside an event. Samples of the timed event divide its exact time into parts. Each other sample
-/// adds one sampling interval. No sample is both, so no time counts twice.
+/// Numbers of samples in a kernel event, such as a softirq or send. Samples taken while programs timed the event divide
+/// the measured time among parts of the network stack. Each other sample adds one sampling interval to the time. No
+/// sample is both, so no time counts twice.
 #[derive(Debug, Clone, Copy, Default)]
 struct EventCount {
     timed: u64,
@@ -260,7 +262,7 @@ impl Observer {
         self.cost.functions()
     }
 
-    /// Replaces the limit of the CPU time that timing events may take.
+    /// Replaces the limit of the CPU time that the BPF programs may take to time the kernel's networking.
     pub fn set_budget(&mut self, budget: TimingBudget) -> Result<(), Error> {
         config::check_budget(budget)?;
         self.adaptive.as_mut().ok_or(Error::NoBudget)?.set_budget(budget);
@@ -289,7 +291,7 @@ impl Observer {
             // The list of BPF programs is read after the buffer of stacks, so it has every program that occurs in these
             // stacks.
             if !std::mem::replace(&mut refreshed, true) {
-                // An error of this refresh is not reported here: `missing` has had the reason since the observer's
+                // An error is not reported here: reports have listed the missing program names since the observer's
                 // start.
                 let _ = resolver.refresh();
                 users.refresh();
@@ -302,8 +304,8 @@ impl Observer {
         self.try_timing();
     }
 
-    /// Runs a trial of timing from time to time, in mode `sampling` with a budget. Reports use timed events only after
-    /// the trial has turned out to be cheap.
+    /// Tries from time to time whether timing the kernel's networking is cheap enough, if it is only sampled because of
+    /// a budget. Reports use measured times only after a successful trial.
     fn try_timing(&mut self) {
         let Some(adaptive) = &mut self.adaptive else { return };
         match adaptive.poll(Instant::now(), || self.cost.totals()) {
@@ -319,14 +321,15 @@ impl Observer {
         }
     }
 
-    /// Changes the mode between two reports, so that each report's whole period has one mode.
+    /// Changes between timing and only sampling. It is called between two reports, so that each report's whole period
+    /// was either timed or only sampled.
     fn change(&mut self, step: MethodStep) {
         match step {
             MethodStep::Sample => {
                 self.mode = ReportMode::Sampling;
                 self.cost.detach();
             }
-            // The programs are attached since the trial, so their sums cover the whole next period.
+            // The timing programs are attached since the trial, so they measure the whole next period.
             MethodStep::Time => self.mode = ReportMode::Events,
             MethodStep::Stay | MethodStep::Try => {}
         }
@@ -347,7 +350,8 @@ impl Observer {
             self.cost.forget(id)?;
         }
         let samples = std::mem::replace(&mut self.samples, Samples::new(&self.config));
-        // In mode `sampling`, the kernel's sums may come from a trial and must not be mixed with samples.
+        // If this report rests on samples only, the times that BPF programs summed up come from a trial of timing. They
+        // must not be mixed with times from samples.
         let mut processes = if self.mode == ReportMode::Events { processes } else { Vec::new() };
         tables::add_sampled(&mut processes, samples.sampled_processes());
         let (auto, step) = match &mut self.adaptive {
@@ -451,7 +455,8 @@ impl Observer {
         self.cpus.iter().copied()
     }
 
-    /// Returns the events that reports contain: with sampling all of them, otherwise those that are timed.
+    /// Returns the kernel events (such as softirqs) that reports contain: with sampling all of them, otherwise those
+    /// that BPF programs time.
     fn measured(&self) -> impl Iterator<Item = Event> {
         let sampled = self.config.frequency_hz > 0;
         Event::ALL.into_iter().filter(move |event| match event {
@@ -479,7 +484,8 @@ impl Observer {
                 let timed = names::timed(event)
                     .filter(|_| self.mode == ReportMode::Events && self.timed.contains(&event));
                 let total = timed.map_or(0, |event| after.ns(event).saturating_sub(before.ns(event)));
-                // The event's time is exact. Samples only divide it between networking and the observer's programs.
+                // The kernel event's time was measured by BPF programs and includes their own. Samples only divide it
+                // between networking and these programs.
                 let timed_observer_ns =
                     share_out(total, taken.timed_observer, taken.timed + taken.timed_observer);
                 let ns = total - timed_observer_ns + taken.sampled * distance_ns;
@@ -581,8 +587,8 @@ fn missing_names(resolver: &mut Resolver) -> Option<MissingMeasurement> {
     })
 }
 
-/// Reports whether at least one system call or request of the event is timed. Events that are no calls, such as
-/// softirqs, are always timed.
+/// Reports whether BPF programs time this kind of kernel work. Softirqs are always timed. Sends and receives are timed
+/// if at least one of their system calls and requests is.
 fn is_timed(event: kernel::KernelEvent, missing: &[kernel::MissingPoint]) -> bool {
     let mut ways = kernel::WAYS.iter().filter(|way| way.event == event).peekable();
     ways.peek().is_none() || ways.any(|way| missing.iter().all(|missing| missing.what != way.name))
@@ -624,7 +630,7 @@ fn missing_by_method(cost: &CostPrograms) -> Vec<MissingMeasurement> {
     refused.into_iter().chain(of_calls).collect()
 }
 
-/// Returns the figures that reports cannot contain in mode `sampling`.
+/// Returns the figures that reports lack if the kernel's networking is only sampled, not timed.
 fn missing_by_mode(mode: ReportMode) -> Option<MissingMeasurement> {
     (mode == ReportMode::Sampling).then(|| MissingMeasurement {
         event: None,
@@ -634,7 +640,8 @@ fn missing_by_mode(mode: ReportMode) -> Option<MissingMeasurement> {
     })
 }
 
-/// If the sampling frequency is 0, returns an entry for `missing` that names the events which are only sampled.
+/// If the sampling frequency is 0, returns an entry for `missing` that names the kinds of kernel work that only samples
+/// can measure.
 fn missing_by_frequency(hz: u32) -> Option<MissingMeasurement> {
     let is_sampled_only = |event: &Event| names::timed(*event).is_none() && event.is_networking();
     let events: Vec<&str> =
@@ -647,7 +654,7 @@ fn missing_by_frequency(hz: u32) -> Option<MissingMeasurement> {
     })
 }
 
-/// Returns the time that neither timing nor sampling measures.
+/// Returns the CPU time (of hard interrupts) that neither BPF programs nor samples measure.
 fn unsampled(cpus: &[CpuCost]) -> MissingMeasurement {
     MissingMeasurement {
         event: None,
@@ -673,7 +680,7 @@ fn take(
     }
     resolver.functions(record.kernel, functions);
     let owner = resolver.owner(functions);
-    // During a trial in mode `sampling`, events are timed, but the report must not use their times.
+    // During a trial, programs time the kernel's networking, but the report must still rest on samples only.
     let timed = record.event.filter(|_| mode == ReportMode::Events).map(Event::from);
     // A call on a local socket runs the same functions as one on a network socket until it reaches the protocol.
     let told = owner.event.map(|event| match event {
@@ -720,7 +727,8 @@ fn take(
     }
 }
 
-/// The mean time that the observer's programs add to a call of each event, in ns, over all CPUs.
+/// The mean time that the observer's BPF programs add to a send, to a receive and to a call on a local socket, in ns,
+/// over all CPUs.
 #[derive(Debug, Clone, Copy, Default)]
 struct PerCall {
     send_ns: f64,
@@ -758,7 +766,7 @@ fn parts(fold: &Fold, cpu: u32, event: Event, total: u64, samples: u64, period: 
     fold.parts(cpu, event).into_iter().map(part).collect()
 }
 
-/// Returns the nanoseconds that one sample of each event stands for, averaged over all CPUs.
+/// Returns how many nanoseconds one sample in each kernel event (such as a softirq) stands for, averaged over all CPUs.
 fn sum_by_event(cpus: &[CpuCost]) -> HashMap<Event, f64> {
     let mut sums: BTreeMap<Event, (u64, u64)> = BTreeMap::new();
     for event in cpus.iter().flat_map(|cpu| &cpu.events).filter(|event| event.samples > 0) {
@@ -864,10 +872,10 @@ mod tests {
         });
     }
 
-    /// The kernel counts skipped runs even if it keeps no run-time statistics of programs.
+    /// The kernel counts how often it skipped a BPF program even if it keeps no run-time statistics of BPF programs.
     #[test]
-    fn skipped_runs_are_counted_without_statistics() {
-        if !is_root("skipped_runs_are_counted_without_statistics") {
+    fn skipped_program_runs_are_counted_without_bpf_statistics() {
+        if !is_root("skipped_program_runs_are_counted_without_bpf_statistics") {
             return;
         }
         let recursion = millrace_lab_kernel::recursion::Recursion::attach().expect("it attaches");

@@ -1,8 +1,8 @@
 //! The data model: one [`Report`] for each period. `millrace cost --json` prints reports as JSON, one in each line.
 //!
 //! * Times are nanoseconds on a CPU within the period. Shares are of one CPU: 1.0 is one CPU for the whole period.
-//! * Parts, processes and stacks that did not occur are absent. [`Report::missing`] has the figures that could not be
-//!   measured, [`Report::lost`] counts the observations that were lost.
+//! * Parts of the network stack, processes and sampled stacks that did not occur are absent. [`Report::missing`] has
+//!   the figures that could not be measured, [`Report::lost`] counts the observations that were lost.
 //! * Fields may be added within a [`VERSION`]. A change of meaning or a removal raises it.
 
 use std::borrow::Cow;
@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 /// The version of the reports' format. It rises when a field changes its meaning or is removed.
 pub const VERSION: u32 = 3;
 
-/// A context in which the kernel works. Every nanosecond belongs to at most one event, the innermost one.
+/// A kind of kernel work, such as a softirq or a system call that sends. Every nanosecond of a CPU belongs to at most
+/// one of these events: while a softirq interrupts a system call, the time belongs to the softirq.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
@@ -46,7 +47,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// The list of events, in the order in which reports have them.
+    /// All kinds of kernel work (events), in the order in which reports have them.
     pub const ALL: [Self; 12] = [
         Self::NetRx,
         Self::NetTx,
@@ -61,15 +62,15 @@ impl Event {
         Self::Local,
         Self::Kernel,
     ];
-    /// Number of events in [`ALL`](Self::ALL) that are networking. They come first.
+    /// Number of kinds of kernel work in [`ALL`](Self::ALL) that are networking. They come first.
     pub const NETWORKING: usize = Self::Local as usize;
 
-    /// Reports whether [`CpuCost::networking_share`] includes the event's share.
+    /// Reports whether this kind of kernel work is part of a CPU's [`networking_share`](CpuCost::networking_share).
     pub const fn is_networking(self) -> bool {
         self.index() < Self::NETWORKING
     }
 
-    /// Returns the event's name in JSON, metrics and command-line options.
+    /// Returns the name of this kind of kernel work in JSON, metrics and command-line options.
     pub const fn name(self) -> &'static str {
         match self {
             Self::NetRx => "net_rx",
@@ -87,7 +88,7 @@ impl Event {
         }
     }
 
-    /// Returns the event's position in [`ALL`](Self::ALL).
+    /// Returns the position of this kind of kernel work in [`ALL`](Self::ALL).
     pub const fn index(self) -> usize {
         self as usize
     }
@@ -114,8 +115,8 @@ impl FromStr for Event {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReportMode {
-    /// Events that programs can time are timed exactly. Sampled stacks split them into parts, and measure the other
-    /// events.
+    /// BPF programs time softirqs and socket calls exactly. Sampled stacks split these times into parts of the network
+    /// stack, and measure all other kernel work.
     #[default]
     Events,
     /// Every time comes from sampled stacks: a time is the number of samples times the sampling interval. Calls are not
@@ -127,24 +128,25 @@ pub enum ReportMode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReportMethod {
-    /// The kernel's functions.
+    /// Calls are timed at kernel functions, which the kernel's own sockets use too.
     Functions,
-    /// System calls and io_uring requests, for kernels that allow no programs on functions.
+    /// Calls are timed at system calls and io_uring requests, on kernels that allow no BPF programs on functions.
     SystemCalls,
 }
 
 /// The state of the automatic choice between timing and sampling (`--mode auto`).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Auto {
-    /// Largest share of each CPU's time that timing events may take.
+    /// Largest share of each CPU's time that BPF programs may take to time the kernel's networking.
     pub budget_share: f64,
-    /// Share that timing takes on the CPU where it takes most: the number of program runs times the measured cost of
-    /// one. In mode `sampling`, the share when timing was last used or tried.
+    /// Share of a CPU's time that the timing BPF programs take, on the CPU where they take most. It is the number of
+    /// their runs times the measured time of one. In mode `sampling`, the share when they last ran.
     pub timing_share: f64,
-    /// Milliseconds from the end of the period until timing is tried again, in mode `sampling`.
+    /// Milliseconds from the end of the report's period until the observer tries to time networking again. Absent while
+    /// networking is timed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_ms: Option<u64>,
-    /// Number of changes of the mode since the start.
+    /// Number of times that the observer changed between timing and only sampling since its start.
     pub changes: u64,
     /// Duration of a sample's interrupt, nanoseconds; absent if it could not be measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -168,23 +170,25 @@ pub struct Report {
     pub period_ns: u64,
     /// How times were measured; in a sum of reports, the mode of the last one.
     pub mode: ReportMode,
-    /// Part of `period_ns` in mode `sampling`, in which no calls are counted. In a single report, it is 0 or the whole
-    /// period.
+    /// Part of `period_ns` in which times were only estimated from samples and no calls were counted. In a single
+    /// report, it is 0 or the whole period.
     #[serde(default)]
     pub sampled_ns: u64,
-    /// State of the automatic choice of the mode; absent if the mode is fixed.
+    /// State of the automatic choice between timing and only sampling; absent if `mode` is fixed by the settings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto: Option<Auto>,
     /// Whether calls are timed at kernel functions or at system calls; absent in mode `sampling`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub method: Option<ReportMethod>,
-    /// Number of samples per second on each CPU. With 0, no stacks are sampled, and events have no parts.
+    /// Number of samples per second on each CPU. With 0, no stacks are sampled, and times are not split into parts of
+    /// the network stack.
     pub frequency_hz: u32,
-    /// The machine.
+    /// The name and the kernel of the observed machine.
     pub host: ReportHost,
     /// The observed CPUs, in the order of their numbers.
     pub cpus: Vec<CpuCost>,
-    /// The innermost functions of the parts named [`OTHER`], most time first, over all CPUs.
+    /// The innermost functions of stacks that no rule assigns to a part of the network stack, most time first, over all
+    /// CPUs.
     pub other: Vec<OtherFunctions>,
     /// Processes that spent time in networking, most time first.
     pub processes: Vec<ProcessCost>,
@@ -199,7 +203,7 @@ pub struct Report {
     pub observer: ObserverCost,
     /// Numbers of observations that the figures lack. All are 0 in a complete report.
     pub lost: LostObservations,
-    /// Figures that cannot be measured on this machine, the same in every report of a mode.
+    /// Figures that cannot be measured on this machine. The list is the same in all reports with the same `mode`.
     pub missing: Vec<MissingMeasurement>,
     /// Sampled stacks, for flame graphs; absent unless requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -233,17 +237,17 @@ impl Report {
         }
     }
 
-    /// Returns an event's share, summed over all CPUs.
+    /// Returns the share of CPU time that a kind of kernel work, such as a softirq, took, summed over all CPUs.
     pub fn share_of(&self, event: Event) -> f64 {
         self.cpus.iter().flat_map(|cpu| &cpu.events).filter(|of| of.event == event).map(|of| of.share).sum()
     }
 
-    /// Reports whether the report has figures of an event.
+    /// Reports whether the report has figures of this kind of kernel work, such as a softirq.
     pub fn measures(&self, event: Event) -> bool {
         self.cpus.iter().flat_map(|cpu| &cpu.events).any(|of| of.event == event)
     }
 
-    /// Reports whether the event's calls were counted in the whole period.
+    /// Reports whether calls of this kind of kernel work, such as sends, were counted in the whole period.
     pub fn counts(&self, event: Event) -> bool {
         let mut costs = self.cpus.iter().flat_map(|cpu| &cpu.events);
         self.sampled_ns == 0 && costs.any(|of| of.event == event && of.calls.is_some())
@@ -273,7 +277,7 @@ impl Report {
     }
 }
 
-/// The name of the part for stacks that no rule of the taxonomy matches.
+/// The name that stands for a part of the network stack if no rule of the taxonomy matches a sampled stack.
 pub const OTHER: &str = "other";
 
 /// The lowest and the highest share of one CPU that a figure may have, with 95 % confidence. The interval assumes that
@@ -294,15 +298,17 @@ pub struct ReportHost {
 pub struct CpuCost {
     /// The CPU's number, from 0.
     pub cpu: u32,
-    /// Sum of the shares of the `events` that [are networking](Event::is_networking).
+    /// Share of the CPU's time that networking took: the sum of the `events` that
+    /// [are networking](Event::is_networking).
     pub networking_share: f64,
     /// Interval of `networking_share` with 95 % confidence; absent if it is exact.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub networking_interval: Option<Interval>,
-    /// Share that the observer used inside all `events`, the sum of their `observer_ns`. The events' shares do not
-    /// include it.
+    /// Share of the CPU's time that the observer's BPF programs took: the sum of `observer_ns` of all `events`.
+    /// `networking_share` does not include it.
     pub observer_share: f64,
-    /// Every event that is measured on this machine, also if it did not occur; [`Event::Kernel`] only on request.
+    /// Times of every kind of kernel work (such as softirqs and sends) that is measured on this machine, even if it did
+    /// not occur. [`Event::Kernel`] is present only on request.
     pub events: Vec<EventCost>,
     /// The kernel's own accounting of the same CPU, from `/proc/stat`, in steps of a clock tick (10 ms).
     pub procstat: ProcStat,
@@ -312,44 +318,47 @@ pub struct CpuCost {
     pub lost_samples: u64,
 }
 
-/// The time of one CPU in one event.
+/// The time of one CPU in one kind of kernel work (event), such as a softirq or sends.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EventCost {
-    /// The event.
+    /// The kind of kernel work, such as a softirq or sends.
     pub event: Event,
-    /// Time in the event without `observer_ns`, nanoseconds.
+    /// The CPU's time in this kind of kernel work, without `observer_ns`, nanoseconds.
     pub ns: u64,
     /// `ns` as a share of the period, 0 to 1.
     pub share: f64,
-    /// Number of times that the event began: softirqs, socket calls, switches to a thread. Absent in mode `sampling`,
-    /// and for events that no program times.
+    /// Number of softirqs or socket calls, or of task switches to threads whose whole time counts. Absent if this kind
+    /// of kernel work was only sampled, not timed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calls: Option<u64>,
-    /// Time inside the event that the observer's programs took, and the kernel to call programs, nanoseconds. Samples
-    /// estimate it as a part of the event's exact time, which is `ns` and `observer_ns` together. 0 without samples.
+    /// Time that the observer's BPF programs took within this kind of kernel work, and the kernel to call them,
+    /// nanoseconds. The sum of `ns` and `observer_ns` is measured. Samples estimate which part is the observer's, so it
+    /// is 0 without samples.
     pub observer_ns: u64,
-    /// Number of samples that `parts` rest on. In mode `sampling`, `ns` rests on them too.
+    /// Number of samples from which the times in `parts` are estimated. In mode `sampling`, `ns` is too.
     pub samples: u64,
-    /// Number of `samples` in work that no program timed. Each adds one sampling interval to `ns`.
+    /// Number of those `samples` that hit kernel work which no BPF program timed. Each adds one sampling interval to
+    /// `ns`.
     #[serde(default)]
     pub sampled: u64,
-    /// Interval of the share with 95 % confidence; absent if the share is exact. The interval of `observer_ns` has the
-    /// same width.
+    /// Confidence interval of `share` (95 %); absent if the share is exact. The interval of `observer_ns` has the same
+    /// width.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<Interval>,
-    /// Parts of the event, most time first. Their `ns` add up to the event's `ns` except for rounding. Empty without
-    /// samples.
+    /// Times of the parts of the network stack, such as UDP, most time first. They add up to `ns` above, except for
+    /// rounding. Empty without samples.
     pub parts: Vec<EventPart>,
 }
 
-/// A part of an event, as the taxonomy's rules divide it.
+/// The time that one part of the network stack, such as UDP, took within one kind of kernel work. The taxonomy's rules
+/// assign sampled stacks to parts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EventPart {
     /// The part's name in the taxonomy, `bpf:NAME` for a BPF program, or [`OTHER`].
     pub name: String,
     /// Time in the part, nanoseconds.
     pub ns: u64,
-    /// Share of the CPU, not of the event.
+    /// The part's share of the whole CPU's time.
     pub share: f64,
     /// Number of samples from which the part's time is estimated.
     pub samples: u64,
@@ -382,10 +391,10 @@ impl ProcStat {
     }
 }
 
-/// The innermost functions of one event's part [`OTHER`].
+/// The innermost functions of stacks in one kind of kernel work that no rule assigns to a part of the network stack.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OtherFunctions {
-    /// The event.
+    /// The kind of kernel work, such as a softirq, in which the stacks were sampled.
     pub event: Event,
     /// The functions, most time first.
     pub functions: Vec<FunctionCost>,
@@ -419,7 +428,8 @@ pub struct TaskCost {
     /// samples, nanoseconds.
     #[serde(default)]
     pub other_ns: u64,
-    /// Time in [`Event::Local`], nanoseconds. No share includes it.
+    /// Time in [`Event::Local`] (AF_UNIX and netlink), nanoseconds. The networking share of a process does not include
+    /// it.
     #[serde(default)]
     pub local_ns: u64,
     /// Number of the process's calls that send.
@@ -445,7 +455,8 @@ impl TaskCost {
         self.send_ns + self.receive_ns + self.io_uring_ns + self.other_ns
     }
 
-    /// Returns the field to which the time of an event is added, or `None` if the event's time belongs to no process.
+    /// Returns the field to which the time of this kind of kernel work is added, or `None` for softirqs and other work
+    /// that belongs to no process.
     pub(crate) fn event_mut(&mut self, event: Event) -> Option<&mut u64> {
         match event {
             Event::Send => Some(&mut self.send_ns),
@@ -491,7 +502,7 @@ pub struct ProcessCost {
     /// Interval of the share with 95 % confidence; absent if it rests on no samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<Interval>,
-    /// Times and calls of the process.
+    /// Networking times and calls of the process.
     #[serde(flatten)]
     pub cost: TaskCost,
     /// The breakdown of all the process's CPU time; absent unless the process is profiled.
@@ -506,8 +517,8 @@ pub struct ProcessProfile {
     pub samples: u64,
     /// Number of samples of the process in user mode.
     pub user_samples: u64,
-    /// Parts by the taxonomy's rules for user mode, most time first. Kernel mode is the part `system call`, and stacks
-    /// without any known function are `unknown`. Shares are of one CPU.
+    /// Times of the program's parts by the taxonomy's rules for user mode, most time first. Time in kernel mode has the
+    /// name `system call`, and stacks without any known function have the name `unknown`. Shares are of one CPU.
     pub parts: Vec<EventPart>,
     /// The functions that were the innermost one in most samples.
     pub functions: Vec<FunctionCost>,
@@ -598,8 +609,8 @@ pub struct EnergyDomain {
     pub watts: f64,
 }
 
-/// The observer's own cost. The events' times do not include it, except for the sampling interrupts, which no sample
-/// sees.
+/// The CPU time of the observer itself. Networking's times do not include it, except for the sampling interrupts, in
+/// which no sample can be taken.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct ObserverCost {
     /// Time of the observer's process in user mode, nanoseconds.
@@ -614,7 +625,8 @@ pub struct ObserverCost {
     /// Number of runs of the observer's programs; absent without [`Report::programs`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program_runs: Option<u64>,
-    /// Share of one CPU: the observer's process, and the larger of `events_ns` and `program_ns` for its programs.
+    /// The observer's whole share of one CPU: the time of its process and that of its BPF programs. The latter is the
+    /// larger of `events_ns` and `program_ns`.
     pub share: f64,
 }
 
@@ -632,10 +644,10 @@ pub struct LostObservations {
     pub samples: u64,
     /// Number of samples whose stack the kernel could not walk.
     pub stacks: u64,
-    /// How often time could not be charged to a process, because the table of processes was full.
+    /// How often time could not be added to the sums of a process, because the table of processes was full.
     pub processes: u64,
-    /// Number of task switches inside a call after which the call was no longer timed, since no memory was free to save
-    /// its state.
+    /// Number of times that a task left the CPU within a socket call and the rest of the call was not timed, since no
+    /// memory was free to save the call's state.
     pub tasks: u64,
     /// Number of runs of the observer's programs that the kernel skipped.
     pub skipped_runs: u64,
@@ -655,7 +667,8 @@ impl LostObservations {
 /// A figure that cannot be measured on this kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MissingMeasurement {
-    /// The event whose time does not include the missing figure; absent if the figure belongs to no single event.
+    /// The kind of kernel work, such as sends, whose measured time lacks this figure; absent if the figure belongs to
+    /// no single kind.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub event: Option<Event>,
     /// The figure's name: `sendfile`, `run times of BPF programs`, ...
@@ -681,7 +694,8 @@ pub struct Stacks {
 pub struct ProfiledStack {
     /// The CPU of the samples.
     pub cpu: u32,
-    /// The event of the samples; absent for stacks of a profiled process outside all events.
+    /// The kind of kernel work, such as a softirq, in which the samples were taken. Absent for stacks of a profiled
+    /// process that belong to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub event: Option<Event>,
     /// The profiled process, whose stacks begin with its user-mode functions; absent for stacks of the kernel only.
@@ -696,8 +710,8 @@ pub struct ProfiledStack {
 }
 
 impl ProfiledStack {
-    /// Returns the name of the outermost frame: the profiled process, or else the event. A profiled process's stacks
-    /// inside an event also exist without `pid`, below the event.
+    /// Returns the name of the outermost frame: the profiled process, or else the kind of kernel work, such as
+    /// `net_rx`. Stacks of a profiled process in such kernel work exist twice, with `pid` and without.
     pub(crate) fn root(&self) -> Cow<'static, str> {
         match (self.pid, self.event) {
             (Some(pid), _) => format!("process {pid}").into(),

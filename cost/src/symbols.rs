@@ -191,7 +191,8 @@ impl Symbols {
         };
         let Some(programs) = &self.programs else { return of_kernel() };
         let of_program = programs.find(address).map(|number| self.kernel.functions.len() + number);
-        // A program that is in the kernel's symbols but not in the list was unloaded since the symbols were read.
+        // A BPF program that has a kernel symbol but is not in the list of loaded programs was unloaded since the
+        // symbols were read.
         let lives = |number: &usize| !self.kernel.name(*number).starts_with(PROGRAM);
         of_program.or_else(|| of_kernel().filter(lives))
     }
@@ -301,7 +302,7 @@ ffffffffc0200000 t bpf_trampoline_6442540000\t[bpf]
     }
 
     #[test]
-    fn program_list_precedes_kallsyms_for_bpf_programs() {
+    fn program_list_takes_precedence_over_kallsyms_for_bpf_programs() {
         let mut symbols = Symbols::parse_for_tests(TEXT);
         let function = |start, bytes, name: &str| ProgramFunction { start, bytes, name: name.to_owned() };
         let programs = [
@@ -315,7 +316,7 @@ ffffffffc0200000 t bpf_trampoline_6442540000\t[bpf]
         assert_eq!(name(0xffff_ffff_c010_1010), None);
         assert_eq!(name(0xffff_ffff_c000_0800), Some("bpf:in the gap"));
         assert_eq!(name(0xffff_ffff_c020_0008), Some("bpf:where a trampoline was"));
-        // This program is in the kernel's symbols but not in the list: it was unloaded.
+        // This BPF program has a kernel symbol but is not in the list of loaded programs: it was unloaded.
         assert_eq!(name(0xffff_ffff_c010_0004), None);
         assert_eq!(name(0xffff_ffff_8100_0300), Some("ip_rcv"));
         assert!(symbols.forget_programs() && !symbols.forget_programs());
@@ -344,7 +345,7 @@ ffffffffc0200000 t bpf_trampoline_6442540000\t[bpf]
         symbols.parse(text.as_bytes(), AFTER).expect("text");
         assert!(!symbols.see_modules(AFTER));
         assert_eq!(name(&symbols, inside).as_deref(), Some("dummy_xmit"));
-        // Another module was loaded at the same address.
+        // Another module was loaded at the address of a module that was unloaded.
         assert!(symbols.see_modules(&AFTER.replace("dummy", "other")));
         assert_eq!(name(&symbols, inside), None);
     }

@@ -1,4 +1,5 @@
-//! Maps function names to parts of events. The rules are data in `taxonomy.toml` and in the operator's own file.
+//! Assigns sampled stacks to kinds of kernel work (events), such as softirqs, and to parts of the network stack, such
+//! as TCP. The rules are lists of function names in `taxonomy.toml` and in the operator's own file.
 
 use std::path::Path;
 use std::{fs, io};
@@ -22,13 +23,14 @@ pub enum Error {
     Syntax { path: String, source: Box<toml::de::Error> },
 }
 
-/// Rules that determine the event of a stack, and the part of the event, by the stack's functions.
+/// Rules that assign a sampled stack to a kind of kernel work (event), such as a softirq, and to a part of the network
+/// stack, such as TCP, by the stack's functions.
 ///
 /// The first rule that matches counts. `taxonomy.toml` is built in and documents each table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Taxonomy {
-    /// Rules that determine the event of a stack.
+    /// Rules that determine to which kind of kernel work, such as a softirq or sends, a stack belongs.
     #[serde(default)]
     event: Vec<EventRule>,
     /// Functions of the observer itself.
@@ -37,10 +39,10 @@ pub struct Taxonomy {
     /// Functions that are networking, whichever function calls them.
     #[serde(default)]
     networking: Vec<FunctionsRule>,
-    /// Rules that determine the part of an event.
+    /// Rules that determine to which part of the network stack, such as TCP, a kernel stack belongs.
     #[serde(default)]
     part: Vec<TaxonomyRule>,
-    /// Rules that determine the part of a user-mode stack.
+    /// Rules that determine to which part of a program, such as `crypto`, a user-mode stack belongs.
     #[serde(default)]
     user: Vec<UserRule>,
 }
@@ -48,17 +50,17 @@ pub struct Taxonomy {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TaxonomyRule {
-    /// Name of the part of the event.
+    /// Name of the part of the network stack, such as `TCP`.
     name: String,
     /// Name patterns of the functions that the rule matches.
     functions: Vec<NamePattern>,
     /// Name patterns of callers. If there are any, one of the next two outer frames must match.
     #[serde(default)]
     callers: Vec<NamePattern>,
-    /// Events in which the rule applies; all if empty.
+    /// Kinds of kernel work (events), such as softirqs and sends, in which the rule applies; all if empty.
     #[serde(default)]
     events: Vec<Event>,
-    /// True if the rule names a part, but does not make its functions count as networking.
+    /// True if the functions are not networking by themselves, because other subsystems call them too.
     #[serde(default)]
     generic: bool,
     /// True if the functions belong to AF_UNIX or netlink sockets.
@@ -69,11 +71,12 @@ struct TaxonomyRule {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct EventRule {
-    /// The stack's event. `None` if the stack belongs to no event, not even [`Event::Kernel`].
+    /// The kind of kernel work to which the stack belongs. `None` if it belongs to none, not even [`Event::Kernel`].
     event: Option<Event>,
     /// Name patterns of the functions that the rule matches.
     functions: Vec<NamePattern>,
-    /// True if the rule needs a networking function among the callees. Without one, the event is [`Event::Kernel`].
+    /// True if the rule needs a networking function among the callees. Without one, the stack belongs to
+    /// [`Event::Kernel`].
     #[serde(default)]
     networking: bool,
 }
@@ -88,7 +91,7 @@ struct FunctionsRule {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct UserRule {
-    /// Name of the part of the process's CPU time.
+    /// Name of the part of the program, such as `crypto`, to which the functions belong.
     name: String,
     /// Name patterns of the functions that the rule matches.
     functions: Vec<NamePattern>,
@@ -97,7 +100,7 @@ struct UserRule {
 /// The rules that match a function. They are looked up once for each function, since there are hundreds of patterns.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FunctionRules {
-    /// Indexes of the matching rules in the taxonomy's list of rules for parts, in ascending order.
+    /// Indexes of the matching rules in [`Taxonomy::part`], in ascending order.
     parts: Vec<usize>,
     root: CallRoot,
     program: bool,
@@ -105,28 +108,29 @@ pub struct FunctionRules {
     local: bool,
 }
 
-/// What a function on a stack says about the functions that it calls: the event to which their time belongs, or that it
-/// is the observer's own time.
+/// What a function on a stack says about the functions that it calls: the kind of kernel work (event) to which their
+/// time belongs, or that it is the observer's own time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum CallRoot {
-    /// The function does not determine to which event its callees belong.
+    /// The function does not determine to which kind of kernel work its callees belong.
     #[default]
     Nothing,
-    /// The callees belong to this event, or to none. If `networking` is set, a networking function must be among them.
+    /// The callees belong to this kind of kernel work, or to none. If `networking` is set, a networking function must
+    /// be among them.
     Event { event: Option<Event>, networking: bool },
     /// The function is the observer's, so its callees count as the observer's time.
     Observer,
 }
 
-/// The event that a stack belongs to, and whether the observer was running in it.
+/// The kind of kernel work (event) to which a stack belongs, and whether the observer's BPF programs were running in
+/// it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StackOwner {
-    /// The innermost event of the stack; [`Event::Kernel`] if no function is networking. `None` in user mode and when
-    /// idle.
+    /// The innermost kind of kernel work in the stack, such as a softirq within a send. [`Event::Kernel`] if no
+    /// function is networking; `None` in user mode and when idle.
     pub event: Option<Event>,
-    /// True if the observer's programs, or the kernel's code that calls programs, ran inside the event. The kernel's
-    /// code may have served another program. A stack without that program does not show this, so the time counts for
-    /// the observer.
+    /// True if the observer's BPF programs ran, or the kernel's code that calls BPF programs. That code may have called
+    /// a program that is not the observer's. If the stack does not show the program, the time counts for the observer.
     pub observer: bool,
 }
 
@@ -186,7 +190,8 @@ impl Taxonomy {
         }
     }
 
-    /// Returns the part of a stack within `event`, or [`OTHER`] if no rule matches. The innermost function comes first.
+    /// Returns the part of the network stack, such as TCP, to which a sampled stack belongs, or [`OTHER`] if no rule
+    /// matches. `event` is its kind of kernel work. The innermost function comes first.
     pub fn part<'a>(
         &'a self,
         event: Event,
@@ -195,7 +200,8 @@ impl Taxonomy {
         let mut frames = stack;
         while let Some((function, rules)) = frames.next() {
             if function.starts_with(PROGRAM) {
-                // Subprograms of a BPF program have names too. The outermost of adjacent ones is the program itself.
+                // Subprograms of a BPF program have names too. If consecutive frames are of BPF code, the outermost of
+                // them is the program itself.
                 let callers =
                     frames.map(|(caller, _)| caller).take_while(|caller| caller.starts_with(PROGRAM));
                 return callers.last().unwrap_or(function);
@@ -208,8 +214,8 @@ impl Taxonomy {
         OTHER
     }
 
-    /// Returns the rule that decides about a function. Leading rules with callers are tried first, and the nearest
-    /// caller decides among them. If none matches, the first rule without callers decides.
+    /// Returns the rule that decides about a function. Rules with a list of callers that precede all other rules are
+    /// tried first; among these, the nearest caller decides. If none matches, the first rule without callers decides.
     fn fitting<'a>(
         &self,
         event: Event,
@@ -226,8 +232,8 @@ impl Taxonomy {
         callers.find_map(by_caller).or_else(|| rules.next())
     }
 
-    /// Returns the event that a stack belongs to, and whether the observer was running in it. The stack's innermost
-    /// function comes first.
+    /// Returns the kind of kernel work (event) to which a stack belongs, and whether the observer's BPF programs were
+    /// running in it. The stack's innermost function comes first.
     pub fn owner<'a>(&self, stack: impl Iterator<Item = &'a FunctionRules>) -> StackOwner {
         let mut observer = false;
         let mut others_program = false;
@@ -255,8 +261,8 @@ impl Taxonomy {
         let event = match event {
             _ if frames == 0 => None,
             _ if conditional && !networking => Some(Event::Kernel),
-            // Work of the events `Devices`, `IoUring` and the softirqs counts for these events even on an AF_UNIX or
-            // netlink socket.
+            // Time in TUN devices, in io_uring's threads and in softirqs is not counted as `Local`, even if the socket
+            // is AF_UNIX or netlink.
             Event::Send | Event::Receive | Event::Sockets | Event::Poll | Event::Workers if local => {
                 Some(Event::Local)
             }
@@ -265,7 +271,8 @@ impl Taxonomy {
         StackOwner { event, observer }
     }
 
-    /// Returns the part of a user-mode stack, whose innermost function comes first.
+    /// Returns the part of a program, such as `crypto`, to which a user-mode stack belongs. The innermost function
+    /// comes first.
     pub fn user_part<'a>(&self, mut stack: impl Iterator<Item = &'a str>) -> &str {
         let rule =
             stack.find_map(|function| self.user.iter().find(|rule| matches_any(&rule.functions, function)));
@@ -273,11 +280,11 @@ impl Taxonomy {
     }
 }
 
-/// The prefix of BPF programs' names in stacks and parts.
+/// The prefix of BPF programs' names among the names of functions and of network stack parts.
 pub const PROGRAM: &str = "bpf:";
-/// The name of the part of a process's CPU time for user-mode stacks that no rule matches.
+/// The name, in the breakdown of a process's CPU time, for user-mode stacks that no rule matches.
 pub const APPLICATION: &str = "application";
-/// The name of the part of a profiled process's CPU time that it spends in kernel mode.
+/// The name, in the breakdown of a profiled process's CPU time, for time in kernel mode.
 pub const SYSTEM_CALL: &str = "system call";
 
 fn matches_any(patterns: &[NamePattern], name: &str) -> bool {
@@ -346,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn innermost_function_with_a_rule_determines_the_part() {
+    fn innermost_function_with_a_rule_determines_the_stack_part() {
         let receive =
             ["ip_rcv", "__netif_receive_skb_one_core", "process_backlog", "__napi_poll", "net_rx_action"];
         let with = |inner: &[&'static str]| [inner, &receive].concat();
@@ -390,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn stack_determines_its_event() {
+    fn functions_of_a_stack_determine_its_event() {
         let send = ["ip_output", "udp_sendmsg", "__sys_sendto", "__x64_sys_sendto", "do_syscall_64"];
         assert_eq!(event(&send), Some(Event::Send));
         let interrupted = [&["ip_rcv", "net_rx_action", "handle_softirqs"][..], &send].concat();
@@ -402,9 +409,9 @@ mod tests {
         assert_eq!(event(&["vfs_write", "do_syscall_64"]), Some(Event::Kernel));
     }
 
-    /// Checks the events of stacks in contexts that BPF programs do not time.
+    /// Checks to which kind of kernel work (event) stacks belong that BPF programs do not time.
     #[test]
-    fn stack_of_an_untimed_context_has_its_event() {
+    fn stack_of_a_context_that_is_not_timed_gets_the_right_event() {
         let call =
             |inner: &[&'static str]| [inner, &["do_syscall_64", "entry_SYSCALL_64_after_hwframe"]].concat();
         let thread = |inner: &[&'static str]| [inner, &["kthread", "ret_from_fork"]].concat();
@@ -432,8 +439,8 @@ mod tests {
                 Event::Receive,
             ),
             (call(&["schedule", "ep_poll", "do_epoll_wait"]), Event::Kernel),
-            // The code that wakes a process from `poll` or `epoll` belongs to the event of the waking context, not to
-            // `poll`.
+            // The code that wakes a process from `poll` or `epoll` is not counted as `Poll`. It belongs to the softirq
+            // or call that wakes the process.
             (
                 call(&["ep_poll_callback", "sock_def_readable", "tcp_data_queue", "net_rx_action"]),
                 Event::NetRx,
@@ -531,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn user_stack_is_assigned_to_its_part() {
+    fn user_stack_is_assigned_to_its_part_of_the_taxonomy() {
         let taxonomy = Taxonomy::builtin().expect("it parses");
         for (stack, want) in [
             (

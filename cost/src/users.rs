@@ -13,9 +13,10 @@ use crate::report::{EventPart, FunctionCost, ProcessProfile};
 use crate::share::share;
 use crate::taxonomy::{SYSTEM_CALL, Taxonomy};
 
-/// The name of the part of a process's CPU time for stacks in which no function has a name.
+/// The name, in the breakdown of a process's CPU time, for stacks in which no function has a name.
 const UNKNOWN: &str = "unknown";
-/// The name of the part of a process's CPU time for softirqs that interrupted the process, which are not its own work.
+/// The name, in the breakdown of a process's CPU time, for softirqs that interrupted the process. They are not its own
+/// work.
 const INTERRUPTED: &str = "interrupted by networking";
 const TOP_FUNCTIONS: usize = 20;
 /// Largest number of cached addresses.
@@ -31,9 +32,9 @@ pub struct Users {
 /// Cached names of a process's functions, valid as long as its executable memory is unchanged.
 #[derive(Default)]
 struct KnownProcess {
-    /// The number that [`memory`] returned for the process when the names were read.
+    /// The value of [`memory`] for the process when the names were read. It changes with the process's executable code.
     memory: Option<u64>,
-    /// True if the process's memory map was compared with `memory` since the last [`Users::refresh`].
+    /// True if the process's executable code was compared with `memory` since the last [`Users::refresh`].
     checked: bool,
     names: HashMap<u64, Option<Box<str>>>,
 }

@@ -19,7 +19,7 @@ use net::{NamespaceNetwork, address, ifindex, inside, ip, root};
 const PERIOD: Duration = Duration::from_millis(300);
 const BOUND: Duration = millrace_testkit::BOUND;
 
-/// Number of samples by event and part.
+/// Number of samples by kind of kernel work (event) and part of the network stack, such as `TCP`.
 type PartSamples = BTreeMap<(Event, String), u64>;
 
 fn add(parts: &mut PartSamples, report: &Report) {
@@ -30,8 +30,8 @@ fn add(parts: &mut PartSamples, report: &Report) {
     }
 }
 
-/// Observes a flood from one socket to another until every part in `want` has enough samples. Other parts are ignored:
-/// the observer sees the whole machine.
+/// Floods one socket from another until every part of the network stack in `want` has enough samples. Further parts are
+/// ignored, since the observer sees the whole machine.
 fn observe(near: &UdpSocket, far: &UdpSocket, want: &[(Event, &str)]) {
     const OFTEN: u64 = 2;
     let to = far.local_addr().expect("an address");
@@ -188,8 +188,8 @@ fn bridged_packets_count_as_bridging() {
 
 #[test]
 #[ignore = "test-all: takes minutes until each part was sampled"]
-fn xdp_time_is_named_by_its_mode() {
-    if !root("xdp_time_is_named_by_its_mode") {
+fn time_in_xdp_programs_is_reported_as_native_or_generic() {
+    if !root("time_in_xdp_programs_is_reported_as_native_or_generic") {
         return;
     }
     let _alone = alone();

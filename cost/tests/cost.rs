@@ -1,4 +1,4 @@
-//! Tests the cost programs on the running kernel with known loads. Needs root.
+//! Tests the BPF programs that measure networking's CPU time, on the running kernel with known loads. Needs root.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -69,12 +69,12 @@ fn local_calls(cost: &mut CostPrograms) -> u64 {
     own(cost)(KernelEvent::Local).1
 }
 
-/// Returns a function that gives this process's nanoseconds and calls by event.
+/// Returns a function that gives this process's nanoseconds and calls for a kind of kernel work, such as sends.
 fn own(cost: &mut CostPrograms) -> impl Fn(KernelEvent) -> (u64, u64) + use<> {
-    // A process is charged when its thread leaves the CPU.
+    // Times and calls are added to the sums of a process when its thread leaves the CPU.
     let before = left_cpu();
     wait_until("this thread to leave its CPU", left_cpu, |now| *now > before);
-    // exact: this thread has left its CPU, so its calls so far are charged
+    // exact: the count of this thread's calls is complete, because it is updated when the thread leaves its CPU
     let mut processes = cost.processes().expect("processes");
     processes.retain(|process| process.id.pid == std::process::id());
     move |event| {
@@ -92,12 +92,12 @@ fn left_cpu() -> i64 {
 
 /// Returns the sum of a figure of each CPU over all CPUs.
 fn total(cost: &CostPrograms, of: impl Fn(&CpuSums) -> u64) -> u64 {
-    // exact: callers read the sum repeatedly, or know that it no longer changes
+    // exact: these sums only grow; callers repeat the read until a sum is as expected, or check that it is still 0
     cost.totals().iter().map(of).sum()
 }
 
 fn cpus(cost: &CostPrograms) -> usize {
-    cost.totals().len() // exact: the number of CPUs is fixed when the programs are loaded
+    cost.totals().len() // exact: the number of CPUs is fixed when the BPF programs are loaded
 }
 
 #[test]
@@ -132,8 +132,8 @@ fn every_send_and_receive_call_is_counted_exactly() {
 
 /// Calls on a netlink socket count as local, as those on AF_UNIX sockets do.
 #[test]
-fn netlink_calls_count_as_local() {
-    let test = "netlink_calls_count_as_local";
+fn netlink_calls_count_as_calls_on_local_sockets() {
+    let test = "netlink_calls_count_as_calls_on_local_sockets";
     let Some(_alone) = alone(test) else { return };
     with_each_method(test, |cost, _| {
         let netlink =
@@ -217,10 +217,10 @@ fn call_that_began_before_detach_is_not_counted() {
             });
             wait_until("the call", || own(cost)(KernelEvent::Receive).1, |calls| *calls > before.1);
             cost.detach();
-            // A program that was running on another CPU during detach() may still count.
+            // A BPF program that was running on another CPU during detach() may still add to the sums.
             let paused = wait_for("the end of the last programs", || {
                 let counted = receives(cost);
-                // exact: a pause far longer than any run of a program
+                // exact: this pause between two reads of the call count is far longer than any run of a BPF program
                 thread::sleep(Duration::from_millis(20));
                 (receives(cost) == counted).then_some(counted)
             });
@@ -298,7 +298,8 @@ fn time_blocked_in_a_call_is_not_counted() {
         thread::scope(|scope| {
             scope.spawn(|| far.recv(&mut [0; 16]).expect("received"));
             wait_until("the call", || own(cost)(KernelEvent::Receive).1, |calls| *calls > before.1);
-            thread::sleep(WAIT); // exact: the call blocks for this time, which the test measures
+            // exact: the receive call blocks for this time, which must not count as CPU time of the call
+            thread::sleep(WAIT);
             near.send_to(b"millrace", to).expect("sent");
         });
         let after = own(cost)(KernelEvent::Receive);
@@ -318,7 +319,8 @@ fn event_times_of_a_cpu_never_exceed_elapsed_time() {
             let _ = cost.sample(u32::try_from(cpu).expect("a number"), 1000);
         }
         let sum = |cost: &CostPrograms| -> Vec<u64> {
-            let totals = cost.totals(); // exact: the test reads the clock before and after these sums
+            // exact: these CPU times may grow; the test compares their growth with the elapsed time
+            let totals = cost.totals();
             totals.iter().map(|totals| KernelEvent::ALL.iter().map(|event| totals.ns(*event)).sum()).collect()
         };
         let before = (Instant::now(), sum(cost), own(cost)(KernelEvent::Send).0);
@@ -357,8 +359,8 @@ fn io_uring_worker_time_is_an_event() {
 /// The kernel executes io_uring's `splice` in worker threads. Programs on functions see its calls, those on system
 /// calls do not.
 #[test]
-fn io_uring_worker_splice_is_counted_at_functions() {
-    let test = "io_uring_worker_splice_is_counted_at_functions";
+fn io_uring_worker_splice_is_counted_by_programs_on_functions() {
+    let test = "io_uring_worker_splice_is_counted_by_programs_on_functions";
     let Some(_alone) = alone(test) else { return };
     with_each_method(test, |cost, _| {
         let sockets = SocketPair::new().expect("sockets");
@@ -370,7 +372,7 @@ fn io_uring_worker_splice_is_counted_at_functions() {
             }
         }
         let want = if cost.method() == Some(TimingMethod::Functions) { 2 * CALLS } else { 0 };
-        // The process is charged with the last calls only when io_uring's worker thread leaves its CPU.
+        // The last calls are added to the process's sums only when io_uring's worker thread leaves its CPU.
         let counted = || (local_calls(cost) - before, own(cost)(KernelEvent::IoUring).0);
         wait_until("all calls", counted, |(moved, ns)| *moved == want && *ns > 0);
     });
@@ -384,7 +386,7 @@ fn name_of(symbols: &[(u64, String)], address: u64) -> &str {
 }
 
 fn symbols() -> Vec<(u64, String)> {
-    // exact: callers look for symbols that existed before the first call
+    // exact: callers look up only kernel symbols that were in `/proc/kallsyms` before this read
     let text = std::fs::read_to_string("/proc/kallsyms").expect("kallsyms");
     let mut symbols: Vec<_> = text
         .lines()
@@ -415,8 +417,8 @@ fn sample_all(cost: &mut CostPrograms, hz: u32) {
 }
 
 #[test]
-fn both_stack_transports_deliver_all_stacks() {
-    let Some(_alone) = alone("both_stack_transports_deliver_all_stacks") else { return };
+fn double_buffer_and_ring_buffer_deliver_all_sampled_stacks() {
+    let Some(_alone) = alone("double_buffer_and_ring_buffer_deliver_all_sampled_stacks") else { return };
     let symbols = symbols();
     for transport in [StackTransport::DoubleBuffer, StackTransport::RingBuffer] {
         // The stack buffer has room for all stacks, even if this thread reads them late.
@@ -446,8 +448,8 @@ fn both_stack_transports_deliver_all_stacks() {
             });
         }
         assert!(right >= 50, "{right} of {sends}, {transport:?}");
-        // Samples inside the call without `sys_sendto` hit the kernel's code that calls BPF programs, or programs of
-        // other observers.
+        // Samples within the system call whose stacks lack `sys_sendto` were taken in the kernel's code that calls BPF
+        // programs, or in programs of other observers.
         assert!(in_calls * 2 >= sends, "{in_calls} of {sends}, {transport:?}");
         assert_eq!(total(&cost, |totals| totals.lost_samples), 0, "{transport:?}");
     }
@@ -528,7 +530,7 @@ fn process_that_the_next_test_kills() {
     let mut cost = attached(&Config::default());
     sample_all(&mut cost, 100);
     println!("\nattached {:?}", cost.program_ids());
-    thread::sleep(10 * BOUND); // exact: the process is killed before this time has passed
+    thread::sleep(10 * BOUND); // exact: another test kills this process before this pause ends
 }
 
 #[test]
@@ -578,7 +580,7 @@ fn bpf_program_addresses_match_kallsyms() {
     };
     wait_until("lists that agree", wrong, Vec::is_empty);
     let named = |name: &str| functions.iter().filter(|function| function.name == name).count();
-    // The list has the whole names of BPF functions, while the kernel's program names are cut to 15 characters.
+    // The observer's list of BPF functions has whole names, while the kernel's program names are cut to 15 characters.
     assert!(named("cost_sched_switch") > 0 && named("cost_softirq_entry") > 0);
     drop(cost);
 }

@@ -11,7 +11,7 @@ const FEW_CPUS: usize = 4;
 /// Returns the size in bytes of all BPF maps that this process has open.
 fn maps() -> u64 {
     let mut sum = 0;
-    // exact: the observer makes all of its maps when it starts
+    // exact: the set of BPF maps no longer changes, because the observer makes all of them when it starts
     for entry in std::fs::read_dir("/proc/self/fdinfo").expect("descriptors") {
         // The descriptor of the listing itself is closed by now, so its file is empty.
         let text = std::fs::read_to_string(entry.expect("an entry").path()).unwrap_or_default();

@@ -85,7 +85,7 @@ fn is_busy(report: &Report) -> bool {
     own.is_some_and(|own| own.cost.send_ns > 0 && own.cost.receive_ns > 0)
 }
 
-/// Reports whether each of the events `Send`, `Receive` and `NetRx` has samples.
+/// Reports whether samples were taken in sends, in receives and in NET_RX softirqs.
 fn is_sampled(report: &Report) -> bool {
     let is_seen = |event: &Event| sum(report, *event).1 > 0;
     [Event::Send, Event::Receive, Event::NetRx].iter().all(is_seen)
@@ -101,7 +101,8 @@ fn parts(report: &Report, event: Event) -> BTreeSet<&str> {
     events.flat_map(|of| &of.parts).map(|part| part.name.as_str()).collect()
 }
 
-/// The modes `events` and `sampling` find the same events, parts and functions of a process.
+/// An observer that times calls and one that only samples find the same kinds of kernel work, parts of the network
+/// stack and functions of a process.
 #[test]
 fn report_attributes_work_to_its_process() {
     let Some(_alone) = alone("report_attributes_work_to_its_process") else { return };
@@ -160,10 +161,11 @@ fn observer_reports_its_own_cost() {
     assert!(report.observer.user_ns + report.observer.system_ns > 0 && report.observer.share > 0.0);
 }
 
-/// The time of the observer's programs is not counted in any event or part of an event.
+/// The time of the observer's BPF programs is not counted as time of a system call, a softirq or a part of the network
+/// stack.
 #[test]
-fn observer_programs_are_in_no_event() {
-    let Some(_alone) = alone("observer_programs_are_in_no_event") else { return };
+fn time_of_observer_programs_counts_in_no_event() {
+    let Some(_alone) = alone("time_of_observer_programs_counts_in_no_event") else { return };
     let own: BTreeSet<String> = millrace_cost::kernel::programs()
         .expect("the object opens")
         .into_iter()
@@ -194,7 +196,7 @@ fn observer_programs_are_in_no_event() {
     assert!((share - report.observer.events_ns as f64 / report.period_ns as f64).abs() < 1e-5, "{share}");
 }
 
-/// Mode `sampling` attributes time to processes too, without numbers of calls.
+/// An observer that only samples also reports the time of each process, but no numbers of calls.
 #[test]
 fn sampled_calls_belong_to_their_process() {
     let Some(_alone) = alone("sampled_calls_belong_to_their_process") else { return };
@@ -214,7 +216,8 @@ fn flood<T>(done: impl FnOnce() -> T) -> T {
     beside(8, |goes_on| send_and_receive(goes_on, 8), done)
 }
 
-/// A budget of nearly 0 selects sampling, and a budget of a whole CPU selects timing.
+/// If the timing programs may take almost no CPU time, the observer only samples. If they may take a whole CPU, it uses
+/// them.
 #[test]
 fn budget_decides_between_sampling_and_timing() {
     const SHORT: Duration = Duration::from_millis(250);
@@ -274,7 +277,7 @@ fn budget_decides_between_sampling_and_timing() {
     assert!(sampled.processes.iter().any(|process| process.pid == std::process::id()));
     observer.set_budget(all).expect("a budget");
     let timed = until(&mut observer, &times);
-    // Trials of timing in between do not count as changes of the mode.
+    // Trials of timing in between do not count as changes between timing and sampling.
     assert_eq!(timed.auto.map(|auto| auto.changes), sampled.auto.map(|auto| auto.changes + 1));
     let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     for _ in 0..100 {
@@ -317,7 +320,7 @@ fn only_requested_cpus_are_measured() {
     assert!(refused.is_err_and(|error| error.to_string().contains("1000000")));
 }
 
-/// A process's calls on CPUs that are not observed are not reported, neither in mode `events` nor in mode `sampling`.
+/// A process's calls on CPUs that are not observed are not reported, whether calls are timed or only sampled.
 #[test]
 fn processes_are_limited_to_requested_cpus() {
     let Some(_alone) = alone("processes_are_limited_to_requested_cpus") else { return };
@@ -368,7 +371,8 @@ fn socketpair_calls_do_not_count_as_networking() {
                 far.read_exact(&mut [0; 8]).expect("received");
             }
         };
-        // Samples estimate the observer's part of the event. One second of calls gives enough samples.
+        // Samples estimate which part of the calls' time the observer's BPF programs took. One second of calls gives
+        // enough samples.
         let mut own_ns = 0.0;
         let mut event_ns = 0.0;
         let own = beside(1, calls, || {
@@ -381,7 +385,7 @@ fn socketpair_calls_do_not_count_as_networking() {
                 (own_ns > 1e9 && cost.local_ns > 100_000_000).then_some(cost)
             })
         });
-        // Calls of other processes may add time to the event `Local`.
+        // Calls of other processes on AF_UNIX and netlink sockets may add to `event_ns`.
         assert!(event_ns > 0.9 * own_ns, "{mode:?}: {event_ns} ns, of which its calls took {own_ns}");
         assert!(own.ns() * 100 < own.local_ns, "{mode:?}: {own:?}");
         assert_eq!(own.local_calls > 0, mode == ReportMode::Events, "{own:?}");
@@ -389,7 +393,7 @@ fn socketpair_calls_do_not_count_as_networking() {
     }
 }
 
-/// The setting `all` adds the kernel's work that is not networking to reports.
+/// With the setting `all`, reports contain the kernel's work that is not networking.
 #[test]
 fn other_kernel_work_is_reported_on_request() {
     let Some(_alone) = alone("other_kernel_work_is_reported_on_request") else { return };
@@ -414,7 +418,7 @@ fn other_kernel_work_is_reported_on_request() {
                 .iter()
                 .filter(|stack| stack.frames.contains(&u32::try_from(at).expect("a number")));
             let mut kernel = of_reads.filter(|stack| stack.event == Some(Event::Kernel));
-            // The networking share never includes the event `kernel`.
+            // The networking share of a CPU never includes the kernel's work that is not networking.
             let networking = |cpu: &millrace_cost::report::CpuCost| -> f64 {
                 cpu.events.iter().filter(|of| of.event.is_networking()).map(|of| of.share).sum()
             };

@@ -12,7 +12,7 @@ use nix::sched::{CloneFlags, unshare};
 
 const PERIOD: Duration = Duration::from_millis(300);
 
-/// Returns the parts that are named after BPF programs, with their samples.
+/// Returns the network stack parts of a report that are named after BPF programs, with their numbers of samples.
 fn programs(report: &Report) -> Vec<(&str, u64)> {
     let parts = report.cpus.iter().flat_map(|cpu| &cpu.events).flat_map(|event| &event.parts);
     parts
@@ -35,7 +35,7 @@ fn traffic(observer: &mut Observer, mut until: impl FnMut(&Report) -> bool) {
             observer.poll();
         }
         let report = observer.report().expect("a report");
-        // The parts may include BPF programs of other processes, since an observer sees the whole machine.
+        // The report may contain BPF programs of other processes, since an observer sees the whole machine.
         if until(&report) { Ok(()) } else { Err(format!("{:?}", programs(&report))) }
     });
 }

@@ -69,13 +69,13 @@ fn look(socket: &UdpSocket) -> Result<usize, Errno> {
     recv(socket.as_raw_fd(), &mut [0; 8], MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT)
 }
 
-/// Returns this process's nanoseconds and calls in the event `Receive`.
+/// Returns the nanoseconds and the number of this process's calls that receive.
 fn received(cost: &mut CostPrograms) -> (u64, u64) {
-    // A process is charged when its thread leaves the CPU.
+    // Times and calls are added to the sums of a process when its thread leaves the CPU.
     let left = || getrusage(UsageWho::RUSAGE_THREAD).expect("usage").voluntary_context_switches();
     let before = left();
     wait_until("this thread to leave its CPU", left, |now| *now > before);
-    // exact: this thread has left its CPU, so its calls so far are charged
+    // exact: the count of this thread's calls is complete, because it is updated when the thread leaves its CPU
     let mut processes = cost.processes().expect("processes");
     processes.retain(|process| process.id.pid == std::process::id());
     processes.iter().fold((0, 0), |sum, process| {
@@ -152,7 +152,7 @@ fn preempted_calls_count_only_their_threads_time() {
         }
         let networking = |cost: &CostPrograms| -> Vec<u64> {
             let sum = |totals: &CpuSums| KernelEvent::ALL.iter().map(|event| totals.ns(*event)).sum();
-            // exact: the test reads the clock before and after these sums
+            // exact: these CPU times may grow; the test compares their growth with the elapsed time
             cost.totals().iter().map(sum).collect()
         };
         let alone = CallStretch::run(cost, length);
@@ -170,8 +170,8 @@ fn preempted_calls_count_only_their_threads_time() {
             preempted.calls
         );
         for stretch in [&alone, &preempted] {
-            // `counted_calls` may include up to two more receiving calls, with which the function `socket` waited for
-            // its datagram to arrive.
+            // The observer may count two receiving calls more than the test made in the measured time. With these, the
+            // helper function `socket` waited for its datagram to arrive.
             assert!((stretch.calls..=stretch.calls + 2).contains(&stretch.counted_calls), "{stretch:?}");
             assert!(stretch.share() <= 1.0 + TOLERANCE, "{method:?}: {stretch:?}");
         }

@@ -227,8 +227,8 @@ fn append(path: &Path) -> io::Result<File> {
 mod tests {
     use super::*;
 
-    /// Names in log lines are written as people type them, not with the escapes of the MoQ draft. Code that logs a name
-    /// calls `.typed()`.
+    /// Track names and namespaces in log lines are written as people type them, not with the escapes of the MoQ draft.
+    /// Code that logs such a name calls `.typed()`.
     #[test]
     fn moq_name_is_logged_without_escapes() {
         fn look(directory: &Path, wrong: &mut Vec<String>) {

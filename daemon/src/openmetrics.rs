@@ -140,7 +140,8 @@ impl Out<'_> {
         })
     }
 
-    /// Writes counters labelled by outcome, unless there are none.
+    /// Writes a counter family whose samples have the label `outcome`, with the map's keys as values. Writes nothing
+    /// without a map.
     pub fn by_outcome(
         &mut self,
         name: &str,
@@ -151,7 +152,7 @@ impl Out<'_> {
         self.counts(name, help, "outcome", counts)
     }
 
-    /// Writes gauges labelled by table.
+    /// Writes a gauge family whose samples have the label `table`.
     pub fn by_table<'a>(
         &mut self,
         name: &str,

@@ -152,7 +152,8 @@ impl Lock {
 }
 
 impl SupervisedPart {
-    /// Makes a part, which runs the same program as the supervisor with these arguments.
+    /// Makes a part (child process) of the daemon, which will run the same program as the supervisor with these
+    /// arguments.
     pub fn new(name: &'static str, arguments: Vec<OsString>, lock: Arc<Lock>) -> Arc<Self> {
         let shared = PartShared {
             state: PartState::Off,

@@ -58,7 +58,7 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> 
     certificates.ok_or_else(|| wrong(path, fault(path, &bytes, PemKind::Certificates)))
 }
 
-/// Reads a private key of a type that TLS supports here.
+/// Reads a private key of a type that Millrace's TLS implementation supports.
 ///
 /// # Errors
 /// Fails if the file cannot be read, has no key, or has a key of another type.

@@ -21,7 +21,7 @@ impl Default for Settings {
 /// The reason why the breaker cut a receiver off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Trip {
-    /// The receiver reported nothing for three intervals in which packets were sent to it.
+    /// The receiver sent no RTCP report for three report intervals in which packets were sent to it.
     Silent,
     /// The receiver's reports say that no packet arrives.
     Nothing,
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_receiver_is_cut_off_after_three_intervals() {
+    fn receiver_without_reports_is_cut_off_after_three_report_intervals() {
         let mut scene = BreakerScene::new();
         assert_eq!(scene.report(10, 10, 0), None);
         let trips: Vec<_> = (0..5)

@@ -89,7 +89,7 @@ impl Fanout {
     }
 
     /// Opens a stream. If another stream has the same address, packets belong to the new one from then on. The call
-    /// may wait for up to a second if the only free entries were closed a moment ago.
+    /// may wait for up to a second if the only free table entries belonged to streams that were just closed.
     pub fn open(&self, config: &StreamConfig) -> Result<Arc<SenderStream>, Error> {
         config.check()?;
         let row = self.take_row(config.max_receivers)?;
@@ -185,7 +185,7 @@ impl Fanout {
         self.trace.drain(read)
     }
 
-    /// Returns the counts of packets by outcome, since the program was loaded.
+    /// Returns how many packets and copies were sent or dropped since the program was loaded, by the reason.
     pub fn counters(&self) -> Result<FanoutCounters, Error> {
         let raw = self.object().counters("outcomes")?;
         FanoutCounters::new(&raw).ok_or(Error::Missing { object: OBJECT, what: "counter for each outcome" })

@@ -31,7 +31,8 @@ pub struct ReceiverLimits {
     pub breaker: Option<breaker::Settings>,
 }
 
-/// A change to make in the kernel. Executed in order, commands make the kernel's state equal to the table.
+/// A change of the receivers to which the kernel sends a stream. Executed in order, such commands give the kernel the
+/// same receivers as the table in userspace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Sends the stream to one more receiver.
@@ -113,8 +114,8 @@ pub struct StreamReceivers {
     stream: String,
     limits: ReceiverLimits,
     entries: BTreeMap<SocketAddr, ReceiverEntry>,
-    /// Receivers that left recently. A receiver that returns gets its breaker back. The table remembers at most as many
-    /// departed receivers as the stream may have receivers.
+    /// Receivers that left recently. A receiver that returns gets its circuit breaker's earlier state back. At most as
+    /// many departed receivers are remembered as the stream may have receivers.
     left: BTreeMap<SocketAddr, DepartedReceiver>,
 }
 
@@ -240,7 +241,7 @@ impl StreamReceivers {
         Some(Command::Remove { who, why: RemovalReason::Asked })
     }
 
-    /// Keeps the breaker of a receiver that leaves, unless too many breakers are kept already.
+    /// Keeps the circuit breaker of a receiver that leaves, unless too many are kept already.
     fn part(&mut self, who: SocketAddr, sent: ReceiverSent, now: Duration) {
         let Some(entry) = self.entries.remove(&who) else { return };
         if let Some(breaker) = entry.breaker.filter(|_| self.left.len() < self.limits.receivers) {
@@ -248,7 +249,7 @@ impl StreamReceivers {
         }
     }
 
-    /// Returns the breaker of a receiver as it was when the receiver left, or a new one.
+    /// Returns the circuit breaker of a receiver as it was when the receiver left, or a new one.
     fn breaker(&mut self, who: SocketAddr, now: Duration) -> (Option<Breaker>, ReceiverSent) {
         let left = self.left.remove(&who).filter(|left| now < left.since + left.breaker.memory());
         match left {

@@ -22,12 +22,13 @@ impl Mint {
         Self { key: hmac::Key::new(hmac::HMAC_SHA256, &secret) }
     }
 
-    /// Returns the token of an address for a stream in the present period.
+    /// Returns the token of an address for a stream in the present period of [`GOOD_S`] seconds.
     pub fn token(&self, stream: &str, who: SocketAddr, now_s: u64) -> ReceiverToken {
         self.mint_token(stream, who, now_s / GOOD_S)
     }
 
-    /// Reports whether this address got the token for this stream in the present period or in the one before.
+    /// Reports whether this address got the token for this stream in the present period of [`GOOD_S`] seconds, or in
+    /// the one before.
     pub fn is_good(&self, token: ReceiverToken, stream: &str, who: SocketAddr, now_s: u64) -> bool {
         let now = now_s / GOOD_S;
         let good = [Some(now), now.checked_sub(1)];

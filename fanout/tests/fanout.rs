@@ -40,7 +40,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 #[derive(Clone, Copy, Debug)]
 enum CopyMethod {
-    /// One run of the program makes all copies, however long that takes.
+    /// One run of the BPF program makes the copies of a packet for all receivers, however long that takes.
     OneRun,
     /// Further runs of the program make the remaining copies, on the CPU that received the packet.
     FurtherRuns,
@@ -190,7 +190,7 @@ fn measure(way: CopyMethod) -> DelayFigures {
             pin(0);
             for (packet, sent) in packets.iter().zip(&sent) {
                 next.wait();
-                std::thread::sleep(PAUSE); // exact: sets the sender's rate
+                std::thread::sleep(PAUSE); // exact: this pause between two packets sets the sending rate
                 sent.store(now_ns(), Ordering::SeqCst);
                 from.send(packet).expect("send");
             }

@@ -70,9 +70,10 @@ impl<'a> RtpScene<'a> {
         self.counted("all packets", packets, |counters| counters.packets(Outcome::Forwarded))
     }
 
-    /// Returns the number of copies with this outcome.
+    /// Returns the number of copies for receivers to which this happened.
     fn copies(&self, outcome: CopyOutcome) -> u64 {
-        self.fanout.counters().expect("counters").copies(outcome) // exact: callers wait for the packets first
+        // exact: the program counts a packet's copies before it passes on the packet, which callers have waited for
+        self.fanout.counters().expect("counters").copies(outcome)
     }
 }
 
@@ -141,8 +142,8 @@ fn every_receiver_gets_the_same_bytes_in_order() {
 
 /// The test sends 300 copies of a packet, 40 in each run.
 #[test]
-fn receivers_beyond_one_run_are_served_by_further_runs() {
-    if !root("receivers_beyond_one_run_are_served_by_further_runs") {
+fn receivers_beyond_one_program_run_are_served_by_further_runs() {
+    if !root("receivers_beyond_one_program_run_are_served_by_further_runs") {
         return;
     }
     let network = NamespaceNetwork::new("runs");
@@ -171,8 +172,8 @@ fn receivers_beyond_one_run_are_served_by_further_runs() {
 }
 
 #[test]
-fn receiver_over_its_cap_or_lease_is_sent_nothing() {
-    if !root("receiver_over_its_cap_or_lease_is_sent_nothing") {
+fn receiver_over_its_rate_limit_or_past_its_lease_is_sent_nothing() {
+    if !root("receiver_over_its_rate_limit_or_past_its_lease_is_sent_nothing") {
         return;
     }
     let network = NamespaceNetwork::new("cap");

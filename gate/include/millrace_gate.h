@@ -59,12 +59,13 @@ typedef enum millrace_gate_mode {
 } millrace_gate_mode;
 
 typedef enum millrace_gate_entry {
-	MILLRACE_GATE_UNLIST = 0, /* removes the added entry; the policy's entry for the prefix applies again */
+	/* Removes the list entry that an earlier call added. The policy's own entry for the prefix applies again. */
+	MILLRACE_GATE_UNLIST = 0,
 	MILLRACE_GATE_BLOCK = 1,
 	MILLRACE_GATE_ALLOW = 2
 } millrace_gate_entry;
 
-/* The packets that were counted for one reason. */
+/* Counters of the packets for one guarded application (scope) that one rule refused, or that passed for one reason. */
 typedef struct millrace_gate_count {
 	char scope[MILLRACE_GATE_NAME_MAX];
 	char reason[MILLRACE_GATE_NAME_MAX]; /* a rule's name, or the reason why packets passed */
@@ -98,10 +99,12 @@ int millrace_gate_attach(millrace_gate *gate, const char *interface, millrace_ga
 /* Replaces the policy as a whole, or not at all. Connections and their counts stay. */
 int millrace_gate_set_policy(millrace_gate *gate, const char *policy);
 
-/* Detaches from every interface and frees the gate. Open scopes stay valid, and have no effect. */
+/* Detaches from every interface and frees the gate. Objects of type millrace_gate_scope stay valid, without effect. */
 void millrace_gate_close(millrace_gate *gate);
 
-/* Opens the scope with this name, which the policy must have. */
+/* Opens the policy's scope with this name: the section of one application, with its ports and rules. Fails if the
+ * policy has no such scope.
+ */
 int millrace_gate_scope_open(millrace_gate *gate, const char *name, millrace_gate_scope **scope);
 void millrace_gate_scope_close(millrace_gate_scope *scope);
 
@@ -124,8 +127,8 @@ int millrace_gate_dec(millrace_gate_scope *scope, const struct sockaddr *client,
 int millrace_gate_publish(millrace_gate_scope *scope, const uint8_t *id, size_t id_len);
 int millrace_gate_retire(millrace_gate_scope *scope, const uint8_t *id, size_t id_len);
 
-/* Adds an entry to the block or allow list of one scope, or of all scopes if `scope` is null. The entry applies at
- * once, stays when the policy changes, and replaces the policy's entry for the same prefix. MILLRACE_GATE_UNLIST
+/* Adds an entry to the block or allow list of one application's scope, or of all if `scope` is null. The entry applies
+ * at once, stays when the policy changes, and replaces the policy's entry for the same prefix. MILLRACE_GATE_UNLIST
  * removes the entry. `prefix` is written as "192.0.2.0/24" or "2001:db8::1".
  */
 int millrace_gate_list(millrace_gate *gate, const char *scope, const char *prefix, millrace_gate_entry entry);
@@ -137,8 +140,9 @@ int millrace_gate_list(millrace_gate *gate, const char *scope, const char *prefi
 int millrace_gate_check_token(const millrace_gate_scope *scope, const struct sockaddr *client, socklen_t client_len,
 			      const uint8_t *token, size_t token_len, millrace_gate_id *original);
 
-/* Reads the counters of every scope and reason. `counts` points to an array of `room` elements. `have` receives the
- * number of counters; if it is larger than `room`, only the first `room` were written.
+/* Reads the counters of every scope, by the rule that refused packets or the reason why they passed. `counts` points to
+ * an array of `room` elements. `have` receives the number of counters; if it is larger than `room`, only the first
+ * `room` were written.
  */
 int millrace_gate_statistics(const millrace_gate *gate, millrace_gate_count *counts, size_t room, size_t *have);
 

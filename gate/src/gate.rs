@@ -25,13 +25,14 @@ use crate::{
 
 /// Time between two checks of the interfaces.
 const LOOK: Duration = Duration::from_millis(500);
-/// Least time from the start of one upkeep to the start of the next. Upkeep forgets idle connections and tells the
+/// Least time between two starts of the gate's periodic work (upkeep), which forgets idle connections and tells the
 /// kernel the UNIX time.
 const UPKEEP: Duration = Duration::from_secs(1);
-/// Least time from the start of one upkeep to the start of the next, as a multiple of the last upkeep's duration. With
-/// hundreds of thousands of entries, upkeep takes long and becomes less frequent.
+/// Least time between two starts of the gate's periodic work (upkeep, such as forgetting idle connections), as a
+/// multiple of its last duration. With hundreds of thousands of connections it takes long and becomes less frequent.
 const REST: u32 = 20;
-/// Longest time from the start of one upkeep to the start of the next, however long the last upkeep took.
+/// Longest time between two starts of the gate's periodic work (upkeep, such as forgetting idle connections), however
+/// long it took last.
 const REST_MAX: Duration = Duration::from_secs(10);
 
 /// A loaded gate. Until it is dropped, it decides about the packets of the interfaces that it is
@@ -107,8 +108,8 @@ impl Gate {
         lock(&self.inner.interfaces).list()
     }
 
-    /// Replaces the policy as a whole, or changes nothing if there is an error. A scope that keeps its name also keeps
-    /// its connections and counts.
+    /// Replaces the policy as a whole, or changes nothing if there is an error. A guarded application (scope) that
+    /// keeps its name also keeps its connections and counts.
     pub fn set_policy(&self, policy: &Policy) -> Result<(), Error> {
         self.inner.set_policy(policy)
     }
@@ -118,21 +119,21 @@ impl Gate {
         self.inner.kernel.rules()
     }
 
-    /// Returns a handle of a scope, by which the application reports its connections.
+    /// Returns a handle of the policy's scope with this name, by which its application reports connections.
     pub fn scope(&self, name: &str) -> Result<Scope, Error> {
         self.inner.must_have(name)?;
         Ok(Scope::new(self.inner.clone(), name.to_owned(), self.inner.kernel.scope(name)?))
     }
 
-    /// Blocks or allows a prefix at once, in one scope or in all (`None`). The entry stays when the policy changes,
-    /// and replaces the policy's entry for the same prefix.
+    /// Blocks or allows an address prefix at once, for one guarded application (scope) or for all (`None`). The entry
+    /// stays when the policy changes, and replaces the policy's entry for the same prefix.
     pub fn list(&self, scope: Option<&str>, prefix: Prefix, entry: ListEntry) -> Result<(), Error> {
         scope.map_or(Ok(()), |scope| self.inner.must_have(scope))?;
         Ok(self.inner.kernel.list(scope, prefix, entry)?)
     }
 
-    /// Returns the listed entries that override this entry for a part of the prefixes, or for all of them. These are
-    /// longer prefixes in the lists that apply to the same packets, and blocks of the same prefix.
+    /// Returns the entries of the block and allow lists that override `entry` for a part of the prefixes, or for all of
+    /// them. Longer prefixes that apply to the same packets override shorter ones, and blocks override allows.
     pub fn exceptions(
         &self,
         scope: Option<&str>,
@@ -149,7 +150,7 @@ impl Gate {
         Ok(self.inner.kernel.unlist(scope, prefix)?)
     }
 
-    /// Returns the entries that [`list`](Self::list) added: scope, prefix, entry.
+    /// Returns the block and allow list entries that [`list`](Self::list) added.
     pub fn listed(&self) -> Vec<Listing> {
         self.inner.kernel.listed()
     }
@@ -164,7 +165,7 @@ impl Gate {
         Ok(self.inner.kernel.statistics()?)
     }
 
-    /// Returns the clients of a scope that have connections, in no order.
+    /// Returns the clients that have connections to a guarded application (scope), in no order.
     pub fn clients(&self, scope: &str) -> Result<Vec<KernelClient>, Error> {
         self.inner.must_have(scope)?;
         Ok(self.inner.kernel.clients(scope)?)
@@ -176,7 +177,7 @@ impl Gate {
         self.inner.kernel.token_keys()
     }
 
-    /// Returns how full the kernel's tables were at the last upkeep.
+    /// Returns how full the kernel's tables were when idle connections were last forgotten.
     pub fn tables(&self) -> Vec<TableFill> {
         self.inner.kernel.tables()
     }
@@ -189,14 +190,14 @@ impl Gate {
     /// Starts a trace of packets that rules refuse, or that monitored rules would refuse. Dropping the result ends the
     /// trace. The kernel skips packets that no trace matches, so one client can be followed during floods by others.
     pub fn trace(&self, what: &GateTrace) -> Result<PacketTracer, Error> {
-        // The scope `INTERFACE` is in no policy: the gate uses it for packets whose scope is unknown.
+        // No policy has a scope with the name `INTERFACE`. The gate uses it for packets for no guarded application.
         let own = |scope: &&String| scope.as_str() != INTERFACE;
         what.scopes.iter().filter(own).try_for_each(|scope| self.inner.must_have(scope))?;
         Ok(self.inner.kernel.trace(what)?)
     }
 
-    /// Returns the error of the last upkeep, or `None` if it succeeded. After an error, idle connections are not
-    /// forgotten, and the times in tokens may be wrong.
+    /// Returns the error of the gate's last periodic work (upkeep), or `None` if it succeeded. After an error, idle
+    /// connections are not forgotten, and the times in tokens may be wrong.
     pub fn trouble(&self) -> Option<String> {
         lock(&self.inner.trouble).clone()
     }
@@ -214,7 +215,7 @@ impl Drop for Gate {
     }
 }
 
-/// Returns the pause from the start of one upkeep to the start of the next.
+/// Returns the time from one start of the gate's periodic work (upkeep) to the next, if the work took the time `took`.
 fn rest_after(took: Duration) -> Duration {
     (took * REST).clamp(UPKEEP, REST_MAX)
 }

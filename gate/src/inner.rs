@@ -33,7 +33,7 @@ pub(crate) struct GateInner {
     pub token_keys: Mutex<Option<TokenKeys>>,
     /// Time when the gate last made a token key of its own.
     pub rotated: Mutex<Instant>,
-    /// The error of the latest upkeep, if it failed.
+    /// The error of the gate's latest periodic work (upkeep), if it failed.
     pub trouble: Mutex<Option<String>>,
 }
 

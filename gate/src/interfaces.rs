@@ -114,8 +114,7 @@ impl GateInterfaces {
         self.0.iter().map(|place| place.index).collect()
     }
 
-    /// Detaches the gate from the interfaces in `before` that no longer belong to the interfaces that it should be
-    /// attached to.
+    /// Detaches the gate from the interfaces in `before`, given by index, that it should no longer be attached to.
     fn leave_others(&self, gate: &kernel::LoadedGate, before: &[i32]) {
         let now = self.indexes();
         before.iter().filter(|index| !now.contains(index)).for_each(|index| gate.detach_from(*index));

@@ -3,8 +3,8 @@
 //!
 //! 1. Call [`LoadedGate::load`], [`LoadedGate::apply`] with the [`GateRules`], and [`LoadedGate::attach`] for each
 //!    interface on which clients' packets arrive.
-//! 2. For scopes with [`LiveRule::Tracked`], call [`LoadedGate::watch`] for each interface by which servers' packets
-//!    leave.
+//! 2. If the rules of a guarded application (scope) have [`LiveRule::Tracked`], call [`LoadedGate::watch`] for each
+//!    interface by which servers' packets leave.
 //! 3. Call [`LoadedGate::maintain`] about once a second.
 //! 4. An application that reports its connections gets a [`KernelScope`], with which it publishes connection IDs and
 //!    counts connections.
@@ -51,9 +51,9 @@ const OBJECT: &str = "gate.bpf.o";
 /// Divisor of the size of the table of live connections: one client may have at most a sixteenth of the table as
 /// tracked connections.
 const IDS_PER_CLIENT: u32 = 16;
-/// Divisor of the size of the table of rates. While the buckets of a client fill, new clients whose buckets begin full
-/// may take at most a quarter of the table, or half after a quiet time. The entries that they evict had been unused for
-/// longer than that time, so their buckets were full.
+/// Divisor of the size of the kernel's table of token buckets. In the time in which a client's buckets fill, new
+/// clients whose buckets begin full may take at most a quarter of the table, or half after a quiet time. The entries
+/// that they evict had been unused for longer than the buckets take to fill, so their buckets were full.
 const FRESH_RATES: u32 = 4;
 const NETWORK_TIMES_MAX: u32 = 1 << 20;
 
@@ -69,20 +69,21 @@ pub struct Config {
     pub client_prefix_v6: Vec<u8>,
     /// Limits of the narrower and of the wider size of networks, as multiples of a client's limits.
     pub network_times: [u32; intf::LEVELS - 1],
-    /// Largest number of live connection IDs of all scopes. A connection with published IDs has several, a tracked
-    /// connection has one. One client has at most a sixteenth of them as tracked connections, or its quota if that is
-    /// more.
+    /// Largest number of live connection IDs of all guarded applications. A connection whose IDs the application
+    /// publishes has several, a connection that the gate tracks has one. Of the latter, one client has at most a
+    /// sixteenth of this number, or its quota if that is more.
     pub max_ids: u32,
     /// Largest number of clients with connections. The table also has room for this number of networks of each size.
     pub max_clients: u32,
     /// Largest number of handshakes in progress.
     pub max_handshakes: u32,
-    /// Largest number of clients and networks whose rates are remembered.
+    /// Largest number of clients and networks whose token buckets are remembered.
     pub max_rates: u32,
-    /// Largest number of prefixes in all lists. The map is twice as large, since it holds old and new rules while they
-    /// change.
+    /// Largest number of prefixes in all block and allow lists together. The map is twice as large, since it holds old
+    /// and new rules while they change.
     pub max_prefixes: u32,
-    /// Largest number of samples of refused packets per second and scope; 0 for none.
+    /// Largest number of refused packets per second that are sampled for the log, for each guarded application (scope);
+    /// 0 for none.
     pub samples_per_second: u32,
     /// Position of the [watching](LoadedGate::watch) program among the programs at TC egress. It sees no packets if an
     /// earlier program ends the chain. It sees addresses other than the clients' if a later program changes addresses.
@@ -115,7 +116,7 @@ impl Default for Config {
 pub struct RefusedPacket {
     /// Time of `CLOCK_MONOTONIC` in ns.
     pub time_ns: u64,
-    /// The scope's name.
+    /// Name of the guarded application (scope) to which the packet was sent.
     pub scope: String,
     /// The rule that refused the packet, or the reason why it passed.
     pub reason: GateReason,
@@ -157,18 +158,18 @@ pub enum FrameAction {
     Answer(Vec<u8>),
 }
 
-/// Totals of all scopes since the gate was loaded.
+/// Counters of packets and events since the gate was loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GateTotals {
-    /// The scopes' counters; the first scope is "interface".
+    /// Counters of each guarded application (scope). The first element, "interface", counts packets for none of them.
     pub scopes: Vec<ScopeStatistics>,
     events: [u64; Event::ALL.len()],
 }
 
-/// Counters of a scope.
+/// Counters of a guarded application (scope): packets by the rule that refused them, or the reason why they passed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScopeStatistics {
-    /// The scope's name.
+    /// The name of the guarded application (scope).
     pub name: String,
     rules: [PacketCounter; Rule::ALL.len()],
     passes: [PacketCounter; Pass::ALL.len()],
@@ -180,7 +181,7 @@ impl GateTotals {
         self.events[event as usize]
     }
 
-    /// Returns the counters of a scope.
+    /// Returns the counters of the guarded application (scope) with this name.
     pub fn scope(&self, name: &str) -> Option<&ScopeStatistics> {
         self.scopes.iter().find(|scope| scope.name == name)
     }
@@ -198,8 +199,8 @@ impl ScopeStatistics {
     }
 }
 
-/// An entry of the block and allow lists: its scope (`None` for all scopes), its prefix, and whether it blocks or
-/// allows.
+/// An entry of the block and allow lists: the application (scope) for which it applies (`None` for all), its address
+/// prefix, and whether it blocks or allows.
 pub type Listing = (Option<String>, Prefix, ListEntry);
 
 /// The fill level of a kernel table: its number of entries and the largest number.
@@ -326,8 +327,8 @@ impl LoadedGate {
     }
 
     /// Attaches the program at TC egress that reads servers' handshake packets, to an interface of the calling thread's
-    /// network namespace. Only scopes with [`LiveRule::Tracked`] need it. If the program is attached already, nothing
-    /// changes.
+    /// network namespace. Only guarded applications (scopes) with [`LiveRule::Tracked`] need it. If the program is
+    /// attached already, nothing changes.
     pub fn watch(&self, ifindex: i32) -> Result<(), Error> {
         let object = lock(&self.object);
         let mut watches = lock(&self.watches);
@@ -381,8 +382,8 @@ impl LoadedGate {
         lock(&self.settings).rules().clone()
     }
 
-    /// Blocks or allows a prefix at once, in one scope or in all (`None`). The entry stays when the rules change, until
-    /// [`unlist`](Self::unlist), and replaces the rules' entry for the same prefix.
+    /// Blocks or allows an address prefix at once, for one guarded application (scope) or for all (`None`). The entry
+    /// stays when the rules change, until [`unlist`](Self::unlist), and replaces the rules' entry for the same prefix.
     pub fn list(&self, scope: Option<&str>, prefix: Prefix, entry: ListEntry) -> Result<(), Error> {
         lock(&self.settings).list(&self.maps, scope, prefix, Some(entry))
     }
@@ -393,13 +394,13 @@ impl LoadedGate {
         lock(&self.settings).list(&self.maps, scope, prefix, None)
     }
 
-    /// Returns the entries that [`list`](Self::list) added: scope, prefix and entry.
+    /// Returns the block and allow list entries that [`list`](Self::list) added.
     pub fn listed(&self) -> Vec<Listing> {
         lock(&self.settings).listed()
     }
 
-    /// Returns the entries that override this one for all or a part of its prefix. Such entries are longer prefixes in
-    /// the lists that apply to the same packets, and blocks of the same prefix.
+    /// Returns the block and allow list entries that override `entry` for a part of the prefixes, or for all of them.
+    /// Longer prefixes that apply to the same packets override shorter ones, and blocks override allows.
     pub fn exceptions(
         &self,
         scope: Option<&str>,
@@ -409,17 +410,18 @@ impl LoadedGate {
         lock(&self.settings).exceptions(scope, prefixes, entry)
     }
 
-    /// Returns the handle with which the application of a scope reports its connections. The handle is valid as long as
-    /// the rules have the scope. Afterwards its methods fail, or have no effect on packets.
+    /// Returns the handle with which a guarded application reports its connections. The handle is valid as long as the
+    /// rules have the application's scope. Afterwards its methods fail, or have no effect on packets.
     pub fn scope(&self, name: &str) -> Result<KernelScope, Error> {
-        // Under this lock no other scope can get the index before the handle exists.
+        // Under this lock, the scope's index in the kernel's maps cannot be given to another scope before the handle
+        // exists.
         let settings = lock(&self.settings);
         let index = settings.index(name).ok_or(Error::Config("there is no scope of that name"))?;
         Ok(KernelScope::new(self.maps.clone(), index))
     }
 
-    /// Forgets idle connections, tells the programs the UNIX time for tokens, and ages the marks of the Bloom filter
-    /// (`gate_marks.h`). Call it about once a second. Returns how many connections were forgotten.
+    /// Forgets idle connections, tells the programs the UNIX time for tokens, and clears old bits of the Bloom filter
+    /// of connections (`gate_marks.h`). Call it about once a second. Returns how many connections were forgotten.
     pub fn maintain(&self) -> Result<u64, Error> {
         lock(&self.settings).follow_clock(&self.maps)?;
         let expired = self.expire_after(Duration::ZERO)?;
@@ -495,7 +497,7 @@ impl LoadedGate {
         self.maps.tables().chain([TableFill { name: "prefixes", entries: prefixes, room }]).collect()
     }
 
-    /// Returns the clients of a scope that have connections, in no particular order.
+    /// Returns the clients that have connections to a guarded application (scope), in no particular order.
     pub fn clients(&self, scope: &str) -> Result<Vec<KernelClient>, Error> {
         self.scope(scope)?.clients()
     }

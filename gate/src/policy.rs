@@ -41,12 +41,12 @@ pub struct Policy {
     pub token_keys: Option<TokenKeys>,
 }
 
-/// Keys of Retry tokens. A token contains the number of its key's slot.
+/// The two keys of Retry tokens. A token contains the index (0 or 1) of the key that authenticates it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenKeys {
-    /// The two token keys, by slot.
+    /// The two token keys.
     pub slots: [GateKey; 2],
-    /// The slot of the key that tokens are made with, 0 or 1.
+    /// Index (0 or 1) of the key that new tokens are made with.
     pub current: usize,
 }
 
@@ -88,8 +88,8 @@ impl Policy {
     fn parse_in(text: &str, file: &str, directory: &Path) -> Result<Self, Problems> {
         let (mut reader, root) = SettingsReader::new(text);
         let (policy, places) = read_policy(&mut reader, root, directory);
-        // The rules are checked as a whole only if reading them found no problem. Otherwise this check would report the
-        // same fault in other words.
+        // The policy's rules are checked as a whole only if no single setting had a fault. Otherwise this check would
+        // report the same fault in other words.
         if reader.problems.is_empty()
             && let Err(error) = policy.rules.check()
         {
@@ -112,14 +112,14 @@ impl Policy {
         every_port.map(warn).collect()
     }
 
-    /// Turns enforced rules into monitored ones.
+    /// Changes the mode of every enforced rule to monitor, so that its violations are counted but not refused.
     #[must_use]
     pub fn dry_run(self) -> Self {
         Self { rules: self.rules.dry_run(), ..self }
     }
 }
 
-/// Returns the position in the policy file of the scope that an error is about.
+/// Returns the line and key in the policy file where the scope begins that the error names.
 fn culprit(error: &rules::Error, places: &[(String, SettingPlace)]) -> SettingPlace {
     use rules::Error;
     let name = match error {
@@ -165,7 +165,8 @@ fn read_policy(
     (policy, places)
 }
 
-/// Largest number of entries of one table. Such a table takes some 2 GB of memory, and is far from the kernel's limit.
+/// Largest number of entries that a policy may set for a BPF map of the gate. Such a map takes some 2 GB of memory, and
+/// is far from the kernel's limit.
 const ENTRIES_MAX: u32 = 1 << 24;
 const SAMPLES_MAX: u32 = 1_000_000;
 

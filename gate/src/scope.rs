@@ -102,7 +102,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Returns the address that the connection counts for, also after the client has migrated.
+    /// Returns the client address with which the connection was counted. It stays the same when the client migrates.
     pub fn client(&self) -> IpAddr {
         self.client
     }

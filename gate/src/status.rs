@@ -33,17 +33,18 @@ pub struct Status {
     /// The outcome of the last reload of the policy; `None` if there is no policy file.
     #[serde(default)]
     pub reload: Option<Reload>,
-    /// Prefix lengths of clients and of the wider networks that contain them, each with its limit.
+    /// Prefix lengths by which source addresses are grouped into clients and into the networks that contain them, each
+    /// with its limit.
     #[serde(default)]
     pub networks: Vec<NetworkSize>,
     /// Counters of each scope; the first is "interface".
     pub scopes: Vec<ScopeStatus>,
     /// Counts of events other than verdicts on packets.
     pub events: BTreeMap<String, u64>,
-    /// Fill levels of the gate's tables in the kernel.
+    /// Numbers of used and possible entries of the gate's BPF maps.
     #[serde(default)]
     pub tables: Vec<TableStatus>,
-    /// List entries that the commands `block` and `allow` added.
+    /// Prefixes that the commands `block` and `allow` added to the lists.
     pub listed: Vec<ListedStatus>,
     /// Number of the daemon's log lines that were dropped instead of written.
     #[serde(default)]
@@ -52,14 +53,15 @@ pub struct Status {
     pub recent: Vec<RefusalStatus>,
 }
 
-/// A prefix length of clients or of wider networks, and the limit of each such network.
+/// A prefix length by which source addresses are grouped into clients or networks, and the limit of each such group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkSize {
     /// Address family: 4 or 6.
     pub family: u8,
     /// Prefix length in bits.
     pub prefix: u8,
-    /// Limit of a network of this size, as a multiple of a client's limit; 1 for a client.
+    /// Limit on the connections and rates of a network with this prefix length, as a multiple of a client's limit; 1
+    /// for a client.
     pub times: u32,
 }
 
@@ -78,7 +80,7 @@ pub struct GateInterfaceStatus {
     pub reattached: u64,
 }
 
-/// Counts of a scope since the gate was started.
+/// Packet counters of a scope since the gate was started, and its present number of clients and connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScopeStatus {
     /// The scope's name.
@@ -87,20 +89,20 @@ pub struct ScopeStatus {
     pub clients: u64,
     /// Number of connections of all clients.
     pub connections: u64,
-    /// Counters of the rules, in the order of evaluation.
+    /// Number of packets that each rule refused, in the order in which the rules are evaluated.
     pub rules: Vec<RuleCount>,
-    /// Counters of the reasons to pass.
+    /// Number of packets that passed, for each reason to pass.
     pub passed: Vec<PassCount>,
 }
 
-/// Counters of a rule.
+/// Number of packets and bytes that a rule refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuleCount {
     /// The rule's name.
     pub rule: String,
     /// `off`, `monitor` or `enforce`.
     pub mode: String,
-    /// Number of refused packets.
+    /// Number of packets that the rule refused.
     pub packets: u64,
     /// Bytes of UDP payload of the refused packets.
     pub bytes: u64,
@@ -108,12 +110,12 @@ pub struct RuleCount {
     pub monitored: u64,
 }
 
-/// Counters of a reason to pass.
+/// Number of packets and bytes that passed for one reason, such as a valid token.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PassCount {
     /// The reason's name.
     pub reason: String,
-    /// Number of packets that passed.
+    /// Number of packets that passed for this reason.
     pub packets: u64,
     /// Bytes of UDP payload of the packets that passed for this reason.
     pub bytes: u64,
@@ -133,7 +135,7 @@ pub struct ListedStatus {
     pub seconds: Option<u64>,
 }
 
-/// The fill level of one of the gate's tables in the kernel.
+/// The number of used and possible entries of one of the gate's BPF maps.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableStatus {
     /// The table's name.
@@ -147,11 +149,11 @@ pub struct TableStatus {
 /// A packet that a rule refused, or that a monitored rule would have refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusalStatus {
-    /// Time of `CLOCK_MONOTONIC` in ns.
+    /// Time when the packet arrived, of `CLOCK_MONOTONIC` in ns.
     pub time_ns: u64,
     /// The scope's name.
     pub scope: String,
-    /// The rule that refused the packet, or the monitored rules that would have refused it.
+    /// Name of the rule that refused the packet, or names of the rules in mode "monitor" that would have refused it.
     pub rules: Vec<String>,
     /// True if the packet was refused; false if the rules only monitor.
     pub refused: bool,
@@ -182,7 +184,7 @@ impl RefusalStatus {
     }
 }
 
-/// The latest samples of refused packets, at most a fixed number.
+/// The newest samples of refused packets, up to a fixed number, from which the oldest are removed first.
 #[derive(Debug, Default)]
 pub struct Recent(VecDeque<RefusalStatus>);
 
@@ -269,8 +271,8 @@ impl From<crate::TableFill> for TableStatus {
     }
 }
 
-/// Least number of packets that open a connection, and of packets that continue one, before the status warns that the
-/// gate has seen no packets of the server.
+/// Least number of packets that open connections, and of packets that continue them, for the warning that the gate sees
+/// no packets of the server.
 const STRANGE: u64 = 20;
 
 impl ScopeStatus {
@@ -295,7 +297,7 @@ impl ScopeStatus {
     fn new(gate: &Gate, rules: &rules::GateRules, scope: &ScopeStatistics) -> Self {
         let known = rules.scopes.iter().find(|known| known.name == scope.name);
         let modes = known.map_or(rules.interface, |known| known.policy.modes);
-        // The scope "interface", and scopes that the rules no longer have, have no clients.
+        // No clients are counted for the scope "interface" and for scopes that have been removed from the rules.
         let clients = known.and_then(|known| gate.clients(&known.name).ok()).unwrap_or_default();
         let clients: Vec<_> = clients.into_iter().filter(|client| client.connections > 0).collect();
         Self {
@@ -331,7 +333,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn status_names_the_network_sizes_of_limits() {
+    fn status_names_the_network_prefix_lengths_of_limits() {
         let load = Config { client_prefix_v4: vec![32], ..Config::default() };
         let named: Vec<_> = sizes(&load).into_iter().map(|it| (it.family, it.prefix, it.times)).collect();
         assert_eq!(named, [(4, 32, 1), (6, 64, 1), (6, 56, 8), (6, 48, 64)]);

@@ -38,7 +38,8 @@ fn connections_count_until_they_are_dropped() {
     assert_eq!(scope.connections(of_a_prefix[0]).unwrap(), 2, "a /64 is one client");
     assert_eq!(gate.clients("web").unwrap().len(), 2);
 
-    // A connection stays when the policy changes, and the scope's handle stays valid without the gate.
+    // A connection stays counted when the policy changes, and dropping a connection works after the gate has been
+    // dropped.
     gate.set_policy(&Policy::parse(&format!("{WEB}rules.quota = {{ connections = 1 }}\n")).unwrap()).unwrap();
     assert_eq!(scope.connections(client).unwrap(), 400);
     std::thread::scope(|threads| drop(threads.spawn(|| drop(connections))));
@@ -50,7 +51,7 @@ fn connections_count_until_they_are_dropped() {
 }
 
 #[test]
-fn invalid_use_is_an_error_that_names_it() {
+fn invalid_use_of_the_library_is_an_error_that_names_it() {
     if !is_root() {
         return;
     }
@@ -70,7 +71,7 @@ fn invalid_use_is_an_error_that_names_it() {
 
 /// Checks that a gate without shared keys makes new keys regularly, and accepts every token for its whole lifetime.
 #[test]
-fn own_token_keys_change_and_no_token_is_lost() {
+fn gates_own_token_keys_rotate_without_invalidating_tokens() {
     if !is_root() {
         return;
     }
@@ -80,7 +81,8 @@ fn own_token_keys_change_and_no_token_is_lost() {
     let keys = || gate.token_keys();
     let known = |key: &GateKey| (0..2).any(|slot| keys().get(slot) == Some(key));
     let first = (0..2).find_map(|slot| keys().get(slot).cloned()).unwrap();
-    // `before` is the last time at which the gate had no second token key. At `begin` the gate had no key at all.
+    // `before` is the last time at which the gate was seen with only one token key. `begin` is the time before the gate
+    // existed.
     let mut before = begin;
     let (is_known, after) = wait_for("a second key", || {
         let now = Instant::now();
@@ -91,12 +93,12 @@ fn own_token_keys_change_and_no_token_is_lost() {
         is_there.then(|| (is_known, before.elapsed()))
     });
     assert!(begin.elapsed() > Duration::from_secs(1), "the first is good for two lifetimes");
-    // On a busy machine this check may come so late that a third key has replaced the first. The check then proves
-    // nothing.
+    // On a busy machine this check may run so late that a third token key has replaced the first. The check is then
+    // skipped.
     assert!(is_known || after > Duration::from_secs(1), "and accepted with the second");
     wait_for("a third key", || !known(&first));
     assert!(before.elapsed() > Duration::from_secs(1), "for a lifetime at least");
-    // The gate does not change keys that come from a file.
+    // The gate does not renew token keys that the policy gives.
     let shared = TokenKeys { slots: [1, 2].map(|byte| GateKey::new([byte; 16])), current: 0 };
     let policy = Policy::parse(&format!("{WEB}rules.retry = {{ lifetime = 1 }}\n")).unwrap();
     gate.set_policy(&Policy { token_keys: Some(shared.clone()), ..policy.clone() }).unwrap();
@@ -105,7 +107,7 @@ fn own_token_keys_change_and_no_token_is_lost() {
     wait_for("keys of its own", || shared.slots.iter().all(|key| !known(key)));
 }
 
-/// Checks that each message to an operator names every cause once, and a remedy.
+/// Checks that each error message of `attach` names its cause once and, where there is one, a remedy.
 #[test]
 fn errors_name_causes_once_and_a_remedy() {
     if !is_root() {
@@ -137,9 +139,10 @@ fn errors_name_causes_once_and_a_remedy() {
     }
 }
 
-/// Checks that gates with the same key file have the keys in the same slots, whatever keys they had before.
+/// Checks that gates with the same token key file give each key the same index, whatever keys the gates had before.
+/// Tokens contain this index.
 #[test]
-fn token_keys_are_in_the_slots_of_the_file() {
+fn token_keys_are_in_the_slots_that_the_key_file_names() {
     if !is_root() {
         return;
     }
@@ -153,12 +156,12 @@ fn token_keys_are_in_the_slots_of_the_file() {
     let scope = gate.scope("web").unwrap();
     for next in [
         keys([1, 2], 0),
-        keys([1, 3], 1), // the key in slot 1 changes and is used
-        keys([4, 3], 0), // the key in slot 0 changes and is used
-        keys([4, 3], 1), // the earlier key in slot 1 is used again
+        keys([1, 3], 1), // the key with index 1 changes and makes new tokens
+        keys([4, 3], 0), // the key with index 0 changes and makes new tokens
+        keys([4, 3], 1), // the earlier key with index 1 makes new tokens again
         keys([3, 3], 0),
         keys([5, 6], 0), // both keys change
-        keys([6, 5], 0), // the keys change slots
+        keys([6, 5], 0), // the keys swap their indexes
     ] {
         gate.set_policy(&policy(next.clone())).unwrap();
         for (slot, key) in next.slots.iter().enumerate() {
@@ -359,7 +362,7 @@ fn forked_child_does_not_keep_the_gate_attached() {
     assert_eq!(parent.wait().unwrap().code(), Some(0));
     // The kernel frees a BPF link in a work queue, some time after the process has ended.
     wait_for("a clean interface", || !site.is_guarded());
-    // The write fails if the child is gone.
+    // This write to the child's standard input fails if the child has ended.
     stdin.write_all(b"x").expect("the child lives");
     drop(stdin);
     said.read_to_string(&mut line).unwrap();

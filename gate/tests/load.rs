@@ -3,6 +3,6 @@
 const OBJECTS: &[(&str, &[u8])] = &include!(concat!(env!("OUT_DIR"), "/objects.rs"));
 
 #[test]
-fn every_object_loads() {
+fn every_bpf_object_loads() {
     millrace_kernel::testing::load_objects(OBJECTS);
 }

@@ -1,6 +1,6 @@
-//! Tests with connections of unmodified quinn that the gate tracks, while rules on unknown packets are enforced. A
-//! second sender floods with unknown packets from the clients' address. Exactly the packets of the flood must count as
-//! unknown.
+//! Tests with connections of unmodified quinn that the gate tracks, while it limits packets of connections that it does
+//! not know ("unknown packets"). A second sender floods with such packets from the clients' address. Exactly the
+//! packets of the flood must count as unknown.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
@@ -41,7 +41,8 @@ client_packets = { per_second = 1, burst = 30 }
 unknown_packets = { per_second = 1, burst = 30 }
 ";
 
-/// A server that does not know about the gate in front of it, and a sender of unknown packets at the clients' address.
+/// A server that does not report its connections to the gate in front of it. A socket at the clients' address sends
+/// packets of no known connection.
 struct TrackedScene {
     site: GateSite,
     gate: Gate,
@@ -77,7 +78,8 @@ impl TrackedScene {
         client
     }
 
-    /// Returns the number of packets with short headers that counted as unknown, passed or not.
+    /// Returns the number of packets with short headers that the gate assigned to no live connection, passed or
+    /// refused.
     fn strange(&self) -> u64 {
         let web = self.web();
         let rules = [Rule::ClientPackets, Rule::UnknownPackets].map(|rule| web.rule(rule).packets);
@@ -94,7 +96,8 @@ impl TrackedScene {
         clients.iter().map(|client| client.connections).sum()
     }
 
-    /// Sends more unknown packets than the address's rates allow, and waits until the gate has counted all of them.
+    /// Sends more packets of no known connection than the gate allows from one address, and waits until the gate has
+    /// counted all of them.
     fn flood(&mut self) {
         for n in 0..50u64 {
             let packet = [&[0x40][..], &(self.junk + n).to_be_bytes(), &[0xee; 60]].concat();
@@ -111,7 +114,7 @@ impl TrackedScene {
     }
 }
 
-/// A generator of connection IDs that are retired soon.
+/// A generator of connection IDs whose lifetime is short, so that the server soon retires them.
 struct ShortLived(u64);
 
 impl ConnectionIdGenerator for ShortLived {
@@ -211,8 +214,8 @@ async fn connect(endpoint: &Endpoint, there: SocketAddr) -> Connection {
     connection
 }
 
-/// Opens two connections on one socket, while another client at the same address uses up the rate of unknown packets.
-/// Key updates and new addresses lose no packet.
+/// Opens two connections on one socket, while another sender at the same address uses up the rate limit of unknown
+/// packets. No packet of the connections may be refused when they update keys or change ports.
 #[tokio::test(flavor = "multi_thread")]
 async fn key_updates_and_new_addresses_use_up_no_rate() {
     if !is_root() {
@@ -249,7 +252,8 @@ async fn idle_connection_with_keep_alives_uses_up_no_rate() {
     let client = scene.lively(LONG);
     let connection = connect(&client, (SERVER, PORT).into()).await;
     scene.flood();
-    tokio::time::sleep(2 * IDLE).await; // exact: waits for longer than IDLE, which is under test
+    // exact: the connections stay idle for longer than IDLE, the gate's idle time-out, which is under test
+    tokio::time::sleep(2 * IDLE).await;
     scene.flood();
     hello(&connection).await;
     assert_eq!(scene.connections(), 1);
@@ -273,7 +277,8 @@ async fn changed_connection_ids_use_up_no_rate() {
         scene.flood();
         connection.force_key_update();
         hello(&connection).await;
-        tokio::time::sleep(IDLE / 10).await; // exact: sets the rate of requests
+        // exact: this pause sets the rate at which the client sends requests
+        tokio::time::sleep(IDLE / 10).await;
     }
     assert!(by_path(&scene) > 10, "{} packets with other IDs", by_path(&scene));
     scene.assert_unhurt();
@@ -297,7 +302,7 @@ async fn parallel_handshakes_are_limited_to_the_quota() {
     }
     let served: Vec<Connection> = all.join_all().await.into_iter().flatten().collect();
     assert_eq!((served.len(), scene.connections()), (2, 2));
-    // The other connections never complete a handshake, so the server closes them after the idle timeout.
+    // The connections over the quota never complete a handshake, so the server closes them after the idle timeout.
     wait_until("the server to have two", || scene.server.open_connections(), |count| *count == 2);
     for connection in &served {
         hello(connection).await;

@@ -1,4 +1,4 @@
-//! Records the outcomes of negotiations with peers, and the results about the paths to them.
+//! Records for each peer whether the daemons agreed on grafts, and what they learned about the path between them.
 
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
@@ -15,14 +15,14 @@ use crate::status;
 /// Number of a peer's latest downgrades (changes of TCP options by a middlebox) that the status lists with their times.
 const LATEST: usize = 8;
 
-/// The state or outcome of a negotiation.
+/// State of the negotiation with a peer about grafts, or its outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NegotiationState {
     /// Neither end has connected to the other yet.
     Waiting,
     /// An agreement is in force at both ends.
     Agreed,
-    /// One end has refused the agreement, for this reason.
+    /// One end has refused the agreement.
     Refused {
         /// True if the peer refused, and false if this host did.
         by_peer: bool,
@@ -44,11 +44,11 @@ pub enum NegotiationState {
 }
 
 impl NegotiationState {
-    /// Names of the states, in the order in which reports list them.
+    /// Names of the negotiation states, in the order in which reports list them.
     pub const NAMES: [&str; 8] =
         ["waiting", "agreed", "refused", "absent", "timed-out", "untrusted", "malformed", "ended"];
 
-    /// Returns the state's name in reports and metrics.
+    /// Returns the name of the negotiation state in reports and metrics.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -97,8 +97,8 @@ pub fn reason_name(reason: RefusalReason) -> &'static str {
 #[derive(Debug)]
 struct AgreementEntry {
     state: NegotiationState,
-    /// Time at which the name of the state last changed, in ns of `CLOCK_MONOTONIC`. Another reason for a refusal is no
-    /// change.
+    /// Time at which the negotiation last came into another state, in ns of `CLOCK_MONOTONIC`. A refusal after a
+    /// refusal for another reason is the same state.
     since_ns: u64,
     address: Option<IpAddr>,
     epoch: Option<u64>,
@@ -164,7 +164,7 @@ pub struct AgreedPeer<'a> {
 #[derive(Debug, Default)]
 pub struct PeerAgreements {
     peers: BTreeMap<String, AgreementEntry>,
-    /// Number of negotiations by outcome: a state, or a reason for refusal.
+    /// Number of negotiations by their outcome, which is the name of a state or the reason for a refusal.
     negotiations: BTreeMap<String, u64>,
     /// ID of the latest negotiation.
     sessions: u64,
@@ -187,8 +187,8 @@ impl PeerAgreements {
         self.peers.get(peer).is_some_and(|it| it.state == NegotiationState::Agreed)
     }
 
-    /// Reports whether an agreement with this run of the peer is in force, on a connection that this host has made. If
-    /// the peer has connected at the same time, the peer's connection is then superfluous.
+    /// Reports whether an agreement is in force on a connection that this host has made, with the peer's daemon that
+    /// has the start number `epoch`. If so, a connection that the peer has made at the same time is superfluous.
     pub fn has_called(&self, peer: &str, epoch: u64) -> bool {
         let entry = self.peers.get(peer).filter(|it| it.state == NegotiationState::Agreed);
         entry.is_some_and(|it| it.calls && it.epoch == Some(epoch))
@@ -236,8 +236,8 @@ impl PeerAgreements {
         Some((self.sessions, before))
     }
 
-    /// Renews an agreement with the rules that are now agreed on. Returns false if another negotiation has replaced
-    /// this one.
+    /// Renews an agreement, and stores the rules that both hosts agree on now. Returns false if the peer's latest
+    /// negotiation is not `session`.
     pub fn renewed(&mut self, peer: &str, session: u64, theirs: &Statement, rules: Vec<String>) -> bool {
         match self.peers.get_mut(peer).filter(|entry| entry.session == session) {
             Some(entry) => {
@@ -249,7 +249,7 @@ impl PeerAgreements {
     }
 
     /// Records the end of a negotiation, and returns the address to which the agreement no longer applies. `session` is
-    /// the ID of the negotiation if its agreement was in force; the end of an older one is ignored.
+    /// the ID of the negotiation if its agreement was in force; the end of an older negotiation is ignored.
     pub fn ended(
         &mut self,
         peer: &str,
@@ -309,7 +309,8 @@ impl PeerAgreements {
         found
     }
 
-    /// Records new results about the path to a peer. An unknown value leaves the previous result unchanged.
+    /// Records newly measured properties of the path to a peer. A property that is unknown in `verdict` keeps its
+    /// previous value.
     pub fn note(&mut self, peer: &str, verdict: &PathVerdict, now_ns: u64) {
         let Some(entry) = self.peers.get_mut(peer) else { return };
         let known = &mut entry.verdict;
@@ -417,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn end_of_an_older_negotiation_is_ignored() {
+    fn end_of_an_older_negotiation_with_a_peer_is_ignored() {
         let mut table = table();
         let first = agree(&mut table, 7);
         assert!(table.is_agreed("b") && table.has_called("b", 7) && !table.has_called("b", 8));
@@ -451,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_of_a_connection_are_compared_once() {
+    fn reports_of_both_ends_of_a_connection_are_compared_once() {
         let mut table = table();
         let connection = |number: u32, side| ConnectionReport {
             sequence: [number, number],

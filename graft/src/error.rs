@@ -1,4 +1,4 @@
-//! Errors of grafts and sessions.
+//! Errors about settings, grafts and packet sessions.
 
 use millrace_base::settings::Problems;
 

@@ -6,7 +6,7 @@ use millrace_graft_proto::select::kind::{self, Expected, TrafficClass};
 
 use crate::SideSetting;
 
-/// A connection that matched a rule with `select`, either plain TCP or tunnelled.
+/// A connection, tunnelled or not, that matched a rule with `select`: a model chose its congestion control or carrier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SelectedFlow {
     /// The side of the connection on which this host was: client or server.
@@ -83,8 +83,8 @@ pub enum CarriedFlow {
         local: SocketAddr,
         /// The other end's address and port.
         remote: SocketAddr,
-        /// Number in the kernel of the rule by which a model chose the carrier or congestion control, or 0 if it chose
-        /// none.
+        /// Key under which the kernel stores the model's choice of a carrier or congestion control for the connection's
+        /// rule, or 0 if no model chose.
         choice: u32,
         /// Serial number of the model's choice of a carrier or congestion control for the connection.
         serial: u32,

@@ -1,4 +1,5 @@
-//! The file in which a runtime stores what it has learned, so that the next runtime can read it.
+//! The file in which a runtime stores the measured costs, rates and traffic patterns of connections, so that the next
+//! runtime can read them.
 //!
 //! The file names the peers of connections, so only its owner may read it. An invalid file is renamed, not
 //! overwritten.
@@ -25,7 +26,7 @@ const VERSION: u32 = 1;
 /// Limit of the file's size in bytes. It is more than a file with all entries has.
 const BYTES_MAX: usize = 64 << 20;
 
-/// The learned state, and the model that it belongs to.
+/// Rates to peers and observed connections, as stored in the file, and the identity of the model that they belong to.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Learned {
@@ -112,7 +113,7 @@ impl Learned {
 }
 
 impl LearnedLesson {
-    /// Converts an observation for the file, or returns `None` if no rule names its cgroup any more.
+    /// Converts an observed connection for the file, or returns `None` if no rule names its cgroup any more.
     fn from_lesson(kind::ClassLesson { kind, seen }: kind::ClassLesson, settings: &Settings) -> Option<Self> {
         let TrafficClass { is_client, port, command, cgroup } = kind;
         let cgroup = match cgroup {
@@ -123,8 +124,8 @@ impl LearnedLesson {
         Some(Self { side, port, command, cgroup, saw: seen })
     }
 
-    /// Converts an observation of the file for this run, or returns `None` if no rule names its cgroup or the cgroup
-    /// does not exist.
+    /// Converts an observed connection that was read from the file, or returns `None` if no rule names its cgroup or
+    /// the cgroup does not exist.
     fn to_lesson(&self, settings: &Settings) -> Option<kind::ClassLesson> {
         let cgroup = match &self.cgroup {
             None => 0,

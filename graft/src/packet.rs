@@ -84,9 +84,9 @@ pub struct SessionStatus {
     pub mean_ns: BTreeMap<String, u64>,
     /// Number of measured packets that took longer than the limit, since the session was opened.
     pub over_budget: u64,
-    /// Number of completed changes of the graft.
+    /// Number of completed changes of the session's graft.
     pub swaps: u64,
-    /// Number of changes of the graft that failed.
+    /// Number of changes of the session's graft that failed.
     pub swaps_failed: u64,
     /// The latest change of the session's graft.
     pub changed: Option<SessionChange>,
@@ -136,7 +136,8 @@ pub struct PeerStatus {
     pub round_trip_us: Option<u64>,
     /// Packet loss in the direction to the peer, in per cent.
     pub loss_percent: Option<f64>,
-    /// Number of sessions in the peer's pool.
+    /// Number of sessions that applications can have with the peer: one for each port of the peer's pool that this end
+    /// may use.
     pub pooled_sockets: usize,
     /// Number of pooled sessions that applications use now.
     pub lent: usize,

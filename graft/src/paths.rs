@@ -123,7 +123,8 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Creates a monitor without peers. `classes` are sorted by round trip and begin at 0.
+    /// Creates a monitor without peers. `classes` are classes of paths, sorted by their smallest round-trip time; the
+    /// first one begins at 0.
     pub fn new(classes: Vec<PathClass>) -> Self {
         Self { classes, ..Self::default() }
     }
@@ -298,7 +299,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn path_counters_outlive_connections_and_are_added_once() {
+    fn path_counters_outlive_connections_and_count_each_packet_once() {
         let mut monitor = Monitor::new(default_classes());
         monitor.update(vec![socket(7, 1, 1000, 90, 10), socket(7, 2, 3000, 100, 0)], 1);
         monitor.update(vec![socket(7, 1, 2000, 190, 10)], 2);

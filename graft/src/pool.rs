@@ -110,7 +110,7 @@ impl GraftPool {
                 manifests.push(path);
             }
         }
-        // The limit of files is checked before any file is read.
+        // The number of manifests is compared with the limit before any file is read.
         if manifests.len() > GRAFTS_MAX {
             return Err(file_error(directory, format!("more than {GRAFTS_MAX} manifests")));
         }

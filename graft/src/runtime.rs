@@ -207,7 +207,7 @@ impl GraftRuntime {
             fresh.values_mut().try_for_each(|loaded| loaded.control.keep(pins))?;
         }
         self.loaded.append(&mut fresh);
-        // The model makes its choices again in the next update.
+        // The model chooses congestion controls and carriers again in the next update.
         self.tcp.set_rules(&places(&settings, &self.loaded))?;
         self.tcp.forget_choices()?;
         self.selection.renew(&settings);
@@ -279,7 +279,7 @@ impl GraftRuntime {
         Ok(SwapResult { changed, walk_us: start.elapsed().as_micros().try_into().unwrap_or(u64::MAX) })
     }
 
-    /// Reads this host's sockets and the files of the pool. It has to be called about once a second.
+    /// Reads this host's sockets and the files in the grafts' directories. It has to be called about once a second.
     pub fn tick(&mut self) -> Result<(), Error> {
         self.warm.look(&self.settings.pool, &self.settings.trusted_keys);
         self.take_events()?;
@@ -782,7 +782,7 @@ fn reason(outcome: TcpOutcome) -> &'static str {
     }
 }
 
-/// Locks the statistics. The counts are consistent even if another holder of the lock has panicked.
+/// Locks the statistics of past connections. The counts are consistent even if another holder of the lock has panicked.
 fn lock(kinds: &Mutex<Kinds>) -> MutexGuard<'_, Kinds> {
     kinds.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -73,7 +73,7 @@ pub struct Settings {
     pub gateway: Option<GatewaySettings>,
     /// Model that chooses for the rules with `select`.
     pub model: Option<Arc<Model>>,
-    /// File that stores what was learned for the next runtime.
+    /// File that stores measured costs, rates and traffic patterns of connections for the next runtime.
     pub learned: Option<PathBuf>,
     /// Purposes of connections that the operator has set.
     pub purposes: Vec<PurposeSettings>,
@@ -155,7 +155,7 @@ pub struct RuleSetting {
 /// Facts about a rule's connections, for the model that chooses their congestion control or carrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Select {
-    /// Profile of the connections, or `None` if it is learned or predicted from the port.
+    /// Traffic profile of the connections, or `None` if it is learned or predicted from the port.
     pub profile: Option<TrafficProfile>,
     /// Expected size of a connection in KiB.
     pub size_kib: Option<u32>,
@@ -211,7 +211,8 @@ struct RawGraftSettings {
     gateway: Option<gateway::RawGateway>,
     /// File with the model for rules with `select`, as `millrace-lab train` makes it.
     model: Option<PathBuf>,
-    /// File that keeps what was learned across restarts of the daemon. Without it the outcomes are lost.
+    /// File that keeps the measured costs, rates and traffic patterns of connections across restarts of the daemon.
+    /// Without it they are lost.
     learned: Option<PathBuf>,
     /// Purposes of connections that you know in advance, at most 64.
     #[serde(default)]
@@ -357,8 +358,8 @@ struct RawRule {
     receive_buffer_kib: Option<u32>,
     /// Number of packets that are sent before the first acknowledgement.
     initial_window: Option<u32>,
-    /// Profile of the connections, or `"learned"`: the model chooses the congestion control for the path to each
-    /// peer. This needs `agree = false`.
+    /// Traffic profile of the connections, which states what delays matter, or `"learned"`: the model chooses the
+    /// congestion control for the path to each peer. This needs `agree = false`.
     select: Option<purpose::RawSelect>,
     /// Expected size of a connection in KiB, for the model.
     size_kib: Option<u32>,
@@ -688,7 +689,8 @@ impl Settings {
     }
 }
 
-/// Returns the number of a rule in the kernel's map of choices. The number 0 stands for no rule.
+/// Returns the key of a rule in the kernel's map of congestion controls and carriers that the model chose. 0 stands for
+/// no rule.
 pub(crate) fn place_number(rule: usize) -> u32 {
     u32::try_from(rule + 1).unwrap_or_default()
 }
@@ -699,7 +701,7 @@ fn model(path: &Path) -> Result<Arc<Model>, String> {
     Model::parse(&text).map(Arc::new).map_err(|error| failed(error.to_string()))
 }
 
-/// Checks the path of the file for learned state. The file need not exist, but its directory must.
+/// Checks the path of the file for measured costs and rates. The file need not exist, but its directory must.
 fn learned(path: &Path) -> Result<PathBuf, String> {
     let directory = path.parent().filter(|directory| *directory != Path::new("")).unwrap_or(Path::new("."));
     match directory.is_dir() {

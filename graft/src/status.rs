@@ -28,7 +28,7 @@ pub struct Status {
     pub loaded: Vec<LoadedStatus>,
     /// Rules of the settings.
     pub rules: Vec<RuleStatus>,
-    /// Number of connections that match a rule, by outcome.
+    /// Number of connections that match a rule, by the outcome of the agreement in TCP options.
     pub outcomes: BTreeMap<String, u64>,
     /// Manifests of grafts that are not usable, with the reasons.
     pub unusable: Vec<(String, String)>,
@@ -48,7 +48,7 @@ pub struct Status {
     pub downgrades: BTreeMap<String, u64>,
     /// Carriers and tunnelled connections, if the settings have [carry].
     pub carry: Option<CarryStatus>,
-    /// Choices of rules with `select`, if there are such rules.
+    /// Congestion controls and carriers that a model chose for rules with `select`, if there are such rules.
     pub selection: Option<SelectionStatus>,
     /// Known traffic classes and their purposes, the latest first.
     pub purposes: Vec<PurposeStatus>,
@@ -62,7 +62,8 @@ pub struct CarryStatus {
     pub listen: Option<SocketAddr>,
     /// Number of connections of this host's applications, by the verdict of the redirecting program.
     pub verdicts: BTreeMap<String, u64>,
-    /// Number of packets at the sockets that hold SYNs back, by the verdict on them.
+    /// Number of packets at the sockets that delay the SYNs of strict connections until the server has answered, by the
+    /// verdict on the packet.
     pub held: BTreeMap<String, u64>,
     /// Carriers to all peers, including those that are missing.
     pub carriers: Vec<CarrierStatus>,
@@ -130,7 +131,8 @@ pub struct CarrierStatus {
     pub carrier: String,
     /// Address to which the carrier connects, or from which it comes.
     pub way: String,
-    /// State: `warm` (ready), `suspect` (nothing arrives, so no connection is redirected), `full` or `cold`.
+    /// State: `warm` (ready), `suspect` (nothing arrives, so no connection is redirected), `full` (the limit of
+    /// tunnelled connections is reached) or `cold` (not connected).
     pub state: String,
     /// Reason why the carrier is not ready.
     pub detail: String,
@@ -277,9 +279,9 @@ pub struct RuleStatus {
 pub struct PeerExplanation {
     /// Address of the peer.
     pub peer: String,
-    /// Outcome of the latest connection that matched a rule.
+    /// How the agreement in TCP options ended for the latest connection that matched a rule.
     pub outcome: Option<String>,
-    /// The reason for the latest outcome, as text.
+    /// Explanation of that outcome, as text.
     pub reason: String,
     /// Name of the rule that the latest connection matched.
     pub rule: Option<String>,
@@ -295,7 +297,7 @@ pub struct PeerExplanation {
     pub agreement: Option<GraftPeerStatus>,
     /// The carrier for the peer's connections, if they are tunnelled.
     pub carrier: Option<CarrierStatus>,
-    /// The model's choices for the peer, by rule.
+    /// Congestion controls or carriers that the model has chosen for the peer, by rule.
     pub chosen: Vec<ChosenStatus>,
     /// The predicted purposes of the peer's connections, by rule.
     pub purposes: Vec<PurposeStatus>,
@@ -313,7 +315,7 @@ pub struct PurposeStatus {
     pub port: u16,
     /// Name of the command that connects.
     pub command: String,
-    /// Profile, which determines the measure by which a connection is judged.
+    /// Traffic profile, which states what delays matter to the application.
     pub profile: String,
     /// Predicted size in KiB, in the direction that has more bytes.
     pub size_kib: Option<u32>,
@@ -367,10 +369,10 @@ pub struct ChosenStatus {
     pub peer: Option<IpAddr>,
     /// Name of the chosen candidate: a congestion control, or a kind of carrier.
     pub candidate: String,
-    /// Reason for the choice: `learned`, by the model; `doubted`, if the model's candidate had bad outcomes on this
-    /// path; `found`, if another candidate had better ones.
+    /// Reason for the choice: `learned`, by the model; `doubted`, if the model's candidate had too high costs on this
+    /// path; `found`, if another candidate had lower costs.
     pub why: String,
-    /// Profile, which determines the measure by which the connections are judged.
+    /// Traffic profile, which states what delays matter to the application.
     pub profile: String,
     /// Share of similar training cases in which the model's candidate was the best one.
     pub right: f64,
@@ -389,15 +391,15 @@ pub struct ChosenStatus {
     pub gain: Option<f64>,
 }
 
-/// The recent outcomes of one candidate on one path.
+/// The costs of recent connections that used one candidate on one path.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct CandidateStatus {
     /// Name of the candidate: a congestion control, or a kind of carrier.
     pub candidate: String,
-    /// Number of the candidate's outcomes that are remembered.
+    /// Number of the candidate's connections whose costs are remembered.
     pub outcomes: usize,
-    /// Number of bad outcomes among the remembered ones.
+    /// Number of these connections whose cost was higher than usual.
     pub bad: usize,
     /// Median cost of the candidate's connections: their duration as a multiple of the best possible one on the path.
     pub cost: Option<f64>,
@@ -415,9 +417,9 @@ impl From<online::CandidateRecord> for CandidateStatus {
 pub struct SelectionStatus {
     /// Default congestion control of this host.
     pub plain: String,
-    /// Number of pairs of a rule and a path that have a choice.
+    /// Number of pairs of a rule and a path for which a congestion control or carrier is chosen.
     pub chosen: u64,
-    /// Number of paths with learned outcomes, counted separately for each leaf of the model's tree.
+    /// Number of paths with measured costs of connections, counted separately for each leaf of the model's tree.
     pub learned_places: u64,
     /// Number of live connections by tier and candidate, such as `in-place/bbr`.
     pub live: BTreeMap<String, u64>,
@@ -425,11 +427,11 @@ pub struct SelectionStatus {
     pub connections: BTreeMap<String, u64>,
     /// Number of connections that have begun since the start, by the reason for their candidate.
     pub reasons: BTreeMap<String, u64>,
-    /// Number of ended connections by their outcome: `good`, `bad` or `not-judged`.
+    /// Number of ended connections by their cost: `good` (usual or lower), `bad` (higher than usual) or `not-judged`.
     pub outcomes: BTreeMap<String, u64>,
     /// Number of connections that were not recorded, or whose end was not reported.
     pub forgotten: u64,
-    /// Number of paths on which plain TCP can be compared with the choice.
+    /// Number of paths on which plain TCP can be compared with the chosen candidate.
     pub gain_paths: u64,
     /// Time that plain TCP takes, as a multiple of the chosen candidate's time: the geometric mean over the
     /// `gain_paths` paths.
@@ -466,7 +468,7 @@ pub struct GraftConnectionStatus {
     pub why: String,
     /// Time since the connection began, in seconds.
     pub age_s: f64,
-    /// The outcome of the connection, once it has ended.
+    /// The measurements and the cost of the connection, once it has ended.
     pub ended: Option<EndedStatus>,
     /// Time that plain TCP takes on this path, as a multiple of the candidate's time, if it is known.
     pub gain: Option<f64>,
@@ -474,11 +476,11 @@ pub struct GraftConnectionStatus {
     pub plain: String,
     /// Purpose that was predicted when the connection began.
     pub purpose: Option<PurposeStatus>,
-    /// The choice for the connection's path, if there was one.
+    /// The model's choice of a candidate for the connection's path, if there was one.
     pub chosen: Option<ChosenStatus>,
 }
 
-/// The measurements of an ended connection, and its outcome.
+/// The measurements of an ended connection, and its cost.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct EndedStatus {

@@ -123,9 +123,9 @@ mod tests {
     use crate::object::embedded;
 
     #[test]
-    fn one_grace_period_covers_all_earlier_changes() {
+    fn one_rcu_grace_period_covers_all_earlier_changes() {
         if !nix::unistd::geteuid().is_root() {
-            println!("SKIP one_grace_period_covers_all_earlier_changes: needs root");
+            println!("SKIP one_rcu_grace_period_covers_all_earlier_changes: needs root");
             return;
         }
         let mut object = embedded!("kernel_test.bpf.o").open().expect("open").load().expect("loaded");
@@ -142,9 +142,9 @@ mod tests {
 
     /// Checks that the kernel's barrier passes the test under load, and that a function that does not wait fails it.
     #[test]
-    fn function_that_does_not_wait_fails_as_barrier() {
+    fn kernel_function_that_does_not_wait_is_refused_as_rcu_barrier() {
         if !nix::unistd::geteuid().is_root() {
-            println!("SKIP function_that_does_not_wait_fails_as_barrier: needs root");
+            println!("SKIP kernel_function_that_does_not_wait_is_refused_as_rcu_barrier: needs root");
             return;
         }
         let mut object = embedded!("kernel_test.bpf.o").open().expect("open").load().expect("loaded");

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn layout_matches_btf() {
+    fn rust_layout_of_key_structures_matches_btf() {
         let btf = Btf::from_path(format!("{}/crypto_test.bpf.o", env!("OUT_DIR"))).expect("BTF");
         let of = |name: &str| btf.type_by_name::<Struct<'_>>(name).unwrap_or_else(|| panic!("no {name}"));
         let keys = of("quic_keys");

@@ -25,7 +25,7 @@ impl EnergyCounter {
         perf_event_open(&attr, cpu).map(|fd| Self(File::from(fd)))
     }
 
-    /// Returns the units that were counted since the counter was opened.
+    /// Returns the energy that was counted since the counter was opened, in the units of the PMU.
     pub fn read(&self) -> io::Result<u64> {
         let mut count = [0; 8];
         (&self.0).read_exact(&mut count)?;

@@ -72,17 +72,17 @@ impl Attachments {
         self.lock().get(&ifindex).is_some_and(TcAttachment::is_in_place)
     }
 
-    /// Detaches from an interface.
+    /// Detaches the program from an interface.
     pub fn remove(&self, ifindex: i32) {
         self.lock().remove(&ifindex);
     }
 
-    /// Reports whether there is no attachment.
+    /// Reports whether the program is attached to no interface.
     pub fn is_empty(&self) -> bool {
         self.lock().is_empty()
     }
 
-    /// Detaches from all interfaces.
+    /// Detaches the program from all interfaces.
     pub fn clear(&self) {
         self.lock().clear();
     }
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn path_needs_one_address_family() {
+    fn path_with_two_address_families_is_refused() {
         let at = |text: &str| text.parse::<SocketAddr>().expect("an address");
         assert_eq!(NetPath::new(at("10.0.0.1:1"), at("[::1]:2")), None);
         let mapped = NetPath::new(at("10.0.0.1:1"), at("[::ffff:10.0.0.2]:2")).expect("both are IPv4");

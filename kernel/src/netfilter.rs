@@ -263,8 +263,8 @@ impl RuleReader {
             (Some(TRANSPORT), Some(0 | 2), Some(2)) => self.load(register, LoadedValue::Port),
             (Some(TRANSPORT), Some(0), Some(4)) => {}
             (Some(TRANSPORT), Some(13), Some(1)) => self.looks.push(RuleProperty::Place),
-            // These fields of the IP header are the protocol number of IPv4 or IPv6, and the addresses, or prefixes of
-            // addresses.
+            // All packets of a connection have the same values in these fields of the IP header: the protocol number of
+            // IPv4 or IPv6, and the addresses or their prefixes.
             (Some(NETWORK), Some(6 | 9), Some(1)) => self.load(register, LoadedValue::Protocol),
             (Some(NETWORK), Some(12 | 16 | 24), Some(1..=16)) => {}
             (Some(NETWORK), Some(8), Some(2..=32)) => {}
@@ -472,7 +472,7 @@ mod tests {
             ("ct count over 5 drop", vec![RuleProperty::Other("connlimit".into())]),
             ("meta cgroup 7 drop", vec![RuleProperty::Other("meta cgroup".into())]),
             ("ct original bytes > 100000 drop", vec![RuleProperty::Other("ct bytes, packets".into())]),
-            // The first two bytes of the mark, 0x0050, must not be taken for port 80.
+            // The first two bytes of the packet mark, 0x0050, must not be taken for port 80.
             (
                 "tcp dport 443 meta mark 0x5000 drop",
                 vec![RuleProperty::Protocol(6), RuleProperty::Ports(443..=443)],

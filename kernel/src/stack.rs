@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn truncated_link_is_read_up_to_its_end() {
+    fn truncated_netlink_message_about_a_link_is_read_to_its_end() {
         let mut body = vec![0; IFINFOMSG];
         body[2..4].copy_from_slice(&ARPHRD_ETHER.to_ne_bytes());
         body[4..8].copy_from_slice(&7_i32.to_ne_bytes());
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn first_header_follows_the_hardware_type() {
+    fn first_header_of_a_frame_follows_from_the_hardware_type() {
         let of = |hardware, kind: &str| {
             StackLink { hardware, kind: kind.to_owned(), ..StackLink::default() }.begin()
         };

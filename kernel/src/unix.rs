@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use nix::libc;
 
-/// Number of groups that the first system call has room for. Few processes have more.
+/// Number of supplementary groups that fit into the buffer of the first `getsockopt` call. Few processes have more.
 const GROUPS: usize = 32;
 
 /// Returns the supplementary groups that the peer's process had when it connected (`SO_PEERGROUPS`, since Linux 4.13).

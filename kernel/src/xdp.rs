@@ -1,6 +1,6 @@
-//! Attaches programs to an interface at XDP, by a link. The kernel detaches a program when the link's last descriptor
-//! is closed, also if this process is killed. The kernel allows one program per interface; [`root`] is such a program,
-//! which several processes share.
+//! Attaches programs to an interface at XDP, through a BPF link. The kernel detaches a program when the link's last
+//! descriptor is closed, also if this process is killed. The kernel allows one program per interface; [`root`] is such
+//! a program, which several processes share.
 
 #![allow(unsafe_code)]
 
@@ -17,8 +17,9 @@ use crate::raw::{check, detach, owned};
 
 pub use crate::hook::XdpMode;
 
-/// Detaches the program of any process that a link has attached to an interface, as `bpftool link detach` does. The
-/// interface must be in the calling thread's network namespace. Returns the number of links.
+/// Detaches an interface's XDP program, whichever process attached it through a BPF link, as `bpftool link detach`
+/// does. The interface must be in the calling thread's network namespace. Returns the number of links that were
+/// detached.
 pub fn detach_all(ifindex: i32) -> io::Result<usize> {
     let mut program = 0;
     // SAFETY: `program` outlives the call.
@@ -38,8 +39,8 @@ pub fn detach_all(ifindex: i32) -> io::Result<usize> {
 }
 
 /// Measures how long the program of an interface takes for an Ethernet frame, including all programs that it calls. The
-/// result is the mean of `runs` runs in a row, so the CPU's caches are warm. A frame that the program answers cannot be
-/// measured, because the answer replaces it.
+/// result is the mean of `runs` runs in a row, so the CPU's caches are warm. If the program writes a reply into the
+/// frame (XDP_TX), the frame cannot be measured, because later runs would read the reply.
 ///
 /// # Errors
 /// Fails if there is no program, or if the process lacks CAP_SYS_ADMIN.

@@ -1,5 +1,5 @@
-//! `millrace-lab interfaces`: how much of a publisher's media the kernel forwards, by kind of interface, offloads and
-//! gate.
+//! `millrace-lab interfaces`: how much of a publisher's media the kernel forwards, by kind of interface, with and
+//! without offloads, and with and without the packet gate (XDP).
 //!
 //! Each row is a lab with publisher, relay and subscriber, in which the relay's interfaces are of one kind. Every
 //! object must arrive once and unchanged. The kernel must send 95 % of the bytes, or the relay must refuse the
@@ -27,7 +27,7 @@ pub struct InterfaceArgs {
     /// Kinds of network interfaces to test [default: all]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "KIND,...")]
     kinds: Vec<InterfaceKind>,
-    /// Run only one test for each kind of interface, with offloads and without gate
+    /// Run only one test for each kind of interface, with offloads and without the packet gate (XDP)
     #[arg(long)]
     quick: bool,
     /// Time that each publisher sends, seconds

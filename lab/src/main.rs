@@ -24,7 +24,8 @@ enum LabCommand {
     Lab(lab::LabArgs),
     /// Measure Millrace and other relays
     Bench(bench::BenchArgs),
-    /// Show how much of a publisher's media the kernel forwards, by interface, offloads and gate
+    /// Show how much of a publisher's media the kernel forwards, by kind of interface, with and without offloads and
+    /// the packet gate (XDP)
     Interfaces(interfaces::InterfaceArgs),
     /// Simulate a cluster of relays: how long routes take to settle, how many relays media pass, and how long a relay's
     /// failure interrupts media

@@ -108,8 +108,8 @@ impl MeshNetwork {
 /// An event of the simulation.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum MeshEvent {
-    /// An announcement of the first relay arrives at the second one. The third number is the announcement's index in
-    /// `said`.
+    /// The first relay's announcement arrives at the second relay. The third number is the index of the announcement in
+    /// `said`, the list of all announcements.
     Told(usize, usize, usize),
     /// The first relay notices that the second relay, or the link to it, is gone.
     Gone(usize, usize),

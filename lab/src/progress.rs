@@ -54,7 +54,7 @@ impl BenchProgress {
         Self { shared, painter: Some(painter) }
     }
 
-    /// Begins the next step, which measures `what`.
+    /// Begins the next step of the benchmark, which measures `what`.
     pub fn begin(&self, what: impl Into<String>) {
         let mut steps = self.shared.steps.lock();
         steps.now = Some((what.into(), Instant::now()));

@@ -1,5 +1,5 @@
-//! Runs the whole table of `millrace-lab interfaces`: each kind with and without offloads and gate. Needs root.
-//! Tier: test-all, since its quick rows are in the test `interfaces`.
+//! Runs the whole table of `millrace-lab interfaces`: each kind of network interface, with and without offloads, and
+//! with and without the packet gate. Needs root. Tier: test-all, since its quick rows are in the test `interfaces`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod interfaces_rows;

@@ -184,7 +184,8 @@ fn commands_run_inside_a_node_of_the_lab() {
 fn segmentation_offload_does_not_reach_the_wire() {
     needs_root!("segmentation_offload_does_not_reach_the_wire");
     let pair = NodePair::new("");
-    let before = pair.counters(); // exact: the test has sent no packet yet
+    // exact: the link has counted none of the test's packets, since none has been sent yet
+    let before = pair.counters();
     setsockopt(&pair.tx.socket, sockopt::UdpGsoSegment, &(PAYLOAD as i32)).unwrap();
     let segments: Vec<u8> = (0..10).flat_map(datagram).collect();
     if let Err(error) = pair.tx.socket.send_to(&segments, pair.rx.address()) {
@@ -207,7 +208,8 @@ fn link_without_impairment_loses_and_reorders_nothing() {
     let pair = NodePair::new("");
     pair.burst(0..1000);
     assert_eq!(pair.rest(), (0..1000).collect::<Vec<_>>());
-    let counters = pair.counters(); // exact: an empty link's counters are final
+    // exact: the link's packet counters are final, since no packet is queued or in flight
+    let counters = pair.counters();
     assert_eq!((counters.lost, counters.overrun, counters.queue_dropped), (0, 0, 0));
 }
 
@@ -218,7 +220,8 @@ fn total_loss_loses_everything() {
     pair.burst(0..100);
     wait_for("losses", || pair.counters().lost >= 100);
     assert_eq!(pair.rest(), [0u32; 0]);
-    assert_eq!(pair.counters().delivered, 0); // exact: an empty link's counters are final
+    // exact: the link's packet counters are final, since no packet is queued or in flight
+    assert_eq!(pair.counters().delivered, 0);
 }
 
 #[test]
@@ -229,7 +232,8 @@ fn random_loss_counter_equals_missing_packets() {
     let missing = 2000 - pair.rest().len() as u64;
     // On average 400 of 2000 packets are lost. The accepted range is five standard deviations to either side.
     assert!((310..490).contains(&missing), "{missing}");
-    assert!((missing..=missing + STRAY).contains(&pair.counters().lost)); // exact: an empty link's counters are final
+    // exact: the link's packet counters are final, since no packet is queued or in flight
+    assert!((missing..=missing + STRAY).contains(&pair.counters().lost));
 }
 
 #[test]
@@ -305,7 +309,7 @@ fn full_queue_drops_packets_and_counts_them() {
     let dropped = 100 - numbers.len() as u64;
     assert!((90 - 3..=90 + STRAY).contains(&dropped), "{dropped}");
     assert!(numbers.is_sorted());
-    // exact: an empty link's counters are final
+    // exact: the link's packet counters are final, since no packet is queued or in flight
     assert!((dropped..=dropped + STRAY).contains(&pair.counters().queue_dropped));
 }
 
@@ -338,8 +342,8 @@ fn link_settings_change_while_the_lab_is_up() {
 }
 
 #[test]
-fn plain_link_refuses_settings() {
-    needs_root!("plain_link_refuses_settings");
+fn link_without_emulation_refuses_impairment_settings() {
+    needs_root!("link_without_emulation_refuses_impairment_settings");
     let lab = Lab::new(&Topology::standard(0, 1)).unwrap();
     let link = lab.link("pub-sub1").unwrap();
     let error = link.change(Directions::Both, &Settings::parse("loss=1%").unwrap()).unwrap_err();
@@ -393,10 +397,12 @@ fn netem_is_used_for_links_that_it_can_impair() {
     assert_eq!(pair.rest(), (0..10).flat_map(|n| [n, n]).collect::<Vec<_>>());
 
     link.set(LinkDirection::Forward, Impairment::parse("loss=100% burst-start=1%").unwrap()).unwrap();
-    let before = pair.counters(); // exact: an empty link's counters are final
+    // exact: the link's packet counters are final, since no packet is queued or in flight
+    let before = pair.counters();
     pair.burst(0..100);
     assert_eq!(pair.rest(), [0u32; 0]);
-    assert!(pair.counters().lost - before.lost >= 100); // exact: an empty link's counters are final
+    // exact: the link's packet counters are final, since no packet is queued or in flight
+    assert!(pair.counters().lost - before.lost >= 100);
 
     let error = link.set(LinkDirection::Forward, Impairment::parse("rate=1mbit").unwrap()).unwrap_err();
     assert!(error.to_string().contains("emulate = true"), "{error}");

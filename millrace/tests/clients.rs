@@ -86,7 +86,7 @@ const SUBSCRIBE: [&str; 5] =
     ["subscribe", "--name=live", "--track=objects", "--stats", "--tls-disable-verify"];
 
 #[test]
-fn closed_port_is_reported_at_once() {
+fn relay_port_that_is_closed_is_reported_at_once() {
     // The relay's port is taken by a socket that accepts packets only from its own peer, so a client never gets an
     // answer.
     let held = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -153,7 +153,8 @@ fn clients_reconnect_immediately_to_a_restarted_relay() {
     for client in [&publisher, &subscriber] {
         client.wait_for("the relay was restarted");
     }
-    let before = subscriber.delivered(); // exact: the test waits until more objects than this have arrived
+    // exact: the count of delivered objects may grow; the test then waits for 50 more objects
+    let before = subscriber.delivered();
     wait_for("media again", || (subscriber.delivered() > before + 50).then_some(()));
 }
 

@@ -411,7 +411,7 @@ fn slow_reader_of_reports_does_not_delay_the_observer() {
         reader.map_or(0, |reader| reader.map_while(Result::ok).count())
     };
     // The measurement and the log continue while nobody reads standard output.
-    let before = logged(); // exact: the test only checks that the count grows
+    let before = logged(); // exact: the test only checks that the number of reports in the log grows
     wait_until("more reports in the log", logged, |count| *count >= before + 20);
     let mut sequences = sequences(stdout);
     assert_eq!(sequences.next(), Some(0));
@@ -559,7 +559,7 @@ fn http_server_keeps_only_needed_rights() {
         let mut lines = BufReader::new(server.child.stdout.take().unwrap()).lines();
         let first: Report = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
         let pid = server.child.id();
-        // exact: the process reduces its rights before its first report
+        // exact: the process drops its capabilities before its first report, which has arrived
         for (field, want) in [
             ("CapEff", format!("{capabilities:016x}")),
             ("CapPrm", format!("{capabilities:016x}")),
@@ -613,7 +613,7 @@ fn dashboard_of_a_replay_has_no_privileges() {
         |answer| answer.as_ref().is_ok_and(|(code, _)| *code == 200),
     )
     .unwrap();
-    // exact: the server has answered, and it reduces its rights before that
+    // exact: the server drops its capabilities before it answers requests, and it has answered one
     for (field, want) in [("CapEff", "0000000000000000"), ("Uid", NOBODY), ("Seccomp", "2")] {
         assert!(status(child.id(), field).iter().all(|has| has == want), "{field}");
     }
@@ -651,7 +651,7 @@ impl Prometheus {
     /// Returns the values of a query, or Prometheus's error as text.
     fn ask(&self, query: &str) -> Result<Vec<f64>, String> {
         let escaped: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
-        // exact: callers wait for the values that they expect
+        // exact: callers repeat this Prometheus query until it returns the expected values
         let (_, text) = fetch(self.addr, &format!("/api/v1/query?query={escaped}"), None)
             .map_err(|error| error.to_string())?;
         let answer: serde_json::Value =
@@ -711,8 +711,8 @@ fn grafana_dashboards_have_data() {
         }
     }
     assert!(queries > 10, "{queries}");
-    // The time per call must be that of counted calls. Time of sampled events, divided by few calls, would be far
-    // larger.
+    // The time per call must include only calls that were counted. With the time of sampled calls, which are not
+    // counted, it would be far larger.
     let each = "rate(millrace_cost_event_counted_seconds_total{event=\"send\"}[10s]) / rate(millrace_cost_event_calls_total{event=\"send\"}[10s]) > 0";
     let each = wait_until(
         "the time of a call",

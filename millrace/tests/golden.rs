@@ -1,5 +1,5 @@
-//! Compares the help of every command, and the messages about wrong arguments, with a file that reviews show.
-//! `MILLRACE_GOLDEN=write cargo test -p millrace --test golden` writes the file again.
+//! Compares the help of every command, and the messages about wrong arguments, with a file of the expected texts, whose
+//! changes a code review shows. `MILLRACE_GOLDEN=write cargo test -p millrace --test golden` writes the file again.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{

@@ -35,7 +35,7 @@ fn stderr_of(output: &Output) -> String {
 }
 
 fn upstream_of(relay: &RunningRelay) -> UpstreamStatus {
-    // exact: callers repeat this read, or have waited for the expected state
+    // exact: callers reread the state of the upstream connection until it is as expected, or have waited for it
     relay.status().upstream.clone().unwrap()
 }
 
@@ -66,7 +66,7 @@ async fn shows(addr: SocketAddr, trusted: &CertificateDer<'static>) -> bool {
 }
 
 #[test]
-fn check_reports_every_problem_and_starts_nothing() {
+fn relay_check_reports_every_problem_and_starts_no_relay() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("relay.toml");
     fs::write(&file, "max-sesions = 5\nengine = \"warp\"\n").unwrap();
@@ -94,7 +94,7 @@ fn check_reports_every_problem_and_starts_nothing() {
 #[test]
 fn relay_reports_its_version_and_ends_on_sigterm() {
     let mut relay = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
-    let status = relay.status(); // exact: these fields are set when the relay starts
+    let status = relay.status(); // exact: the engine and the listen addresses are fixed when the relay starts
     assert_eq!((status.engine.name.as_str(), status.draining), ("user", false));
     assert!(status.engine.reason.contains("interface"), "auto says why: {}", status.engine.reason);
     assert_eq!(status.listen.len(), 1);
@@ -107,7 +107,7 @@ fn relay_reports_its_version_and_ends_on_sigterm() {
         .unwrap();
     let shown = String::from_utf8(shown.stdout).unwrap();
     assert!(shown.contains("serving on 127.0.0.1:") && shown.contains("engine user"), "{shown}");
-    let metrics = relay.get("/metrics"); // exact: no client connects
+    let metrics = relay.get("/metrics"); // exact: the number of sessions stays 0, since no client connects
     assert!(metrics.contains("\nmillrace_relay_sessions 0\n"), "{metrics}");
     wait_for("fingerprint in the log", || relay.logged(&["self-signed", "sha256"]).then_some(()));
 
@@ -172,7 +172,7 @@ fn simultaneous_signals_do_not_skip_the_drain() {
 }
 
 #[test]
-fn unreachable_upstream_is_reported_everywhere() {
+fn unreachable_upstream_is_reported_in_status_metrics_log_and_client() {
     let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     // The port is taken by a socket that accepts packets only from its own peer.
     taken.connect("127.0.0.1:9").unwrap();
@@ -187,7 +187,7 @@ fn unreachable_upstream_is_reported_everywhere() {
         let args = ["status", "--http", &edge.http.to_string(), "--http-token-file"].map(str::to_owned);
         String::from_utf8(millrace().args(args).arg(token).output().unwrap().stdout).unwrap()
     };
-    // exact: the metrics are made from the status that was waited for
+    // exact: `upstream_up` is computed from the upstream's status, which the test has waited for
     let up = |up: u8| edge.get("/metrics").contains(&format!("\nmillrace_relay_upstream_up {up}\n"));
     wait_for("reason", || Some(upstream_of(&edge)).filter(|upstream| !upstream.reason.is_empty()));
     assert!(upstream_of(&edge).session.is_none() && up(0));
@@ -228,7 +228,7 @@ fn upstream_with_another_certificate_has_no_session() {
 #[test]
 fn port_without_an_address_listens_on_every_address() {
     let relay = RunningRelay::start_on(":0", tempfile::tempdir().unwrap(), &["--public"]);
-    let listen = relay.status().listen.clone(); // exact: these fields are set when the relay starts
+    let listen = relay.status().listen.clone(); // exact: the listen addresses are fixed when the relay starts
     assert!(listen[0].is_ipv4() && listen.iter().all(|addr| addr.ip().is_unspecified()), "{listen:?}");
     let here = format!(":{}", relay.http.port());
     let token = relay.path("token");
@@ -243,7 +243,7 @@ fn port_without_an_address_listens_on_every_address() {
 #[test]
 fn unavailable_gate_is_reported_or_refused() {
     let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &["--gate-sessions=5"]);
-    let gate = relay.status().gate; // exact: these fields are set when the relay starts
+    let gate = relay.status().gate; // exact: the state of the gate is fixed when the relay starts
     assert!(!gate.on && gate.reason.starts_with("auto: no interface is named"), "{gate:?}");
     let words = ["without the gate", "auto: no interface is named"];
     wait_for("the log line", || relay.logged(&words).then_some(()));
@@ -291,7 +291,8 @@ fn every_reason_to_drop_has_a_line_in_the_documentation() {
     let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
     let document = include_str!("../../docs/guide/operations.md");
     let table = document.split("| drops | what").nth(1).expect("a table").split("\n\n").next().unwrap();
-    let drops = relay.status().drops.clone(); // exact: the names of the counters are fixed
+    // exact: the set of drop counters is fixed; only their values change
+    let drops = relay.status().drops.clone();
     assert!(drops.len() > 20, "the status lacks reasons: {drops:?}");
     for reason in drops.keys() {
         let is_named =
@@ -381,7 +382,8 @@ async fn failed_handshake_is_one_log_line_without_control_characters() {
 
         let line = wait_for("the line", || logged("handshake failed"));
         assert!(line.contains("session established"), "the log line has no reason: {line:?}");
-        let all = fs::read_to_string(&log).unwrap(); // exact: the log line exists already
+        // exact: the test has waited for the log line that it checks
+        let all = fs::read_to_string(&log).unwrap();
         assert!(all.chars().all(|one| one == '\n' || !one.is_control()), "{format}: {line:?}");
         let forged = all.lines().filter(|line| line.contains("session established")).count();
         assert_eq!(forged, 1, "{format}: {all}");
@@ -395,7 +397,8 @@ async fn failed_handshake_is_one_log_line_without_control_characters() {
 fn full_log_disk_loses_only_log_lines() {
     let mut relay = RunningRelay::start(tempfile::tempdir().unwrap(), &["--log-file=/dev/full"]);
     wait_for("dropped log line", || (relay.status().totals.log_lines_dropped > 0).then_some(()));
-    assert_eq!(relay.health(), Some(200)); // exact: the test has waited until log lines were lost
+    // exact: lost log lines do not change the relay's health, and the test has waited for a lost line
+    assert_eq!(relay.health(), Some(200));
     let output = status(&relay).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.lines().any(|line| line.ends_with(" log lines lost")), "{text}");
@@ -509,7 +512,8 @@ fn garbage_flood_creates_no_session() {
     let asked = ["subscribe", "--name=live", "--track=video", "--tls-disable-verify", &url];
     let said = stderr_of(&millrace().args(asked).output().unwrap());
     assert!(said.contains("nobody publishes"), "{said}");
-    assert_eq!(relay.health(), Some(200)); // exact: the relay has read the whole flood
+    // exact: the relay's health is final, since the relay has read all datagrams of the flood
+    assert_eq!(relay.health(), Some(200));
     let own = |status: &Status| status.totals.sessions > 0 && status.sessions.is_empty();
     let status = wait_until("the end of that session", || relay.status(), own);
     assert_eq!(status.totals.sessions, 1, "another session was created");
@@ -571,23 +575,24 @@ fn reload_does_not_open_a_public_relay() {
     // all addresses, so it refuses the new settings.
     fs::write(&settings, "listen = ['127.0.0.1:0']\n").unwrap();
     relay.signal(Signal::SIGHUP);
-    // exact: `wait_until` repeats this read
+    // exact: `wait_until` rereads the access rules in the status until they are as expected
     let access = || relay.status().access.clone();
     let access = wait_until("the settings are refused", access, |access| access.unread.len() == 1);
     assert!(!access.open && access.keys == 1 && access.unread[0].what == "settings", "{access:?}");
     assert!(access.unread[0].reason.contains("0.0.0.0:"), "{access:?}");
-    // exact: the error of the reload is set before the access status
+    // exact: the relay sets the error of a reload before the access status, which the test has waited for
     let reload = relay.status().reload.clone().unwrap();
     assert!(reload.error.as_ref().is_some_and(|error| error.contains("0.0.0.0:")), "{reload:?}");
     wait_for("the log line", || relay.logged(&["new settings are not usable", "0.0.0.0:"]).then_some(()));
     // With `public = true` in the settings, the reload may open the relay to anyone.
     fs::write(&settings, "listen = ['127.0.0.1:0']\npublic = true\n").unwrap();
     relay.signal(Signal::SIGHUP);
-    // exact: `wait_until` repeats this read
+    // exact: `wait_until` rereads the access rules in the status until they are as expected
     let access = || relay.status().access.clone();
     wait_until("the open relay", access, |access| access.open && access.unread.is_empty());
     wait_for("a warning", || relay.logged(&["anyone who reaches this relay"]).then_some(()));
-    assert_eq!(relay.status().reload.clone().unwrap().error, None); // exact: the reload was noted before the access changed
+    // exact: the relay stores the result of a reload before it changes the access rules
+    assert_eq!(relay.status().reload.clone().unwrap().error, None);
 }
 
 #[test]
@@ -617,25 +622,28 @@ fn the_service_manager_is_notified_of_start_reload_and_end() {
 }
 
 #[test]
-fn unreadable_rights_files_deny_and_are_named() {
+fn unreadable_access_files_grant_no_access_and_are_named() {
     let dir = tempfile::tempdir().unwrap();
     for (name, text) in [("one", SECRET), ("two", &"2".repeat(32)), ("revoked", "a\n")] {
         fs::write(dir.path().join(name), text).unwrap();
     }
     let flags = ["--token-secrets={dir}/one", "--token-secrets={dir}/two", "--token-revoked={dir}/revoked"];
     let relay = RunningRelay::start(dir, &flags);
-    // exact: `wait_until` repeats this read
+    // exact: `wait_until` rereads the access rules in the status until they are as expected
     let access = || relay.status().access.clone();
-    // exact: callers have waited for the state
+    // exact: callers have waited until the relay has noticed the change of its access files
     let healthz = || relay.get("/healthz");
     assert_eq!(healthz(), "ok\n"); // exact: the relay's health has not changed since the start
     fs::remove_file(relay.path("one")).unwrap();
     wait_until("the unreadable key to be removed", access, |access| access.keys == 1 && !access.open);
-    let said = healthz(); // exact: the relay has already noticed the unreadable key
+    // exact: the health report includes the unreadable key file, which the relay has already noticed
+    let said = healthz();
     assert!(said.starts_with("ok\nunread: 1 "), "{said}");
-    let metrics = relay.get("/metrics"); // exact: the relay has already noticed the unreadable key
+    // exact: the metric counts the unreadable key file, which the relay has already noticed
+    let metrics = relay.get("/metrics");
     assert!(metrics.contains("\nmillrace_relay_access_unread 1\n"), "{metrics}");
-    // IDs stay revoked when their file becomes unreadable, and removing the last key gives nobody a right.
+    // Token IDs stay revoked when the file that lists them becomes unreadable. Removing the last key that signs tokens
+    // gives nobody the right to publish or subscribe.
     fs::write(relay.path("revoked"), "a\nb\n").unwrap();
     wait_until("another ID is revoked", access, |access| access.revoked == 2);
     fs::write(relay.path("two"), "").unwrap();

@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_print_by_name_and_unknown_ones_by_number() {
+    fn error_codes_print_by_name_and_unknown_ones_by_number() {
         assert_eq!(Session::INVALID_AUTHORITY.to_string(), "INVALID_AUTHORITY");
         assert_eq!(Request(0x9d).to_string(), "0x9d");
         assert_eq!(format!("{:?}", Done::TRACK_ENDED), "TRACK_ENDED");

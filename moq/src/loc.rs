@@ -14,7 +14,7 @@ const TIMESCALE: u64 = 0x08;
 const VIDEO_CONFIG: u64 = 0x0d;
 const AUDIO_CONFIG: u64 = 0x0f;
 const TIMESTAMP: u64 = 0x10;
-/// The property type of the time stamp in draft-03.
+/// The property type of the time stamp in draft-ietf-moq-loc-03.
 const TIMESTAMP_BEFORE: u64 = 0x06;
 
 /// Units per second of a time stamp, if the object states no time scale.
@@ -41,12 +41,12 @@ pub enum Config<'a> {
     Audio(&'a [u8]),
 }
 
-/// One sample.
+/// One media sample: a coded picture, or a piece of audio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocSample<'a> {
     /// Presentation time, in units of [`Self::timescale`].
     pub timestamp: u64,
-    /// Units per second. It must not be 0.
+    /// Number of the time stamp's units in a second. It must not be 0.
     pub timescale: u64,
     /// The decoder configuration. It is present on samples with which a decoder can start.
     pub config: Option<Config<'a>>,

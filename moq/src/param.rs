@@ -18,55 +18,55 @@ pub struct Scope(u32);
 impl Scope {
     /// An empty set: the parameter is allowed in no message.
     pub const NONE: Self = Self(0);
-    /// SUBSCRIBE.
+    /// The message SUBSCRIBE.
     pub const SUBSCRIBE: Self = Self(1 << 0);
-    /// SUBSCRIBE_OK.
+    /// The message SUBSCRIBE_OK.
     pub const SUBSCRIBE_OK: Self = Self(1 << 1);
-    /// PUBLISH.
+    /// The message PUBLISH.
     pub const PUBLISH: Self = Self(1 << 2);
-    /// REQUEST_OK in answer to PUBLISH.
+    /// The message REQUEST_OK in answer to PUBLISH.
     pub const PUBLISH_OK: Self = Self(1 << 3);
-    /// FETCH.
+    /// The message FETCH.
     pub const FETCH: Self = Self(1 << 4);
-    /// FETCH_OK.
+    /// The message FETCH_OK.
     pub const FETCH_OK: Self = Self(1 << 5);
-    /// TRACK_STATUS.
+    /// The message TRACK_STATUS.
     pub const TRACK_STATUS: Self = Self(1 << 6);
-    /// REQUEST_OK in answer to TRACK_STATUS.
+    /// The message REQUEST_OK in answer to TRACK_STATUS.
     pub const TRACK_STATUS_OK: Self = Self(1 << 7);
-    /// PUBLISH_NAMESPACE.
+    /// The message PUBLISH_NAMESPACE.
     pub const PUBLISH_NAMESPACE: Self = Self(1 << 8);
-    /// SUBSCRIBE_NAMESPACE.
+    /// The message SUBSCRIBE_NAMESPACE.
     pub const SUBSCRIBE_NAMESPACE: Self = Self(1 << 9);
-    /// SUBSCRIBE_TRACKS.
+    /// The message SUBSCRIBE_TRACKS.
     pub const SUBSCRIBE_TRACKS: Self = Self(1 << 10);
-    /// REQUEST_OK in answer to PUBLISH_NAMESPACE, SUBSCRIBE_NAMESPACE or SUBSCRIBE_TRACKS.
+    /// The message REQUEST_OK in answer to PUBLISH_NAMESPACE, SUBSCRIBE_NAMESPACE or SUBSCRIBE_TRACKS.
     pub const NAMESPACE_OK: Self = Self(1 << 11);
-    /// REQUEST_UPDATE of a SUBSCRIBE or PUBLISH.
+    /// The message REQUEST_UPDATE of a SUBSCRIBE or PUBLISH.
     pub const UPDATE_SUBSCRIPTION: Self = Self(1 << 12);
-    /// REQUEST_UPDATE of a FETCH.
+    /// The message REQUEST_UPDATE of a FETCH.
     pub const UPDATE_FETCH: Self = Self(1 << 13);
-    /// REQUEST_UPDATE of a SUBSCRIBE_NAMESPACE or SUBSCRIBE_TRACKS.
+    /// The message REQUEST_UPDATE of a SUBSCRIBE_NAMESPACE or SUBSCRIBE_TRACKS.
     pub const UPDATE_PREFIX: Self = Self(1 << 14);
-    /// REQUEST_UPDATE of a PUBLISH_NAMESPACE.
+    /// The message REQUEST_UPDATE of a PUBLISH_NAMESPACE.
     pub const UPDATE_PUBLISH_NAMESPACE: Self = Self(1 << 15);
-    /// REQUEST_OK in answer to REQUEST_UPDATE.
+    /// The message REQUEST_OK in answer to REQUEST_UPDATE.
     pub const UPDATE_OK: Self = Self(1 << 16);
-    /// PUBLISH_STATE_NOTIFY.
+    /// The message PUBLISH_STATE_NOTIFY.
     pub const STATE_NOTIFY: Self = Self(1 << 17);
     /// The contents of FILL_PARAMETERS, which are not a message.
     pub const FILL: Self = Self(1 << 18);
-    /// NAMESPACE, which has parameters only between endpoints that negotiated draft-lcurley-moq-cluster.
+    /// The message NAMESPACE, which has parameters only between endpoints that negotiated draft-lcurley-moq-cluster.
     pub const NAMESPACE: Self = Self(1 << 19);
 
-    /// Any REQUEST_UPDATE.
+    /// The message REQUEST_UPDATE, whatever request it updates.
     pub const UPDATE: Self = Self(
         Self::UPDATE_SUBSCRIPTION.0
             | Self::UPDATE_FETCH.0
             | Self::UPDATE_PREFIX.0
             | Self::UPDATE_PUBLISH_NAMESPACE.0,
     );
-    /// Any REQUEST_OK.
+    /// The message REQUEST_OK, whatever request it answers.
     pub const OK: Self =
         Self(Self::PUBLISH_OK.0 | Self::TRACK_STATUS_OK.0 | Self::NAMESPACE_OK.0 | Self::UPDATE_OK.0);
 
@@ -98,24 +98,25 @@ impl fmt::Debug for AuthToken {
 /// the subscription. The other fields belong to the whole set, and the values received last apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assignment {
-    /// The ID of the set, unique in the session.
+    /// The ID of the switching set, unique in the session.
     pub set: u64,
-    /// The selection algorithm. 0 is the one that the draft defines.
+    /// The algorithm for selecting a set's track. 0 is the one that the draft defines.
     pub algorithm: u64,
     /// Throughput that the subscription's track requires, in kbit/s.
     pub threshold: u64,
-    /// Weight of the set among sets of the same rank: 1 to 10.
+    /// Weight of the switching set, 1 to 10: sets of the same rank share throughput in proportion to their weights.
     pub weight: u64,
-    /// Number of tracks that the set must have before the sender selects one of them. 0 turns the selection off.
+    /// Number of tracks that the switching set must have before the sender selects one of them. 0 turns the selection
+    /// off.
     pub activate: u64,
-    /// Rank of the set. Sets with a lower rank are served first.
+    /// Rank of the switching set. Sets with a lower rank are served first.
     pub rank: u8,
 }
 
 impl Assignment {
-    /// The weights that a set may have.
+    /// The weights that a switching set may have.
     pub const WEIGHTS: std::ops::RangeInclusive<u64> = 1..=10;
-    /// The selection algorithm that the draft itself defines.
+    /// The algorithm for selecting a set's track that the draft itself defines.
     pub const ALGORITHM: u64 = 0;
 
     fn decode(mut input: WireReader) -> Result<Self, DecodeError> {
@@ -603,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn fill_parameter_contains_its_own_parameters() {
+    fn fill_parameter_contains_nested_parameters() {
         let fill = Parameters {
             subscriber_priority: Some(200),
             filter: Some(Filter::Relative(1)),

@@ -16,7 +16,7 @@ const IMMUTABLE_PROPERTIES: u64 = 0x0b;
 const DEFAULT_PUBLISHER_PRIORITY: u64 = 0x0e;
 const DEFAULT_PUBLISHER_GROUP_ORDER: u64 = 0x22;
 const DYNAMIC_GROUPS: u64 = 0x30;
-/// Types that an endpoint must understand to process the track (draft-18, "Mandatory Track Properties").
+/// Property types that an endpoint must understand to process the track (draft-18, "Mandatory Track Properties").
 const MANDATORY: std::ops::RangeInclusive<u64> = 0x4000..=0x7fff;
 
 /// The longest value of a Key-Value-Pair, in bytes.
@@ -26,9 +26,9 @@ const MAX_VALUE: u64 = u16::MAX as u64;
 /// pair's type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyValuePair<'a> {
-    /// The type.
+    /// The pair's type.
     pub kind: u64,
-    /// The value.
+    /// The pair's value.
     pub value: Value<'a>,
 }
 
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn first_object_carries_the_timeouts_of_its_subgroup() {
+    fn subgroup_timeouts_are_read_from_its_first_objects_properties() {
         let mut inner = Vec::new();
         PairWriter::new(&mut inner).integer(SUBGROUP_DELIVERY_TIMEOUT, 900);
         let mut out = Vec::new();

@@ -77,8 +77,8 @@ impl<'a> AckFrame<'a> {
         AckRangeIter { largest: Some(self.largest), blocks: self.blocks }
     }
 
-    /// Writes to `out` which of `map`'s packets this frame acknowledges, in virtual numbers, largest first. Ranges
-    /// that were separated only by other senders' packets are merged.
+    /// Writes to `out` which of `map`'s packets this frame acknowledges, in virtual numbers (the QUIC stack's numbers),
+    /// largest first. Ranges that were separated only by other senders' packets are merged.
     pub fn translate(&self, map: &NumberMap, out: &mut Vec<RangeInclusive<u64>>) {
         out.clear();
         for range in self.ranges().filter_map(|wire| map.translate(wire)) {
@@ -145,12 +145,13 @@ impl Iterator for AckRangeIter<'_> {
     }
 }
 
-/// Number of packets below the largest acknowledged packet for which the map keeps the translation. A peer repeats an
-/// acknowledged range until it knows that its ACK arrived, and the stack has processed older ranges by then.
+/// Number of packets below the largest acknowledged packet for which [`NumberMap`] keeps the translation from virtual
+/// to wire numbers. A peer repeats an acknowledged range until it knows that its ACK arrived, and the stack has
+/// processed older ranges by then.
 const KEPT: usize = 1024;
 
-/// Largest number of packets in the map, acknowledged or not. If more are in flight, the oldest are forgotten: the
-/// stack considers them lost and sends their contents again.
+/// Largest number of packets in a [`NumberMap`], acknowledged or not. If more are in flight, the oldest are forgotten:
+/// the stack considers them lost and sends their contents again.
 const LIMIT: usize = 1 << 14;
 
 /// A map from the QUIC stack's virtual packet numbers to the wire numbers of the same packets.
@@ -159,10 +160,10 @@ const LIMIT: usize = 1 << 14;
 /// that the stack skips on purpose is skipped on the wire too.
 #[derive(Clone, Debug, Default)]
 pub struct NumberMap {
-    /// Virtual number of the first entry in `packets`.
+    /// Virtual number (the QUIC stack's number) of the first entry in `packets`.
     first: u64,
     packets: VecDeque<NumberedPacket>,
-    /// Largest virtual number acknowledged.
+    /// Largest virtual number (the QUIC stack's number) that was acknowledged.
     acked: Option<u64>,
 }
 
@@ -178,9 +179,9 @@ impl NumberMap {
         self.first + self.packets.len() as u64
     }
 
-    /// Assigns the wire number `wire`, which is larger than all wire numbers before it, to the next virtual number.
-    /// `sent` is `None` for a number that is skipped. A skipped number stays in the map so that the stack sees when a
-    /// lying peer acknowledges it.
+    /// Assigns the wire number `wire`, which is larger than all wire numbers before it, to the next virtual number (the
+    /// QUIC stack's number). `sent` is `None` for a number that is skipped. A skipped number stays in the map so that
+    /// the stack sees when a lying peer acknowledges it.
     pub fn push(&mut self, wire: u64, sent: Option<Instant>) {
         debug_assert!(self.packets.back().is_none_or(|last| last.wire < wire));
         self.packets.push_back(NumberedPacket { wire, sent });
@@ -190,8 +191,8 @@ impl NumberMap {
         }
     }
 
-    /// Returns the virtual numbers of the packets with wire numbers in `range`. The result is one range, because
-    /// virtual numbers have no gaps.
+    /// Returns the virtual numbers (the QUIC stack's numbers) of the packets with wire numbers in `range`. The result
+    /// is one range, because virtual numbers have no gaps.
     pub fn translate(&self, range: RangeInclusive<u64>) -> Option<RangeInclusive<u64>> {
         // Wire numbers grow with virtual ones, so both ends are found by binary search.
         let start = self.packets.partition_point(|packet| packet.wire < *range.start());
@@ -199,7 +200,7 @@ impl NumberMap {
         (start < end).then(|| self.first + start as u64..=self.first + end as u64 - 1)
     }
 
-    /// Returns when the packet with this virtual number was sent.
+    /// Returns when the packet with this virtual number (the QUIC stack's number) was sent.
     pub fn sent(&self, number: u64) -> Option<Instant> {
         let index = usize::try_from(number.checked_sub(self.first)?).ok()?;
         self.packets.get(index)?.sent
@@ -220,7 +221,7 @@ impl NumberMap {
         true
     }
 
-    /// Returns the largest virtual number that was acknowledged.
+    /// Returns the largest virtual number (the QUIC stack's number) that was acknowledged.
     pub fn acked(&self) -> Option<u64> {
         self.acked
     }

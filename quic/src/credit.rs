@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn credit_grant_is_a_quarter_but_at_least_one_packet() {
+    fn credit_grant_is_a_quarter_of_the_limit_or_one_packet_if_more() {
         for (total, granted) in [(0, 0), (1000, 1000), (4000, 1200), (40_000, 10_000), (1 << 30, 64 << 10)] {
             let credit = CreditSplit::new(total);
             assert_eq!((credit.granted(), credit.rest()), (granted, total - granted));

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn largest_generation_and_number_do_not_overlap() {
+    fn largest_key_generation_and_packet_number_do_not_overlap() {
         assert_eq!(split(join(u16::MAX, NUMBER_MASK)), (u16::MAX, NUMBER_MASK));
         assert_eq!(split(join(0, NUMBER_MASK)), (0, NUMBER_MASK));
     }

@@ -1,8 +1,9 @@
 //! Records what has been received on a connection: packet numbers, and the bytes of the peer's unidirectional streams.
 //!
-//! Two readers of a stream may have different rules for overlapping frames. They would read different bytes if a peer
-//! sends two versions of the bytes at an offset. [`ReceivedStreams`] tells which bytes of a frame are new, and [`cut`]
-//! removes the others from the packet. So every later reader gets each byte once: the first that arrived.
+//! Several parts of the process read the same STREAM frames, and may have different rules for overlapping frames. They
+//! would read different bytes if a peer sends two versions of the bytes at an offset. [`ReceivedStreams`] tells which
+//! bytes of a frame are new, and [`cut`] removes the others from the packet. So every later reader gets each byte once:
+//! the first that arrived.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -60,7 +61,7 @@ impl ReceivedNumbers {
 }
 
 impl NewBytes {
-    /// Returns the stream offset of the frame's first byte that was not received before.
+    /// Returns the stream offset of the first byte of the STREAM frame that was not received before.
     pub fn first(&self) -> Option<u64> {
         self.new.first().map(|range| range.start)
     }
@@ -195,7 +196,7 @@ impl ReceivedStreams {
         taken
     }
 
-    /// Notes that the peer has reset the stream. Bytes that arrive later are not new for any reader.
+    /// Notes that the peer has reset the stream. Bytes of the stream that arrive later do not count as new.
     pub fn reset(&mut self, id: u64) {
         if id & UNIDIRECTIONAL != 0 && (self.has_room() || self.open.contains_key(&id)) {
             self.end(id);
@@ -231,7 +232,7 @@ pub struct RepeatedFrame {
 }
 
 impl RepeatedFrame {
-    /// Creates the record of a frame at the range `at` of the payload.
+    /// Creates the record of a STREAM frame that has repeated bytes, at the range `at` of the packet's payload.
     pub fn new(at: Range<usize>, frame: &StreamFrame<'_>, part: NewBytes) -> Self {
         let end = frame.offset + frame.data.len() as u64;
         Self { at, id: frame.id, end, fin: frame.fin, part }

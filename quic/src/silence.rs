@@ -19,8 +19,8 @@ const WINDOW: usize = 20;
 /// A peer is live if at least this many packets arrived during [`WINDOW`] calls of [`Silence::look`]. Keep-alives and
 /// answers to probes are fewer.
 const LIVE: u64 = 12;
-/// Packets that this end sends within this time after the peer's last packet may contain only ACK frames, which the
-/// peer need not acknowledge. Packets sent later are expected to be acknowledged.
+/// Packets that this endpoint sends within this time after the peer's last packet may contain only ACK frames, which
+/// the peer need not acknowledge. Packets sent later are expected to be acknowledged.
 const ACKNOWLEDGED: Duration = Duration::from_millis(200);
 /// Number of unacknowledged packets after which a peer that sends only few packets is probed. By then, QUIC has
 /// retransmitted because of a probe timeout.
@@ -84,8 +84,8 @@ impl Silence {
     pub fn look(&mut self, now: Instant, packets: PacketTotals) -> bool {
         let news = packets.received.saturating_sub(self.packets.received);
         let sent = packets.sent.saturating_sub(self.packets.sent);
-        // If the interval is longer, this process was stopped. The additional time tells nothing about the peer, so it
-        // does not count.
+        // If more than two intervals have passed since the last call, this process was stopped. The excess time tells
+        // nothing about the peer, so it does not count.
         let passed = now.saturating_duration_since(self.looked).min(2 * LOOKS);
         self.packets = packets;
         self.looked = now;
@@ -221,7 +221,7 @@ mod tests {
         assert!(!watched.silence.is_dead(ROUND_TRIP));
     }
 
-    /// At first the peer has nothing to acknowledge. Then this end sends a request, which QUIC retransmits.
+    /// At first the peer has nothing to acknowledge. Then this endpoint sends a request, which QUIC retransmits.
     #[test]
     fn quiet_peer_is_dead_when_it_answers_no_request() {
         let mut watched = WatchedConnection::new(false);

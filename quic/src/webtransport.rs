@@ -23,7 +23,7 @@ const FIRST_CODE: u64 = 0x52e4_a40f_a8db;
 /// HTTP/3's error code for the application's largest code, 2^32 - 1.
 const LAST_CODE: u64 = 0x52e5_ac98_3162;
 
-/// HTTP/3 error codes (RFC 9114, section 8.1) that this end sends.
+/// HTTP/3 error codes (RFC 9114, section 8.1) that this endpoint sends.
 pub mod error {
     /// H3_REQUEST_REJECTED: a request was not processed.
     pub const REQUEST_REJECTED: u64 = 0x10b;
@@ -69,7 +69,7 @@ impl Preamble {
 pub enum Begins {
     /// The layer is not known yet: more bytes of the stream are needed.
     Unknown,
-    /// The stream is the application's, after a preamble of this length.
+    /// The stream is the application's, after WebTransport's header of this length.
     Ours(usize),
     /// The stream belongs to a session that does not exist.
     Stray(u64),
@@ -79,17 +79,18 @@ pub enum Begins {
 }
 
 impl Binding {
-    /// Returns the preamble of unidirectional streams.
+    /// Returns the bytes that WebTransport puts before the application's bytes on unidirectional streams.
     pub fn uni(self) -> Preamble {
         self.preamble(STREAM)
     }
 
-    /// Returns the preamble of bidirectional streams, which only the end that opens the stream sends.
+    /// Returns the bytes that WebTransport puts before the application's bytes on bidirectional streams. Only the
+    /// endpoint that opens the stream sends them.
     pub fn bidi(self) -> Preamble {
         self.preamble(FRAME)
     }
 
-    /// Returns the preamble of datagrams.
+    /// Returns the bytes that WebTransport puts before the application's bytes in datagrams.
     pub fn datagram(self) -> Preamble {
         match self {
             Self::Bare => Preamble::default(),

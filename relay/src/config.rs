@@ -32,8 +32,8 @@ pub struct Config {
     pub max_sessions: usize,
     /// The most tracks that may exist at a time. Further subscriptions and publications are refused.
     pub max_tracks: usize,
-    /// The most tracks per session for which the offload may prepare forwarding before their streams or datagrams
-    /// begin. The session with the upstream relay has no such limit.
+    /// The most tracks per session for which the engine `kernel` may prepare forwarding before the track's streams or
+    /// datagrams begin. The session with the upstream relay has no such limit.
     pub offloaded_tracks: usize,
     /// How long subscriptions wait for a publisher to return, or for another one, after their publisher was lost
     /// without ending its tracks.

@@ -7,7 +7,8 @@ use parking_lot::Mutex;
 
 /// The engine that sends media (`kernel` or `user`), and the reason why it was chosen.
 pub struct RelayEngine {
-    /// The offload that was loaded at start-up. It forwards media only while it is attached to at least one interface.
+    /// The offload, which forwards media in the kernel, if it was loaded at start-up. It forwards only while it is
+    /// attached to at least one network interface.
     pub offload: Option<Arc<dyn offload::OffloadEngine>>,
     why_user: Mutex<String>,
 }

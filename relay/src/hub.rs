@@ -49,8 +49,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_
 #[derive(Clone, Copy, Debug)]
 pub struct HubLimits {
     pub max_tracks: usize,
-    /// The most tracks per session for which the offload may prepare forwarding before their streams or datagrams
-    /// begin. Streams of further tracks are handed to the offload one by one, after userspace has read their beginning.
+    /// The most tracks per session for which the kernel may prepare forwarding before the track's streams or datagrams
+    /// begin. Streams of further tracks are handed to the kernel one by one, after userspace has read their beginning.
     pub offloaded_tracks: usize,
     /// How long an upstream subscription is kept after its last subscriber left.
     pub linger: Duration,
@@ -239,8 +239,8 @@ impl Hub {
     }
 
     /// Subscribes at a new publisher of `namespace` to all tracks below it that have subscribers and another publisher.
-    /// Both publishers then serve the existing subscriptions (draft-18, "Publisher Interactions"). `pace` returns the
-    /// time at which the next page of tracks may be read.
+    /// Both publishers then serve the existing subscriptions (draft-18, "Publisher Interactions"). Tracks are processed
+    /// in batches (pages). `pace` returns the time at which the next batch may begin.
     pub async fn subscribe_existing(
         &self,
         namespace: &Namespace,
@@ -260,7 +260,8 @@ impl Hub {
             if !page.more {
                 return;
             }
-            // `pace` limits the load that one announcement of a short namespace causes.
+            // A short namespace may cover many tracks. The pause between two pages of tracks limits the load that its
+            // announcement causes.
             sleep_until(pace()).await;
         }
     }

@@ -67,7 +67,7 @@ pub struct LiveTrack {
     /// The publishers' subscriptions. The first one in the list belongs to the leading publisher. The other publishers
     /// send copies of its objects, or are standbys, whose objects are dropped.
     upstreams: Mutex<Vec<Arc<UpstreamTrack>>>,
-    /// The publisher whose streams and datagrams the offload forwards. Locked after `subscriptions` and `upstreams`.
+    /// The publisher whose streams and datagrams the kernel forwards. Locked after `subscriptions` and `upstreams`.
     forwarding: Mutex<Forwarding>,
     /// Set while the track's subscriptions wait for a publisher to return. Locked after `upstreams`.
     absence: Mutex<Option<Absence>>,
@@ -165,7 +165,8 @@ impl LiveTrack {
         self.delays.change(delays, self.name().namespace());
     }
 
-    /// Returns the track's number, data and delays, which its subscriptions hold.
+    /// Returns the parts of the track that each of its subscriptions refers to: its number, its cached objects, and its
+    /// limits for late media.
     pub fn reference(&self) -> TrackRef {
         TrackRef { number: self.number, data: Arc::clone(&self.data), delays: self.delays.clone() }
     }
@@ -197,7 +198,8 @@ impl LiveTrack {
     /// [`Self::prepare`].
     pub fn claim(self: &Arc<Self>, identity: RightHolder) -> Option<TrackClaim> {
         let mut owner = self.owner.lock();
-        // An owner with 0 claims exists only inside this function and `TrackClaim::drop`, which hold this lock.
+        // An owner without any share ([`TrackClaim`]) exists only inside this function and `TrackClaim::drop`, which
+        // hold this lock.
         let owner = owner.get_or_insert(TrackOwner { identity: identity.clone(), claims: 0 });
         if owner.identity != identity {
             return None;
@@ -250,8 +252,7 @@ impl LiveTrack {
     }
 
     /// Makes `new` take over from the publishers that the track moves away from. It takes over with the group after the
-    /// newest group that any of them has begun, in userspace or the offload. `largest` is the largest location of
-    /// `new`.
+    /// newest group that any of them has begun, in userspace or the kernel. `largest` is the largest location of `new`.
     pub fn hand_over_to(&self, new: &Arc<UpstreamTrack>, largest: Option<Location>) {
         let upstreams = self.upstreams.lock();
         let mut forwarding = self.forwarding.lock();
@@ -366,14 +367,13 @@ impl LiveTrack {
         true
     }
 
-    /// Returns the openings of the track: streams that the offload may open by itself. `None` if the offload does not
-    /// forward the track.
+    /// Returns the streams that the kernel may open to subscribers by itself, when the publisher begins a stream of the
+    /// track. `None` if the kernel does not forward the track.
     fn openings(&self) -> Option<Arc<dyn OffloadOpenings>> {
         self.forwarding.lock().known_openings()
     }
 
-    /// Adds a subscription to all openings of the track, so that the offload may open streams for it as for other
-    /// subscriptions.
+    /// Lets the kernel open streams for a new subscription, too, when the publisher begins streams of the track.
     pub fn offer_openings(&self, subscription: &Subscription) {
         for opening in self.openings().iter().flat_map(|openings| openings.waiting()) {
             if !subscription.prepare(self.number, &opening) {
@@ -382,14 +382,13 @@ impl LiveTrack {
         }
     }
 
-    /// Prepares the offload for the publisher's next streams: for each such stream it may then open a stream to each
+    /// Prepares the kernel for the publisher's next streams: for each such stream it may then open a stream to each
     /// subscriber.
     pub fn replenish(&self, openings: &Arc<dyn OffloadOpenings>) {
         let subscriptions = self.subscriptions.read();
         for _ in 0..openings.missing(subscriptions.len()) {
             let Some(opening) = openings.make() else { return };
-            // An opening is exclusive if the offload serves every subscriber. Userspace is then not woken for each
-            // packet.
+            // If the kernel serves every subscriber of the next stream, userspace is not woken for each of its packets.
             let mut exclusive = true;
             for subscription in subscriptions.iter() {
                 exclusive &= subscription.prepare(self.number, &opening);
@@ -449,7 +448,7 @@ impl LiveTrack {
     }
 
     /// Adds a subgroup stream of `upstream` that has begun. Its memory is charged to `account`, the publisher's cache
-    /// account. `is_bound`: the offload forwards the stream already.
+    /// account. `is_bound`: the kernel forwards the stream already.
     ///
     /// # Errors
     /// Returns an error if the track has a copy of the subgroup already.
@@ -476,7 +475,7 @@ impl LiveTrack {
         Ok(())
     }
 
-    /// Returns the openings with which the offload may forward the next streams of `upstream`, or `None` if it may not.
+    /// Returns the openings with which the kernel may forward the next streams of `upstream`, or `None` if it may not.
     /// `make` creates the openings. Its argument is the newest subgroup that has begun, since only later subgroups may
     /// use them.
     pub fn openings_of(
@@ -489,8 +488,8 @@ impl LiveTrack {
         upstream.offers.openings(places, || make(forwarding.newest()))
     }
 
-    /// Offers new bytes of a subgroup to all subscriptions, and sends them in one batch. `ingress` is the offload's
-    /// handle of the received stream, if the offload can forward it.
+    /// Offers new bytes of a subgroup to all subscriptions, and sends them in one batch. `ingress` is the kernel
+    /// engine's handle of the received stream, if the kernel can forward it.
     pub fn advance(
         &self,
         now: Instant,
@@ -507,7 +506,7 @@ impl LiveTrack {
             self.data.ended_at(Location { group, object });
         }
         // The first subscription to be served differs from subgroup to subgroup, so that none is always last. The
-        // offload keeps this order for the subgroup's later packets.
+        // kernel keeps this order for the subgroup's later packets.
         let subscriptions = self.subscriptions.read();
         let first = subgroup.serial().checked_rem(subscriptions.len() as u64).unwrap_or(0) as usize;
         let (last, front) = subscriptions.split_at(first);
@@ -516,7 +515,7 @@ impl LiveTrack {
             exclusive &= subscription.offer(self.number, subgroup, SubgroupNews::Grown(ingress), now, outbox);
         }
         drop(subscriptions);
-        // If the offload serves all subscribers, packets of this stream need not wake userspace.
+        // If the kernel serves all subscribers, packets of this stream need not wake userspace.
         if let Some(ingress) = ingress {
             ingress.set_exclusive(exclusive);
         }
@@ -545,7 +544,7 @@ impl LiveTrack {
     }
 
     /// Adds an object that arrived as a datagram from `upstream`, and sends it to the subscribers. `make` creates the
-    /// offload's handle for the track's datagrams.
+    /// kernel engine's handle for the track's datagrams.
     pub fn datagram(
         &self,
         upstream: &Arc<UpstreamTrack>,
@@ -558,7 +557,7 @@ impl LiveTrack {
         let now = object.received_at;
         let at = object.location();
         let cost = object.cost();
-        // `subscriptions` and `forwarding` stay locked until the object is in the cache, so that the offload and
+        // `subscriptions` and `forwarding` stay locked until the object is in the cache, so that the kernel and
         // userspace agree on who forwards it.
         let subscriptions = self.subscriptions.read();
         let forwarding = self.forwarding.lock();

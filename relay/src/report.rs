@@ -463,7 +463,8 @@ fn describe_route(table: &RouteTable, namespace: &Namespace, route: &NamespaceRo
 fn describe(session: &RelaySession) -> status::RelaySessionStatus {
     let unregistered = session.connection().offload(|offload| offload.unregistered(Instant::now()));
     let offload = session.connection().offload_status();
-    // A connection that the kernel engine refuses has no kernel record, so the status shows nothing about a record.
+    // A connection that the kernel engine refuses has no record in the kernel's tables, so the status shows nothing
+    // about a record.
     let usable = offload.as_ref().filter(|offload| offload.refused.is_none());
     let (stats, estimate) = {
         let downstream = session.connection().downstream();

@@ -52,7 +52,7 @@ const TIDY: Duration = Duration::from_millis(500);
 /// The longest time that a client's handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The most handshakes with clients whose address is unproved. Further clients get a Retry packet first. This number
-/// also bounds the offload records that forged addresses can occupy.
+/// also bounds the kernel table entries that clients with forged addresses can occupy.
 const MAX_UNPROVED: usize = 64;
 /// The longest time that a peer may take to answer a request of the relay.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);

@@ -139,7 +139,8 @@ pub struct ClusterLinkStatus {
     pub cost: u64,
     /// Number of namespaces that the other relay announces.
     pub routes: u64,
-    /// True if the other relay does not answer, or has sent GOAWAY. Routes by way of further relays are then preferred.
+    /// True if the other relay does not answer, or has sent GOAWAY. Routes through this session are then used only if
+    /// there is no other route.
     pub suspect: bool,
 }
 
@@ -258,8 +259,8 @@ pub struct EngineStatus {
     /// Received packets that did not wake the relay, because only the kernel had to act on them.
     #[serde(default, rename = "quiet")]
     pub deferred: u64,
-    /// Deferred packets that were dropped because their socket's buffer was full. This happens only if the relay does
-    /// not run for long.
+    /// Deferred packets that were dropped because their socket's buffer was full. This happens only if the relay's
+    /// process gets no CPU time for a long time.
     #[serde(default, rename = "quiet_dropped")]
     pub deferred_dropped: u64,
     /// Times that the kernel engine read the kernel's reports on a timer, without a packet that woke it.
@@ -271,13 +272,14 @@ pub struct EngineStatus {
     /// Changes of sessions that were passed to the kernel engine.
     #[serde(default)]
     pub commands: u64,
-    /// Changes that a newer change of the same session replaced before they were applied.
+    /// Changes of sessions (path, keys, streams to take back) that were never applied, because a newer change of the
+    /// same session replaced them.
     #[serde(default)]
     pub commands_coalesced: u64,
     /// Sessions that have proved an access right and wait for a record in the kernel's tables.
     #[serde(default)]
     pub records_waiting: u64,
-    /// Times that a kernel record was taken from a subscriber's session for a publisher's.
+    /// Times that a record in the kernel's tables was taken from a subscriber's session for a publisher's.
     #[serde(default)]
     pub records_taken: u64,
     /// Entries in use in each kernel table: `downstreams` has the sessions, `upstreams` those of publishers, `egresses`
@@ -382,15 +384,17 @@ pub struct RelaySessionStatus {
     /// Why the kernel cannot send for this session: `cipher suite` if it does not support the session's suite.
     #[serde(default)]
     pub kernel_refused: Option<String>,
-    /// Whether the session has a kernel record (`held`), or why not: `no right yet`, `waiting`, `taken for a
-    /// publisher`. Absent without a kernel engine, or if it refuses the session.
+    /// Whether the session has an entry (record) in the kernel's tables, without which the kernel sends nothing for it.
+    /// `held` if it has one, or else the reason: `no right yet`, `waiting`, `taken for a publisher`. Absent without a
+    /// kernel engine, or if it refuses the session.
     #[serde(default)]
     pub kernel_record: Option<String>,
     /// Whether the kernel has the keys and the network path of this session. Absent if it cannot send for it.
     #[serde(default)]
     pub kernel_ready: Option<bool>,
     /// Copies that the kernel could send to this session, by outcome. Absent if it cannot send for it. `not_arriving`
-    /// counts how often none of the kernel's packets had arrived.
+    /// counts how often the kernel stopped sending for a while, because the subscriber acknowledged none of its
+    /// packets.
     #[serde(default)]
     pub kernel_copies: Option<BTreeMap<String, u64>>,
     /// Acknowledgement packets of the subscriber that did not wake the relay.
@@ -454,7 +458,7 @@ pub struct KeystreamStatus {
 }
 
 impl KeystreamStatus {
-    /// Adds another connection's counters to these.
+    /// Adds another connection's counters of encrypted or decrypted packets to these.
     pub fn add(&mut self, other: Self) {
         self.hit += other.hit;
         self.stale += other.stale;
@@ -479,7 +483,7 @@ pub struct SentStatus {
 /// A track, its publishers and subscriptions, and its use of the cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RelayTrackStatus {
-    /// Full track name in the draft's serialized form.
+    /// Full track name, in the text form that the MoQ Transport draft defines.
     pub name: String,
     /// The track alias of the first publisher.
     pub alias: u64,
@@ -525,10 +529,10 @@ pub struct ReceiveStatus {
     pub limit: u64,
     /// Connections that were refused because the budget for receive windows was used up.
     pub refused: u64,
-    /// Times that a window did not grow because its client's share was used up.
+    /// Times that a receive window did not grow because its client's share of the memory budget was used up.
     #[serde(default)]
     pub limited: u64,
-    /// Idle sessions that were closed because others needed the memory of their windows.
+    /// Idle sessions that were closed because other sessions needed the memory of their receive windows.
     #[serde(default)]
     pub reclaimed: u64,
 }

@@ -72,7 +72,7 @@ impl SubscriptionEnd {
 pub struct Subscription {
     pub track: TrackRef,
     pub alias: u64,
-    /// The tag by which events of the subscription's streams are found.
+    /// The number that identifies the subscription in events of its streams.
     pub owner: u64,
     connection: Arc<Connection>,
     state: Mutex<SubscriptionState>,
@@ -130,8 +130,8 @@ enum DownstreamStream {
 pub enum SubgroupNews<'a> {
     /// The subgroup or datagram is in the cache already.
     Cached,
-    /// The subgroup has new bytes. The ingress is the offload's handle of the publisher's stream, if it can forward the
-    /// stream.
+    /// The subgroup has new bytes. The ingress is the kernel engine's handle of the publisher's stream, if it can
+    /// forward the stream.
     Grown(Option<&'a Arc<dyn OffloadIngress>>),
     /// The subgroup has ended, which is its last event. The ingress is as in `Grown`.
     Ended(Option<&'a Arc<dyn OffloadIngress>>),
@@ -189,7 +189,7 @@ impl Subscription {
     }
 
     /// Handles an event of `subgroup`, which belongs to the track with the number `from`. Opens a stream or sends more
-    /// of it, and delegates later bytes to the offload if possible. Returns true if userspace does not have to offer
+    /// of it, and delegates later bytes to the kernel if possible. Returns true if userspace does not have to offer
     /// later bytes.
     pub fn offer(
         &self,
@@ -297,7 +297,7 @@ impl Subscription {
         }
     }
 
-    /// Opens a stream for a subgroup, or adopts the stream that the offload has opened. Returns `None` if the adopted
+    /// Opens a stream for a subgroup, or adopts the stream that the kernel has opened. Returns `None` if the adopted
     /// stream is already over.
     fn open(
         &self,
@@ -325,8 +325,8 @@ impl Subscription {
             owner: self.owner,
             label: Label { track: track.number, group: subgroup.header().group },
         };
-        // The offload may already have opened the subscriber's stream for this ingress (its handle of the publisher's
-        // stream). If not, `adopt` keeps the offload from opening a second stream.
+        // The kernel may already have opened the subscriber's stream for this ingress (its handle of the publisher's
+        // stream). If not, `adopt` keeps the kernel from opening a second stream.
         let key = match news {
             SubgroupNews::Grown(Some(ingress)) | SubgroupNews::Ended(Some(ingress)) => {
                 self.connection.offload(|offload| offload.adopt(now, ingress, stream))
@@ -341,21 +341,21 @@ impl Subscription {
         key.inspect(|key| drop(state.open.insert(*key, (track.number, view))))
     }
 
-    /// Lets the offload open a stream to this subscriber when the opening is bound to a publisher's stream of the track
-    /// `from`. Returns true if userspace does not have to offer the stream's bytes.
+    /// Lets the kernel open a stream to this subscriber when the publisher begins the stream of the track `from` that
+    /// `opening` waits for. Returns true if userspace does not have to offer the stream's bytes.
     pub fn prepare(&self, from: u32, opening: &Arc<dyn OffloadIngress>) -> bool {
         let state = self.state.lock();
         let options = &state.options;
         if !options.forward || state.ended.is_some() {
             return true;
         }
-        // The offload knows group IDs only, so subscriptions that end inside a group are left to userspace.
+        // The kernel knows group IDs only, so subscriptions that end inside a group are left to userspace.
         let (start, Some(last_group)) = (options.window.start, options.window.last_whole_group()) else {
             return false;
         };
         let mut first = (start.group, start.object);
-        // The lock is held until the opening is prepared, since a switch withdraws only openings that are prepared by
-        // then.
+        // The switching set's lock is held until the kernel may open the stream. A switch to another track withdraws
+        // that permission only for streams that have it already.
         let mut chosen = None;
         let current = match &state.origin {
             GroupOrigin::Own => None,
@@ -470,7 +470,7 @@ impl Subscription {
         outbox.transmit(&self.connection, now);
     }
 
-    /// Stops the offload from sending datagrams and opening streams for the subscription, until it is allowed again.
+    /// Stops the kernel from sending datagrams and opening streams for the subscription, until it is allowed again.
     fn take_back(&self, now: Instant) {
         self.connection.offload(|offload| {
             offload.recall_datagrams(self.owner);
@@ -515,7 +515,7 @@ impl Subscription {
         let mut state = self.state.lock();
         let resumed = options.forward && !state.options.forward;
         state.options = options;
-        // The offload works with the old options, so its permission is withdrawn first.
+        // The kernel works with the old options, so it has to stop sending for this subscription first.
         self.take_back(Instant::now());
         if resumed {
             state.joining = largest;
@@ -656,7 +656,7 @@ impl SubscriptionState {
     }
 
     /// Returns the part of the subgroup that this subscription sends. Returns `None` if there is no such part, or none
-    /// yet. `is_offloaded`: the offload may forward the bytes after the header.
+    /// yet. `is_offloaded`: the kernel may forward the bytes after the header.
     fn view(&self, subgroup: &Arc<SubgroupStream>, alias: u64, is_offloaded: bool) -> Option<SubgroupView> {
         let group = subgroup.header().group;
         if !self.wants_group(group) || self.ended.is_some() || subgroup.is_evicted() {
@@ -672,7 +672,7 @@ impl SubscriptionState {
             None => match subgroup.extent().end {
                 // A subgroup that has ended without objects is sent as a header only.
                 SourceEnd::Fin { .. } => SubgroupView::whole(Arc::clone(subgroup), alias),
-                // The whole subgroup is in the subscription's range, so its header is sent at once. The offload
+                // The whole subgroup is in the subscription's range, so its header is sent at once. The kernel
                 // continues with the first object.
                 SourceEnd::Open if is_offloaded && last.is_none() => {
                     SubgroupView::whole(Arc::clone(subgroup), alias)
@@ -694,7 +694,8 @@ fn priority_of(track: &TrackRef, options: &SubscriptionOptions, subgroup: &Subgr
     }
 }
 
-// Smaller values are more urgent, so a descending order inverts the group ID.
+// Returns the priority value of a group. Smaller values are more urgent, so for a subscription in descending order the
+// bits of the group ID are inverted.
 fn ordered(order: GroupOrder, group: u64) -> u64 {
     match order {
         GroupOrder::Ascending => group,

@@ -54,8 +54,9 @@ pub struct UpstreamTrack {
     streams: AtomicU64,
     open_streams: AtomicU64,
     datagrams: AtomicBool,
-    /// The openings and datagrams that the offload may forward before userspace reads them.
-    /// [`LiveTrack`](super::live::LiveTrack) allows them to one publisher at a time.
+    /// The kernel engine's handles for the publisher's next streams and its datagrams. With them, the kernel forwards
+    /// objects before userspace reads them. [`LiveTrack`](super::live::LiveTrack) allows them to one publisher at a
+    /// time.
     pub offers: Offers,
     /// Number of subgroup streams whose header was read, and which were not added to the track yet.
     entering: AtomicUsize,
@@ -312,7 +313,7 @@ impl UpstreamTrack {
         EnteringStream(Arc::clone(self))
     }
 
-    /// Reports whether a stream has begun that the offload may have forwarded and the track does not know yet.
+    /// Reports whether a stream has begun that the kernel may have forwarded and the track does not know yet.
     pub fn has_entering(&self) -> bool {
         // The order matters: a stream enters `entering` before it leaves `has_bound`, so one of the two reads sees it.
         self.offers.has_bound() || self.entering.load(SeqCst) > 0

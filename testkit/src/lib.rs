@@ -32,7 +32,7 @@ pub use stop::StopOnDrop;
 /// be busy.
 pub const BOUND: Duration = Duration::from_secs(120);
 
-/// Time between two checks of the condition.
+/// Time between two checks of a condition that a test waits for.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Number of lines at the end of a log that a failed test shows.

@@ -34,7 +34,7 @@ const TARGET: &str = "millrace::log";
 /// let limit = millrace_logging::LogLimit::default();
 /// let subscriber = tracing_subscriber::fmt().finish().with(limit.clone());
 /// tracing::subscriber::set_global_default(subscriber)?;
-/// tracing::info!(left_out = limit.suppressed(), "log lines were left out so far");
+/// tracing::info!(left_out = limit.suppressed(), "log lines that the limit has left out so far");
 /// # Ok::<(), tracing::subscriber::SetGlobalDefaultError>(())
 /// ```
 #[derive(Clone, Debug, Default)]
@@ -75,8 +75,8 @@ impl<S: Subscriber> Layer<S> for LogLimit {
             return false;
         };
         if lines > 0 {
-            // The lock of `by_place` is no longer held here: this `warn!` calls `event_enabled` again, which would take
-            // the lock. That call returns early, because events with the target `TARGET` are exempt from the limit.
+            // The lock of the token buckets is no longer held here, because this `warn!` calls `event_enabled` again.
+            // That nested call returns early: events with the target `TARGET` are exempt from the limit.
             warn!(target: TARGET, lines, of = metadata.target(), at = metadata.line(), "log lines like the next one came too fast and were left out");
         }
         true
@@ -151,11 +151,11 @@ mod tests {
         let begun = Instant::now();
         tracing::subscriber::with_default(subscriber, || {
             for number in 0..100_000 {
-                tracing::error!(number, "the limited line of the test");
+                tracing::error!(number, "a rate-limited line of the test");
             }
-            tracing::info!("a line of another place in the code");
+            tracing::info!("a line of another call site");
             for number in 0..1000 {
-                tracing::debug!(number, "a line without a limit");
+                tracing::debug!(number, "a debug line, which has no rate limit");
             }
         });
         let most = 101 + begun.elapsed().as_millis() as u64 / 50;
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(limit.suppressed(), 100_000 - lines[&Level::ERROR]);
     }
 
-    /// A layer that stores the number of suppressed lines.
+    /// A `tracing` layer that records the count in the latest report of suppressed log lines.
     #[derive(Clone, Default)]
     struct LeftOut(Arc<Mutex<Option<u64>>>);
 
@@ -191,7 +191,7 @@ mod tests {
         let mut said = 0;
         let lines = wait_for("the line after", || {
             for _ in 0..200 {
-                tracing::info!("the limited line of the test");
+                tracing::info!("a rate-limited line of the test");
             }
             said += 200;
             left_out.0.lock().take()

@@ -20,7 +20,7 @@ mod tests {
     use millrace_testkit::documented::{COST, assert_named};
 
     #[test]
-    fn every_event_and_loss_of_the_cost_observer_is_documented() {
+    fn every_event_and_loss_counter_of_the_cost_observer_is_documented() {
         assert_named(COST, "event", Event::ALL.map(Event::name));
         let lost = serde_json::to_value(LostObservations::default()).expect("JSON");
         let lost = lost.as_object().expect("an object");

@@ -38,7 +38,7 @@ pub struct LiveTerminal {
     view: LiveView,
 }
 
-/// The latest report, and the recent course of networking's share of each CPU.
+/// The latest report and, for each CPU, a chart of the share of its time that networking used recently.
 struct LiveReports {
     report: Arc<Report>,
     pictures: Vec<Picture>,
@@ -233,7 +233,8 @@ impl LiveView {
         lines
     }
 
-    /// Returns the lines of the first view: the table of CPUs, and below it as many parts of the network stack as fit.
+    /// Returns the lines of the overview that the program shows first: the table of CPUs, and below it as many rows of
+    /// the table of network stack parts as fit.
     fn overview(&mut self, cpus: TextTable, parts: TextTable, width: usize, room: usize) -> Vec<String> {
         let room_of_cpus = cpus.rows.len().min(room / 2);
         let mut lines = self.rows(cpus, width, room_of_cpus);
@@ -297,8 +298,8 @@ impl LiveView {
     }
 }
 
-/// Inserts two columns after the column of networking's share of each CPU: the course of that share over the last
-/// minute, and how long the share has stayed about the same. `pictures` has one element for each row of the table.
+/// Inserts two columns into the table of CPUs. One is a chart of networking's share of the CPU's time over the last
+/// minute. The other is how long this share has stayed about the same. `pictures` has one chart for each row.
 fn add_trend(cpus: &mut TextTable, pictures: &[Picture]) {
     const AT: usize = 2;
     cpus.columns.splice(AT..AT, ["last minute", "level for"]);
@@ -355,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn view_shows_trends_and_losses_of_other_outputs() {
+    fn live_view_shows_trends_and_reports_that_other_outputs_lost() {
         let mut trend = Trend::default();
         let report = Arc::new(text::tests::example());
         for _ in 0..6 {

@@ -15,19 +15,19 @@ pub struct ReportLosses {
 /// The reports that one output could not write.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ReportLoss {
-    /// Number of reports that are not in the output.
+    /// Number of reports that the output could not write.
     pub reports: u64,
     /// The reason why the output cannot write at present; `None` while it works.
     pub reason: Option<String>,
 }
 
 impl ReportLosses {
-    /// Creates counts without any output. With `silent`, losses are not printed.
+    /// Creates an empty list of outputs. With `silent`, reports that an output cannot write are not printed as losses.
     pub fn new(silent: bool) -> Self {
         Self { outputs: Mutex::default(), silent }
     }
 
-    /// Adds an output to [`all`](Self::all), with nothing lost so far.
+    /// Adds an output to the list that [`all`](Self::all) returns, with a loss of 0 reports.
     pub fn register(&self, output: &'static str) {
         self.outputs.lock().entry(output).or_default();
     }

@@ -91,7 +91,8 @@ mod tests {
     use super::*;
     use crate::text::tests::example;
 
-    /// A sink that waits for a message on `enter` before each report, and sends the report's number to `taken`.
+    /// An output for the tests. Before it writes a report, it waits for a message of the test on the channel `enter`.
+    /// Then it sends the report's number to the channel `taken`.
     struct Gated {
         enter: Receiver<()>,
         taken: mpsc::Sender<u64>,

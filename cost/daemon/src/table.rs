@@ -18,7 +18,7 @@ pub enum TableCell {
     Estimate(SampledFigure),
     /// A cell with a duration in nanoseconds, which is shown in microseconds.
     Microseconds(u64),
-    /// A cell with a time in seconds. If the flag is `true`, the real time may be longer than this lower bound.
+    /// A cell with a time in seconds. If the second field is `true`, the time is a lower bound.
     Seconds(u64, bool),
     /// A cell without a value, since the value was not measured. It is shown as `?`.
     Unknown,
@@ -29,7 +29,7 @@ impl TableCell {
         Self::Estimate(SampledFigure::new(share, samples, interval))
     }
 
-    /// Formats the cell. With `errors`, estimates have their margin of error.
+    /// Formats the cell. With `errors`, the margin of error is added to figures that were estimated from samples.
     fn text(&self, errors: bool) -> String {
         match self {
             // Other users choose the names of processes, cgroups and functions, so they may have control characters.
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn estimates_show_their_uncertainty_and_few_samples() {
+    fn estimate_cell_shows_its_uncertainty_and_marks_few_samples() {
         let cell = |samples| TableCell::estimate(0.0027, samples, Some([0.0005, 0.0149]));
         assert_eq!(cell(4).text(true), "0.27\u{b1}1.22 %");
         assert_eq!(cell(3).text(true), "~0.27\u{b1}1.22 %");

@@ -55,7 +55,7 @@ pub fn cut(line: &str, width: usize) -> String {
     line.chars().take(width).collect()
 }
 
-/// Returns the first lines of a report: the observed host, the method and the sums.
+/// Returns the first lines of a report: the observed host, how CPU time was measured, and the sums over all CPUs.
 pub fn head(report: &Report) -> Vec<String> {
     let how = match (report.mode, report.method) {
         (ReportMode::Sampling, _) => "sampling only".to_owned(),
@@ -127,7 +127,8 @@ fn count_of_cpus(report: &Report) -> String {
     }
 }
 
-/// Returns a line that explains why events were only sampled, in the whole period or in a part of it.
+/// Returns a line that explains why events of the kernel, such as system calls and softirqs, were sampled and not
+/// timed, in the report's whole period or in a part of it.
 fn mode(report: &Report) -> Option<String> {
     let seconds = |ns: u64| ns as f64 / 1e9;
     match report.auto.as_ref() {
@@ -188,8 +189,8 @@ pub fn tables(report: &Report, arguments: bool) -> Vec<TextTable> {
     ]
 }
 
-/// Returns the events that have a column: every event that BPF programs time, and each event that is only sampled if it
-/// occurred.
+/// Returns the kernel's events, such as softirqs, that have a column in the table of CPUs. These are all events that
+/// BPF programs time. An event that is only sampled has a column if it occurred.
 fn columns(report: &Report) -> Vec<Event> {
     let occurred = |event: &Event| report.share_of(*event) > 0.0;
     Event::ALL
@@ -255,8 +256,8 @@ fn parts(report: &Report) -> TextTable {
 /// Headings of the columns for the first five cells that [`task`] returns.
 const EVENTS_OF_TASKS: [&str; 5] = ["send", "receive", "io_uring", "other", "local"];
 
-/// Returns the cells of a process or cgroup: its share of CPU time in each of [`EVENTS_OF_TASKS`], then its numbers of
-/// sends and of receives per second.
+/// Returns the cells of a process or cgroup. They are its shares of CPU time for sends, receives, io_uring, other
+/// socket calls and local sockets, and its numbers of sends and receives per second.
 fn task(cost: &TaskCost, report: &Report) -> impl Iterator<Item = TableCell> {
     let share = |ns: u64| TableCell::Share(ns as f64 / report.period_ns.max(1) as f64);
     let per_second =
@@ -508,7 +509,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn mode_chosen_by_budget_is_explained() {
+    fn measuring_mode_chosen_by_cpu_budget_is_explained() {
         let auto = Auto {
             budget_share: 0.01,
             timing_share: 0.142,
@@ -573,7 +574,8 @@ pub(super) mod tests {
         assert_eq!(of_processes.rows[0][3..10], [const { TableCell::Unknown }; 7]);
     }
 
-    /// Events that are not networking have their own columns, and no sum includes them.
+    /// CPU time of AF_UNIX sockets and of kernel work that is not networking has its own columns in the table of CPUs.
+    /// The sum of networking's CPU time does not include it.
     #[test]
     fn live_view_has_a_column_for_each_event_that_occurred() {
         let mut example = example();
@@ -616,7 +618,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn times_of_parts_are_summed_over_cpus() {
+    fn times_of_network_stack_parts_are_summed_over_cpus() {
         let table = parts(&example());
         assert_eq!(
             table.rows[0][..2],

@@ -11,10 +11,11 @@ const STEP: Duration = Duration::from_secs(3);
 const STEPS: usize = 20;
 /// Time after which a changed share of a CPU counts as its new level, the share that the CPU stays close to.
 const SETTLED: Duration = Duration::from_secs(3);
-/// Largest distance from the level (the share that a CPU stays close to) that is no change, as a fraction of one CPU.
-/// The larger of this and [`RELATIVE_TOLERANCE`] applies.
+/// Largest deviation at which networking's share of a CPU still counts as unchanged, as a fraction of one CPU. The
+/// larger of this and [`RELATIVE_TOLERANCE`] applies.
 const TOLERANCE: f64 = 0.05;
-/// Largest distance from the level (the share that a CPU stays close to) that is no change, as a fraction of the level.
+/// Largest deviation at which networking's share of a CPU still counts as unchanged, as a fraction of its level, the
+/// share that the CPU stays close to.
 const RELATIVE_TOLERANCE: f64 = 0.25;
 
 #[derive(Debug, Default)]
@@ -24,7 +25,7 @@ pub struct Trend {
     observed: Duration,
 }
 
-/// The recent course of networking's share of one CPU, in the form in which the live view shows it.
+/// A chart of the share of one CPU's time that networking used recently, as the live view shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Picture {
     pub cpu: u32,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Measures networking's cost on each CPU: the programs time events exactly and sample the stacks inside them. They
+/* Measures networking's cost on each CPU: the programs time softirqs and socket calls, and sample their stacks. They
  * never change packets, calls or scheduling. docs/notes/design/0005-cost.md has the reasons for the design.
  */
 #include "cost_calls.h"
@@ -57,7 +57,7 @@ int cost_sys_exit(__u64 *ctx)
 
 	if (cpu)
 		cpu->system_calls++;
-	/* The end of the system call also ends the io_uring request that the call tried last. */
+	/* If the system call is io_uring_enter(), its end also ends the io_uring request that it handled last. */
 	return end(SYSTEM_CALL, URING_REQUEST);
 }
 
@@ -113,9 +113,9 @@ int cost_softirq_entry(__u64 *ctx)
 	return 0;
 }
 
-/* Adds the running softirq's time to its event, and replaces cpu->softirq with `next`. Plain additions are enough
- * although the sampler may interrupt them: either the sampler itself is the caller, or `next` has no event, so the
- * sampler adds nothing. */
+/* Adds the running softirq's time to cpu->ns[], and replaces cpu->softirq with `next`. The additions need no atomic
+ * operations although the sampler may interrupt them. Either the sampler itself is the caller, or `next` contains no
+ * enum cost_event, so the sampler adds nothing. */
 static __always_inline void close_softirq(struct cost_cpu *cpu, __u64 now, __u64 next)
 {
 	__u64 began = __sync_lock_test_and_set(&cpu->softirq, next);
@@ -152,7 +152,9 @@ static __always_inline int is_napi_thread(const struct task_struct *task)
 	       !__builtin_memcmp(task->comm, "backlog_napi/", 13);
 }
 
-/* Returns the event of a thread whose whole time counts for one event, or 0 for other threads. */
+/* Returns the enum cost_event for which the whole time of a worker thread of io_uring or a NAPI thread counts, or 0 for
+ * other threads.
+ */
 static __always_inline __u64 base_of(const struct task_struct *task)
 {
 	if (task->flags & PF_IO_WORKER)
@@ -162,12 +164,12 @@ static __always_inline __u64 base_of(const struct task_struct *task)
 	return 0;
 }
 
-/* Saves the call that a task is in when the task leaves the CPU. */
+/* Saves which socket call (system call, function or io_uring request) a task is in when the task leaves the CPU. */
 static __always_inline void leave(struct cost_cpu *cpu, struct task_struct *task, __u64 began)
 {
 	__u64 *place;
 
-	/* An SQPOLL thread that leaves the CPU is no longer inside the request that it tried last. */
+	/* An SQPOLL thread that leaves the CPU no longer works on the io_uring request that it handled last. */
 	if (!POINT(began) || (POINT(began) == URING_REQUEST && cpu->base))
 		return;
 	place = bpf_task_storage_get(&inside, task, 0, 0);
@@ -179,7 +181,9 @@ static __always_inline void leave(struct cost_cpu *cpu, struct task_struct *task
 	}
 }
 
-/* Returns the event and point (low bits of cpu->task) with which a task that enters the CPU continues. */
+/* Returns which socket call a task was in when it last left the CPU, so that its time is counted from now on. The value
+ * is the low bits of cpu->task: enum cost_event, and enum point of the program that timed the call.
+ */
 static __always_inline __u64 return_to(struct cost_cpu *cpu, struct task_struct *task)
 {
 	__u64 *place, kept;
@@ -233,7 +237,8 @@ int cost_sched_switch(__u64 *ctx)
 
 /* The sampler */
 
-/* Adds the time of the running event up to now, so that a long event is visible before it ends. */
+/* Adds the time that the running softirq or socket call has taken so far, so that a long one is visible before it ends.
+ */
 static __always_inline void bring_up_to_date(struct cost_cpu *cpu)
 {
 	__u64 now, clock, low;
@@ -265,7 +270,8 @@ int cost_sample(struct bpf_perf_event_data *ctx)
 	/* The atomic exchanges of `writing` here and below are full barriers. Either userspace sees that `writing` is
 	 * set, or this program sees which half of the double buffer userspace has switched to. */
 	__sync_lock_test_and_set(&cpu->writing, 1);
-	/* After close_softirq(), cpu->softirq has no event: the rest of cost_softirq_exit counts for the task. */
+	/* After close_softirq(), cpu->softirq contains no enum cost_event. Then a sample that interrupts the rest of
+	 * cost_softirq_exit counts for the task. */
 	event = EVENT(EVENT(cpu->softirq) ? cpu->softirq : cpu->task);
 	sample(ctx, cpu, event == COST_SOFTIRQ ? 0 : event);
 	__sync_lock_test_and_set(&cpu->writing, 0);

@@ -131,8 +131,8 @@ static __always_inline struct call describe_call(void *regs, __u8 call)
 	}
 }
 
-/* Reports whether the current task is in a system call on an AF_UNIX or netlink socket. The sampler cannot see that in
- * the stack before the call has reached the protocol's functions.
+/* Reports whether the current task is in a system call on an AF_UNIX or netlink socket. A sampled stack does not show
+ * the socket's family before the system call has reached the functions of that family.
  */
 static __always_inline int in_local_call(void)
 {

@@ -6,7 +6,9 @@
 #include "shared.h"
 #include <linux/types.h>
 
-/* Events, which are the indexes of ns[] and calls[]. 0 is no event. */
+/* Kinds of kernel work whose time is measured. The values are the indexes of the arrays ns[] and calls[] of struct
+ * cost_cpu; 0: other work.
+ */
 enum cost_event {
 	COST_NET_RX = 1,
 	COST_NET_TX = 2,
@@ -15,19 +17,22 @@ enum cost_event {
 	COST_IO_URING = 5,
 	COST_LOCAL = 6,	  /* calls that send or receive on AF_UNIX and netlink sockets */
 	COST_SOFTIRQ = 7, /* a softirq that is not networking */
-	COST_EVENTS = 8,  /* length of arrays by event; a power of two, since indexes are masked */
+	/* Length of the arrays that enum cost_event indexes. It is a power of two, since indexes are masked. */
+	COST_EVENTS = 8,
 };
 
 /* How a system call uses a socket, and which argument is the socket. System calls with the values 1 to 6 are timed. */
 enum cost_call {
-	COST_CALL_SEND = 1,	/* sends; its first argument is always a socket */
-	COST_CALL_RECEIVE = 2,	/* receives; its first argument is always a socket */
-	COST_CALL_WRITE = 3,	/* sends if the first argument is a socket */
-	COST_CALL_READ = 4,	/* receives if the first argument is a socket */
-	COST_CALL_SENDFILE = 5, /* sends if the first argument is a socket, receives if the second is */
-	COST_CALL_SPLICE = 6,	/* sends if the third argument is a socket, receives if the first is */
-	COST_CALL_SOCKET = 7,	/* neither sends nor receives on the socket in its first argument */
-	COST_CALL_CREATE = 8,	/* creates sockets of the family in its first argument */
+	COST_CALL_SEND = 1,    /* a system call that sends; its first argument is always a socket */
+	COST_CALL_RECEIVE = 2, /* a system call that receives; its first argument is always a socket */
+	COST_CALL_WRITE = 3,   /* a system call that sends if the first argument is a socket */
+	COST_CALL_READ = 4,    /* a system call that receives if the first argument is a socket */
+	COST_CALL_SENDFILE =
+		5, /* sendfile: sends if the first argument is a socket, receives if the second is */
+	COST_CALL_SPLICE = 6, /* splice: sends if the third argument is a socket, receives if the first is */
+	COST_CALL_SOCKET =
+		7, /* a system call that neither sends nor receives; its first argument is a socket */
+	COST_CALL_CREATE = 8, /* a system call that creates sockets of the family in its first argument */
 };
 
 /* The argument in which a kernel function gets its socket. */
@@ -47,7 +52,7 @@ enum cost_argument {
 #define COST_WATCHED   256  /* largest number of processes that are sampled in user mode too */
 #define COST_PROCESSES 8192 /* size of the map `processes`, whose entries userspace removes */
 
-/* Load-time configuration. */
+/* Configuration of the BPF programs, which userspace sets before it loads them. */
 struct cost_config {
 	__u32 pidns_ino;  /* userspace's PID namespace */
 	__u32 half_bytes; /* size of one half of a CPU's double buffer */
@@ -59,20 +64,22 @@ struct cost_config {
 	__u8 calls[COST_CALLS];		   /* enum cost_call by system call number; 0: uses no socket */
 };
 
-/* The sums and the running event of one CPU. Programs on other CPUs never write to it. Userspace writes the fields
- * marked `userspace`, and sets `task`, `softirq` and `base` to 0 before it attaches the programs.
+/* The sums of one CPU's times, and the socket call and softirq that run on it now. BPF programs on other CPUs never
+ * write to this. Userspace writes the fields marked `userspace`, and sets `task`, `softirq` and `base` to 0 before it
+ * attaches the programs.
  */
 struct cost_cpu {
-	/* The running event, one word per context: start in ns << 9 | point << 3 | event; 0: no timed event.
-	 * The start of a task's event is on the task clock, that of a softirq on the monotonic clock.
+	/* `task` is the task's socket call that is timed now, `softirq` the running softirq; 0: none. Both consist of
+	 * the start time in ns << 9 | enum point << 3 | enum cost_event. The start time in `task` is on the task clock,
+	 * that in `softirq` on the monotonic clock.
 	 */
 	__u64 task;
 	__u64 softirq;
-	__u64 base;	  /* the event of a thread whose whole time is one event, else 0 */
+	__u64 base; /* enum cost_event of a thread all of whose time counts for it (io_uring, NAPI), or 0 */
 	__u64 softirq_ns; /* time in all softirqs, which the task clock leaves out */
 	__u64 ns[COST_EVENTS];
 	__u64 calls[COST_EVENTS];
-	/* The part of ns[] and calls[] that processes were charged with. */
+	/* The part of ns[] and calls[] that was already added to the sums of processes. */
 	__u64 seen_ns[COST_EVENTS];
 	__u64 seen_calls[COST_EVENTS];
 	__u64 samples;	      /* how often the sampler ran on this CPU */
@@ -80,16 +87,17 @@ struct cost_cpu {
 	__u64 lost_samples;   /* samples that were lost because the stack buffer was full */
 	__u64 lost_stacks;    /* stacks that the kernel could not walk */
 	__u64 lost_processes; /* times that a process was not charged because the map `processes` was full */
-	__u64 lost_tasks; /* task switches at which the running call could not be saved in the map `inside` */
-	__u64 writing;	  /* 1 while the sampler may be writing to its stack buffer */
-	__u64 check_tid;  /* userspace: thread whose calls are counted in checked[] */
-	__u64 checked[COST_EVENTS]; /* number of calls that thread check_tid made, by event */
-	__u64 epoch;		    /* userspace: how often the programs that time events were attached */
-	__u64 hidden;		    /* userspace: 1 if processes are not charged with work on this CPU */
-	/* How often programs ran at system calls and task switches, even if they added nothing to ns[] and calls[]. */
+	/* Number of task switches at which the task's unfinished socket call could not be saved in the map `inside`. */
+	__u64 lost_tasks;
+	__u64 writing;	 /* 1 while the sampler may be writing to its stack buffer */
+	__u64 check_tid; /* userspace: ID of the thread whose socket calls are counted in checked[] */
+	__u64 checked[COST_EVENTS]; /* number of socket calls of thread check_tid, by enum cost_event */
+	__u64 epoch;		    /* userspace: how often the programs that time calls were attached */
+	__u64 hidden;		    /* userspace: 1 if no process's sums include its work on this CPU */
+	/* How often the BPF programs at system calls and task switches ran, even if ns[] and calls[] did not change. */
 	__u64 system_calls;  /* all system calls, also those without sockets */
 	__u64 switches;	     /* all task switches */
-	__u64 other_storage; /* 1 once a task had BPF storage of other programs, but none of this observer's */
+	__u64 other_storage; /* 1 once a task had task-local BPF storage, but not that of these programs */
 	__u64 buffer;	     /* userspace: number of the buffer for stacks, from 1 on; 0: none */
 	__u64 pad[6];	     /* fills the last cache line */
 } SHARED;
@@ -112,7 +120,7 @@ struct cost_record {
 	__u32 cpu;
 	__u16 kernel_frames;
 	__u16 user_frames;
-	__u8 event;   /* enum cost_event; 0: none, or not known */
+	__u8 event;   /* enum cost_event in which the sample was taken; 0: in other work, or not known */
 	__u8 watched; /* 1: the process is in `watched` */
 	__u8 local;   /* 1: in a system call on an AF_UNIX or netlink socket */
 	__u8 pad;

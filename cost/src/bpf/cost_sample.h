@@ -60,7 +60,7 @@ static __always_inline void sample(struct bpf_perf_event_data *ctx, struct cost_
 	}
 	if (!kernel) {
 		cpu->user_samples++;
-		/* A task in user mode is in no call: if cpu->task still holds one, the end of that call was lost. */
+		/* A task in user mode is in no system call. If cpu->task still holds one, its end was not traced. */
 		if (!cpu->softirq && POINT(cpu->task))
 			cpu->task = 0;
 		event = 0;

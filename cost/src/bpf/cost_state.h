@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The observer's state: its maps, the words that hold each CPU's running event and its start, and the sums of ended
- * events by process.
+/* The state of the CPU time observer: its BPF maps, the socket call and softirq that each CPU runs now with their start
+ * times, and the sums of times by process.
  */
 #ifndef MILLRACE_COST_STATE_H
 #define MILLRACE_COST_STATE_H
@@ -12,7 +12,7 @@
 SEC(".rodata.config")
 const volatile struct cost_config config = {};
 
-/* CPU -> its sums of time and calls by event, and its running events with their start times. */
+/* CPU -> its sums of times and calls by enum cost_event, and the socket call and softirq that it runs now. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -21,7 +21,7 @@ struct {
 	__uint(max_entries, 1); /* userspace sets it to the number of CPUs before loading */
 } cpus SEC(".maps");
 
-/* Index 0 -> the state that userspace sets for all samplers. */
+/* Index 0 -> the state that userspace sets for the sampling programs of all CPUs. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -45,8 +45,8 @@ struct {
 	__uint(max_entries, 1 << 12); /* userspace sets the size in bytes before loading */
 } ring SEC(".maps");
 
-/* Process and cgroup -> its sums of time and calls by event. Preallocated, since the sampler runs in interrupts and
- * must not allocate. */
+/* Process and cgroup -> its sums of times and calls by enum cost_event. Preallocated, since the sampler runs in
+ * interrupts and must not allocate. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct cost_process_key);
@@ -62,8 +62,8 @@ struct {
 	__uint(max_entries, COST_WATCHED);
 } watched SEC(".maps");
 
-/* Task -> the call that it was in when it left the CPU: event and point as in cost_cpu.task, and cost_cpu.epoch in
- * the bits above them. */
+/* Task -> the socket call that it was in when it left the CPU: enum cost_event and enum point as in cost_cpu.task, and
+ * cost_cpu.epoch in the bits above them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -71,16 +71,16 @@ struct {
 	__type(value, __u64);
 } inside SEC(".maps");
 
-/* The layout of cost_cpu.task and cost_cpu.softirq, called words: bits 0 to 2 are the event, bits 3 to 8 the point, the
- * rest is the start in ns. */
+/* The layout of cost_cpu.task and cost_cpu.softirq, called words: bits 0 to 2 are an enum cost_event, bits 3 to 8 an
+ * enum point, the rest is the start time in ns. */
 #define POINT_SHIFT 3
 #define TIME_SHIFT  9
 #define LOW_BITS    ((1ULL << TIME_SHIFT) - 1)
 #define EVENT(word) ((word) & (COST_EVENTS - 1))
 #define POINT(word) (((word) & LOW_BITS) >> POINT_SHIFT)
 
-/* The point at which the running call is timed: a kernel function, the system call, or the io_uring request. A thread
- * whose whole time is one event has NO_POINT. */
+/* Where the BPF programs that time the running socket call are attached: at a kernel function, at system calls, or at
+ * io_uring requests. NO_POINT is for worker threads of io_uring and NAPI threads, all of whose time counts. */
 enum point {
 	NO_POINT = 0,
 	FIRST_FUNCTION = 1,
@@ -137,7 +137,9 @@ static __always_inline void add(__u64 *sum, __u64 value)
 	__sync_fetch_and_add(sum, value);
 }
 
-/* Adds the time from the start in `began` (a value of cpu->task) until `clock` to the sum of the event in `began`. */
+/* Adds the time from the start in `began` (a value of cpu->task) until `clock` to cpu->ns[], at the enum cost_event in
+ * `began`.
+ */
 static __always_inline void count_time(struct cost_cpu *cpu, __u64 began, __u64 clock)
 {
 	__s64 ns = elapsed(began, clock);
@@ -184,7 +186,7 @@ static __always_inline __u32 current_process(void)
 	return number_of(BPF_CORE_READ(task, group_leader, thread_pid));
 }
 
-/* Charges the current process with this CPU's time and calls since the last charge. */
+/* Adds the times and calls that this CPU has counted since the last such addition to the current process's sums. */
 static __always_inline void hand_over(struct cost_cpu *cpu)
 {
 	struct cost_process_key key = {};
@@ -211,7 +213,8 @@ static __always_inline void hand_over(struct cost_cpu *cpu)
 	}
 	if (!process && !cpu->hidden)
 		cpu->lost_processes++;
-	/* seen_* advance even if the map `processes` is full: the next process must not be charged with this time. */
+	/* seen_* advance even if the map `processes` is full: this time must not be added to the next process's sums.
+	 */
 #pragma unroll
 	for (event = COST_SEND; event <= COST_LOCAL; event++) {
 		ns = cpu->ns[event] - cpu->seen_ns[event];
@@ -227,9 +230,9 @@ static __always_inline void hand_over(struct cost_cpu *cpu)
 
 /* Calls that send or receive: begin() and end() */
 
-/* Allocates the task storage in which leave() saves the call that a task is in. leave() itself cannot allocate:
- * sched_switch runs under the run queue's lock, where kernels before 6.4 must not. A task with any storage has this
- * entry already, unless other BPF programs store there too.
+/* Allocates the task-local storage in which leave() saves the socket call that a task is in. leave() itself cannot
+ * allocate: sched_switch runs under the run queue's lock, where kernels before 6.4 must not allocate. A task with any
+ * BPF storage has this entry already, unless other BPF programs use task-local storage too.
  */
 static __always_inline void make_room(const struct cost_cpu *cpu)
 {
@@ -239,10 +242,10 @@ static __always_inline void make_room(const struct cost_cpu *cpu)
 		bpf_task_storage_get(&inside, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
 }
 
-/* A distance into the future that no clock reaches, in ns. An event that ends before its start counts as 0. */
+/* A distance into the future that no clock reaches, in ns. A call whose start is still in the future counts as 0 ns. */
 #define NOT_YET (1ULL << 53)
 
-/* Counts the time of the event in cpu->task, and starts the event and point in `low` at the present time.
+/* Adds the time of the call in cpu->task to its sum, and begins to time the call in `low` (enum cost_event and point).
  *
  * The caller may be preempted between reading the clock and storing cpu->task. The time of other tasks that run then
  * must not count as the caller's. So the start that is stored first is far in the future, and nothing is counted from
@@ -258,7 +261,8 @@ static __always_inline void reopen(struct cost_cpu *cpu, __u64 low)
 	__sync_val_compare_and_swap(&cpu->task, not_yet, word(task_clock(cpu), low));
 }
 
-/* Reports whether the program at this point may be preempted: programs on functions may, those on tracepoints may not.
+/* Reports whether the BPF program that is attached here may be preempted: programs on functions may, programs on
+ * tracepoints may not.
  */
 static __always_inline int is_preemptible(enum point point)
 {
@@ -267,10 +271,10 @@ static __always_inline int is_preemptible(enum point point)
 
 /* Begins to time a call that sends or receives. `local` is true on an AF_UNIX or netlink socket.
  *
- * cpu->task is 0, or the task's running event with its start. begin() sets cpu->task for the outermost call only, so
- * nested calls need no depth. end() clears cpu->task and adds the time to the event's sum. In between, a task switch
- * clears cpu->task, and saves the event and point of the task that leaves the CPU in `inside`. When that task returns
- * to a CPU, its event continues from there.
+ * cpu->task is 0, or the task's running call with its start. begin() sets cpu->task for the outermost call only, so
+ * nested calls need no depth. end() clears cpu->task and adds the time to cpu->ns[]. If a task leaves the CPU between
+ * begin() and end(), its call is saved in the map `inside`, and cpu->task is cleared. When the task returns to a CPU,
+ * the timing of this call continues.
  */
 static __always_inline int begin(enum point point, __u64 direction, int local)
 {
@@ -301,8 +305,8 @@ static __always_inline int begin(enum point point, __u64 direction, int local)
 	return 0;
 }
 
-/* Ends the running call if it is timed at one of the points from `first` to `last`. A thread whose whole time is one
- * event continues that event.
+/* Ends the running call if the programs at `first` to `last` time it. From then on, the time of a worker thread of
+ * io_uring or a NAPI thread counts for the thread again.
  */
 static __always_inline int end(enum point first, enum point last)
 {

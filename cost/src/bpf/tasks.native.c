@@ -181,8 +181,8 @@ struct tasks_result {
 	__u64 left; /* 1 if the clock was read too few times for the interruption */
 };
 
-/* Runs a task that makes one call of `call_ns`, timed at a function, with an interruption of kind `what` at clock
- * reading `at`. `worker` makes the task one of io_uring's threads, whose whole time is one event.
+/* Runs a task that makes one socket call of `call_ns`, timed at a kernel function, with an interruption of kind `what`
+ * at clock reading `at`. With `worker`, the task is a worker thread of io_uring, all of whose time is counted.
  */
 void tasks_run(int what, int at, int is_behind, int worker, __u64 call_ns, struct tasks_result *result);
 

@@ -1,5 +1,5 @@
-//! Attaches the programs that time events, and checks with trial calls that each system call and request that sends or
-//! receives is counted.
+//! Attaches the BPF programs that time softirqs and socket calls. Trial calls check that each system call and request
+//! (AIO, io_uring) that sends or receives is counted.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -14,17 +14,17 @@ use super::{CostPrograms, load};
 /// A system call or request (AIO, io_uring) that sends or receives, but is not timed on this kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingPoint {
-    /// The event whose time does not include this system call or request.
+    /// The kind of kernel work, such as `Send`, whose measured time does not include this system call or request.
     pub event: KernelEvent,
-    /// Name of the system call or request.
+    /// Name of the system call, or of the AIO or io_uring request.
     pub what: &'static str,
     /// The reason why this system call or request is not timed.
     pub reason: String,
 }
 
 impl CostPrograms {
-    /// Attaches the programs that time events. Makes a trial call of each system call and request that sends or
-    /// receives, and returns those that were not counted.
+    /// Attaches the BPF programs that time softirqs and socket calls. Makes a trial call of each system call and
+    /// request (AIO, io_uring) that sends or receives, and returns those that were not counted.
     pub fn attach(&mut self) -> Result<Vec<MissingPoint>, Error> {
         self.forget_the_past();
         for (tracepoint, program) in self.tracepoints.iter().copied() {
@@ -40,23 +40,24 @@ impl CostPrograms {
         Ok(missing.collect())
     }
 
-    /// Stops timing events. Sums keep their values, and [`attach`](Self::attach) continues them.
+    /// Detaches the BPF programs that time softirqs and socket calls. The sums of times keep their values and grow
+    /// further after the next [`attach`](Self::attach).
     pub fn detach(&mut self) {
-        // Last in, first out: programs at the start of an event are detached before those at its end, so no event stays
-        // open.
+        // Last in, first out: the program at the start of a softirq or call is detached before that at its end. So no
+        // timing begins that would never end.
         while let Some(link) = self.probes.pop() {
             drop(link);
         }
         self.attached.clear();
     }
 
-    /// Discards the events that were running when the programs were detached, since their ends were not seen. Discards
-    /// time that no process was charged with.
+    /// Discards the timing of softirqs and calls that were running when the programs were detached, since their ends
+    /// were not traced. Discards time that was not yet added to the sums of a process.
     fn forget_the_past(&self) {
         for cpu in self.all_cpus() {
             cpu.epoch.fetch_add(1, Ordering::Relaxed);
             [&cpu.task, &cpu.softirq, &cpu.base].iter().for_each(|word| word.store(0, Ordering::Relaxed));
-            // Time that no process was charged with yet must not be charged to the next process.
+            // Time that was not yet added to the sums of a process must not be added to those of the next process.
             let charged = cpu.seen_ns.iter().zip(&cpu.ns).chain(cpu.seen_calls.iter().zip(&cpu.calls));
             charged.for_each(|(seen, sum)| seen.store(load(sum), Ordering::Relaxed));
         }
@@ -100,7 +101,7 @@ impl CostPrograms {
         if let Some(known) = self.attached.get(point.function) {
             return known.clone();
         }
-        // Attach the program at the function's exit first: an event that began without this program would never end.
+        // Attach the program at the function's exit first: without it, the timing of a call would never end.
         let done = ["cost_end", "cost_begin"].into_iter().try_for_each(|program| {
             let link = self.object.program_by_name(&format!("{program}_{number}"))?.attach_trace();
             self.probes.push(link.map_err(|source| Error::Function { function: point.function, source })?);

@@ -26,7 +26,8 @@ pub struct StackRecord<'a> {
     pub cgroup: u64,
     /// The thread's name, padded with zeroes.
     pub name: [u8; 16],
-    /// The event that was being timed; `None` if there was none, or events are not timed.
+    /// The timed kernel work, such as a softirq or a send, that the sample interrupted. `None` if there was none, or
+    /// the timing programs are not attached.
     pub event: Option<KernelEvent>,
     /// True if the process is [watched](super::CostPrograms::watch).
     pub watched: bool,
@@ -252,7 +253,7 @@ mod tests {
 
     /// The sampler of each of the two CPUs often does not run, but no two consecutive checks find both at rest.
     #[test]
-    fn settle_waits_for_each_cpu_separately() {
+    fn settle_waits_for_the_sampler_of_each_cpu_separately() {
         let looks = Cell::new(0);
         let writing = |cpu| {
             looks.set(looks.get() + 1);

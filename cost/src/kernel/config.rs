@@ -1,6 +1,6 @@
-//! The settings with which the programs are loaded.
+//! The settings with which the BPF programs of the CPU time observer are loaded.
 
-/// An event that programs time, with the values of `enum cost_event`.
+/// A kind of kernel work that BPF programs time, with the values of `enum cost_event`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum KernelEvent {
@@ -19,7 +19,7 @@ pub enum KernelEvent {
 }
 
 impl KernelEvent {
-    /// The events, in the order of their codes.
+    /// All kinds of timed kernel work, in the order of their numbers in `enum cost_event`.
     pub const ALL: [Self; 6] =
         [Self::NetRx, Self::NetTx, Self::Send, Self::Receive, Self::IoUring, Self::Local];
 
@@ -31,7 +31,7 @@ impl KernelEvent {
 /// The method of timing calls that send or receive: programs on kernel functions, or on system calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TimingMethod {
-    /// Kernel functions, which all callers use.
+    /// Programs are attached to kernel functions. They time system calls, io_uring requests and the kernel's own calls.
     Functions,
     /// System calls and io_uring requests, for kernels that allow no programs on functions. Every system call of the
     /// machine gets a little slower, and calls on the kernel's own sockets are not timed.
@@ -51,8 +51,8 @@ pub enum StackTransport {
 /// The programs to load, and the buffers that they use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Whether to load the programs that time events after [`attach`](super::CostPrograms::attach). Otherwise only the
-    /// sampler is loaded.
+    /// Whether to load the BPF programs that time softirqs and socket calls, which
+    /// [`attach`](super::CostPrograms::attach) starts. Otherwise only the sampler is loaded.
     pub events: bool,
     /// Whether calls are timed at kernel functions or at system calls. `None` chooses functions if the kernel allows
     /// it, or else system calls.

@@ -21,7 +21,7 @@ mod generated {
 pub(crate) const EVENTS: usize = generated::COST_EVENTS as usize;
 pub(crate) const CALLS: usize = generated::COST_CALLS as usize;
 pub(crate) const POINTS: usize = generated::COST_POINTS as usize;
-/// Index of softirqs that are not networking, in the tables of events.
+/// Index of softirqs that are not networking, in the arrays of times and calls of a CPU.
 pub(crate) const SOFTIRQ: usize = generated::COST_SOFTIRQ as usize;
 
 // SAFETY: all fields are atomics, so the kernel may write them at any time.

@@ -13,15 +13,16 @@ use super::ways::WAYS;
 /// The name of a tracepoint, and the name of the program for it.
 pub(super) type Tracepoint = (&'static str, &'static str);
 
-/// Tracepoints in the order of attaching. Programs at the end of an event come first: an event whose end is not seen
-/// would stay open.
+/// Tracepoints for task switches and softirqs, in the order of attaching. The program at a softirq's exit comes before
+/// that at its entry: without the former, the timing of a softirq would never end.
 const TRACEPOINTS: [Tracepoint; 3] = [
     ("sched_switch", "cost_sched_switch"),
     ("softirq_exit", "cost_softirq_exit"),
     ("softirq_entry", "cost_softirq_entry"),
 ];
 const OF_SYSTEM_CALLS: [Tracepoint; 2] = [("sys_exit", "cost_sys_exit"), ("sys_enter", "cost_sys_enter")];
-/// Tracepoints of io_uring, which only some kernels have. Linux 6.5 renamed one: the last two entries are its names.
+/// Tracepoints of io_uring, which only some kernels have. Linux 6.5 renamed `io_uring_submit_sqe` to
+/// `io_uring_submit_req`.
 const OF_REQUESTS: [Tracepoint; 5] = [
     ("io_uring_complete", "cost_completed"),
     ("io_uring_poll_arm", "cost_polled"),
@@ -91,7 +92,8 @@ fn all() -> Vec<TimedFunction> {
     points
 }
 
-/// Returns the value of `byte` for each timed function, as an array for the BPF programs' configuration.
+/// Calls `byte` with each timed kernel function, and returns the results as an array for the BPF programs'
+/// configuration.
 pub(super) fn bytes_of_points(
     points: &[TimedFunction],
     byte: impl Fn(&TimedFunction) -> u8,

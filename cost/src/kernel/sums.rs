@@ -1,9 +1,9 @@
-//! Sums that the kernel's programs keep, by CPU and by process.
+//! Sums of times and calls that the BPF programs keep, by CPU and by process.
 
 use super::config::KernelEvent;
 use super::intf::EVENTS;
 
-/// Sums of one CPU since loading.
+/// Times and counts of one CPU since the BPF programs were loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuSums {
     pub(super) ns: [u64; EVENTS],
@@ -14,10 +14,10 @@ pub struct CpuSums {
     pub lost_samples: u64,
     /// Number of samples whose stack the kernel could not walk.
     pub lost_stacks: u64,
-    /// How often time could not be charged to a process, because the table of processes was full.
+    /// How often time could not be added to the sums of a process, because the table of processes was full.
     pub lost_processes: u64,
-    /// Number of task switches inside a call after which the call was no longer timed, since no memory was allocated to
-    /// save its state.
+    /// Number of times that a task left the CPU within a socket call and the rest of the call was not timed, since no
+    /// memory was allocated to save the call's state.
     pub lost_tasks: u64,
     pub(super) other_softirqs: u64,
     pub(super) system_calls: u64,
@@ -25,17 +25,17 @@ pub struct CpuSums {
 }
 
 impl CpuSums {
-    /// Returns the time spent in the event, in nanoseconds.
+    /// Returns the time that the CPU spent in this kind of kernel work, such as a softirq, in nanoseconds.
     pub fn ns(&self, event: KernelEvent) -> u64 {
         self.ns.get(event as usize).copied().unwrap_or(0)
     }
 
-    /// Returns how often the event began.
+    /// Returns how often the CPU began this kind of kernel work, such as a softirq or a send.
     pub fn calls(&self, event: KernelEvent) -> u64 {
         self.calls.get(event as usize).copied().unwrap_or(0)
     }
 
-    /// Returns how often the programs that time events have run.
+    /// Returns how often the BPF programs that time softirqs and socket calls have run.
     pub fn probed(&self) -> ProbedCalls {
         let calls = self.calls(KernelEvent::Send) + self.calls(KernelEvent::Receive);
         let softirqs = self.calls(KernelEvent::NetRx) + self.calls(KernelEvent::NetTx) + self.other_softirqs;
@@ -47,12 +47,13 @@ impl CpuSums {
     }
 }
 
-/// Numbers of runs of the programs that time events. [`CpuSums::probed`] returns them.
+/// Numbers of runs of the BPF programs that time softirqs and socket calls. [`CpuSums::probed`] returns them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProbedCalls {
-    /// Calls that send or receive, softirqs, and task switches. Timing costs about the same for each of them.
+    /// Number of calls that send or receive, of softirqs, and of task switches. The BPF programs take about the same
+    /// time at each of them.
     pub timed: u64,
-    /// System calls that ran the programs but were not timed.
+    /// Number of system calls that ran the BPF programs but were not timed, since they neither send nor receive.
     pub other_calls: u64,
 }
 
@@ -79,12 +80,12 @@ pub struct ProcessSums {
 }
 
 impl ProcessSums {
-    /// Returns the time that the process spent in the event, in nanoseconds.
+    /// Returns the time that the process spent in this kind of kernel work, such as a send, in nanoseconds.
     pub fn ns(&self, event: KernelEvent) -> u64 {
         self.ns.get(event as usize).copied().unwrap_or(0)
     }
 
-    /// Returns how often the process began the event.
+    /// Returns how often the process began this kind of kernel work, such as a send.
     pub fn calls(&self, event: KernelEvent) -> u64 {
         self.calls.get(event as usize).copied().unwrap_or(0)
     }

@@ -217,7 +217,7 @@ impl Uring {
         unsafe { self.submissions.start().cast::<Submission>().write(submission) };
         let tail = self.word(self.params.submission.tail);
         let at = tail.load(Ordering::Relaxed);
-        // The array's only slot is the index of the only entry.
+        // The submission queue has one entry, so its index array has one element: the index 0.
         self.word(self.params.submission.array).store(0, Ordering::Relaxed);
         // Release: the kernel must see the entry before the new tail.
         tail.store(at.wrapping_add(1), Ordering::Release);

@@ -14,7 +14,7 @@ use super::sockets::{BYTES, SocketPair};
 pub struct SocketCall {
     /// Name of the system call, or of the request of AIO or io_uring.
     pub name: &'static str,
-    /// The event that the system call or request counts for.
+    /// The kind of kernel work, such as `Send`, to which the time of the system call or request is added.
     pub event: KernelEvent,
     /// Kernel functions where the system call or request may be timed, best first. Functions that several system calls
     /// share come first, since calls on the kernel's own sockets use them too. A trial call shows which function this
@@ -124,8 +124,8 @@ pub const WAYS: [SocketCall; 23] = [
 ];
 
 impl SocketPair {
-    /// Makes one call of `way` (a system call or request), and no other call of the same event, so that the event must
-    /// be counted exactly once.
+    /// Makes one call of `way` (a system call or request). No other call of the same direction (send or receive) is
+    /// made, so exactly one such call must be counted.
     pub fn call(&self, way: &SocketCall) -> io::Result<()> {
         if way.event == KernelEvent::Receive {
             self.write()?;

@@ -1,6 +1,6 @@
-//! Encodes and decodes the tables of a log file. Neighbouring reports have mostly the same functions, stacks and
-//! unmeasured figures. The line of the first report that needs such an entry contains it. Later lines refer to the
-//! entry by its position among all entries of its kind so far.
+//! Encodes and decodes the tables of a log file: lists of function names, of stacks, and of figures that could not be
+//! measured. The line of the first report that needs such an item contains it. Later lines refer to the item by its
+//! position in its list, which grows from line to line.
 
 use std::hash::Hash;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use serde::{Deserialize, Serialize, de::Error as _};
 
 use crate::report::{Event, MissingMeasurement, ProfiledStack, Report, Stacks};
 
-/// Number of entries at which a table is full: the next report then starts new, empty tables. A reader refuses a line
-/// that exceeds this. The memory of writer and reader is therefore bounded.
+/// Number of entries at which a log file's table of functions, stacks or unmeasured figures is full. The next report
+/// then starts new, empty tables. A reader refuses a line that exceeds this, so its memory is bounded.
 const FULL: usize = 1 << 16;
 /// The text that begins the tables in a line's JSON, as its last field. No string can contain this text, since the
 /// quotes in it would be escaped.
 const MARK: &str = ",\"tables\":{\"anew\":";
 
-/// The tables of one line, which follow the report's own fields.
+/// The last field of a log line, `tables`, which follows the report's own fields.
 #[derive(Default, Serialize, Deserialize)]
 struct LineTables {
     /// True if all tables are emptied before this line, so positions count from 0 again.
@@ -27,16 +27,17 @@ struct LineTables {
     functions: Vec<String>,
     /// Traces (stacks without their CPU and samples) that no earlier line has.
     traces: Vec<Trace>,
-    /// Figures that could not be measured and that no earlier line has, without the time that each of them lacks.
+    /// Names and reasons of figures that could not be measured, if no earlier line has them.
     unmeasured: Vec<MissingMeasurement>,
-    /// The report's stacks; absent if it has none.
+    /// The report's sampled stacks; absent if it has none.
     stacks: Option<Vec<CountedTrace>>,
-    /// The figures that this report could not measure: the position of each in the table of unmeasured figures, and the
-    /// time in nanoseconds that it lacks.
+    /// The figures that this report could not measure. Each has its position in the table of unmeasured figures, and
+    /// the CPU time in nanoseconds that was not measured.
     missing: Vec<(u32, Option<u64>)>,
 }
 
-/// A stack without its CPU: the event, the profiled process, and the positions of its functions.
+/// A stack without its CPU: the kernel event, such as a softirq, in which it was sampled, the profiled process, and the
+/// positions of its functions in the table of functions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Trace(Option<Event>, Option<u32>, Vec<u32>);
 
@@ -115,7 +116,7 @@ impl WrittenTables {
     }
 }
 
-/// Reports whether a table with one of these numbers of entries is full.
+/// Reports whether any of three tables (functions, stacks, unmeasured figures) with these numbers of entries is full.
 fn is_any_full(lengths: [usize; 3]) -> bool {
     lengths.into_iter().any(|length| length >= FULL)
 }
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn full_log_tables_are_emptied() {
+    fn full_name_tables_of_the_log_are_emptied() {
         let functions: Vec<String> = (0..FULL).map(|at| format!("f{at}")).collect();
         let stack = ProfiledStack { cpu: 0, event: None, pid: None, frames: vec![7], samples: 1, ns: 5 };
         let many = Stacks { functions, stacks: vec![stack] };
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_that_grow_without_end_are_refused() {
+    fn log_whose_name_tables_grow_without_end_is_refused() {
         let line = |anew: bool, names: usize| {
             let tables = LineTables { anew, functions: vec!["f".into(); names], ..LineTables::default() };
             format!("{{\"a\":1,\"tables\":{}}}", serde_json::to_string(&tables).expect("JSON")).into_bytes()
@@ -250,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn log_indices_outside_the_tables_are_ignored() {
+    fn log_indices_outside_the_name_tables_are_ignored() {
         let mut text = br#"{"a":1,"tables":{"anew":false,"functions":["f"],"traces":[[null,null,[0,9]]],"unmeasured":[],"#.to_vec();
         text.extend(br#""stacks":[[0,0,1,5],[4,0,1,5]],"missing":[[3,null]]}}"#);
         let rest = cut(&mut text, &mut Arc::default()).expect("tables").expect("a line of a log");

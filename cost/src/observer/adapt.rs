@@ -1,4 +1,4 @@
-//! Measures the CPU time that timing events takes, and decides whether to time them.
+//! Measures the CPU time that BPF programs take to time the kernel's networking, and decides whether to use them.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ impl CallPrices {
         }
     }
 
-    /// Returns the fraction of `period` that timing took, on the CPU where it took most.
+    /// Returns the fraction of `period` that the timing programs took, on the CPU where they took most.
     fn share(&self, cpus: &[u32], after: &[CpuSums], before: &[CpuSums], period: Duration) -> f64 {
         let ns = |cpu: &u32| {
             let after = cpu_totals(after, *cpu as usize).probed();
@@ -43,16 +43,16 @@ impl CallPrices {
     }
 }
 
-/// The part of the observer that keeps the cost of timing within a budget.
+/// The part of the observer that keeps the CPU time of the timing programs within a budget.
 #[derive(Debug)]
 pub(super) struct AdaptiveSampling {
     choice: MethodChoice,
     prices: CallPrices,
     frequency: Frequency,
     cpus: Vec<u32>,
-    /// Start time of the running trial, and the sums at that time.
+    /// Start time of the running trial of timing, and the sums of each CPU's times and calls at that time.
     trial: Option<(Instant, Vec<CpuSums>)>,
-    /// The last measured share of a CPU that timing took.
+    /// The share of a CPU that the timing programs took when it was last measured.
     share: f64,
 }
 
@@ -83,15 +83,15 @@ impl AdaptiveSampling {
         step
     }
 
-    /// Records whether the programs were attached for a trial: `begun` contains the kernel's sums at the start of the
-    /// trial, or `None` if attaching failed.
+    /// Records whether the timing programs were attached for a trial. `begun` contains the sums of each CPU's times and
+    /// calls at the start of the trial, or `None` if attaching failed.
     pub fn tried(&mut self, begun: Option<Vec<CpuSums>>) {
         let now = Instant::now();
         self.choice.tried(now, begun.is_some());
         self.trial = begun.map(|totals| (now, totals));
     }
 
-    /// Returns the state for the report of a period that ends now, and the next step.
+    /// Returns the field `auto` of the report whose period ends now, and whether to start or stop timing.
     pub fn report(
         &mut self,
         now: Instant,
@@ -132,8 +132,8 @@ pub(super) struct Frequency {
     interrupt: Option<Duration>,
 }
 
-/// The lowest frequency that is chosen automatically. With fewer samples, the parts of an event would have too wide
-/// margins of error.
+/// The lowest sampling frequency that is chosen automatically. With fewer samples, the times of the network stack's
+/// parts would have too wide margins of error.
 const LEAST_HZ: u32 = 100;
 
 impl Frequency {
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn price_of_timing_is_the_difference_and_never_zero() {
+    fn cost_of_timing_a_call_is_timed_minus_untimed_and_never_zero() {
         let times = |socket_ns, other_ns| CallTimes { socket_ns, other_ns };
         let prices = CallPrices::between(times(500.0, 80.0), times(700.0, 120.0));
         assert_eq!(prices, CallPrices { timed_ns: 200.0, other_ns: 40.0 });

@@ -57,24 +57,25 @@ pub const MAX_FREQUENCY_HZ: u32 = 20_000;
 /// The settings of an [`Observer`](super::Observer).
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// How times are measured at first. With a [budget](Self::budget), the mode changes by itself.
+    /// Whether times are at first measured by BPF programs or estimated from samples. With a [budget](Self::budget),
+    /// the observer changes this by itself.
     pub mode: ReportMode,
-    /// Limit of the CPU time that timing may take, in mode `events`. While timing takes more, events are only sampled.
-    /// The price of timing a call is measured at the start. Needs a frequency above 0.
+    /// Limit of the CPU time that BPF programs may take to time the kernel's networking. If they take more, networking
+    /// is only sampled for a while. How long they take for a call is measured at the start. Needs a frequency above 0.
     pub budget: Option<TimingBudget>,
     /// Allows the observer to lower [`frequency_hz`](Self::frequency_hz) if interrupts are expensive. Needs a budget.
     pub lower_frequency: bool,
     /// Whether calls are timed at kernel functions or at system calls. `None` chooses functions if the kernel allows
     /// it, or else system calls.
     pub method: Option<ReportMethod>,
-    /// Number of samples per second on each CPU. With 0, events are timed but not split into parts of the network
-    /// stack.
+    /// Number of samples per second on each CPU. With 0, networking is timed, but its time is not split into parts of
+    /// the network stack.
     pub frequency_hz: u32,
     /// CPUs to observe; `None` for all that are online.
     pub cpus: Option<BTreeSet<u32>>,
     /// Whether stacks go through one BPF ring buffer for all CPUs, instead of a double buffer for each CPU.
     pub ring_buffer: bool,
-    /// The rules that split an event's time into parts of the network stack.
+    /// The rules that split the time of softirqs and socket calls into parts of the network stack.
     pub taxonomy: Taxonomy,
     /// Processes whose user-mode stacks are sampled too.
     pub profile: BTreeSet<u32>,

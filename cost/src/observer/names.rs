@@ -17,7 +17,7 @@ impl From<kernel::KernelEvent> for Event {
     }
 }
 
-/// Returns the event as the BPF programs time it, or `None` if `event` is only sampled.
+/// Returns the kind of kernel work that the BPF programs time for this event, or `None` if `event` is only sampled.
 pub(super) fn timed(event: Event) -> Option<kernel::KernelEvent> {
     kernel::KernelEvent::ALL.into_iter().find(|timed| Event::from(*timed) == event)
 }

@@ -244,7 +244,8 @@ impl ProgramTable {
     }
 }
 
-/// The number of the observer's program runs that the kernel skipped. The kernel counts these even without statistics.
+/// Counts how often the kernel skipped a run of the observer's BPF programs. The kernel counts this even if run-time
+/// statistics of BPF programs are off.
 #[derive(Debug)]
 pub(super) struct Skipped {
     programs: Vec<OwnedFd>,
@@ -256,7 +257,7 @@ impl Skipped {
         Self { programs, last: 0 }
     }
 
-    /// Returns how many runs the kernel has skipped since the last call of this function.
+    /// Returns how often the kernel has skipped an observer's BPF program since the last call of this function.
     pub fn read(&mut self) -> u64 {
         let sum = self.programs.iter().map(|program| programs::skipped_runs(program.as_fd())).sum();
         sum - std::mem::replace(&mut self.last, sum)
@@ -314,7 +315,7 @@ mod tests {
     fn map_totals_become_differences_per_report() {
         assert_eq!(since(&cost(7, 2), None), cost(7, 2));
         assert_eq!(since(&cost(7, 2), Some(&cost(4, 1))), cost(3, 1));
-        // A smaller sum means that the process ID was reused.
+        // A sum of times that is smaller than in the last report means that the process ID was reused.
         assert_eq!(since(&cost(3, 2), Some(&cost(4, 1))), cost(3, 2));
     }
 

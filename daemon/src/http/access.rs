@@ -195,7 +195,8 @@ mod tests {
             headers.append(*name, value.parse().unwrap());
         }
         let answer = access.refusal(&uri.parse().unwrap(), &headers);
-        answer.map_or(200, |answer| answer.status().as_u16()) // exact: the status code of a response
+        // exact: the status code of a complete HTTP response does not change
+        answer.map_or(200, |answer| answer.status().as_u16())
     }
 
     #[test]
@@ -270,7 +271,8 @@ mod tests {
         let uri: Uri = format!("/page?token={token}").parse().unwrap();
         let headers: HeaderMap = [(header::HOST, "localhost".parse().unwrap())].into_iter().collect();
         let answer = access.refusal(&uri, &headers).unwrap();
-        assert_eq!(answer.status(), StatusCode::SEE_OTHER); // exact: the status code of a response
+        // exact: the status code of a complete HTTP response does not change
+        assert_eq!(answer.status(), StatusCode::SEE_OTHER);
         assert_eq!(answer.headers()[header::LOCATION], "/page");
         let uri: Uri = format!("/?jwt=a.b&token={token}&x").parse().unwrap();
         let answer = access.refusal(&uri, &headers).unwrap();

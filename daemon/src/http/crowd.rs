@@ -57,7 +57,7 @@ impl CrowdMember {
     /// Records that the connection has just arrived, or sent a request without the token. The connection is then the
     /// last one to be closed in favor of new ones.
     pub fn wait(&self) {
-        // Lock order: the member's lock before the crowd's lock.
+        // Lock order: the lock of one connection (`at`) before the lock of all connections (`state`).
         let at = &mut *self.at.lock();
         let state = &mut *self.crowd.state.lock();
         at.take().and_then(|at| state.may_end.remove(&at));

@@ -1,4 +1,4 @@
-//! Server-sent events: one channel sends snapshots at a fixed rate to all its listeners.
+//! Server-sent events: one channel sends snapshots, such as a relay's status, at a fixed rate to all its listeners.
 //!
 //! Each snapshot is made once for all listeners, and only if there are listeners. A listener that does not read misses
 //! snapshots, and is dropped after it has missed too many in a row. The memory of a listener is therefore bounded by
@@ -66,7 +66,7 @@ pub struct Channel {
 #[derive(Default)]
 struct PushState {
     listeners: Vec<PushListener>,
-    /// The latest snapshot, which new listeners get at once. `None` while no task makes snapshots.
+    /// The latest snapshot of the data, which new listeners get at once. `None` while no task makes snapshots.
     latest: Option<Bytes>,
     /// Whether a task makes snapshots.
     is_pumped: bool,
@@ -240,7 +240,7 @@ mod tests {
         let before = made.load(Ordering::Relaxed);
         time::sleep(QUICK.period * 4).await; // exact: a task that still ran would make several snapshots in this time
         assert_eq!(made.load(Ordering::Relaxed), before);
-        // exact: the task that makes snapshots has ended
+        // exact: the counts of listeners no longer change, because the task that makes snapshots has ended
         assert_eq!((channel.counts(), channel.state.lock().latest.is_none()), (PushCounts::default(), true));
         // A new listener starts the task that makes snapshots again.
         assert!(channel.listen().unwrap().recv().await.is_some());
@@ -258,7 +258,8 @@ mod tests {
             }
         };
         assert!(time::timeout(PATIENCE, reading).await.is_ok(), "nobody is dropped");
-        let counts = channel.counts(); // exact: no other task ran since the loop last read the counts
+        // exact: no other task has run since the loop last read the counts of listeners
+        let counts = channel.counts();
         assert_eq!((counts.listeners, counts.dropped, counts.missed), (1, 1, u64::from(QUICK.missed) + 1));
         let mut waited = 0;
         while deaf.recv().await.is_some() {
@@ -275,8 +276,9 @@ mod tests {
         for _ in 0..1000 {
             assert!(channel.listen().is_err());
         }
-        assert_eq!(channel.counts().refused, 1000); // exact: each refusal is counted at once
-        // exact: the status code of a refusal
+        // exact: the count of refused listeners is updated before `listen` returns
+        assert_eq!(channel.counts().refused, 1000);
+        // exact: the status code of a complete HTTP response does not change
         assert_eq!(channel.answer().status(), StatusCode::SERVICE_UNAVAILABLE);
         all.pop();
         // Thousands of listeners that connect and disconnect at once cause no extra snapshot and no extra task.

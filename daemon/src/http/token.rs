@@ -1,4 +1,5 @@
-//! The secret that all programs of a user share. Its file must not be readable by other users.
+//! The token that HTTP requests to a daemon must show. All daemons and clients of one user share the token's file,
+//! which other users must not be able to read.
 
 use std::{
     convert::Infallible,
@@ -22,7 +23,7 @@ const MOST: usize = 1024;
 /// The location of the token.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum TokenFile {
-    /// The default file, which all programs of this user share.
+    /// The default token file, which all Millrace programs of this user share.
     #[default]
     Default,
     /// The file at this path.
@@ -84,7 +85,7 @@ impl TokenFile {
     }
 }
 
-/// Returns the directory of the default file. It is the runtime directory that the service manager made for this
+/// Returns the directory of the default token file. It is the runtime directory that the service manager made for this
 /// service. Without such a directory, it is the system's runtime directory for root, and the user's for others.
 fn directory(root: bool, env: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     // If a service has several runtime directories, systemd separates them by colons in RUNTIME_DIRECTORY.

@@ -19,7 +19,7 @@ use serde::Deserialize;
 pub struct Settings {
     /// Interfaces that senders' packets arrive on.
     pub interface: Vec<String>,
-    /// The streams, at most 256.
+    /// The RTP streams that are forwarded to receivers, at most 256.
     pub stream: Vec<StreamSection>,
 }
 
@@ -27,7 +27,7 @@ pub struct Settings {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct StreamSection {
-    /// Name of 1 to 44 bytes.
+    /// Name of the stream, 1 to 44 bytes long.
     pub name: String,
     /// Address and port of this host that the sender sends to. Copies leave from there, so receivers are of
     /// the same address family.
@@ -119,7 +119,7 @@ fn yes() -> bool {
 
 /// Largest number of receivers of all streams together. The kernel's table has an entry for each.
 pub const RECEIVERS_MAX: u32 = 1 << 16;
-/// Largest number of streams.
+/// Largest number of RTP streams in the settings.
 pub const STREAMS_MAX: usize = 256;
 /// Smallest allowed burst in KiB: the largest datagram, with headers. A smaller token bucket would never let such a
 /// datagram through.
@@ -267,7 +267,7 @@ impl StreamSection {
         ports.into_iter().flatten().map(|port| SocketAddr::new(self.listen.ip(), port))
     }
 
-    /// Returns the address for RTCP, if it has a port of its own.
+    /// Returns the address that the sender's RTCP arrives at, if its port differs from that of RTP.
     pub fn listen_rtcp(&self) -> Option<SocketAddr> {
         self.places().nth(1)
     }

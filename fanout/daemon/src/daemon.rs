@@ -97,7 +97,7 @@ struct FanoutDaemon {
     since: Instant,
 }
 
-/// The parts of a daemon that a reload of the settings changes.
+/// The settings and the RTP streams of a daemon, which a reload of the settings changes.
 struct RunningFanout {
     settings: Settings,
     streams: Vec<ServedStream>,
@@ -362,7 +362,7 @@ async fn receive(
                     stream.receive(&mint, datagram, from, kind);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                // An ICMP error is ignored. It says that no program on a receiver's host reads the copies any more.
+                // An ICMP error is ignored. It says that no program on a receiver's host reads the stream any more.
                 Err(_) => {}
             }
         }

@@ -25,7 +25,7 @@ mod tests {
     use crate::EVENTS;
 
     #[test]
-    fn every_outcome_of_the_fan_out_is_documented() {
+    fn every_packet_outcome_of_the_fan_out_is_documented() {
         assert_named(REASONS, "name", Outcome::ALL.map(Outcome::name));
         assert_named(REASONS, "name", CopyOutcome::ALL.map(CopyOutcome::name));
         assert_named(REASONS, "name", FurtherRun::ALL.map(FurtherRun::name));

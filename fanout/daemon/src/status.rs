@@ -15,13 +15,14 @@ pub struct Status {
     pub uptime_s: f64,
     /// Interfaces that senders' packets arrive on.
     pub interfaces: Vec<FanoutInterfaceStatus>,
-    /// The streams.
+    /// The RTP streams that are forwarded to receivers.
     pub streams: Vec<StreamStatus>,
-    /// Packets that arrived on the attached interfaces, by their outcome in the kernel.
+    /// Packets that arrived on the attached interfaces, by what the kernel did with them.
     pub packets: CounterStatus,
-    /// Copies for receivers, by their outcome in the kernel.
+    /// Copies of packets for the receivers, by what the kernel did with them.
     pub copies: CounterStatus,
-    /// Further runs of the BPF program for a packet that one run could not copy to all receivers, by outcome.
+    /// Further runs of the BPF program for packets that the first run could not copy to all receivers. They are counted
+    /// by their result.
     pub runs: CounterStatus,
     /// Messages for the operator about each thing that does not work.
     pub trouble: Vec<String>,
@@ -48,7 +49,7 @@ pub struct FanoutInterfaceStatus {
 pub struct StreamStatus {
     /// Name of the stream.
     pub name: String,
-    /// Address and port that packets come to and leave from.
+    /// Address and port of this host to which the sender sends, and from which receivers get the packets.
     pub listen: String,
     /// The sender's address and port.
     pub sender: String,
@@ -88,7 +89,7 @@ pub struct ReceiverStatus {
     /// Round-trip time in milliseconds, if the receiver's report refers to a sender report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round_trip_ms: Option<f64>,
-    /// Counts of copies that were not sent, by the reason.
+    /// Numbers of packets that were not sent to the receiver, by the reason.
     pub dropped: CounterStatus,
 }
 

@@ -30,7 +30,7 @@ use super::{
 };
 
 /// Length of the lease in the kernel for receivers that an operator has named. This process renews the lease. If the
-/// process ends, copies stop when the lease does, even if the BPF program stays attached.
+/// process ends, the receivers get no packets after the lease, even if the BPF program stays attached.
 const PINNED: Duration = Duration::from_secs(10);
 /// Time without packets after which another SSRC may become the one that is forwarded.
 const FORGOTTEN: Duration = Duration::from_secs(5);
@@ -72,7 +72,8 @@ struct ReachedReceiver {
     heard: Option<ReceiverReport>,
     /// Count of this receiver's RTCP reports that were passed on to the sender.
     reports: Reports,
-    /// Number of copies for which the receiver's link address was not known, as read at the latest tick.
+    /// Number of packets that could not be sent because the receiver's link address was not known, as read at the
+    /// latest periodic check.
     no_neighbour: u64,
 }
 
@@ -160,7 +161,7 @@ impl ServedRtpStream {
         }
     }
 
-    /// Stops the stream: its receivers are removed and the kernel's entry is closed.
+    /// Stops the stream: its receivers are removed, and the BPF program no longer forwards it.
     pub fn close(&self, fanout: &kernel::Fanout) {
         self.state.lock().reached.clear();
         if let Err(error) = fanout.close(&self.kernel) {

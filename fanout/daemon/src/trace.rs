@@ -1,4 +1,4 @@
-//! Requests and answers of `millrace fanout trace`: outcomes of single packets of senders.
+//! Requests and answers of `millrace fanout trace`, which shows what the kernel did with single RTP packets of senders.
 
 use std::{
     fmt,
@@ -15,14 +15,14 @@ use serde::{Deserialize, Serialize};
 
 use super::stream::ServedRtpStream;
 
-/// A filter for the packets and copies to trace.
+/// A filter that selects which of the senders' packets, and of their copies for receivers, are traced.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FanoutTraceFilter {
     /// The stream to trace. `None`: every stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream: Option<String>,
-    /// The receiver whose copies are traced. `None`: every receiver.
+    /// The receiver for which copies of packets are traced. `None`: every receiver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receiver: Option<SocketAddr>,
     /// Selects packets whose RTP sequence number is a multiple of this number. `None`: every packet.
@@ -32,7 +32,7 @@ pub struct FanoutTraceFilter {
 /// Traced events since the previous request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceEvents {
-    /// Events of packets and of their copies.
+    /// Events of the senders' packets and of their copies for receivers.
     pub packets: Vec<FanoutTraceLine>,
     /// Number of events that were lost because the ring buffer or the answer was full.
     pub lost: u64,
@@ -47,7 +47,7 @@ pub struct FanoutTraceLine {
     pub after_ns: u64,
     /// Name of the stream.
     pub stream: String,
-    /// Receiver of a copy; `None`: the event is about the packet.
+    /// The receiver, if the event is about a copy of the packet for this receiver. `None`: it is about the packet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receiver: Option<String>,
     /// SSRC of the packet, hexadecimal.
@@ -60,15 +60,15 @@ pub struct FanoutTraceLine {
     pub kind: u8,
     /// Bytes of UDP payload.
     pub bytes: u16,
-    /// Name of the outcome.
+    /// What the kernel did with the packet or copy, as a name.
     pub outcome: String,
 }
 
-/// The filter of the one viewer that is served, and the time from which the viewer counts as gone.
+/// The filter of the only `millrace fanout trace` that is served, and the time from which that program counts as gone.
 #[derive(Default)]
 pub struct FanoutTraceWatch(Option<(FanoutTraceFilter, Instant)>);
 
-/// Time without a request after which a viewer's trace ends. Viewers ask four times a second.
+/// Time without a request after which a trace ends. The program `millrace fanout trace` asks four times a second.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Largest number of events in one answer.
 const PACKETS_MAX: usize = 20_000;
@@ -96,14 +96,14 @@ impl FanoutTraceWatch {
         Ok(take_events(fanout, streams))
     }
 
-    /// Stops tracing for this viewer.
+    /// Stops the trace that was started with this filter.
     pub fn end(&mut self, fanout: &Fanout, follow: &FanoutTraceFilter) {
         if self.0.take_if(|(now, _)| now == follow).is_some() {
             fanout.set_tracing(None);
         }
     }
 
-    /// Stops tracing if the viewer has sent no request for too long.
+    /// Stops the trace if `millrace fanout trace` has sent no request for too long.
     pub fn expire(&mut self, fanout: &Fanout) {
         if self.0.take_if(|(_, until)| *until <= Instant::now()).is_some() {
             fanout.set_tracing(None);

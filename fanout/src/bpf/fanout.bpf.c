@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Fans out RTP over UDP at TC ingress. A packet of a stream's sender is copied once per receiver, with other headers in front
- * of the same payload, and is then dropped. All other packets pass on unchanged: receivers' requests and reports, and packets
- * of the sender that this program does not understand, which userspace fans out.
+/* Fans out RTP over UDP at TC ingress. A packet of a stream's sender is copied once per receiver, with other headers in
+ * front of the same payload, and is then dropped. All other packets pass on unchanged: receivers' requests and reports,
+ * and packets of the sender that this program does not understand, which userspace fans out.
  *
  *   fanout_intf.h      structures that are shared with userspace
  *   fanout_maps.h      configuration, maps, the work area of a run
@@ -79,8 +79,8 @@ static __always_inline enum fanout_outcome fan_out(struct __sk_buff *skb, struct
 	return put_back(skb, work) ? FANOUT_OVER_BUDGET : FANOUT_CONTINUED;
 }
 
-/* Converts the outcome of a further run of the program to an enum fanout_further_run. An earlier run has made some of
- * the packet's copies. */
+/* If one run of the program cannot copy a packet to all receivers, further runs continue. This function converts the
+ * result of such a further run to an enum fanout_further_run. */
 static __noinline enum fanout_further_run further_run(enum fanout_outcome outcome)
 {
 	return outcome == FANOUT_FORWARDED   ? FANOUT_RUN_LAST
@@ -88,7 +88,9 @@ static __noinline enum fanout_further_run further_run(enum fanout_outcome outcom
 					     : FANOUT_RUN_LEFT;
 }
 
-/* Counts the outcome of a run. Further runs for the same packet are counted by enum fanout_further_run. */
+/* Counts what a run of the program did with a packet. Further runs for the same packet, for its remaining receivers,
+ * are counted separately, by enum fanout_further_run.
+ */
 static __always_inline void count(const struct fanout_work *work, enum fanout_outcome outcome)
 {
 	__u32 index =
@@ -97,7 +99,7 @@ static __always_inline void count(const struct fanout_work *work, enum fanout_ou
 	add_to(&outcomes, index, 1);
 }
 
-/* Maps an outcome to the verdict. Nothing else decides what happens to the packet. */
+/* Returns the TC action (drop, or pass on) for the result of a run. Nothing else decides what happens to the packet. */
 static __always_inline int verdict_of(enum fanout_outcome outcome)
 {
 	return outcome <= FANOUT_TAKEN ? TC_ACT_SHOT : PASS_ON;

@@ -12,7 +12,7 @@
 
 #define FANOUT_REPORTS 8 /* number of latest sender reports that are stored, a power of two */
 
-/* Load-time configuration. */
+/* Configuration of the BPF program, which userspace sets before it loads the program. */
 struct fanout_config {
 	__u32 max_copies_per_run; /* largest number of copies of a received packet that one run makes */
 	__u32 max_runs;		  /* largest number of runs of the program for one received packet */
@@ -50,7 +50,7 @@ struct fanout_stream {
 	__u32 pad;
 } SHARED;
 
-/* The outcome of one copy. */
+/* What happened to the copy of a packet for one receiver. */
 enum fanout_copy_outcome {
 	FANOUT_COPY_SENT = 0,
 	FANOUT_COPY_ENDED,	  /* the receiver's lease has ended */
@@ -84,10 +84,12 @@ struct fanout_receiver {
  * are dropped after the copies were sent. All others go up the stack unchanged.
  */
 enum fanout_outcome {
-	FANOUT_FORWARDED = 0, /* sending was attempted for every copy */
-	FANOUT_CONTINUED,     /* one run made some copies; further runs for the same packet make the others */
-	FANOUT_OVER_BUDGET,  /* some copies were made; the others are lost, since no further run is allowed */
-	FANOUT_NOT_RESTORED, /* some copies were made; the others are lost for want of memory */
+	FANOUT_FORWARDED = 0, /* sending was attempted for every receiver */
+	/* This run of the program copied the packet to some receivers. Further runs copy it to the others. */
+	FANOUT_CONTINUED,
+	/* Some receivers got the packet, the others do not, since no further run of the program is allowed for it. */
+	FANOUT_OVER_BUDGET,
+	FANOUT_NOT_RESTORED, /* some receivers got the packet, the others do not, for want of memory */
 	FANOUT_OTHER_SSRC,   /* the packet is from the sender, but does not have the SSRC that is forwarded */
 	FANOUT_NOT_RTP,	     /* the packet is from the sender, but is neither RTP nor RTCP */
 	FANOUT_NOT_UDP,
@@ -100,13 +102,16 @@ enum fanout_outcome {
 	FANOUT_BUSY, /* this run interrupted another one on its CPU and has no work area: userspace fans the packet out */
 	FANOUT_OUTCOMES,
 };
-#define FANOUT_TAKEN FANOUT_NOT_RTP /* the last outcome after which the packet is dropped */
+#define FANOUT_TAKEN \
+	FANOUT_NOT_RTP /* the last value of enum fanout_outcome with which the packet is dropped */
 
-/* The outcome of a further run of the program for a packet, after a run that could not make all copies. */
+/* If one run of the program cannot copy a packet to all receivers, further runs continue. This is what such a further
+ * run did.
+ */
 enum fanout_further_run {
-	FANOUT_RUN_LAST = 0, /* sending was attempted for every remaining copy */
+	FANOUT_RUN_LAST = 0, /* sending was attempted for every remaining receiver */
 	FANOUT_RUN_CONTINUED,
-	FANOUT_RUN_LEFT, /* the remaining copies are lost */
+	FANOUT_RUN_LEFT, /* the remaining receivers do not get the packet */
 	FANOUT_FURTHER_RUNS,
 };
 
@@ -119,10 +124,12 @@ struct fanout_tracing {
 	__u64 lost; /* events that were lost because the ring buffer was full */
 } SHARED;
 
-/* An event in the ring buffer `events`: the outcome of a copy, or of a sender's packet that was not copied. */
+/* An event in the ring buffer `events`: what happened to the copy of a packet for one receiver, or to a sender's packet
+ * that was not copied.
+ */
 struct fanout_event {
 	__u64 arrived_ns; /* time when the packet arrived, CLOCK_MONOTONIC */
-	__u64 time_ns;	  /* time when the copy or the packet was finished */
+	__u64 time_ns; /* time when it was decided what happens to the copy or the packet, CLOCK_MONOTONIC */
 	__u32 stream;
 	__u32 receiver; /* number of the receiver; 0: the event is about the packet itself */
 	__u32 ssrc;

@@ -144,7 +144,7 @@ static __always_inline void trace_packet_of(struct fanout_work *work, const stru
 	__u32 every = tracing.every, wanted = tracing.stream;
 
 	work->traced_ns = 0;
-	/* A further run continues the trace of the packet's first run. */
+	/* A further run of the program for the same packet, for its remaining receivers, continues the trace. */
 	if (work->cursor.id)
 		work->traced_ns = work->cursor.kept.traced_ns;
 	else if (every && !(work->rtp.sequence % every) && (!wanted || wanted == stream->number))

@@ -49,7 +49,9 @@ struct {
 	__uint(max_entries, 1);
 } receivers SEC(".maps");
 
-/* Counts packets by outcome: enum fanout_outcome, enum fanout_copy_outcome, enum fanout_further_run. */
+/* Counts what happened to received packets (enum fanout_outcome), to their copies for receivers (enum
+ * fanout_copy_outcome) and in further runs for the same packet (enum fanout_further_run).
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -72,7 +74,7 @@ struct {
  * uses the area of the same CPU. The interrupting run finds `busy` set.
  */
 struct fanout_work {
-	__u64 busy; /* 0: no run uses this area */
+	__u64 busy; /* 0: no run of the program uses this work area */
 	__u64 now_ns;
 	__u64 traced_ns; /* time when the packet arrived; 0: the packet is not traced */
 	struct fan_frame frame;
@@ -85,9 +87,9 @@ struct fanout_work {
 	__u16 pad2;
 	struct rtp_packet rtp;
 	struct net_path came;	    /* addresses and ports of the received packet: `local` is its source */
-	struct net_path path;	    /* addresses and ports of the copy */
+	struct net_path path;	    /* addresses and ports of the copy for one receiver */
 	__u8 head[HEAD_ROOM];	    /* headers as received */
-	__u8 out[HEAD_ROOM];	    /* headers of the copy, which end at HEADS_END */
+	__u8 out[HEAD_ROOM];	    /* headers of the copy for one receiver, which end at HEADS_END */
 	__u8 payload[PAYLOAD_ROOM]; /* the beginning of the UDP payload */
 	struct cursor_entry cursor;
 	struct bpf_fib_lookup route;

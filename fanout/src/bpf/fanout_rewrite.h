@@ -91,7 +91,9 @@ int restore(struct __sk_buff *skb, struct fanout_work *work)
 	return fan_tag_again(skb, &work->frame);
 }
 
-/* Reads the epoch between two full barriers: loads before the call and loads after it are not reordered across it. */
+/* Reads the epoch of a receiver's entry in the map `receivers`, with a full barrier: loads before the call and loads
+ * after it are not reordered across it.
+ */
 static __always_inline __u32 epoch_of(struct fanout_receiver *receiver)
 {
 	return __sync_fetch_and_add(&receiver->epoch, 0);
@@ -119,7 +121,8 @@ static __noinline enum fanout_copy_outcome copy_to(struct __sk_buff *skb, struct
 	__u64 until_ns;
 	__u32 size;
 
-	/* The fields are of one receiver if the epoch is the same before and after these loads. */
+	/* Userspace gives the entry a new epoch when it replaces the receiver. If the epoch is the same before and
+	 * after these loads, the loaded fields belong to one receiver. */
 	work->path = receiver->path;
 	until_ns = READ_ONCE(receiver->until_ns);
 	rate = receiver->rate;

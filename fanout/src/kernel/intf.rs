@@ -22,7 +22,7 @@ mod tests {
     use crate::kernel::outcome::{CopyOutcome, FurtherRun, Outcome};
 
     #[test]
-    fn outcomes_match_names_and_order_of_the_bpf_program() {
+    fn packet_outcomes_match_names_and_order_of_the_bpf_program() {
         let names = |kind: &str, prefix: &str| enum_names(env!("OUT_DIR"), "fanout.bpf.o", kind, prefix);
         assert_eq!(names("fanout_outcome", "fanout_"), Outcome::ALL.map(Outcome::name));
         assert_eq!(names("fanout_copy_outcome", "fanout_copy_"), CopyOutcome::ALL.map(CopyOutcome::name));

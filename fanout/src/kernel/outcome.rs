@@ -1,17 +1,19 @@
-//! Outcomes of packets and their copies, under the names that they have in the BPF program.
+//! What the BPF program can do with a received packet and with its copies for receivers, under the names that it uses.
 
 use millrace_kernel::outcomes;
 
 outcomes! {
-    /// The outcome of a received packet.
+    /// What the BPF program did with a received packet.
     Outcome {
-        /// Sending was attempted for every copy, each with a [`CopyOutcome`] of its own.
+        /// Sending was attempted for every receiver's copy. [`CopyOutcome`] says what happened to each.
         Forwarded = "forwarded",
-        /// One run made as many copies as it may. The packet's next runs are counted by [`FurtherRun`].
+        /// One run of the program made as many copies of the packet as it may. Further runs make the remaining copies.
+        /// [`FurtherRun`] counts these runs.
         Continued = "continued",
-        /// Sending was attempted for some copies. The others are lost, because the packet gets no further run.
+        /// Sending was attempted for some receivers' copies. The others are lost, because the program may not run once
+        /// more for the packet.
         OverBudget = "over_budget",
-        /// Sending was attempted for some copies. The others are lost for want of memory.
+        /// Sending was attempted for some receivers' copies. The others are lost for want of memory.
         NotRestored = "not_restored",
         /// The packet is from the sender but not of the SSRC that is forwarded: dropped.
         OtherSsrc = "other_ssrc",
@@ -38,7 +40,7 @@ outcomes! {
 }
 
 outcomes! {
-    /// The outcome of a copy. A copy that was not sent is lost, as RTP packets may be on any network.
+    /// What happened to the copy of a packet for one receiver. A copy that was not sent is lost.
     CopyOutcome {
         /// The copy was sent.
         Sent = "sent",
@@ -60,18 +62,19 @@ outcomes! {
 }
 
 outcomes! {
-    /// The outcome of a further run of the program for a packet, after a run that could not make all copies.
+    /// What a further run of the program did for a packet, after a run that could not copy it to all receivers.
     FurtherRun {
-        /// Sending was attempted for every remaining copy.
+        /// Sending was attempted for every remaining receiver's copy.
         Last = "last",
-        /// Copies remain, and the packet gets one more run.
+        /// Some receivers still lack their copy, and the program runs once more for the packet.
         Continued = "continued",
-        /// The remaining copies are lost, because the packet gets no further run.
+        /// The remaining receivers' copies are lost, because the program may not run once more for the packet.
         Left = "left",
     }
 }
 
-/// Counts of packets, copies and further runs by outcome, since the program was loaded.
+/// Counts of received packets, of their copies for receivers, and of further runs of the program for a packet. Each is
+/// counted by what happened to it, since the program was loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FanoutCounters {
     packets: [u64; Outcome::ALL.len()],
@@ -80,24 +83,25 @@ pub struct FanoutCounters {
 }
 
 impl FanoutCounters {
-    /// Splits the counters of the program's map. Returns `None` unless there is one counter for each outcome.
+    /// Splits the counters of the program's map. Returns `None` unless the map has one counter for each variant of
+    /// [`Outcome`], [`CopyOutcome`] and [`FurtherRun`].
     pub(super) fn new(raw: &[u64]) -> Option<Self> {
         let (packets, rest) = raw.split_first_chunk()?;
         let (copies, rest) = rest.split_first_chunk()?;
         Some(Self { packets: *packets, copies: *copies, runs: rest.try_into().ok()? })
     }
 
-    /// Returns the number of received packets with this outcome.
+    /// Returns the number of received packets to which this happened.
     pub fn packets(&self, outcome: Outcome) -> u64 {
         self.packets[outcome as usize]
     }
 
-    /// Returns the number of copies with this outcome.
+    /// Returns the number of copies for receivers to which this happened.
     pub fn copies(&self, outcome: CopyOutcome) -> u64 {
         self.copies[outcome as usize]
     }
 
-    /// Returns the number of further runs with this outcome.
+    /// Returns the number of further runs of the program for a packet that ended in this way.
     pub fn runs(&self, outcome: FurtherRun) -> u64 {
         self.runs[outcome as usize]
     }

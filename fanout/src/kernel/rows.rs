@@ -1,8 +1,9 @@
-//! An allocator for the tables of streams and receivers. A row that was freed is reused only after a second.
+//! An allocator for entries of the kernel's tables of streams and receivers. Freed entries are reused after a second.
 
 use std::time::Duration;
 
-/// Time before a freed row is reused. It is longer than any run of the program, so no run still reads the row.
+/// Time before freed table entries are reused. It is longer than any run of the BPF program, so that no run still reads
+/// an entry that is reused.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// The entry of a stream in the kernel's table of streams, and the range of its receivers' entries in the table of
@@ -14,14 +15,14 @@ pub struct StreamRow {
     pub receivers: u32,
 }
 
-/// Free and used rows. A row is an entry in the kernel's table of streams, together with a range of entries in its
-/// table of receivers.
+/// Free and used rows of the kernel's tables. A row is the entry of a stream in the table of streams, together with a
+/// range of entries in the table of receivers.
 #[derive(Debug)]
 pub struct StreamRows {
     streams: u32,
     receivers: u32,
     used: Vec<StreamRow>,
-    /// Rows that were freed, each with the time when it was freed.
+    /// The table entries of closed streams, each with the time when it was freed.
     given_back: Vec<(StreamRow, Duration)>,
 }
 
@@ -64,7 +65,7 @@ impl StreamRows {
         Some(StreamRow { index, first, receivers })
     }
 
-    /// Frees a row, which is reused only after a second.
+    /// Frees the table entries of a stream. They are reused only after a second.
     pub fn give_back(&mut self, index: u32, now: Duration) {
         if let Some(at) = self.used.iter().position(|row| row.index == index) {
             self.given_back.push((self.used.swap_remove(at), now));

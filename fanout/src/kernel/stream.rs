@@ -1,4 +1,4 @@
-//! Streams and their receivers, in memory shared with the program.
+//! RTP streams and their receivers, in memory that is shared with the BPF program.
 
 #![allow(unsafe_code)]
 
@@ -242,7 +242,8 @@ impl ReceiverCopy {
         self.stream.tables.receivers.get(first + self.at)
     }
 
-    /// Writes the entry. The program sends a copy only if it read the same epoch before and after the entry's fields.
+    /// Writes the receiver's entry in the map that the BPF program reads. The program sends the receiver a copy only if
+    /// it read the same `epoch` before and after the entry's other fields.
     fn set(&self, path: NetPath, cap: Cap, until_ns: u64) {
         let entry = self.entry();
         let (cost, burst) = cap.ticks();
@@ -285,7 +286,7 @@ impl ReceiverCopy {
         (entry.packets.load(Ordering::Relaxed), entry.bytes.load(Ordering::Relaxed))
     }
 
-    /// Returns the number of copies with this outcome.
+    /// Returns the number of copies for this receiver to which this happened.
     pub fn copies(&self, outcome: CopyOutcome) -> u64 {
         self.entry().outcomes.get(outcome as usize).map_or(0, |count| count.load(Ordering::Relaxed))
     }
@@ -309,7 +310,7 @@ impl ReceiverCopy {
         outcome
     }
 
-    /// Charges `bytes` to the receiver's bucket, as `is_over_at` of `bucket.h` does. Returns whether they fit.
+    /// Charges `bytes` to the receiver's token bucket, as `is_over_at` of `bucket.h` does. Returns whether they fit.
     fn take(&self, bytes: u64, now_ns: u64) -> bool {
         let entry = self.entry();
         let cost = entry.rate.cost.load(Ordering::Relaxed);
@@ -331,7 +332,8 @@ impl ReceiverCopy {
                 return true;
             }
         }
-        // After `ATTEMPTS` collisions with other CPUs, the packet is sent without a charge.
+        // If other CPUs have changed the token bucket at each of `ATTEMPTS` attempts, the packet is sent although the
+        // bucket stays unchanged.
         true
     }
 }
@@ -345,7 +347,7 @@ impl Drop for ReceiverCopy {
     }
 }
 
-/// Returns a new epoch. It is never 0, because an epoch of 0 marks a free entry.
+/// Returns a new epoch for a receiver's entry in the BPF map. It is never 0, because 0 marks a free entry.
 fn next_epoch() -> u32 {
     use std::sync::atomic::AtomicU32;
     static EPOCHS: AtomicU32 = AtomicU32::new(1);

@@ -1,4 +1,4 @@
-//! Tests of the program over BPF_PROG_TEST_RUN: the outcome of each kind of packet, without an interface.
+//! Tests of the BPF program with BPF_PROG_TEST_RUN, without a network interface: what it does with each kind of packet.
 
 use libbpf_rs::{MapCore as _, MapFlags, ProgramInput};
 
@@ -93,7 +93,7 @@ fn ethernet(kind: u16, rest: &[u8]) -> Vec<u8> {
 }
 
 impl Fanout {
-    /// Runs one frame. Returns its verdict and its outcome.
+    /// Runs the program on one frame. Returns its TC action, and what it did with the frame.
     fn run(&self, frame: &[u8], gso_size: u32) -> (u32, Outcome) {
         let before = self.counted();
         // The field gso_size of struct __sk_buff is at offset 176.
@@ -111,7 +111,8 @@ impl Fanout {
     }
 
     fn counted(&self) -> FanoutCounters {
-        self.counters().expect("counters") // exact: the program runs only by BPF_PROG_TEST_RUN, which has returned
+        // exact: the BPF program counts packets only during BPF_PROG_TEST_RUN, which has returned
+        self.counters().expect("counters")
     }
 }
 
@@ -254,7 +255,7 @@ fn receivers_are_added_and_removed_in_the_kernel() {
 }
 
 #[test]
-fn userspace_fan_out_is_limited_to_the_same_rate() {
+fn userspace_fan_out_has_the_same_rate_limit_as_the_kernel() {
     if !is_root() {
         return;
     }
@@ -310,7 +311,7 @@ fn packets_are_traced_on_request() {
 }
 
 #[test]
-fn run_that_interrupts_another_leaves_the_packet_to_userspace() {
+fn program_run_that_interrupts_another_leaves_packet_to_userspace() {
     if !is_root() {
         return;
     }

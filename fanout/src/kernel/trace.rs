@@ -13,7 +13,7 @@ use super::config::EVENTS_BYTES;
 use super::intf;
 use super::outcome::{CopyOutcome, Outcome};
 
-/// A filter for the packets that become events.
+/// A filter that selects the senders' packets about which the BPF program writes trace events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FanoutTraceSelection {
     /// Selects packets whose sequence number is a multiple of this number, and all their copies. RTCP counts as number
@@ -30,7 +30,7 @@ pub struct FanoutTraceSelection {
 pub struct CopyEvent {
     /// Arrival time of the packet, `CLOCK_MONOTONIC`.
     pub arrived_ns: u64,
-    /// Time when the packet or the copy was finished, `CLOCK_MONOTONIC`.
+    /// Time when the program decided what happens to the packet or the copy, `CLOCK_MONOTONIC`.
     pub time_ns: u64,
     /// Number of the stream.
     pub stream: u32,
@@ -44,11 +44,11 @@ pub struct CopyEvent {
     pub kind: u8,
     /// Bytes of UDP payload of the packet.
     pub size: u16,
-    /// The outcome of the packet or of one copy.
+    /// What happened to the packet, or to its copy for one receiver.
     pub what: CopyEventKind,
 }
 
-/// The packet or copy that an event is about, and its outcome.
+/// The packet, or the copy of it for one receiver, that an event is about, and what happened to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopyEventKind {
     /// The event is about a packet that was not copied, or not to all receivers.
@@ -58,7 +58,7 @@ pub enum CopyEventKind {
 }
 
 impl CopyEvent {
-    /// Reads an event. Returns `None` for an unknown outcome.
+    /// Reads an event. Returns `None` if the number that says what happened is not known.
     fn new(raw: &intf::Event) -> Option<Self> {
         let outcome = usize::from(raw.outcome);
         let what = match raw.receiver {

@@ -255,10 +255,10 @@ fn pinned_receiver_needs_no_lease() {
     assert!(scene.all.is_leased(plain));
 }
 
-/// A receiver that sends no report, leaves, and returns before three intervals are over is cut off as if it had stayed.
-/// Its time away does not count as silence.
+/// A receiver that sends no RTCP report, leaves, and returns before three report intervals are over is cut off as if it
+/// had stayed. Its time away does not count as time without a report.
 #[test]
-fn returning_receiver_keeps_its_breaker() {
+fn receiver_that_leaves_and_returns_keeps_its_circuit_breaker_state() {
     for leaves in [true, false] {
         let mut scene = ReceiverScene::new();
         let who = at("192.0.2.1:5000");
@@ -292,8 +292,8 @@ fn returning_receiver_keeps_its_breaker() {
             assert!(matches!((say, command), (RequestOutcome::Lease { .. }, Some(Command::Add { .. }))));
         }
         assert_eq!(commands, [cut]);
-        // Silence counts from the first tick, and more than three seconds with a lease trip the breaker. Each lease
-        // that ends by itself adds one second of silence.
+        // Time without an RTCP report counts from the first tick. More than three seconds of it with a lease trip the
+        // circuit breaker. Each lease that ends by itself adds one second.
         let wanted = if leaves { 15..=16 } else { 7..=8 };
         assert!(wanted.contains(&stayed), "after {stayed} quarters of a second there");
     }

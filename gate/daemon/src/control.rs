@@ -38,16 +38,16 @@ pub const DEFAULT_SOCKET: &str = "/run/millrace/gate.sock";
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
 pub enum GateRequest {
-    /// Counts one more connection of a client, in a scope of the policy.
+    /// Counts one more connection of a client with the server that sends this request.
     Inc {
-        /// Name of the policy's scope in which the connection counts.
+        /// Name of the policy's scope (an application with rules of its own) to which the server belongs.
         scope: String,
         /// The client's address.
         client: IpAddr,
     },
-    /// Stops counting one connection of a client, in a scope of the policy.
+    /// Stops counting one connection of a client with the server that sends this request.
     Dec {
-        /// Name of the policy's scope in which the connection counted.
+        /// Name of the policy's scope (an application with rules of its own) to which the server belongs.
         scope: String,
         /// The client's address.
         client: IpAddr,
@@ -55,21 +55,21 @@ pub enum GateRequest {
     /// Tells the gate a connection ID of the server, so that packets with this ID count as packets of a live
     /// connection.
     Publish {
-        /// Name of the policy's scope that the server belongs to.
+        /// Name of the policy's scope (an application with rules of its own) to which the server belongs.
         scope: String,
         /// The ID, in hexadecimal.
         id: String,
     },
     /// Tells the gate that a published connection ID is no longer in use.
     Retire {
-        /// Name of the policy's scope in which the ID was published.
+        /// Name of the policy's scope (an application with rules of its own) to which the server belongs.
         scope: String,
         /// The ID, in hexadecimal.
         id: String,
     },
     /// Checks a token of a Retry packet.
     CheckToken {
-        /// Name of the policy's scope that the server belongs to.
+        /// Name of the policy's scope (an application with rules of its own) to which the server belongs.
         scope: String,
         /// The client's address and port.
         client: SocketAddr,
@@ -100,7 +100,8 @@ pub enum GateRequest {
 pub struct PrefixList {
     /// The prefixes.
     pub prefix: Prefixes,
-    /// The scope in which the entries apply; `None` if they apply in all scopes.
+    /// Name of the policy's scope (an application with rules of its own) for whose packets the entries apply; `None` if
+    /// they apply for all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scope: Option<String>,
     /// Seconds after which the entries are removed; `None` if they stay.
@@ -126,7 +127,8 @@ pub enum GateReply {
     Connections(u32),
     /// The original destination connection ID of a token, in hexadecimal.
     OriginalId(String),
-    /// Other list entries that override the request's entries for all or a part of a prefix; never empty.
+    /// Block or allow list entries that override the entries which the request added, for a whole prefix or a part of
+    /// it. Never empty.
     Exceptions(Vec<ListedStatus>),
     /// The status.
     Status(Box<Status>),
@@ -188,11 +190,12 @@ impl daemon::Daemon for GateDaemon {
 /// The state that one connection to the control socket added to the gate. It is removed when the connection ends,
 /// because the server that opened the connection has then ended.
 pub struct ConnectionState {
-    /// Limits how many client addresses all connections to the control socket count together. This connection holds a
-    /// permit for each address in `connections`.
+    /// Limits for how many client addresses servers can count connections over the control socket. This connection to
+    /// the socket holds a permit of the semaphore for each address in `connections`.
     places: Arc<Semaphore>,
     connections: HashMap<(String, IpAddr), CountedClient>,
-    /// The published IDs. The size of the gate's table of connections bounds their number.
+    /// The QUIC connection IDs that the server has told the gate. The size of the gate's table of connection IDs bounds
+    /// their number.
     ids: HashMap<(String, Vec<u8>), PublishedId>,
     trace: Option<PacketTracer>,
 }
@@ -214,7 +217,7 @@ impl Drop for CountedClient {
     }
 }
 
-/// A published connection ID, which is retired when this is dropped.
+/// A QUIC connection ID that a server has told the gate. When this is dropped, the gate forgets the ID.
 struct PublishedId {
     scope: Scope,
     bytes: Vec<u8>,
@@ -223,7 +226,10 @@ struct PublishedId {
 impl Drop for PublishedId {
     fn drop(&mut self) {
         if let Err(error) = self.scope.retire(&self.bytes) {
-            tracing::warn!(%error, "cannot retire a connection ID of a server that has left");
+            tracing::warn!(
+                %error,
+                "cannot retire a connection ID of a server that has disconnected from the gate"
+            );
         }
     }
 }

@@ -69,8 +69,8 @@ pub struct GateDaemon {
     /// List entries that were added at run time.
     pub lists: Lists,
     watch: Mutex<GateWatch>,
-    /// Limits how many client addresses all connections to the control socket count. A connection to the socket takes a
-    /// permit for each client address that it counts connections of.
+    /// Limits for how many client addresses servers can count connections over the control socket. Each connection to
+    /// the socket takes a permit of the semaphore per client address.
     pub places: Arc<Semaphore>,
     recent: Mutex<Recent>,
     since: Instant,

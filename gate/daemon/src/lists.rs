@@ -10,7 +10,8 @@ use parking_lot::Mutex;
 
 use millrace_gate::status::ListedStatus;
 
-/// Expiry times of list entries, by scope and prefix. Entries that never expire are missing.
+/// Expiry times of block and allow list entries, by scope (an application with rules of its own) and address prefix.
+/// Entries that never expire are missing.
 #[derive(Debug, Default)]
 pub struct Lists(Mutex<BTreeMap<Key, Instant>>);
 
@@ -70,8 +71,8 @@ impl Lists {
         let mut over = Vec::new();
         self.0.lock().retain(|key, end| {
             let (scope, prefix) = key;
-            // Removing the entry fails if the policy no longer has the scope. The entry then stays, because the scope
-            // may return with its list.
+            // Removing the entry fails if the policy no longer has the application (scope) whose list contains it. The
+            // entry then stays, because a later policy may have the application again.
             let ends = *end <= now && gate.unlist(scope.as_deref(), *prefix).is_ok();
             over.extend(ends.then(|| key.clone()));
             !ends

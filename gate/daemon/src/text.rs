@@ -123,22 +123,23 @@ fn networks(status: &Status) -> String {
     format!("a client is {clients}; {wider}")
 }
 
-/// A row of the table of verdicts.
+/// A row of the table that shows how many packets each rule refused, and how many passed for which reason.
 struct VerdictRow {
     cells: Vec<String>,
     /// Sort key of the row: number of refused (or monitored) packets, then of all packets.
     busy: (u64, u64),
 }
 
-/// Returns the rows of the table of verdicts: rates if there is an earlier status, else counts.
+/// Returns the rows of the table that shows refused and passed packets: rates if there is an earlier status, else
+/// counts.
 fn counts(status: &Status, before: Option<&Status>) -> Vec<VerdictRow> {
     let seconds = before.map_or(1.0, |before| (status.uptime_s - before.uptime_s).max(0.001));
     let was = |name: &str| before.and_then(|before| before.scopes.iter().find(|scope| scope.name == name));
     status.scopes.iter().flat_map(|scope| scope_rows(scope, was(&scope.name), seconds)).collect()
 }
 
-/// Returns a scope's rows: first the rules that are on or have counted packets, then the reasons for which packets have
-/// passed.
+/// Returns the rows for a scope (an application with rules of its own): first the rules that are on or have counted
+/// packets, then the reasons for which packets have passed.
 fn scope_rows(scope: &ScopeStatus, before: Option<&ScopeStatus>, seconds: f64) -> Vec<VerdictRow> {
     let per = |now: u64, then: u64| (now.saturating_sub(then) as f64 / seconds).round() as u64;
     let mut rows = Vec::new();

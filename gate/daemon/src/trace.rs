@@ -9,14 +9,14 @@ use millrace_gate::{GateReason, GateTrace, Kind, RefusedPacket, Rule, Traced, he
 use millrace_kernel::clock;
 use serde::{Deserialize, Serialize};
 
-/// A filter for the packets to follow.
+/// A filter that selects the packets to trace, among those that were refused or would have been in mode `enforce`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GateTraceFilter {
     /// Address or prefix of the clients to follow; `None` follows all clients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
-    /// Names of the scopes to follow; empty follows all scopes.
+    /// Names of the policy's scopes (applications with rules of their own) to follow; empty follows all scopes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scope: Vec<String>,
     /// Names of the rules to follow; empty follows all rules.
@@ -78,7 +78,7 @@ pub struct GateTraceLine {
     pub client: SocketAddr,
     /// The receiver's address.
     pub to: SocketAddr,
-    /// Name of the policy's scope that the packet's destination is in.
+    /// Name of the policy's scope (an application with rules of its own) to which the packet was sent.
     pub scope: String,
     /// The rule that refused the packet, or the rules that would have.
     pub rules: Vec<String>,

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Admission control for QUIC servers, before the network stack. gate_xdp applies the rules to every packet whose
- * destination is in a scope, in the order of enum gate_rule. gate_egress reads connection IDs from servers' handshake
- * packets, for scopes that track connections. Userspace calls the other programs: they change maps inside the kernel,
- * because packets change the same entries at the same time.
+/* Admission control for QUIC servers, before the network stack. The policy has a scope for each guarded application,
+ * with its addresses, ports and rules. gate_xdp applies the rules, in the order of enum gate_rule, to every packet for
+ * such an application. gate_egress reads connection IDs from servers' handshake packets, if the scope tracks
+ * connections. Userspace calls the other programs: they change maps inside the kernel, because packets change the same
+ * entries at the same time.
  *
  *   gate_intf.h      structures shared with userspace
  *   gate_maps.h      configuration and maps
@@ -127,7 +128,7 @@ static __always_inline int run(struct xdp_md *ctx, struct gate_work *work, const
 	work->head.bare = is_bare(now, ctx->ingress_ifindex);
 	found = !work->head.bare && is_bystander(ctx) ? FIND_OTHER : take_headers(ctx, work);
 	if (found == FIND_OTHER) {
-		/* Scope 0 counts packets whose scope is unknown. */
+		/* Scope 0 stands for packets that belong to no guarded application. */
 		count(0, GATE_NOT_UDP, bpf_xdp_get_buff_len(ctx));
 		return XDP_PASS;
 	}
@@ -299,8 +300,8 @@ int gate_expire(struct gate_expire_call *call)
 	return 0;
 }
 
-/* Clears one of the two sets of marks of the Bloom filter (gate_marks.h), before userspace makes it the set that new
- * marks go to. */
+/* Clears one of the Bloom filter's two sets of bits (gate_marks.h), before userspace makes it the set to which new keys
+ * are added. */
 SEC("syscall")
 int gate_forget(struct gate_forget_call *call)
 {

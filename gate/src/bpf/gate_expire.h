@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Callbacks for bpf_for_each_map_elem, with which userspace walks over the gate's maps about once a second. They end
- * connections that have been idle for too long and remove their entries. All other keys are marked again in the Bloom
- * filter of gate_marks.h.
+ * connections that have been idle for too long and remove their entries. The keys of all other entries are added to the
+ * newer set of the Bloom filter of gate_marks.h.
  */
 #ifndef MILLRACE_GATE_EXPIRE_H
 #define MILLRACE_GATE_EXPIRE_H
@@ -26,8 +26,8 @@ static __always_inline int is_idle(__u64 seen_ns, __u64 idle_ns, __u64 now_ns)
 }
 
 /* Returns not 0 if the connection should stay although its own ID is no longer seen, because packets with other IDs
- * arrive on its path. Such a connection no longer counts for its client's quota: anybody can send these packets from a
- * forged address, and could otherwise keep the client's quota full for ever.
+ * arrive from its client's address and port. Such a connection no longer counts for its client's quota: anybody can
+ * send these packets from a forged address, and could otherwise keep the client's quota full for ever.
  */
 static __always_inline int lingers(struct gate_connection *connection, const struct gate_path_state *path,
 				   const struct gate_id *id, const struct gate_policy *policy, __u64 now_ns)
@@ -61,8 +61,8 @@ static __noinline int end_connection(struct gate_connection *connection, const s
 	return count_event(GATE_CONNECTION_EXPIRED);
 }
 
-/* Counts an entry of the map that gate_expire walks over. Returns not 0 if an earlier call for the same walk has
- * handled the entry.
+/* Counts an entry of the map that gate_expire walks over. A walk takes several calls of gate_expire. Returns not 0 if
+ * an earlier call has handled the entry.
  */
 static __always_inline int is_earlier(struct gate_expire_call *call)
 {
@@ -111,7 +111,9 @@ static long expire_connection(void *map, struct gate_id *key, struct gate_connec
 	return is_last(call);
 }
 
-/* Removes the path unless the connection that owns it is still live and uses it. */
+/* Removes a client's address and port (a network path) from the map `paths`, unless the connection that the entry names
+ * is still live and uses this path.
+ */
 static long expire_path(void *map, struct gate_path *key, struct gate_path_state *state,
 			struct gate_expire_call *call)
 {
@@ -151,8 +153,8 @@ static long expire_client(void *map, struct gate_client *key, struct gate_count 
 	return is_last(call);
 }
 
-/* Marks the key of an entry of `handshakes` again in the Bloom filter (gate_marks.h), and keeps the entry. The LRU map
- * evicts old entries by itself. */
+/* Adds the key of an entry of the map `handshakes` to the newer set of the Bloom filter (gate_marks.h), and keeps the
+ * entry. The LRU map evicts old entries by itself. */
 static long keep_handshake(void *map, struct gate_id *key, struct gate_opening *opening,
 			   struct gate_expire_call *call)
 {
@@ -162,8 +164,8 @@ static long keep_handshake(void *map, struct gate_id *key, struct gate_opening *
 	return is_last(call);
 }
 
-/* Marks the key of an entry of `openings` again in the Bloom filter (gate_marks.h), and keeps the entry. The LRU map
- * evicts old entries by itself. */
+/* Adds the key of an entry of `openings`, the map of admitted Initials, to the newer set of the Bloom filter
+ * (gate_marks.h), and keeps the entry. The LRU map evicts old entries by itself. */
 static long keep_opening(void *map, struct gate_id *key, struct gate_opening *opening,
 			 struct gate_expire_call *call)
 {

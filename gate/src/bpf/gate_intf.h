@@ -10,17 +10,18 @@
 #include "crypto_intf.h"
 #include <linux/types.h>
 
-#define GATE_RESTS	1024 /* largest number of interfaces with further XDP programs */
-#define GATE_BARE	1024 /* largest number of interfaces without a link-layer header */
-#define GATE_SCOPES	64   /* scopes, including scope 0 for packets whose scope is unknown */
-#define GATE_ID_MAX	20   /* longest connection ID of QUIC versions 1 and 2, in bytes */
-#define GATE_ID_LENS	8    /* largest number of different lengths of connection IDs in a scope */
-#define GATE_VERSIONS	4    /* largest number of QUIC versions in a policy */
-#define GATE_PORTS	32   /* largest number of source ports in a policy */
-#define GATE_TOKEN_KEYS 2    /* keys whose tokens are accepted: the present key and the previous one */
-#define GATE_TRACERS	8    /* largest number of simultaneous traces of refused packets */
-#define GATE_MODES	24   /* rules that a policy has room for */
-#define GATE_LEVELS	3    /* sizes of networks that have limits: a client, and two wider ones */
+#define GATE_RESTS 1024 /* largest number of interfaces with further XDP programs */
+#define GATE_BARE  1024 /* largest number of interfaces without a link-layer header */
+/* Number of scopes: guarded applications with rules of their own, and scope 0 for all other packets. */
+#define GATE_SCOPES	64
+#define GATE_ID_MAX	20 /* longest connection ID of QUIC versions 1 and 2, in bytes */
+#define GATE_ID_LENS	8  /* largest number of different lengths of one application's connection IDs */
+#define GATE_VERSIONS	4  /* largest number of QUIC versions in a policy */
+#define GATE_PORTS	32 /* largest number of source ports in a policy */
+#define GATE_TOKEN_KEYS 2  /* keys whose tokens are accepted: the present key and the previous one */
+#define GATE_TRACERS	8  /* largest number of simultaneous traces of refused packets */
+#define GATE_MODES	24 /* length of the array gate_policy.modes, which has an element for each rule */
+#define GATE_LEVELS	3  /* number of network sizes that have limits: a client, and two wider networks */
 /* Bits of an index into `marks`, a Bloom filter of 256 KiB: two sets of a million bits */
 #define GATE_MARKS_BITS 14
 
@@ -31,7 +32,7 @@ struct gate_address {
 /* A size of networks, and their limit. */
 struct gate_level {
 	struct gate_address mask; /* the bits of the prefix are 1, and all others are 0 */
-	__u64 times; /* the network's limit as a multiple of one client's limit; 0: the level is not used */
+	__u64 times; /* the network's limit as a multiple of one client's limit; 0: networks of this size have none */
 };
 
 /* Sizes of networks, from narrow to wide. The first is a client. */
@@ -40,15 +41,18 @@ struct gate_levels {
 	struct gate_level v6[GATE_LEVELS];
 };
 
-/* Load-time configuration. */
+/* Configuration of the gate's BPF programs, which userspace sets before it loads them. */
 struct gate_config {
 	struct gate_levels levels;
-	__u64 sample_ticks; /* least time between two samples of refused packets in a scope, in ticks; 0: no samples */
+	/* Least time between two logged samples of the packets that an application's rules refused, in ticks; 0: none.
+	 */
+	__u64 sample_ticks;
 	__u64 mark_seed; /* random seed of the Bloom filter's hash, so that nobody can choose colliding addresses */
 	__u64 client_ids; /* largest number of tracked connections of a client, unless its quota is higher */
 	__u64 ids;	  /* largest number of entries of the map `connections` */
-	__u64 fresh_rates; /* how many new clients in each gate_active.fill_ticks may begin with full buckets */
-	__u64 nests;	   /* not 0 on PREEMPT_RT: a run may interrupt another run on the same CPU */
+	/* How many new clients may begin with full token buckets, in each period of gate_active.fill_ticks. */
+	__u64 fresh_rates;
+	__u64 nests; /* not 0 on PREEMPT_RT: a run may interrupt another run on the same CPU */
 };
 
 /* The rules in the order of their evaluation. */
@@ -80,11 +84,11 @@ enum gate_rule {
 	GATE_RULES,
 };
 
-/* The reason why a packet passed. The numbers continue those of enum gate_rule: both are indexes into a scope's part of
- * the map `counters`.
+/* The reason why a packet passed. The numbers continue those of enum gate_rule, since both are indexes into the
+ * counters of an application.
  */
 enum gate_pass {
-	GATE_OTHER = GATE_RULES, /* the destination is in no scope; counted in scope 0 */
+	GATE_OTHER = GATE_RULES, /* the packet is for no guarded application; counted for scope 0 */
 	GATE_LIVE,		 /* the packet has a live connection's ID */
 	GATE_LIVE_PATH, /* the packet has another ID, but a live connection's source address and port */
 	GATE_HANDSHAKE, /* the packet has the ID that the server chose in an ongoing handshake */
@@ -92,7 +96,7 @@ enum gate_pass {
 	GATE_PROVED,	/* the packet begins a connection and has a valid token */
 	GATE_NEW,	/* the packet begins a connection */
 	GATE_UNKNOWN,	/* no other reason to pass applies, and no rule refuses the packet */
-	GATE_NOT_UDP,	/* the frame is not readable UDP over IP; counted in scope 0 */
+	GATE_NOT_UDP, /* the frame is not readable UDP over IP; counted for scope 0, which is no application's */
 	GATE_REASONS,
 };
 
@@ -112,8 +116,8 @@ enum gate_rate_index {
 #define GATE_TRACK 1 /* the gate tracks live connections */
 #define GATE_COUNT 2 /* the gate counts the connections that it tracks */
 
-/* An entry of the map `policies`. The map has two halves, 0 and 1, of which one is in use. The entry of scope s in half
- * h has the index h * GATE_SCOPES + s.
+/* The rules of a scope (a guarded application): an entry of the map `policies`. The map has two halves, 0 and 1, of
+ * which one is in use. The entry of scope s in half h has the index h * GATE_SCOPES + s.
  */
 struct gate_policy {
 	__u8 modes[GATE_MODES]; /* enum gate_mode of each rule; the array index is enum gate_rule */
@@ -122,8 +126,9 @@ struct gate_policy {
 	__u32 quota;	     /* largest number of connections of one client */
 	__u32 token_seconds; /* lifetime of a token */
 	__u64 idle_ns;	     /* idle time after which a tracked connection is forgotten */
-	__u64 unsure_ns; /* time after gate_active.since_ns in which some live connections may be unknown */
-	__u64 token_scope; /* hash of the scope's name; a token is only valid in the scope that it was made for */
+	/* Time after the gate's start (gate_active.since_ns) in which it may not know connections that are older. */
+	__u64 unsure_ns;
+	__u64 token_scope; /* hash of the application's name; a token is only valid for this application */
 	struct bucket_rate
 		retry_above; /* rate of new connections without a token below which no Retry is sent */
 	struct bucket_rate live[GATE_RATES]; /* rate limits for packets of a client's live connections */
@@ -136,27 +141,28 @@ struct gate_policy {
 };
 _Static_assert(GATE_RULES <= sizeof(((struct gate_policy *)0)->modes), "a mode for each rule");
 
-/* Key of the map `scopes`, whose value is the scope's index. */
+/* Key of the map `scopes`, whose value is the index of the application to which packets with this destination belong.
+ */
 struct gate_scope_key {
 	struct gate_address address; /* destination address; all zeroes: any address */
 	__be16 port;		     /* destination port; 0: any port */
 	__u16 half;
 };
 
-/* Key of the map `prefixes`, whose value is the entry's rank. If two entries match a packet, the one with the higher
- * rank decides. Entries of scope 0 apply to all scopes.
+/* Key of the map `prefixes`, the block and allow lists, whose value is the entry's rank. If two entries match a packet,
+ * the one with the higher rank decides. Entries of scope 0 apply to all applications.
  */
 struct gate_prefix_key {
-	__u32 prefix_bits; /* length of the address prefix, plus 32 for `table` and `scope` */
-	__be16 table;	   /* the half (0 or 1) that the entry belongs to, plus GATE_TABLE_V6 for IPv6 */
+	__u32 prefix_bits; /* length of the address prefix in bits, plus 32 for the bits of `table` and `scope` */
+	__be16 table;	   /* the half of the map (0 or 1; gate_active.turn), plus GATE_TABLE_V6 for IPv6 */
 	__be16 scope;
 	struct gate_address address;
 };
 
 #define GATE_TABLE_V6 2 /* keeps IPv6 apart, so that ::/0 does not match IPv4-mapped addresses */
 
-/* The two low bits of an entry's rank. The other bits are `prefix_bits`, so that the longest prefix has the
- * highest rank.
+/* The two low bits of a rank, the value of a block or allow list entry. The other bits are `prefix_bits`, so that the
+ * longest prefix has the highest rank.
  */
 enum gate_entry {
 	GATE_ENTRY_ALLOW = 1,
@@ -186,10 +192,13 @@ struct gate_count {
 #define GATE_LINGERING_BIT 44
 /* The number to add to gate_count.all for one connection whose ID is in use: 1 in a field of 20 bits. */
 #define GATE_TRACKED (1LL << GATE_TRACKED_BIT)
-/* The number to add to gate_count.all for one connection of which only the path is in use: 1 in a field of 20 bits. */
-#define GATE_LINGERING	(1LL << GATE_LINGERING_BIT)
-#define GATE_KEPT	0xfffffULL /* mask of a field of 20 bits, after a shift to bit 0 */
-#define GATE_KEPT_MAX	0x3ffff	   /* largest value of each field of 20 bits */
+/* The number to add to gate_count.all for one connection whose ID is no longer used, although packets still arrive from
+ * its client's address and port: 1 in a field of 20 bits.
+ */
+#define GATE_LINGERING (1LL << GATE_LINGERING_BIT)
+/* Mask of the two 20-bit fields of gate_count.all, after a shift to bit 0, and the largest value that they reach. */
+#define GATE_KEPT	0xfffffULL
+#define GATE_KEPT_MAX	0x3ffff
 #define GATE_COUNT_GONE (~0ULL)
 
 /* A connection ID, padded with zeroes. */
@@ -211,15 +220,18 @@ enum gate_phase {
 	GATE_PUBLISHED = 0, /* the application has published the ID, and retires it itself */
 	GATE_OPENING,	    /* the client has used the server's ID, only in long headers so far */
 	GATE_ESTABLISHED,   /* the client has used the server's ID in a short header */
-	GATE_OUTLIVED,	    /* the ID is no longer seen, but other IDs are used on the connection's path */
+	GATE_OUTLIVED,	    /* the ID is no longer seen, but the client's address and port use other IDs */
 	GATE_ENDED,	    /* the entry is being removed */
 };
 
-/* The strength of a connection's claim to a path. The greater claim prevails. */
+/* How well it is known that a network path (a source address and port) belongs to a connection. If several connections
+ * use the same path, the one with the greatest value owns it.
+ */
 enum gate_claim {
-	GATE_CLAIM_FAR = 0, /* a packet with the connection's ID came by the path, perhaps forged */
-	GATE_CLAIM_NEAR, /* a packet with the connection's ID came by the path, whose address is the client's */
-	GATE_CLAIM_PROVED, /* the server's handshake packets went to the path, and arrived */
+	GATE_CLAIM_FAR =
+		0, /* a packet with the connection's ID, perhaps forged, came from the address and port */
+	GATE_CLAIM_NEAR, /* a packet with the connection's ID came from the port, and the address is the client's */
+	GATE_CLAIM_PROVED, /* the server's handshake packets were sent to the address and port, and arrived */
 };
 
 /* A live connection. Unless the gate tracks the connection, only `phase` is used. */
@@ -229,32 +241,35 @@ struct gate_connection {
 	struct gate_client client; /* client whose quota the connection counts for, also after a migration */
 	__u32 phase;		   /* enum gate_phase */
 	__u8 counted;		   /* 1 if the gate counts the connection for its client */
-	__u8 claim;		   /* enum gate_claim: the connection's claim to `path` */
+	__u8 claim;		   /* enum gate_claim: how well it is known that `path` is the connection's */
 	__u16 pad;
 	__u32 pad2;
 };
 
-/* Value of the map `paths`: the connection that owns a path. */
+/* Value of the map `paths`: the connection (owner) to which a network path, a client's address and port, belongs. */
 struct gate_path_state {
-	__u64 seen_ns;	      /* time of the last packet with an ID other than the owner's */
-	struct gate_id owner; /* connection ID of the owner; only the owner removes the entry */
-	__u32 claim;	      /* enum gate_claim of the owner */
+	__u64 seen_ns; /* time of the last packet from the path with an ID other than the connection's */
+	struct gate_id owner; /* ID of the connection; the entry is removed only together with it */
+	__u32 claim;	      /* enum gate_claim: how well it is known that the path is the connection's */
 };
 
-/* Value of `openings`: the client that chose a connection ID. In `handshakes`: the client that a server answered with
- * this ID.
+/* Value of the map `openings`: the client whose Initial had a connection ID as its destination. Value of the map
+ * `handshakes`: the client to which a server sent a handshake packet with a connection ID as its source.
  */
 struct gate_opening {
 	struct gate_address address;
 	__be16 port;
-	__u16 repeated; /* `openings`: repetitions of the Initial; `handshakes`: 1 if the connection was live */
+	/* In `openings`: how often the Initial was repeated. In `handshakes`: 1 if the ID's connection was live before.
+	 */
+	__u16 repeated;
 };
 
-/* The kind of packets that are charged to one set of token buckets. */
+/* The kinds of a client's packets. Each kind has token buckets of its own for the rates of gate_rate_index. */
 enum gate_bucket {
 	GATE_BUCKET_STRANGER = 0, /* packets of no live connection, without a valid token */
-	GATE_BUCKET_LIVE,   /* packets with the ID of one of the client's connections, from any address */
-	GATE_BUCKET_PATH,   /* packets with another ID on a connection's path, which anybody can forge */
+	GATE_BUCKET_LIVE, /* packets with the ID of one of the client's connections, from any address */
+	/* Packets from the address and port of a connection, but with another ID. Anybody can forge them. */
+	GATE_BUCKET_PATH,
 	GATE_BUCKET_ID,	    /* packets with a published ID; the key is the ID's hash instead of the client */
 	GATE_BUCKET_PROVED, /* Initials with a valid token, which nobody can forge */
 };
@@ -272,30 +287,32 @@ struct gate_buckets {
 	__u64 full_at[GATE_RATES];
 };
 
-/* Value of the map `marks`: 64 bits of each of the two sets of marks of a Bloom filter (gate_marks.h). */
+/* Value of the map `marks`, a Bloom filter (gate_marks.h): 64 bits of each of the filter's two bit sets. */
 struct gate_marks {
 	__u64 bits[2];
 };
 
-/* Entry of the map `states`: the state of a scope that packets change. A token bucket is stored as the time in ticks
- * when the bucket will be full.
+/* Entry of the map `states`: the state of a guarded application (scope) that packets change. A token bucket is stored
+ * as the time in ticks when the bucket will be full.
  */
 struct gate_state {
 	__u64 retry_above_at; /* token bucket of new connections without a token, for gate_policy.retry_above */
 	__u64 sample_at;      /* token bucket of samples for the log */
 	struct gate_buckets unknown; /* token buckets that all unknown clients share */
 	__u64 id_lens; /* lengths of connection IDs that servers use: a byte each, then zeroes */
-	__u64 fresh_at; /* token bucket that limits new entries of `buckets` that begin full; used in scope 0 only */
+	/* Token bucket that limits how many new entries of the map `buckets` begin full; used in scope 0 only. */
+	__u64 fresh_at;
 };
 
-/* Entry of the map `counters`, for each scope and reason. */
+/* Entry of the map `counters`: packets of one guarded application that one rule refused, or that passed for one reason.
+ */
 struct gate_counter {
 	__u64 packets;
 	__u64 bytes;	 /* bytes of UDP payload, or of the whole frame if the payload is unknown */
 	__u64 monitored; /* packets that the rule would have refused in mode enforce */
 };
 
-/* Events other than verdicts. The value is the index into the map `events`. */
+/* Events that are counted in addition to passed and refused packets. The value is the index into the map `events`. */
 enum gate_event {
 	GATE_CONNECTION_TRACKED = 0,
 	GATE_CONNECTION_EXPIRED,
@@ -313,7 +330,7 @@ enum gate_event {
 struct gate_sample {
 	__u64 time_ns; /* time of the packet, CLOCK_MONOTONIC */
 	__u16 scope;
-	__u8 reason;	 /* the verdict: enum gate_rule or enum gate_pass */
+	__u8 reason;	 /* enum gate_rule that refused the packet, or enum gate_pass if it passed */
 	__u8 first;	 /* first byte of the QUIC packet */
 	__u32 monitored; /* rules in mode "monitor" that would have refused the packet: one bit each */
 	struct gate_address source;
@@ -338,7 +355,7 @@ struct gate_tracer {
 	struct gate_address address; /* prefix that the sender must have; see `mask` */
 	struct bucket_rate rate;
 	__u64 full_at;
-	__u64 scopes; /* scopes whose packets the trace follows: one bit each */
+	__u64 scopes; /* guarded applications (scopes) whose packets the trace follows: one bit each */
 	__u32 rules;  /* the trace follows packets that these rules refused, or would have: one bit each */
 	__u32 family; /* 4 or 6, so that ::/0 does not match IPv4-mapped addresses; 0: either */
 };
@@ -372,7 +389,7 @@ struct gate_token {
 };
 _Static_assert(sizeof(struct gate_token) == 72, "gate_token has the size of the token on the wire");
 
-/* Entry of the map `token_keys`. */
+/* Entry of the map `token_keys`: a key of the tokens in Retry packets. */
 struct gate_token_key {
 	struct siphash_key key;
 	__u32 valid;
@@ -381,20 +398,22 @@ struct gate_token_key {
 
 /* State that userspace changes while packets arrive. Each change is a single word, so no lock is needed. */
 struct gate_active {
-	__u32 turn; /* number of rule changes; the lowest bit is the half of policies, scopes and prefixes in use */
-	__u32 lookups; /* GATE_LOOKUP_... of each kind of look-up that has entries; other look-ups are skipped */
+	/* Number of changes of the policy. The lowest bit says which half of the maps `policies`, `scopes` and
+	 * `prefixes` is in use. */
+	__u32 turn;
+	__u32 lookups; /* GATE_LOOKUP_...: the map look-ups that can find an entry; all others are skipped */
 	__u32 token_key;    /* index of the key that new tokens are made with */
-	__u32 age;	    /* which of the Bloom filter's two sets new marks go to: gate_marks.h */
+	__u32 age;	    /* which of the Bloom filter's two bit sets new keys are added to: gate_marks.h */
 	__s64 unix_seconds; /* seconds to add to CLOCK_MONOTONIC to get UNIX time */
 	__u64 since_ns; /* CLOCK_MONOTONIC_COARSE since when the gate has seen the packets of all its interfaces */
-	__u64 fill_ticks; /* time in which a client's slowest bucket fills; 0: clients have no rates */
-	__u32 tracers;	  /* active traces: one bit each */
-	__u32 bare;	  /* not 0 if `bare`, the map of interfaces without a link layer, has entries */
+	__u64 fill_ticks; /* time in which a client's slowest token bucket fills; 0: clients have no rate limits */
+	__u32 tracers; /* active traces: one bit each */
+	__u32 bare;    /* not 0 if `bare`, the map of interfaces without a link layer, has entries */
 };
 
-#define GATE_LOOKUP_BOTH     1 /* look up the scope by address and port */
-#define GATE_LOOKUP_ADDRESS  2 /* look up the scope by address */
-#define GATE_LOOKUP_PORT     4 /* look up the scope by port */
+#define GATE_LOOKUP_BOTH     1 /* look up the guarded application by destination address and port */
+#define GATE_LOOKUP_ADDRESS  2 /* look up the guarded application by destination address */
+#define GATE_LOOKUP_PORT     4 /* look up the guarded application by destination port */
 #define GATE_LOOKUP_PREFIXES 8 /* look up the address in the block and allow lists */
 
 /* Entry of the map `retry_keys`: values derived from the constant key of Retry's integrity tag, for QUIC version 1 or
@@ -421,7 +440,7 @@ struct gate_publish_call {
 
 /* Argument of gate_forget. */
 struct gate_forget_call {
-	__u64 age; /* which of the Bloom filter's two sets of marks to clear: gate_marks.h */
+	__u64 age; /* which of the Bloom filter's two bit sets to clear: gate_marks.h */
 };
 
 /* The maps that gate_expire walks over. */

@@ -14,7 +14,8 @@
 #define ANSWER_AT  96
 #define ANSWER_MAX 128 /* longest QUIC packet of an answer, in bytes */
 #define NS_PER_S   1000000000ULL
-#define ROUGH_NS   (NS_PER_S / 50) /* two ticks of the coarse clock, with the lowest CONFIG_HZ (100) */
+/* Error of CLOCK_MONOTONIC_COARSE, at most: two ticks of the kernel with the lowest CONFIG_HZ (100). */
+#define ROUGH_NS (NS_PER_S / 50)
 
 /* A packet that the gate sends to a client in place of the refused packet. */
 struct gate_answer {
@@ -22,7 +23,7 @@ struct gate_answer {
 	__u32 quic_bytes;
 };
 
-/* The result of a look-up: the scope of a destination. */
+/* The result of a look-up: the guarded application (scope) to which a destination address and port belong. */
 struct gate_place {
 	struct gate_address address;
 	__be16 port;
@@ -41,9 +42,10 @@ struct gate_work {
 	struct gate_token token;
 	struct gate_answer answer;
 	struct gate_active active;
-	struct gate_place place; /* destination of the last packet in a scope, kept between runs as a cache */
-	__u64 now_ns;		 /* CLOCK_MONOTONIC_COARSE, with the resolution of the kernel's tick */
-	__u64 exact_ns;		 /* CLOCK_MONOTONIC, read at most once in a run; 0: not read yet */
+	/* Destination of the last packet that was for a guarded application; kept between runs as a cache. */
+	struct gate_place place;
+	__u64 now_ns;	/* CLOCK_MONOTONIC_COARSE, with the resolution of the kernel's tick */
+	__u64 exact_ns; /* CLOCK_MONOTONIC, read at most once in a run; 0: not read yet */
 	__u32 scope;
 	__u32 monitored;  /* rules that would have refused the packet: one bit each */
 	__u32 takers;	  /* traces that get the packet: one bit each */
@@ -52,8 +54,8 @@ struct gate_work {
 	__u8 is_proved;	  /* 1 if the packet has a valid token */
 };
 
-/* Returns CLOCK_MONOTONIC in ns, read once per run. Reading this clock takes as long as all the rest of a cheap
- * verdict, and only small token buckets need a time this exact.
+/* Returns CLOCK_MONOTONIC in ns, read once per run. Reading this clock takes as long as everything else that the gate
+ * does for a simple packet, and only small token buckets need a time this exact.
  */
 static __always_inline __u64 exact_now(struct gate_work *work)
 {
@@ -72,8 +74,8 @@ static __always_inline __u64 unix_seconds(const struct gate_work *work)
 	return work->now_ns / NS_PER_S + work->active.unix_seconds;
 }
 
-/* Load-time configuration. Userspace sets every field. The default values configure every size of networks, so that in
- * tests/load.rs the verifier checks the code for each size.
+/* Configuration of the BPF programs. Userspace sets every field before it loads them. The default values configure
+ * every size of networks, so that in tests/load.rs the verifier checks the code for each size.
  */
 SEC(".rodata.config")
 const volatile struct gate_config config = {
@@ -84,7 +86,8 @@ const volatile struct gate_config config = {
 
 /* --- The rules, which userspace writes --- */
 
-/* Index 0 -> the half of the rules in use, and other state that changes while packets arrive. */
+/* Index 0 -> state that userspace changes while packets arrive, such as which half of the maps has the present policy.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -92,7 +95,7 @@ struct {
 	__uint(max_entries, 1);
 } active SEC(".maps");
 
-/* Address, port or both -> scope. */
+/* Destination address, port or both -> index of the guarded application (scope). */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct gate_scope_key);
@@ -100,7 +103,7 @@ struct {
 	__uint(max_entries, 2 * 4 * GATE_SCOPES);
 } scopes SEC(".maps");
 
-/* Half of the map (0 or 1) and scope -> policy. */
+/* Half of the map (0 or 1) and index of the guarded application (scope) -> its rules. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -125,7 +128,7 @@ struct {
 	__uint(max_entries, GATE_BARE);
 } bare SEC(".maps");
 
-/* Index of an interface that has further XDP programs -> index into `rests`. */
+/* Index of an interface that has further XDP programs -> index of the next program in the map `rests`. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, GATE_RESTS);
@@ -142,7 +145,7 @@ struct {
 	__type(value, __u32);
 } rests SEC(".maps");
 
-/* Prefix in a block or allow list -> rank of the entry. */
+/* Address prefix in the block or allow list -> prefix length and list (enum gate_entry) of this entry. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -183,7 +186,7 @@ struct {
 	__uint(max_entries, 1);
 } connections SEC(".maps");
 
-/* Address and port of a client -> connection that owns the path. */
+/* Address and port of a client -> the connection to which this network path belongs. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct gate_path);
@@ -225,9 +228,9 @@ struct {
 	__uint(max_entries, 1);
 } buckets SEC(".maps");
 
-/* --- State of scopes, counters, samples and traces --- */
+/* --- State of guarded applications, counters, samples and traces --- */
 
-/* Scope -> state that its packets change. */
+/* Index of a guarded application (scope) -> state that its packets change, such as token buckets. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -235,7 +238,7 @@ struct {
 	__uint(max_entries, GATE_SCOPES);
 } states SEC(".maps");
 
-/* Low bits of a hash -> 64 bits of each of the two sets of marks of the Bloom filter in gate_marks.h. */
+/* Low bits of a hash -> 64 bits of each of the two bit sets of the Bloom filter in gate_marks.h. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -243,7 +246,8 @@ struct {
 	__uint(max_entries, 1 << GATE_MARKS_BITS);
 } marks SEC(".maps");
 
-/* Scope times GATE_REASONS, plus enum gate_rule or enum gate_pass -> number of packets. */
+/* Index of a guarded application (scope) times GATE_REASONS, plus enum gate_rule or enum gate_pass -> packet counter.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);

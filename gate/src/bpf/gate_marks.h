@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* A Bloom filter with one hash function, in front of the maps of connections: a key without a mark is in none of the
- * maps. In a flood of random addresses and IDs, a packet would otherwise search three hash tables, and each search
- * would miss the CPU's cache. The filter has 256 KiB, and a look-up reads one cache line.
+/* A Bloom filter with one hash function, in front of the maps of connections. A key whose bit (its mark) is not set is
+ * in none of the maps. In a flood of random addresses and IDs, a packet would otherwise search three hash tables, and
+ * each search would miss the CPU's cache. The filter has 256 KiB, and a look-up reads one cache line.
  *
- * A key is marked after it was put into a map. A single mark cannot be removed, because several keys may share it. So
- * there are two sets of marks, called ages. About every second all keys in the maps are marked again in the newer age
- * (gate_expire). Every few seconds userspace clears the older age, which then becomes the newer (gate_forget). A walk
- * over a map can miss an entry that moves meanwhile, but not the same entry in all the walks of an age.
+ * A key's bit is set after the key was put into a map. A single bit cannot be cleared, because several keys may share
+ * it. So there are two bit sets, called ages. About every second the bits of all keys in the maps are set again in the
+ * newer set (gate_expire). Every few seconds userspace clears the older set, which then becomes the newer
+ * (gate_forget). A walk over a map can miss an entry that moves meanwhile, but not the same entry in all walks before a
+ * set is cleared.
  */
 #ifndef MILLRACE_GATE_MARKS_H
 #define MILLRACE_GATE_MARKS_H
@@ -14,14 +15,14 @@
 #include "gate_maps.h"
 
 enum gate_mark {
-	MARK_SERVER_ID, /* the mark of a key of the map `connections` or `handshakes` */
-	MARK_OPENING,	/* the mark of a key of `openings`, the map of admitted Initials */
-	MARK_PATH,	/* the mark of a key of the map `paths` */
-	MARK_CLIENT,	/* the mark of a key of the map `clients` */
+	MARK_SERVER_ID, /* the filter's bit for a key of the map `connections` or `handshakes` */
+	MARK_OPENING,	/* the filter's bit for a key of `openings`, the map of admitted Initials */
+	MARK_PATH,	/* the filter's bit for a key of the map `paths` */
+	MARK_CLIENT,	/* the filter's bit for a key of the map `clients` */
 };
 
-/* Returns the hash of a key. It is not cryptographic: an attacker who finds two keys with the same mark only makes the
- * gate search the maps.
+/* Returns the Bloom filter's hash of a key. It is not cryptographic: an attacker who finds two keys with the same bit
+ * only makes the gate search the maps.
  */
 static __always_inline __u64 mark_hash(enum gate_mark kind, const __u32 *words, __u32 count)
 {
@@ -57,7 +58,7 @@ static __always_inline void put_mark(__u64 hash)
 	if (!now || !at)
 		return;
 	bits = now->age & 1 ? &at->bits[1] : &at->bits[0];
-	/* Most keys are marked already; reading first keeps the cache line shared between CPUs. */
+	/* The bits of most keys are set already; reading first keeps the cache line shared between CPUs. */
 	if (!(*bits & mark_bit(hash)))
 		__sync_fetch_and_or(bits, mark_bit(hash));
 }

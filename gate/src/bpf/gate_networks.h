@@ -17,8 +17,8 @@ static __always_inline int is_ipv4(struct bytes16 address)
 	return !address.low && (__u32)address.high == 0xffff0000;
 }
 
-/* Writes to `to` the network of this level that contains the address. Returns the network's limit as a multiple of one
- * client's limit, or 0 if the level is not used.
+/* Writes to `to` the network that contains the address; `level` is the index of the network's prefix length. Returns
+ * the network's limit as a multiple of one client's limit, or 0 if networks of this length have no limit.
  */
 static __always_inline __u32 take_network(const volatile struct gate_levels *levels, const __u8 *from,
 					  __u32 level, __u8 *to)

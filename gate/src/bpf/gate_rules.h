@@ -17,9 +17,9 @@
 
 /* --- Rates --- */
 
-/* Returns the time in ns at which a bucket is charged. The coarse clock advances by at most ROUGH_NS at a time, and the
- * bucket then gains the tokens of that time at once. A bucket that is too small for these tokens and the packet's
- * price would overflow and lose some. Such a bucket needs the exact clock.
+/* Returns the time in ns at which a packet is charged to a token bucket. The coarse clock advances by at most ROUGH_NS
+ * at a time, and the bucket then gains the tokens of that time at once. A bucket that is too small for these tokens and
+ * the packet's price would overflow and lose some. Such a bucket needs the exact clock.
  */
 static __always_inline __u64 now_for(struct gate_work *work, const struct bucket_rate *rate, __u64 price)
 {
@@ -39,8 +39,8 @@ static __always_inline __u32 quic_bytes(const struct gate_work *work)
 	return work->packet.end - work->packet.quic_at;
 }
 
-/* Charges one packet and its bytes to two buckets. Returns the rule that refuses the packet, or GATE_RULES. In enum
- * gate_rule, each rule on the rate of bytes directly follows the rule on the rate of packets.
+/* Charges a packet to two token buckets, one for packets and one for bytes. Returns the rule that refuses the packet,
+ * or GATE_RULES if none does. In enum gate_rule, each rule on bytes directly follows the same rule on packets.
  */
 static __always_inline enum gate_rule check_rates(struct gate_work *work, const struct gate_policy *policy,
 						  struct gate_buckets *taken, const struct bucket_rate *rates,
@@ -76,7 +76,7 @@ static __always_inline int check_initials(struct gate_work *work, const struct g
 	       refuses(work, policy, initials);
 }
 
-/* Returns the buckets of this key, or new ones, which are full. Returns NULL if the map has no room. */
+/* Returns the token buckets of this key, or new ones, which are full. Returns NULL if the map `buckets` has no room. */
 static __always_inline struct gate_buckets *find_buckets(const struct gate_bucket_key *key)
 {
 	struct gate_buckets *found = bpf_map_lookup_elem(&buckets, key);
@@ -91,8 +91,8 @@ static __always_inline struct gate_buckets *find_buckets(const struct gate_bucke
 
 /* --- Live connections --- */
 
-/* Finds the buckets for a packet of a live connection. They belong to the client that opened the connection, not to the
- * packet's source address: a client can send its live ID from a forged address.
+/* Finds the token buckets for a packet of a live connection. They belong to the client that opened the connection, not
+ * to the packet's source address: a client can send its live ID from a forged address.
  */
 static __noinline struct gate_buckets *find_live_buckets(const struct gate_work *work, int live)
 {
@@ -104,7 +104,8 @@ static __noinline struct gate_buckets *find_live_buckets(const struct gate_work 
 	if (connection && connection->phase != GATE_PUBLISHED) {
 		key.client = connection->client.address;
 	} else if (connection) {
-		/* The gate does not know the client of a published ID, so each ID has its own buckets. */
+		/* The gate does not know which client uses an ID that the application has published. So each such ID
+		 * has token buckets of its own. */
 		key.kind = GATE_BUCKET_ID;
 		store128(key.client.bytes, (struct bytes16){.low = HASH_OF(MARK_SERVER_ID, &work->id)});
 	}
@@ -285,8 +286,8 @@ static __always_inline int is_reflected(const struct gate_work *work, const stru
 	return !!(zeroes & ones << 15);
 }
 
-/* Checks the rates of unknown clients, which share their buckets. This check comes before check_client(), so that
- * nothing is stored about a client that is refused here.
+/* Checks the rates of clients without a known connection, which share one set of token buckets. This check comes before
+ * check_client(), so that nothing is stored about a client that is refused here.
  */
 static __noinline enum gate_rule check_unknown(struct gate_work *work, const struct gate_policy *policy)
 {
@@ -321,8 +322,9 @@ static __always_inline __u64 level_price(const struct gate_work *work, const str
 	return price_of(&policy->client[rate], rate == GATE_RATE_BYTES ? quic_bytes(work) : 1, times);
 }
 
-/* Returns the rule that refuses the packet because a network's buckets hold too little, or GATE_RULES. The network's
- * rates are `times` those of one client. Charges the packet to the buckets only if `takes` is not 0.
+/* Returns the rule that refuses the packet because the token buckets of a client's network hold too little, or
+ * GATE_RULES if none does. The network's rate limits are `times` those of one client. Charges the packet to the buckets
+ * only if `takes` is not 0.
  */
 __noinline int check_level(struct gate_work *work, const struct gate_policy *policy, struct gate_buckets *at,
 			   __u64 times, int takes)
@@ -350,8 +352,8 @@ __noinline int check_level(struct gate_work *work, const struct gate_policy *pol
 	return GATE_RULES;
 }
 
-/* Reports whether more new clients came than the table holds, within the time in which a bucket fills. The table has
- * then evicted clients whose buckets were not full; if they return, their new buckets must not begin full.
+/* Reports whether more new clients came than the map `buckets` holds, within the time in which a token bucket fills.
+ * The map has then evicted clients whose buckets were not full; if they return, their new buckets must not begin full.
  */
 static __always_inline int is_crowded(const struct gate_work *work)
 {
@@ -366,8 +368,8 @@ static __always_inline int is_crowded(const struct gate_work *work)
 	return 1;
 }
 
-/* Makes buckets for a new client or network. The buckets begin full. If is_crowded(), each begins with twice the price
- * that this packet has in a single client's bucket.
+/* Makes token buckets for a new client or network. The buckets begin full. If is_crowded(), each begins with only twice
+ * the tokens that this packet takes from the bucket of a single client.
  */
 static __noinline struct gate_buckets *make_buckets(struct gate_work *work, const struct gate_policy *policy,
 						    const struct gate_bucket_key *key)
@@ -392,8 +394,9 @@ static __always_inline __u64 name_bucket(const struct gate_work *work, __u32 lev
 }
 
 /* Checks the rates of a client and of its wider networks. The first loop only checks, the second loop takes from the
- * buckets and makes new ones. With one loop, a client over its own limit would use up its network's rates. A network
- * over its limit would add its clients to the table. The function is global, so that the verifier checks it once.
+ * token buckets and makes new ones. With one loop, a client over its own limit would use up its network's rates. A
+ * network over its limit would add its clients to the map `buckets`. The function is global, so that the verifier
+ * checks it once.
  */
 __noinline int check_client(struct gate_work *work, const struct gate_policy *policy)
 {
@@ -510,9 +513,9 @@ static __always_inline __u32 look_up_prefix(const struct gate_prefix_key *key)
 	return rank ? *rank : 0;
 }
 
-/* Finds the entry of the block and allow lists that decides about the packet: the longest prefix that matches in the
- * scope's list and in the list for all scopes. If both lists have this prefix, a block wins. Returns enum gate_entry,
- * or 0 if no entry matches.
+/* Finds the entry of the block and allow lists that decides about the packet: the longest prefix that matches, in the
+ * lists of the packet's application (scope) and in the lists for all applications. If a prefix is both blocked and
+ * allowed, the block wins. Returns enum gate_entry, or 0 if no entry matches.
  */
 static __noinline int find_entry(const struct gate_work *work)
 {
@@ -544,9 +547,9 @@ static __always_inline __u32 *look_up_scope(const struct gate_work *work, __u32 
 	return bpf_map_lookup_elem(&scopes, &key);
 }
 
-/* Finds the scope of a packet by its destination: address and port, then address, then port. Returns not 0 if the
- * packet is in no scope. A packet whose port is unknown and whose address is in no scope gets scope 0, so that the
- * rules on headers still apply.
+/* Finds the guarded application (scope) of a packet by its destination: address and port, then address, then port.
+ * Returns not 0 if the packet is for none. A packet whose port is unknown and whose address is no application's gets
+ * scope 0, so that the rules on headers still apply.
  */
 static __noinline int find_scope(struct gate_work *work, __u32 found)
 {
@@ -554,8 +557,8 @@ static __noinline int find_scope(struct gate_work *work, __u32 found)
 	struct gate_place *last = &work->place;
 	__u32 *scope = NULL;
 
-	/* Most packets have the same destination as the packet before, so its scope is cached. A change of the rules
-	 * makes the cached scope invalid.
+	/* Most packets have the same destination as the packet before, so its scope (application) is cached. A change
+	 * of the rules makes the cached scope invalid.
 	 */
 	if (found == FIND_OK && last->turn == work->active.turn && last->port == packet->destination_port &&
 	    same_address(&last->address, &packet->destination)) {
@@ -582,7 +585,7 @@ static __noinline int find_scope(struct gate_work *work, __u32 found)
 	return 0;
 }
 
-/* Sets the keys for the maps of clients and paths from the packet's addresses and ports. */
+/* Sets the keys of the packet in the maps `clients` (its source network) and `paths` (its source address and port). */
 static __always_inline void name_client(struct gate_work *work)
 {
 	const struct gate_packet *packet = &work->packet;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Sends packets that were refused, or would have been, to userspace: a few of each scope for the log, and those that
- * traces follow. Submitting does not wake the reader, because userspace polls several times a second.
+/* Sends packets that were refused, or would have been, to userspace: a few of each guarded application (scope) for the
+ * log, and those that traces select. Submitting does not wake the reader, because userspace polls several times a
+ * second.
  */
 #ifndef MILLRACE_GATE_SAMPLE_H
 #define MILLRACE_GATE_SAMPLE_H

@@ -7,7 +7,7 @@
 #include "siphash.h"
 
 #define GATE_TOKEN_MAGIC 0x3267726d /* the bytes "mrg2", with which every token begins */
-/* Number of 8-byte words from which a token's tag is computed; the last is the hash of the scope's name. */
+/* Number of 8-byte words from which a token's tag is computed; the last is a hash of the guarded application's name. */
 #define GATE_TOKEN_WORDS 8
 
 /* Returns the tag that the token should have. Overwrites the first half of the token's tag with
@@ -25,8 +25,9 @@ static __always_inline int gate_token_is_ours(const struct gate_token *token)
 	return load32(token->magic) == GATE_TOKEN_MAGIC;
 }
 
-/* Reports whether the token was made with this key, for this scope, address and port, at most `seconds` ago. Overwrites
- * the token's tag. A token may be dated one second ahead, since clocks of several machines differ.
+/* Reports whether the token was made with this key, for this guarded application (`scope`), address and port, at most
+ * `seconds` ago. Overwrites the token's tag. A token may be dated one second ahead, since clocks of several machines
+ * differ.
  */
 static __always_inline int gate_token_is_valid(const struct siphash_key *key, struct gate_token *token,
 					       __u64 scope, const struct gate_address *address, __be16 port,

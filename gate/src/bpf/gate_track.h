@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The state of connections: the number of connections of each client, live connections and their paths, and handshakes
- * that servers have answered. Several CPUs change this state at the same time.
+/* The state of connections: the number of connections of each client, live connections and their network paths (source
+ * address and port), and handshakes that servers have answered. Several CPUs change this state at the same time.
  *
  * A tracked connection goes through these phases:
  *
@@ -61,8 +61,8 @@ enum count_error {
 	COUNT_NETWORK_OVER = -3, /* a wider network is at its quota */
 };
 
-/* Writes the key of the network of this level that contains the client. Returns the network's limit as a multiple of
- * one client's limit, or 0 if the level is not used.
+/* Writes the key of the network that contains the client; `level` is the index of the network's prefix length. Returns
+ * the network's limit as a multiple of one client's limit, or 0 if networks of this length have no limit.
  */
 static __always_inline __u64 name_network(const struct gate_client *client, __u32 level,
 					  struct gate_client *network)
@@ -166,7 +166,7 @@ __noinline __s64 change_count(const struct gate_client *whose, __s32 connections
 	return change.result;
 }
 
-/* Returns the limits of all fields for a network, if the limits of one client are `most`. */
+/* Returns the limits of a network for the three fields of gate_count.all, if those of one client are `most`. */
 static __always_inline __u64 most_of_network(__u64 most, __u32 times)
 {
 	__u64 connections = most & GATE_CONNECTIONS, of_client = most / GATE_TRACKED & GATE_KEPT, kept;
@@ -185,7 +185,7 @@ static __always_inline __u64 most_of_network(__u64 most, __u32 times)
 	return kept * (GATE_TRACKED + GATE_LINGERING) | connections;
 }
 
-/* Undoes the changes that change_counts() made to networks wider than this level. */
+/* Undoes the changes that change_counts() made to the counts of networks wider than that with index `level`. */
 static __always_inline void undo_counts(const struct gate_client *client, __u32 level, __s32 connections,
 					__s64 kept)
 {
@@ -238,8 +238,8 @@ static __always_inline __u32 connections_of(const struct gate_client *client)
 	return all != GATE_COUNT_GONE ? all & GATE_CONNECTIONS : 0;
 }
 
-/* Returns the most connections of one client that the gate stores, in the fields of gate_count.all:
- * gate_config.client_ids, or the quota if that is higher.
+/* Returns the largest number of one client's connections that the gate tracks: gate_config.client_ids, or the quota if
+ * that is higher. The number is returned in both 20-bit fields of gate_count.all.
  */
 static __always_inline __u64 most_kept(const struct gate_policy *policy)
 {
@@ -252,7 +252,9 @@ static __always_inline __u64 most_kept(const struct gate_policy *policy)
 	return most * (GATE_TRACKED + GATE_LINGERING);
 }
 
-/* Returns the rule that a result of change_counts() violates, or GATE_RULES if it violates none. */
+/* Returns the rule that refuses a new connection because of `count`, the result of change_counts(), or GATE_RULES if
+ * none does.
+ */
 static __always_inline enum gate_rule count_rule(__s64 count)
 {
 	return count == COUNT_OVER	     ? GATE_QUOTA
@@ -282,7 +284,7 @@ static __always_inline int same_id(const struct gate_id *a, const struct gate_id
 	return !difference;
 }
 
-/* Updates a time of last use if it is older than SEEN_NS. Returns not 0 if it was updated. */
+/* Sets `seen_ns`, the time of the last packet, to `now_ns` if it is older than SEEN_NS. Returns not 0 if it was set. */
 static __always_inline int touch(__u64 *seen_ns, __u64 now_ns)
 {
 	if (now_ns - READ_ONCE(*seen_ns) <= SEEN_NS)
@@ -291,9 +293,9 @@ static __always_inline int touch(__u64 *seen_ns, __u64 now_ns)
 	return 1;
 }
 
-/* Gives the packet's path to the connection whose ID the packet has, unless the connection that owns the path has at
- * least as strong a claim. So an attacker cannot take a path away with the ID of their own connection and a forged
- * address.
+/* Records that the packet's network path (source address and port) belongs to the connection whose ID the packet has.
+ * Does nothing if the map `paths` names another connection with at least the same enum gate_claim. So an attacker
+ * cannot take over a path with the ID of their own connection and a forged address.
  */
 static __noinline int hold_path(struct gate_work *work, __u32 claim)
 {
@@ -307,7 +309,8 @@ static __noinline int hold_path(struct gate_work *work, __u32 claim)
 	return 0;
 }
 
-/* Removes a path if the connection with this ID owns it. */
+/* Removes a network path (source address and port) from the map `paths` if it belongs to the connection with this ID.
+ */
 static __always_inline void leave_path(const struct gate_path *at, const struct gate_id *id)
 {
 	const struct gate_path_state *path = bpf_map_lookup_elem(&paths, at);
@@ -316,8 +319,8 @@ static __always_inline void leave_path(const struct gate_path *at, const struct 
 		bpf_map_delete_elem(&paths, at);
 }
 
-/* Moves a connection to the packet's path. A connection has only one path, so that nobody can fill the map by replaying
- * an ID from many addresses.
+/* Replaces the network path (source address and port) of a connection by that of the packet. A connection has only one
+ * path, so that nobody can fill the map `paths` by replaying an ID from many addresses.
  */
 static __always_inline void move_path(struct gate_work *work, struct gate_connection *connection)
 {
@@ -328,8 +331,8 @@ static __always_inline void move_path(struct gate_work *work, struct gate_connec
 	hold_path(work, connection->claim);
 }
 
-/* Reports whether a live connection owns the packet's path. If so, the packet counts as use of that path, which keeps
- * the owner's entry although the packet has another ID.
+/* Reports whether the packet's network path (source address and port) belongs to a live connection. If so, the packet
+ * keeps this connection from expiring, although the packet has another ID.
  */
 static __always_inline int use_path(struct gate_work *work)
 {
@@ -417,8 +420,9 @@ static __always_inline __s64 count_tracked(struct gate_work *work, const struct 
 	return count;
 }
 
-/* Returns the connection's claim to the packet's path. The caller has checked that the addresses are equal. If the
- * ports are equal too, the server's packets went to this path, and the client's use of the ID proves that they arrived.
+/* Returns how well it is known that the packet's source address and port belong to the connection. The caller has
+ * checked that the addresses are equal. If the ports are equal too, the server's packets were sent there, and the
+ * client's use of the ID proves that they arrived.
  */
 static __always_inline __u32 claim_of(const struct gate_work *work, const struct gate_opening *opening)
 {
@@ -562,8 +566,8 @@ static __always_inline void to_address(struct gate_address *to, const __u8 *from
 		copy_address(to, from);
 }
 
-/* Returns the policy of the server's scope if this scope tracks connections, else NULL. Looks for address and port,
- * then address, then port, as find_scope() does.
+/* Returns the rules of the server's application (scope) if they track connections, else NULL. Looks for address and
+ * port, then address, then port, as find_scope() does.
  */
 static __always_inline struct gate_policy *find_tracking(const struct gate_address *address, __be16 port,
 							 __u32 *scope)
@@ -608,8 +612,8 @@ static __always_inline int load_id(struct __sk_buff *skb, __u32 at, struct gate_
 	return last < GATE_ID_MAX ? bpf_skb_load_bytes(skb, at + 1, id->bytes, last + 1) : -1;
 }
 
-/* Records the length of a server's connection ID. A scope may have several lengths: from several servers, or from one
- * server before and after an upgrade.
+/* Records the length of a server's connection ID. An application may have several lengths: from several servers, or
+ * from one server before and after an upgrade.
  */
 static __always_inline void note_id_len(struct gate_state *state, __u32 len)
 {

@@ -38,7 +38,7 @@ pub(super) struct GateMaps {
     states: MapHandle,
     tracers: MapHandle,
     traced: MapHandle,
-    /// Number of entries of each map in [`intf::WALKED`] at the latest walk.
+    /// Number of entries in each map of [`intf::WALKED`], counted by the latest pass that removed expired entries.
     walked: [AtomicU64; intf::WALKED.len()],
     /// Number of times that each scope index was given to another scope. Read-locked during every operation on a scope,
     /// and write-locked while an index is given to another scope.
@@ -126,7 +126,7 @@ impl GateMaps {
         Ok(())
     }
 
-    /// Writes the rules to one half of the maps, which must not be in use.
+    /// Writes the rules to one of the two halves of each rules map. The BPF program must not be using that half.
     pub fn write(
         &self,
         half: u32,
@@ -194,7 +194,7 @@ impl GateMaps {
 
     // --- Scopes ---
 
-    /// Returns how many scopes had this index before the present scope.
+    /// Returns how many earlier scopes, now deleted, had this scope's index.
     pub fn turn(&self, scope: u32) -> u32 {
         let turns = self.turns.read().unwrap_or_else(PoisonError::into_inner);
         turns.get(scope as usize).copied().unwrap_or_default()
@@ -241,7 +241,7 @@ impl GateMaps {
 
     // --- Connections ---
 
-    /// Returns the client that an address belongs to.
+    /// Returns the key of the client that has this IP address: the prefix of the address, and the scope.
     fn client(&self, scope: u32, address: std::net::IpAddr) -> intf::Client {
         let address = address.to_canonical();
         let [v4, v6] = self.masks;
@@ -252,8 +252,8 @@ impl GateMaps {
     /// Changes the client's number of connections atomically, by a program in the kernel, and returns the new number.
     pub fn change_count(&self, scope: u32, address: std::net::IpAddr, change: i32) -> Result<u32, Error> {
         let client = self.client(scope, address);
-        // The program gives up after some attempts if other CPUs keep changing the entry. That cannot last for 64
-        // calls.
+        // The BPF program returns an error if other CPUs keep changing the client's entry. 64 such errors in a row are
+        // practically impossible.
         for _ in 0..64 {
             let mut call = intf::CountCall { client, change, ..Default::default() };
             run(&self.count, &mut call).map_err(|source| Error::Run { program: "gate_count", source })?;
@@ -301,11 +301,11 @@ impl GateMaps {
         delete(&self.connections, "connections", id_key(scope, id)?.as_bytes())
     }
 
-    /// Forgets tracked connections that are idle for too long at `now_ns` (CLOCK_MONOTONIC), and marks the others.
-    /// Returns how many were forgotten. The walk is split into parts, because a program's run keeps its CPU until it
-    /// ends.
+    /// Removes tracked connections that are idle for too long at `now_ns` (CLOCK_MONOTONIC). Returns how many were
+    /// removed. Each run of the BPF program handles only a part of a map, because a run keeps its CPU until it ends.
     pub fn expire(&self, now_ns: u64) -> Result<u64, Error> {
-        // Two walks at the same time would both find the same connections idle, and count them twice as forgotten.
+        // Two passes at the same time would both find the same connections idle, and count each removed connection
+        // twice.
         let _alone = self.walk.lock().unwrap_or_else(PoisonError::into_inner);
         (0..)
             .zip(&self.walked)
@@ -324,12 +324,13 @@ impl GateMaps {
                 entries.store(call.at.into(), Ordering::Relaxed);
                 return Ok(expired);
             }
-            // Each entry that this run removed has moved all later entries of the map forward by one position.
+            // Each entry that this run of the BPF program removed has moved all later entries of the map forward by one
+            // position.
             from = to - call.removed;
         }
     }
 
-    /// Returns how many entries each map had at the latest walk, and how many it may have.
+    /// Returns how many entries each map had when expired entries were last removed, and how many it may have.
     pub fn tables(&self) -> impl Iterator<Item = TableFill> {
         let [handshakes, openings, paths, _] = &self.others;
         let maps = [&self.connections, paths, &self.clients, handshakes, openings];
@@ -340,8 +341,8 @@ impl GateMaps {
         })
     }
 
-    /// Clears all marks of one age in the Bloom filter (`gate_marks.h`). The program must give new marks the other age
-    /// meanwhile.
+    /// Clears one of the two generations of bits in the Bloom filter (`gate_marks.h`). Meanwhile, the BPF program must
+    /// set bits only in the other generation.
     pub fn forget(&self, age: u32) -> Result<(), Error> {
         let mut call = intf::ForgetCall { age: age.into() };
         run(&self.forget, &mut call).map_err(|source| Error::Run { program: "gate_forget", source })

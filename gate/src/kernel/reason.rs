@@ -33,7 +33,8 @@ outcomes! {
         /// Refuses a new connection of a client that is at its quota. Also refuses a handshake of a client that reached
         /// its quota after the handshake began.
         Quota = "quota",
-        /// Refuses a new connection or a handshake, as `quota` does, of a wider network that is at its quota.
+        /// Refuses a new connection or a handshake, as `quota` does, from a network (a shorter prefix than a client's)
+        /// that is at its quota.
         NetworkQuota = "network_quota",
         /// Refuses, under load, a new connection without a token, and other packets of an unknown connection.
         Retry = "retry",
@@ -49,11 +50,11 @@ outcomes! {
         ClientPackets = "client_packets",
         /// Limits bytes of one client, without those of live connections.
         ClientBytes = "client_bytes",
-        /// Limits new connections of a wider network that the client is in.
+        /// Limits new connections from a network (a shorter prefix than a client's).
         NetworkInitials = "network_initials",
-        /// Limits packets of a wider network, without those of live connections.
+        /// Limits packets from a network (a shorter prefix than a client's), without those of live connections.
         NetworkPackets = "network_packets",
-        /// Limits bytes of a wider network, without those of live connections.
+        /// Limits bytes from a network (a shorter prefix than a client's), without those of live connections.
         NetworkBytes = "network_bytes",
     }
 }
@@ -90,7 +91,7 @@ outcomes! {
         Proved = "proved",
         /// The packet begins a connection.
         New = "new",
-        /// None of the other reasons applies, and no rule refuses the packet.
+        /// The packet passes because no rule refuses it, and no more specific reason to pass applies.
         Unknown = "unknown",
         /// The packet is not UDP over IP; counted for scope "interface".
         NotUdp = "not_udp",
@@ -105,13 +106,15 @@ outcomes! {
         /// A tracked connection was idle for too long.
         ConnectionExpired = "connection_expired",
         /// A client validated its address, but its connection could not be tracked: the table is full, or the client
-        /// has too many entries. The connection's packets pass, but the connection does not count.
+        /// has too many entries. The connection's packets pass, but the connection does not count towards the client's
+        /// quota.
         ConnectionsFull = "connections_full",
         /// A token has this gate's format, but is forged, expired, or another address's.
         TokenInvalid = "token_invalid",
         /// A refused packet was answered with Retry or Version Negotiation.
         Answered = "answered",
-        /// A refused packet was dropped, because its answer could not be made.
+        /// A refused packet was dropped, because the gate could not build the Retry or Version Negotiation packet that
+        /// answers it.
         NotAnswered = "not_answered",
         /// A sample of a refused packet was lost, because userspace did not read it in time.
         SamplesLost = "samples_lost",
@@ -125,7 +128,7 @@ outcomes! {
 }
 
 outcomes! {
-    /// The type of a QUIC packet by its header.
+    /// The type of a QUIC packet, as its header gives it.
     Kind {
         /// A packet with a short header.
         Short = "short",

@@ -26,8 +26,8 @@ impl Rests {
 
     pub fn remove(&self, ifindex: i32) {
         if let Some(index) = self.index(ifindex) {
-            // The interface's entry in `at` is deleted first, so that later packets do not look for a program that is
-            // gone.
+            // The interface's entry in `at` is deleted before the program, so that no packet is passed to a deleted
+            // program.
             let _ = self.at.delete(&ifindex.to_ne_bytes());
             let _ = self.programs.delete(&index);
         }

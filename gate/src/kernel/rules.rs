@@ -17,11 +17,12 @@ use super::token;
 pub struct GateRules {
     /// The scopes.
     pub scopes: Vec<ScopeRules>,
-    /// Modes for packets whose scope is unknown. These are fragments after the first and packets with too many headers,
-    /// whose port cannot be read, if no scope has their address. Only [`Rule::Fragment`] and [`Rule::Headers`] matter.
+    /// Modes (off, monitor, enforce) of the rules for packets whose scope is unknown: their port cannot be read, and no
+    /// scope has their address. These are fragments after the first and packets with too many headers. Only
+    /// [`Rule::Fragment`] and [`Rule::Headers`] matter.
     pub interface: Modes,
-    /// The list for all scopes. The longest prefix that matches, in this list or a scope's own, decides. A prefix that
-    /// is both blocked and allowed is blocked.
+    /// The block and allow list that applies to all scopes. The longest matching prefix, in this list or a scope's own,
+    /// decides. A prefix that is both blocked and allowed is blocked.
     pub prefixes: Vec<(Prefix, ListEntry)>,
 }
 
@@ -86,7 +87,8 @@ pub enum RuleMode {
     Enforce = 2,
 }
 
-/// A mode for each rule. A rule on networks has the mode of the rule on clients ([`Rule::client_reason`]).
+/// The mode (off, monitor or enforce) of each rule. A rule that limits a network has the mode of the rule that limits a
+/// client ([`Rule::client_reason`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Modes([RuleMode; Rule::ALL.len()]);
 
@@ -111,7 +113,7 @@ impl Modes {
         self
     }
 
-    /// Turns enforced rules into monitored ones.
+    /// Changes the mode of every enforced rule to monitor, so that its violations are counted but not refused.
     #[must_use]
     pub fn dry_run(mut self) -> Self {
         self.0.iter_mut().for_each(|mode| *mode = (*mode).min(RuleMode::Monitor));
@@ -184,7 +186,7 @@ impl RuleRate {
     }
 }
 
-/// The rates of three rules. A rate is `None` if its rule is off.
+/// Limits on the rates of new connections, packets and bytes. A rate is `None` if its rule is off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Rates {
     /// Rate of new connections.
@@ -289,7 +291,8 @@ impl From<Error> for millrace_kernel::Error {
     }
 }
 
-/// Largest number of scopes of a gate at one time. While rules are replaced, old and new scopes count together.
+/// Largest number of scopes of a gate at one time. While rules are replaced, the limit applies to the sum of old and
+/// new scopes.
 pub const MAX_SCOPES: usize = intf::SCOPES as usize - 1;
 /// Largest number of QUIC versions in a policy.
 pub const VERSIONS_MAX: usize = intf::VERSIONS;
@@ -330,7 +333,7 @@ impl GateRules {
         Ok(())
     }
 
-    /// Turns enforced rules into monitored ones.
+    /// Changes the mode of every enforced rule to monitor, so that its violations are counted but not refused.
     #[must_use]
     pub fn dry_run(mut self) -> Self {
         self.interface = self.interface.dry_run();
@@ -352,7 +355,7 @@ impl RulePlace {
         }
     }
 
-    /// Returns the kind of look-up by which the program finds this address, port or both.
+    /// Returns which fields of a packet the BPF program looks up to find this rule: address, port or both.
     pub(super) fn lookup(&self) -> u32 {
         match (self.address, self.port) {
             (Some(_), Some(_)) => intf::LOOKUP_BOTH,
@@ -468,7 +471,7 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).min(1 << 62)
 }
 
-/// The encoded rate of a bucket that never has tokens: every packet exceeds it.
+/// The encoded rate of a token bucket that never has tokens, so that every packet exceeds the rate.
 const NONE: intf::Rate = intf::Rate { cost: 1, burst: 0 };
 /// Largest cost of a byte in ticks of a token bucket. The cost of a datagram of 65,535 bytes stays below 2^62.
 const COST_MAX: u128 = 1 << 46;

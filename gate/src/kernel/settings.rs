@@ -1,5 +1,5 @@
-//! The rules in force. A change is written to the half of the maps that is not in use. Then one write switches to that
-//! half.
+//! The rules in force. Each map of rules has two halves, and a change is written to the half that is not in use. Then
+//! one write switches to that half.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,8 +22,8 @@ pub(super) struct Settings {
     active: intf::Active,
     /// UNIX time minus CLOCK_MONOTONIC in ns, as userspace last passed it to the program.
     clock_ns: i64,
-    /// Number of walks over the maps since new marks got another age (`gate_marks.h`). Each walk marks all live
-    /// entries.
+    /// Number of passes over the connection maps since the Bloom filter last switched generations (`gate_marks.h`).
+    /// Each pass adds the keys of all live entries to the filter.
     walks: u32,
     token_keys: token::Keys,
     halves: [Half; 2],
@@ -31,7 +31,8 @@ pub(super) struct Settings {
     bare: BTreeSet<i32>,
 }
 
-/// The contents of one half of the maps `scopes` and `prefixes`.
+/// The contents of the maps `scopes` and `prefixes` for one of two versions of the rules: one is in force, and the
+/// other is written next.
 #[derive(Default)]
 struct Half {
     scopes: BTreeMap<intf::ScopeKey, u32>,
@@ -40,8 +41,8 @@ struct Half {
 
 /// Largest change of UNIX time minus `CLOCK_MONOTONIC` that is not passed on to the program.
 const CLOCK_SLACK_NS: u64 = 500_000_000;
-/// Number of walks over the maps after which every live entry has a mark of the newer age (`gate_marks.h`). A single
-/// walk may miss an entry that moves.
+/// Number of passes over the connection maps after which the newer generation of the Bloom filter contains the key of
+/// every live entry (`gate_marks.h`). A single pass may miss an entry that moves.
 const WALKS_PER_AGE: u32 = 8;
 const NS_PER_S: i64 = 1_000_000_000;
 
@@ -87,8 +88,8 @@ impl Settings {
         let policies = policies(rules, &names)?;
         let next = Half::new(half, rules, &names, &self.listed);
         let lookups = rules.scopes.iter().flat_map(|scope| &scope.places).fold(0, |all, p| all | p.lookup());
-        // Wait for the program runs that began before the previous change of the rules. They may still read the half
-        // that is written next, and use scopes that were removed.
+        // Wait for the runs of the BPF program that began before the previous change of the rules. They may still read
+        // the half of the maps that is written next, and use scopes that were removed.
         maps.barrier.wait_for_runs()?;
         reused.into_iter().try_for_each(|index| maps.forget_scope(index))?;
         let old = std::mem::take(self.half(half));
@@ -180,8 +181,8 @@ impl Settings {
         self.in_force().prefixes.len() as u64
     }
 
-    /// Returns the entries that override `entry` for a part of `prefixes` or for all of them, in the lists that apply
-    /// to the same packets.
+    /// Returns the block or allow entries of other prefixes that override `entry` for a part of `prefixes` or for all
+    /// of them. Only the lists that apply to the same packets are searched.
     pub fn exceptions(
         &self,
         scope: Option<&str>,
@@ -194,7 +195,7 @@ impl Settings {
             others.map(|(key, other)| (u32::from(u16::from_be_bytes(key.scope)), prefix_of(key), *other));
         let counts = |list| index == 0 || list == 0 || list == index;
         let mine: BTreeSet<Prefix> = prefixes.iter().copied().collect();
-        // An allow of the same prefix does not override a block.
+        // An allow entry does not override a block entry of the same prefix.
         let from = if entry == ListEntry::Block { 1 } else { 0 };
         let wins = |other: &Prefix| other.and_shorter().skip(from).any(|prefix| mine.contains(&prefix));
         let exceptions = others.filter(|(list, other, _)| counts(*list) && wins(other));
@@ -202,7 +203,7 @@ impl Settings {
         Ok(exceptions.map(|(list, other, entry)| (name(list), other, entry)).collect())
     }
 
-    /// Returns the index of a scope's list. Index 0 is the list for all scopes.
+    /// Returns the index of a scope's block and allow list. Index 0 is the list that applies to all scopes.
     fn list_index(&self, scope: Option<&str>) -> Result<u32, Error> {
         scope.map_or(Ok(0), |name| self.index(name).ok_or(Error::Config("there is no scope of that name")))
     }
@@ -217,8 +218,8 @@ impl Settings {
         self.activate(maps, intf::Active { unix_seconds: clock_ns.div_euclid(NS_PER_S), ..self.active })
     }
 
-    /// Switches the age of new marks after every [`WALKS_PER_AGE`] walks. Call it after each walk over the marked maps
-    /// (`gate_marks.h`).
+    /// Switches the Bloom filter to its other generation after every [`WALKS_PER_AGE`] passes over the connection maps.
+    /// Call it after each pass (`gate_marks.h`).
     pub fn age_marks(&mut self, maps: &GateMaps) -> Result<(), Error> {
         self.walks += 1;
         if self.walks < WALKS_PER_AGE {
@@ -261,9 +262,9 @@ impl Settings {
         &mut self.halves[(half & 1) as usize]
     }
 
-    /// Returns the names by index with the rules' new names added, and the indexes that changed their name. A name is
-    /// only replaced if neither the rules in force nor the new ones have it. So no packet uses the state of a replaced
-    /// name, once earlier runs of the program have ended.
+    /// Returns the scopes' names by index, with the names of new scopes added, and the indexes whose name changed. A
+    /// name is only replaced if neither the rules in force nor the new ones have it. So no packet uses the state of a
+    /// scope whose name was replaced, once earlier runs of the BPF program have ended.
     fn name(&self, rules: &GateRules) -> Result<(Vec<String>, Vec<u32>), Error> {
         let mut names = self.names.clone();
         let mut reused = Vec::new();
@@ -286,7 +287,7 @@ impl Settings {
         Ok((names, reused))
     }
 
-    /// Returns the entry that the rules in force have for a prefix.
+    /// Returns whether the rules in force block or allow a prefix; `None` if they do not list it.
     fn rules_entry(&self, scope: Option<&str>, prefix: Prefix) -> Option<ListEntry> {
         let prefixes = match scope {
             None => &self.rules.prefixes,
@@ -334,7 +335,7 @@ fn index(names: &[String], name: &str) -> Option<u32> {
     u32::try_from(index).ok()
 }
 
-/// Returns the time in ticks in which a client's slowest bucket fills, over all policies.
+/// Returns the longest time, in ticks, in which a token bucket of a client fills, over all buckets and policies.
 fn fill_ticks(policies: &[intf::Policy]) -> u64 {
     let rules = [Rule::ClientInitials, Rule::ClientPackets, Rule::ClientBytes];
     let of_policy = |policy: &intf::Policy| {

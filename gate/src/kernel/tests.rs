@@ -4,7 +4,7 @@ use libbpf_rs::{MapCore as _, MapFlags};
 
 use super::{Config, Event, FrameAction, LoadedGate, lock};
 
-/// A frame with UDP over IPv4 and no payload. It passes if there are no rules.
+/// An Ethernet frame with an IPv4 UDP datagram without payload. The gate passes it if there are no rules.
 const FRAME: [u8; 42] = {
     let mut frame = [0; 42];
     (frame[12], frame[14], frame[17], frame[23]) = (0x08, 0x45, 28, 17);

@@ -140,7 +140,7 @@ pub enum Error {
     Expired,
 }
 
-/// Returns the hash of a scope's name that the tags of its tokens cover.
+/// Returns the hash of a scope's name. The authentication tag of each token of the scope also covers this hash.
 pub(super) fn scope_word(scope: &str) -> u64 {
     word(&siphash128([0; 2], scope.as_bytes())[..8])
 }
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn sealed_token_opens() {
+    fn sealed_retry_token_can_be_opened() {
         for (client, id) in [
             ("192.0.2.1:443", &[][..]),
             ("[2001:db8::1]:65535", &[7; 20]),

@@ -154,7 +154,7 @@ struct TraceQueue {
     lost: u64,
 }
 
-/// Largest number of samples in a queue: the largest burst, and the packets of one second.
+/// Largest number of samples in a trace's queue: the largest burst plus the packets of one second at the largest rate.
 const QUEUE: usize = 2 * GateTrace::PER_SECOND_MAX as usize;
 
 impl Traces {
@@ -179,8 +179,8 @@ impl Traces {
         })
     }
 
-    /// Takes the queued samples. The number of lost packets stays in the queue, because it is a total since the trace
-    /// began.
+    /// Removes and returns a trace's queued samples. The number of lost packets is not reset, because it is a total
+    /// since the trace began.
     fn take(&self, index: u32) -> TraceQueue {
         let mut queues = lock(&self.queues);
         let queue = queues.get_mut(index as usize).and_then(Option::as_mut);

@@ -44,7 +44,8 @@ fn ports(reader: &mut SettingsReader, section: &mut Section<'_>, key: &'static s
     Some(ports.into_iter().map(|UdpPort(port)| port).collect())
 }
 
-/// Returns every combination of an address and a port.
+/// Returns every combination of one of the addresses and one of the ports. An empty list stands for any address or any
+/// port.
 fn places(addresses: &[IpAddr], ports: &[u16]) -> Vec<Where> {
     let addresses = any_of(addresses);
     let ports = any_of(ports);
@@ -52,7 +53,7 @@ fn places(addresses: &[IpAddr], ports: &[u16]) -> Vec<Where> {
     addresses.into_iter().flat_map(each).collect()
 }
 
-/// Returns the given values, or one `None`, which stands for any value, if there are none.
+/// Wraps each value in `Some`. If no values are given, returns a single `None`, which stands for any value.
 fn any_of<T: Copy>(given: &[T]) -> Vec<Option<T>> {
     if given.is_empty() { vec![None] } else { given.iter().copied().map(Some).collect() }
 }
@@ -104,7 +105,8 @@ fn published(
     id_bytes: Option<(SettingPlace, u8)>,
     policy: &mut PolicyRules,
 ) {
-    // The gate counts only connections that it tracks, so the application has to count.
+    // With published connection IDs the gate tracks no connections, and it counts only tracked ones. The application
+    // has to count them.
     policy.counting = Counting::Application;
     match id_bytes {
         None => reader.problem(live, "needs the length of the server's connection IDs: `id_bytes = 8`"),
@@ -145,8 +147,8 @@ fn rules(reader: &mut SettingsReader, mut section: Section<'_>, policy: &mut Pol
     reader.finish(section);
 }
 
-/// Sets a rule that the policy gives as a mode, without numbers. A rule that needs numbers may only have the mode `off`
-/// here.
+/// Sets the mode of a rule that the policy gives without limits, such as `retry = "off"`. A rule that needs a limit or
+/// a rate may only have the mode `off` here.
 fn set_mode(
     reader: &mut SettingsReader,
     place: &SettingPlace,

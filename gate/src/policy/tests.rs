@@ -36,7 +36,7 @@ fn every_rule_is_documented() {
 }
 
 #[test]
-fn port_alone_enables_rules_without_numbers() {
+fn policy_with_only_a_port_has_the_default_rules() {
     let policy = Policy::parse(WEB).unwrap();
     let scope = &policy.rules.scopes[0];
     assert_eq!(scope.places, [RulePlace { address: None, port: Some(443) }]);
@@ -123,7 +123,7 @@ fn policy_keys_set_their_fields() {
 }
 
 #[test]
-fn problems_name_line_key_and_remedy() {
+fn policy_errors_name_line_key_and_remedy() {
     let table: [(&str, &[&str]); 25] = [
         (
             "max_ids = 1\n[load]\nwacth = \"last\"\n[[scope]]\nname = \"web\"\nport = \"443\"\n",

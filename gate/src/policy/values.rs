@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 
 use crate::kernel::TcPosition;
 
-/// The position of the gate's egress program among the programs at TC egress.
+/// Whether the gate's TC program runs before or after all other programs at the interface's TC egress hook.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum ProgramOrder {

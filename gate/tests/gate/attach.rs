@@ -103,9 +103,9 @@ fn stacked_interfaces_are_refused_in_generic_mode() {
     assert!(!shows_xdp(&network.relay, "stacked"));
 }
 
-/// Loads a program of another application, which only returns a verdict.
+/// Loads a BPF program that only returns this verdict, to stand for another application's program.
 fn bare_program(kind: u32, verdict: u8) -> OwnedFd {
-    // The instructions are `r0 = verdict` and `exit`.
+    // The two BPF instructions are `r0 = verdict` and `exit`.
     let code: [[u8; 8]; 2] = [[0xb7, 0, 0, 0, verdict, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
     // SAFETY: the instructions outlive the call, and a null pointer means no options.
     let program = unsafe {
@@ -168,8 +168,8 @@ fn end_of_the_chain(ifindex: i32) -> Option<OwnedFd> {
 
 /// Checks that the setting `watch` decides the position of the gate's egress program.
 #[test]
-fn egress_program_can_precede_one_that_ends_the_chain() {
-    if !root("egress_program_can_precede_one_that_ends_the_chain") {
+fn egress_program_can_precede_one_that_ends_the_tcx_chain() {
+    if !root("egress_program_can_precede_one_that_ends_the_tcx_chain") {
         return;
     }
     let network = NamespaceNetwork::new("gatepos");
@@ -180,7 +180,7 @@ fn egress_program_can_precede_one_that_ends_the_chain() {
         let rules = GateRules { scopes: vec![scope("web", PORT, tracked(&[]))], ..GateRules::default() };
         gate.apply(&rules).expect("rules");
         let Some(_end) = inside(&network.relay, || end_of_the_chain(west)) else {
-            println!("SKIP egress_program_can_precede_one_that_ends_the_chain: this kernel has no TCX");
+            println!("SKIP egress_program_can_precede_one_that_ends_the_tcx_chain: this kernel has no TCX");
             return;
         };
         inside(&network.relay, || gate.watch(west)).expect("watched");

@@ -156,7 +156,7 @@ impl Tun {
     }
 }
 
-/// Checks that refused packets do not reach the server, that good ones do, and that connections are tracked.
+/// Checks that refused packets do not reach the server, that valid ones do, and that the gate tracks connections.
 #[test]
 fn tun_devices_are_guarded() {
     if !root("tun_devices_are_guarded") {
@@ -175,7 +175,8 @@ fn tun_devices_are_guarded() {
         });
         assert_eq!(attached.expect("attached"), XdpMode::Generic);
         let socket = socket(&network.relay, server);
-        // Packets to be refused are sent first: if they passed, they would arrive before the good ones.
+        // Packets that the gate must refuse are sent first. If it passed them, they would arrive before the valid
+        // packet.
         for _ in 0..20 {
             tun.send(client, server, short(&[], 20));
         }
@@ -193,7 +194,7 @@ fn tun_devices_are_guarded() {
         assert_eq!(socket.recv(&mut buffer).expect("a short header"), 50);
         let statistics = gate.statistics().expect("statistics");
         assert_eq!(statistics.scope("web").expect("web").pass(Pass::Live).packets, 1);
-        // The gate answers the packet itself.
+        // With rule `retry`, the gate answers the Initial itself, with a Retry.
         apply(&gate, PolicyRules { modes: enforce(&[Rule::Retry]), ..PolicyRules::default() });
         tun.send(client, server, initial(1, &[8; 8], &[2; 4], &[]));
         assert_eq!(tun.receive()[0] & 0xf0, 0xf0, "a Retry");
@@ -215,7 +216,8 @@ fn add(namespace: &str, kind: &str, test: &str) -> bool {
     added
 }
 
-/// Tries devices that end a tunnel: the interfaces below may have merged their packets.
+/// Checks that the gate refuses to guard tunnel devices such as VXLAN: the interface that receives the tunnel's packets
+/// may have merged them (GRO).
 #[test]
 fn devices_that_end_tunnels_are_refused() {
     if !root("devices_that_end_tunnels_are_refused") {
@@ -246,7 +248,8 @@ fn devices_that_end_tunnels_are_refused() {
     }
 }
 
-/// Uses WireGuard devices. The interface below cannot merge their packets, because it sees them encrypted.
+/// Checks that the gate guards WireGuard devices. The interface that receives the tunnel's packets cannot merge the
+/// inner ones (GRO), because they are encrypted.
 #[test]
 fn wireguard_devices_are_guarded() {
     let test = "wireguard_devices_are_guarded";

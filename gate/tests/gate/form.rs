@@ -1,4 +1,4 @@
-//! Tests of verdicts that depend only on the packet itself.
+//! Tests of verdicts that depend only on the packet's own contents, not on earlier packets.
 
 use millrace_gate::kernel::rules::RuleMode;
 use millrace_gate::kernel::{FrameAction, GateReason, GateRules, Modes, Pass, PolicyRules, Rule, RulePlace};
@@ -23,7 +23,8 @@ const TCP: u8 = 6;
 
 type Change = fn(&mut TestFrame);
 
-/// Changes of a valid frame: name, the IP versions that the change applies to, the change, and the expected verdict.
+/// Test cases: a description, the client addresses (IPv4, IPv6) to test, a change to a valid frame, and the expected
+/// verdict on the changed frame.
 const IP: &[(&str, &[&str], Change, GateReason)] = &[
     ("unchanged", &[V4, V6], |_| {}, passed(Pass::New)),
     ("a VLAN tag", &[V4, V6], |f| f.tags = vec![VLAN], passed(Pass::New)),
@@ -67,7 +68,8 @@ fn malformed_ip_packets_get_their_reason() {
     }
 }
 
-/// Changes that make a packet belong to no scope, and the expected verdict.
+/// Test cases: a description, the client's address, a change after which the packet's destination is in no scope, and
+/// the expected verdict.
 const NOT_OURS: &[(&str, &str, Change, GateReason)] = &[
     ("another port", V4, |f| f.destination.set_port(444), passed(Pass::Other)),
     ("another port", V6, |f| f.destination.set_port(444), passed(Pass::Other)),
@@ -87,7 +89,7 @@ const NOT_OURS: &[(&str, &str, Change, GateReason)] = &[
 ];
 
 #[test]
-fn packets_for_no_scope_pass() {
+fn packets_that_match_no_policy_scope_pass() {
     if !root("not_ours") {
         return;
     }
@@ -269,7 +271,8 @@ fn unsupported_version_is_negotiated() {
             assert_eq!(payload, want);
         }
     }
-    // These packets get no answer: too small (RFC 9000, section 6), with IPv4 options, or with IDs that are not read.
+    // These packets get no Version Negotiation: too small (RFC 9000, section 6), with IPv4 options, or with a
+    // connection ID of more than 20 bytes.
     let mut small = long_start(0xe5, 0x0a1a_2a3a, &ID, &FROM);
     small.resize(frame::FULL - 1, 7);
     let mut big = long_start(0xe5, 0x0a1a_2a3a, &ID, &FROM);
@@ -284,7 +287,7 @@ fn unsupported_version_is_negotiated() {
 }
 
 #[test]
-fn options_are_refused_by_rule() {
+fn ip_options_and_extension_headers_are_refused_by_rule() {
     if !root("options_by_rule") {
         return;
     }
@@ -299,9 +302,10 @@ fn options_are_refused_by_rule() {
     assert_eq!(reason(&gate, &to_server(V4, initial(1, &ID, &FROM, &[]))), passed(Pass::New));
 }
 
-/// Checks the order in which scopes are found: address and port, address, port. Fragments after the first have no port.
+/// Checks that a packet's scope is looked up by address and port, then by address, then by port. Fragments after the
+/// first have no port.
 #[test]
-fn most_exact_scope_is_used() {
+fn most_specific_matching_scope_is_used() {
     if !root("scopes") {
         return;
     }

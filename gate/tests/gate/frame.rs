@@ -73,15 +73,15 @@ pub struct TestFrame {
     pub tags: Vec<u16>,
     /// Number of 32-bit words of IPv4 options.
     pub options: usize,
-    /// Types of IPv6 extension headers, and the length field of each.
+    /// Type and length field (in units of 8 bytes) of each IPv6 extension header.
     pub extensions: Vec<(u8, usize)>,
     /// Fragment offset in units of 8 bytes, and the bit "more fragments".
     pub fragment: Option<(u16, bool)>,
     pub protocol: u8,
-    /// Number that is added to the right UDP length in the UDP header.
+    /// Error in bytes that is added to the correct length in the UDP header; 0 for a valid header.
     pub wrong_udp_len: i32,
     pub wrong_ip_len: i32,
-    /// Number of bytes after the IP packet.
+    /// Number of bytes after the IP packet, such as Ethernet padding.
     pub trailer: usize,
     pub payload: Vec<u8>,
 }

@@ -1,5 +1,5 @@
-//! Tests of quotas, rates and table room of clients and their wider networks. The program's decisions are compared with
-//! `millrace_base::networks`.
+//! Tests of the limits on clients and on the networks (shorter prefixes) that contain them: quotas, rates and map
+//! entries. The BPF program's decisions are compared with `millrace_base::networks`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ fn of_site(n: u32) -> IpAddr {
     Ipv6Addr::from_bits(0x2001_0db8_0007_u128 << 80 | u128::from(n & 0xffff) << 64 | 1).into()
 }
 
-/// Returns settings with room for all connections of a /48.
+/// Returns settings of a gate whose maps have room for all connections that these tests open from a /48.
 fn roomy() -> Config {
     Config { max_clients: 1024, max_handshakes: 1024, max_rates: 4096, samples_per_second: 0, ..config() }
 }
@@ -84,7 +84,8 @@ fn network_quotas_equal_those_of_other_daemons() {
         assert_eq!(reason(&gate, &open("203.0.113.7:4000", 1)), NEW, "{whose}");
         let listed = gate.clients("web").expect("clients");
         assert_eq!(listed.iter().map(|client| client.connections as usize).sum::<usize>(), want, "{whose}");
-        // A connection that ends frees a place in the quota of its client and of each network.
+        // When a connection ends, the quotas of its client and of each network that contains the client allow one more
+        // connection.
         for at in &taken {
             web.dec(*at).expect("dec");
         }
@@ -129,7 +130,7 @@ fn tracked_connections_of_a_network_are_bounded() {
     assert_eq!(web.connections(address(&client(18))).expect("connections"), 0, "nor with its client");
 }
 
-/// Checks that no network gets more than half of the table of live connections.
+/// Checks that the connections of one network take at most half of the entries of the map of live connections.
 #[test]
 fn one_network_cannot_fill_the_tables() {
     if !root("one_network_cannot_fill_the_tables") {
@@ -155,8 +156,8 @@ fn rates(rule: Rule, size: u64) -> PolicyRules {
     PolicyRules { modes: enforce(&[rule]), client_rates: all, ..published() }
 }
 
-/// The time at which each test starts. Buckets fill during the test: by one unit in 1000 s for a client, and by a
-/// multiple for a network.
+/// Time at which a test's token buckets start to refill: by one token in 1000 s for a client, and by a multiple of that
+/// for a network.
 struct BucketStart(Instant);
 
 impl BucketStart {
@@ -184,7 +185,8 @@ fn each_network_has_its_own_rate_limits() {
         let greedy: Vec<_> = (0..200).map(|n| send(of_site(0), n)).collect();
         assert_eq!(greedy.iter().filter(|it| **it == NEW).count(), 3, "{of_client:?}");
         assert_eq!(greedy.last(), Some(&refused(of_client)));
-        // The /56 allows 8 times 3 new connections, of which the greedy client has used 3. The /48 allows 64 times 3.
+        // The limit on the /56 is 8 times 3 new connections, of which the greedy client has used 3. The limit on the
+        // /48 is 64 times 3.
         let siblings = (1..0x100).filter(|n| send(of_site(*n), *n) == NEW).count();
         assert!(begin.is_about(siblings, 21, 8), "{of_client:?}: {siblings}");
         let others: Vec<_> = (1..400).map(|n| send(of_site(n * 157), n)).collect();
@@ -198,7 +200,7 @@ fn each_network_has_its_own_rate_limits() {
     }
 }
 
-/// Checks that limits of wider networks apply only if the settings have wider networks.
+/// Checks that limits on networks (shorter prefixes than a client's) apply only if the settings name such networks.
 #[test]
 fn network_limits_follow_the_settings() {
     if !root("network_limits_follow_the_settings") {
@@ -235,10 +237,10 @@ fn network_limits_follow_the_settings() {
     }
 }
 
-/// Size of the table of rates. Only a flood from more addresses than this evicts entries.
+/// Number of entries of the map of token buckets. Only a flood from more addresses than this evicts entries.
 const RATES: u32 = 1 << 14;
 
-/// Sends an attacker's packets at once, and returns how many pass.
+/// Sends Initials of new connections from an attacker's address without a pause, and returns how many pass.
 fn insists(gate: &LoadedGate, attacker: &str, numbers: std::ops::Range<u32>) -> usize {
     numbers.filter(|n| gate.run(&open(attacker, *n).bytes()).expect("a run") == FrameAction::Pass).count()
 }
@@ -250,7 +252,7 @@ fn flood(gate: &LoadedGate, addresses: impl Iterator<Item = String>) {
 }
 
 /// Floods from a /48, which contains 65,536 clients. The network's limit refuses their packets before each client gets
-/// an entry in the table of rates.
+/// an entry in the map of token buckets.
 #[test]
 fn flood_from_one_network_leaves_others_rates_alone() {
     if !root("flood_from_one_network_leaves_others_rates_alone") {
@@ -266,8 +268,8 @@ fn flood_from_one_network_leaves_others_rates_alone() {
     assert_eq!(gate.statistics().expect("statistics").event(Event::RatesCrowded), 0);
 }
 
-/// Floods from more addresses than the table has room for. An attacker whose entry is evicted does not get full buckets
-/// again, and a new client can still open a connection.
+/// Floods from more addresses than the map of token buckets has room for. An attacker whose entry is evicted does not
+/// get full buckets again, and a new client can still open a connection.
 #[test]
 fn flood_from_many_addresses_refills_no_rate_bucket() {
     if !root("flood_from_many_addresses_refills_no_rate_bucket") {

@@ -13,7 +13,7 @@ use crate::{config, root, scope, to_client, to_server};
 
 /// Returns all rules, in random modes.
 fn rules(rng: &mut Rng) -> GateRules {
-    // The rates are so low that the buckets stay empty on a slow machine too.
+    // The rates are so low that a used-up token bucket does not refill during the test, even on a slow machine.
     let rate = |burst| Some(RuleRate { amount: 1, per: Duration::from_secs(100), burst });
     let rates = Rates { initials: rate(10), packets: rate(20), bytes: rate(20_000) };
     let modes =
@@ -109,7 +109,7 @@ fn program_never_fails_on_arbitrary_bytes() {
     let seed = std::env::var("SEED").map_or(1, |seed| seed.parse().expect("a number"));
     let cases = std::env::var("CASES").map_or(10_000, |cases| cases.parse().expect("a number"));
     let mut rng = Rng::with_seed(seed);
-    // Networks reach their limit as soon as a few of their clients do.
+    // A network's limits are twice a client's, so a few clients are enough to reach them.
     let gate = LoadedGate::load(&Config { network_times: [2, 2], ..config() }).expect("a gate");
     let mut kinds = [0; 2];
     for case in 0..cases {

@@ -18,8 +18,8 @@ const V6: &str = "[2001:db8::7]:40000";
 const SERVER_ID: [u8; 8] = [0x5e; 8];
 const REFUSING: [Rule; 3] = [Rule::Quota, Rule::UnknownInitials, Rule::ClientInitials];
 
-/// Returns a policy that enforces only this rule. A rule on rates admits one connection and refuses the next, the rule
-/// on the quota refuses the first.
+/// Returns a policy that enforces only this rule. A rule that limits rates admits one connection and refuses the next.
+/// The rule `quota` refuses already the first connection.
 fn policy(rule: Rule) -> PolicyRules {
     let once = RuleRate { amount: 1, per: Duration::from_secs(1000), burst: 1 };
     let rates = Rates { initials: Some(once), ..Rates::default() };
@@ -65,9 +65,10 @@ fn refused_initials_get_version_negotiation() {
             let mut first = to_server(from, initial(1, &[0xf1; 8], &[], &[]));
             if rule != Rule::Quota {
                 assert_eq!(reason(&gate, &first), passed(Pass::New));
-                // The same Initial again does not open another connection: the server is about to answer it.
+                // A repeated Initial is not counted as another connection, because the server may be about to answer
+                // the first one.
                 assert_eq!(reason(&gate, &first), passed(Pass::New));
-                // The same Initial from another port is another connection.
+                // The same Initial from another source port counts as another connection.
                 first.source.set_port(40001);
                 assert_refusal(&gate, &first, rule, &[0xf1; 8], &[]);
             }
@@ -86,8 +87,8 @@ fn refused_initials_get_version_negotiation() {
     }
 }
 
-/// Checks that there is no answer if the policy does not ask for one, and none in mode "monitor". Packets other than
-/// Initials, and packets that are too small or have IP options, get none either.
+/// Checks that a refused Initial gets no Version Negotiation if the policy does not ask for it, and none in mode
+/// "monitor". Packets other than Initials, and packets that are too small or have IP options, get none either.
 #[test]
 fn packet_without_a_configured_answer_is_not_answered() {
     if !root("packet_without_a_configured_answer_is_not_answered") {
@@ -124,8 +125,8 @@ fn packet_without_a_configured_answer_is_not_answered() {
 
 /// Checks that packets of a live connection pass without an answer while its client is refused new connections.
 #[test]
-fn live_connections_get_no_answer() {
-    if !root("live_connections_get_no_answer") {
+fn packets_of_live_connections_pass_without_a_refusal_answer() {
+    if !root("packets_of_live_connections_pass_without_a_refusal_answer") {
         return;
     }
     let gate = gate(policy(Rule::Quota));
@@ -147,7 +148,7 @@ fn live_connections_get_no_answer() {
 }
 
 #[test]
-fn only_rules_on_new_connections_answer() {
+fn only_rules_on_new_connections_may_have_a_refusal_answer() {
     let with = |rule| {
         let policy = PolicyRules { answers: [rule].into(), ..PolicyRules::default() };
         let web =

@@ -230,8 +230,8 @@ fn retry_is_sent_only_under_load() {
     retry(&gate, &open(7, V4), 1, &[7; 8], &[]);
 }
 
-/// Checks that packets from a forged address use up other buckets than the packets of the client that has validated
-/// this address.
+/// Checks that packets with a forged source address use up other token buckets than packets of the client that has
+/// validated this address.
 #[test]
 fn forged_addresses_use_up_no_rates_of_validated_clients() {
     if !root("forged_addresses_use_up_no_rates_of_validated_clients") {
@@ -265,10 +265,11 @@ fn forged_addresses_use_up_no_rates_of_validated_clients() {
     }
 }
 
-/// Checks that there is no answer where the driver strips VLAN tags: the answer would go to another network.
+/// Checks that the gate sends no Retry on an interface whose driver strips VLAN tags: without its tag, the Retry would
+/// go to another network.
 #[test]
-fn interface_that_strips_tags_gets_no_answer() {
-    if !root("interface_that_strips_tags_gets_no_answer") {
+fn no_retry_is_sent_where_the_interface_strips_vlan_tags() {
+    if !root("no_retry_is_sent_where_the_interface_strips_vlan_tags") {
         return;
     }
     // BPF_PROG_TEST_RUN uses the loopback interface.

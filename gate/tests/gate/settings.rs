@@ -72,24 +72,24 @@ fn entry_with_the_longest_prefix_decides() {
     ] {
         assert_eq!(open(&gate, from), want, "{from}");
     }
-    // Packets that no server accepts are refused, even from an address on the allow list.
+    // Packets too short for QUIC are refused, even from an address on the allow list.
     assert_eq!(reason(&gate, &to_server("192.0.2.7:5", short(&[], 5))), refused(Rule::Short));
-    // The second scope has no list of its own.
+    // The scope "other" has no block and allow list of its own, so only the list for all scopes applies.
     let mut frame = to_server("192.0.2.7:5", initial(1, &[1; 8], &[], &[]));
     frame.destination.set_port(444);
     assert_eq!(judge(&gate, &frame.bytes()), (Some(("other".to_owned(), ALLOWED)), FrameAction::Pass));
     frame.source.set_ip("192.0.3.7".parse().expect("an address"));
     assert_eq!(judge(&gate, &frame.bytes()), (Some(("other".to_owned(), BLOCKED)), FrameAction::Drop));
-    // The entry matches every IPv6 address, and no IPv4 address.
+    // The list entry `::/0` matches every IPv6 address, and no IPv4 address.
     gate.list(None, prefix("::/0"), ListEntry::Block).expect("a block");
     assert_eq!(open(&gate, "[2001:db9::1]:5"), BLOCKED);
     assert_eq!(open(&gate, "10.0.0.1:5"), NEW);
 }
 
-/// Checks that an entry that is added at run time stays when the rules change, and replaces the rules' entry until it
-/// is removed.
+/// Checks that a block or allow entry that is added at run time stays when the rules change. Until it is removed, it
+/// replaces the rules' own entry for the same prefix.
 #[test]
-fn runtime_entries_precede_the_rules() {
+fn list_entry_added_at_run_time_replaces_that_of_the_rules() {
     if !root("lists_at_run_time") {
         return;
     }
@@ -118,8 +118,8 @@ fn runtime_entries_precede_the_rules() {
 /// Checks that a block for all scopes also applies in a scope that allows the same prefix or a shorter one. The call
 /// that adds the block must return the entries that override the block.
 #[test]
-fn block_applies_in_every_scope_and_returns_exceptions() {
-    if !root("block_applies_in_every_scope_and_returns_exceptions") {
+fn block_for_all_scopes_applies_in_each_and_returns_its_exceptions() {
+    if !root("block_for_all_scopes_applies_in_each_and_returns_its_exceptions") {
         return;
     }
     let gate = gate(PolicyRules::default());
@@ -269,8 +269,8 @@ fn invalid_rules_change_nothing() {
 /// Changes scope names more often than there are indexes. A name that stays keeps its state. A new name gets no state
 /// of the index's previous owner, and no handle affects another scope.
 #[test]
-fn unused_scope_name_gives_its_index_to_a_new_name() {
-    if !root("unused_scope_name_gives_its_index_to_a_new_name") {
+fn index_of_a_removed_scope_is_given_to_a_new_scope() {
+    if !root("index_of_a_removed_scope_is_given_to_a_new_scope") {
         return;
     }
     let gate = LoadedGate::load(&config()).expect("a gate");
@@ -352,8 +352,8 @@ fn rules_change_atomically_under_load() {
             ..PolicyRules::default()
         };
         let mut web = scope("web", 443, policy);
-        // The two sets of rules differ: one finds the scope by address, the other by port; one blocks the client alone,
-        // the other all clients.
+        // Successive rules differ: they match the scope with or without its address, and they block a client's address
+        // or its whole /24.
         let address = [None, Some("198.51.100.1".parse().expect("an address"))];
         web.places = vec![RulePlace { address: address[n as usize % 2], port: Some(443) }];
         let blocked = ["203.0.113.0/24", "203.0.113.5"];
@@ -390,8 +390,8 @@ fn rules_change_atomically_under_load() {
 }
 
 #[test]
-fn tables_report_fill_levels() {
-    if !root("tables_report_fill_levels") {
+fn gate_reports_fill_levels_of_its_tables() {
+    if !root("gate_reports_fill_levels_of_its_tables") {
         return;
     }
     let policy = PolicyRules {
@@ -423,7 +423,7 @@ fn tables_report_fill_levels() {
 }
 
 #[test]
-fn samples_are_limited_per_scope() {
+fn samples_of_refused_packets_are_limited_per_scope() {
     if !root("samples") {
         return;
     }
@@ -438,7 +438,7 @@ fn samples_are_limited_per_scope() {
         assert_eq!(reason(&gate, &frame), refused(Rule::Quota));
     }
     let samples = gate.drain_samples().expect("samples");
-    // At most ten packets a second are sampled.
+    // The gate samples at most ten packets a second, so of these three only one.
     assert_eq!(samples.len(), 1);
     let sample = &samples[0];
     assert_eq!((sample.scope.as_str(), sample.reason), ("web", refused(Rule::Quota)));

@@ -22,7 +22,7 @@ pub const LIVE: GateReason = passed(Pass::Live);
 pub const UNKNOWN: GateReason = passed(Pass::Unknown);
 pub const SERVER_ID: [u8; 8] = [0x5e; 8];
 
-/// Returns a rate whose bucket does not refill while a test runs.
+/// Returns a rate whose token bucket does not refill while a test runs.
 pub fn burst(burst: u64) -> Option<RuleRate> {
     Some(RuleRate { amount: 1, per: Duration::from_secs(1000), burst })
 }
@@ -53,7 +53,7 @@ fn quota_bounds_connections_of_a_client() {
     let quota = PolicyRules { modes: enforce(&[Rule::Quota]), quota: Some(2), ..published() };
     let gate = gate(quota);
     let web = gate.scope("web").expect("a scope");
-    // A client is one address with IPv4, and a /64 with IPv6.
+    // The gate counts an IPv4 address, or all addresses of an IPv6 /64, as one client.
     for (from, sibling, other) in [
         ("192.0.2.7:1000", "192.0.2.7:2000", "192.0.2.8:1000"),
         ("[2001:db8::7]:1000", "[2001:db8::8:1]:2000", "[2001:db8:0:1::7]:1000"),
@@ -67,7 +67,7 @@ fn quota_bounds_connections_of_a_client() {
         assert_eq!(reason(&gate, &open(other, 4)), NEW);
         // A client whose first Initial was admitted may repeat it, and send the second half of its ClientHello.
         assert_eq!(reason(&gate, &open(from, 1)), NEW);
-        // Only Initials with an unknown ID are new connections.
+        // Packets with a published connection ID are not new connections, not even Initials.
         web.publish(&SERVER_ID).expect("an ID");
         assert_eq!(reason(&gate, &to_server(from, initial(1, &SERVER_ID, &[2; 4], &[]))), LIVE);
         assert_eq!(reason(&gate, &to_server(from, short(&SERVER_ID, 100))), LIVE);
@@ -181,8 +181,8 @@ fn stateless_resets_pass() {
 }
 
 #[test]
-fn full_table_of_ids_is_an_error() {
-    if !root("full_table_of_ids_is_an_error") {
+fn full_table_of_connection_ids_is_an_error() {
+    if !root("full_table_of_connection_ids_is_an_error") {
         return;
     }
     let gate = gate(published());
@@ -228,7 +228,7 @@ pub fn handshake(gate: &LoadedGate, from: &str, version: u32, id: &[u8]) {
 }
 
 #[test]
-fn answered_handshake_becomes_live() {
+fn answered_handshake_becomes_a_live_connection() {
     if !root("tracking") {
         return;
     }
@@ -243,13 +243,15 @@ fn answered_handshake_becomes_live() {
             handshake(&gate, from, version, &SERVER_ID);
             assert_eq!(web.connections(client).expect("connections"), 1);
             assert_eq!(reason(&gate, &open(from, 9)), refused(Rule::Quota));
-            // Another ID on the same path passes. The same ID on another path moves the connection to that path.
+            // A packet with an unknown connection ID passes if it comes from the connection's address and port. A
+            // packet with the connection's ID from another port moves the connection there.
             assert_eq!(reason(&gate, &to_server(from, short(&[6; 8], 100))), passed(Pass::LivePath));
             assert_eq!(reason(&gate, &to_server(rebound, short(&[6; 8], 100))), UNKNOWN);
             assert_eq!(reason(&gate, &to_server(rebound, short(&SERVER_ID, 100))), LIVE);
             assert_eq!(reason(&gate, &to_server(rebound, short(&[6; 8], 100))), passed(Pass::LivePath));
             assert_eq!(reason(&gate, &to_server(from, short(&[6; 8], 100))), UNKNOWN);
-            // An attacker who did not get the server's handshake packet does not know the ID, or has another address.
+            // A client that sends the ID of the server's handshake packet is not accepted if that packet was sent to
+            // another address.
             answer(&gate, from, version, &[0x77; 8]);
             assert_eq!(reason(&gate, &to_server(elsewhere, short(&[0x77; 8], 100))), UNKNOWN);
             assert_eq!(web.connections(client).expect("connections"), 1);
@@ -259,10 +261,11 @@ fn answered_handshake_becomes_live() {
     }
 }
 
-/// Clears old marks (`gate_marks.h`) several times, and checks that the program still finds the entries of the maps.
+/// Clears old keys from the Bloom filter (`gate_marks.h`) several times, and checks that the BPF program still finds
+/// the entries of the maps.
 #[test]
-fn handshake_marks_expire_and_connections_do_not() {
-    if !root("handshake_marks_expire_and_connections_do_not") {
+fn entries_are_found_after_old_bloom_filter_keys_are_cleared() {
+    if !root("entries_are_found_after_old_bloom_filter_keys_are_cleared") {
         return;
     }
     let of_gate = gate(tracked(&[Rule::Quota]));
@@ -338,7 +341,7 @@ fn idle_connections_expire() {
     assert_eq!(gate.expire_after(Duration::from_secs(31)).expect("expiry"), 2);
     assert_eq!(web.connections(client).expect("connections"), 0);
     assert_eq!(reason(&gate, &open(V4, 9)), NEW);
-    // Published IDs do not expire, since the application retires them.
+    // Published connection IDs stay live after the idle time, until the application retires them.
     assert_eq!(reason(&gate, &to_server(V4, short(&[0x99; 8], 100))), LIVE);
     // The map `handshakes` still has the ID, so the client can validate its address again.
     assert_eq!(reason(&gate, &to_server(V4, short(&[6; 8], 100))), UNKNOWN);
@@ -386,8 +389,8 @@ fn rate_limit_passes_its_burst() {
     }
 }
 
-/// Sends a ClientHello in two Initials, as with a post-quantum key share, and repeats both. Rules on connections count
-/// them as one connection. Rules on packets count all of them.
+/// Sends a ClientHello in two Initials, as with a post-quantum key share, and repeats both. Rules that limit
+/// connections count the four Initials as one connection. Rules that limit packets count all four.
 #[test]
 fn initials_of_one_connection_are_counted_once() {
     if !root("initials_of_one_connection_are_counted_once") {
@@ -427,11 +430,11 @@ fn initials_of_one_connection_are_counted_once() {
     }
 }
 
-/// Repeats an Initial more often than one connection may. Every further group of repetitions counts as a new
-/// connection.
+/// Sends the same Initial 200 times. The first counts as a new connection and 32 repetitions are free; the next counts
+/// as another connection.
 #[test]
-fn initial_repeated_endlessly_counts_as_new_connections() {
-    if !root("initial_repeated_endlessly_counts_as_new_connections") {
+fn endlessly_repeated_initial_counts_as_several_new_connections() {
+    if !root("endlessly_repeated_initial_counts_as_several_new_connections") {
         return;
     }
     let client_rates = Rates { initials: burst(2), ..Rates::default() };
@@ -461,7 +464,7 @@ fn early_data_and_handshakes_without_connection_count_as_new() {
             let want = if n < before { UNKNOWN } else { refused(rule) };
             assert_eq!(reason(&gate, &stray(kind, n)), want, "{rule:?}: {kind:?}, the {n}th");
         }
-        // A live connection of the same client is never refused.
+        // A packet of a live connection passes although the same client's new connections are refused.
         web.publish(&[9; 8]).expect("an ID");
         assert_eq!(reason(&gate, &stray(LongPacketType::Handshake, 9)), LIVE, "{rule:?}");
     }
@@ -492,8 +495,8 @@ fn early_data_belongs_to_the_connection_of_its_initial() {
 /// Checks that short headers from a reflector's port pass while they may belong to connections that began before the
 /// gate was attached. A NAT may have given such a connection any port. A new connection from such a port is refused.
 #[test]
-fn reflector_port_of_an_earlier_connection_passes() {
-    if !root("reflector_port_of_an_earlier_connection_passes") {
+fn packet_from_a_reflector_port_passes_if_its_connection_is_older() {
+    if !root("packet_from_a_reflector_port_passes_if_its_connection_is_older") {
         return;
     }
     const PORTS: [&str; 2] = ["192.0.2.7:1900", "[2001:db8::7]:1900"];
@@ -522,8 +525,8 @@ fn reflector_port_of_an_earlier_connection_passes() {
     let gate = gate(tracked(idle));
     wait_until("a refusal", || reason(&gate, &stray(PORTS[0])), |reason| *reason != UNKNOWN);
     assert!(begin.elapsed() >= idle);
-    // A change of other rules does not restart the idle time that the gate waits for. A change of how connections are
-    // tracked does.
+    // A change of rules that does not change how connections are tracked does not restart the idle time that the gate
+    // waits for. A change of the tracking does.
     apply(&gate, PolicyRules { modes: enforce(&[Rule::Options]), ..tracked(idle) });
     assert_eq!(reason(&gate, &stray(PORTS[0])), reflected);
     let mut web = scope("web", 444, tracked(Duration::from_secs(3600)));
@@ -532,10 +535,11 @@ fn reflector_port_of_an_earlier_connection_passes() {
     assert_eq!(reason(&gate, &stray(PORTS[0])), UNKNOWN);
 }
 
-/// Checks that each published ID has its own rates, from any address: only the application knows the ID's client.
+/// Checks that each published connection ID has its own rate limits, whatever addresses its packets come from: only the
+/// application knows the ID's client.
 #[test]
-fn live_rates_limit_published_ids() {
-    if !root("live_rates_limit_published_ids") {
+fn packet_and_byte_rates_limit_each_published_connection_id() {
+    if !root("packet_and_byte_rates_limit_each_published_connection_id") {
         return;
     }
     for (rule, live_rates) in [
@@ -560,7 +564,7 @@ fn live_rates_limit_published_ids() {
     }
 }
 
-/// Checks that buckets refill as time passes.
+/// Checks that token buckets refill as time passes.
 #[test]
 fn rate_buckets_refill_over_time() {
     if !root("rate_buckets_refill_over_time") {
@@ -583,31 +587,33 @@ fn rate_buckets_refill_over_time() {
         passed
     };
     let passed = wait_until("a second one", go_on, |passed| *passed >= 2);
-    // One packet passes at once, and one more every 50 ms.
+    // The rate is 20 connections a second with a burst of 1, so one Initial passes at once, and one more every 50 ms.
     let most = begin.elapsed().as_millis() / 50 + 1;
     assert!((2..=most).contains(&passed), "{passed} of at most {most}");
 }
 
-/// Checks that a large bucket, which fills only at the kernel's ticks, still gives the configured rate in the long run.
+/// Checks that a token bucket with a large burst gives the configured rate in the long run. Such a bucket is refilled
+/// only once per tick of the kernel's timer.
 #[test]
-fn large_buckets_refill_tick_by_tick() {
+fn large_rate_buckets_refilled_per_tick_give_the_configured_rate() {
     const PER_SECOND: u64 = 200;
     const LENGTH_NS: u64 = 1_000_000_000;
-    /// Tolerance of measured times: 10 ms for the longest tick, and 90 ms for pauses of a virtual machine.
+    /// Tolerance of measured times: 10 ms for the kernel's longest timer tick, and 90 ms for pauses of a virtual
+    /// machine.
     const SLACK_NS: u64 = 100_000_000;
-    if !root("large_buckets_refill_tick_by_tick") {
+    if !root("large_rate_buckets_refilled_per_tick_give_the_configured_rate") {
         return;
     }
-    // The burst is too large for the bucket to fill during the test. A full bucket would not gain anything from further
-    // time.
+    // The burst is so large that the token bucket cannot become full during the test. A full bucket gains no more
+    // tokens, which would falsify the measured rate.
     let rate = RuleRate::per_second(PER_SECOND, 20 * PER_SECOND);
     let unknown_rates = Rates { initials: Some(rate), ..Rates::default() };
     let gate = gate(PolicyRules { modes: enforce(&[Rule::UnknownInitials]), unknown_rates, ..published() });
     // Each packet opens a connection of its own.
     let mut numbers = 0..;
     let mut next = || open(V4, numbers.next().expect("a number")).bytes();
-    // Returns two readings of the clock, between which the bucket was empty, and the number of packets that had passed
-    // until then.
+    // Sends until a packet is refused. Returns the times before and after that packet, between which the token bucket
+    // was empty, and the number of packets that had passed.
     let mut drain = || {
         let mut passed = 0;
         loop {

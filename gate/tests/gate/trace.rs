@@ -95,7 +95,8 @@ fn packets_not_read_in_time_are_counted() {
     let gate = gate(policy());
     let slow = gate.trace(&everything()).expect("a tracer");
     let quick = gate.trace(&everything()).expect("a tracer");
-    // A burst of a thousand packets and a thousand a second are more than a queue holds.
+    // In the end, the test sends more packets than a trace's queue holds: a burst of a thousand and a thousand a
+    // second.
     let mut seen = 0;
     let look = || {
         send(&gate, FLOODING, 100);
@@ -210,8 +211,8 @@ fn traces_start_and_end_independently() {
 
 /// Gives the index of a removed scope to another scope, whose packets must not appear in the old trace.
 #[test]
-fn trace_of_a_removed_scope_shows_no_other() {
-    if !root("trace_of_a_removed_scope_shows_no_other") {
+fn trace_of_a_removed_scope_shows_no_packets_of_another() {
+    if !root("trace_of_a_removed_scope_shows_no_packets_of_another") {
         return;
     }
     let gate = gate(policy());

@@ -68,7 +68,8 @@ impl<'a> Steady<'a> {
         is_in_time.then(|| assert_eq!(got, want))
     }
 
-    /// Sends for longer than the idle time-out. Returns how many connections have expired.
+    /// Sends packets with this connection ID for longer than the idle time-out. Returns how many connections have
+    /// expired.
     fn for_long(&mut self, id: &[u8], want: GateReason) -> Option<u64> {
         let start = Instant::now();
         let mut expired = 0;
@@ -78,7 +79,8 @@ impl<'a> Steady<'a> {
             if self.last.elapsed() >= self.idle / 2 {
                 return None;
             }
-            std::thread::sleep(Duration::from_millis(50)); // exact: sets the sender's rate
+            // exact: this pause between two packets sets the sending rate
+            std::thread::sleep(Duration::from_millis(50));
         }
         Some(expired)
     }
@@ -86,7 +88,8 @@ impl<'a> Steady<'a> {
 
 const UNDISTURBED: &str = "a time in which this machine does not stand still";
 
-/// Checks that a packet with a later ID passes on the connection's path, even after a long time with the first ID.
+/// Checks that a packet with a connection ID issued after the handshake passes from the connection's address and port,
+/// even after a long time with the first ID.
 #[test]
 fn later_connection_id_passes_after_a_long_time() {
     if !root("later_connection_id_passes_after_a_long_time") {
@@ -104,8 +107,9 @@ fn later_connection_id_passes_after_a_long_time() {
     });
 }
 
-/// Checks that a connection stays on its path while later IDs are used, but no longer counts for the quota. Anybody can
-/// send such packets, and would otherwise keep the quota full. The connection counts again when its first ID is used.
+/// Checks that packets with connection IDs issued after the handshake keep passing from the connection's address and
+/// port, but that the connection no longer counts for the quota. Anybody can forge such packets, and could otherwise
+/// keep the quota full. The connection counts again when its first ID is used.
 #[test]
 fn connection_kept_alive_by_later_id_is_not_counted() {
     if !root("connection_kept_alive_by_later_id_is_not_counted") {
@@ -129,10 +133,11 @@ fn connection_kept_alive_by_later_id_is_not_counted() {
     });
 }
 
-/// Sends the ID of an attacker's live connection from a victim's address. The victim keeps its path.
+/// Sends the connection ID of an attacker's live connection from a victim's address and port. Packets of the victim's
+/// connection from there must still pass.
 #[test]
-fn attacker_cannot_take_a_path() {
-    if !root("attacker_cannot_take_a_path") {
+fn attacker_cannot_remove_the_path_of_a_victims_connection() {
+    if !root("attacker_cannot_remove_the_path_of_a_victims_connection") {
         return;
     }
     let gate = victim_and_attacker(tracked(&[]));
@@ -142,18 +147,18 @@ fn attacker_cannot_take_a_path() {
         assert_eq!(send(&gate, ATTACKER, &ATTACKERS_ID), LIVE);
         assert_eq!(send(&gate, V4, &LATER_ID), LIVE_PATH);
     }
-    // The attacker's old path is gone, since a connection has only one path.
+    // Packets with unknown IDs from the attacker's old address no longer pass, since a connection has only one address
+    // and port at a time.
     assert_eq!(send(&gate, V6, &ATTACKERS_ID), LIVE);
     assert_eq!(send(&gate, ATTACKER, &LATER_ID), UNKNOWN);
     assert_eq!((connections(&gate, V4), connections(&gate, ATTACKER)), (1, 1));
 }
 
-/// Takes a victim's path, which is its address and port, before the victim connects. The strongest claim to a path is
-/// that of a client that got the server's answer there. The next is that of a connection whose client has the path's
-/// address.
+/// Lets an attacker's connection take a victim's path (address and port) before the victim connects. The victim gets
+/// the path when it receives the server's answer there, or when it has the path's address.
 #[test]
-fn attacker_cannot_take_a_path_in_advance() {
-    if !root("attacker_cannot_take_a_path_in_advance") {
+fn victim_gets_its_path_that_an_attacker_claimed_in_advance() {
+    if !root("victim_gets_its_path_that_an_attacker_claimed_in_advance") {
         return;
     }
     let gate = gate(tracked(&[]));
@@ -170,7 +175,7 @@ fn attacker_cannot_take_a_path_in_advance() {
         assert_eq!(send(&gate, ATTACKER, &ATTACKERS_ID), LIVE);
         assert_eq!(send(&gate, path, &LATER_ID), LIVE_PATH);
     }
-    // The path that the victim has left has no owner.
+    // No connection owns the path (address and port) that the victim has left.
     assert_eq!(send(&gate, V4, &LATER_ID), UNKNOWN);
 }
 
@@ -200,8 +205,8 @@ fn connections_of_one_socket_share_their_path() {
 
 /// Checks that rates on live connections apply to the client that opened them, whatever addresses their packets have.
 #[test]
-fn live_rates_cannot_be_evaded_or_used_up_by_forged_addresses() {
-    if !root("live_rates_cannot_be_evaded_or_used_up_by_forged_addresses") {
+fn live_packet_rates_cannot_be_evaded_or_used_up_by_forged_addresses() {
+    if !root("live_packet_rates_cannot_be_evaded_or_used_up_by_forged_addresses") {
         return;
     }
     for (rule, live_rates) in [
@@ -258,7 +263,8 @@ fn quota_bounds_parallel_handshakes() {
         assert_eq!((connections(&gate, from), connections(&gate, other)), (2, 0));
         assert_eq!(gate.statistics().expect("statistics").event(Event::ConnectionTracked), 2);
         handshake(&gate, other, 1, &SERVER_ID);
-        // The quota does not refuse a connection that was live before, even after the gate has forgotten it.
+        // A connection that the gate has forgotten was live before, so its next packet passes even if the client is at
+        // its quota.
         assert_eq!(gate.expire_after(Duration::from_secs(31)).expect("expiry"), 3);
         for n in [2, 3, 0, 1] {
             assert_eq!(send(&gate, from, &id(n)), LIVE);
@@ -270,8 +276,8 @@ fn quota_bounds_parallel_handshakes() {
 
 /// Checks that the gate refuses only Initials if the application counts: its count may already include the connection.
 #[test]
-fn application_quota_refuses_no_handshake() {
-    if !root("application_quota_refuses_no_handshake") {
+fn quota_counted_by_the_application_refuses_no_handshake_packets() {
+    if !root("quota_counted_by_the_application_refuses_no_handshake_packets") {
         return;
     }
     let gate = gate(PolicyRules { counting: Counting::Application, ..tracked(&[Rule::Quota]) });
@@ -299,14 +305,15 @@ fn monitored_quota_keeps_counting() {
     }
     assert_eq!(connections(&gate, V4), 3);
     let statistics = gate.statistics().expect("statistics");
-    // Two Initials and two validated handshakes exceeded the quota.
+    // The quota is one connection, so the Initials and the validated handshakes of the second and third connection
+    // exceeded it.
     assert_eq!(statistics.scope("web").expect("a scope").rule(Rule::Quota).monitored, 4);
 }
 
 /// Checks that a handshake counts once its address is validated, but is forgotten soon if it does not complete.
 #[test]
-fn incomplete_handshake_makes_room() {
-    if !root("incomplete_handshake_makes_room") {
+fn incomplete_handshake_soon_expires_and_no_longer_counts() {
+    if !root("incomplete_handshake_soon_expires_and_no_longer_counts") {
         return;
     }
     let gate = gate(PolicyRules { quota: Some(2), ..tracked(&[Rule::Quota]) });
@@ -322,7 +329,8 @@ fn incomplete_handshake_makes_room() {
     assert_eq!(send(&gate, V4, &SERVER_ID), LIVE);
 }
 
-/// Checks that one client gets only a part of the tables, and that other clients are not affected.
+/// Checks that the connections of one client take only a part of the entries of the gate's maps, and that other clients
+/// are not affected.
 #[test]
 fn one_client_cannot_fill_the_tables() {
     if !root("one_client_cannot_fill_the_tables") {
@@ -342,7 +350,7 @@ fn one_client_cannot_fill_the_tables() {
     assert_eq!(statistics.event(Event::ConnectionsFull), 100 - most);
     handshake(&gate, V4, 1, &SERVER_ID);
     assert_eq!(send(&gate, V4, &LATER_ID), LIVE_PATH);
-    // With a higher quota, a client may have more connections in the tables.
+    // With a higher quota, the gate's maps may have entries for more connections of a client.
     apply(&gate, PolicyRules { quota: Some(6), ..tracked(&[Rule::Quota]) });
     for n in 100..110u8 {
         answer(&gate, ATTACKER, 1, &[n + 1; 8]);
@@ -353,8 +361,8 @@ fn one_client_cannot_fill_the_tables() {
 
 /// Uses servers with IDs of several lengths in one scope, as several servers or an upgraded server may have.
 #[test]
-fn ids_of_several_lengths_are_tracked() {
-    if !root("ids_of_several_lengths_are_tracked") {
+fn connection_ids_of_several_lengths_are_tracked() {
+    if !root("connection_ids_of_several_lengths_are_tracked") {
         return;
     }
     let gate = roomy(tracked(&[]));
@@ -367,14 +375,14 @@ fn ids_of_several_lengths_are_tracked() {
         let rebound = client(n).replace(":4000", ":4001");
         assert_eq!(send(&gate, &rebound, &vec![0x10 + n as u8; len]), LIVE, "{len}");
     }
-    // The length of published IDs is configured, so the lengths that servers use do not matter.
+    // With published connection IDs, the configured length decides, whatever lengths the servers' packets have.
     apply(&gate, PolicyRules { modes: enforce(&[Rule::UnknownId]), ..published() });
     gate.run_egress(&to_client(V4, initial(1, &[2; 4], &[3; 6], &[])).bytes()).expect("watched");
     assert_eq!(send(&gate, V4, &[3; 6]), refused(Rule::UnknownId));
 }
 
-/// Checks that a walk over a map marks and removes entries in all parts of the map, if several runs of the program
-/// share the walk.
+/// Checks that maintenance keeps live entries and removes idle ones in all parts of a map, even if it takes several
+/// runs of the BPF program.
 #[test]
 fn large_tables_are_walked_completely() {
     if !root("large_tables") {
@@ -382,7 +390,7 @@ fn large_tables_are_walked_completely() {
     }
     const COUNT: u32 = 40_000;
     let gate = LoadedGate::load(&Config { samples_per_second: 0, ..Config::default() }).expect("a gate");
-    // The idle time is longer than any machine takes for this test.
+    // The idle time-out is longer than any machine takes for this test.
     let idle = Duration::from_secs(3600);
     apply(&gate, PolicyRules { live: LiveRule::Tracked { idle }, ..tracked(&[]) });
     let from = |n: u32| format!("10.{}.{}.7:4000", n >> 8, n & 0xff);

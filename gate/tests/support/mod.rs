@@ -35,7 +35,8 @@ pub fn is_root() -> bool {
     root
 }
 
-/// A test site: two namespaces with an interface `eth` each, a directory, and a certificate.
+/// A test network: a namespace for the server and one for its clients, with an interface `eth` each, a directory for
+/// files, and a certificate.
 pub struct GateSite {
     pub server: String,
     pub clients: String,
@@ -76,7 +77,7 @@ impl GateSite {
         }
     }
 
-    /// Runs `ip link` on the server's side.
+    /// Runs `ip link` in the server's namespace.
     pub fn ip_link(&self, arguments: &[&str]) {
         ip(&[&["-n", &self.server, "link"], arguments].concat());
     }
@@ -181,7 +182,7 @@ impl Drop for GateSite {
     }
 }
 
-/// Answers [`hello`]'s requests for as long as the connection lasts.
+/// Runs the server's side of a connection: answers the requests of [`hello`] until the connection ends.
 pub async fn answer(connection: Connection) {
     while let Ok((mut send, mut recv)) = connection.accept_bi().await {
         let _ = recv.read_to_end(1024).await;

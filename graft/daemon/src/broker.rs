@@ -74,9 +74,10 @@ pub struct SessionBroker {
     client_listener: Option<ClientListener>,
     /// Connections of applications that were refused or could not be accepted since the last log line about them.
     lost: LostLog,
-    /// Limits of the connections that the daemon makes for incoming sessions, by user.
+    /// For each user, the number and the limit of the socket connections that the daemon creates to hand incoming
+    /// sessions to listening applications.
     accepted: ClientPlaces,
-    /// Connections of applications, by numbers that are never used again.
+    /// Connections of applications to this daemon, by connection numbers that are never used again.
     clients: BTreeMap<u64, ClientConnection>,
     next_client: u64,
     peers: Vec<PeerSetting>,
@@ -89,14 +90,15 @@ pub struct SessionBroker {
     sessions: BTreeMap<u64, ClientSession>,
     /// Events from the peers' daemons, each with the peer's number in `peers`.
     words: Receiver<(usize, PeerEvent)>,
-    /// Grafts that a session may get, with the services of each.
+    /// Grafts (lists of packet functions) that a session may use, with the services, such as retransmission, that each
+    /// provides.
     offers: Vec<Offer>,
     /// The process that shuts sockets down if this daemon dies. `None` if no peer has a pool of sockets.
     watchdog: Option<SealWatchdog>,
     addresses: Addresses,
-    /// Time of the latest periodic check.
+    /// Time of the latest check of all sessions, peers and connections, which runs every [`LOOK`].
     looked: Instant,
-    /// Number of rounds in which reports on sessions were sent.
+    /// Number of times that the periodic task that sends reports on sessions to the peers has run.
     reports: u64,
     /// Number of refused requests of applications, by the reason of the refusal.
     refusals: BTreeMap<String, u64>,

@@ -16,14 +16,15 @@ use millrace_base::networks::NetworkPlaces;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// Limits of concurrent handshakes of strangers: of all together, and of one IPv4 address or IPv6 /64 (`OF_STRANGER`).
+/// Limits of concurrent handshakes from unknown addresses: from all together, and from one IPv4 address or IPv6 /64
+/// (`OF_STRANGER`).
 const STRANGERS: usize = 64;
 const OF_STRANGER: usize = 4;
-/// Time after which a stranger's handshake may lose its slot to another stranger's.
+/// Time after which a handshake from an unknown address may be aborted to make room for another one.
 const GRACE: Duration = Duration::from_millis(250);
 /// Limit of concurrent handshakes from one known address.
 const OF_KNOWN: usize = 32;
-/// Number of addresses that are remembered for each peer, after which the oldest is forgotten.
+/// Number of the latest addresses of each peer that count as known because the peer has shown its key from there.
 const REMEMBERED: usize = 8;
 
 #[derive(Clone)]
@@ -31,10 +32,10 @@ pub struct Callers(Arc<Mutex<CallerState>>);
 
 struct CallerState {
     strangers: NetworkPlaces,
-    /// Strangers whose handshakes have a slot, the oldest first.
+    /// Handshakes from unknown addresses that are in progress, the oldest first.
     waiting: VecDeque<UnknownCaller>,
     known: HashMap<IpAddr, usize>,
-    /// Addresses from which each peer has shown its key, the latest one last.
+    /// Addresses from which each peer has proved that it has its key, the latest address last.
     shown: HashMap<String, VecDeque<IpAddr>>,
 }
 
@@ -44,11 +45,12 @@ struct UnknownCaller {
     makes_way: Arc<Notify>,
 }
 
-/// The slot of one handshake. Dropping this value frees the slot.
+/// A handshake that counts towards the limits until this value is dropped.
 pub struct CallerPlace {
     callers: Callers,
     address: IpAddr,
-    /// Notified when another stranger has got the slot. `None` if the address is known: its slot is never taken away.
+    /// Notified when the handshake has to be aborted to make room for another one. `None` for a known address, whose
+    /// handshakes are never aborted for others.
     makes_way: Option<Arc<Notify>>,
 }
 
@@ -63,8 +65,8 @@ impl Default for Callers {
 }
 
 impl CallerState {
-    /// Takes a slot for a stranger. If none is free, the oldest stranger whose handshake has run for `GRACE` loses its
-    /// slot.
+    /// Admits a handshake from an unknown address. If a limit is reached, the oldest such handshake that has run for
+    /// `GRACE` is aborted.
     fn enter(&mut self, address: IpAddr, now: Instant) -> Option<Arc<Notify>> {
         if self.strangers.enter(address).is_err() && !self.make_room(address, now) {
             return None;
@@ -76,7 +78,7 @@ impl CallerState {
 
     fn make_room(&mut self, address: IpAddr, now: Instant) -> bool {
         let Self { strangers, waiting, .. } = self;
-        // Strangers are in the order of their arrival, so the search ends at the first one that is younger than
+        // The handshakes are in the order of their arrival, so the search ends at the first one that is younger than
         // `GRACE`.
         let are_old = waiting.iter().take_while(|old| now.duration_since(old.since) >= GRACE);
         let goes = are_old.enumerate().find_map(|(at, old)| {
@@ -84,8 +86,8 @@ impl CallerState {
             match strangers.enter(address) {
                 Ok(()) => Some(at),
                 Err(_) => {
-                    // Even with the old stranger's slot, the new stranger would exceed the limit of its network. The
-                    // old stranger therefore keeps its slot.
+                    // Aborting the old handshake would not help, because the new address's network would still exceed
+                    // its own limit. The old handshake continues.
                     let _ = strangers.enter(old.address);
                     None
                 }
@@ -96,7 +98,8 @@ impl CallerState {
         goes.is_some()
     }
 
-    /// Frees a stranger's slot, unless another stranger has already got it.
+    /// Removes a handshake from an unknown address from the counts, unless it was already aborted to make room for
+    /// another one.
     fn leave(&mut self, makes_way: &Arc<Notify>) {
         let at = self.waiting.iter().position(|it| Arc::ptr_eq(&it.makes_way, makes_way));
         if let Some(gone) = at.and_then(|at| self.waiting.remove(at)) {
@@ -106,7 +109,7 @@ impl CallerState {
 }
 
 impl Callers {
-    /// Takes a slot for a handshake from this address, or returns `None` if none is free. `is_named` says whether the
+    /// Admits a handshake from this address, or returns `None` if a limit is reached. `is_named` says whether the
     /// settings name the address as a peer's.
     pub fn enter(&self, address: IpAddr, is_named: bool, now: Instant) -> Option<CallerPlace> {
         // An IPv4-mapped IPv6 address counts as its IPv4 address.
@@ -129,7 +132,8 @@ impl Callers {
 }
 
 impl CallerPlace {
-    /// Waits until another stranger has got the slot, which never happens to a known address.
+    /// Waits until this handshake has to be aborted to make room for another one, which never happens to a known
+    /// address.
     pub async fn made_way(&self) {
         match &self.makes_way {
             Some(makes_way) => makes_way.notified().await,
@@ -137,7 +141,8 @@ impl CallerPlace {
         }
     }
 
-    /// Remembers that a peer has shown its key from this address, and frees the handshake's slot.
+    /// Remembers that a peer has proved from this address that it has its key. The handshake no longer counts towards
+    /// the limits.
     pub fn has_shown(self, peer: &str) {
         let state = &mut *self.callers.0.lock();
         let all = state.shown.entry(peer.to_owned()).or_default();
@@ -170,7 +175,7 @@ mod tests {
 
     use super::*;
 
-    /// Fills all slots with strangers from different networks.
+    /// Starts handshakes from unknown addresses in different networks, until no more are admitted.
     fn crowd(callers: &Callers, now: Instant) -> Vec<CallerPlace> {
         let each = (0..=255).map(|n| IpAddr::from(Ipv4Addr::new(10, n, 0, 1)));
         each.flat_map(|at| (0..64).filter_map(move |_| callers.enter(at, false, now))).collect()
@@ -200,7 +205,7 @@ mod tests {
         callers.enter(at(0), false, now).unwrap().has_shown("peer");
         let _strangers = crowd(&callers, now);
         assert!(callers.enter(at(0), false, now).is_some());
-        // The peer connects from as many other addresses as are remembered, so its first address is forgotten.
+        // The peer connects from `REMEMBERED` other addresses, so its first address is forgotten.
         for n in 1..=REMEMBERED as u8 {
             callers.enter(at(n), true, now).unwrap().has_shown("peer");
         }
@@ -217,9 +222,9 @@ mod tests {
         assert!(callers.enter(IpAddr::from([192, 0, 2, 1]), false, now).is_some());
     }
 
-    /// A stranger whose handshake has run for `GRACE` loses its slot to a newcomer, the oldest stranger first and one
-    /// for each newcomer. A stranger whose handshake is younger keeps its slot. If a network has all of its slots, its
-    /// newcomers get only slots of strangers of that network.
+    /// When all unknown addresses together are at their limit, each new handshake aborts the oldest one that has run
+    /// for `GRACE`. Younger handshakes continue. When one network is at its limit, a new handshake from it aborts only
+    /// handshakes from that network.
     #[test]
     fn stalled_stranger_loses_its_slot_to_the_next_one() {
         let callers = Callers::default();
@@ -237,8 +242,8 @@ mod tests {
         let gone: Vec<_> = strangers.iter().map(has_made_way).collect();
         assert_eq!(gone.iter().filter(|gone| **gone).count(), 1);
         assert!(gone[0]);
-        // Each of the first strangers frees its slot when it is dropped, except the stranger whose slot the newcomer
-        // has got.
+        // Dropping the first handshakes makes room for as many others, except for the one that was aborted in favour of
+        // `peer`.
         drop(strangers);
         assert_eq!(crowd(&callers, start + GRACE).len(), STRANGERS - 1);
         assert!(!has_made_way(&peer));
@@ -249,8 +254,8 @@ mod tests {
         let full: Vec<_> = (0..OF_STRANGER).map(|_| callers.enter(own, false, start).unwrap()).collect();
         let _next = callers.enter(own, false, start + GRACE).unwrap();
         assert!(!has_made_way(&older) && has_made_way(&full[0]));
-        // Many strangers of one network connect at the same time while all slots of that network are taken. Each
-        // handshake that has run for `GRACE` loses its slot to one of them, and no further stranger is accepted.
+        // 1000 new handshakes arrive at once from a network that is at its limit. Each handshake that has run for
+        // `GRACE` is aborted for one of them, and no further one is admitted.
         let all = (0..1000).filter_map(|_| callers.enter(own, false, start + GRACE));
         assert_eq!(all.collect::<Vec<_>>().len(), OF_STRANGER - 1);
     }

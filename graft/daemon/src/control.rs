@@ -1,5 +1,5 @@
-//! Requests and answers on the control socket of a running daemon of grafts, and of its parts. `docs/guide/graft.md`
-//! documents them.
+//! Requests and answers on the control socket of the running graft daemon and of its worker processes.
+//! `docs/guide/graft.md` documents them.
 
 use std::{
     collections::BTreeMap,
@@ -21,9 +21,9 @@ pub const DEFAULT_SOCKET: &str = "/run/millrace/graft.sock";
 /// Name by which error messages refer to the daemon.
 pub const WHO: &str = "daemon of grafts";
 
-/// Name of the part of the daemon for TCP: rules for sockets, agreements with peers, and tunnelled connections.
+/// Name of the daemon's worker process for TCP: rules for sockets, agreements with peers, and tunnelled connections.
 pub const GRAFTS: &str = "grafts";
-/// Name of the part of the daemon for functions on datagrams.
+/// Name of the daemon's worker process for packet functions on UDP datagrams.
 pub const SESSIONS: &str = "sessions";
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -61,8 +61,8 @@ pub enum GraftRequest {
         duration_ms: u64,
     },
     Probes,
-    /// Tunnels connections of a cgroup's processes to these ports, or connections of peers to servers in the cgroup at
-    /// these ports.
+    /// Adds a rule for a cgroup: connections of its processes to these server ports are tunnelled, or (`side`)
+    /// connections of peers to its servers at these ports.
     Hook {
         cgroup: PathBuf,
         side: SideSetting,
@@ -73,8 +73,9 @@ pub enum GraftRequest {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         strict: bool,
     },
-    /// Swaps a session's graft. The answer is sent once both ends have changed to the new graft, or have given up. If
-    /// no state is transferred (`stateless`), the answer also waits until the lost datagrams are counted.
+    /// Replaces a session's graft by another one. The answer is sent once both hosts have changed to the new graft, or
+    /// have given up. If no state is transferred (`stateless`), the answer also waits until the lost datagrams are
+    /// counted.
     SwapSession {
         session: String,
         graft: String,
@@ -123,9 +124,9 @@ pub enum GraftAnswer {
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct SessionSwapped {
-    /// Time from the request for the swap until both ends had agreed on it, in microseconds.
+    /// Time from the request to replace the graft until both hosts had agreed on it, in microseconds.
     pub agreed_us: u64,
-    /// Time that this end took for the swap itself, in microseconds.
+    /// Time that this host took to replace the graft after both hosts had agreed, in microseconds.
     pub cut_us: u64,
     pub change: packet::SessionChange,
 }

@@ -36,7 +36,7 @@ pub struct GraftSetup {
     pub interfaces: Vec<String>,
     /// True if grafts and rules stay in the kernel when the process ends.
     pub persist: bool,
-    /// Directory in bpffs under which grafts are pinned. An earlier process may have left pins in it.
+    /// Directory in bpffs under which grafts are pinned. It may contain grafts that an earlier process has pinned.
     pub pins: Option<PathBuf>,
 }
 
@@ -47,7 +47,7 @@ pub struct GraftDaemon {
     pub reloads: Reloads,
     /// Channel that sends the runtime's revision, so that tasks learn of changed rules.
     changes: watch::Sender<u64>,
-    /// Grafts that a peer offered and that this host could not use. They are not fetched again.
+    /// Grafts that were fetched from a peer but could not be loaded on this host. They are not fetched again.
     unfetched: Mutex<HashSet<ObjectIdentity>>,
     /// Reason why agreements do not run although the settings have [agreement].
     disagrees: Mutex<Option<String>>,
@@ -55,13 +55,14 @@ pub struct GraftDaemon {
     broker: Mutex<Option<TunnelBroker>>,
     /// Reason why the broker does not run although the settings have [carry].
     no_broker: Mutex<Option<String>>,
-    /// The learned state as it was last written, with the path of its file.
+    /// The model that chooses congestion controls, as it was last written to its file, with the file's path.
     kept: Mutex<Option<(PathBuf, Learned)>>,
-    /// Reason why the learned state could not be read or written.
+    /// Reason why the learned model could not be read from or written to its file.
     not_kept: Mutex<Option<String>>,
 }
 
-/// Durations of the steps that load a graft, in microseconds.
+/// Durations of the three steps of loading a graft (open the object file, load it into the kernel, attach it), in
+/// microseconds.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct LoadTimes {
     pub open_us: u64,
@@ -78,8 +79,8 @@ pub struct SwapAnswer {
 }
 
 impl GraftDaemon {
-    /// Starts the daemon. The control socket must be open already: this proves that no other daemon runs, so grafts
-    /// in the kernel are leftovers that may be removed.
+    /// Starts the daemon. The control socket must be open already, since only one daemon can open it. Grafts in the
+    /// kernel are then leftovers of an ended process and may be removed.
     pub fn start(setup: &GraftSetup) -> anyhow::Result<Self> {
         // Kernels before 6.4 keep the congestion controls of a killed process.
         match remove_leftovers()? {
@@ -115,7 +116,8 @@ impl GraftDaemon {
 
     /// Calls `work` with the locked runtime. `work` must not take longer than about 10 ms.
     pub fn with<T>(&self, work: impl FnOnce(&mut GraftRuntime) -> T) -> T {
-        // The thread's other tasks move to another thread while the present task waits for the lock.
+        // `block_in_place` moves the tasks that wait for this thread to another one, because the present task may have
+        // to wait for the lock.
         tokio::task::block_in_place(|| work(&mut self.runtime.lock()))
     }
 
@@ -227,7 +229,8 @@ impl GraftDaemon {
         }
     }
 
-    /// Writes the learned state to its file, if the settings name one and the state has changed.
+    /// Writes the learned model for choosing congestion controls to its file, if the settings name one and the model
+    /// has changed.
     pub fn keep(&self) {
         let (path, learned) = {
             let runtime = self.runtime.lock();
@@ -244,13 +247,13 @@ impl GraftDaemon {
         }
         let done = what.1.write(&what.0);
         let trouble = done.err().map(|error| format!("the learned state cannot be written: {error}"));
-        // A state that could not be written does not count as written, so the next call tries again.
+        // If the learned model could not be written, `kept` stays `None`, so that the next call tries again.
         *kept = Some(what).filter(|_| trouble.is_none());
         trouble.iter().for_each(|trouble| warn!("{trouble}"));
         *self.not_kept.lock() = trouble;
     }
 
-    /// Reads the learned state that an earlier process has written.
+    /// Reads the learned model for choosing congestion controls that an earlier process has written.
     fn recall(&self) {
         let mut runtime = self.runtime.lock();
         let Some(path) = runtime.settings().learned.clone() else { return };
@@ -327,7 +330,7 @@ impl GraftDaemon {
 
     pub fn probe(&self, target: ProbeTarget, period: Duration, duration: Duration) -> anyhow::Result<()> {
         self.probes.start(target, period, duration)?;
-        info!(peer = %target.peer, by = target.protocol_name(), "probing a peer");
+        info!(peer = %target.peer, by = target.protocol_name(), "probing the network path to a peer");
         Ok(())
     }
 

@@ -29,7 +29,7 @@ use super::{
 
 const PREFIX: &str = "millrace_graft";
 
-/// Encodes the metrics of the daemon's part for TCP, for one scrape.
+/// Encodes the metrics of the daemon's worker process for TCP, for one scrape.
 pub fn encode(status: Status, probed: Vec<ProbeStatus>) -> Result<String, fmt::Error> {
     openmetrics::encode(PREFIX, GraftSnapshot(status, probed))
 }
@@ -39,10 +39,10 @@ pub fn of_daemon(uptime: Duration, reload: &Reload, parts: &[PartStatus]) -> Res
     openmetrics::encode(PREFIX, GraftMetrics(uptime, reload.clone(), parts.to_vec()))
 }
 
-/// Joins pages of OpenMetrics into one. Each metric family may be on one page only.
+/// Joins several texts in the OpenMetrics format into one. Each metric family may be in one of the texts only.
 pub fn joined(pages: impl Iterator<Item = String>) -> String {
     const END: &str = "# EOF\n";
-    // Every page ends with the same line, which the joined page may contain only once.
+    // Each text ends with the line `# EOF`, which the joined text may contain only once.
     let mut all: String = pages.map(|page| page.trim_end_matches(END).to_owned()).collect();
     all += END;
     all
@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_source_of_a_purpose_is_documented() {
+    fn every_source_of_a_traffic_expectation_is_documented() {
         let documented = include_str!("../../../docs/guide/selection.md");
         for source in ExpectationSource::ALL {
             assert!(documented.contains(&format!("| `{}` |", source.name())), "{}", source.name());

@@ -8,7 +8,7 @@ use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, regis
 
 const PREFIX: &str = "millrace_packet_graft";
 
-/// Encodes the metrics of the daemon's part for sessions, for one scrape.
+/// Encodes the metrics of the daemon's worker process for datagram sessions, for one scrape.
 pub fn encode(status: Status) -> Result<String, fmt::Error> {
     openmetrics::encode(PREFIX, PacketSnapshot(status))
 }

@@ -1,4 +1,4 @@
-//! The part of the daemon for datagram sessions: one thread holds the runtime of packet grafts, and handles the
+//! The daemon's worker process for datagram sessions: one thread holds the runtime of packet grafts, and handles the
 //! requests about it. `docs/guide/packet-grafts.md` documents it.
 
 use std::{
@@ -29,7 +29,7 @@ use super::{
     packet_metrics,
 };
 
-/// Longest time for which the thread waits for a packet before it looks for requests.
+/// Longest time for which the worker thread waits for a packet from a peer's daemon before it handles the next request.
 const PATIENCE: Duration = Duration::from_millis(10);
 
 pub struct PacketSetup {
@@ -38,7 +38,7 @@ pub struct PacketSetup {
     pub messages: PathBuf,
 }
 
-/// Runs the part for sessions until its supervisor or a signal ends it.
+/// Runs the worker process for sessions until its supervisor or a signal ends it.
 pub async fn run(setup: PacketSetup, frame: DaemonFrame) -> anyhow::Result<()> {
     let daemon = Arc::new(PacketDaemon::start(setup.config, &setup.messages)?);
     frame.run(&daemon).await?;
@@ -140,17 +140,17 @@ struct Worker {
     waiting: Option<WaitingSwap>,
 }
 
-/// A request that waits for the end of a session's swap.
+/// A request to replace a session's graft, which is answered when the change is complete.
 struct WaitingSwap {
     session: String,
     reply: Reply,
-    /// Result of a swap without transfer of state, which both ends have made. It is kept until the lost datagrams are
-    /// counted.
+    /// Result of a change of the graft without transfer of state, which both hosts have made. The answer waits until
+    /// the lost datagrams are counted.
     swapped: Option<SessionSwapped>,
 }
 
 impl Worker {
-    /// Runs until the daemon drops its sending end of the request channel.
+    /// Runs the thread's loop until the daemon drops the sender of the request channel.
     fn run(mut self) {
         loop {
             match self.asked.try_recv() {
@@ -185,7 +185,8 @@ impl Worker {
                 let swap = if stateless { PacketRuntime::swap_anew } else { PacketRuntime::swap };
                 match swap(&mut self.runtime, &session, &graft) {
                     Ok(()) => {
-                        // The request for the swap is answered when both ends have changed the graft, or have given up.
+                        // The request is answered later, when both hosts have changed to the new graft, or have given
+                        // up.
                         self.waiting = Some(WaitingSwap { session, reply, swapped: None });
                         return;
                     }
@@ -233,8 +234,8 @@ impl Worker {
                 );
                 let is_known = !change.stateless;
                 let swapped = SessionSwapped { agreed_us: took.map_or(0, us), cut_us: us(cut), change };
-                // After a swap without transfer of state (`stateless`), the answer waits until the lost datagrams are
-                // counted.
+                // After a change of the graft without transfer of state (`stateless`), the answer waits until the lost
+                // datagrams are counted.
                 match is_known {
                     true => self.done(&session, Ok(swapped)),
                     false => self.wait_for_count(&session, swapped),
@@ -268,10 +269,12 @@ impl Worker {
                     "a graft exceeds its budget of CPU time"
                 );
             }
-            PacketEvent::Keys { session } => info!(session, "both ends of a session have keys"),
+            PacketEvent::Keys { session } => info!(session, "both ends of a session have encryption keys"),
             // The broker handles this event, so it is not logged here.
             PacketEvent::Room { .. } => {}
-            PacketEvent::Restarted { session } => info!(session, "the daemon at the other end was restarted"),
+            PacketEvent::Restarted { session } => {
+                info!(session, "the daemon at the other end of a session was restarted");
+            }
             PacketEvent::Refused { session, why } => warn!(session, "{why}"),
             PacketEvent::Detached { interface, error: None } => {
                 warn!(interface, "the sessions' BPF programs had been detached, and were attached again")
@@ -307,8 +310,8 @@ impl Worker {
     }
 }
 
-/// Raises the limit of file descriptors to two for each session that fits in the tables, since a reload may add as many
-/// sealed sessions.
+/// Raises the process's limit of file descriptors to two for each session that fits in the BPF maps. A reload of the
+/// settings may add that many sealed sessions, which need two each.
 fn raise_descriptors(settings: &Settings) -> anyhow::Result<()> {
     const OTHERS: u64 = 512;
     let wanted = OTHERS + 2 * u64::from(settings.room.sessions);
@@ -329,7 +332,7 @@ fn raise_descriptors(settings: &Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the sessions whose other end is this host.
+/// Returns the sessions with the remote host `host`.
 fn sessions_with(status: Status, host: IpAddr) -> Vec<SessionStatus> {
     let is_with = |session: &SessionStatus| {
         session.remote.parse::<SocketAddr>().is_ok_and(|remote| remote.ip() == host)

@@ -6,7 +6,8 @@ use millrace_daemon::render::{
 };
 use millrace_graft::status::{ChosenStatus, GraftConnectionStatus, SelectionStatus};
 
-/// Writes the numbers of connections by graft and reason, and the paths with the most connections.
+/// Writes how many connections got each congestion control, and for which reason, and the choices for the paths with
+/// the most connections.
 pub fn status(out: &mut String, selection: &SelectionStatus, width: usize) {
     let gain = match selection.gain {
         Some(gain) => format!(
@@ -61,7 +62,8 @@ pub fn status(out: &mut String, selection: &SelectionStatus, width: usize) {
     }
 }
 
-/// Calls `say` with the name and the value of each line that describes the choice for a path.
+/// Calls `say` with the name and the value of each line of text that describes which congestion control the model has
+/// chosen for a path.
 pub fn chosen(chosen: &ChosenStatus, say: &mut impl FnMut(&'static str, String)) {
     let right = chosen.right * 100.0;
     let way = chosen.way.join("; ");

@@ -1,4 +1,4 @@
-//! Runs the part of the daemon for TCP, from its start to its end.
+//! Runs the daemon's worker process for TCP, from its start to its end.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,13 +20,14 @@ use super::{
     probe::ProbeTarget,
 };
 
-/// Interval at which the results of ended connections are read, if rules with `select` learn from them.
+/// Interval at which the results of ended connections are read. The model that chooses congestion controls for rules
+/// with `select` learns from them.
 const LEARN: Duration = Duration::from_millis(100);
 
-/// Interval at which the learned state is written to its file.
+/// Interval at which the model that chooses congestion controls is written to its file.
 const KEEP: Duration = Duration::from_secs(60);
 
-/// Runs the part for TCP until its supervisor or a signal ends it.
+/// Runs the worker process for TCP until its supervisor or a signal ends it.
 pub async fn run(setup: GraftSetup, frame: DaemonFrame) -> anyhow::Result<()> {
     let daemon = Arc::new(GraftDaemon::start(&setup)?);
     let mut agreements = AgreementSetup::default();
@@ -41,7 +42,8 @@ pub async fn run(setup: GraftSetup, frame: DaemonFrame) -> anyhow::Result<()> {
     };
     let mut lessons = every(LEARN);
     let mut keeping = every(KEEP);
-    // Periodic work beside requests: learning, writing the learned state, and following changed rules.
+    // Work beside requests: learns from ended connections, writes the learned model to its file, and applies changed
+    // rules.
     let beside = async {
         loop {
             tokio::select! {
@@ -49,7 +51,7 @@ pub async fn run(setup: GraftSetup, frame: DaemonFrame) -> anyhow::Result<()> {
                 _ = keeping.tick() => block_in_place(|| daemon.keep()),
                 _ = changes.changed() => {
                     if let Err(error) = agreements.follow(&daemon).await {
-                        error!("agreements cannot start: {error:#}");
+                        error!("cannot negotiate grafts with peers: {error:#}");
                     }
                     if let Err(error) = block_in_place(|| daemon.follow_carry()) {
                         error!("the settings of [carry] cannot be applied: {error:#}");
@@ -73,7 +75,7 @@ pub async fn run(setup: GraftSetup, frame: DaemonFrame) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The running agreements, and the settings for which they were started.
+/// The running tasks that negotiate agreements with peers, and the settings for which they were started.
 #[derive(Default)]
 struct AgreementSetup {
     running: Option<AgreementTasks>,
@@ -81,15 +83,15 @@ struct AgreementSetup {
 }
 
 impl AgreementSetup {
-    /// Restarts the agreements if their settings have changed.
+    /// Restarts the tasks that negotiate agreements with peers, if the settings of agreements have changed.
     async fn follow(&mut self, daemon: &Arc<GraftDaemon>) -> anyhow::Result<()> {
         let settings = daemon.agreement();
         if settings == self.settings {
             return Ok(());
         }
         if let Some(mut running) = self.running.take() {
-            // The tasks of agreements end before all peers are released, so that no task commits to an agreement after
-            // that.
+            // All tasks that negotiate agreements end before the present agreements are cancelled, so that no task puts
+            // another one into force after that.
             running.end().await;
             daemon.with(millrace_graft::GraftRuntime::release_all)?;
         }
@@ -97,11 +99,11 @@ impl AgreementSetup {
         let Some(settings) = settings else { return Ok(()) };
         let started = AgreementTasks::start(daemon.clone(), settings).await;
         daemon.set_disagreement(
-            started.as_ref().err().map(|error| format!("agreements cannot start: {error:#}")),
+            started.as_ref().err().map(|error| format!("cannot negotiate grafts with peers: {error:#}")),
         );
         let running = started?;
         if let Some(at) = running.listens {
-            info!(%at, "listening for agreements of peers");
+            info!(%at, "listening for peers that negotiate grafts");
         }
         self.running = Some(running);
         Ok(())

@@ -1,8 +1,8 @@
-//! The process that users start: it reads the settings, serves the control socket and HTTP, and starts a process for
-//! each part of the daemon.
+//! The process that users start: it reads the settings, serves the control socket and HTTP, and starts the daemon's two
+//! worker processes, one for TCP and one for datagram sessions.
 //!
-//! The supervisor holds no BPF program and parses nothing that a peer sends, so it keeps running when a part ends or
-//! hangs.
+//! The supervisor holds no BPF program and parses nothing that a peer sends, so it keeps running when a worker process
+//! ends or hangs.
 
 use std::{ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
 
@@ -23,18 +23,18 @@ use super::{
     metrics,
 };
 
-/// Longest wait for one part of the daemon, if both parts contribute to an answer.
+/// Longest wait for each worker process, if both worker processes contribute to an answer.
 const WHOLE_STATUS: Duration = Duration::from_secs(5);
-/// Longest wait for the answer of a part of the daemon to a user's request. Commands give up after the same time.
+/// Longest wait for a worker process to answer a user's request. Commands give up after the same time.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Longest wait for a part of the daemon to apply new settings.
+/// Longest wait for a worker process to apply new settings.
 const RELOAD: Duration = Duration::from_secs(60);
 
 pub struct SupervisorSetup {
     pub config: PathBuf,
     /// Interfaces behind which there are hosts whose connections are tunnelled, in addition to those of the settings.
     pub interfaces: Vec<String>,
-    /// Arguments with which this program starts the process for a part of the daemon. The part's name follows them.
+    /// Arguments with which this program starts a worker process. The worker's name follows them.
     pub arguments: Vec<OsString>,
     pub front: DaemonFront,
 }
@@ -63,7 +63,7 @@ pub async fn run(setup: SupervisorSetup) -> anyhow::Result<()> {
         Ok(()) => frame.run(&supervisor).await,
         Err(error) => Err(error),
     };
-    // The daemon's parts are stopped in any case, also if one refused the settings at the start.
+    // Both worker processes are stopped in any case, also if one of them refused the settings at the start.
     block_in_place(|| supervisor.parts().for_each(|part| part.stop()));
     done
 }
@@ -82,11 +82,11 @@ impl Supervisor {
         [&self.grafts, &self.sessions].into_iter()
     }
 
-    /// Starts or reloads each part that the settings want, and stops the other parts.
+    /// Starts or reloads each worker process that the settings need, and stops a worker process that they do not need.
     ///
     /// # Errors
-    /// A part refuses the settings. The error joins the reasons of all refusing parts, and the other parts use the new
-    /// settings.
+    /// A worker process refuses the settings. If both refuse, the error has both reasons. If one refuses, the other one
+    /// uses the new settings.
     fn follow(&self, settings: &DaemonSettings) -> anyhow::Result<()> {
         let wanted =
             [(&self.grafts, settings.wants_in_place()), (&self.sessions, settings.sessions.is_some())];
@@ -110,8 +110,8 @@ impl Supervisor {
         }
     }
 
-    /// Asks one part of the daemon for what it contributes to an answer that is made of both parts' answers. Returns
-    /// `None` if the settings do not want the part.
+    /// Asks one worker process for its contribution to an answer of the whole daemon. Returns `None` if the settings do
+    /// not need this worker process.
     fn share(&self, part: &SupervisedPart, request: &GraftRequest) -> anyhow::Result<Option<GraftAnswer>> {
         if !part.is_wanted() {
             return Ok(None);
@@ -122,7 +122,7 @@ impl Supervisor {
         Ok(Some(serde_json::from_value(Value::Object(answer))?))
     }
 
-    /// Returns the answers of both parts of the daemon, and a reason for each part that has failed to answer.
+    /// Returns the answers of both worker processes, and a reason for each that has failed to answer.
     fn shares(&self, request: &GraftRequest) -> ([Option<GraftAnswer>; 2], Vec<String>) {
         let mut missing = Vec::new();
         let shares = [&self.grafts, &self.sessions].map(|part| {
@@ -184,7 +184,7 @@ impl Observed for Supervisor {
 
     fn metrics(&self) -> anyhow::Result<String> {
         let (shares, missing) = self.shares(&GraftRequest::Metrics);
-        missing.iter().for_each(|missing| warn!("a part's metrics are missing: {missing}"));
+        missing.iter().for_each(|missing| warn!("metrics of a part of the daemon are missing: {missing}"));
         let pages = shares.into_iter().filter_map(|share| match share {
             Some(GraftAnswer::Metrics(page)) => Some(page),
             _ => None,

@@ -263,7 +263,7 @@ pub fn probed(probed: &ProbeStatus, width: usize) -> String {
     out
 }
 
-/// Number of traffic classes that are shown. The JSON output has all of them.
+/// Largest number of traffic classes that the text of a status shows. The JSON output has all of them.
 const KINDS_SHOWN: usize = 20;
 
 fn purposes(out: &mut String, status: &status::Status, width: usize) {

@@ -39,7 +39,8 @@ pub struct Tls {
     known: Arc<KnownPeers>,
 }
 
-/// Creates a private key in a new file, and returns the identity by which peers know it.
+/// Creates a private key in a new file. Returns the hash of its public key, which peers name in their settings to
+/// identify this host.
 pub fn make_key(path: &Path) -> anyhow::Result<ObjectIdentity> {
     let key = rcgen::KeyPair::generate().context("cannot generate a key")?;
     let mut file = OpenOptions::new()
@@ -52,7 +53,8 @@ pub fn make_key(path: &Path) -> anyhow::Result<ObjectIdentity> {
     fingerprint(path)
 }
 
-/// Returns the identity by which peers know the holder of a private key.
+/// Returns the hash of the public key that belongs to a private key. Peers name this hash in their settings to identify
+/// the host.
 pub fn fingerprint(path: &Path) -> anyhow::Result<ObjectIdentity> {
     let (_, signing) = read_key(path)?;
     let public =
@@ -98,7 +100,7 @@ impl Tls {
         Ok(Self { shown: Arc::new(shown), known: Arc::new(KnownPeers::new(authority, peers)?) })
     }
 
-    /// Returns a copy of this value that knows only the given peer.
+    /// Returns a copy of these credentials that accepts only the given peer.
     pub fn restrict_to(&self, peer: &str) -> Self {
         Self { shown: self.shown.clone(), known: self.known.only(peer) }
     }
@@ -252,7 +254,8 @@ impl KnownPeers {
         })
     }
 
-    /// Returns the name of the known peer that has the certificate's key, or a host name in the certificate.
+    /// Returns the name, in the settings, of the peer whose pinned key the certificate has, or of which the certificate
+    /// contains the host name.
     fn identify(
         &self,
         end: &CertificateDer<'_>,

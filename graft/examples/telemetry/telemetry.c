@@ -41,7 +41,7 @@ static void tell(const millrace_messages_event *event)
 	}
 }
 
-/* Prints all messages of a session, until the other end has finished. */
+/* Prints all messages of a session, until the other host has finished sending. */
 static int print_all(millrace_messages_session *session)
 {
 	struct pollfd wait = {.fd = millrace_messages_fd(session), .events = POLLIN};
@@ -50,8 +50,7 @@ static int print_all(millrace_messages_session *session)
 	size_t bytes;
 	int status;
 
-	/* Non-blocking calls return MILLRACE_MESSAGES_AGAIN when they would wait, so the loop waits only
-	 * in poll().
+	/* Non-blocking calls return MILLRACE_MESSAGES_AGAIN instead of waiting, so the loop waits only in poll().
 	 */
 	millrace_messages_set_nonblocking(session, 1);
 	for (;;) {
@@ -101,8 +100,8 @@ static int send_lines(const char *socket, const char *peer, const char *services
 
 	if (millrace_messages_init(socket, peer, SERVICE, &session))
 		return fail("init");
-	/* Negotiate asks for a graft with these services; validate waits until both ends have agreed, at most
-	 * 10 s.
+	/* millrace_messages_negotiate() requests a session with these services (such as retransmission).
+	 * millrace_messages_validate() waits at most 10 s until both hosts have agreed.
 	 */
 	if (millrace_messages_negotiate(session, services, qos) ||
 	    millrace_messages_validate(session, 10000)) {

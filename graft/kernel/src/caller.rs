@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn caller_rule_stores_names_as_the_kernel_does() {
+    fn rule_for_a_command_stores_its_name_as_the_kernel_does() {
         let raw = CallerRule { command: Some("rsync".into()), cgroup: None }.raw();
         assert_eq!((&raw.command[..6], raw.cgroup), (&b"rsync\0"[..], 0));
         assert!(CallerRule::default().is_anybody());

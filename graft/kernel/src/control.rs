@@ -28,13 +28,13 @@ const BY_LINK: u32 = libbpf_sys::BPF_F_LINK;
 /// How long each step of loading a congestion control took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Timing {
-    /// Time to read the object file, and to relocate it if it was not relocated before.
+    /// Time to read the object file. At the first load it includes the relocation by libbpf, whose result is cached.
     pub open: Duration,
     /// Time of the kernel's verifier and JIT compiler.
     pub load: Duration,
-    /// The verifier's share of the time in `load`, if the kernel reported it.
+    /// The part of `load` that the kernel's verifier took, if the kernel reported it.
     pub verification: Option<Verification>,
-    /// Time to register the control with TCP.
+    /// Time to register the congestion control with TCP.
     pub attach: Duration,
 }
 
@@ -50,7 +50,7 @@ pub struct CongestionProgram {
 
 /// The loaded callbacks of a congestion control.
 enum LoadedControl {
-    /// Programs that libbpf relocated and loaded: at the first load, and if the relocated instructions cannot be
+    /// The callbacks were relocated and loaded by libbpf: at the first load, or if the relocated instructions cannot be
     /// cached.
     Object(libbpf_rs::Object),
     Parts(RecipeParts),
@@ -60,7 +60,7 @@ struct Registration {
     _kept: ForkSafeLink,
     link: RegisteredControl,
     by_link: bool,
-    /// True if the link is pinned, so that the control stays registered when this value is dropped.
+    /// True if the BPF link is pinned, so that the congestion control stays registered when this value is dropped.
     pinned: bool,
 }
 
@@ -113,15 +113,15 @@ impl CongestionProgram {
         Ready::load_either(image, parameters)?.register()
     }
 
-    /// Registers a control in place of one with the same name that an earlier process pinned in `pins`. Sockets created
-    /// during the call use either of the two.
+    /// Registers a congestion control in place of the one with the same name that an earlier process pinned in `pins`.
+    /// A socket that is created during the call gets the old or the new one.
     pub fn take_over(image: &[u8], parameters: &[(String, u64)], pins: &PinDirectory) -> Result<Self, Error> {
         let mut ready = Ready::load_either(image, parameters)?;
         let pinned = pins.open(&pin(&ready.name)).map(RegisteredControl::Raw);
         let Some(link) = pinned.filter(|_| ready.by_link) else { return ready.register() };
         if ready.update(&link).is_err() {
-            // The pinned control cannot be replaced atomically. Between its removal and the next line, TCP has no
-            // control of this name.
+            // The pinned congestion control cannot be replaced atomically. It is removed first, so for a moment TCP has
+            // no congestion control of this name.
             drop(link);
             pins.end(&pin(&ready.name));
             return ready.register();
@@ -157,16 +157,17 @@ impl CongestionProgram {
         Ok(Ready::load_either(image, parameters)?.timing)
     }
 
-    /// Registers a control without a link, as on kernels before 6.4. Tests use it on newer kernels.
+    /// Registers a congestion control without a BPF link, as on kernels before 6.4. Tests use it on newer kernels.
     pub fn register_without_link(image: &[u8], parameters: &[(String, u64)]) -> Result<Self, Error> {
         Ready::load(image, parameters, false)?.register()
     }
 
-    /// Replaces this control by another object with the same control name. Established sockets keep the old control
-    /// until their congestion control is set again.
+    /// Replaces this congestion control by one from another object file, with the same name. Established sockets keep
+    /// the old one until their congestion control is set again.
     ///
     /// # Errors
-    /// On an error the old control stays registered, except on kernels without links if registering it again fails.
+    /// If the kernel refuses the new congestion control, the old one stays registered. Kernels before 6.4 cannot
+    /// replace one atomically: there, no congestion control is registered after such an error.
     pub fn replace(&mut self, image: &[u8], parameters: &[(String, u64)]) -> Result<(), Error> {
         let mut next = Ready::load(image, parameters, self.by_link)?;
         if next.name != self.name {
@@ -183,8 +184,8 @@ impl CongestionProgram {
                 next.timing.attach = start.elapsed();
                 next.with(Some(registration))
             }
-            // Kernels without links cannot replace a control. TCP refuses a second control of the same name, so the old
-            // one is removed first.
+            // Without a BPF link, the kernel cannot replace a congestion control. TCP refuses a second one of the same
+            // name, so the old one is removed first.
             old => {
                 drop(old);
                 next.register()?
@@ -193,24 +194,25 @@ impl CongestionProgram {
         Ok(())
     }
 
-    /// Returns the control's name in TCP (`TCP_CONGESTION`).
+    /// Returns the congestion control's name in TCP (`TCP_CONGESTION`).
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns whether the control is registered by a link, so that the kernel removes it even if this process is
-    /// killed.
+    /// Returns whether the congestion control is registered by a BPF link, so that the kernel removes it even if this
+    /// process is killed.
     pub fn is_by_link(&self) -> bool {
         self.by_link
     }
 
-    /// Returns how long loading and registering the control took.
+    /// Returns how long loading and registering the congestion control took.
     pub fn timing(&self) -> Timing {
         self.timing
     }
 }
 
-/// Returns the file name of a control's pin. The BPF file system does not allow dots, and names of controls have none.
+/// Returns the file name under which a congestion control is pinned in the BPF file system. That file system does not
+/// allow dots in names, and names of congestion controls have none.
 fn pin(name: &str) -> String {
     format!("{PIN_PREFIX}{name}")
 }
@@ -237,7 +239,8 @@ impl Ready {
 
     fn load(image: &[u8], parameters: &[(String, u64)], by_link: bool) -> Result<Self, Error> {
         let start = Instant::now();
-        // A control loaded from a recipe (cached relocated instructions) can only be registered by a BPF link.
+        // A congestion control that was loaded from a recipe (cached relocated instructions) can only be registered by
+        // a BPF link.
         let known = Recipe::find_loaded(image).filter(|_| by_link);
         if let Some(ready) = known.and_then(|recipe| Self::load_from_recipe(&recipe, parameters, start)) {
             return Ok(ready);
@@ -245,8 +248,8 @@ impl Ready {
         let ready = Self::load_with_libbpf(image, parameters, by_link)?;
         let LoadedControl::Object(object) = &ready.body else { return Ok(ready) };
         let recipe = if by_link { Recipe::keep(image, object)? } else { None };
-        // The object is loaded again from its new recipe (cached relocated instructions). Only a control loaded from a
-        // recipe can later replace another one that was.
+        // The object is loaded again from its new recipe (cached relocated instructions). A congestion control that was
+        // loaded from a recipe can only be replaced by another one that was.
         let again = recipe.and_then(|recipe| Self::load_from_recipe(&recipe, parameters, start));
         Ok(again.unwrap_or(ready))
     }
@@ -297,7 +300,7 @@ impl Ready {
         Ok(self.with(Some(registration)))
     }
 
-    /// Puts this control in place of the one that `link` has registered, in one system call.
+    /// Replaces the congestion control that `link` has registered by this one, in one system call.
     fn update(&mut self, link: &RegisteredControl) -> nix::Result<()> {
         match (&mut self.body, link) {
             (LoadedControl::Parts(parts), link) => parts.replace(link.as_fd()).map_err(number),
@@ -336,11 +339,11 @@ fn update(object: &mut libbpf_rs::Object, link: &Link) -> nix::Result<()> {
     check(result).map_err(number)
 }
 
-/// Removes controls that killed processes left registered, on kernels without links. Returns the number of removed
-/// controls.
+/// Removes congestion controls that killed processes left registered, on kernels before 6.4. Returns how many were
+/// removed.
 ///
 /// # Errors
-/// The kernel refuses to open or to delete the map of a control.
+/// The kernel refuses to open or to delete the BPF map of a congestion control.
 pub fn remove_leftovers() -> std::io::Result<usize> {
     let is_leftover = |name: &str, flags: u32, kind: MapType| {
         kind == MapType::StructOps && flags & BY_LINK == 0 && name.starts_with(NAME_PREFIX)
@@ -354,7 +357,7 @@ pub fn remove_leftovers() -> std::io::Result<usize> {
     for id in ids {
         // SAFETY: the call takes no pointers, and returns a new descriptor or an error.
         let map = unsafe { owned(libbpf_sys::bpf_map_get_fd_by_id(id)) }?;
-        // A struct_ops map has one entry; deleting it unregisters the control.
+        // A struct_ops map has one entry; deleting this entry unregisters the congestion control.
         let key = 0_u32;
         // SAFETY: the descriptor is open; the key is as long as this map's, and outlives the call.
         let gone = unsafe { libbpf_sys::bpf_map_delete_elem(map.as_raw_fd(), (&raw const key).cast()) };

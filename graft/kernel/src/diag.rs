@@ -34,7 +34,7 @@ pub struct ListeningSocket {
     pub cgroup: Option<u64>,
     /// ID of the user that created the socket.
     pub uid: u32,
-    /// Mark of the socket's packets (SO_MARK).
+    /// Packet mark that the kernel sets on the socket's outgoing packets (SO_MARK).
     pub mark: u32,
 }
 
@@ -190,7 +190,7 @@ mod tests {
         let mount = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
         let mount =
             mount.into_iter().find(|fields| fields[2] == "cgroup2").map(|fields| fields[1].to_owned());
-        // exact: this process does not change its cgroup between the two reads
+        // exact: this process's cgroup does not change while the test runs
         let own = std::fs::read_to_string("/proc/self/cgroup").expect("cgroups");
         let own = own.lines().find_map(|line| line.strip_prefix("0::"));
         let (Some(mount), Some(own)) = (mount, own) else {

@@ -1,7 +1,7 @@
-//! Errors of loading grafts and of using them in the kernel.
+//! Errors that occur while grafts are loaded into the kernel or used there.
 
-/// An error of a graft or of the kernel. Its text already includes the message of the kernel or of libbpf, so `source`
-/// returns `None`.
+/// An error in a graft's object file, or an error that the kernel returned. Its text already includes the message of
+/// the kernel or of libbpf, so `source` returns `None`.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {

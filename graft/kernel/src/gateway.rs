@@ -31,10 +31,12 @@ use super::hook::{Lead, end, first_rule_after, write_rules};
 use super::rule::{address, masked, remove};
 use super::{Error, hook::intf::End};
 
-/// Most prefixes of peers, and also most prefixes of inside networks.
+/// Largest number of address prefixes of peers, and also largest number of prefixes of inside networks (behind this
+/// gateway).
 pub const PREFIXES: usize = intf::PREFIXES;
 
-/// The programs' verdicts on packets, by their names in status, metrics and documentation.
+/// Names, in the order of `enum gateway_verdict`, of the BPF programs' verdicts on packets. Status, metrics and
+/// documentation use these names.
 pub const VERDICTS: [&str; 19] = [
     "other",
     "taken",
@@ -61,23 +63,23 @@ const IN: &str = "gateway_in";
 const AGAIN: &str = "gateway_again";
 pub(super) const LOOPBACK: &str = "lo";
 
-/// The number of a run: the time from a start of the daemon to its end. Each run has its own packet marks and its own
-/// routing table.
+/// Random number that identifies one daemon process. Each process uses its own packet marks and its own routing table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GatewayRun(pub u16);
 
 impl GatewayRun {
-    /// Upper 16 bits of the routing table's number and of the mark of packets from inside hosts. The lower 16 bits are
-    /// the number of the daemon's run.
+    /// Upper 16 bits of the routing table's number, and of the packet mark of packets from hosts behind the gateway.
+    /// The lower 16 bits are the number of the daemon process.
     const BASE: u32 = 0x4d52_0000;
     const BASE_AGAIN: u32 = 0x4d53_0000;
 
-    /// Returns the mark of packets from inside hosts that routing delivers to this host instead of forwarding them.
+    /// Returns the packet mark by which routing delivers packets from hosts behind the gateway to this host instead of
+    /// forwarding them.
     pub fn mark(self) -> u32 {
         Self::BASE | u32::from(self.0)
     }
 
-    /// Returns the mark of SYNs that were held back and that the broker sends again over loopback.
+    /// Returns the packet mark of SYNs that were held back and that the broker sends again over loopback.
     pub fn mark_again(self) -> u32 {
         Self::BASE_AGAIN | u32::from(self.0)
     }
@@ -87,9 +89,9 @@ impl GatewayRun {
         self.mark()
     }
 
-    /// Marks the run as live in this network namespace, until the returned raw socket is closed. The socket is only
-    /// bound and carries no data. It is a raw socket, since that requires CAP_NET_RAW: an unprivileged process cannot
-    /// pretend that a run is live.
+    /// Shows other processes in this network namespace that the daemon process lives, until the returned raw socket is
+    /// closed. The socket is only bound and carries no data. It is a raw socket, since that requires CAP_NET_RAW: an
+    /// unprivileged process cannot pretend to be a living daemon.
     fn hold(self) -> io::Result<OwnedFd> {
         let flags = SockFlag::SOCK_CLOEXEC;
         let protocol = SockProtocol::Raw;
@@ -99,7 +101,8 @@ impl GatewayRun {
         Ok(held)
     }
 
-    /// Returns the loopback address that the run's raw socket is bound to: 127.77 and the run's number.
+    /// Returns the loopback address that the daemon's raw socket is bound to: 127.77, followed by the two bytes of the
+    /// process's number.
     fn address(self) -> Ipv4Addr {
         let [high, low] = self.0.to_be_bytes();
         Ipv4Addr::new(127, 77, high, low)
@@ -107,7 +110,7 @@ impl GatewayRun {
 
     fn is_live(self) -> bool {
         // /proc/thread-self/net/raw lists the raw sockets of this thread's network namespace. If it cannot be read, the
-        // run counts as live, so that nothing of it is removed.
+        // daemon process counts as living, so that its rules and routes are not removed.
         std::fs::read_to_string("/proc/thread-self/net/raw").map_or(true, |sockets| self.is_among(&sockets))
     }
 
@@ -124,10 +127,11 @@ impl GatewayRun {
     }
 }
 
-/// Settings of the gateway: the run, and the loopback ports on which the broker listens with IP_TRANSPARENT.
+/// Settings of the gateway: the number of the daemon process, and the loopback ports on which the broker listens with
+/// IP_TRANSPARENT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// The run of the daemon to whose broker connections are redirected.
+    /// Number of the daemon process to whose broker connections are redirected.
     pub run: GatewayRun,
     /// The broker's port on 127.0.0.1.
     pub v4: u16,
@@ -135,7 +139,7 @@ pub struct Config {
     pub v6: Option<u16>,
 }
 
-/// A connection of an inside host, identified by its addresses and ports.
+/// A connection of a client behind the gateway, identified by the addresses and ports of client and server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GatewayConnection {
     /// The client's address and port.
@@ -144,7 +148,7 @@ pub struct GatewayConnection {
     pub server: SocketAddr,
 }
 
-/// A SYN of an inside host that the gateway held back.
+/// A SYN of a client behind the gateway that the BPF programs have held back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewaySyn {
     /// The connection that the SYN opens.
@@ -205,7 +209,7 @@ impl GatewayPrograms {
     /// Loads the programs. Returns them with the events about SYNs that they hold back.
     ///
     /// # Errors
-    /// The kernel refuses a program or the raw socket that marks the run as live.
+    /// The kernel refuses a program, or the raw socket that shows that the daemon process lives.
     pub fn load(config: &Config) -> Result<(Self, GatewaySyns), Error> {
         let mut open = embedded!("graft_gateway.bpf.o").open()?;
         open.configure(&intf::Config {
@@ -231,7 +235,8 @@ impl GatewayPrograms {
         let run = config.run;
         let interfaces = Vec::new();
         let state = Mutex::new(state);
-        // The run is marked as live before it adds rules, so that no other process removes them as leftovers.
+        // The raw socket that shows that this daemon process lives is opened before routing rules are added, so that no
+        // other process removes them as leftovers.
         let live = run.hold().map_err(Error::Descriptor)?;
         Ok((Self { run, families, interfaces, state, maps, _live: live }, asks))
     }
@@ -264,7 +269,7 @@ impl GatewayPrograms {
     /// redirected.
     pub fn detach(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).links.clear();
-        // If a rule or route cannot be removed now, the next run removes it as a leftover.
+        // If a rule or route cannot be removed now, the next daemon process removes it as a leftover.
         let _ = routing::remove(|run| run == self.run);
     }
 
@@ -304,8 +309,8 @@ impl GatewayPrograms {
         Ok(write(&self.maps.alive, "alive", &0_u32.to_ne_bytes(), in_future(time).as_bytes())?)
     }
 
-    /// Delivers a connection's SYN to the broker from now on. Returns false if the SYN was forwarded in the meantime,
-    /// so that the server has the connection itself.
+    /// Lets the BPF programs deliver a connection's SYN to the broker from now on. Returns false if the SYN was
+    /// forwarded to the server in the meantime.
     pub fn let_in(&self, flow: GatewayConnection) -> Result<bool, Error> {
         let found = self.maps.flows.lookup(raw(flow).as_bytes(), MapFlags::ANY);
         let found = found.map_err(|source| millrace_kernel::Error::Read { what: "flows", source })?;
@@ -355,13 +360,13 @@ impl Drop for GatewayPrograms {
 }
 
 /// Removes rules and routes that killed processes left in the calling thread's network namespace. They are those of the
-/// given run, or of all runs that are not live. Returns how many were removed.
+/// given daemon process, or of all daemon processes that have ended. Returns how many were removed.
 pub fn remove_leftovers(run: Option<GatewayRun>) -> io::Result<usize> {
     routing::remove(|other| run.map_or_else(|| !other.is_live(), |run| run == other))
 }
 
 /// Removes gateway programs that killed processes left on these interfaces and on loopback, which happens with TC
-/// without links. Does nothing while any run is live, since programs of all runs have the same names.
+/// without links. Does nothing while any daemon process lives, since the programs of all processes have the same names.
 pub fn remove_programs(interfaces: &[String]) {
     if !routing::runs().is_ok_and(|runs| !runs.into_iter().any(GatewayRun::is_live)) {
         return;
@@ -403,8 +408,8 @@ mod tests {
 
     use super::*;
 
-    /// Only a privileged process can mark a run as live. Otherwise any process could prevent that the leftovers of a
-    /// killed run are removed.
+    /// Only a privileged process can show that a daemon process lives. Otherwise any process could prevent that the
+    /// leftovers of a killed daemon are removed.
     #[test]
     fn unprivileged_process_cannot_make_a_gateway_run_look_live() {
         if !nix::unistd::geteuid().is_root() {
@@ -417,7 +422,7 @@ mod tests {
         assert!(!run.is_live());
         let held = run.hold().expect("a raw socket");
         assert!(run.is_live() && !GatewayRun(run.0 - 1).is_live());
-        // A run that was marked as live twice stays live when one of the two sockets is closed.
+        // A daemon process counts as living while at least one of its raw sockets is open.
         drop(run.hold());
         assert!(run.is_live());
         drop(held);

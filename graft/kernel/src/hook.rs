@@ -1,5 +1,5 @@
-//! Redirects TCP connections of this host's applications to the host's broker, by BPF programs. Applications at both
-//! ends see each other's addresses, not the broker's.
+//! Redirects TCP connections of this host's applications to the host's broker, by BPF programs. The applications of
+//! client and server see each other's addresses, not the broker's.
 
 pub(super) mod intf;
 
@@ -21,7 +21,7 @@ use super::rule::{address, masked, name, remove, text, words};
 use super::told::SelectionMaps;
 use super::{CallerRule, Error, namespace};
 
-/// Most rules in a list of redirection rules.
+/// Largest number of rules in a list of redirection rules.
 pub const HOOK_RULES: usize = intf::RULES;
 
 const PROGRAMS: [&str; 7] = [
@@ -58,9 +58,10 @@ outcomes! {
         NoFamily = "no-family",
         /// The kernel had no memory for the socket's state.
         NoMemory = "no-memory",
-        /// The model has chosen plain TCP for the path of the connection.
+        /// The learned model in userspace has chosen plain TCP, without the broker, for connections with this peer.
         InPlace = "in-place",
-        /// The model has made no choice between the broker and plain TCP for the connection's path yet.
+        /// The learned model in userspace has not chosen between the broker and plain TCP for connections with this
+        /// peer yet.
         Unknown = "unknown",
     }
 }
@@ -94,8 +95,8 @@ pub struct Lead {
     pub caller: CallerRule,
     /// True if connect() may succeed only after the broker has reached the server.
     pub strict: bool,
-    /// Key of the rule in the map of choices between the broker and plain TCP; 0: all connections of the rule are
-    /// redirected.
+    /// Number of the rule in the keys of the map `choices`, in which a learned model chooses between the broker and
+    /// plain TCP for each peer. 0: all connections that match the rule are redirected.
     pub choice: u32,
     /// True if matching connections go directly to their server. Later rules do not change that.
     pub in_place: bool,
@@ -108,35 +109,35 @@ pub struct RedirectedConnection {
     pub far: SocketAddr,
     /// This host's address on the route to the server.
     pub near: IpAddr,
-    /// Key of the matching rule in the map of choices between the broker and plain TCP ([`Lead::choice`]); 0: the rule
-    /// redirects all connections.
+    /// Number of the matching rule in the keys of the map `choices` ([`Lead::choice`]); 0: the rule redirects all
+    /// connections.
     pub choice: u32,
-    /// Serial number of the model's choice that the connection followed; 0: the model had made no choice.
+    /// Serial number of the learned model's choice that decided about the connection; 0: the model had made no choice.
     pub serial: u32,
-    /// True if this connection used the second candidate (a congestion control or the broker), which the model's choice
-    /// grants to only one connection.
+    /// True if this connection tried another candidate (the broker or a congestion control) than the one that the
+    /// learned model has chosen.
     pub explored: bool,
     /// Name of the connecting thread in the kernel (`comm`).
     pub command: String,
     /// ID of the cgroup that the rule names; 0: none.
     pub cgroup: u64,
-    /// User, group and mark of the application's socket.
+    /// User, group and packet mark of the application's socket.
     pub owner: SocketOwner,
 }
 
-/// User, group and mark of a socket, by which firewalls match its packets.
+/// User, group and packet mark of a socket, by which firewall rules match its packets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SocketOwner {
     /// ID of the user that created the socket.
     pub uid: u32,
     /// ID of the group that created the socket.
     pub gid: u32,
-    /// Mark of the socket's packets (SO_MARK).
+    /// Packet mark that the kernel sets on the socket's outgoing packets (SO_MARK).
     pub mark: u32,
 }
 
-/// A connection that the broker makes to a local server. Both fields together identify the socket that the server
-/// accepts.
+/// A connection that the broker makes to a server on this host. The broker's address and the server's port together
+/// identify the socket that the server accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Guest {
     /// The broker's address and port in this connection.
@@ -171,8 +172,8 @@ impl Drop for HookPrograms {
 }
 
 impl HookPrograms {
-    /// Loads the programs for connections of the calling thread's network namespace. `shared` holds the maps of choices
-    /// between the broker and direct connections; `None` if no rule has a choice.
+    /// Loads the programs for connections of the calling thread's network namespace. `shared` has the maps in which a
+    /// learned model chooses between the broker and direct connections; `None` if no rule uses them.
     ///
     /// # Errors
     /// The kernel refuses a program. Kernels before 5.14 cannot tell network namespaces apart.
@@ -180,8 +181,8 @@ impl HookPrograms {
         let mut open = embedded!("graft_hook.bpf.o").open()?;
         if let Some(shared) = shared {
             let refused = |what| move |source| millrace_kernel::Error::Write { what, source };
-            // Both BPF objects use the same maps, so that the programs at connect() and the TCP programs follow the
-            // same choices.
+            // This BPF object and that of the TCP programs use the same maps, so that both follow the same choices of
+            // the learned model.
             open.map("choices")?.reuse_fd(shared.choices.as_fd()).map_err(refused("choices"))?;
             open.map("flows")?.reuse_fd(shared.flows.as_fd()).map_err(refused("flows"))?;
         }

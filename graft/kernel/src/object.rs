@@ -73,7 +73,7 @@ impl GraftObject {
         set(&mut self.open, &self.parameters, name, value)
     }
 
-    /// Returns the struct_ops map, whose registration makes the control known to TCP.
+    /// Returns the struct_ops map, whose registration makes the congestion control known to TCP.
     pub(crate) fn congestion_control(&mut self) -> Option<OpenMapMut<'_>> {
         self.open.maps_mut().find(|map| map.map_type() == MapType::StructOps)
     }

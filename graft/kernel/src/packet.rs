@@ -58,9 +58,9 @@ use self::pairs::AddressPairs;
 use self::queue::PacketQueue;
 use super::Error;
 
-/// Most functions in a list of functions.
+/// Largest number of packet functions in a graft's list.
 pub const LIST_MAX: usize = intf::LIST;
-/// Most sessions that a dispatcher can be loaded for.
+/// Largest number of sessions that the dispatcher can be loaded for.
 pub const SESSIONS_MAX: u32 = 16_384;
 /// Bytes of the frame that is appended to each datagram of a session.
 pub const FRAME_BYTES: usize = 16;
@@ -134,14 +134,15 @@ pub struct FunctionSession {
     pub key: [u8; 16],
     /// The functions that process the session's datagrams.
     pub list: FunctionList,
-    /// Time that the functions at one hook may take for a packet, ns; 0: no budget. Timed packets that take longer are
-    /// counted.
+    /// Time that all functions at one hook together may take for a packet, ns; 0: no limit. Every 64th packet is
+    /// measured, and those that take longer are counted.
     pub budget_ns: u32,
     /// IP protocol of the datagrams on the wire. Both hosts need the same protocol.
     pub protocol: WireProtocol,
 }
 
-/// The number of an epoch, 0 or 1. Each epoch has a list of functions. One epoch is in use while the other is prepared.
+/// The number of an epoch, 0 or 1. A session has a list of functions for each epoch. One epoch is in use while the list
+/// of the other one is prepared.
 pub type ListEpoch = u8;
 
 struct FunctionSlots {
@@ -199,13 +200,14 @@ pub struct PacketHooks {
     words: PacketQueue,
     ticks: PacketQueue,
     mark: u32,
-    /// Number of the latest start of any session. Each start or restart of a session increments it.
+    /// Counter of the starts and restarts of all sessions. Its value identifies the latest start of a session.
     births: u32,
-    /// Programs that seal and open datagrams, loaded with the first sealed session.
+    /// BPF programs that encrypt and decrypt (seal and open) datagrams, loaded with the first sealed session.
     stages: Option<seal::Stages>,
     /// A barrier that waits until running BPF programs have returned. It is created when a session is first paused.
     barrier: Option<Barrier>,
-    /// Sessions to whose sender a full window has refused a packet, and that may send again now.
+    /// Sessions whose application may send again now, after a packet was refused because too many packets were in
+    /// flight.
     room_for: Vec<SessionEnds>,
 }
 
@@ -223,8 +225,8 @@ impl PacketHooks {
     pub fn load_for(room: SessionRoom) -> Result<Self, Error> {
         let mut open = object().open()?;
         room.fit(open.object_mut())?;
-        // Packets that functions send have this mark. It is random, so that other programs' marks differ, and odd, so
-        // that it is not 0.
+        // Packets that functions send have this packet mark. It is random, so that the marks of other programs differ,
+        // and odd, so that it is not 0.
         let mark = random().map_err(Error::Descriptor)? | 1;
         let word_mark = word::word_mark(mark);
         let path_mark = path::mark(mark);
@@ -237,7 +239,8 @@ impl PacketHooks {
         for hook in FunctionHook::ALL {
             let verdict = object.program(hook.verdict())?;
             let fd = verdict.as_fd().as_raw_fd().to_ne_bytes();
-            // Entry 0 of a program array is the hook's verdict, which every function list ends with.
+            // Entry 0 of a program array is the hook's verdict program, which runs after the last function of each
+            // list.
             write(&shared[hook.programs()], hook.programs(), &[0; 4], &fd)?;
         }
         let table = object.handle("sessions")?;
@@ -299,12 +302,12 @@ impl PacketHooks {
         self.places.retain(|place| place.ifindex != ifindex);
     }
 
-    /// Returns descriptors that keep the egress hook running. While some process holds all of them, outgoing packets
-    /// are framed and sealed, even if this process has ended. This covers the time in which the kernel closes a dying
-    /// process's sockets; errors are no longer reported then.
+    /// Returns file descriptors of the BPF programs at TC egress. While another process holds all of them, outgoing
+    /// packets are still framed and sealed after this process has ended. This covers the time in which the kernel
+    /// closes a dying process's sockets; errors are no longer reported then.
     pub fn egress(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let programs = ["programs_tx", "stages_tx"].into_iter().filter_map(|name| self.shared.get(name));
-        // Index 1 is the egress attachment of each interface.
+        // The second attachment of each interface is the one at TC egress.
         let links = self.places.iter().filter_map(|place| place.tc[1].descriptor());
         programs.map(|map| map.as_fd()).chain(links)
     }
@@ -321,7 +324,8 @@ impl PacketHooks {
         self.add_version(name, function, None)
     }
 
-    /// Loads a version of a function, which uses the same session states as the loaded function `alike`.
+    /// Loads another version of a function, which shares the map with the sessions' states with the loaded version
+    /// `alike`.
     pub fn add_version(
         &mut self,
         name: String,
@@ -331,7 +335,7 @@ impl PacketHooks {
         if self.functions.contains_key(&name) {
             return Err(Error::Function(name));
         }
-        // The slot is the index in the program arrays of all three hooks.
+        // `slot` is the function's index in the program arrays of all three hooks.
         let slot = self.free_slot()?;
         let alike = alike.map(|alike| self.function(alike)).transpose()?;
         let loaded = function.load(&self.room, &self.shared, alike)?;
@@ -349,8 +353,8 @@ impl PacketHooks {
         self.functions.contains_key(function)
     }
 
-    /// Unloads a function. Packets of function lists that still contain it pass with framing only, and are counted as
-    /// `no-function`.
+    /// Unloads a function. If a session's list still contains it, the session's packets pass with their frames added or
+    /// removed, but without the list's further functions. They are counted as `no-function`.
     pub fn remove(&mut self, name: &str) -> Result<(), Error> {
         let slots = self.functions.remove(name).ok_or_else(|| Error::NoFunction(name.to_owned()))?;
         for hook in slots.loaded.programs.keys() {
@@ -363,7 +367,7 @@ impl PacketHooks {
         let is_free = |slot: &u8| self.functions.values().all(|other| other.slot != *slot);
         let have = self.functions.len() + 1;
         let room = intf::FUNCTIONS - 1;
-        // Slot 0 is the hook's verdict, so functions use slots from 1 on.
+        // Index 0 of a program array is the hook's verdict program, so functions use the indices from 1 on.
         (1..=room as u8).find(is_free).ok_or(Error::Room { what: "functions", have, room })
     }
 
@@ -406,14 +410,16 @@ impl PacketHooks {
             self.pairs.begin(&ends, index)?;
         }
         self.put(&ends, &raw)?;
-        // The index is taken only after all writes have succeeded, so a failed open leaves it free.
+        // The session's index counts as used only after all writes to maps have succeeded, so a failed open leaves it
+        // free.
         self.free.pop();
         self.by_index[index as usize] = Some(ends);
         self.sessions.insert(ends, OpenSession { raw, sealed, seen: self.seen(index) });
         Ok(())
     }
 
-    /// Accepts incoming packets of another list of functions from now on, in the unused epoch. Returns that epoch.
+    /// Sets the list of functions of the session's unused epoch, and accepts incoming packets of that epoch from now
+    /// on. Returns the epoch.
     pub fn accept(&mut self, ends: &SessionEnds, list: &FunctionList) -> Result<ListEpoch, Error> {
         let encoded = self.encode(list)?;
         let epoch = self.find(ends)?.raw.epoch ^ 1;
@@ -475,7 +481,8 @@ impl PacketHooks {
         self.change(ends, |raw| raw.is_paused = 1)
     }
 
-    /// Changes the time budget of a session's functions at each hook, ns. Timed packets that take longer are counted.
+    /// Changes the time, in ns, that a session's functions may take for a packet at each hook. Every 64th packet is
+    /// measured, and those that take longer are counted.
     pub fn set_budget(&mut self, ends: &SessionEnds, budget_ns: u32) -> Result<(), Error> {
         self.change(ends, |raw| raw.budget_ns = budget_ns)
     }
@@ -531,11 +538,11 @@ impl PacketHooks {
     pub fn close(&mut self, ends: &SessionEnds) -> Result<(), Error> {
         let open =
             self.sessions.remove(ends).ok_or(Error::NoSession { local: ends.local, remote: ends.remote })?;
-        // From now on events about this index are no longer attributed to the session.
+        // From now on, BPF events with this session index are no longer attributed to the session.
         self.by_index[open.raw.index as usize] = None;
         self.free.push(Reverse(open.raw.index));
-        // The clock is stopped before the index is freed, since its timer would report events for the next session with
-        // this index.
+        // The session's timer is stopped before the index is freed, since it would report events for the next session
+        // with this index.
         self.set_clock_of(open.raw.index, Duration::ZERO)?;
         self.table.delete(key(ends)?.as_bytes()).map_err(Error::State)?;
         self.end_sealed(open.raw.index);
@@ -566,8 +573,8 @@ impl PacketHooks {
         Ok(write(&self.table, "sessions", key(ends)?.as_bytes(), raw.as_bytes())?)
     }
 
-    /// Resets a session's packet numbers and the functions' states. The new start number (`birth`) invalidates packets
-    /// that functions stored before.
+    /// Resets a session's packet numbers and its states in all functions. The new start number (`birth`) makes packets
+    /// invalid that functions have stored for the session before.
     fn forget(&mut self, index: u32) -> Result<(), Error> {
         self.births = self.births.wrapping_add(1);
         // One write resets packet numbers and acknowledgements. Packets that functions stored earlier have another
@@ -589,8 +596,8 @@ impl PacketHooks {
         Ok(())
     }
 
-    /// Encodes a list of functions for the kernel. Each hook gets one byte per function, which is the function's slot;
-    /// the first function is in the lowest byte.
+    /// Encodes a list of functions for the kernel. Each hook gets one byte per function, which is the function's index
+    /// in the program array; the first function is in the lowest byte.
     fn encode(&self, list: &FunctionList) -> Result<[u64; intf::HOOKS], Error> {
         let have = list.functions.len();
         let room = LIST_MAX;
@@ -601,8 +608,8 @@ impl PacketHooks {
         let functions = list.functions.iter().map(find).collect::<Result<Vec<_>, _>>()?;
         let mut encoded = [0; intf::HOOKS];
         for (hook, encoded) in FunctionHook::ALL.into_iter().zip(&mut encoded) {
-            // The list of functions skips TC ingress if its programs at TC ingress only handle recovered packets, and
-            // none of its functions recovers packets.
+            // The list runs no function at TC ingress if these functions only handle recovered packets there, and no
+            // function of the list recovers packets.
             if hook == FunctionHook::Repair && !functions.iter().any(|slots| slots.needs_repair()) {
                 continue;
             }

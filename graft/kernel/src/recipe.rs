@@ -27,8 +27,8 @@ use millrace_kernel::raw::{check, owned};
 use super::Error;
 use super::object::{CONFIG, GraftObject, offset_of};
 
-/// Most recipes (relocated instructions of one object file each) that are cached. When the cache is full, a new recipe
-/// replaces the oldest one.
+/// Largest number of recipes (relocated instructions of one object file each) that are cached. When the cache is full,
+/// a new recipe replaces the oldest one.
 const KEPT_MAX: usize = 32;
 /// The verifier's log level `BPF_LOG_STATS`, and the size of its log buffer in bytes.
 const LOG_STATISTICS: u32 = 4;
@@ -62,7 +62,7 @@ struct RecipeProgram {
     instructions: Vec<bpf_insn>,
     /// Indices of the instructions that load the address of the parameter map.
     of_config: Vec<usize>,
-    /// Start and BTF type of each function of the program; empty if the program is a single function.
+    /// First instruction and BTF type of each function of the program; empty if the program is a single function.
     functions: Vec<bpf_func_info>,
     /// Index of the member of `struct tcp_congestion_ops` that this program implements.
     member: u32,
@@ -94,14 +94,16 @@ struct CongestionOpsLayout {
     ops_type: u32,
     value_type: u32,
     value_bytes: usize,
-    /// Offset of each member in the map's value, in the order of the members.
+    /// Offset of each member of `struct tcp_congestion_ops` in the value of a struct_ops map, in the order of the
+    /// members.
     members: Vec<usize>,
     name_at: usize,
     flags_at: usize,
 }
 
 impl CongestionOpsLayout {
-    /// Returns the layout, which is read only once. `None` if the kernel's BTF lacks a needed type or member.
+    /// Returns the layout, which is read from the kernel's BTF only once. `None` if that BTF lacks a needed type or
+    /// member.
     fn get() -> Option<&'static Self> {
         static KERNEL: OnceLock<Option<CongestionOpsLayout>> = OnceLock::new();
         KERNEL.get_or_init(Self::read).as_ref()
@@ -318,7 +320,7 @@ fn references(instructions: &[bpf_insn], config: Option<i32>) -> Option<Vec<usiz
     Some(found)
 }
 
-/// Returns start and BTF type of each function of a program that has more than one function.
+/// Returns the first instruction and the BTF type of each function of a program that has more than one function.
 fn functions(program: &libbpf_rs::Program<'_>) -> Vec<bpf_func_info> {
     let raw = program.as_libbpf_object().as_ptr();
     // SAFETY: the borrow keeps the program's object open; libbpf's array has as many entries as its count says.
@@ -424,7 +426,7 @@ impl RecipeParts {
         }
     }
 
-    /// Puts this control in place of the one that `link` has registered, in one system call.
+    /// Replaces the congestion control that `link` has registered by this one, in one system call.
     pub fn replace(&self, link: BorrowedFd<'_>) -> io::Result<()> {
         self.fill()?;
         // SAFETY: both descriptors are open; no pointers are passed.

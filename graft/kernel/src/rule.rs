@@ -8,7 +8,7 @@ use millrace_kernel::prefix::Prefix;
 
 use super::{CallerRule, Error, intf};
 
-/// Most rules in a list.
+/// Maximum number of TCP rules in a list.
 pub const RULES: usize = intf::RULES;
 
 /// Whether this host is client or server of a connection.
@@ -49,13 +49,15 @@ pub struct TcpRule {
     pub caller: CallerRule,
     /// True if the rule applies only to peers that have agreed to it in TCP options.
     pub agree: bool,
-    /// If `agree` is set: true if the peer also needs a binding to this rule ([`Tcp::bind`](super::Tcp::bind)).
+    /// If `agree` is set: true if the rule applies only to peers that userspace has bound to it for a limited time
+    /// ([`Tcp::bind`](super::Tcp::bind)).
     pub bound: bool,
-    /// First bytes of the identity of the graft that this host would use; zero for a congestion control of the kernel.
+    /// First bytes of the hash that identifies the loadable congestion control of this rule; zero if the rule uses
+    /// one that is built into the kernel.
     pub graft: [u8; 4],
-    /// Key of the rule in the map of the model's choices between congestion controls
-    /// ([`Tcp::choose`](super::Tcp::choose)). 0: the rule's congestion control is fixed, and its connections are not
-    /// reported.
+    /// Key under which userspace stores the congestion control that its model chose for connections of this rule
+    /// ([`Tcp::choose`](super::Tcp::choose)). 0: the rule's congestion control is fixed, and no events are sent about
+    /// its connections.
     pub choice: u32,
     /// Settings for the sockets of matching connections.
     pub settings: Settings,

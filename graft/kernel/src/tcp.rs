@@ -43,7 +43,7 @@ outcomes! {
         Malformed = "malformed",
         /// The client did not offer an agreement, or did not receive this server's answer.
         Unconfirmed = "unconfirmed",
-        /// Other TCP options, such as those of MPTCP, left no space for this one.
+        /// Other TCP options, such as those of MPTCP, left no space for the option that carries the agreement.
         NoRoom = "no-room",
         /// The server sent a SYN cookie, so the SYN-ACK had no space for an answer.
         Cookies = "cookies",
@@ -68,20 +68,20 @@ outcomes! {
     }
 }
 
-/// The outcome of the latest connection with a peer.
+/// Whether the latest connection with a peer agreed on a rule, or why it did not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpPeer {
     /// The peer's address.
     pub address: IpAddr,
     /// Time of the latest connection, ns (`CLOCK_MONOTONIC`).
     pub time_ns: u64,
-    /// Outcome of the latest connection.
+    /// Whether the latest connection agreed on the rule, or why it did not.
     pub outcome: TcpOutcome,
     /// Index (from 0) of the rule that matched the latest connection.
     pub rule: u32,
     /// First bytes of the identity of the graft that the peer uses; `None` if the peer did not send it.
     pub graft: [u8; 4],
-    /// Number of connections with the peer that ended in an agreement.
+    /// Number of connections in whose handshake this host and the peer agreed to use the rule.
     pub agreed: u64,
 }
 
@@ -100,7 +100,7 @@ pub struct TcpConnection {
     pub time_ns: u64,
     /// Outcome of the negotiation with the peer.
     pub outcome: TcpOutcome,
-    /// True if this host is a client that sent an offer, or a server that answers offers.
+    /// True if this host is a client that offered an agreement in its SYN, or a server that answers such offers.
     pub spoke: bool,
     /// First bytes of the identity of the graft that this host would use.
     pub own: [u8; 4],
@@ -168,15 +168,15 @@ impl Tcp {
             self.wait_for_runs()?;
         }
         let generation = self.generation.wrapping_add(1);
-        // The name of the process is needed for rules with a condition on it, and for events about connections with a
-        // choice.
+        // The name of the process is needed for rules with a condition on it, and for events about connections whose
+        // congestion control a model chooses.
         let asks = rules.iter().any(|rule| rule.choice > 0 || !rule.caller.is_anybody());
         // The programs at connect() have to store processes before the new list is in force, since connections that
         // begin now may be matched against it.
         if asks {
             self.ask_who(true)?;
         }
-        // A rule with side 0 ends the list.
+        // The list ends at a rule whose field `side` is 0, which means neither client nor server.
         let raw = rules.iter().map(|rule| rule.raw(generation)).chain([intf::Rule::default()]).take(RULES);
         for (place, rule) in (first as u32..).zip(raw) {
             write(&map, WHAT, &place.to_ne_bytes(), rule.as_bytes())?;
@@ -228,8 +228,8 @@ impl Tcp {
     }
 
     /// Sets the candidate (a congestion control or the broker) for later connections with the peer that match a rule
-    /// with this [`choice`](TcpRule::choice). If the earlier choice granted its second candidate to a connection and
-    /// none has used that grant, the grant expires.
+    /// with this [`choice`](TcpRule::choice). A choice may let exactly one connection try a second candidate. If none
+    /// has tried the earlier choice's second candidate yet, none will.
     pub fn choose(&self, peer: IpAddr, rule: u32, choice: &PathCandidates) -> Result<(), Error> {
         self.choices.set(peer, rule, choice)
     }
@@ -262,13 +262,14 @@ impl Tcp {
         Ok(SelectionMaps { choices: self.object.handle("choices")?, flows: self.object.handle("flows")? })
     }
 
-    /// Returns the number of connections or packets by outcome, since the programs were loaded.
+    /// Returns how many connections or packets had each outcome of the agreement in TCP options, since the programs
+    /// were loaded.
     pub fn outcomes(&mut self) -> Result<Vec<(TcpOutcome, u64)>, Error> {
         let counts = self.object.counters("outcomes")?;
         Ok(TcpOutcome::ALL.iter().copied().zip(counts).collect())
     }
 
-    /// Returns the outcome of the latest connection with each peer, for at most 4096 peers.
+    /// Returns for each of at most 4096 peers whether the latest connection agreed on a rule, or why it did not.
     pub fn peers(&mut self) -> Result<Vec<TcpPeer>, Error> {
         let map = self.object.handle("peers")?;
         let mut peers = Vec::new();
@@ -290,8 +291,8 @@ impl Tcp {
         Ok(connections)
     }
 
-    /// Returns the outcome of the latest connection with a peer. `None` means that there was no connection yet, or that
-    /// newer peers evicted the entry.
+    /// Returns the state of the latest connection's agreement with a peer. `None` means that there was no connection
+    /// yet, or that newer peers evicted the entry.
     pub fn peer(&mut self, address: IpAddr) -> Result<Option<TcpPeer>, Error> {
         let map = self.object.handle("peers")?;
         let key = words(address);

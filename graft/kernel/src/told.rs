@@ -16,10 +16,11 @@ use super::{Error, intf, namespace};
 /// Most paths for which the model's choice is stored.
 pub const CHOICES: usize = intf::CHOICES;
 
-/// The choice for the connections of a path, which is given by a peer and a rule.
+/// The congestion control, or the broker, that a model chose for the connections with a peer that match a rule.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PathCandidates {
-    /// Serial number of the choice, which is never 0 and differs for each choice. Events of connections contain it.
+    /// Serial number of the model's choice, which is never 0 and differs for each choice. Events about connections
+    /// contain the number.
     pub serial: u32,
     /// The congestion control that the path's connections use, or the broker that tunnels them.
     pub candidate: CandidateChoice,
@@ -30,7 +31,8 @@ pub struct PathCandidates {
 /// A candidate for connections: a congestion control, or the broker.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CandidateChoice {
-    /// Congestion control of a connection that goes directly to its server; `None`: the socket's own.
+    /// Congestion control of a connection that is not tunnelled by the broker; `None`: the congestion control that the
+    /// socket already has.
     pub congestion: Option<String>,
     /// True to redirect the connection to the broker, if the broker accepts it.
     pub carried: bool,
@@ -193,7 +195,8 @@ fn parse_event(raw: &intf::Told, here: u64, tick: Option<Duration>) -> Option<Se
         duration,
         sent: raw.sent,
         received: raw.received,
-        // A connection cannot be busy for longer than it exists, but rounding to ticks may exceed that by one tick.
+        // The time in which data waited cannot exceed the connection's duration, but rounding to ticks may exceed it by
+        // one tick.
         busy: tick.map(|tick| tick.saturating_mul(raw.busy_jiffies).min(duration)),
         heard: since_heard.filter(|_| raw.received > 0).map(|since| duration.saturating_sub(since)),
         socket: SocketState::from_parts([local, remote], raw.cookie, &raw.congestion, raw.sent, &raw.figures),
@@ -235,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clock_tick_length_follows_from_two_readings() {
+    fn kernel_tick_length_follows_from_two_clock_readings() {
         for rate in Ticks::RATES {
             for error in [0, 1] {
                 let mut ticks = Ticks::default();
@@ -249,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn choices_are_encoded_as_the_bpf_programs_read_them() {
+    fn candidate_choices_are_encoded_as_the_bpf_programs_read_them() {
         let candidate =
             |name: Option<&str>, carried| CandidateChoice { congestion: name.map(str::to_owned), carried };
         let plain = raw(&PathCandidates { serial: 7, candidate: candidate(None, false), grant: None });

@@ -35,7 +35,7 @@ extern "C" {
 #define MILLRACE_MESSAGES_ABI 0
 
 #define MILLRACE_MESSAGES_MESSAGE_MAX 1048576 /* longest message, in bytes */
-#define MILLRACE_MESSAGES_NAME_MAX    64      /* longest name, in bytes, the terminating zero included */
+#define MILLRACE_MESSAGES_NAME_MAX    64      /* longest name of a peer, service or graft, with its final zero byte */
 #define MILLRACE_MESSAGES_TEXT_MAX    256
 
 typedef struct millrace_messages_session millrace_messages_session;
@@ -81,7 +81,7 @@ typedef enum millrace_messages_event_kind {
 	MILLRACE_MESSAGES_EVENT_REFUSED = 2, /* a renegotiation failed; `text` has the reason */
 	/* the quality named in `text` is not met; `asked` and `measured` have its values */
 	MILLRACE_MESSAGES_EVENT_VIOLATED = 3,
-	MILLRACE_MESSAGES_EVENT_LOST = 4, /* messages were given up; `messages` is their number */
+	MILLRACE_MESSAGES_EVENT_LOST = 4, /* messages were abandoned; `messages` is their number */
 	MILLRACE_MESSAGES_EVENT_FINISHED = 5, /* the other side sends no more messages */
 	/* the session is over; `text` has the reason. Messages that have arrived can still be read. */
 	MILLRACE_MESSAGES_EVENT_CLOSED = 6
@@ -91,7 +91,7 @@ typedef struct millrace_messages_event {
 	int32_t kind;
 	uint32_t reserved;
 	uint64_t messages;
-	double asked; /* requested value, in ms, Mbit/s or per cent */
+	double asked; /* requested value of the quality, in ms, Mbit/s or per cent */
 	double measured;
 	char text[MILLRACE_MESSAGES_TEXT_MAX];
 } millrace_messages_event;
@@ -131,8 +131,8 @@ int millrace_messages_validate(millrace_messages_session *session, int timeout_m
 /* Returns the graft and services that both hosts have agreed on. */
 int millrace_messages_agreement(millrace_messages_session *session, millrace_messages_agreed *agreed);
 
-/* Sends a message of at most MILLRACE_MESSAGES_MESSAGE_MAX bytes. If the window is full, the call waits. In a
- * nonblocking session it returns MILLRACE_MESSAGES_AGAIN instead, and has sent no part of the message.
+/* Sends a message of at most MILLRACE_MESSAGES_MESSAGE_MAX bytes. If the session's flow-control window is full, the
+ * call waits. In a nonblocking session it returns MILLRACE_MESSAGES_AGAIN instead, and has sent no part of the message.
  */
 int millrace_messages_send(millrace_messages_session *session, const void *message, size_t bytes);
 

@@ -1,4 +1,4 @@
-//! Errors of sessions and listeners.
+//! Errors that calls of sessions and listeners for messages return.
 
 use std::path::PathBuf;
 

@@ -15,7 +15,7 @@ use crate::{DEFAULT_SOCKET, Error, Listener, Preconnection, Qos, Received, Sessi
 
 const NAME_MAX: usize = 64;
 const TEXT_MAX: usize = 256;
-/// Most bytes that one call of `millrace_messages_read` returns.
+/// Maximum number of bytes that one call of `millrace_messages_read` returns.
 const READ_MAX: usize = 64 << 10;
 const MAX_DELAY: u32 = 1;
 const MIN_THROUGHPUT: u32 = 2;
@@ -187,7 +187,7 @@ unsafe fn give<T>(to: *mut T, value: T, what: &str) -> Result<()> {
 }
 
 /// # Safety
-/// `from` is null or points to this number of bytes, for as long as the result is used.
+/// `from` is null or points to `bytes` bytes, for as long as the result is used.
 unsafe fn slice<'a>(from: *const c_void, bytes: usize, what: &str) -> Result<&'a [u8]> {
     match (from.is_null(), bytes) {
         (_, 0) => Ok(&[]),
@@ -303,8 +303,8 @@ pub unsafe extern "C" fn millrace_messages_agreement(
 }
 
 /// # Safety
-/// The safety conditions of C callers (see the top of this module) hold, and `message` is null or points to this number
-/// of bytes.
+/// The safety conditions of C callers (see the top of this module) hold, and `message` is null or points to `bytes`
+/// bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_send(
     session: *mut FfiSession,
@@ -319,8 +319,8 @@ pub unsafe extern "C" fn millrace_messages_send(
 }
 
 /// # Safety
-/// The safety conditions of C callers (see the top of this module) hold. `message` is null or has room for this number
-/// of bytes, and `bytes` is valid for writes.
+/// The safety conditions of C callers (see the top of this module) hold. `message` is null or has room for `room`
+/// bytes, and `bytes` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_recv(
     session: *mut FfiSession,
@@ -363,8 +363,8 @@ pub unsafe extern "C" fn millrace_messages_recv(
 }
 
 /// # Safety
-/// The safety conditions of C callers (see the top of this module) hold. `from` is null or points to this number of
-/// bytes, and `written` is valid for writes.
+/// The safety conditions of C callers (see the top of this module) hold. `from` is null or points to `bytes` bytes, and
+/// `written` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_write(
     session: *mut FfiSession,
@@ -385,8 +385,8 @@ pub unsafe extern "C" fn millrace_messages_write(
 }
 
 /// # Safety
-/// The safety conditions of C callers (see the top of this module) hold. `to` is null or has room for this number of
-/// bytes, and `bytes` is valid for writes.
+/// The safety conditions of C callers (see the top of this module) hold. `to` is null or has room for `room` bytes, and
+/// `bytes` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_read(
     session: *mut FfiSession,

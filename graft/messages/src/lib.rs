@@ -59,7 +59,7 @@ pub enum SessionEvent {
         graft: String,
         /// Services of the new graft.
         services: Vec<String>,
-        /// Originator of the change: the application, the daemon, or the other host.
+        /// Originator of the change of grafts: the application, the daemon, or the other host.
         by: ChangeOrigin,
     },
     /// A renegotiation failed, and the session continues unchanged.
@@ -71,7 +71,8 @@ pub enum SessionEvent {
     },
     /// The measured quality of the session is worse than requested.
     Violated(QualityViolation),
-    /// Number of messages given up since the previous `Lost` event, because all or some of their parts did not arrive.
+    /// Number of messages that were discarded since the previous `Lost` event, because all or some of their datagrams
+    /// did not arrive.
     Lost(u64),
     /// The other side of the session has ended and sends no more messages.
     Finished,

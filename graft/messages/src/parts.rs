@@ -1,7 +1,7 @@
 //! Converts messages of applications to datagrams. A message that is too long for one datagram is sent in parts,
 //! which the receiver joins.
 //!
-//! Incomplete messages are bounded in number and in bytes: beyond the bound the oldest one is given up and counted. A
+//! Incomplete messages are bounded in number and in bytes: beyond the bound the oldest one is discarded and counted. A
 //! part may arrive twice. If the interface's queue drops a part, the send call fails, so the library sends the part
 //! again; but the graft retransmits the dropped packet, too.
 //!
@@ -23,8 +23,9 @@ pub const INCOMPLETE_MAX: usize = 64;
 /// Most bytes of memory for the parts of incomplete messages, and for the tables that hold these parts.
 pub const INCOMPLETE_BYTES: usize = 4 << 20;
 
-/// Number of latest messages whose state is remembered. A message further behind the newest cannot arrive, since
-/// packets that are 1024 behind are dropped and each packet belongs to one message.
+/// Number of latest messages for which the receiver remembers whether they are complete or discarded. A message further
+/// behind the newest cannot arrive, since the graft drops packets that are 1024 behind, and each packet belongs to one
+/// message.
 const SEEN: u32 = 2048;
 
 const PART: u8 = 1;
@@ -129,7 +130,7 @@ pub struct Assembly {
     seen: SeenMessages,
 }
 
-/// Remembers by one bit each which of the latest messages are complete or given up.
+/// Remembers by one bit each whether the latest messages were completed or discarded.
 #[derive(Debug)]
 struct SeenMessages {
     /// One more than the number of the newest message.
@@ -176,12 +177,12 @@ impl Assembly {
         None
     }
 
-    /// Returns how many messages were given up although a part of them had arrived.
+    /// Returns how many messages were discarded as incomplete, although a part of them had arrived.
     pub fn given_up(&self) -> u64 {
         self.given_up
     }
 
-    /// Gives up all incomplete messages, since no more parts will arrive.
+    /// Discards all incomplete messages, since no more parts will arrive.
     pub fn end(&mut self) {
         while !self.incomplete.is_empty() {
             self.drop_at(0);
@@ -191,7 +192,7 @@ impl Assembly {
     /// Returns the index of the incomplete message that the part belongs to. The message is added if it is new.
     fn place(&mut self, part: &MessagePart<'_>) -> Option<usize> {
         if let Some(at) = self.incomplete.iter().position(|known| known.message == part.message) {
-            // If two parts of a message state different numbers of parts, the message is given up.
+            // If two parts of a message state different numbers of parts, the message is discarded.
             let is_alike =
                 self.incomplete.get(at).is_some_and(|known| known.parts.len() == usize::from(part.parts));
             if !is_alike {
@@ -205,7 +206,8 @@ impl Assembly {
         let missing = parts.len();
         self.incomplete.push_back(IncompleteMessage { message: part.message, parts, missing, bytes: 0 });
         self.make_room();
-        // A single message never exceeds the limits, so the one that was added is still the last of the queue.
+        // A single message never exceeds the limits. So the message that was added is still in the queue, as the last
+        // one.
         self.incomplete.len().checked_sub(1)
     }
 
@@ -247,7 +249,7 @@ impl SeenMessages {
         ((at / 64) as usize, 1 << (at % 64))
     }
 
-    /// Returns whether a message is complete, given up, or too far behind the newest.
+    /// Returns whether a message is complete, discarded, or too far behind the newest.
     fn is_done(&self, message: u32) -> bool {
         // Numbers wrap around, so the sign of the difference tells which of two messages is newer.
         let ahead = message.wrapping_sub(self.next);
@@ -372,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn end_datagram_contains_the_number_of_messages() {
+    fn datagram_that_ends_a_session_contains_the_number_of_messages() {
         let end = MessageDatagram::End(0xdead_beef);
         assert_eq!(MessageDatagram::read(&end.write()), Some(end));
     }
@@ -404,7 +406,7 @@ mod tests {
         assert_eq!(MessageDatagram::read(&end), None);
     }
 
-    /// A sender of nothing but first parts cannot fill the receiver's memory.
+    /// A sender that sends only the first part of each message cannot fill the receiver's memory.
     #[test]
     fn incomplete_messages_are_bounded() {
         let mut assembly = Assembly::default();

@@ -24,8 +24,8 @@ use crate::{Error, SessionEvent};
 /// Pause before a datagram is sent again that the socket has refused. It doubles with each attempt, up to `AGAIN_MOST`.
 const AGAIN: Duration = Duration::from_micros(100);
 const AGAIN_MOST: Duration = Duration::from_millis(4);
-/// Longest pause before a refused datagram is sent again, if the daemon reports when the window has space. The pause
-/// ends early unless that report is lost.
+/// Longest pause before a datagram is sent again that the socket refused because the flow-control window was full. The
+/// daemon reports when the window has space, which ends the pause early unless the report is lost.
 const AGAIN_TOLD: Duration = Duration::from_millis(25);
 /// Time for which messages may still arrive after the other side has ended, if the graft does not retransmit.
 const LINGER: Duration = Duration::from_secs(1);
@@ -253,8 +253,8 @@ impl Session {
 
     /// Sends a message of at most [`MESSAGE_MAX`] bytes.
     ///
-    /// If the window is full, the call waits. A nonblocking session returns [`Error::WouldBlock`] instead, and has sent
-    /// no part of the message. [`as_fd`](AsFd::as_fd) is readable when the call should be repeated.
+    /// If the flow-control window is full, the call waits. A nonblocking session returns [`Error::WouldBlock`] instead,
+    /// and has sent no part of the message. [`as_fd`](AsFd::as_fd) is readable when the call should be repeated.
     pub fn send(&mut self, message: &[u8]) -> Result<(), Error> {
         self.check()?;
         if self.has_finished {
@@ -353,8 +353,8 @@ impl Session {
         }
         let until = self.until();
         let flushed = self.flush_until(until);
-        // This datagram with the number of messages may be lost. The daemons report the same number, and repeat it
-        // until it is acknowledged.
+        // This datagram, which states how many messages were sent, may be lost. The daemons report the same number to
+        // each other, and repeat it until it is acknowledged.
         let _ = self.send_datagram(&MessageDatagram::End(self.next).write());
         self.say(&BrokerRequest::Finish { messages: self.next })?;
         flushed
@@ -416,8 +416,8 @@ impl Session {
         }
     }
 
-    /// Returns the longest pause before a refused datagram is sent again. The pause may be long if only the window
-    /// limits sending, since the daemon then reports when the window has space.
+    /// Returns the longest pause before a refused datagram is sent again. The pause may be long if only the
+    /// flow-control window limits sending, since the daemon then reports when the window has space.
     fn again_most(&self) -> Duration {
         let has = |link: &SessionLink, name: &str| link.opened.services.iter().any(|service| service == name);
         match self.link() {
@@ -561,8 +561,8 @@ impl Session {
                 }
                 self.tell(SessionEvent::Changed { graft, services, by });
             }
-            // The daemon reports that the window has space. A call that waits to send again is woken by this message
-            // itself, so nothing is left to do.
+            // The daemon reports that the flow-control window has space. A call that waits to send again is woken by
+            // this message itself, so nothing is left to do.
             BrokerReply::Room => {}
             BrokerReply::Violated(violation) => self.tell(SessionEvent::Violated(violation)),
             BrokerReply::Finished { messages } => self.events.extend(self.incoming.finish(messages)),

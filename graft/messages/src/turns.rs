@@ -1,13 +1,13 @@
 //! Returns complete messages in the order in which they were sent. Messages that arrive before earlier ones wait.
 //!
 //! This is used with grafts that retransmit lost packets, so gaps are filled. Waiting messages are bounded in number
-//! and in bytes all the same, since a malicious sender may leave a gap on purpose. Such a gap is given up and counted.
+//! and in bytes all the same, since a malicious sender may leave a gap on purpose. Such a gap is skipped and counted.
 
 use std::collections::BTreeMap;
 
-/// Most messages that wait for earlier ones; more than any window has in flight.
+/// Maximum number of messages that wait for earlier ones. No flow-control window allows as many messages in flight.
 pub const WAITING_MAX: usize = 1024;
-/// Most bytes of messages that wait for earlier ones; the same bound as for incomplete messages.
+/// Maximum number of bytes of messages that wait for earlier ones. Incomplete messages have the same bound.
 pub const WAITING_BYTES: usize = 4 << 20;
 
 /// Messages of one direction that wait for earlier ones, and the number of the message that is returned next.
@@ -22,17 +22,18 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// Adds a message, which waits for earlier ones. A message that was returned or given up already is dropped.
+    /// Adds a message, which waits for earlier ones. A message is dropped if it was returned already, or skipped as
+    /// missing.
     pub fn put(&mut self, message: u32, bytes: Vec<u8>) {
         let ahead = message.wrapping_sub(self.next);
-        // Drops duplicates, messages that were given up, and numbers that no sender can have used.
+        // Drops duplicates, messages that were skipped as missing, and numbers that no sender can have used.
         if ahead > u32::MAX / 2 || self.waiting.contains_key(&message) {
             return;
         }
         self.bytes += bytes.len();
         self.waiting.insert(message, bytes);
         while self.waiting.len() > WAITING_MAX || self.bytes > WAITING_BYTES {
-            // The sender has exceeded every possible window, so messages are given up.
+            // The sender has exceeded every possible flow-control window, so missing messages are skipped.
             if !self.skip() && self.take().is_some() {
                 self.given_up += 1;
             }
@@ -47,7 +48,7 @@ impl Turns {
         Some(bytes)
     }
 
-    /// Gives up the missing messages before the first waiting one. Returns `false` if no message waits behind a gap.
+    /// Skips the missing messages before the first waiting one. Returns `false` if no message waits behind a gap.
     pub fn skip(&mut self) -> bool {
         let nearest = self.waiting.keys().map(|message| message.wrapping_sub(self.next)).min();
         let Some(gap @ 1..) = nearest else { return false };
@@ -56,7 +57,7 @@ impl Turns {
         true
     }
 
-    /// Returns the number of messages that were given up.
+    /// Returns the number of missing messages that were skipped.
     pub fn given_up(&self) -> u64 {
         self.given_up
     }
@@ -79,7 +80,7 @@ mod tests {
         }
         turns.put(0, vec![0]);
         assert_eq!(all(&mut turns), [0, 1, 2]);
-        // A duplicate arrives, and then a message that was given up.
+        // A duplicate arrives, and then a message that was skipped as missing.
         turns.put(4, vec![9]);
         turns.put(1, vec![9]);
         turns.put(3, vec![3]);

@@ -68,10 +68,10 @@ pub enum BrokerReply {
         graft: String,
         /// Services of the new graft.
         services: Vec<String>,
-        /// Originator of the change.
+        /// Originator of the change of grafts.
         by: ChangeOrigin,
     },
-    /// The window has space again, after it had refused a datagram.
+    /// The flow-control window of the session has space again, after it had refused a datagram.
     Room,
     /// The measured quality of the session is worse than requested.
     Violated(QualityViolation),
@@ -125,7 +125,7 @@ pub enum SessionRefusal {
     Redundant,
     /// No graft of the settings provides the requested services or quality, or the path cannot provide them.
     Impossible,
-    /// No session of the pool is free, or the user already has as many as allowed.
+    /// All ports for sessions with this peer are in use, or the user already has as many sessions as allowed.
     Exhausted,
     /// The other host does not answer, or refuses.
     Unreachable,

@@ -6,7 +6,7 @@ use super::message::{ConnectionReport, OfferSide, OptionOutcome};
 /// How a middlebox changed the options of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Downgrade {
-    /// The offer or its answer was removed on the path.
+    /// The client's offer of an agreement, or the server's answer to it, was removed on the path.
     Stripped,
     /// A host received another option than the peer sent.
     Altered,
@@ -51,8 +51,8 @@ fn find_downgrade(client: &ConnectionReport, server: &ConnectionReport) -> Optio
         (Agreed, Agreed) if client.heard == server.own => None,
         // Each host received an option that the peer did not send in this form.
         (Agreed, Agreed) | (Malformed, _) | (_, Malformed) => Some(Downgrade::Altered),
-        // If the server answered but did not receive the confirmation, the options were altered. If it did not answer,
-        // the answer was forged.
+        // Here the client received an answer. If the server sent one but did not receive the client's confirmation, the
+        // options were altered. If the server did not answer, the answer was forged.
         (Agreed, Silent) if server.spoke => Some(Downgrade::Altered),
         (Agreed, _) | (Refused, _) => Some(Downgrade::Forged),
         // The server saw a confirmation that the client never sent.
@@ -90,11 +90,11 @@ mod tests {
     }
 
     #[test]
-    fn reports_of_both_ends_show_the_downgrade() {
+    fn reports_of_both_ends_show_whether_the_tcp_option_was_removed() {
         use OptionOutcome::{Agreed, Malformed, NotAsked, Refused, Resent, Silent};
         let table = [
-            // Columns: the client's outcome, whether it offered, the server's outcome, whether it would have answered,
-            // and the downgrade.
+            // Columns: the client's outcome, whether the client offered an agreement, the server's outcome, whether the
+            // server would have answered an offer, and the downgrade that the two reports prove.
             (Agreed, true, Agreed, true, None),
             (Silent, true, Silent, true, Some(Downgrade::Stripped)),
             // The server cannot answer: it listened before the program was attached, or uses SYN cookies.

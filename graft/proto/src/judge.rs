@@ -19,7 +19,7 @@ pub struct Wants {
 /// The terms of an agreement, as one host sees them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JudgeTerms {
-    /// The newest version of agreements that both hosts support.
+    /// The newest version of the agreement protocol that both hosts support.
     pub version: u32,
     /// Indices of this host's rules that match a rule of the peer, each with the graft that the peer uses for it.
     pub rules: Vec<(usize, Option<Hash>)>,
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn both_hosts_reach_the_same_verdict_on_an_offer() {
+    fn both_hosts_reach_the_same_verdict_on_an_offer_of_grafts() {
         let (caller, called) = both();
         let wants = Wants { cpus: 2, memory_mib: 4096, kernel: Some([6, 18]) };
         let terms = judge(&caller, &wants, &called).unwrap();

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// ALPN name of this protocol. A version with another encoding gets another name.
 pub const ALPN: &[u8] = b"graft/1";
-/// Versions of agreements that this program supports. They equal the versions of the TCP option.
+/// Versions of the agreement protocol that this program supports. The TCP option has the same version numbers.
 pub const VERSIONS: [u32; 1] = [1];
 /// Most bytes of a message, without its length field.
 pub const MESSAGE_MAX: usize = 256 << 10;
@@ -49,7 +49,7 @@ pub enum AgreementMessage {
     /// Confirms an [`Accept`](Self::Accept). The host that opened the connection sends this. From now on both hosts
     /// have to keep to the agreement.
     Confirm,
-    /// Refuses an agreement, in place of any message above.
+    /// Refuses an agreement. A host may send this instead of an `Offer`, `Accept` or `Confirm`.
     Refuse(AgreementRefusal),
     /// Requests a graft's object file.
     Fetch {
@@ -68,9 +68,10 @@ pub enum AgreementMessage {
 /// A host's description of itself, its rules, and its view of the path to the peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Statement {
-    /// Versions of agreements that the sender supports.
+    /// Versions of the agreement protocol that the sender supports.
     pub versions: Vec<u32>,
-    /// Random number of the sending daemon's run. Agreements end when it changes.
+    /// Random number that the sending daemon chooses when it starts. If it changes, the daemon has restarted, and
+    /// earlier agreements with it end.
     pub epoch: u64,
     /// Seconds for which the statement is valid if it is not repeated.
     pub hold_s: u32,
@@ -141,9 +142,10 @@ pub struct RuleOffer {
     pub first_port: u16,
     /// Last server port of the rule (inclusive).
     pub last_port: u16,
-    /// Identity of the graft that the sender uses; `None`: a congestion control of the sender's kernel.
+    /// SHA-256 of the object file of the graft that the sender uses; `None`: a congestion control of the sender's
+    /// kernel.
     pub graft: Option<Hash>,
-    /// Identity of the graft that the receiver has to use; `None`: any.
+    /// SHA-256 of the object file of the graft that the receiver has to use; `None`: any.
     #[serde(default)]
     pub wants: Option<Hash>,
 }
@@ -160,11 +162,11 @@ pub struct ConnectionReport {
     pub port: u16,
     /// Outcome of the agreement in TCP options, as the sender saw it.
     pub outcome: OptionOutcome,
-    /// True if the sender is a client that sent an offer, or a server that would have answered one.
+    /// True if the sender is a client that offered an agreement, or a server that would have answered an offer.
     pub spoke: bool,
-    /// First bytes of the identity of the graft that the sender would use.
+    /// First bytes of the SHA-256 of the graft that the sender would use.
     pub own: u32,
-    /// First bytes of the identity of the graft that the sender received from the peer; 0 without an agreement.
+    /// First bytes of the SHA-256 of the peer's graft, which the sender received from the peer; 0 without an agreement.
     pub heard: u32,
 }
 
@@ -226,7 +228,7 @@ pub struct AgreementRefusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RefusalReason {
-    /// The two hosts support no common version.
+    /// The two hosts support no common version of the agreement protocol.
     Version,
     /// The grafts of the two hosts have different ABI versions.
     Abi,

@@ -1,5 +1,5 @@
-//! The times at which sessions have work to do. Finding the due work costs time for each due session only, however many
-//! sessions exist.
+//! The times at which time-outs of sessions have to be handled. Finding the sessions that are due costs time for each
+//! of these only, however many sessions exist.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -13,7 +13,7 @@ pub struct SessionAgenda {
 }
 
 impl SessionAgenda {
-    /// Sets the time of a session's next work, which replaces an earlier time. `None` removes the session.
+    /// Sets the time at which a session is due next. This replaces an earlier time; `None` removes the session.
     pub fn put(&mut self, ends: SessionEnds, at: Option<Duration>) {
         let before = match at {
             Some(at) => self.of.insert(ends, at),
@@ -32,7 +32,7 @@ impl SessionAgenda {
         self.by_time.first().map(|(at, _)| *at)
     }
 
-    /// Returns the sessions whose work is due, and removes them.
+    /// Returns the sessions that are due, and removes them.
     pub fn take(&mut self, now: Duration) -> Vec<SessionEnds> {
         let mut due = Vec::new();
         while self.next().is_some_and(|at| at <= now)
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn due_sessions_of_the_agenda_are_returned_once() {
+    fn sessions_whose_timer_is_due_are_returned_once() {
         const MS: Duration = Duration::from_millis(1);
         let ends = |port: u16| {
             let address = std::net::SocketAddr::from(([10, 0, 0, 1], port));

@@ -51,7 +51,7 @@ pub enum ListMessage {
     Answer(u32),
     /// The sender knows that both ends send with the new function list.
     Done(ListId),
-    /// The sender refuses to change to the function list, or has given up the change.
+    /// The sender refuses to change to the function list, or has abandoned the change.
     Refuse(ListId),
     /// Time at which the sender's daemon was started.
     Hello(Since),
@@ -68,14 +68,15 @@ pub enum ListMessage {
     },
 }
 
-/// The time at which an end was started, in tenths of a second. It has 31 bits, so it wraps around after 6.8 years.
+/// The time at which the daemon of one end was started, in tenths of a second. It has 31 bits, so it wraps around after
+/// 6.8 years.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Since(u32);
 
 impl Since {
     const BITS: u32 = 0x7fff_ffff;
 
-    /// Converts the Unix time at which an end was started to tenths of a second.
+    /// Converts the Unix time at which the daemon of one end was started to tenths of a second.
     pub fn new(unix_time: Duration) -> Self {
         Self((unix_time.as_millis() / 100) as u32 & Self::BITS)
     }
@@ -106,11 +107,11 @@ pub enum ListAction {
     Say(ListMessage),
     /// Both ends send packets with this function list.
     Agreed(u16),
-    /// The change has failed, and the session stays as it was.
+    /// The change of the function list has failed, and the session continues with its previous list.
     Failed(u16, ListRefusal),
 }
 
-/// The reason why a change failed.
+/// The reason why a change of the function list failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ListRefusal {
     /// The other end does not have the function list.
@@ -281,7 +282,7 @@ impl ListAgreement {
             (ListMessage::Refuse(id), AgreeState::Proposing { id: own, .. }) if id == own => {
                 self.give_up(id.list, ListRefusal::Refused)
             }
-            // The other end has given up its proposal, so the new function list is no longer accepted.
+            // The other end has withdrawn its proposal, so the new function list is no longer accepted.
             (ListMessage::Refuse(id), AgreeState::Following { id: own, .. }) if id == own => {
                 self.state = AgreeState::Idle;
                 let failed = self.gave_way.then_some(ListAction::Failed(id.list, ListRefusal::Busy));
@@ -468,7 +469,7 @@ impl ListId {
 }
 
 impl ListMessage {
-    /// Returns the kind (one of eight) and the number of a message, as a frame in the kernel has them.
+    /// Returns the kind (one of eight) and the number of a message, as they are encoded in a packet.
     pub fn encode(self) -> (u8, u32) {
         // Kinds 1, 3 and 7 have two messages each, which the highest bit of the number tells apart.
         const REFUSE: u32 = 1 << 31;
@@ -642,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn swap_changes_the_list_of_both_ends() {
+    fn agreed_swap_changes_the_function_list_of_both_ends() {
         let at_random = |count: u64| count.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & 7 < 4;
         for loses in [|_| false, |count| count % 3 == 0, at_random, |count| count < 9] {
             let ends = run([AgreeEnd::new(true), AgreeEnd::new(false)], [Some(2), None], true, loses);
@@ -712,7 +713,7 @@ mod tests {
     }
 
     #[test]
-    fn proposal_of_an_unknown_list_changes_nothing() {
+    fn proposal_of_an_unknown_function_list_changes_nothing() {
         let ends = run([AgreeEnd::new(true), AgreeEnd::new(false)], [Some(2), None], false, |_| false);
         assert_eq!(ends[0].failed, [(2, ListRefusal::Refused)]);
         assert!(ends.iter().all(|end| end.sends == 1 && end.takes == [1]));

@@ -63,7 +63,7 @@ fn datagram() -> Vec<u8> {
     frame
 }
 
-/// Minimum number of samples for a significant mean.
+/// Minimum number of timed packets for a significant mean time of a hook.
 const SAMPLES_MIN: u64 = 8;
 
 /// The times that a session's hooks took, between two readings of the counters.
@@ -76,8 +76,8 @@ pub struct BudgetMeter {
 }
 
 impl BudgetMeter {
-    /// Evaluates the present times of each hook. Returns the hook with the largest mean above the budget, if one
-    /// exceeds it.
+    /// Computes the mean time of each hook from the kernel's counters. Returns the hook with the largest mean time
+    /// above the budget, if one exceeds it.
     pub fn look(&mut self, now: [FunctionTimes; 3], budget_ns: u32) -> Option<(FunctionHook, u64)> {
         let mut worst = None;
         self.over = now.iter().map(|times| times.over).sum();
@@ -86,7 +86,7 @@ impl BudgetMeter {
         {
             let samples = now.samples.saturating_sub(last.samples);
             if samples < SAMPLES_MIN {
-                // If an interval has too few samples, they are added to those of the next interval.
+                // If an interval has too few timed packets, they are added to those of the next interval.
                 continue;
             }
             let ns = now.total_ns.saturating_sub(last.total_ns) / samples;
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn budget_is_compared_with_the_latest_interval() {
+    fn cpu_time_per_packet_is_averaged_over_the_latest_interval() {
         let mut meter = BudgetMeter::default();
         let idle = FunctionTimes::default();
         assert_eq!(meter.look([times(100, 100_000), idle, idle], 1500), None);

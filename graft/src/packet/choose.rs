@@ -23,8 +23,8 @@ pub struct Offer {
     pub functions: usize,
     /// Largest number of packets in flight, or `None` without a window.
     pub window: Option<u64>,
-    /// Number of packets out of 1000 that the graft may give up instead of retransmitting, and the time after which it
-    /// does.
+    /// Number of packets out of 1000 that the graft may abandon instead of retransmitting, and the time after which it
+    /// abandons them.
     pub gives_up: Option<(u64, Duration)>,
     /// Number of packets that one parity packet protects.
     pub parity: Option<u64>,
@@ -256,7 +256,7 @@ impl Offer {
     /// Returns the share of packets that are lost despite the graft, if losses are independent, and a text for the
     /// refusal.
     fn loss(&self, path: f64) -> (f64, &'static str) {
-        // The graft retransmits lost packets, and gives up at most `permille` of all packets, whatever the path loses.
+        // The graft retransmits lost packets, and abandons at most `permille` of all packets, whatever the path loses.
         if let Some((permille, _)) = self.gives_up {
             return (permille as f64 / 1000.0, "it may give up");
         }
@@ -357,8 +357,8 @@ mod tests {
         }
     }
 
-    /// If every lost packet is retransmitted and a window bounds how many wait, the library can put messages in order.
-    /// That is cheaper than to drop early packets.
+    /// If every lost packet is retransmitted and a flow-control window bounds how many packets are in flight, the
+    /// library can put messages in order. That is cheaper than dropping packets that arrive early.
     #[test]
     fn ordered_messages_may_use_a_graft_without_order() {
         use FunctionService::*;
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_request_is_refused_with_the_reason() {
+    fn impossible_session_request_is_refused_with_the_reason() {
         let delay = |ms| Qos { max_delay_ms: Some(ms), ..Qos::default() };
         let fast = |mbit| Qos { min_throughput_mbit: Some(mbit), ..Qos::default() };
         let loss = |percent| Qos { max_loss_percent: Some(percent), ..Qos::default() };
@@ -433,7 +433,7 @@ mod tests {
 
     /// A session on an unmeasured path is allowed. Its requirements are checked while it is open.
     #[test]
-    fn unmeasured_path_refuses_no_request() {
+    fn session_request_on_an_unmeasured_path_is_not_refused() {
         let qos = Qos { max_delay_ms: Some(1), min_throughput_mbit: Some(50.0), max_loss_percent: None };
         let offers = all();
         let chosen = choose(&offers, &want(&["reliability"], qos), &PeerPathFigures::default(), true);

@@ -81,7 +81,7 @@ pub struct FunctionManifest {
     pub kernel: String,
     /// Version of the layout of the state that the function keeps for each session.
     pub state_version: u32,
-    /// Versions of the state that the function's program `NAME_migrate` converts to this one.
+    /// Earlier versions of the state layout that the function's program `NAME_migrate` can convert to this version.
     #[serde(default)]
     pub migrates: Vec<u32>,
     /// Note on fairness, for a function that can fill a path: how it shares a bottleneck, and how this was tested.
@@ -103,7 +103,7 @@ pub enum FunctionService {
     Order,
     /// Retransmits lost packets.
     Reliability,
-    /// Retransmits lost packets, except for a bounded share that it gives up.
+    /// Retransmits lost packets, except for a bounded share that the receiver abandons.
     PartialReliability,
     /// Recovers lost packets from parity packets.
     Recovery,
@@ -150,7 +150,7 @@ impl FunctionService {
     }
 }
 
-/// The known functions, by name.
+/// The known packet functions, by name.
 #[derive(Clone, Debug, Default)]
 pub struct FunctionPool(BTreeMap<String, PacketFunction>);
 
@@ -185,7 +185,7 @@ impl FunctionPool {
         self.0.get(name).ok_or_else(|| Error::NoFunction { name: name.to_owned(), known: known() })
     }
 
-    /// Returns the functions, by name.
+    /// Returns the known packet functions, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = &PacketFunction> {
         self.0.values()
     }

@@ -16,8 +16,8 @@
 //! with a nonce. The second end derives its nonces from a secret, which changes with each connection and whenever one
 //! of its offers was taken.
 //!
-//! `Take` also contains the key that authenticates frames, which the first end generates once for its run. In a sealed
-//! session that key is used inside the sealed datagram.
+//! `Take` also contains the key that authenticates packet trailers. The first end generates that key when its daemon
+//! starts. In a sealed session, the trailer is inside the sealed datagram.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -41,7 +41,7 @@ pub enum AeadCipher {
 
 /// Random bytes that one end contributes to one key agreement.
 pub type Nonce = [u8; 16];
-/// The key that authenticates frames of a session.
+/// The key that authenticates the trailers of a session's packets.
 pub type FrameKey = [u8; 16];
 
 /// The nonces of both ends, from which keys are derived.
@@ -63,7 +63,7 @@ pub enum KeyMessage {
     /// Answer of the second end (higher address or port) to `Ask`: it offers this pair of nonces.
     Offer(NoncePair),
     /// Answer of the first end to `Offer`: it accepts the offered pair of nonces, and sends the key that authenticates
-    /// frames.
+    /// packet trailers.
     Take(NoncePair, FrameKey),
     /// Answer of the second end to `Take`: it now opens and seals with the keys from this pair of nonces.
     Done(NoncePair),
@@ -93,7 +93,7 @@ pub struct KeyWord {
 /// The actions that follow from a message or from a time-out. The caller carries them out in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyAction {
-    /// Authenticate frames with this key.
+    /// Authenticate the trailers of the session's packets with this key.
     Frames(FrameKey),
     /// Open datagrams with the keys of this pair of nonces as well. They replace the keys that had the same phase.
     Install(KeyPhase, NoncePair),
@@ -246,7 +246,7 @@ enum KeyRequestState {
 #[derive(Debug)]
 pub struct KeyAgreement {
     side: KeySide,
-    /// The key that authenticates frames. Both ends use the key that the first end has generated.
+    /// The key that authenticates packet trailers. Both ends use the key that the first end has generated.
     frames: FrameKey,
     /// True if the pending agreement uses an earlier connection, so that another agreement must follow.
     is_behind: bool,

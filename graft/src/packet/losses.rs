@@ -30,9 +30,9 @@ pub struct Before {
 /// The numbers of lost datagrams in both directions, each `None` if it is not known.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PacketLosses {
-    /// Number of this end's datagrams that were lost.
+    /// Number of this end's datagrams that were lost when the session restarted.
     pub sent: Option<u64>,
-    /// Number of the other end's datagrams that were lost.
+    /// Number of the other end's datagrams that were lost when the session restarted.
     pub received: Option<u64>,
 }
 

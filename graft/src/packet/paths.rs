@@ -198,7 +198,7 @@ mod tests {
         let [wide, narrow] = world.weights();
         let share = f64::from(narrow) / f64::from(wide + narrow);
         assert!(wide == 16 && (0.15..0.4).contains(&share), "{wide} {narrow}");
-        // The share grows again when the path can carry more.
+        // The path's share of the packets grows again when the path can carry more.
         world.looks(100, 1200, [1000, 1000], [0.0, 0.0]);
         assert_eq!(world.weights(), [16, 16]);
     }

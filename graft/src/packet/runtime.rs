@@ -26,7 +26,7 @@ use super::versions::FunctionVersion;
 use super::{SessionChange, Status};
 use crate::Error;
 
-/// Interval at which budgets, keys and interfaces are checked.
+/// Interval at which grafts' time budgets, keys and interfaces are checked.
 const LOOK: Duration = Duration::from_secs(1);
 /// Interval at which a session's greeting (its first message) is repeated while the other end has not answered.
 const GREETINGS: Duration = Duration::from_secs(1);
@@ -42,21 +42,22 @@ pub enum PacketEvent {
     /// the time that the kernel took to switch to the new function list at this end. If the session has restarted,
     /// `Counted` follows.
     Swapped { session: String, graft: String, took: Option<Duration>, cut: Duration, change: SessionChange },
-    /// Number of datagrams that a stateless change has lost.
+    /// Number of datagrams that were lost because a change of the graft restarted the session without its state.
     Counted { session: String, losses: PacketLosses },
     /// A rule of the settings requests another graft for the session, for the reason `why`.
     Ruled { session: String, graft: String, why: String },
-    /// A change failed, and the session keeps its graft.
+    /// A change of the session's graft failed, and the session keeps its graft.
     NotSwapped { session: String, graft: String, why: ListRefusal },
-    /// The graft exceeds its budget. `fallback` replaces it; if that is `None`, the session keeps the graft.
+    /// The graft takes more time per packet than its budget allows. `fallback` replaces it; if that is `None`, the
+    /// session keeps the graft.
     OverBudget { session: String, graft: String, hook: FunctionHook, ns: u64, fallback: Option<String> },
     /// The programs were detached by another process, or the interface was created again. `error` says why attaching
     /// them again failed, or is `None` if they are attached again.
     Detached { interface: String, error: Option<String> },
     /// A session got its first keys and now passes datagrams, or its keys were renewed.
     Keys { session: String },
-    /// The window of a session has free space again, after a full one refused a datagram. [`PacketRuntime::tell_room`]
-    /// requests this event.
+    /// The flow-control window of a session has free space again, after a full one refused a datagram.
+    /// [`PacketRuntime::tell_room`] requests this event.
     Room { ends: SessionEnds },
     /// A router or a host has sent an ICMP error about packets of IP protocol 253. `why` names its address.
     Refused { session: String, why: String },
@@ -77,14 +78,14 @@ pub struct SessionView {
     pub trouble: Option<String>,
 }
 
-/// Numbers of the application's datagrams that were sent, that arrived, and that a full window refused.
+/// Numbers of the application's datagrams that were sent, that arrived, and that a full flow-control window refused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SessionTraffic {
     /// Number of datagrams that were sent.
     pub sent: u64,
     /// Number of datagrams that have arrived.
     pub delivered: u64,
-    /// Number of datagrams that a full window refused.
+    /// Number of datagrams that a full flow-control window refused.
     pub refused: u64,
 }
 
@@ -124,8 +125,8 @@ impl PacketRuntime {
     /// Loads the functions and opens the sessions of the settings.
     ///
     /// # Errors
-    /// Fails if something in the settings cannot be used, or if a graft exceeds its budget in a test run. Nothing is
-    /// left in the kernel then.
+    /// Fails if something in the settings cannot be used, or if a graft exceeds its time budget in a test run. Nothing
+    /// is left in the kernel then.
     pub fn start(settings: Settings) -> Result<Self, Error> {
         check_pacing(&settings)?;
         paths::check(&settings)?;
@@ -236,7 +237,7 @@ impl PacketRuntime {
             let anew = graft.anew;
             self.propose(ends, &graft, anew)?;
         }
-        // New sessions are opened last, when closed ones have freed their entries.
+        // New sessions are opened last, since closing others frees the map entries that new ones need.
         for session in self.settings.sessions.clone() {
             if !self.live.contains_key(&session.ends) {
                 self.open(session)?;
@@ -273,7 +274,7 @@ impl PacketRuntime {
         self.propose(ends, &graft, anew)
     }
 
-    /// Waits at most `patience` for messages or due work, handles them, and returns the events to report.
+    /// Waits at most `patience` for messages or time-outs, handles them, and returns the events to report.
     pub fn step(&mut self, patience: Duration) -> Result<Vec<PacketEvent>, Error> {
         let mut events = std::mem::take(&mut self.pending);
         // Events that are already pending must be returned without a delay.
@@ -299,7 +300,7 @@ impl PacketRuntime {
                 self.live.get_mut(&heard.ends).map(|live| live.agreement.on_message(now, word, is_known));
             self.act(&heard.ends, acts.unwrap_or_default(), &mut events)?;
         }
-        // Further work may have become due while messages were handled.
+        // Further time-outs may have expired while messages were handled.
         due.extend(self.agenda.take(self.now()));
         for ends in due {
             self.tick(&ends, &mut events)?;
@@ -320,7 +321,7 @@ impl PacketRuntime {
         Ok(events)
     }
 
-    /// Does the session's work that is due, or that follows from received messages.
+    /// Handles the session's time-outs that have expired, and the messages that have arrived for it.
     fn tick(&mut self, ends: &SessionEnds, events: &mut Vec<PacketEvent>) -> Result<(), Error> {
         let now = self.now();
         let acts = self.live.get_mut(ends).map(|live| live.agreement.tick(now)).unwrap_or_default();
@@ -332,7 +333,7 @@ impl PacketRuntime {
         Ok(())
     }
 
-    /// Schedules the session's next work. It must be called after each change of the session's state.
+    /// Schedules the session's next time-out. It must be called after each change of the session's state.
     fn plan(&mut self, ends: &SessionEnds) {
         self.agenda.put(*ends, self.live.get(ends).and_then(LiveSession::next));
     }
@@ -415,7 +416,8 @@ impl PacketRuntime {
         Ok(known.round_trip.map(|_| known.next.wrapping_sub(known.delivered)))
     }
 
-    /// Makes [`step`](Self::step) report when the window of a session that has refused a datagram has free space again.
+    /// Makes [`step`](Self::step) report when the flow-control window of a session that has refused a datagram has free
+    /// space again.
     pub fn tell_room(&mut self, ends: &SessionEnds) -> Result<(), Error> {
         Ok(self.hooks.tell_room(ends)?)
     }
@@ -443,7 +445,7 @@ impl PacketRuntime {
         let budget_ns = graft.budget_ns;
         let opened = packet::FunctionSession { ends, key, list, budget_ns, protocol };
         match cipher {
-            // A session without encryption waits for the key that authenticates frames.
+            // A session without encryption waits for the key that authenticates packet trailers.
             None => {
                 self.hooks.open(opened)?;
                 self.hooks.hold(&ends)?;
@@ -598,7 +600,7 @@ impl PacketRuntime {
     }
 }
 
-/// Adds capacity for the two sessions that measure the budgets of grafts.
+/// Adds capacity for the two sessions in which the processing time of grafts is measured.
 fn with_trials(room: SessionRoom) -> SessionRoom {
     SessionRoom { sessions: room.sessions + 2, ..room }
 }

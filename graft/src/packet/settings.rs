@@ -1,5 +1,5 @@
-//! Sections of the settings file for packet grafts: interfaces, grafts as lists of functions, sessions, and peers
-//! with pools of sessions.
+//! Sections of the settings file for packet grafts: interfaces, grafts as lists of functions, sessions, and peers with
+//! the ports for sessions that applications request.
 
 mod paths;
 pub mod peer;
@@ -28,8 +28,8 @@ use crate::identity::{PeerTrust, SignatureKey};
 pub use paths::{PathSetting, PathSettings};
 pub use peer::PeerSetting;
 
-/// Name of the graft that only frames datagrams. Pooled sessions use it while no application has them, so the graft
-/// exists if there are peers.
+/// Name of the graft that only adds the trailer of a session to datagrams. Sessions that no application uses at present
+/// have it, so the graft exists if there are peers.
 pub const CANONICAL: &str = "canonical";
 
 /// Values of parameters, by function and name of the parameter.
@@ -72,7 +72,7 @@ pub struct GraftSetting {
     pub services: BTreeSet<FunctionService>,
     /// Time in ns that each hook may take for a packet, or 0 for no limit.
     pub budget_ns: u32,
-    /// Name of the graft that replaces this one when it exceeds its budget.
+    /// Name of the graft that replaces this one when it exceeds its time budget.
     pub fallback: Option<String>,
     /// True if sessions that change to this graft restart without their state, and lose packets in flight.
     pub anew: bool,
@@ -184,7 +184,7 @@ pub(crate) struct RawGraft {
     /// is refused at the start.
     #[serde(default)]
     budget_ns: u32,
-    /// Graft that a session changes to when this one exceeds its budget. It needs to have the same services.
+    /// Graft that a session changes to when this one exceeds its `budget-ns`. It needs to have the same services.
     fallback: Option<String>,
     /// How sessions change to this graft: `"stateful"`, the default, keeps their state, and `"stateless"` restarts
     /// them.
@@ -215,8 +215,8 @@ pub(crate) struct RawSession {
     graft: String,
     /// Cipher of the session: `chacha20-poly1305`, the default, or `aes-128-gcm`. It must be the same at both ends.
     cipher: Option<AeadCipher>,
-    /// True for a session that is not encrypted. Frames stay authentic, but payloads can be read and changed
-    /// on the way.
+    /// True for a session that is not encrypted. Source address, ports, length and packet number are still
+    /// authenticated, but payloads can be read and changed on the path.
     #[serde(default)]
     clear: bool,
     /// Protocol between the hosts: `"udp"`, the default, or `"253"` for IP protocol 253. It must be the same at both
@@ -261,8 +261,8 @@ pub(crate) struct RawWhen {
     /// Round-trip time in milliseconds below which the session leaves this graft again. Default: four fifths of
     /// `rtt-ms`.
     until_rtt_ms: Option<u32>,
-    /// Milliseconds for which the round-trip time has to stay beyond the limit before the graft changes, 1000 by
-    /// default.
+    /// Milliseconds for which the round-trip time has to stay above `rtt-ms`, or below `until-rtt-ms`, before the graft
+    /// changes, 1000 by default.
     #[serde(default = "hold_ms")]
     for_ms: u32,
     /// Name of the graft that the rule chooses.
@@ -487,7 +487,7 @@ impl Settings {
         set.or_else(|| self.functions.find(function).ok()?.default_of(parameter))
     }
 
-    /// Checks that an acknowledgement is sent before the window is full.
+    /// Checks that the receiver sends an acknowledgement before the sender's window is full.
     fn check_window(&self, graft: &GraftSetting) -> Result<(), Error> {
         let value = |function, parameter| self.parameter(graft, function, parameter);
         match (value("acknowledge", "every"), value("window", "packets")) {
@@ -605,11 +605,12 @@ impl RawGraft {
             }
             services.extend(&function.manifest.services);
             identities.extend(function.identity.to_string().into_bytes());
-            // The list's ID includes the parameters on which both ends need to agree.
+            // The ID of a function list includes the parameters on which both ends need to agree.
             identities.extend(function.shared_values(parameters.get(name)).into_bytes());
             versions.push(function.version());
         }
-        // A frame has space for 16 bits of the hash. `check` refuses lists whose 16 bits are equal.
+        // The trailer of a packet has space for 16 bits of the hash of its function list. `check` refuses lists whose
+        // 16 bits are equal.
         let id = match digest(&SHA256, &identities).as_ref() {
             [high, low, ..] => u16::from_be_bytes([*high, *low]),
             _ => 0,

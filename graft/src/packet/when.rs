@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn reason_names_the_round_trip_and_the_bound() {
+    fn reason_for_a_graft_change_names_the_round_trip_and_its_bound() {
         let steps = [step("far", 300, 240, 500), step("moon", 1000, 800, 1000)];
         let table = [
             (1, 312, "the round trip is 312.0 ms, 300 ms or more"),

@@ -36,7 +36,8 @@ use crate::{
 
 /// Factor that reduces the best known rate of a path with each later connection.
 const FADING: f64 = 0.99;
-/// Limit of choices that are remembered by serial number, for connections that may still refer to them.
+/// Largest number of the model's choices that are remembered by serial number, for connections that may still refer to
+/// them.
 const MADE_MAX: usize = 2 * CHOICES;
 
 /// Address of a peer, and a leaf of the model's tree.
@@ -44,7 +45,8 @@ type SelectionKey = (IpAddr, u32);
 /// Index of a rule, and address of a peer.
 pub type SelectionPlace = (usize, IpAddr);
 
-/// A choice for a rule and a peer that the caller writes to the kernel or removes there.
+/// A congestion control or carrier, chosen for a rule and a peer, that the caller writes to the kernel or removes
+/// there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SelectionOrder {
     Choose { peer: IpAddr, rule: u32, choice: PathCandidates },
@@ -70,8 +72,8 @@ pub struct SelectionResult {
     pub why: DecisionReason,
     /// The other candidate that one connection is permitted to try, if any.
     pub other: Option<String>,
-    /// Generation of the model that made the choice. Outcomes for the leaves of one model are not valid for another
-    /// model.
+    /// Generation of the model that made the choice. Costs measured for the leaves of one model are not valid for
+    /// another model.
     generation: u32,
 }
 
@@ -118,9 +120,9 @@ pub struct RuntimeSelection {
     identity: Option<String>,
     /// Number of models that were used so far.
     generation: u32,
-    /// The choices that are in the kernel, by rule and peer.
+    /// The chosen congestion control or carrier that the kernel has for each rule and peer.
     current: BTreeMap<SelectionPlace, CurrentSelection>,
-    /// Choices by serial number, for connections that still refer to them.
+    /// Choices of a congestion control or carrier by serial number, for connections that still refer to them.
     made: BTreeMap<u32, Arc<SelectionResult>>,
     next_serial: u32,
     /// Best recent rate to each peer, in Mbit/s.
@@ -144,7 +146,8 @@ impl RuntimeSelection {
         }
     }
 
-    /// Applies new settings. Outcomes are kept if the model is the same, and all choices are made again.
+    /// Applies new settings. Measured costs are kept if the model is the same, and the model chooses again for all
+    /// rules and peers.
     pub fn renew(&mut self, settings: &Settings) {
         if !is_same(self.model.as_ref(), settings.model.as_ref()) {
             self.online = Online::new(self.plain.clone(), CHOICES);
@@ -157,8 +160,7 @@ impl RuntimeSelection {
         self.current.clear();
     }
 
-    /// Copies the outcomes of choices and the best rate of each path to `learned`, the state that the next runtime
-    /// reads.
+    /// Copies the measured costs and the best rate of each path to `learned`, the state that the next runtime reads.
     pub fn remember(&self, learned: &mut Learned) {
         let known = self.online.learned_places().into_iter();
         learned.places = known.map(|((peer, leaf), known)| LearnedEntry { peer, leaf, known }).collect();
@@ -166,7 +168,8 @@ impl RuntimeSelection {
         learned.model.clone_from(&self.identity);
     }
 
-    /// Restores what an earlier runtime has learned. Outcomes are restored only if that runtime used the same model.
+    /// Restores the costs and rates that an earlier runtime has measured. Costs are restored only if that runtime used
+    /// the same model.
     pub fn recall(&mut self, learned: &Learned, settings: &Settings) {
         self.renew(settings);
         let rates = learned.rates.iter().filter(|(_, mbit)| mbit.is_finite() && *mbit > 0.0);
@@ -178,7 +181,8 @@ impl RuntimeSelection {
         }
     }
 
-    /// Forgets a choice that could not be written to the kernel, so that the next update makes it again.
+    /// Forgets a chosen congestion control or carrier that could not be written to the kernel, so that the next update
+    /// chooses again.
     pub fn undo(&mut self, peer: IpAddr, rule: u32) {
         self.current.retain(|(index, other), _| (number(*index), *other) != (rule, peer));
     }
@@ -379,8 +383,8 @@ impl RuntimeSelection {
                     heard: told.heard,
                     candidate,
                 };
-                // A connection that began before any choice was made used plain TCP. Its outcome counts for the leaf of
-                // the model's tree to which the connection's path belongs now.
+                // A connection that began before the model had chosen for its path used plain TCP. Its cost is stored
+                // for the leaf of the model's tree to which the connection's path belongs now.
                 let now = || self.current.get(&(index, flow.remote.ip())).map(|current| current.made.clone());
                 let made = made.or_else(now);
                 let judges_received =
@@ -488,7 +492,7 @@ impl RuntimeSelection {
             let cost = cost.as_secs_f64() * 1e3 / ideal_ms;
             Some(ConnectionOutcome { cost, is_bad: cost > made.usual? })
         });
-        // Outcomes of choices by an earlier model are not valid for the present model.
+        // Costs of connections for which an earlier model chose are not valid for the present model.
         if let Some(made) = made.filter(|made| made.generation == self.generation) {
             self.online.passed(&made.key(), 1);
             if let Some(outcome) = outcome {
@@ -527,7 +531,7 @@ impl RuntimeSelection {
         self.records.has_live()
     }
 
-    /// Returns the present choices for a peer's connections, by rule.
+    /// Returns the congestion controls or carriers that are chosen at present for a peer's connections, by rule.
     pub fn chosen_for_peer(&self, peer: IpAddr) -> Vec<status::ChosenStatus> {
         let of_peer = self.current.iter().filter(|((_, other), _)| *other == peer);
         of_peer.map(|(_, current)| self.chosen(&current.made)).collect()

@@ -76,9 +76,9 @@ mod tests {
     use crate::ObjectIdentity;
 
     #[test]
-    fn new_pool_files_are_relocated_in_advance() {
+    fn new_graft_bpf_objects_are_relocated_in_advance() {
         if !nix::unistd::geteuid().is_root() {
-            println!("SKIP new_pool_files_are_relocated_in_advance: needs root");
+            println!("SKIP new_graft_bpf_objects_are_relocated_in_advance: needs root");
             return;
         }
         let directory = tempfile::tempdir().expect("a directory");
@@ -92,7 +92,7 @@ mod tests {
         assert!(!CongestionProgram::is_prepared(&image));
         CongestionProgram::prepare(&graft.image).expect("what is shipped is loaded");
         if !CongestionProgram::is_prepared(&graft.image) {
-            println!("SKIP new_pool_files_are_relocated_in_advance: the kernel is before 6.4");
+            println!("SKIP new_graft_bpf_objects_are_relocated_in_advance: the kernel is before 6.4");
             return;
         }
         graft.export(directory.path()).expect("files");

@@ -38,7 +38,7 @@ pub(super) struct RawProbe {
     /// Milliseconds between two packets of the probe: at least 5, and 100 by default.
     #[serde(default = "usual_period_ms")]
     period_ms: u64,
-    /// Milliseconds that a probe takes, 5000 by default. The limits are 600,000 and the time for 10,000 packets.
+    /// Milliseconds that a probe takes, 5000 by default. At most 600,000, and at most the time for 10,000 packets.
     #[serde(default = "usual_duration_ms")]
     duration_ms: u64,
     /// Seconds from the start of one probe to the start of the next, 600 by default.

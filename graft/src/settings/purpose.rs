@@ -21,7 +21,7 @@ const SIZE_MAX_KIB: u32 = 1 << 30;
 /// An entry `[[profile]]` of the settings, which sets the purpose of the connections that match it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PurposeSettings {
-    /// The profile, which determines the measure by which the connections are judged.
+    /// The traffic profile, which states what delays matter to the application.
     pub profile: TrafficProfile,
     /// Condition on the process that connects.
     pub who: Who,
@@ -34,7 +34,7 @@ pub struct PurposeSettings {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct RawPurpose {
-    /// Name of one of the four profiles, which determines the measure by which connections are judged.
+    /// Name of one of the four traffic profiles, which state what delays matter to the application.
     name: TrafficProfile,
     /// Command that connects, as in `/proc/PID/comm`. It only matches clients on this host.
     command: Option<String>,
@@ -48,7 +48,7 @@ pub(super) struct RawPurpose {
     size_kib: Option<u32>,
 }
 
-/// Value of `select`: the name of a profile, or `learned`.
+/// Value of `select`: the name of a traffic profile, or `learned`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum RawSelect {
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn first_matching_profile_sets_the_purpose() {
+    fn first_matching_traffic_profile_setting_applies() {
         let settings = Settings::parse(RULES).expect("settings");
         let kinds = Kinds::default();
         let of = |rule: usize| settings.expected_of(&settings.rules[rule], &kinds);
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_takes_precedence_over_profile_for_tunnelled_connections() {
+    fn rule_precedes_traffic_profile_settings_for_tunnelled_connections() {
         let mut settings = Settings::parse(RULES).expect("settings");
         let kinds = Kinds::default();
         let of = |settings: &Settings, command: &str| {
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_purposes_are_refused() {
+    fn invalid_traffic_profile_settings_are_refused() {
         let table = [
             ("[[profile]]\nname = \"fast\"\n".to_owned(), "not \"fast\""),
             ("[[profile]]\nname = \"loss\"\nport = 0\n".into(), "profile: port is 1 to 65535"),

@@ -20,7 +20,7 @@ const DATASEC: u32 = 15;
 const DECL_TAG: u32 = 17;
 const ENUM64: u32 = 19;
 
-/// The types of an object.
+/// The BTF types of an object file.
 pub struct Btf<'a> {
     strings: &'a [u8],
     /// The types by ID. ID 0 is `void`, whose record is empty.

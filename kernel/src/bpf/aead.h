@@ -21,7 +21,7 @@
 #include "poly1305.h"
 
 #define QUIC_TAG 16
-/* Largest offset, used as a mask: QUIC_TEXT_MAX bytes from here still fit a quic_buf. */
+/* Mask and largest value of an offset in a quic_buf: QUIC_TEXT_MAX bytes from this offset still fit. */
 #define QUIC_AT_MAX	2047
 #define QUIC_HEADER_MAX 528 /* longest header of a packet, in bytes: QUIC needs 25, test vectors need more */
 
@@ -38,7 +38,7 @@ struct quic_buf {
 		struct gf128 ghash;
 	} mac;
 	struct bytes16 tag;
-	__u64 sealing;		    /* all ones for sealing, zero for opening */
+	__u64 sealing; /* mask for selecting the ciphertext: all ones for sealing, zero for opening */
 	struct chacha20_block mask; /* the mask of header protection */
 };
 

@@ -7,7 +7,7 @@
 
 #define BUCKET_TICKS 64 /* ticks per nanosecond; fine enough for the cost of a byte at 10 Gbit/s */
 
-/* The rate of a token bucket: a unit costs `cost`, and `burst` may be taken at once. */
+/* The rate of a token bucket: a unit (a packet or byte) costs `cost` ticks, and `burst` ticks may be taken at once. */
 struct bucket_rate {
 	__u64 cost;  /* price of one unit, in ticks */
 	__u64 burst; /* content of a full bucket, in ticks */

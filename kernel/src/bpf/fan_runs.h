@@ -14,9 +14,10 @@
 
 #include "util.h"
 
-#define CURSORS	     4096    /* largest number of packets that may wait for a further run at the same time */
-#define CURSOR_LOW   0xffffU /* bits of a packet's mark that hold the low bits of its cursor's number */
-#define CURSOR_BUSY  1U	     /* ID of an entry while a run writes the entry */
+/* largest number of packets that may wait at the same time for the next run of a fan-out program */
+#define CURSORS	     4096
+#define CURSOR_LOW   0xffffU /* the bits of skb->mark that differ between packets; the others are CURSOR_ID */
+#define CURSOR_BUSY  1U	     /* value of `id` while a run of the program writes the entry */
 #define CURSOR_NS    (10 * 1000000000ULL) /* a packet that waits longer for its next run counts as lost */
 #define GOLDEN_RATIO 0x9e3779b9U /* 2^32 divided by the golden ratio; its multiples are spread evenly */
 
@@ -44,11 +45,13 @@ struct {
 	__uint(max_entries, CURSORS);
 } cursors SEC(".maps");
 
-/* Number of cursors that were allocated so far. Its low bits are the next cursor's index in `cursors`. */
+/* Number of fan-outs that were continued in another run so far. Its low bits are the index in `cursors` of the next
+ * entry to use.
+ */
 __u32 cursors_used = 0;
 
-/* If the packet's mark is the ID of an entry, copies and frees the entry and restores the packet's own mark. Returns 1
- * if so. The function is not inlined, so that it has its own stack frame.
+/* If the packet's mark (skb->mark) is the ID of an entry of `cursors`, copies and frees the entry and restores the
+ * packet's own mark. Returns 1 if so. The function is not inlined, so that it has its own stack frame.
  */
 static __noinline int take_cursor(struct __sk_buff *skb, struct cursor_entry *cursor)
 {

@@ -57,7 +57,9 @@ struct net_scratch {
 } __attribute__((aligned(8)));
 
 struct net_cursor {
-	/* where headers are read from; a constant, so that clang drops the code for the other one */
+	/* where headers are read from, the skb or the copied head; a constant, so that clang drops the code for the
+	 * other source
+	 */
 	enum net_source source;
 	struct __sk_buff *skb;
 	struct net_scratch *scratch; /* buffer for the header that was copied last from the skb */

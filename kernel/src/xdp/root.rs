@@ -1,9 +1,10 @@
-//! The root program of an interface at XDP, which calls the gate and the graft one after the other (`bpf/root.bpf.c`).
+//! The root program of an interface at XDP, which calls two other programs one after the other: the packet gate and the
+//! graft (`bpf/root.bpf.c`). It finds them in a program array with a slot for each.
 //!
-//! The first process makes the root. Later processes get descriptors of the root's link and slots by the kernel's IDs,
-//! which needs CAP_SYS_ADMIN. No single process owns the root: the kernel detaches it when the last descriptor is
-//! closed. When a process ends, its program is called no more, because the kernel empties a program array when no
-//! process has a descriptor of it. So nothing is pinned, and the end of one process does not affect the other.
+//! The first process attaches the root. Later processes get descriptors of the root's BPF link and program array by the
+//! kernel's IDs, which needs CAP_SYS_ADMIN. No single process owns the root: the kernel detaches it when the last
+//! descriptor is closed. When a process ends, its program is called no more, because the kernel empties a program array
+//! when no process has a descriptor of it. So nothing is pinned, and the end of one process does not affect the other.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -22,24 +23,26 @@ use crate::object::{LoadedObject, embedded, write};
 use crate::raw::detach;
 use crate::stack::{self, FrameStart};
 
-/// Name of the root program. It identifies the layout of the slots, so another layout must get another name.
+/// Name of the root program. The name identifies the layout of the program array that the root calls, so another layout
+/// must get another name.
 const ROOT: &str = "root_xdp";
 const SLOTS: &str = "root_slots";
 const MINE: &str = "mine";
-/// Slot that a process fills while it is about to detach the root, so that no other process joins.
+/// Slot of the program array that a process fills while it is about to detach the root, so that no other process joins.
 const LEAVING: u32 = generated::ROOT_LEAVING;
 
-/// Longest wait for the program of an earlier process: the kernel empties the map of a killed process with a delay.
+/// Longest wait until the program of an earlier process is gone: the kernel empties the program array of a killed
+/// process with a delay.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Time between two attempts to attach.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// The product whose program the root calls.
+/// The Millrace component whose XDP program the root program calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RootProduct {
-    /// The gate, which gets all packets.
+    /// Millrace's packet gate, which gets all packets.
     Gate = 0,
-    /// The graft, which gets the packets that the gate passes.
+    /// Millrace's packet grafts, which get the packets that the gate passes.
     Graft = 1,
 }
 
@@ -57,15 +60,16 @@ impl RootProduct {
 /// A program that the root of an interface calls. Dropping this value removes the program from the root, and detaches
 /// the root if it has no other program.
 pub struct XdpTurn {
-    /// Declared before the descriptors that are kept from forked children, so that these two guards are dropped before
-    /// the descriptors are closed.
+    /// Guards that close the descriptors `link` and `_mine` in forked children. They are declared first, so that they
+    /// are dropped before the two descriptors are closed.
     _kept: [ForkSafeLink; 2],
     link: OwnedFd,
     _mine: MapHandle,
     slots: MapHandle,
     rest: OwnedFd,
     turn: RootProduct,
-    /// ID of this value's program in the slot. If the slot has another ID, another process has replaced the program.
+    /// ID of the program that this process put into its slot of the program array. If the slot has another ID, another
+    /// process has replaced the program.
     id: u32,
     mode: XdpMode,
 }
@@ -101,7 +105,7 @@ impl XdpTurn {
         }
     }
 
-    /// Returns the mode, which is never [`XdpMode::Auto`].
+    /// Returns the XDP mode of the root, which is never [`XdpMode::Auto`].
     pub fn mode(&self) -> XdpMode {
         self.mode
     }
@@ -116,16 +120,16 @@ impl XdpTurn {
         shared::entry(&self.slots, self.turn as u32) == Some(self.id)
     }
 
-    /// Reports whether the root calls no program.
+    /// Reports whether the root program calls no other program.
     fn is_abandoned(&self) -> bool {
         RootProduct::ALL.iter().all(|turn| shared::entry(&self.slots, *turn as u32).is_none())
     }
 }
 
 impl Drop for XdpTurn {
-    /// Removes the program from its slot. If no slot has a program now, detaches the root, instead of relying on
-    /// descriptors that children may hold for a moment. A process that joins at the same time either sees `LEAVING`, or
-    /// its slot is seen here, because both processes write before they read.
+    /// Removes the program from its slot of the program array. If no slot has a program now, detaches the root, instead
+    /// of relying on descriptors that children may hold for a moment. A process that joins at the same time either sees
+    /// `LEAVING`, or its slot is seen here, because both processes write before they read.
     fn drop(&mut self) {
         let slot = (self.turn as u32).to_ne_bytes();
         if self.has_slot() {
@@ -173,11 +177,12 @@ impl<Before: Fn(BorrowedFd<'_>) -> Result<(), Error>> RootProgram<'_, Before> {
         }
     }
 
-    /// Attaches a new root, whose slots have no program yet.
+    /// Attaches a new root program, whose program array is still empty.
     fn make(&self, mode: XdpMode) -> Result<XdpRoot, Error> {
         let ifindex = self.ifindex;
         let error = |source| Error::Xdp { ifindex, mode, source };
-        // After GRO a program sees the headers of the first of several packets, and its verdict applies to all of them.
+        // After GRO an XDP program in generic mode sees the headers of the first of several packets, and its verdict
+        // applies to all of them.
         if mode == XdpMode::Generic
             && let Some(kind) = stack::kind(ifindex).map_err(error)?
         {
@@ -188,8 +193,8 @@ impl<Before: Fn(BorrowedFd<'_>) -> Result<(), Error>> RootProgram<'_, Before> {
         Ok(XdpRoot { link, mode, parts: RootParts::new(&mut object)? })
     }
 
-    /// Puts the program into its slot of the existing root. Returns the error `taken` if the interface's XDP program is
-    /// no root, or a root in another mode.
+    /// Puts the program into its slot of the existing root's program array. Returns the argument `taken` as the error
+    /// if the interface's XDP program is no root, or a root in another XDP mode.
     fn join(&self, mode: XdpMode, taken: Error) -> Result<XdpTurn, Hindrance> {
         let Self { turn, ifindex, .. } = *self;
         let failed = |source| Hindrance::Lasting(Error::Join { ifindex, source });
@@ -215,7 +220,8 @@ impl<Before: Fn(BorrowedFd<'_>) -> Result<(), Error>> RootProgram<'_, Before> {
     fn take(&self, root: XdpRoot) -> Result<XdpTurn, Hindrance> {
         let attachment = root.take(self).map_err(Hindrance::Lasting)?;
         let is_leaving = shared::entry(&attachment.slots, LEAVING).is_some();
-        // If the slot has another program, another process has written it at the same time, or the root was detached.
+        // If the slot of the program array has another program, another process has written the slot at the same time,
+        // or the root was detached.
         match attachment.is_in_place() && !is_leaving {
             true => Ok(attachment),
             false => Err(Hindrance::Passing(Error::Turn { ifindex: self.ifindex, noun: self.turn.name() })),
@@ -223,7 +229,8 @@ impl<Before: Fn(BorrowedFd<'_>) -> Result<(), Error>> RootProgram<'_, Before> {
     }
 }
 
-/// A root on an interface, with the descriptors that a process needs to put its program into a slot.
+/// A root on an interface, with the descriptors that a process needs to put its program into a slot of the program
+/// array.
 struct XdpRoot {
     link: OwnedFd,
     mode: XdpMode,
@@ -249,8 +256,8 @@ impl RootParts {
 }
 
 impl XdpRoot {
-    /// Puts the program into its slot. The slot is written last, since the root passes packets to the program from then
-    /// on.
+    /// Puts the program into its slot of the program array. The slot is written last, since the root passes packets to
+    /// the program from then on.
     fn take<Before>(self, start: &RootProgram<'_, Before>) -> Result<XdpTurn, Error>
     where
         Before: Fn(BorrowedFd<'_>) -> Result<(), Error>,
@@ -302,7 +309,7 @@ mod tests {
     use crate::intf::enum_names;
 
     #[test]
-    fn slots_match_the_names_in_c() {
+    fn program_slots_match_the_names_in_c() {
         assert_eq!(
             enum_names(env!("OUT_DIR"), "root.bpf.o", "root_slot", "root_"),
             ["gate", "graft", "leaving"]

@@ -15,18 +15,18 @@ use nix::libc;
 use super::{XdpMode, is_attached};
 use crate::raw::{check, owned};
 
-/// Largest number of maps of one program that are searched. The root has a few.
+/// Largest number of a program's maps that are searched for a name. The root program has only a few maps.
 const MAPS: usize = 64;
 
-/// The root of an interface, which another process has attached.
+/// The root program of an interface, which another process has attached.
 pub(super) struct FoundRoot {
-    /// A new descriptor of the link. The link exists as long as any of its descriptors.
+    /// A new descriptor of the root's BPF link. The link exists as long as any of its descriptors.
     pub link: OwnedFd,
     pub slots: MapHandle,
     pub mode: XdpMode,
 }
 
-/// Returns the root of an interface, or `None` if there is none or it is being detached.
+/// Returns the root program of an interface, or `None` if there is none or it is being detached.
 ///
 /// # Errors
 /// Fails with `EBUSY` if the interface has another program than a root. Fails with `EPERM` if the process
@@ -49,7 +49,8 @@ pub(super) fn find(ifindex: i32, root: &str, slots: &str) -> io::Result<Option<F
     Ok(link.filter(|link| is_attached(link)).map(|link| FoundRoot { link, slots, mode }))
 }
 
-/// Reports whether the program's map of this name has an entry, which means that the program's process still runs.
+/// Reports whether the program's map of this name has an element at index 0. The kernel removes it when the process
+/// that loaded the program ends.
 pub(super) fn is_filled(program_id: u32, map: &str) -> io::Result<bool> {
     let Some(program) = program(program_id)? else { return Ok(false) };
     let Some(map) = map_of(program.as_fd(), map)? else { return Ok(false) };
@@ -62,7 +63,7 @@ pub(super) fn entry(map: &MapHandle, index: u32) -> Option<u32> {
     found.first_chunk().map(|id| u32::from_ne_bytes(*id))
 }
 
-/// Returns ID and mode of an interface's program. The ID is 0 if there is no program.
+/// Returns ID and mode of an interface's XDP program. The ID is 0 if there is no program.
 fn attached(ifindex: i32) -> io::Result<(u32, XdpMode)> {
     let mut options = libbpf_sys::bpf_xdp_query_opts {
         // The size ends before `feature_flags`: with that field, the kernel would also ask the driver for its features.
@@ -75,7 +76,7 @@ fn attached(ifindex: i32) -> io::Result<(u32, XdpMode)> {
     Ok((options.prog_id, if is_generic { XdpMode::Generic } else { XdpMode::Native }))
 }
 
-/// Returns the program of an interface, or `None` if there is none.
+/// Returns the XDP program of an interface, or `None` if there is none.
 pub(super) fn program_of(ifindex: i32) -> io::Result<Option<OwnedFd>> {
     match attached(ifindex)? {
         (0, _) => Ok(None),

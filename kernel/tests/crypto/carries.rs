@@ -43,7 +43,8 @@ impl AuthenticatorSum {
     }
 }
 
-/// Returns the tag of a text without header, with the key `(r, s)` and a keystream of zeroes.
+/// Returns the Poly1305 tag of these blocks, without associated data, for the one-time key `(r, s)` and a keystream of
+/// zeroes.
 fn authenticate(engine: &CryptoEngine, r: u128, s: u128, blocks: &[u128]) -> u128 {
     let keys = QuicKeys::chacha20_poly1305(&[0; 32], &[0; 12], &[0; 32]);
     let text: Vec<u8> = blocks.iter().flat_map(|block| block.to_le_bytes()).collect();
@@ -98,9 +99,9 @@ fn poly1305_carry_passes_through_full_limbs() {
 
 /// Checks the largest possible sums of products: with the largest key, and blocks of ones only.
 #[test]
-fn poly1305_columns_do_not_overflow() {
+fn poly1305_sums_of_products_do_not_overflow() {
     const LARGEST: u128 = 0x0fff_fffc_0fff_fffc_0fff_fffc_0fff_ffff;
-    for engine in CryptoEngine::all("poly1305_columns_do_not_overflow") {
+    for engine in CryptoEngine::all("poly1305_sums_of_products_do_not_overflow") {
         for case in 0..14 {
             let count = [0, 1, 2, 3, 10, 40, 90][case / 2];
             let full = case % 2 == 0;

@@ -1,4 +1,5 @@
-//! Runs the C code in two ways: compiled natively into this test, and as a BPF program in the kernel.
+//! Runs the packet protection written in C in two ways: compiled natively into this test, and as a BPF program in the
+//! kernel.
 
 #![allow(unsafe_code)]
 
@@ -6,7 +7,7 @@ use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder, ProgramInput};
 use millrace_kernel::crypto::{QuicKeys, TAG_LEN, TEXT_MAX};
 use std::time::Duration;
 
-/// The numbers of `enum crypto_operation` in C.
+/// Test operations, with the values of `enum crypto_operation` in C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Operation {

@@ -73,7 +73,7 @@ fn aes_header_mask_matches_rfc_9001() {
     }
 }
 
-/// Checks the example of RFC 9000, appendix A.3, and borderline cases.
+/// Checks the decoding of packet numbers: the example of RFC 9000, appendix A.3, and borderline cases.
 #[test]
 fn packet_numbers_are_decoded_as_in_rfc_9000() {
     let top = (1 << 62) - 1;

@@ -27,7 +27,7 @@ const INITIAL: usize = 1200;
 /// MAC source address of the frames. It is locally administered.
 const FROM_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
-/// The loaded flood program and the frame that it starts from.
+/// The loaded BPF program that sends Initials, and the frame that it rewrites for each of them.
 pub struct Flood {
     object: LoadedObject,
     frame: Vec<u8>,
@@ -85,7 +85,7 @@ fn frame(mac: [u8; 6], to: SocketAddrV4) -> Vec<u8> {
     frame.extend([0, 0]);
     frame.extend([0xc3, 0, 0, 0, 1, 8]);
     frame.extend([0; 8]);
-    // The source connection ID and the token are empty; the length of the rest follows.
+    // The source connection ID and the token are empty. The Initial's Length field follows (RFC 9000, section 17.2).
     frame.extend([0, 0]);
     let rest = (FRAME_BYTES - frame.len() - 2) as u16;
     frame.extend((0x4000 | rest).to_be_bytes());

@@ -15,7 +15,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn probe_records_round_trip_as_bytes() {
+    fn probe_samples_are_unchanged_by_conversion_to_bytes() {
         let sample = ProbeSample { time_ns: 7, destination_port: [1, 2], pad: 9, ..Default::default() };
         assert_eq!(ProbeSample::from_bytes(sample.as_bytes()), Some(sample));
         assert_eq!(ProbeSample::from_bytes(&sample.as_bytes()[1..]), None);

@@ -59,20 +59,20 @@ impl PacketSample {
     }
 }
 
-/// Number of packets at the probe, by outcome.
+/// Number of packets that the wire probe recorded, and of those that it skipped, by reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ProbeCounters {
     pub sampled: u64,
-    /// Packets that were not sampled because userspace did not read in time.
+    /// Packets that were not recorded because the ring buffer was full: userspace did not read it in time.
     pub ring_full: u64,
-    /// UDP packets below `min_payload_bytes`.
+    /// UDP packets with a smaller payload than `min_payload_bytes`, which are not recorded.
     pub small: u64,
     pub not_udp: u64,
     pub fragment: u64,
     pub malformed: u64,
 }
 
-/// A loaded probe. It samples from [`attach`](Self::attach) until it is dropped.
+/// The wire probe's BPF program, loaded. It records packets from [`attach`](Self::attach) until it is dropped.
 pub struct PacketProbe {
     object: LoadedObject,
     attachments: Vec<TcAttachment>,

@@ -1,8 +1,8 @@
 //! Times all networking softirqs, and separately those that interrupt one process.
 //!
-//! A softirq interrupts any process, and the kernel charges the time to that process. For example, the publisher may be
-//! charged for forwarding in the kernel. The two totals separate a process' own time from that of the softirqs that
-//! interrupted it.
+//! A softirq interrupts any process, and the kernel charges the time to that process. For example, a publisher of media
+//! on the same machine may be charged for a relay's forwarding in the kernel. The two totals separate a process' own
+//! time from that of the softirqs that interrupted it.
 
 use libbpf_rs::Link;
 use millrace_kernel::Error;

@@ -57,7 +57,8 @@ fn busy_cpu_has_no_idle_time() {
     let (_, before, _) = time();
     let deadline = Instant::now() + BOUND;
     while idle_by_kernel(cpu) < stat + ENOUGH && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(5)); // exact: the test measures this idle time
+        // exact: the CPU is idle during this pause, and the test measures the idle time
+        std::thread::sleep(Duration::from_millis(5));
     }
     let kernel = idle_by_kernel(cpu) - stat;
     let (_, after, _) = time();
@@ -72,7 +73,8 @@ fn busy_cpu_has_no_idle_time() {
 
 /// Returns the sum of `idle` and `iowait` in `/proc/stat`.
 fn idle_by_kernel(cpu: usize) -> Duration {
-    let text = std::fs::read_to_string("/proc/stat").expect("/proc/stat"); // exact: a reading of a running clock
+    // exact: the CPU's idle time always grows, so the test only compares two readings
+    let text = std::fs::read_to_string("/proc/stat").expect("/proc/stat");
     let line = text.lines().find_map(|line| line.strip_prefix(&format!("cpu{cpu} "))).expect("the CPU");
     let fields: Vec<u64> = line.split_whitespace().map(|field| field.parse().expect("a number")).collect();
     Duration::from_millis((fields[3] + fields[4]) * 10)

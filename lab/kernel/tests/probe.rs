@@ -127,7 +127,8 @@ fn stamps_both_directions(name: &str, asked: Option<Mechanism>) {
     );
     assert!(samples.iter().all(|s| (before..after).contains(&s.time_ns)));
     assert!(samples.is_sorted_by_key(|s| s.time_ns));
-    let counters = probe.counters().expect("counters"); // exact: the probe counts packets before they arrive
+    // exact: the probe counts each packet before its receiver gets it, and all packets have arrived
+    let counters = probe.counters().expect("counters");
     assert_eq!(
         ProbeCounters { not_udp: 0, ..counters },
         ProbeCounters { sampled: 4, small: 2, ..ProbeCounters::default() }
@@ -151,24 +152,24 @@ fn kernel_has_tcx() -> bool {
 }
 
 #[test]
-fn default_mechanism_stamps_both_directions() {
-    if root("default_mechanism_stamps_both_directions") {
+fn default_tc_hook_timestamps_packets_in_both_directions() {
+    if root("default_tc_hook_timestamps_packets_in_both_directions") {
         stamps_both_directions("any", None);
     }
 }
 
 #[test]
-fn tcx_stamps_both_directions() {
+fn tcx_hook_timestamps_packets_in_both_directions() {
     if !kernel_has_tcx() {
-        println!("SKIP tcx_stamps_both_directions: needs Linux 6.6");
-    } else if root("tcx_stamps_both_directions") {
+        println!("SKIP tcx_hook_timestamps_packets_in_both_directions: needs Linux 6.6");
+    } else if root("tcx_hook_timestamps_packets_in_both_directions") {
         stamps_both_directions("tcx", Some(Mechanism::Tcx));
     }
 }
 
 #[test]
-fn clsact_stamps_both_directions() {
-    if root("clsact_stamps_both_directions") {
+fn clsact_hook_timestamps_packets_in_both_directions() {
+    if root("clsact_hook_timestamps_packets_in_both_directions") {
         stamps_both_directions("cls", Some(Mechanism::Clsact));
     }
 }

@@ -24,7 +24,8 @@ fn system_calls_are_counted_exactly() {
     });
     assert_eq!(getpgid_calls(&mut of_this), 2 * CALLS);
     assert_eq!(getpgid_calls(&mut of_other), 0);
-    let all: u64 = of_this.counts().expect("counts").iter().sum(); // exact: the counter counts a call at its start
+    // exact: a system call is counted when it starts, and all calls of the test have returned
+    let all: u64 = of_this.counts().expect("counts").iter().sum();
     assert!(all > 2 * CALLS, "clone and others are counted too: {all}");
     other.kill().and_then(|()| other.wait()).expect("sleep ends");
 }
@@ -37,5 +38,6 @@ fn call_getpgid() {
 
 fn getpgid_calls(syscalls: &mut Syscalls) -> u64 {
     let number = usize::try_from(nix::libc::SYS_getpgid).expect("a number");
-    syscalls.counts().expect("counts")[number] // exact: the counter counts a call at its start
+    // exact: a system call is counted when it starts, and all calls of the test have returned
+    syscalls.counts().expect("counts")[number]
 }

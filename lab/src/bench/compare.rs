@@ -51,7 +51,8 @@ fn student(degrees: usize) -> f64 {
     QUANTILES.get(degrees.saturating_sub(1)).copied().unwrap_or(2.12)
 }
 
-/// The comparison of a Millrace row with the other relay that has the lowest latency at this percentile.
+/// The comparison of Millrace with the other relay that has the lowest latency at this percentile, for the same link
+/// and load.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RelayComparison {
     pub percentile: &'static str,
@@ -59,8 +60,9 @@ pub struct RelayComparison {
     pub ratio: Ratio,
 }
 
-/// Compares `one` with the best other relay at each percentile. `rows` are all rows of the same link and load. `limit`
-/// stands for an infinite latency, and is longer than any run, us.
+/// Compares Millrace's latencies (`one`) with those of the best other relay, at each percentile. `rows` has the results
+/// of all relays; only those with the same link and load are compared. `limit` stands for an infinite latency, and is
+/// longer than any run, us.
 pub fn with_best_peer(one: &RelayRow, rows: &[RelayRow], limit: f64) -> Vec<RelayComparison> {
     if one.contender.engine().is_none() {
         return Vec::new();
@@ -118,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ratio_of_pairs_is_their_geometric_mean() {
+    fn ratio_of_paired_results_is_a_geometric_mean() {
         let same = Ratio::from_pairs(&[(Some(2.0), Some(4.0)), (Some(10.0), Some(20.0))], 1e6).unwrap();
         assert_eq!((same.mean, same.interval), (0.5, Some([0.5, 0.5])));
         let wide = Ratio::from_pairs(&[(Some(1.0), Some(1.0)), (Some(4.0), Some(1.0))], 1e6).unwrap();

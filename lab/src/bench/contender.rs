@@ -27,7 +27,7 @@ const DEFAULT: &str = "bbr";
 pub enum Contender {
     /// Millrace, forwarding in the kernel
     Kernel,
-    /// Millrace, forwarding in the kernel, behind its gate
+    /// Millrace, forwarding in the kernel, behind its packet gate (XDP)
     KernelGate,
     /// Millrace, forwarding in the kernel, with CUBIC
     KernelCubic,
@@ -35,7 +35,7 @@ pub enum Contender {
     KernelWhole,
     /// Millrace, forwarding in userspace
     User,
-    /// Millrace, forwarding in userspace, behind its gate
+    /// Millrace, forwarding in userspace, behind its packet gate (XDP)
     UserGate,
     /// Millrace, forwarding in userspace, with CUBIC
     UserCubic,
@@ -89,12 +89,12 @@ impl Contender {
         }
     }
 
-    /// Returns Millrace's engine in a result row; `None` for other relays.
+    /// Returns where Millrace forwards media, `kernel` or `user`, as result rows name it; `None` for other relays.
     pub fn engine(self) -> Option<&'static str> {
         self.setup().map(|setup| setup.engine)
     }
 
-    /// Returns whether Millrace runs behind its gate; `None` for other relays.
+    /// Returns whether Millrace runs behind its packet gate; `None` for other relays.
     pub fn gate(self) -> Option<bool> {
         self.setup().map(|setup| setup.gate)
     }

@@ -33,7 +33,8 @@ impl EngineReading {
         ProgramWork { kernel: self.kernel_since(earlier), gate_ns_per_packet }
     }
 
-    /// Returns the kernel engine's work since the reading `earlier`; `None` if the engine forwarded nothing.
+    /// Returns what the relay's BPF programs forwarded since the reading `earlier`, and the time it took; `None` if
+    /// they forwarded nothing.
     fn kernel_since(&self, earlier: &Self) -> Option<KernelWork> {
         let totals = |field: fn(&Status) -> u64| field(&self.status).saturating_sub(field(&earlier.status));
         let copies = totals(|status| status.totals.kernel.packets);

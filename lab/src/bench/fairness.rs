@@ -36,7 +36,8 @@ pub struct FairnessArgs {
     /// TCP flows to measure in place of a relay's, by their congestion control
     #[arg(long, value_delimiter = ',', default_value = "cubic,bbr", value_name = "NAME")]
     tcp: Vec<String>,
-    /// Flows that neither a relay nor TCP sends. They compete with TCP CUBIC in the same way as the flows of `tcp`.
+    /// Flows that are sent neither by a relay nor over TCP. Each competes with a TCP CUBIC flow, as the flows of the
+    /// option `tcp` do.
     #[arg(skip)]
     others: Vec<Other>,
     #[command(flatten)]
@@ -57,7 +58,7 @@ pub struct Bottleneck {
     /// Length of the measurement, seconds
     #[arg(long, default_value_t = 120.0)]
     seconds: f64,
-    /// Number of runs of every flow with every buffer
+    /// Number of runs of every flow with every size of the bottleneck's queue
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Number of runs at the same time, each in its own lab; only for low rates and without relays
@@ -129,8 +130,8 @@ pub struct Other {
     /// Kind of the flow in the JSON output.
     pub kind: &'static str,
     pub control: &'static str,
-    /// Function that saturates the path over IPv4 for the given time, from the relay's host of a site to the
-    /// subscribers' host. Its argument of type `u32` is the round-trip time in ms.
+    /// Function that saturates the path over IPv4 for the given time, from the relay's host to the subscribers' host of
+    /// the lab network. Its argument of type `u32` is the round-trip time in ms.
     pub send: fn(&BenchSite, u32, Duration) -> anyhow::Result<()>,
 }
 
@@ -281,7 +282,8 @@ impl FairnessArgs {
         self.run_with_cubic(site, flow)
     }
 
-    /// Measures the rates of both flows. An [`Other`] flow is sent by a thread of the caller.
+    /// Measures the rates of the given flow and of the TCP CUBIC flow that competes with it. The caller runs a flow of
+    /// type [`Other`] in a thread of its own.
     fn run_with_cubic(&self, site: &BenchSite, flow: &CompetingFlow) -> anyhow::Result<SharedRates> {
         let relay = match flow {
             CompetingFlow::Relay(contender) => Some(self.start_relay(site, *contender)?),
@@ -425,7 +427,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn octets_are_parsed_as_the_kernel_writes_them() {
+    fn received_octets_are_parsed_from_the_kernels_proc_files() {
         let netstat = "TcpExt: A InOctets\nTcpExt: 1 2\nIpExt: InNoRoutes InOctets Out\nIpExt: 0 4711 3\n";
         assert_eq!(ip_in_octets(netstat), Some(4711));
         let devices = "Inter-|   Receive\n face |bytes packets\n  eth0: 1 2 3\n    lo: 1028    2    0 0\n";

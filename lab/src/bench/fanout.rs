@@ -28,7 +28,8 @@ pub struct FanoutArgs {
     /// Packets per second
     #[arg(long, default_value_t = 100, value_name = "HZ")]
     rate_hz: u32,
-    /// Length of the measurement without instruments, seconds; the runs with instruments take half and a fifth of it
+    /// Length of the measurement without packet probe and counters, seconds; periods with probe or counters take half
+    /// and a fifth of it
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
     /// Number of runs of each program with every number of receivers

@@ -27,10 +27,10 @@ pub struct RelayFigures {
     pub cpu_ns_per_object: CpuPerObject,
     pub syscalls_per_object: Option<f64>,
     pub packets_per_object: PacketsPerObject,
-    /// Work of the BPF programs; only for the kernel engine.
+    /// What the relay's BPF programs forwarded, and their run time; only for relays that forward in the kernel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel: Option<KernelWork>,
-    /// Run time of the gate's BPF program per packet that arrived, ns; only with the gate.
+    /// Run time of the packet gate's XDP program per packet that arrived, ns; only for relays behind a gate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gate_ns_per_packet: Option<f64>,
     /// Peak resident memory of the relay, bytes.
@@ -38,7 +38,7 @@ pub struct RelayFigures {
     /// Numbers of packets before the relay that were matched with copies behind it, to measure the wire latency.
     pub wire: Matched,
     /// Median application latency with the probe attached, minus the median without it, us. It is measured with the
-    /// plain forwarder only.
+    /// plain UDP forwarder only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub probe_adds_us: Option<f64>,
 }
@@ -58,27 +58,29 @@ pub struct PacketsPerObject {
     pub to_subscriber: f64,
 }
 
-/// Work of the kernel engine, measured while system calls were counted.
+/// What the relay's BPF programs forwarded, and their run time. Measured in the period in which system calls were
+/// counted.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct KernelWork {
     /// Share of the outgoing media packets that the kernel sent instead of the process, percent.
     pub sent_percent: f64,
     /// Share of the packets sealed or opened in the kernel whose keystream had been computed ahead, percent.
     pub ahead_percent: f64,
-    /// Run time of the engine's BPF programs per packet that they forwarded. It includes their runs on other packets.
+    /// Run time of the relay's BPF programs per packet that they forwarded, ns. It includes their runs on other
+    /// packets.
     pub bpf_ns_per_packet: f64,
-    /// Run time of the engine's BPF programs per copy that they sent.
+    /// Run time of the relay's BPF programs per copy that they sent, ns.
     pub bpf_ns_per_copy: f64,
 }
 
-/// Work of the relay's BPF programs (engine and gate), measured while system calls were counted.
+/// What the BPF programs of relay and packet gate did, measured in the period in which system calls were counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ProgramWork {
     pub kernel: Option<KernelWork>,
     pub gate_ns_per_packet: Option<f64>,
 }
 
-/// The load under which a row was measured.
+/// The load under which a result row was measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RowLoad {
     /// Transport of publisher and subscribers. The plain forwarder's clients ignore it.
@@ -109,7 +111,8 @@ impl RelayRow {
         Some(RelayFigures { owed: self.owed().map(|[_, middle, _]| middle), ..middle })
     }
 
-    /// Returns the lowest, the median and the highest of the latencies and the delivery of owed objects.
+    /// Returns the lowest, the median and the highest values of latency and delivery, for the objects that subscribers
+    /// should have received.
     fn owed(&self) -> Option<[OwedFigures; 3]> {
         OwedFigures::spread(
             &self.rounds.iter().flatten().filter_map(|figures| figures.owed).collect::<Vec<_>>(),
@@ -193,8 +196,8 @@ pub fn error<T>(rounds: &[Result<T, String>]) -> Option<String> {
     }
 }
 
-/// Combines JSON trees of equal shape: applies `reduce` to the values of each number. Values that are `null` are left
-/// out.
+/// Combines JSON trees of equal shape into one: each number becomes the result of `reduce` for that number's values in
+/// all trees. Values that are `null` are left out.
 pub fn combine(trees: &[Value], reduce: &impl Fn(&[f64], bool) -> Value) -> Value {
     let trees: Vec<&Value> = trees.iter().filter(|tree| !tree.is_null()).collect();
     match trees.first() {
@@ -256,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn row_has_medians_and_spread() {
+    fn result_row_has_median_minimum_and_maximum_of_rounds() {
         let row =
             row(vec![Ok(figures(10, Some(3.0))), Ok(figures(30, Some(1.0))), Ok(figures(11, Some(2.0)))]);
         assert_eq!(row.median(), Some(figures(11, Some(2.0))));

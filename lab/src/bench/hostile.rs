@@ -108,8 +108,9 @@ struct HostileFigures {
     quiet: MediaStretch,
     meanwhile: MediaStretch,
     alike: MediaStretch,
-    /// Results of the hostile clients. `meanwhile` has the media during their attack, and `quiet` those without attack.
-    /// `steady` has the results of the harmless clients, and `alike` the media while these run.
+    /// Results of the hostile clients. `meanwhile` measures media during their attack, and `quiet` measures media
+    /// without any attack. `steady` has the results of the harmless clients, and `alike` measures media while harmless
+    /// clients run.
     attacks: Attacks,
     steady: Attacks,
 }
@@ -129,7 +130,7 @@ struct MediaStretch {
 /// Results of the hostile or harmless clients of a period.
 #[derive(Debug, Clone, Copy, Default)]
 struct Attacks {
-    /// Number of rounds that each client ran.
+    /// Number of times that each client ran the scenario.
     count: u32,
     /// Packets per second of all clients together.
     packets_per_s: f64,

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn search_approaches_the_limit_from_below() {
+    fn max_rate_search_ends_just_below_the_limit() {
         for limit in [100, 124, 125, 499, 500, 501, 999, 1000, 7777, 100_000] {
             let (best, trials) = search(limit);
             match best {

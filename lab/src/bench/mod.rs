@@ -72,22 +72,23 @@ enum BenchCommand {
     Moves(moves::MoveArgs),
     /// Time that viewers are without media when a publisher or the relay is killed and restarted
     Restarts(restarts::RestartArgs),
-    /// A viewer of `restarts`
+    /// A viewer program of the benchmark `restarts`
     #[command(hide = true)]
     Viewer(viewer::ViewerArgs),
     /// Compare defences of a QUIC server: answered requests under attack, cost of refused packets
     Gate(gate::GateArgs),
-    /// Grafts: time to load and to swap, effect on TCP transfers, and fairness
+    /// Transport grafts (congestion controls and packet functions in BPF): time to load and to swap, effect on TCP
+    /// transfers, and fairness
     Graft(graft::GraftBenchArgs),
-    /// The attacked server of `gate`
+    /// The attacked server of the benchmark `gate`
     #[command(name = "http3-server", hide = true)]
     Http3Server(gate::http3::Http3Serve),
-    /// The flood generator of `gate`
+    /// The flood generator of the benchmark `gate`
     #[command(hide = true)]
     Flood(gate::flood::Send),
-    /// The observer of networking's CPU cost: its accuracy and its own cost
+    /// Accuracy and overhead of `millrace cost`, which observes the CPU cost of the kernel's networking
     Cost(cost::CostArgs),
-    /// The parts of the plain UDP reference
+    /// Publisher, forwarder and subscribers of the plain UDP reference that `relay` measures beside the relays
     #[command(subcommand, hide = true)]
     Udp(udp::UdpArgs),
 }

@@ -106,7 +106,8 @@ struct MoveFigures {
     cpu_percent: f64,
     /// Number of status readings since the first move. More readings make the measured times more precise.
     looks: usize,
-    /// Largest number of commands that waited for the kernel engine, in any reading of the relay's status.
+    /// Largest number of sessions whose changes (path, keys) waited to be written to the kernel's tables, in any
+    /// reading of the relay's status.
     queue: u64,
     viewers: ReceiversReport,
 }
@@ -344,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn viewer_is_back_when_the_kernel_has_sent_to_its_new_address() {
+    fn moved_viewer_is_served_when_kernel_has_sent_to_its_new_address() {
         let mut viewers =
             Viewers::from_status(&status(&[session(1, 1000, true, 5), session(2, 1000, true, 5)]));
         let mut look = |sessions: &[Value]| {

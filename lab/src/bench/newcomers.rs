@@ -18,21 +18,23 @@ use crate::transport::LabTransport;
 const PAUSE: Duration = Duration::from_millis(100);
 /// Pause between two readings of the relay's status.
 const LOOK: Duration = Duration::from_millis(10);
-/// Longest wait until a newcomer is ready. A newcomer that is not ready by then counts with this time.
+/// Longest wait until the kernel can forward to a newcomer. A newcomer for which that takes longer counts with this
+/// time.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Results of the newcomers (clients that connect) in one period, and values from the relay's status in that period.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Newcomers {
     pub count: usize,
-    /// Time from the newcomer's first packet until the relay's status says `kernel_ready`, ms; `None` with engine
-    /// `user`.
+    /// Time from the newcomer's first packet until the relay's status says that the kernel can forward to it
+    /// (`kernel_ready`), ms; `None` if the relay forwards in userspace.
     pub ready_ms: Option<Percentiles>,
-    /// Number of newcomers that could not connect or were not ready within ten seconds.
+    /// Number of newcomers that could not connect, or to which the kernel could not forward within ten seconds.
     pub failed: usize,
-    /// Largest number of commands that waited for the kernel engine, in any reading of the relay's status.
+    /// Largest number of sessions whose changes (path, keys) waited to be written to the kernel's tables, in any
+    /// reading of the relay's status.
     pub queue: u64,
-    /// Number of status readings in which more commands waited for the kernel engine than there were connections.
+    /// Number of status readings in which more sessions with such changes waited than there were connections.
     pub queue_too_long: usize,
 }
 
@@ -64,7 +66,8 @@ impl NewcomerRoute<'_> {
         })
     }
 
-    /// Connects one newcomer. Returns the time until it was ready; `None` with engine `user`.
+    /// Connects one newcomer. Returns the time until the kernel could forward to it; `None` if the relay forwards in
+    /// userspace.
     fn one(&self, seen: &mut NewcomerResult) -> anyhow::Result<Option<Duration>> {
         let target = PeerTarget {
             addr: SocketAddr::new(IpAddr::V4(self.relay.addr_v4()), PORT),

@@ -26,7 +26,7 @@ pub struct Late {
     pub p99: Option<f64>,
 }
 
-/// A function that returns one of the percentiles.
+/// A function that returns one of the latency's percentiles.
 pub type Percentile = fn(&Late) -> Option<f64>;
 
 pub const PERCENTILES: [(&str, Percentile); 3] =

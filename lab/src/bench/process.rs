@@ -68,8 +68,8 @@ impl BenchProcess {
         Ok(Self { name, child, output, errors })
     }
 
-    /// Returns the ID of the process that does the work. A daemon may run parts as child processes; then it is the part
-    /// with the most memory.
+    /// Returns the ID of the process that does the work. If the process is a graft daemon that works in child
+    /// processes, returns the ID of the child with the most memory.
     pub fn id(&self) -> u32 {
         let parts = children(self.child.id()).into_iter().filter(|id| {
             let arguments = fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
@@ -109,7 +109,8 @@ impl BenchProcess {
         Ok(())
     }
 
-    /// Accepts a connection from the process. Fails when the process ends or `limit` has passed.
+    /// Accepts one connection on `listener`, which the process makes. Fails when the process ends or `limit` has
+    /// passed.
     pub fn accept(&mut self, listener: &TcpListener, limit: Duration) -> anyhow::Result<TcpStream> {
         let start = Instant::now();
         while poll(&mut [PollFd::new(listener.as_fd(), PollFlags::POLLIN)], LOOK_MS)? == 0 {

@@ -50,8 +50,8 @@ impl LinkProfile {
         matches!(self, Self::Bottleneck | Self::Bufferbloat | Self::Mobile)
     }
 
-    /// Returns the shortest latency of a packet that was lost once: one way, the wait until three later packets are
-    /// acknowledged, and one round trip. Returns `None` for links without random loss.
+    /// Returns the shortest latency of a packet that was lost once and sent again: three times the one-way delay, and
+    /// the time in which the sender sends three more packets. Returns `None` for links without random loss.
     pub fn repair_floor(self, rate_hz: u32) -> Option<Duration> {
         const ONE_WAY: Duration = Duration::from_millis(20);
         const PACKET_THRESHOLD: f64 = 3.0;
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lab_accepts_every_profile() {
+    fn lab_accepts_every_impairment_profile() {
         for profile in LinkProfile::value_variants() {
             let topology = profile.topology("relay-sub1", 4_800_000).unwrap();
             let link = topology.links.iter().find(|link| link.name == "relay-sub1").unwrap();

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_line_of_the_trace_is_a_link() {
+    fn every_line_of_the_mobile_trace_becomes_valid_link_settings() {
         let lines = include_str!("mobile.csv").lines().filter(|line| !line.starts_with('#')).count();
         assert_eq!(lines, 120);
         let steps: Vec<_> = mobile(1_000_000).take(lines + 1).collect();

@@ -27,7 +27,7 @@ pub struct WireHosts {
 pub struct Matched {
     /// Packets with objects that arrived at the relay in the period.
     pub objects: u64,
-    /// Flows to subscribers that carried copies.
+    /// Flows to subscribers that carried copies of objects.
     pub subscribers: u64,
     /// Copies that were matched. Copies still on their way at the end are left out.
     pub copies: u64,
@@ -44,8 +44,9 @@ pub struct WireFigures {
     pub matched: Matched,
 }
 
-/// Matches the samples of a period. Each object that the samples contain must have its copies in them. So the probe
-/// must be attached to the subscribers' interface before it is attached to the publisher's.
+/// Matches the packets that the probe recorded in a period. If the probe recorded an object's arrival, it must also
+/// have recorded the copies that left. So the probe must be attached to the subscribers' interface before it is
+/// attached to the publisher's.
 pub fn matched(samples: &[PacketSample], ends: &WireHosts) -> WireFigures {
     let mut entered = Vec::new();
     let mut left: BTreeMap<SocketAddr, Vec<u64>> = BTreeMap::new();
@@ -75,7 +76,7 @@ impl WireFigures {
     /// Matches the copies for one subscriber with the objects that arrived at the relay.
     fn add(&mut self, entered: &[u64], left: &[u64]) {
         let (Some(first), Some(last)) = (entered.first(), entered.last()) else { return };
-        // Copies before the first object belong to objects that were not sampled.
+        // Copies before the first object belong to objects whose arrival the probe did not record.
         let left = left.get(left.partition_point(|time| time < first)..).unwrap_or_default();
         match settled(entered, left) {
             Some(count) => {
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_are_matched_by_order_per_subscriber() {
+    fn forwarded_copies_are_matched_by_order_per_subscriber() {
         let wire = run(&[
             came(100),
             went(150, 1),
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn latency_may_exceed_the_period_while_counts_agree() {
+    fn latency_may_exceed_the_send_period_while_counts_agree() {
         let wire = run(&[came(100), came(200), went(250, 1), went(300, 1)]);
         assert_eq!(wire.latencies_ns, [150, 100]);
     }
@@ -219,14 +220,14 @@ mod tests {
     }
 
     #[test]
-    fn copies_under_way_at_the_end_are_not_missing() {
+    fn copies_in_flight_at_the_end_are_not_missing() {
         let wire = matched(&[came(100), went(110, 1), came(200), went(210, 1), came(300), came(400)], &ENDS);
         assert_eq!(wire.latencies_ns, [10, 10]);
         assert_eq!(wire.matched, Matched { objects: 4, subscribers: 1, copies: 2, missing: 0, extra: 0 });
     }
 
     #[test]
-    fn super_packets_count_by_segment() {
+    fn gso_super_packets_count_by_segment() {
         let pair = PacketSample { payload_bytes: 2460, segment_bytes: Some(1230), ..came(100) };
         let wire = run(&[pair, went(150, 1), went(160, 1)]);
         assert_eq!(wire.latencies_ns, [50, 60]);

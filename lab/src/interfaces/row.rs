@@ -23,7 +23,8 @@ const OBJECTS_PER_GROUP: u32 = 30;
 /// Time that a process may take to start on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What one row of the table tests: a kind of network interface, with or without offloads and gate.
+/// What one row of the table tests: a kind of network interface, with or without offloads, and with or without the
+/// packet gate (XDP).
 #[derive(Debug, Clone, Copy)]
 pub struct CaseSetup {
     pub kind: InterfaceKind,
@@ -35,7 +36,7 @@ pub struct CaseSetup {
     pub rate_hz: u32,
 }
 
-/// One row of the table: the tested kind of interface with its offloads and gate, and the result.
+/// One row of the table: the tested kind of interface, whether offloads and the packet gate were on, and the result.
 pub struct InterfaceRow {
     pub setup: CaseSetup,
     outcome: CaseOutcome,

@@ -51,7 +51,7 @@ struct DelayRow {
     link: String,
     probes: usize,
     error_us: Quantiles,
-    /// Difference of the 99th percentile and the median, us.
+    /// Difference of the delay's 99th percentile and median, us.
     jitter_us: f64,
 }
 
@@ -197,7 +197,7 @@ struct AccuracyPath {
     lab: Lab,
 }
 
-/// Times of a probe by the real-time clock, ns.
+/// Times when a probe was sent and when it arrived, by the real-time clock, ns.
 struct AccuracyArrival {
     sent: i64,
     arrived: i64,

@@ -143,7 +143,11 @@ fn play(net: &LabNetwork, mut events: Vec<LinkEvent>, stopped: &Receiver<()>) {
         }
         let done = net.link(&event.link).and_then(|link| link.change(event.direction, &event.settings));
         if let Err(error) = done {
-            tracing::error!(%error, link = event.link, "lab: an event of the topology could not be applied to its link");
+            tracing::error!(
+                %error,
+                link = event.link,
+                "lab: a scheduled event of the topology file could not be applied to its link"
+            );
         }
     }
 }

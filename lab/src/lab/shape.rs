@@ -18,7 +18,7 @@ const ETHERNET_HEADER: usize = 14;
 /// Cut-off of the normal distribution, in standard deviations.
 const NORMAL_CUT: f64 = 4.0;
 
-/// Numbers of frames in one direction, by outcome.
+/// Numbers of frames in one direction of a link, by what happened to them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct FrameCounters {
     pub received: u64,
@@ -31,7 +31,7 @@ pub struct FrameCounters {
     pub queue_dropped: u64,
     /// Frames dropped because they were longer than `mtu`.
     pub oversize: u64,
-    /// Copies that were added to the originals.
+    /// Copies that were sent in addition to the original frames.
     pub duplicated: u64,
     /// Frames that were held back so that later ones overtake them.
     pub reordered: u64,

@@ -7,7 +7,7 @@ fn shaper(settings: &str) -> Shaper {
 }
 
 fn counted(shaper: &Shaper) -> FrameCounters {
-    shaper.counters() // exact: no thread changes the shaper between the test's calls
+    shaper.counters() // exact: only the test's own calls change the shaper's frame counters
 }
 
 fn frame(number: u32, len: usize) -> Vec<u8> {
@@ -184,7 +184,7 @@ fn new_rate_applies_to_waiting_frames() {
 }
 
 #[test]
-fn lifting_the_rate_empties_the_queue() {
+fn removing_the_emulated_rate_limit_empties_the_queue() {
     let mut shaper = shaper("rate=8kbit delay=2ms");
     let start = Instant::now();
     for n in 0..3 {
@@ -218,7 +218,7 @@ fn packets_over_the_mtu_are_dropped() {
 }
 
 #[test]
-fn held_bytes_are_bounded() {
+fn bytes_held_by_the_emulated_link_are_bounded() {
     let mut shaper = shaper("delay=10s");
     let start = Instant::now();
     let fit = MAX_HELD_BYTES / (1 << 20);

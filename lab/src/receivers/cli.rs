@@ -57,7 +57,7 @@ pub struct ReceiversArgs {
     /// Time between the first and the last session's move in an interval; 0 moves all at once
     #[arg(long, default_value = "1s", value_parser = duration::parse, value_name = "TIME", requires = "move_every")]
     move_within: Duration,
-    /// Address of the relay's /status, to also report the work of its kernel engine
+    /// Address of the relay's /status, to also report how much of the media its kernel programs sent
     #[arg(long, value_name = "ADDR:PORT", value_parser = address::ask)]
     status: Option<SocketAddr>,
     /// File with the relay's token [default: that of this user's relay; none if it does not exist]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 pub struct WaveSettings {
     /// Share of the sessions that move, 0 to 1.
     pub share: f64,
-    /// Time from the first move to the last one.
+    /// Time from the first session's move to the last session's.
     pub within: Duration,
 }
 
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn wave_without_duration_moves_its_share_at_once() {
+    fn move_without_duration_moves_its_share_of_receivers_at_once() {
         let (mut wave, began) = wave(0.25, Duration::ZERO);
         assert_eq!((wave.count(), wave.take_due(began).len()), (50, 50));
         let (mut none, began) = self::wave(0.0, WITHIN);

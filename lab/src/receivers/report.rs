@@ -20,12 +20,12 @@ pub struct Moved {
     pub sessions: u64,
 }
 
-/// How much of the media the relay's kernel engine sent while the subscribers ran.
+/// How much of the media the relay's kernel programs (BPF) sent while the subscribers ran.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KernelShare {
     /// Share of the relay's media packets that the kernel sent while the subscribers ran, percent.
     pub sent_percent: f64,
-    /// Number of the relay's sessions to which the kernel engine could send at the end.
+    /// Number of the relay's sessions to which its kernel programs (BPF) could send at the end.
     pub ready: u64,
 }
 

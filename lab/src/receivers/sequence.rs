@@ -40,7 +40,7 @@ impl SequenceCounts {
 pub struct Sequence {
     /// Groups whose objects are still counted, in ascending order.
     groups: VecDeque<SequenceGroup>,
-    /// The newest group whose counting has ended.
+    /// The newest group whose objects are no longer counted.
     closed: Option<u64>,
     counts: SequenceCounts,
 }
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_before_the_first_one_are_not_owed() {
+    fn objects_before_the_first_received_one_do_not_count_as_missing() {
         assert_eq!(counts([(7, 5), (7, 6), (8, 0)], None), [3, 0, 0, 0]);
         // Objects of another subgroup or of an earlier group may arrive later.
         assert_eq!(counts([(7, 5), (7, 3), (6, 9)], None), [3, 0, 1, 0]);
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn object_of_an_untracked_group_is_late() {
+    fn object_of_a_group_that_is_no_longer_tracked_counts_as_late() {
         let groups = GROUPS as u64 + 1;
         let track = (0..groups).map(|group| (group, 0)).chain([(0, 1)]);
         assert_eq!(counts(track, None), [groups, 0, 0, 1]);

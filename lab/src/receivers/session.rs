@@ -43,7 +43,7 @@ pub struct ReceiverSession {
     pub handle: ConnectionHandle,
     /// Index of the socket that the session sends from. Packets that arrive at another socket are dropped.
     pub socket: usize,
-    /// Whether the endpoint has forgotten the connection.
+    /// Whether quinn's endpoint has dropped its state of the connection.
     pub is_drained: bool,
     /// Whether the session's handshake still counts towards the limit of handshakes at the same time.
     pub is_new: bool,

@@ -152,8 +152,8 @@ impl TrainingCase {
     }
 }
 
-/// Columns of the seed tree, a simple decision tree for comparison: three classes each of round-trip time (those of
-/// VTL), loss and rate, and the traffic profile.
+/// Columns of a simple decision tree for comparison (the seed tree): three classes each of round-trip time, loss and
+/// rate, and the traffic profile. The classes of round-trip time are those of the research system VTL.
 pub const SEED_COLUMNS: [ExampleColumn; 4] = [
     ExampleColumn { name: "rtt", unit: "", choices: &["lan", "terrestrial", "long-delay"] },
     ExampleColumn { name: "loss", unit: "", choices: &["none", "some", "much"] },
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn unreached_sizes_give_no_cases() {
+    fn transfer_sizes_that_no_run_reached_give_no_training_cases() {
         let mut runs = [run(1, "bbr", 1.0), run(1, "cubic", 1.0)];
         runs.iter_mut().for_each(|run| run.came.rungs_ms[2..].fill(None));
         runs[0].came.rungs_ms[2] = Some(5.0);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn seed_tree_columns_are_classes() {
+    fn seed_tree_features_are_converted_to_classes() {
         let features = "rtt=300,loss=0.5,profile=loss".parse().unwrap();
         assert_eq!(seed_values(&features), [Some(2.0), Some(1.0), None, Some(2.0)]);
     }

@@ -422,7 +422,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn gain_with_ties_and_gaps_matches_its_definition(
+        fn gain_with_equal_and_missing_values_matches_its_definition(
             rows in proptest::collection::vec((proptest::option::of(0_u8..6), 1_u8..8), 4..40)
         ) {
             let columns = [ExampleColumn { name: "it", unit: "", choices: &[] }];

@@ -280,7 +280,7 @@ mod tests {
     const SETTINGS: Settings = Settings { least: 100.0, doubt: 0.69, alike: 100.0, depth: 16 };
 
     #[test]
-    fn property_that_features_show_is_learned() {
+    fn network_property_that_features_show_is_learned() {
         let report = judge(&cases(true), SETTINGS);
         let [tree, majority, bbr, seed] = &report.scores[..] else { panic!("four: {report:?}") };
         assert_eq!((report.networks, tree.cases), (50, 50 * 4 * 9 * 3));
@@ -319,7 +319,7 @@ mod tests {
     /// The right candidate depends on the network alone, which no feature shows. A tree that recognised networks from
     /// the training would be right, so scoring must use other networks.
     #[test]
-    fn property_that_no_feature_shows_is_not_learned() {
+    fn network_property_that_no_feature_shows_is_not_learned() {
         let report = judge(&cases(false), SETTINGS);
         assert!(report.scores[0].right < 0.75, "{:?}", report.scores[0]);
         assert!(report.scores[0].regret > 0.1);
@@ -342,8 +342,8 @@ mod tests {
         assert_eq!(again(&runs(1)), None);
         let score = again(&runs(2)).expect("two");
         assert_eq!((score.cases, score.by.as_str()), (2 * 10 * 4 * 9 * 3, "other transfers there"));
-        // The profile `insensitive` also accepts a candidate that takes twice as long as the best one, so some answers
-        // are right by chance.
+        // The traffic profile `insensitive` also accepts a candidate that takes twice as long as the best one, so some
+        // answers are right by chance.
         assert!((0.5..0.65).contains(&score.right), "{score:?}");
     }
 

@@ -296,7 +296,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn transfer_lines_round_trip() {
+    fn training_runs_are_unchanged_after_writing_and_parsing() {
         let mut cut = run(2, "carried-warm", 2.5);
         cut.came.rungs_ms[7..].fill(None);
         let runs = [run(1, "mr_pcc", 1.0), cut];

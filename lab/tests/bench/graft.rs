@@ -42,7 +42,8 @@ fn each_graft_benchmark_measures_something() {
         assert_eq!(row["rounds"], 2, "{row}");
         assert!(row["total_us"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{row}");
     }
-    // Only when the same graft is loaded again, libbpf is not used, and the verifier's time is reported separately.
+    // The first row loads the same graft repeatedly. A repeated load does not use libbpf, and reports the verifier's
+    // time separately.
     assert!(deployed[0]["steps_us"]["verify"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{}", deployed[0]);
 
     let negotiated = rows(

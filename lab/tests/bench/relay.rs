@@ -67,7 +67,7 @@ fn check_forwarder(row: &Value) {
     assert!(number("/rss_bytes") > 0.0);
 }
 
-/// Measures Millrace's engines `kernel` and `user`, over raw QUIC and over WebTransport.
+/// Measures Millrace's relay, forwarding in the kernel and in userspace, over raw QUIC and over WebTransport.
 #[test]
 fn relays_are_measured_over_both_transports() {
     if !nix::unistd::geteuid().is_root() {
@@ -94,7 +94,8 @@ fn relays_are_measured_over_both_transports() {
     }
 }
 
-/// Millrace's own publisher and player work over raw QUIC and WebTransport, with a relay's engines `kernel` and `user`.
+/// Millrace's own publisher and player work over raw QUIC and WebTransport, with a relay that forwards in the kernel
+/// and with one that forwards in userspace.
 #[test]
 fn publishers_and_players_are_paired_or_skipped_with_reason() {
     if !nix::unistd::geteuid().is_root() {
@@ -241,8 +242,8 @@ fn time_until_moved_viewers_are_served_is_measured() {
 }
 
 /// When a publisher or relay restarts, viewers keep their subscriptions, receive no object twice, and then receive
-/// media again. This holds for a relay's engines `kernel` and `user`. The test does not check how long the interruption
-/// lasts.
+/// media again. This holds for a relay that forwards in the kernel and for one that forwards in userspace. The test
+/// does not check how long the interruption lasts.
 #[test]
 fn restarted_publishers_and_relays_are_measured() {
     if !nix::unistd::geteuid().is_root() {
@@ -269,8 +270,8 @@ fn restarted_publishers_and_relays_are_measured() {
     }
 }
 
-/// The relay's engines `kernel` and `user` are measured. How much a subscriber with a bad link slows another one
-/// depends on the machine, and is not checked.
+/// A relay is measured that forwards in the kernel, and one that forwards in userspace. How much a subscriber with a
+/// bad link slows another one depends on the machine, and is not checked.
 #[test]
 fn subscriber_beside_a_bad_link_is_measured() {
     if !nix::unistd::geteuid().is_root() {
@@ -295,8 +296,8 @@ fn subscriber_beside_a_bad_link_is_measured() {
     }
 }
 
-/// The relay's engines `kernel` and `user` are measured, with several renditions and with one. The share of video that
-/// is shown in time depends on the machine, and is not checked.
+/// Relays that forward in the kernel and in userspace are measured, with several renditions and with one. The share of
+/// video that is shown in time depends on the machine, and is not checked.
 #[test]
 fn adaptation_to_a_slow_link_is_measured() {
     if !nix::unistd::geteuid().is_root() {
@@ -338,8 +339,8 @@ fn adaptation_to_a_slow_link_is_measured() {
     }
 }
 
-/// The relay's engines `kernel` and `user` are measured. The share of video that the browser shows in time depends on
-/// the machine, and is not checked.
+/// A relay is measured that forwards in the kernel, and one that forwards in userspace. The share of video that the
+/// browser shows in time depends on the machine, and is not checked.
 #[test]
 fn browser_playback_is_measured() {
     if let Some(why) = no_browser() {

@@ -5,9 +5,9 @@ use std::process::Command;
 use serde_json::Value;
 
 #[test]
-fn both_engines_carry_the_same_objects() {
+fn kernel_and_userspace_engines_carry_the_same_objects() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP both_engines_carry_the_same_objects: needs root");
+        println!("SKIP kernel_and_userspace_engines_carry_the_same_objects: needs root");
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");

@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn why_names_the_reason_of_each_standby_route() {
+    fn cluster_why_names_the_reason_of_each_standby_route() {
         let route = |session, path: &[u64], cost| RouteStatus {
             session,
             path: path.to_vec(),

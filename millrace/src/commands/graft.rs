@@ -46,7 +46,7 @@ enum GraftVerb {
     /// Remove the rules and routes of a gateway that was killed. Started by the daemon
     #[command(hide = true)]
     GatewayKeep { run: u16, interfaces: Vec<String> },
-    /// Run one part of the daemon, in a process of its own. Started by the daemon
+    /// Run one of the daemon's child processes, such as the one for TCP. Started by the daemon
     #[command(hide = true)]
     Part(GraftPartArgs),
     /// Hold the sockets that the daemon has lent to applications, and shut them down when the daemon is gone. Started
@@ -76,7 +76,8 @@ enum GraftVerb {
     },
     /// Move live TCP connections from one graft to another
     Swap(Swap),
-    /// Show the running daemon's parts, grafts, rules, sessions, and the outcomes of connections
+    /// Show the running daemon's child processes, grafts, rules and sessions, and counts of what happened to
+    /// connections
     Status {
         #[command(flatten)]
         socket: GraftSocketArg,
@@ -105,7 +106,7 @@ enum GraftVerb {
     Hook(hook::HookArgs),
     /// Show and change sessions of datagrams, to which grafts apply functions such as repair or pacing
     Sessions(sessions::SessionsCommandArgs),
-    /// The former daemon of sessions; prints the command that replaces it
+    /// A former command, which ran a separate daemon for sessions; prints the command that replaces it
     #[command(hide = true)]
     Packets {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -371,7 +372,8 @@ fn check_settings(config: &Path, interfaces: &[String]) -> anyhow::Result<()> {
     ))
 }
 
-/// Returns the error for a command of the former daemon of sessions. It names the command that replaces it.
+/// Returns the error for a former command, which ran or asked a separate daemon for sessions. The error names the
+/// command that replaces it.
 fn replacement(arguments: &[OsString]) -> String {
     let now = match arguments.first().and_then(|verb| verb.to_str()) {
         Some("status") => "millrace graft sessions status",
@@ -386,7 +388,7 @@ fn replacement(arguments: &[OsString]) -> String {
     format!("one daemon does what `millrace graft packets` did: use {now}")
 }
 
-/// Formats the status of all parts of the daemon.
+/// Formats the status of the daemon and of all its child processes.
 fn whole_status(status: &control::Status) -> String {
     let mut out = text::status(status, width());
     if let Some(sessions) = &status.sessions {

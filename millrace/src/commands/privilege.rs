@@ -2,7 +2,8 @@
 
 use super::ProgramCommand;
 
-/// The rights that a command needs: pairs of a part of an error's text and its remedy. The empty part fits any error.
+/// The rights that a command needs, as pairs: a text that the command's error must contain, and the remedy to print
+/// then. An empty text fits any error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommandNeeds(pub &'static [(&'static str, &'static str)]);
 

@@ -22,7 +22,7 @@ pub struct SessionsCommandArgs {
 
 #[derive(Debug, Subcommand)]
 enum SessionsVerb {
-    /// Show sessions of datagrams, the outcomes of their packets, and the processing time of a packet
+    /// Show sessions of datagrams, counts of what happened to their packets, and the processing time of a packet
     Status {
         #[command(flatten)]
         socket: SessionsSocketArg,
@@ -36,8 +36,8 @@ enum SessionsVerb {
         session: String,
         /// Name of the graft that the session changes to
         graft: String,
-        /// Restart the session with new packet numbers and without the functions' state, and report how many datagrams
-        /// were lost
+        /// Restart the session with new packet numbers and without the state of its packet functions, and report how
+        /// many datagrams were lost
         #[arg(long)]
         stateless: bool,
         #[command(flatten)]

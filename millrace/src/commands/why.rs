@@ -31,8 +31,8 @@ pub struct WhyArgs {
     #[arg(value_name = "REMOTE:PORT", conflicts_with = "what_if")]
     other: Option<SocketEnd>,
     /// Ask what a model would choose under these conditions: rtt (ms), rate (Mbit/s), loss (%), burstiness, reordering
-    /// (%), queue (ms/s), paths, size (KiB), profile, offer, warmth; with PEER, conditions not given here are those
-    /// that the daemon has measured
+    /// (%), queue (ms/s), paths, size (KiB), profile (of the traffic), offer (what the peer can use), warmth (of the
+    /// tunnel); with PEER, conditions not given here are those that the daemon has measured
     #[arg(long, value_name = "NAME=VALUE,...", requires = "model")]
     what_if: Option<Features>,
     /// File with the model that `millrace-lab train` has made

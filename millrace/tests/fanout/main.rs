@@ -251,7 +251,7 @@ fn silent_or_lossy_receiver_is_cut_off() {
         }
         lossy.send(&receiver_report(1, &block(sequence.into(), 128), 0));
         well.send(&receiver_report(2, &block(sequence.into(), 0), 0));
-        // exact: this pause sets the rate of packets and reports
+        // exact: this pause sets the sending rate of RTP packets and RTCP reports
         std::thread::sleep(Duration::from_millis(100));
         let status = fanout.status();
         if status.streams[0].paused.len() == 2 { Ok(status) } else { Err(status) }
@@ -303,7 +303,7 @@ fn reload_loses_no_packet() {
         }
     };
     pass(&client);
-    // The new settings add a stream and a receiver that is named in them, and lower the limit of receivers.
+    // The new settings add a stream, name one receiver, and lower the largest number of receivers.
     let other = |port: u16, host: IpAddr| {
         format!(
             "[[stream]]\nname = \"other\"\nlisten = \"{}\"\nsender = \"{}:9\"\n",
@@ -323,7 +323,8 @@ fn reload_loses_no_packet() {
         named.drain() > 0
     });
     client.drain();
-    let status = fanout.status(); // exact: the reload has been answered, so it is complete
+    // exact: the reload command has returned, so the lists of streams and receivers are final
+    let status = fanout.status();
     assert_eq!((status.streams.len(), status.streams[0].receivers.len()), (2, 2));
     // The second of two new streams is invalid, so the first is removed again.
     let bad = [
@@ -349,10 +350,10 @@ fn reload_loses_no_packet() {
         let error = fanout.fail(&["reload"]);
         assert!(error.contains(said), "{error}");
         pass(&client);
-        // exact: the reload has been answered, so it is complete
+        // exact: the failed reload command has returned, so the number of streams is final
         assert_eq!(fanout.status().streams.len(), 2);
         assert!(fanout.succeed(&["status"]).contains("the latest reload failed"));
-        // exact: the reload has been answered, so it is complete
+        // exact: the failed reload command has returned, so the daemon's health is final
         assert_eq!(fanout.fetch("/healthz"), (503, "trouble\n".to_owned()));
     }
     // The settings are reloaded by a signal; they no longer name a receiver, and no longer have the second stream.
@@ -364,7 +365,8 @@ fn reload_loses_no_packet() {
     named.drain();
     pass(&client);
     assert!(named.gets_nothing());
-    let status = fanout.status(); // exact: all sent packets have arrived
+    // exact: the counts of receivers and packets are final, since all sent packets have arrived
+    let status = fanout.status();
     assert_eq!(status.streams[0].receivers.len(), 1);
     assert_eq!(status.streams[0].events["user_packets"], 0, "not all packets were forwarded by the kernel");
     // Another stream arrives at the same port, so its receivers must send requests of their own.
@@ -396,7 +398,7 @@ fn receiver_named_in_the_settings_needs_no_request() {
         scene.send(&packet);
         client.drain() > 0
     });
-    // exact: the receiver is named in the settings from the start
+    // exact: `pinned` is set from the start for a receiver that the settings name
     assert!(fanout.status().streams[0].receivers[0].pinned);
 }
 
@@ -514,7 +516,8 @@ fn receive_command_passes_the_stream_to_a_player() {
         scene.send(&packet);
         let len = player.recv(&mut buffer).unwrap();
         assert_eq!(buffer[..len], packet);
-        std::thread::sleep(Duration::from_millis(50)); // exact: this pause sets the sender's rate
+        // exact: this pause between two packets sets the sending rate
+        std::thread::sleep(Duration::from_millis(50));
         let status = fanout.status();
         let events = &status.streams[0].events;
         if events["reports"] >= 10 && events["leases"] > 3 { Ok(status) } else { Err(status) }

@@ -143,7 +143,7 @@ impl FanoutScene {
         frames.filter_map(|frame| payload(&frame)).collect()
     }
 
-    /// Returns settings with one stream, which has the keys in `more`.
+    /// Returns fan-out settings with one stream. `more` has further lines of the stream's settings.
     pub fn config(&self, more: &str) -> String {
         format!(
             "interface = [\"{}\"]\n[[stream]]\nname = \"{NAME}\"\nlisten = \"{}\"\nsender = \"{}\"\n{more}",

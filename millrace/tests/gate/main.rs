@@ -92,7 +92,7 @@ async fn server_without_gate_support_is_guarded() {
     let shown = gate.succeed(&["status"]);
     assert!(shown.contains("guards eth") && shown.contains("web: 2 connections of 1 clients"), "{shown}");
     let http = "127.0.0.1:9999".parse().unwrap();
-    // exact: callers compare the value with figures that they have waited for
+    // exact: callers repeat this HTTP request, or the policy reload that changes the answer has returned
     let scrape = |path: &str| inside(&site.server, || fetch(http, path, None).unwrap());
     let line = format!(r#"millrace_gate_refused_packets_total{{scope="web",rule="quota"}} {refused}"#);
     let (code, metrics) = wait_until(&line, || scrape("/metrics"), |(_, metrics)| metrics.contains(&line));
@@ -106,7 +106,8 @@ async fn server_without_gate_support_is_guarded() {
     let said = gate.fail(&["reload"]);
     assert!(said.contains("gate.toml:4: scope[0].rules.quoat: unknown key; did you mean `quota`?"), "{said}");
     assert_eq!(gate.succeed(&["policy"]), policy(2));
-    let status = gate.status(); // exact: the reload has been answered, so it is complete
+    // exact: the reload command has returned, so the status has the result of the reload
+    let status = gate.status();
     let error = status.reload.clone().unwrap().error.expect("the reload failed");
     assert!(error.contains("did you mean `quota`?"), "{error}");
     assert!(status.trouble.iter().any(|it| it.contains("the latest reload failed")), "{:?}", status.trouble);
@@ -122,7 +123,8 @@ async fn server_without_gate_support_is_guarded() {
     assert_eq!(gate.succeed(&["reload"]), "the policy was read again\n");
     let after = unix_time().as_secs_f64();
     assert_eq!(gate.succeed(&["policy"]), policy(3));
-    let status = gate.status(); // exact: the reload has been answered, so it is complete
+    // exact: the reload command has returned, so the status has the result of the reload
+    let status = gate.status();
     let reload = status.reload.unwrap();
     assert_eq!((reload.error, status.trouble), (None, vec![]));
     assert!((before..=after).contains(&reload.time_s), "{} is not in {before}..={after}", reload.time_s);
@@ -131,16 +133,17 @@ async fn server_without_gate_support_is_guarded() {
     hello(&first).await;
     hello(&second).await;
 
-    // An entry that an operator added stays in the list after a reload.
+    // An address prefix that an operator blocks by command stays blocked after a reload of the policy.
     gate.succeed(&["block", "10.97.0.0/24"]);
     gate.succeed(&["reload"]);
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
     assert!(gate.counted("block").0 > 0);
-    // exact: the gate has answered the command, so its list has changed
+    // exact: the gate changes its list of blocked prefixes before it answers the block command
     assert_eq!(gate.status().listed.len(), 1);
     gate.succeed(&["block", "10.97.0.0/24", "--remove"]);
     hello(&first).await;
-    assert_eq!(gate.status().listed, []); // exact: the gate has answered the command, so its list has changed
+    // exact: the gate removed the blocked prefix from its list before it answered the command
+    assert_eq!(gate.status().listed, []);
     assert!(gate.fail(&["block", "10.97.0.0/33"]).contains("is no address prefix"));
     assert!(gate.fail(&["allow", "10.97.0.2", "--scope=wbe"]).contains("there is no scope \"wbe\""));
 
@@ -186,7 +189,8 @@ async fn dry_run_counts_and_refuses_nothing() {
     assert_eq!(gate.connections(), 0);
 }
 
-/// A prefix, several prefixes or a list can be blocked for a time. Exceptions of the policy are reported.
+/// A prefix, several prefixes or a file with prefixes can be blocked, also for a limited time. The command's output
+/// names an address of the prefix that another list exempts.
 #[test]
 fn block_and_allow_change_the_lists() {
     if !is_root() {
@@ -195,7 +199,7 @@ fn block_and_allow_change_the_lists() {
     let site = GateSite::new("lists", &policy(2));
     let gate = GateProcess::start(&site, &["--policy=gate.toml", "--http=off"]);
     let listed = || -> Vec<_> {
-        // exact: the gate has answered the caller's command, or the caller repeats this read
+        // exact: the gate changes its list of prefixes before it answers a command, or the caller repeats this read
         let listed = gate.status().listed.into_iter();
         listed.map(|it| (it.prefix, it.entry, it.scope, it.seconds.is_some())).collect()
     };
@@ -244,7 +248,7 @@ fn block_and_allow_change_the_lists() {
     };
     let text: String = (0..2500).map(|n| format!("10.{}.{}.0/24 # {n}\n", n / 250, n % 250)).collect();
     assert!(from_stdin("block", &text).status.success());
-    // exact: the gate has answered the command, so its list has changed
+    // exact: the gate changes its list of blocked prefixes before it answers the block command
     assert_eq!(gate.status().listed.len(), 2500);
     let output = from_stdin("block", "192.0.2.0/24\n\n192.0.2.0/33\n");
     assert!(String::from_utf8_lossy(&output.stderr).contains("standard input:3: "), "{output:?}");
@@ -270,11 +274,12 @@ async fn interface_that_returns_is_guarded_again() {
     let site = GateSite::new("back", &policy(1));
     let gate = GateProcess::start(&site, &["--policy=gate.toml", "--http=127.0.0.1:9999"]);
     let _server = serve(&site);
-    let interface = || gate.status().interfaces.remove(0); // exact: `until` repeats this read
+    // exact: `until` rereads the status of the interface until it is as expected
+    let interface = || gate.status().interfaces.remove(0);
     let until = |what: &str, is_so: &dyn Fn(&GateInterfaceStatus) -> bool| wait_until(what, interface, is_so);
     let scrape = |path: &str| {
         let http = "127.0.0.1:9999".parse().unwrap();
-        // exact: callers repeat this read until the value is as expected
+        // exact: callers repeat this HTTP request until the health or the metric is as expected
         inside(&site.server, || fetch(http, path, None).unwrap())
     };
     let health = || scrape("/healthz");
@@ -336,7 +341,8 @@ async fn interface_that_returns_is_guarded_again() {
     until("the interface guarded again", &|it| it.attached && it.trouble.is_none() && it.reattached == 3);
     assert!(site.is_guarded());
 
-    // The gate on the new interface must work, track answers, and count the changes of its interface in its metrics.
+    // The gate on the new interface must admit one client, refuse another, and count in its metrics how often it was
+    // attached again.
     let first = site.connect(LONG).await.unwrap();
     hello(&first).await;
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
@@ -347,7 +353,7 @@ async fn interface_that_returns_is_guarded_again() {
     assert!(!site.is_guarded());
 }
 
-/// Returns the number of packets that were refused by any rule of any scope.
+/// Returns the number of packets that the gate refused by any rule, for any of the guarded services (scopes).
 fn all_refused(gate: &GateProcess<'_>) -> u64 {
     // exact: callers have waited until the gate has counted all sent packets
     gate.status().scopes.iter().flat_map(|scope| &scope.rules).map(|rule| rule.packets).sum()
@@ -433,7 +439,7 @@ async fn connections_survive_new_policies_and_gate_restarts() {
     for talk in &mut talks {
         talk.goes_on().await;
     }
-    // The new gate does not know the live connections, and must learn them from their packets.
+    // The gate that was started again does not know the live connections, and must learn them from their packets.
     let gate = start();
     for talk in &mut talks {
         talk.goes_on().await;
@@ -468,7 +474,7 @@ impl ControlClient {
 }
 
 #[test]
-fn state_of_a_server_ends_with_its_socket_connection() {
+fn state_of_a_server_ends_with_its_control_connection() {
     if !is_root() {
         return;
     }
@@ -514,9 +520,10 @@ fn state_of_a_server_ends_with_its_socket_connection() {
     wait_until("the counts of a server that is gone", || gate.connections(), |count| *count == 0);
 }
 
-/// Addresses that are counted are all in one /64, which counts as one client. The table has room for two clients.
+/// Servers report connections of clients to the gate. The policy has `max_clients = 2`, which limits the reported
+/// client addresses to 32. All of them are in one /64, which counts as one client.
 #[test]
-fn counted_clients_are_bounded_by_the_table() {
+fn number_of_counted_clients_is_limited_by_max_clients() {
     if !is_root() {
         return;
     }
@@ -532,8 +539,8 @@ fn counted_clients_are_bounded_by_the_table() {
     let refused = tellers[0].ask(request("inc", 32));
     assert!(refused["error"].as_str().unwrap().contains("raise `max_clients`"), "{refused}");
     assert_eq!(tellers[0].ask(request("inc", 0))["ok"], json!(true), "a client that is in the table");
-    // An entry of the table becomes free when a server removes its client, or when the server that added the client
-    // disconnects.
+    // One of the 32 places for client addresses becomes free when a server reports the end of its client's connection,
+    // or when that server disconnects.
     assert_eq!(tellers[1].ask(request("dec", 1))["ok"], json!(true));
     assert_eq!(tellers[0].ask(request("inc", 32))["ok"], json!(true));
     let [mut one, other] = tellers;

@@ -57,7 +57,7 @@ impl<'a> GateProcess<'a> {
     /// Returns the numbers of packets that a rule refused, and that it would have refused in mode `monitor`. The gate
     /// counts a packet before it accepts it.
     pub fn counted(&self, rule: &str) -> (u64, u64) {
-        // exact: callers repeat this read, or have received an answer that passed the gate
+        // exact: callers repeat this read of packet counts, or have received an answer that passed the gate
         let status = self.status();
         let scope = status.scopes.iter().find(|scope| scope.name == "web").unwrap();
         let rule = scope.rules.iter().find(|count| count.rule == rule).unwrap();
@@ -65,7 +65,7 @@ impl<'a> GateProcess<'a> {
     }
 
     pub fn connections(&self) -> u64 {
-        // exact: callers repeat this read, or have received an answer that passed the gate
+        // exact: callers reread the number of connections, or have received an answer that passed the gate
         self.status().scopes.iter().map(|scope| scope.connections).sum()
     }
 

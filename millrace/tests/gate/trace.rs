@@ -143,9 +143,10 @@ fn trace_of_a_client_survives_the_flood_of_another() {
     assert_eq!(follower.exit_code(), Some(0));
 }
 
-/// Packets beyond --rate are counted in lines during the trace and at the end. The sum must be complete.
+/// A trace prints at most --rate packets a second. Lines during the trace and at its end give the number of packets
+/// left out. The printed packets and these numbers must add up to all packets.
 #[test]
-fn packets_over_the_rate_are_reported() {
+fn packets_over_the_trace_rate_are_reported() {
     if !is_root() {
         return;
     }
@@ -170,7 +171,7 @@ fn packets_over_the_rate_are_reported() {
         shown += 1;
     }
     // The test waits until no packet of the flood is in flight: it sends one packet twice, and each must raise the
-    // count by exactly one.
+    // gate's count of refused packets by exactly one.
     let count = || gate.counted("short").0;
     wait_for("the end of the flood", || {
         (0..2).all(|_| {

@@ -65,7 +65,7 @@ fn rule(side: &str, agree: &str) -> String {
 const BOUND: &str = "\"bound\"";
 
 fn peer(daemon: &GraftProcess<'_>) -> GraftPeerStatus {
-    // exact: callers repeat this read until the value is as expected, or expect no change
+    // exact: callers repeat this read until the peer's state is as expected, or expect no change of the state
     daemon.status().peers.remove(0)
 }
 
@@ -113,7 +113,7 @@ pub fn flush(namespace: &str) -> bool {
 pub const BEFORE: &str = "filter hook prerouting priority -300";
 
 #[test]
-fn agreement_lasts_until_one_daemon_ends() {
+fn graft_agreement_lasts_until_one_daemon_ends() {
     let Some(site) = GraftSite::new("bound") else { return };
     let [client, server] = keys(&site);
     site.configure_on(0, &caller(&server, &rule("client", BOUND)));
@@ -125,7 +125,8 @@ fn agreement_lasts_until_one_daemon_ends() {
         (false, false),
         "a connection was set although the peer has no daemon"
     );
-    assert_eq!(near.status().outcomes["unbound"], 1); // exact: the kernel counts the outcome while connect() runs
+    // exact: the kernel counts the outcome of a connection before connect() returns
+    assert_eq!(near.status().outcomes["unbound"], 1);
     let absent = wait_for_state(&near, "absent");
     assert!(absent.detail.contains("no daemon of grafts answers on 10.96.0.1:9187"), "{absent:?}");
     drop(listener_before);
@@ -193,7 +194,7 @@ fn agreement_lasts_until_one_daemon_ends() {
 
 /// Both daemons connect to each other. Only one of the two agreements may remain, and it must last.
 #[test]
-fn both_daemons_may_open_the_agreement_connection() {
+fn either_daemon_may_open_the_connection_that_negotiates_grafts() {
     let Some(site) = GraftSite::new("both") else { return };
     let [client, server] = keys(&site);
     let listens = caller(&server, &rule("client", BOUND))
@@ -209,7 +210,7 @@ fn both_daemons_may_open_the_agreement_connection() {
     wait_for_state(&far, "agreed");
     assert_eq!(is_set(&site, &listener), (true, true));
     let agreed = |daemon: &GraftProcess<'_>| {
-        // exact: both daemons have agreed, so the counts no longer change
+        // exact: the counts of completed agreements are final, since both daemons have agreed
         let counts = daemon.status().negotiations;
         counts.get("agreed").copied().unwrap_or_default()
     };
@@ -236,7 +237,7 @@ fn stripped_tcp_option_is_reported_as_a_downgrade() {
     let listener = site.listen();
     for daemon in [&near, &far] {
         // The middlebox also strips the graft daemon's TCP option from the connection over which the daemons agree. So
-        // both daemons count this connection as the first downgrade.
+        // this connection is the first that both daemons count as a downgrade (a connection without the option).
         let is_agreed = |peer: &GraftPeerStatus| peer.downgrades > 0 && peer.state == "agreed";
         let first = wait_for_peer(daemon, "downgrade", is_agreed);
         assert_eq!(first.path.options, Some(false), "{first:?}");
@@ -286,7 +287,7 @@ fn changed_tcp_option_is_reported_as_a_downgrade() {
 }
 
 #[test]
-fn refusals_are_reported_at_both_ends() {
+fn refused_agreements_are_reported_at_both_ends() {
     let Some(site) = GraftSite::new("refuse") else { return };
     let [client, server] = keys(&site);
     let other = key(&site, "other.key");
@@ -393,13 +394,15 @@ fn signed_graft_is_downloaded_from_a_peer_by_hash() {
     let near = GraftProcess::start_on(&site, 0);
     wait_for("its refusal", || near.log().contains("its signature was made by none"));
     assert_eq!(fs::read_dir(site.path("fetched")).unwrap().count(), 0);
-    assert!(near.status().rules[0].waits); // exact: the graft that the rule waits for was refused
+    // exact: the rule still waits for its graft, since the daemon refused the fetched graft
+    assert!(near.status().rules[0].waits);
     near.kill();
 
     site.configure_on(0, &fetches(&signer, &identity));
     let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "agreed");
-    assert!(!near.status().rules[0].waits); // exact: daemons fetch missing grafts before they agree
+    // exact: the rule no longer waits for its graft, since daemons fetch missing grafts before they agree
+    assert!(!near.status().rules[0].waits);
     let listener = site.listen();
     let (one, other) = site.connect(&listener);
     assert_eq!(congestion(&one), "mr_hybla");
@@ -411,19 +414,21 @@ fn signed_graft_is_downloaded_from_a_peer_by_hash() {
     let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "agreed");
     near.kill();
-    // The peer no longer offers the graft. The rule must not apply yet, although the daemons have agreed.
+    // The peer no longer offers the graft that the rule names. The rule must not apply yet, although the daemons have
+    // agreed.
     fs::remove_dir_all(site.path("fetched")).unwrap();
     fs::create_dir(site.path("fetched")).unwrap();
     let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "agreed");
-    assert!(near.status().rules[0].waits); // exact: no peer offers the graft
+    // exact: the rule keeps waiting for its graft, since no peer offers that graft
+    assert!(near.status().rules[0].waits);
     let (one, other) = site.connect(&listener);
     assert_ne!(congestion(&one), "mr_hybla");
     transfer(one, other);
 }
 
-/// Puts a copy of the graft Hybla into `pool` under another name. Returns its identity and the public key that signed
-/// it.
+/// Puts a copy of the graft Hybla into the graft directory `pool` under another name. Returns its identity and the
+/// public key that signed it.
 fn signed_graft(site: &GraftSite) -> (String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
     let output = command.args(["graft", "export"]).arg(site.path("pool")).arg("hybla").output().unwrap();
@@ -505,7 +510,7 @@ fn offer(tls: &Tls, change: impl FnOnce(&mut Statement)) -> Vec<u8> {
 
 /// A peer with the right key violates the protocol in several ways, and strangers connect without the key.
 #[test]
-fn deviating_peer_changes_nothing() {
+fn peer_that_violates_the_agreement_protocol_changes_nothing() {
     let Some(site) = GraftSite::new("hostile") else { return };
     let [client, _] = keys(&site);
     site.configure_on(1, &called(&client, &rule("server", BOUND)));

@@ -51,7 +51,7 @@ pub fn rule(side: &str, port: u16) -> String {
 }
 
 pub fn carry(daemon: &GraftProcess<'_>) -> CarryStatus {
-    // exact: callers repeat this read until the value is as expected, or expect no change
+    // exact: callers repeat this read of the tunnel status, or expect values that do not change
     daemon.status().carry.unwrap()
 }
 
@@ -73,8 +73,8 @@ pub fn ended(daemon: &GraftProcess<'_>, how: &str) -> u64 {
     carry(daemon).ended.get(how).copied().unwrap_or_default()
 }
 
-/// Waits until each daemon has counted `count` connections that ended in the way `how`, such as `reset`. A broker
-/// counts a connection's end after the application has seen it, and after the connection's entry in the table is free.
+/// Waits until each daemon has counted `count` connections that ended in the way `how`, such as `reset`. A daemon
+/// counts a connection's end only after the application has seen it.
 pub fn wait_for_ended<const N: usize>(daemons: [&GraftProcess<'_>; N], how: &str, count: u64) {
     let counts = || daemons.map(|daemon| ended(daemon, how));
     wait_until(&format!("{count} that ended as {how}"), counts, |counts| *counts == [count; N]);
@@ -167,7 +167,8 @@ pub fn read_all(mut from: &TcpStream) -> Vec<u8> {
     }
 }
 
-/// Sends different bytes in both directions at once, ends each direction by itself, and checks that all bytes arrived.
+/// Sends different bytes in both directions at once, closes the two directions one by one, and checks that all bytes
+/// arrived.
 pub fn exchange(near: &TcpStream, far: &TcpStream, length: usize) {
     let sent = [noise(1, length), noise(2, length)];
     thread::scope(|scope| {
@@ -185,7 +186,7 @@ pub fn exchange(near: &TcpStream, far: &TcpStream, length: usize) {
 }
 
 #[test]
-fn carrier_opens_its_window_before_connections_use_it() {
+fn carrier_grows_its_congestion_window_before_connections_use_it() {
     let Some(site) = GraftSite::new("warmth") else { return };
     let ends = warm(&site, ["warm-kib = 64", ""]);
     for (end, bytes) in ends.iter().zip([64 << 10, 256 << 10]) {
@@ -224,7 +225,7 @@ fn quic_carrier_delivers_all_bytes_and_true_addresses() {
 
 /// Most clients send first. Their first bytes travel together with the message that opens the connection.
 #[test]
-fn early_data_arrives() {
+fn data_that_a_client_sends_right_after_connecting_arrives() {
     let Some(site) = GraftSite::new("early") else { return };
     let [_near, _far] = warm(&site, ["", ""]);
     let listener = site.listen();
@@ -322,7 +323,8 @@ fn tcp_reset_passes_through_the_tunnel() {
     wait_for_resets([&near, &far], 2);
 }
 
-/// Time for which connections go over plain TCP to a server that no carrier could reach.
+/// Time for which connections to a server go over plain TCP, after the daemon on the server's host could not connect to
+/// the server.
 const AVOIDED: Duration = Duration::from_secs(2);
 
 #[test]
@@ -389,8 +391,8 @@ fn strict<'a>(site: &'a GraftSite) -> [GraftProcess<'a>; 2] {
     [near, far]
 }
 
-/// Returns how many connections whose SYN was held back had this verdict. The kernel counts these connections when
-/// further packets arrive, so callers wait for the number.
+/// Returns how many connections, among those whose SYN was held back, the kernel's program has given the outcome
+/// `verdict`. The program counts them when further packets arrive, so callers wait for the number.
 fn held(daemon: &GraftProcess<'_>, verdict: &str) -> u64 {
     carry(daemon).held[verdict]
 }
@@ -462,8 +464,8 @@ fn strict_connection_opens_only_after_the_server_accepted() {
     wait_for_ended([&near], "reset", 1);
 }
 
-/// Connections that the server's broker does not carry go over plain TCP, and connect() returns the server's own
-/// answer.
+/// Connections that the daemon on the server's host does not tunnel go over plain TCP, and connect() returns the
+/// server's own answer.
 #[test]
 fn strict_connection_without_a_tunnel_returns_the_servers_answer() {
     let Some(site) = GraftSite::new("strictly") else { return };
@@ -486,7 +488,7 @@ fn strict_connection_without_a_tunnel_returns_the_servers_answer() {
     exchange(&here, &there, 1_000_000);
     assert_eq!(verdict(&near, "led"), 2);
     wait_for_ended([&far], "not-listed", 2);
-    // The client's daemon is killed. A connection that it held back is refused, and later connections are not
+    // The client's daemon is killed. A connection whose SYN it held back is refused, and later connections are not
     // redirected.
     far.pause();
     let held_back = site.begin_to_connect(at(SERVER, PORT));
@@ -559,7 +561,8 @@ pub fn fill(to: &mut TcpStream, bytes: &[u8], is_full: impl Fn() -> bool) -> usi
             Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
         }
         assert!(begin.elapsed() < LONG, "{written} bytes have gone, and it is not full");
-        thread::sleep(Duration::from_millis(1)); // exact: a pause between two attempts to write
+        // exact: the pause between two attempts to write to the socket
+        thread::sleep(Duration::from_millis(1));
     }
     to.set_nonblocking(false).unwrap();
     written
@@ -580,7 +583,7 @@ pub fn write_before_reading(site: &GraftSite) {
     let to = noise(4, 20 << 20);
     let back = noise(5, 2 << 20);
     thread::scope(|scope| {
-        // The server reads while it writes; the client does not.
+        // The server reads while it writes. The client reads only after it has written everything.
         scope.spawn(|| {
             (&there).write_all(&back).unwrap();
             there.shutdown(Shutdown::Write).unwrap();
@@ -696,7 +699,7 @@ fn cut(site: &GraftSite, cuts: usize) {
         }
         let _stops = StopOnDrop(&enough);
         for _ in 0..cuts {
-            // exact: connections are cut at random times
+            // exact: this random pause varies the time at which the test cuts the connections
             thread::sleep(Duration::from_millis(random.u64(1..60)));
             let side = random.usize(..2);
             let resumed = carry(&near).resumed;
@@ -775,7 +778,7 @@ fn ports_of_closed_connections_are_reused_at_once() {
     // All connections must have ended, so that eight new ones find a free port each.
     wait_for_end(&near, &far);
     let live: Vec<_> = (0..8).map(|_| connect(&site, &listener)).collect();
-    // The ninth connection finds no port, and is reset.
+    // The ninth connection finds no free source port, and is reset.
     let refused = reset(&site, at(SERVER, PORT));
     assert_eq!(refused, ErrorKind::ConnectionReset);
     for (client, server, _) in &live {
@@ -840,7 +843,8 @@ fn tunnel_limits_do_not_change_for_open_connections() {
     site.configure_on(1, &text.replace("[carry]", "[carry]\nconnections = 7"));
     assert!(far.fail(&["reload"]).contains("[carry] cannot change while the daemon runs"));
     exchange(&here, &there, 100_000);
-    // The settings without `[carry]` end the broker; the old settings start it again.
+    // A reload of settings without `[carry]` ends the broker (the daemon's proxy). A reload of the old settings starts
+    // it again.
     let without = "[agreement]\nkey = \"host0.key\"\n";
     let before = std::fs::read_to_string(site.path("graft0.toml")).unwrap();
     site.configure_on(0, without);

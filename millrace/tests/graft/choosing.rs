@@ -1,5 +1,5 @@
 //! Tests of rules that leave the choice to a model: the chosen candidate (a congestion control, graft or tunnel), the
-//! learned results, and the explanation of each connection.
+//! learned results, and the reported reason for each connection's choice.
 
 use std::{
     fs,
@@ -45,7 +45,7 @@ fn rule(tier: &str) -> String {
 }
 
 fn selection(daemon: &GraftProcess<'_>) -> SelectionStatus {
-    // exact: callers repeat this read until the value is as expected, or expect no change
+    // exact: callers repeat this read of the daemon's selection status, or expect values that do not change
     daemon.status().selection.unwrap()
 }
 
@@ -141,7 +141,7 @@ fn wrong_model_is_overruled_within_fifty_connections() {
             break;
         }
     }
-    // The daemon must have counted an outcome for every connection.
+    // The daemon must have recorded for every connection whether the chosen candidate did well.
     let is_all = |now: &SelectionStatus| now.outcomes.values().sum::<u64>() == used.len() as u64 + 1;
     let now = wait_until("all outcomes", || selection(&daemon), is_all);
     assert!(used.iter().any(|control| control == wrong), "the candidate was never tried: {now:?}");
@@ -177,10 +177,12 @@ fn learned_results_outlast_the_daemon() {
     let is_all = |it: &SelectionStatus| it.outcomes.values().sum::<u64>() == sent;
     wait_until("all outcomes", || selection(&daemon), is_all);
     let before = selection(&daemon).paths.remove(0);
-    let kinds = daemon.status().purposes; // exact: every connection has ended, so its outcome is counted
+    // exact: the counts of outcomes are final, since every connection has ended
+    let kinds = daemon.status().purposes;
     daemon.end();
     let daemon = GraftProcess::start(&site);
-    assert_eq!(daemon.status().purposes, kinds); // exact: the daemon reads the learned results when it starts
+    // exact: the daemon restores its learned results from the file before its start is complete
+    assert_eq!(daemon.status().purposes, kinds);
     send(&site, &listener, 10);
     let after = wait_for("a choice", || selection(&daemon).paths.pop());
     assert_eq!((&after.candidate, &after.why), (&before.candidate, &before.why));
@@ -188,7 +190,7 @@ fn learned_results_outlast_the_daemon() {
     daemon.end();
     fs::write(site.path("learned.json"), "no JSON").unwrap();
     let daemon = GraftProcess::start(&site);
-    // exact: the daemon reads the learned results when it starts
+    // exact: the daemon reads the file of learned results, and reports failures, before its start is complete
     let trouble = daemon.status().trouble.join("\n");
     assert!(
         trouble.contains("the learned state cannot be read") && trouble.contains("learned.json.unreadable"),
@@ -198,8 +200,8 @@ fn learned_results_outlast_the_daemon() {
     assert_eq!(fs::read_to_string(site.path("learned.json.unreadable")).unwrap(), "no JSON");
 }
 
-/// No outcome counts as good or bad here. A connection with another congestion control than the model's was therefore
-/// an exploration.
+/// This test's model gives no cost that separates good connections from bad ones. A connection with another congestion
+/// control than the model's was therefore made to try that control (exploration).
 #[test]
 fn at_most_two_percent_of_connections_explore_another_candidate() {
     let Some(learned) = other_control("at_most_two_percent_of_connections_explore_another_candidate") else {
@@ -223,12 +225,12 @@ fn at_most_two_percent_of_connections_explore_another_candidate() {
             assert_eq!((told.why.as_str(), &told.candidate), ("explored", &used), "{told:?}");
             assert!(daemon.succeed(&["why", &format!("{} {}", ends[0], ends[1])]).contains("to find out"));
         }
-        // The daemon limits explorations to a share of all connections. At least one connection was made before this
-        // loop, and counts too.
+        // The daemon limits explorations (connections that try another candidate) to two percent of all connections. At
+        // least one connection was made before this loop, and counts too.
         assert!(explored * 100 <= (connections + 1) * 2, "{explored} of {connections}");
     }
     let now = selection(&daemon);
-    // The daemon may have planned the next exploration already.
+    // The daemon may already have planned the next connection that tries another candidate (exploration).
     let planned = now.paths[0].explored;
     assert!(now.reasons["explored"] == explored && (explored..=explored + 1).contains(&planned), "{now:?}");
     let other = daemon.fail(&["why", "192.0.2.1:1-192.0.2.2:2"]);
@@ -236,10 +238,11 @@ fn at_most_two_percent_of_connections_explore_another_candidate() {
     assert!(daemon.fail(&["why", "192.0.2.1:1"]).contains("add the remote end as REMOTE:PORT"));
 }
 
-/// A paused daemon reads no events, and connections continue. Lost events are counted.
+/// A paused daemon reads no events of connections (begin and end) from the kernel, but connections continue. Lost
+/// events are counted.
 #[test]
-fn unread_events_are_lost_and_counted() {
-    let Some(learned) = other_control("unread_events_are_lost_and_counted") else {
+fn connection_events_that_a_paused_daemon_misses_are_counted() {
+    let Some(learned) = other_control("connection_events_that_a_paused_daemon_misses_are_counted") else {
         return;
     };
     let Some(site) = GraftSite::new("untold") else { return };
@@ -256,7 +259,8 @@ fn unread_events_are_lost_and_counted() {
     }
     daemon.go_on();
     let numbers = || {
-        let status = daemon.status(); // exact: the test waits for the final result below
+        // exact: `wait_until` rereads the counts of reported and lost connections until they add up
+        let status = daemon.status();
         (status.outcomes["untold"], status.selection.unwrap().reasons.values().sum::<u64>() - before)
     };
     let is_all = |(untold, begun): &(u64, u64)| begun + untold >= CROWD;
@@ -266,7 +270,7 @@ fn unread_events_are_lost_and_counted() {
         2 * CROWD >= begun + untold && begun + untold >= CROWD,
         "{begun} connections began, and {untold} were counted as lost"
     );
-    // Connections whose events were lost are not counted as alive.
+    // Connections whose end the daemon missed do not stay in its list of live connections.
     wait_until("the end of all connections", || selection(&daemon), |it| it.live.is_empty());
 }
 

@@ -16,13 +16,14 @@ use crate::{
     site::{CLIENT, CLIENT6, GraftProcess, GraftSite, LONG, PORT, SERVER, SERVER6, inside, wait_until},
 };
 
-/// Ports of tunnelled connections, one for each test case. A server that was refused is avoided for a while, so ports
-/// are not used twice.
+/// Ports of tunnelled connections, one for each test case. After a refused connection the daemon does not tunnel to
+/// that server port for a while, so no port is used twice.
 const PORTS: std::ops::RangeInclusive<u16> = PORT..=PORT + 99;
 /// Time that a test waits to see that nothing happens.
 const SHORT: Duration = Duration::from_millis(200);
 
-/// A connection's owner and mark, and whether the firewall allows it.
+/// A connection: the user and group ID of its process, its socket mark (SO_MARK), and whether the firewall must allow
+/// it.
 #[derive(Clone, Copy)]
 struct Try {
     owner: (u32, u32),
@@ -41,8 +42,8 @@ const fn try_as(owner: (u32, u32), mark: u32, passes: bool) -> Try {
 const PASSES: Try = try_as(ROOT, 0, true);
 const BLOCKED: Try = try_as(ROOT, 0, false);
 
-/// A case: the host (0 is the client's), the netfilter hook, the rules, which follow a rule that exempts the host's
-/// other traffic, and the connections in order.
+/// A test case: the host (0 is the client's), the netfilter hook, the nftables rules, and the connections that are
+/// tried in order. A rule that exempts the host's other traffic precedes these rules.
 type FirewallCase = (usize, &'static str, &'static str, &'static [Try]);
 
 const CASES: [FirewallCase; 32] = [
@@ -130,7 +131,7 @@ fn daemons<'a>(site: &'a GraftSite) -> [GraftProcess<'a>; 2] {
     [near, far]
 }
 
-/// Replaces a host's firewall by a table.
+/// Replaces all nftables rules of a host by one table.
 fn firewall(site: &GraftSite, host: usize, text: &str) {
     let mut nft = site.command(host, "nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn().unwrap();
     nft.stdin.take().unwrap().write_all(format!("flush ruleset\n{text}\n").as_bytes()).unwrap();
@@ -155,10 +156,10 @@ fn table(hook: &str, rules: &str, port: u16) -> String {
     table.replace("PORT", &port.to_string())
 }
 
-/// Returns the line with the number of packets that the table's counter has counted.
+/// Returns the line of nft's output with the number of packets that the counter in the firewall's table has counted.
 fn seen(site: &GraftSite, host: usize) -> String {
     let said = site.command(host, "nft").args(["list", "counter", "inet", "t", "seen"]).output().unwrap();
-    // exact: the caller has received an answer that passed the counted rule
+    // exact: the firewall counted the packets before the caller's connection attempt ended
     String::from_utf8(said.stdout).unwrap().lines().find(|line| line.contains("packets")).unwrap().to_owned()
 }
 
@@ -169,7 +170,7 @@ fn hears(site: &GraftSite, is_led: bool, attempt: Try, listener: &TcpListener) -
     let bound = if attempt.passes { LONG } else { SHORT };
     let connect = || {
         inside(&site.namespaces[0], || {
-            // setfsuid and setfsgid apply to this thread only, which ends with the attempt.
+            // setfsuid and setfsgid apply to this thread only, which ends after the attempt to connect.
             setfsgid(Gid::from_raw(attempt.owner.1));
             setfsuid(Uid::from_raw(attempt.owner.0));
             let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
@@ -179,7 +180,7 @@ fn hears(site: &GraftSite, is_led: bool, attempt: Try, listener: &TcpListener) -
         })
     };
     let Ok(mut stream) = (if is_led { site.enter(0, connect) } else { connect() }) else { return false };
-    // The timeout also applies to accept().
+    // The read timeout of a listening socket also applies to accept().
     SockRef::from(listener).set_read_timeout(Some(bound)).unwrap();
     stream.set_read_timeout(Some(bound)).unwrap();
     let Ok((mut served, seen)) = listener.accept() else { return false };
@@ -293,19 +294,19 @@ fn firewall_rules_beyond_connection_setup_disable_tunnelling_and_are_named() {
         assert!(hears(&site, true, PASSES, &listener), "{rule}");
         wait_until("a redirected connection", || verdict(&near, "led"), |count| *count == led + 1);
     }
-    // The server's broker finds the rule when it connects to the server. The client's daemon then connects over plain
-    // TCP.
+    // The daemon on the server's host finds the rule when it connects to the server. The client's daemon then connects
+    // over plain TCP.
     let port = *PORTS.end();
     let listener = site.listen_on(at(SERVER, port));
     firewall(&site, 1, &table("input", "tcp dport PORT quota over 100 mbytes drop", port));
     assert!(hears(&site, true, PASSES, &listener));
-    // exact: the client has received an answer that passed the firewall rule
+    // exact: the daemon finds the firewall rule when it connects to the server, whose answer has arrived
     let there = carry(&far).firewall.unwrap();
     assert_eq!(there.openings["rule"], 1, "{there:?}");
     assert!(there.rules.iter().any(|rule| rule.ends_with(": quota")), "{there:?}");
 }
 
-/// The firewall of the server's host has no rule that accepts packets on `lo`, so the broker on that host cannot
+/// The firewall of the server's host has no rule that accepts packets on `lo`, so the daemon on that host cannot
 /// connect to the server.
 #[test]
 fn firewall_on_loopback_disables_tunnelling() {
@@ -330,7 +331,7 @@ fn packets_sent_for_firewall_verdicts_reach_only_the_firewall() {
     let Some(site) = GraftSite::new("first") else { return };
     let [near, far] = daemons(&site);
     let listener = site.listen_on(at(SERVER, PORT));
-    // Each host's firewall counts packets to or from the port that arrive from the other host.
+    // Each host's firewall counts packets to or from the server's port that arrive from the other host.
     let count = "counter name seen";
     let wire = |host: usize, rule: &str| {
         let ingress = "type filter hook prerouting priority raw; policy accept;";
@@ -349,7 +350,7 @@ fn packets_sent_for_firewall_verdicts_reach_only_the_firewall() {
     for (host, daemon) in [(0, &near), (1, &far)] {
         let counted = seen(&site, host);
         assert!(counted.contains("packets 1 "), "host {host}: {counted}");
-        // exact: the connection is established, so its packets were counted
+        // exact: the daemon's counts of SYN and SYN-ACK packets are final, since the connection is established
         let packets = carry(daemon).firewall.unwrap().packets;
         assert_eq!((packets["out"], packets["in"]), (1, 1), "{packets:?}");
     }

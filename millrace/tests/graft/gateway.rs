@@ -1,5 +1,5 @@
-//! Tests of gateways. Connections between hosts without Millrace are tunnelled between their gateways. If a tunnel, a
-//! rule or a grant is missing, the gateways forward the connections as usual.
+//! Tests of gateways. Connections between hosts without Millrace are tunnelled between their gateways. Without a
+//! tunnel, a rule for the connection, or the far gateway's permission, the gateways forward the connection as usual.
 
 use std::{
     fs,
@@ -155,7 +155,8 @@ fn far(near: &str, more: &str) -> String {
     )
 }
 
-/// Returns the number of packets at a gateway that had this verdict. The kernel counts a packet before it forwards it.
+/// Returns the number of packets at a gateway that got this verdict from the gateway's BPF program, for example
+/// `asked`. The program counts a packet before the kernel forwards it.
 fn packets(daemon: &GraftProcess<'_>, verdict: &str) -> u64 {
     carry(daemon).gateway.unwrap().verdicts[verdict]
 }
@@ -188,7 +189,8 @@ fn hosts_without_software_exchange_all_bytes_through_gateways() {
     assert!(why.contains(&format!("{SERVER_HOST}: carried by far")), "{why}");
     let status = near.succeed(&["status"]);
     assert!(status.contains("gateway of 10.97.0.0/24, fd97::/64 behind lan0: 0 wait"), "{status}");
-    assert_eq!(near.status().trouble, Vec::<String>::new()); // exact: all connections have ended
+    // exact: the list of troubles no longer changes, since all connections have ended
+    assert_eq!(near.status().trouble, Vec::<String>::new());
 }
 
 /// Connections that were open before the gateway started, and connections that no rule names, are forwarded.
@@ -337,8 +339,9 @@ fn many_connections_at_once_go_through_gateways() {
     assert_eq!(carry(&ends[0]).sent_bytes, 200 * 20_000);
 }
 
-/// A gateway's key is valid for listed connections only. Other connections are refused by the far gateway and then
-/// forwarded by the near gateway, so the far network's own firewall decides about them.
+/// A gateway's key is valid only for the addresses and ports that the far gateway's settings list. Other connections
+/// are refused by the far gateway and then forwarded by the near gateway, so the far network's own firewall decides
+/// about them.
 #[test]
 fn a_gateway_is_no_open_proxy() {
     let Some(sites) = Sites::new("proxy") else { return };
@@ -463,7 +466,8 @@ fn reused_port_behind_a_gateway_is_a_new_connection() {
     assert_eq!((packets(&ends[0], "asked"), packets(&ends[0], "old")), (2, 0));
 }
 
-/// The carrier connects a gateway with a host that runs a daemon for its own connections.
+/// One end of the carrier (the connection between two daemons) is a gateway. The other end is a host whose daemon
+/// tunnels the host's own connections.
 #[test]
 fn gateway_interoperates_with_a_host_daemon() {
     let Some(sites) = Sites::new("host") else { return };
@@ -520,7 +524,7 @@ fn gateway_serves_a_recreated_interface() {
 
 /// Returns the processes whose parent is the daemon.
 fn children(daemon: &GraftProcess<'_>) -> Vec<i32> {
-    // exact: callers repeat this read until the value is as expected
+    // exact: callers repeat this read until the daemon has the expected child processes
     let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
     let text =
         tasks.map(|task| fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default());
@@ -614,7 +618,7 @@ fn icmp_errors_about_tunnelled_packets_reach_the_gateway() {
     let (here, there) = sites.connect(&sites.listen());
     let from = here.local_addr().unwrap().port().to_be_bytes();
     let to = PORT.to_be_bytes();
-    // The message is "fragmentation needed" about a segment from the server to the client.
+    // The ICMP message is "fragmentation needed" about a segment from the server to the client.
     let mut error = vec![3, 4, 0, 0, 0, 0, 5, 0];
     error.extend([0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0, 10, 98, 0, 2, 10, 97, 0, 2]);
     error.extend([to, from].concat());

@@ -53,7 +53,8 @@ fn graft_rule_is_applied_swapped_explained_and_removed() {
     let (near, far) = site.connect(&listener);
     assert_eq!(congestion(&near), "mr_hybla");
     assert_eq!(congestion(&far), default);
-    let status = daemon.status(); // exact: the kernel counts the outcome while connect() runs
+    // exact: the kernel counts the outcome of a connection before connect() returns
+    let status = daemon.status();
     assert_eq!(status.outcomes["one-sided"], 1);
     assert_eq!((status.loaded.len(), status.loaded[0].connections), (1, 1));
     assert_eq!(status.rules[0].congestion.as_deref(), Some("mr_hybla"));
@@ -112,7 +113,8 @@ fn a_reload_is_all_or_nothing() {
         assert!(error.contains(wanted), "{error}");
         assert_eq!(ours(), ["mr_hybla"], "{wanted}");
         assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla", "{wanted}");
-        let trouble = daemon.status().trouble; // exact: the reload has been answered, so it is complete
+        // exact: the failed reload command has returned, so the daemon's list of troubles is complete
+        let trouble = daemon.status().trouble;
         assert!(trouble.iter().any(|it| it.contains("the settings before stay")), "{trouble:?}");
     }
     // In the reloaded settings, the same graft has another parameter. The graft with that parameter must replace the
@@ -122,7 +124,7 @@ fn a_reload_is_all_or_nothing() {
         rule("hybla")
     ));
     assert_eq!(daemon.succeed(&["reload"]), "the settings were read again\n");
-    // exact: the reload has been answered, so the change is complete
+    // exact: the reload command has returned, so the loaded graft has its new parameter
     assert_eq!(daemon.status().loaded[0].parameters["rtt0_us"], 30_000);
     assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla");
     // The reloaded settings have another graft.
@@ -130,7 +132,7 @@ fn a_reload_is_all_or_nothing() {
     daemon.succeed(&["reload"]);
     assert_eq!(ours(), ["mr_westwood"]);
     assert_eq!(congestion(&site.connect(&listener).0), "mr_westwood");
-    // exact: the reload has been answered, so it is complete
+    // exact: the reload command has returned, so the daemon's list of troubles is final
     assert_eq!(daemon.status().trouble, Vec::<String>::new());
     let second = Command::new(env!("CARGO_BIN_EXE_millrace"))
         .args(["graft", "run", "--http=off", "--config"])
@@ -202,14 +204,14 @@ fn own_graft_is_built_and_loaded_as_documented() {
     let listener = site.listen();
     let (near, far) = site.connect(&listener);
     assert_eq!(congestion(&near), "mr_mine");
-    // The object file is replaced by one with other code, but keeps its name.
+    // The graft's object file is replaced by one with other code and the same name.
     compile(&site, &hybla_as_mine().replace("rtt0_us = 35000", "rtt0_us = 26000"));
     let error = daemon.fail(&["swap", "mine", "mine"]);
     assert!(error.contains("and sha256 says"), "{error}");
     write_manifest(&site);
     let swapped = daemon.succeed(&["swap", "mine", "mine"]);
     assert!(swapped.starts_with("1 live connections changed"), "{swapped}");
-    // exact: the swap has been answered, so the change is complete
+    // exact: the swap command has returned, so the loaded graft has its new parameter
     assert_eq!(daemon.status().loaded[0].parameters["rtt0_us"], 26_000);
     transfer(near, far);
 }
@@ -304,7 +306,8 @@ fn a_path_is_probed_on_request() {
     assert!(refused.contains("the period has to be at least 5ms"), "{refused}");
 }
 
-/// The daemon probes the paths in its settings at their intervals by itself, and `monitor` lists them.
+/// The daemon probes the network paths to the peers in its settings, each at its interval, and the command `monitor`
+/// lists the paths.
 #[test]
 fn paths_are_probed_as_the_settings_say() {
     let Some(site) = GraftSite::new("schedule") else { return };
@@ -357,7 +360,7 @@ fn persistent_grafts_stay_until_they_are_cleaned() {
     // BPF programs also stay in the kernel when their daemon is killed. The settings of the next daemon differ.
     site.configure(&format!("{}[[load]]\ngraft = \"westwood\"\n", rule("hybla")));
     let next = GraftProcess::start_with(&site, 0, &keep);
-    // exact: grafts are loaded before the daemon's start is complete
+    // exact: the daemon loads all grafts before its start is complete, so their number is final
     assert_eq!(next.status().loaded.len(), 2);
     next.kill();
     assert_eq!(
@@ -368,7 +371,7 @@ fn persistent_grafts_stay_until_they_are_cleaned() {
     site.configure(&changed);
     let third = GraftProcess::start_with(&site, 0, &keep);
     assert_eq!((ours(), is_used()), (vec!["mr_hybla".to_owned()], "mr_hybla".to_owned()));
-    // exact: the kernel counts the outcome during connect()
+    // exact: the kernel counts the outcome of a connection before connect() returns
     assert_eq!(third.status().outcomes["one-sided"], 1, "the outcome was counted twice");
     third.succeed(&["load", "longhaul"]);
     third.succeed(&["unload", "longhaul"]);
@@ -408,8 +411,8 @@ fn persistent_grafts_stay_until_they_are_cleaned() {
     let _ = Command::new("umount").arg(&mount).status();
 }
 
-/// Once a path is known, new connections get the congestion control or graft that the model chooses for it. A reload
-/// brings another model.
+/// Once properties of a network path (such as its RTT) are known, new connections get the congestion control or graft
+/// that the model chooses. A reload replaces the model.
 #[test]
 fn model_chooses_by_path_properties() {
     let Some(site) = GraftSite::with_controls("select") else { return };

@@ -104,7 +104,8 @@ impl<'a> MessageHost<'a> {
     }
 
     pub fn lent(&self) -> usize {
-        self.status().peers[0].lent // exact: callers repeat this read until the value is as expected
+        // exact: callers repeat this read until the number of lent sockets is as expected
+        self.status().peers[0].lent
     }
 
     /// Returns the process ID of the daemon's child process (part) that handles sessions.
@@ -156,8 +157,8 @@ pub fn accept(listener: &Listener) -> Session {
     session
 }
 
-/// Opens a message session that requests these services. Returns both ends; the end that requested the session is
-/// first.
+/// Opens a message session that requests `services`, for example `reliability`. Returns both ends; the end that
+/// requested the session is first.
 pub fn pair(site: &GraftSite, services: &[&str]) -> (Session, Session) {
     let listener = asks(site, 1, "test").listen().unwrap();
     let asked = services.iter().fold(asks(site, 0, "test"), |asks, service| asks.service(*service));
@@ -308,7 +309,8 @@ fn impossible_services_are_refused_and_graft_changes_in_mid_session() {
             match near.event().unwrap() {
                 Some(SessionEvent::Changed { graft, by, .. }) => break (graft, by),
                 Some(other) => panic!("{other:?}"),
-                None => thread::sleep(Duration::from_millis(1)), // exact: this pause sets the sender's rate
+                // exact: this pause between two messages sets the sending rate
+                None => thread::sleep(Duration::from_millis(1)),
             }
             assert!(before.elapsed() < LONG);
         };
@@ -441,7 +443,7 @@ fn garbage_messages_are_ignored() {
         let _ = connect(&one, &address);
         one
     }));
-    // exact: the status reports no trouble, before or after the daemon has read all garbage messages
+    // exact: garbage messages add nothing to the daemon's list of troubles, so the list stays empty
     let trouble = || near.status().trouble;
     assert_eq!(trouble(), Vec::<String>::new());
     drop(kept);
@@ -456,7 +458,8 @@ fn garbage_messages_are_ignored() {
     event(&mut far, |event| matches!(event, SessionEvent::Closed { .. }));
     let mut far = accept(&listener);
     far.set_nonblocking(true);
-    // The peer sends first parts of messages that never end, and datagrams that are part of no message.
+    // The peer sends the first datagrams of messages whose other datagrams never follow, and datagrams that belong to
+    // no message.
     let mut random = fastrand::Rng::with_seed(7);
     for number in 0..3000_u32 {
         let mut datagram = vec![1, 0, 0, 0, 0xff, 0xff];
@@ -719,7 +722,8 @@ fn session_that_exceeds_its_loss_limit_changes_its_graft() {
         let _ = near.send(&[7; 1000]);
         let _ = far.receive();
         seen.extend(near.event().unwrap());
-        thread::sleep(Duration::from_millis(1)); // exact: this pause sets the sender's rate
+        // exact: this pause between two messages sets the sending rate
+        thread::sleep(Duration::from_millis(1));
         assert!(begin.elapsed() < LONG, "{seen:?}");
     }
     let violated = |event: &SessionEvent| matches!(event, SessionEvent::Violated(it) if it.what == "max_loss" && it.measured > 1.0);

@@ -1,5 +1,5 @@
-//! Tests of message sessions of every kind, and of their end when the watchdog process, a daemon, an address
-//! or an agreement is gone.
+//! Tests of message sessions of every kind, and of their end when the watchdog process, a daemon, an address or the
+//! agreement between the daemons is gone.
 
 use std::{process::Command, thread};
 
@@ -50,7 +50,8 @@ fn messages_pass_over_ipv4_and_ipv6_encrypted_and_in_clear() {
     for (at, (addresses, more, sealed)) in table.into_iter().enumerate() {
         let Some(site) = GraftSite::new(&format!("kinds{at}")) else { return };
         let [near_host, _far_host] = hosts_with(&site, [&grafts(); 2], addresses, more);
-        let status = near_host.status(); // exact: the settings determine whether a session is encrypted
+        // exact: the settings fix the cipher of each session before the daemon's start is complete
+        let status = near_host.status();
         assert!(status.sessions.iter().all(|session| session.sealed == sealed), "{status:?}");
         let capture = InterfaceCapture::new(&site, 0);
         for service in ["reliability", "order"] {
@@ -112,7 +113,7 @@ fn messages_are_ordered_over_a_graft_that_only_retransmits() {
     (0..50).for_each(|number| assert!(message(&mut near) == written(number), "message {number} back"));
     near.finish().unwrap();
     assert_eq!(far.receive().unwrap(), Received::Finished);
-    // exact: all messages have arrived, so lost ones were sent again
+    // exact: all messages have arrived, so retransmissions of lost packets are already counted
     let resent: u64 = near_host.status().sessions.iter().filter_map(|it| it.packets.get("resent")).sum();
     assert!(resent > 0, "no packet was lost, so retransmission was not tested");
     // The service `order` cannot be added to an open session.
@@ -125,7 +126,8 @@ fn messages_are_ordered_over_a_graft_that_only_retransmits() {
     assert!(is_told, "{refused:?}");
 }
 
-/// The ends have different parity settings. The session must be refused with a reason.
+/// The two hosts' settings of the graft `fec` (forward error correction) have different numbers of parity packets. The
+/// session must be refused with a reason.
 #[test]
 fn different_parity_settings_are_refused_with_a_reason() {
     let Some(site) = GraftSite::new("parity") else { return };
@@ -140,12 +142,12 @@ fn different_parity_settings_are_refused_with_a_reason() {
     let refused = asks(&site, 0, "test").service("recovery").initiate().expect_err("another parity");
     let is_told = matches!(&refused, Error::Refused { why: SessionRefusal::Unreachable, reason } if reason.contains("parity"));
     assert!(is_told, "{refused:?}");
-    // exact: the refusal is counted before it is sent
+    // exact: the daemon counts the refusal of a session before the application learns of it
     assert_eq!(near_host.status().refusals.get("unreachable"), Some(&1));
 }
 
-/// The daemon must replace its watchdog process after it was killed. The new process must hold all lent
-/// sockets.
+/// The daemon must replace its watchdog process after it was killed. The new process must hold all sockets that the
+/// daemon has handed to applications.
 #[test]
 fn killed_watchdog_process_is_replaced() {
     let Some(site) = GraftSite::new("watchdog") else { return };
@@ -158,7 +160,7 @@ fn killed_watchdog_process_is_replaced() {
     kill(first, Signal::SIGKILL).unwrap();
     wait_for("another watchdog", || near_host.log().contains("another one is started"));
     wait_until("another process", || watchdog_of(&near_host), |watchdog| *watchdog != first);
-    // The daemon gives the new watchdog process all sockets before it answers this request.
+    // The daemon gives the new watchdog process all sockets before it answers this status request.
     let _ = near_host.lent();
     near.send(SECRET).unwrap();
     assert_eq!(message(&mut far), SECRET);
@@ -186,7 +188,7 @@ fn killed_watchdog_process_is_replaced() {
 /// The daemon and its watchdog process are killed at the same moment. The library itself must detect that the
 /// daemon is gone, and send nothing afterwards.
 #[test]
-fn library_without_daemon_and_watchdog_sends_nothing() {
+fn library_sends_nothing_after_daemon_and_watchdog_are_killed() {
     let Some(site) = GraftSite::new("both") else { return };
     let [near_host, _far_host] = hosts(&site, "");
     let (mut near, mut far) = pair(&site, &["reliability"]);

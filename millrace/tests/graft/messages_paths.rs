@@ -117,7 +117,7 @@ fn start<'a>(site: &'a GraftSite, side: usize, family: PathFamily, more: &str) -
 /// Returns the paths of the session that has sent most packets.
 fn paths(host: &MessageHost<'_>) -> Vec<PathStatus> {
     let busiest = |session: &SessionStatus| session.paths.iter().map(|path| path.sent).sum::<u64>();
-    // exact: callers repeat this read until the value is as expected, or know what has arrived
+    // exact: callers repeat this read of the packet counts per path, or have received all sent messages
     host.status().sessions.into_iter().max_by_key(busiest).unwrap().paths
 }
 
@@ -128,8 +128,9 @@ fn are_up(hosts: &[MessageHost<'_>; 2], wanted: [bool; 2]) {
     }
 }
 
-/// Returns the number of packets that each path has sent during `go`. The measurement is repeated until both paths are
-/// up with this weight before and after it, since a busy host may miss probes and consider a path down.
+/// Returns the number of packets that each path has sent while `go` ran. The measurement is repeated until both paths
+/// are up, with at least the weight `weight`, before and after it, since a busy host may miss probes and consider a
+/// path down.
 fn by_each(host: &MessageHost<'_>, weight: u32, mut go: impl FnMut()) -> Vec<u64> {
     let most = |paths: &[PathStatus]| paths.iter().all(|path| path.is_up && path.weight >= weight);
     // The first messages make this session the busiest one.

@@ -17,8 +17,8 @@ use crate::site::{
 };
 
 const SESSIONS: u16 = 7000;
-/// Longest time for an answer while a part hangs: some 2 s until the daemon detects the hang, and a margin for a busy
-/// machine.
+/// Longest time in which the daemon must answer while one of its child processes hangs. It detects the hang after some
+/// 2 s; the rest is a margin for a busy machine.
 const BOUNDED: Duration = Duration::from_secs(6);
 
 fn settings(site: &GraftSite, side: usize) -> String {
@@ -81,7 +81,7 @@ fn time<T>(work: impl FnOnce() -> T) -> (Duration, T) {
 }
 
 #[test]
-fn parts_share_one_control_socket_and_one_http_page() {
+fn processes_of_the_daemon_share_one_control_socket_and_http_page() {
     let Some(site) = GraftSite::with_controls("one") else { return };
     let listener = site.listen();
     let [near, _far] = [0, 1].map(|side| start(&site, side));
@@ -89,7 +89,8 @@ fn parts_share_one_control_socket_and_one_http_page() {
     exchange([&sockets[0], &sockets[1]]);
     assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla");
 
-    let status = status(&near); // exact: the daemon counts a connection before it is established
+    // exact: the daemon's rules and sessions are already in use, so their entries in the status exist
+    let status = status(&near);
     assert_eq!((status.in_place.rules.len(), status.in_place.loaded.len()), (1, 1));
     assert_eq!(status.sessions.unwrap().sessions[0].name, "s");
     let states: Vec<_> = status.parts.iter().map(|it| (it.name.as_str(), it.state.as_str())).collect();
@@ -116,7 +117,7 @@ fn parts_share_one_control_socket_and_one_http_page() {
     let swapped = near.succeed(&["sessions", "swap", "s", "newest"]);
     assert!(swapped.starts_with("s: both ends use newest"), "{swapped}");
 
-    // A reload ends the parts that the settings no longer need, and starts the parts that they need.
+    // A reload ends the child processes (parts) that the settings no longer need, and starts those that they need.
     let both = settings(&site, 0);
     let configure = |text: &str| fs::write(site.path("graft0.toml"), text).unwrap();
     let tcp_alone = both.split("[sessions]").next().unwrap();
@@ -133,7 +134,7 @@ fn parts_share_one_control_socket_and_one_http_page() {
 }
 
 #[test]
-fn killed_part_restarts_while_the_other_continues() {
+fn killed_process_of_the_daemon_restarts_while_the_other_continues() {
     let Some(site) = GraftSite::with_controls("killed") else { return };
     let listener = site.listen();
     let [near, _far] = [0, 1].map(|side| start(&site, side));
@@ -172,7 +173,7 @@ fn killed_part_restarts_while_the_other_continues() {
 }
 
 #[test]
-fn hanging_part_is_named_and_delays_nobody() {
+fn hanging_process_of_the_daemon_is_named_and_delays_nobody() {
     let Some(site) = GraftSite::with_controls("hangs") else { return };
     let listener = site.listen();
     let [near, _far] = [0, 1].map(|side| start(&site, side));
@@ -201,7 +202,8 @@ fn hanging_part_is_named_and_delays_nobody() {
             "grafts" => {
                 let swapped = near.succeed(&["sessions", "swap", "s", "newest"]);
                 assert!(swapped.starts_with("s: both ends use newest"), "{swapped}");
-                // The peer may not have finished the previous swap, so the request is repeated.
+                // The peer may not have finished the previous change of the session's graft, so the request is
+                // repeated.
                 wait_for("the swap back", || {
                     near.verb(&["sessions", "swap", "s", "complete"]).status.success()
                 });
@@ -216,14 +218,14 @@ fn hanging_part_is_named_and_delays_nobody() {
     pause(stopped);
     wait_until("the hang in the status", || state(&near, "sessions"), |state| state == "not-answering");
     near.end();
-    // exact: the daemon ends only after its parts have ended
+    // exact: a daemon ends only after all of its child processes have ended, and this daemon has ended
     assert!(!fs::exists(format!("/proc/{stopped}")).unwrap());
 }
 
-/// The kernel ends the parts of a killed daemon, whether they run or are stopped. The next daemon waits until they have
-/// ended.
+/// The kernel ends the child processes (parts) of a killed daemon, whether they run or are stopped. The next daemon
+/// waits until they have ended.
 #[test]
-fn killed_daemon_leaves_no_part() {
+fn killed_daemon_leaves_none_of_its_processes() {
     let Some(site) = GraftSite::with_controls("alone") else { return };
     for _ in 0..2 {
         let near = start(&site, 0);

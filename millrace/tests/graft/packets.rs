@@ -160,7 +160,7 @@ fn sessions_show_in_status_and_metrics() {
 /// The hosts' veth interfaces have checksum offload, but no interface completes the checksums. Sessions over IP
 /// protocol 253 must work nevertheless.
 #[test]
-fn sessions_go_over_protocol_253_when_both_ends_say_so() {
+fn sessions_use_ip_protocol_253_if_both_ends_configure_it() {
     for (name, more) in [("sealed253", ""), ("clear253", "clear = true\n")] {
         let Some(site) = GraftSite::new(name) else { return };
         site.namespaces.iter().for_each(|name| crate::site::ip(&format!("-n {name} link set lo up")));
@@ -194,7 +194,7 @@ fn sessions_go_over_protocol_253_when_both_ends_say_so() {
         }
         let (done, said) = near.verb(&["sessions", "swap", "test", "newest"]);
         assert!(done, "{said}");
-        // The session's protocol cannot change after the session was opened.
+        // The transport of a session's packets (UDP or IP protocol 253) cannot change after the session was opened.
         fs::write(site.path("packets0.toml"), by(0, "udp")).unwrap();
         let (done, said) = near.verb(&["reload"]);
         assert!(
@@ -241,7 +241,7 @@ fn sessions_restart_with_new_function_versions() {
         assert_eq!(buffer[..40], [number; 40]);
     };
     passes(1);
-    // The peer does not have the new version yet. Nothing changes, and the status says why.
+    // The peer does not have the graft's new version yet. The session keeps the old version, and the status says why.
     put_tally(&site, 0, 2);
     assert!(near.verb(&["reload"]).0);
     wait_for_words(&near, "/status", "the other end does not have this list of functions");
@@ -252,7 +252,8 @@ fn sessions_restart_with_new_function_versions() {
         wait_for_status(daemon, "test: continues with the state of tally");
     }
     passes(3);
-    // The change is refused until no packet of the first version can be in flight, so the request is repeated.
+    // The daemon refuses to change the session's graft until no packet of the graft's first version can be in flight,
+    // so the request is repeated.
     let said = wait_for("the next change", || {
         let (done, said) = near.verb(&["sessions", "swap", "--stateless", "test", "newest"]);
         done.then_some(said)
@@ -268,7 +269,7 @@ fn sessions_restart_with_new_function_versions() {
             wait_for_words(daemon, "/metrics", &line);
         }
     }
-    // A version whose manifest has no `migrates` cannot take over the state of another version.
+    // A version of a graft whose manifest has no `migrates` cannot take over the state of another version.
     let pool = site.path("pool0");
     let manifest = fs::read_to_string(pool.join("tally.toml")).unwrap();
     fs::write(pool.join("tally.toml"), manifest.replace("migrates = [1]\n", "")).unwrap();
@@ -305,7 +306,8 @@ fn no_datagram_is_lost_when_daemons_reconnect() {
     println!("{sent:?} datagrams, none lost, keys renewed {TIMES} times");
     for (daemon, sent, came) in [(&near, sent[0], sent[1]), (&far, sent[1], sent[0])] {
         let (_, answer) = daemon.verb(&["sessions", "status", "--json"]);
-        let status: Status = serde_json::from_str(&answer).unwrap(); // exact: all sent datagrams have arrived
+        // exact: the counts of sent and delivered packets are final, since all sent datagrams have arrived
+        let status: Status = serde_json::from_str(&answer).unwrap();
         let packets = &status.sessions[0].packets;
         assert_eq!((packets["sent"], packets["delivered"]), (sent, came), "{packets:?}");
         for reason in ["unopened", "no-keys", "replayed", "forged"] {
@@ -314,7 +316,7 @@ fn no_datagram_is_lost_when_daemons_reconnect() {
     }
 }
 
-const KEYS: &str = "both ends of a session have keys";
+const KEYS: &str = "both ends of a session have encryption keys";
 
 /// Sends at least `least` numbered datagrams, and more until `stop` is set, with a few always in flight. Returns their
 /// number when each has arrived once.

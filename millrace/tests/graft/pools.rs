@@ -218,7 +218,7 @@ fn cut(site: &GraftSite, cuts: usize) {
         }
         let _stops = StopOnDrop(&enough);
         for _ in 0..cuts {
-            // exact: connections are cut at random times
+            // exact: this random pause varies the time at which the test cuts the connections
             thread::sleep(Duration::from_millis(random.u64(1..60)));
             let before = carry(&near).resumed;
             // All pooled connections are killed, at one of the hosts.
@@ -359,8 +359,8 @@ fn live_connections_move_between_addresses(kind: &str) {
         wait_for("resumptions", || (carry(&near).resumed >= 3).then_some(()));
         let before = carried(&ways[1]);
         wait_for("bytes over the second link", || (carried(&ways[1]) > before + (1 << 20)).then_some(()));
-        // The first link passes packets again, and is preferred. Moved connections stay on the second link until it
-        // goes down.
+        // The first link passes packets again, and is preferred. Tunnelled connections that moved to the second link
+        // stay there until that link goes down.
         assert!(flush(&site.namespaces[1]));
         is_used(&ways[0]);
         let before = carry(&near).resumed;
@@ -419,7 +419,8 @@ fn carriers_of_one_client_to_two_addresses_are_separate() {
     wait_for_state(&far, "warm");
 }
 
-/// Returns a host's connections to brokers with the bytes that each has sent, in ascending order of bytes.
+/// Returns the local ports of the client host's connections to the other daemon, with the bytes that each has sent, in
+/// ascending order of bytes.
 fn connections(site: &GraftSite) -> Vec<(u64, String)> {
     let said = site.command(0, "ss").args(["-OHtni", &format!("dport = :{CARRIERS}")]).output().unwrap();
     let said = String::from_utf8(said.stdout).unwrap();
@@ -533,7 +534,7 @@ fn mptcp_carriers_forgotten_by_a_nat_before_use_are_replaced() {
     }
 }
 
-/// Reads until a whole frame has arrived.
+/// Reads until a whole frame of the protocol between the daemons has arrived.
 fn next_frame(from: &mut Tls, decoder: &mut Decoder) -> std::io::Result<CarryFrame> {
     loop {
         if let Some(frame) = decoder.frame().unwrap() {
@@ -548,7 +549,7 @@ fn next_frame(from: &mut Tls, decoder: &mut Decoder) -> std::io::Result<CarryFra
     }
 }
 
-/// Reads the next frame, and skips keep-alive frames.
+/// Reads the next frame of the protocol between the daemons, and skips liveness probes and their answers.
 fn next_word(from: &mut Tls, decoder: &mut Decoder) -> CarryFrame {
     loop {
         match next_frame(from, decoder).unwrap() {
@@ -564,8 +565,8 @@ fn say(to: &mut Tls, frame: &CarryFrame) {
     to.write_all(&bytes).unwrap();
 }
 
-/// Connects to the daemon as its peer's broker would, and exchanges the Hello frames. `run` is the number of the
-/// broker's run in its Hello frame.
+/// Connects to the daemon as its peer would, and exchanges the Hello frames. `run` is the number in the Hello frame
+/// that tells a restarted peer from the one before.
 fn greeted(site: &GraftSite, run: u64) -> (Tls, Decoder) {
     let mut tls = pretend_at(site, CARRIERS, ALPN_ASKS);
     let mut decoder = Decoder::default();
@@ -574,7 +575,7 @@ fn greeted(site: &GraftSite, run: u64) -> (Tls, Decoder) {
     (tls, decoder)
 }
 
-/// Connects to the daemon as its peer's broker would, with this protocol version, and opens one tunnelled connection.
+/// Connects to the daemon as its peer would, with this protocol version, and opens one tunnelled connection.
 fn carried_by(site: &GraftSite, version: &[u8], listener: &TcpListener) -> (Tls, Decoder, TcpStream) {
     let mut tls = pretend_at(site, CARRIERS, version);
     let mut decoder = Decoder::default();
@@ -619,8 +620,8 @@ fn full_after_one(at: SocketAddr) -> TcpListener {
     socket.into()
 }
 
-/// A carrier ends before its broker has reached a slow server. After the carrier was resumed, there must be only one
-/// connection to the server, which gets the first bytes once.
+/// A carrier (a connection between the daemons) ends before the daemon at its end has reached a slow server. After the
+/// carrier was resumed, there must be only one connection to the server, which gets the first bytes once.
 #[test]
 fn connection_resumed_before_its_server_is_reached_is_opened_once() {
     let Some(site) = GraftSite::new("pool-slowly") else { return };
@@ -652,9 +653,9 @@ fn connection_resumed_before_its_server_is_reached_is_opened_once() {
     assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
 }
 
-/// When both directions of a connection to a server have ended, the kernel would let another connection use the
-/// broker's port. The broker keeps the port until the client has acknowledged the last byte, so that no server sees a
-/// wrong client's address. Then the port is free immediately.
+/// When both directions of a connection to a server have ended, the kernel would let another connection use the source
+/// port of the daemon on the server's host. That daemon keeps the port until the client has acknowledged the last byte,
+/// so that no server sees a wrong client's address. Then the port is free immediately.
 #[test]
 fn reused_port_shows_the_address_of_the_next_client() {
     let Some(site) = GraftSite::new("pool-port") else { return };
@@ -751,7 +752,7 @@ fn killed_daemon_with_tcp_carriers_leaves_nothing_and_may_restart() {
     exchange(&next, &other, 100_000);
     let _far = GraftProcess::start_on(&site, 1);
     wait_for_state(&near, "warm");
-    // The restarted broker does not know the connections of the killed one.
+    // The restarted daemon does not know the connections of the killed one.
     reset(here);
     let led = verdict(&near, "led");
     let (next, other, _) = connect(&site, &listener);
@@ -788,7 +789,7 @@ fn missing_congestion_control_is_named() {
 /// The peer accepts fewer pooled connections than this host wants. This host must not try to open another one all the
 /// time.
 #[test]
-fn full_pool_of_the_peer_is_retried_rarely() {
+fn peer_whose_carrier_pool_is_full_is_retried_rarely() {
     let Some(site) = GraftSite::new("pool-full") else { return };
     let known = keys(&site);
     let with = |text: String, most: u32| {

@@ -66,7 +66,8 @@ fn rules_match_commands_and_cgroups_on_the_same_port() {
     assert!(is_led(&site, &near, &listener));
     be("copie");
     assert!(!is_led(&site, &near, &listener), "a connection without a rule was tunnelled");
-    let status = near.status(); // exact: the cgroup does not exist yet
+    // exact: the status shows the rule's cgroup as missing until the test creates the cgroup
+    let status = near.status();
     let below = status.rules.iter().find(|rule| rule.name == "below").unwrap();
     assert!(below.missing && below.who == format!("cgroup {}", nested.display()), "{below:?}");
     assert!(near.succeed(&["status"]).contains("command copier"));
@@ -109,7 +110,7 @@ fn rules_match_commands_and_cgroups_on_the_same_port() {
 }
 
 fn purpose(daemon: &GraftProcess<'_>, command: &str) -> Option<PurposeStatus> {
-    // exact: callers repeat this read until the value is as expected
+    // exact: callers repeat this read until the status has the expected purpose of the command's connections
     daemon.status().purposes.into_iter().find(|it| it.port == PORT && it.command == command)
 }
 
@@ -146,7 +147,7 @@ fn traffic_class_of_past_connections_is_predicted_for_new_ones() {
     let text = near.succeed(&["why", SERVER]);
     assert!(text.contains("profile: of rule client: loss, 2048 KiB (learned): 4 of the latest 4"), "{text}");
 
-    // A purpose in the settings takes precedence over a learned one.
+    // A purpose (traffic class) in the settings takes precedence over a learned one.
     be("backup");
     let (here, there, _) = connect(&site, &listener);
     exchange(&here, &there, 1000);

@@ -30,7 +30,7 @@ use nix::{
 };
 use tempfile::TempDir;
 
-/// Upper bound of waits. No test depends on its value.
+/// Longest time that a test waits for something. No test depends on its value.
 pub const LONG: Duration = millrace_testkit::BOUND;
 
 /// Address of the HTTP server of daemons that have one.
@@ -55,7 +55,8 @@ fn own_key() -> &'static (String, ObjectIdentity) {
     })
 }
 
-/// Returns settings for packet sessions: this host's key, and the peer `other`. Further lines of the peer may follow.
+/// Returns settings for packet sessions: this host's key, and the peer `other`. The text ends in the peer's section, so
+/// that callers can append settings of the peer.
 pub fn peer(local: &str, remote: &str) -> String {
     peer_with(&format!("local = \"{local}\"\nremote = \"{remote}\"\n"))
 }
@@ -329,7 +330,7 @@ pub fn has_ended(process: u32) -> bool {
     fs::read_dir(tasks).map_or_else(|error| error.kind() == ErrorKind::NotFound, |mut all| all.all(is_over))
 }
 
-/// Returns the process ID of a daemon's part, from a status as JSON.
+/// Returns the process ID of a daemon's child process (part), from a status as JSON.
 pub fn part(status: &str, name: &str) -> u32 {
     let status: control::Status = serde_json::from_str(status).unwrap();
     let part = status.parts.iter().find(|part| part.name == name);
@@ -445,7 +446,7 @@ impl<'a> GraftProcess<'a> {
         serde_json::from_str(&self.succeed(&["status", "--json"])).unwrap()
     }
 
-    /// Pauses the daemon's part `grafts`. Returns when its process has stopped.
+    /// Pauses the daemon's child process (part) `grafts`. Returns when the process has stopped.
     pub fn pause(&self) {
         self.paused.set(self.pid());
         pause(self.paused.get());
@@ -453,8 +454,8 @@ impl<'a> GraftProcess<'a> {
 
     pub fn go_on(&self) {
         signal(self.paused.get(), Signal::SIGCONT);
-        // If the paused part of the daemon did not answer for some seconds, the daemon sends it no requests until it
-        // answers again.
+        // If the paused child process of the daemon did not answer for some seconds, the daemon sends it no requests
+        // until it answers again.
         let are_serving = || {
             let status: control::Status = serde_json::from_str(&self.succeed(&["status", "--json"])).unwrap();
             status.parts.iter().all(|part| ["serving", "off"].contains(&part.state.as_str()))
@@ -468,12 +469,12 @@ impl<'a> GraftProcess<'a> {
         assert!(self.process.wait().unwrap().success(), "{}", self.log());
     }
 
-    /// Kills the daemon with SIGKILL, and waits until all of its parts have ended.
+    /// Kills the daemon with SIGKILL, and waits until all of its child processes have ended.
     pub fn kill(mut self) {
         let status: control::Status = serde_json::from_str(&self.succeed(&["status", "--json"])).unwrap();
         self.process.kill().unwrap();
         self.process.wait().unwrap();
-        // The kernel kills the parts with the daemon, which may take a moment.
+        // The kernel kills the child processes with the daemon, which may take a moment.
         let parts: Vec<_> = status.parts.iter().filter_map(|part| part.pid).collect();
         wait_for("the end of the parts", || parts.iter().all(|id| has_ended(*id)));
     }

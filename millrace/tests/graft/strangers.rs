@@ -36,8 +36,8 @@ fn lingering_sockets_of_users_delay_nobody() {
     let Some(site) = GraftSite::new("linger") else { return };
     let [mut near, _far] = hosts(&site, "");
     let mut kept = Vec::new();
-    // The daemon's process for sessions is stopped while the test closes its own descriptor, so that the daemon's
-    // descriptor is the last one. Otherwise the test's own close would linger.
+    // The daemon's process for sessions is stopped while the test closes its own descriptor of the passed socket. So
+    // the daemon's descriptor is the last one. Otherwise the test's own close would linger.
     let pass = |near: &MessageHost<'_>, connections: usize, records: usize| {
         let part = near.part();
         pause(part);
@@ -104,7 +104,8 @@ fn tunnelled_connections_reach_loopback_only_by_a_rule() {
     site.configure_on(1, &named.replace(&format!("addresses = [\"{SERVER6}\"]\n"), ""));
     far.succeed(&["reload"]);
     listener.set_nonblocking(false).unwrap();
-    // The connection is repeated, because the server's address is avoided for a while after the refusal.
+    // The connection is repeated, because for a while after the refusal the daemon does not tunnel to the server's
+    // address.
     let stream = wait_for("a tunnelled connection", || site.try_connect(at(LOOPBACK, PORT)).ok());
     let (here, there, seen) = accepted(stream, &listener);
     assert_eq!(seen.ip().to_string(), CLIENT);

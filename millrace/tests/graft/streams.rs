@@ -10,7 +10,7 @@ use millrace_messages::{Error, Session, SessionEvent, Stream, Want};
 use crate::messages::{event, hosts, pair};
 use crate::site::{GraftSite, ip};
 
-/// Settings of the graft Go-Back-N, in addition to the grafts of `hosts`.
+/// Settings of the graft Go-Back-N, in addition to the grafts that the function `hosts` configures.
 pub const IN_ORDER: &str = "[[graft]]\nname = \"all\"\nfunctions = [\"window\", \"gobackn\", \"number\", \"acknowledge\"]\n\
                         [sessions.parameters.gobackn]\nretry_us = 20000\n";
 
@@ -47,7 +47,7 @@ fn read_to_end(from: &mut Stream, all: usize) {
 /// Bytes are sent in both directions at once over a queue that is too short and drops packets. One direction ends
 /// first.
 #[test]
-fn stream_bytes_are_ordered_and_each_direction_ends_alone() {
+fn stream_bytes_arrive_in_order_and_each_direction_ends_by_itself() {
     let Some(site) = GraftSite::new("stream") else { return };
     let _hosts = hosts(&site, IN_ORDER);
     let (mut near, mut far) = streams(&site);

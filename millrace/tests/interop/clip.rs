@@ -129,8 +129,8 @@ pub fn assert_same(got: &[u8], want: &[u8], what: &str) {
     assert!(got == want, "{what}: {} bytes, {} expected, equal up to {same}", got.len(), want.len());
 }
 
-/// Checks the output of a player that starts a group before the end of the previous one. It must contain all of the
-/// video once, with each group in order.
+/// Checks the output of a player that may write fragments of a group before it has written all of the previous group.
+/// Each fragment from number `first` on must occur once, and the fragments of each group must be in order.
 pub fn assert_same_groups(got: &[u8], clip: &InteropClip, first: usize, what: &str) {
     let played = InteropClip::split(got);
     assert_eq!(played.init, clip.init, "{what}");

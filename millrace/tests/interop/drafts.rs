@@ -11,7 +11,7 @@ use super::{
 const DRAFTS: [&str; 5] = ["18", "19", "20", "21", "22"];
 
 /// Publishes to players of every draft, over raw QUIC and over WebTransport. Some players join late, and request the
-/// objects of the previous group by FETCH or, in later drafts, by a fill.
+/// objects of the previous group by FETCH or, in later drafts, by FILL_PARAMETERS in the subscription.
 fn published_in(draft: &str) {
     needs!(Ffmpeg);
     let relay = InteropRelay::start();

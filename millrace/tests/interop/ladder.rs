@@ -33,7 +33,8 @@ fn publish(relay: &InteropRelay, args: &[&str], files: &[PathBuf]) -> InteropPro
     InteropProcess::ours(None, "publish", &relay.url(), &[&["--ladder", "--publish"], args, &files].concat())
 }
 
-/// Returns the tracks of a catalog that have initialisation data, with bitrate and group of alternates.
+/// Returns the name, the bitrate and the number `altGroup` (renditions of one video share it) of each track in the
+/// catalog.
 fn catalog(relay: &InteropRelay) -> Vec<(String, u64, u64)> {
     let json = subscribe(None, &relay.url(), &["--track", "catalog", "--count", "1"]).finish();
     let json: Value = serde_json::from_slice(&json).unwrap();

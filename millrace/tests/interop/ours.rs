@@ -45,7 +45,7 @@ fn key_frames_and_deltas_arrive_as_one_track() {
 
 /// Each object is one media sample. The player must assemble the samples into MP4 fragments again.
 #[test]
-fn loc_arrives_as_the_samples_that_went_in() {
+fn loc_objects_arrive_with_the_samples_that_were_published() {
     needs!(Ffmpeg);
     let relay = InteropRelay::start();
     let clip = &VIDEO_AND_SOUND;
@@ -101,7 +101,7 @@ fn subscriber_begins_at_requested_group() {
 }
 
 #[test]
-fn ranges_are_fetched() {
+fn subscriber_fetches_ranges_of_a_track() {
     needs!(Ffmpeg);
     let relay = InteropRelay::start();
     let clip = &VIDEO;

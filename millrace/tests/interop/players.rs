@@ -169,8 +169,8 @@ fn moq_sub_plays_our_publisher() {
     assert_published(&relay, &relay.url(), [&relay.url(), &relay.url()]);
 }
 
-/// Publishes at the URL `at` with our publisher. One moq-sub plays at each of the other two URLs, the second one by the
-/// broadcast's catalog.
+/// Publishes at the URL `at` with our publisher. One moq-sub plays at the URL `plain`, and one, which reads the
+/// broadcast's catalog, at the URL `with_catalog`.
 pub fn assert_published(relay: &InteropRelay, at: &str, [plain, with_catalog]: [&str; 2]) {
     let clip = &VIDEO;
     let mut publisher = publish(None, relay, at, clip, &[]);
@@ -179,7 +179,7 @@ pub fn assert_published(relay: &InteropRelay, at: &str, [plain, with_catalog]: [
     publisher.feed(&clip.fragments, PACE);
     publisher.finish();
     for player in players {
-        // The player ends by itself: PUBLISH_DONE counts the streams that it has received.
+        // The player exits by itself when it has received as many streams as PUBLISH_DONE announces.
         assert_video(false, &player.finish(), clip, 0, "moq-sub");
     }
     relay.assert_forwarded();
@@ -220,7 +220,7 @@ fn moq_sub_plays_moq_pub_with_sound() {
     relay.until_subscribed(VIDEO_TRACK, 2);
     relay.until_subscribed(SOUND_TRACK, 2);
     publisher.feed(&clip.fragments, PACE);
-    // The initialisation and the catalog are objects too.
+    // The relay also delivers two objects that are no fragments: the initialisation segment and the catalog.
     relay.until_delivered(2 + clip.fragments.len());
     // The publisher leaves without ending its tracks. The relay ends them after the session's idle timeout, and then
     // the players end.

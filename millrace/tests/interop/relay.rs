@@ -59,8 +59,8 @@ impl InteropRelay {
         site::log();
         let runtime = Runtime::new().unwrap();
         let listen = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), host.port(0));
-        // How late media is depends on the machine's load, so no limit applies. Tests of late media set `max_delay`
-        // themselves.
+        // How late media arrives depends on the machine's load, so the relay drops none for being late. Tests of late
+        // media set `max_delay` themselves.
         let max_delay = Some("off".parse().unwrap());
         let listen = Some(vec![listen.into()]);
         let settings = Settings { listen, public: Some(true), max_delay, ..Settings::default() };

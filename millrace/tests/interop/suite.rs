@@ -9,7 +9,8 @@ use super::{
 /// Number of conformance cases in version 0.2.0 of `moq-test-client`.
 const CASES: usize = 18;
 
-/// Cases that fail if a datagram is lost. Any of the three processes may drop one on a busy machine.
+/// Conformance cases that fail if a datagram is lost. On a busy machine the publisher, the relay or the subscriber may
+/// drop one.
 const DATAGRAM_CASES: &str = "moq-test-datagram";
 const ATTEMPTS: usize = 4;
 

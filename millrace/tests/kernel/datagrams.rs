@@ -48,7 +48,8 @@ async fn play(
             object(group, id).encode(&mut bytes);
             publisher.session.streams().send_datagram(bytes.into()).unwrap();
             arrived.wait((id + 1).saturating_sub(AHEAD)).await;
-            time::sleep(Duration::from_millis(1)).await; // exact: this pause sets the publisher's rate
+            // exact: this pause sets the publisher's sending rate
+            time::sleep(Duration::from_millis(1)).await;
         }
     };
     let receiving = subscribers.iter_mut().enumerate();

@@ -29,8 +29,9 @@ fn packets_forwarded_to_all_subscribers_do_not_wake_userspace() {
     let status = play(&net, cast, &SHOW, |_| {});
     let forwarded = status.engine.received.as_ref().unwrap()["forwarded"];
     assert!(forwarded >= SHOW.groups * OF_A_GROUP, "{:#?}", status.engine);
-    // One packet of 32 wakes the relay, and so do packets that arrive before the kernel knows that every subscriber of
-    // the stream is served by the kernel. `millrace-lab bench relay` measures how many system calls are saved.
+    // One in 32 of the packets that the kernel handles wakes the relay, and so do packets that arrive before the kernel
+    // knows that every subscriber of the stream is served by the kernel. `millrace-lab bench relay` measures how many
+    // system calls are saved.
     let (acks, _) = acks(&status);
     let publishers = status.engine.deferred - acks;
     assert!(publishers >= SHOW.groups * OF_A_GROUP, "{:#?}", status.engine);
@@ -60,7 +61,7 @@ fn full_window_wakes_userspace_at_once() {
     needs_root!(full_window_wakes_userspace_at_once);
     let net = KernelNetwork::new(1, true, |_| {});
     let cast = cast(&net, &["sub1"]);
-    // A slow link fills the window, whatever the machine's load is.
+    // A slow link fills the congestion window, whatever the machine's load is.
     net.impair("relay-sub1", "rate=500kbit");
     let show = GroupStream { groups: 3, objects: 100, pause: Duration::ZERO, ahead: None, ..SHOW };
     let status = play(&net, cast, &show, |_| {});
@@ -84,10 +85,11 @@ fn detached_program_defers_no_packet() {
             // exact: ten groups have arrived, so the kernel has deferred acknowledgements
             assert!(net.status().engine.deferred > 0);
         }
-        // exact: a group has arrived since the program was detached
+        // exact: the count of deferred packets is final, since a group has arrived after the program was detached
         11 => deferred.set(net.status().engine.deferred),
         20 => {
-            assert_eq!(net.status().engine.deferred, deferred.get()); // exact: the detached program counts nothing
+            // exact: the detached program does not change the count of deferred packets
+            assert_eq!(net.status().engine.deferred, deferred.get());
             net.server.change_engine(&net.config).unwrap();
         }
         _ => {}
@@ -113,8 +115,8 @@ fn engine_sleeps_while_nothing_is_published() {
         wait_for("a second in which the engine sleeps", || {
             let before = net.status().engine.ticks;
             std::thread::sleep(Duration::from_secs(1));
-            // A sleeping engine wakes about once a second, and a few times after a keep-alive. An engine that is awake
-            // runs a hundred times a second.
+            // While the engine's thread sleeps, it wakes about once a second, and a few times after a keep-alive. While
+            // it is awake, it runs a hundred times a second.
             net.status().engine.ticks - before <= 40
         });
     });

@@ -78,12 +78,13 @@ fn unsupported_cipher_suite_is_served_from_userspace() {
     assert_eq!(status.sessions.len(), 2);
 }
 
-/// Returns the numbers of the kernel's packets to subscribers by the source of their keystream, and checks their sum.
+/// Returns how many packets the kernel has sent to subscribers with a keystream from each source (for example computed
+/// in advance). Checks for each session that these numbers add up to the kernel's packets.
 fn sealed(status: &Status) -> KeystreamStatus {
     let mut all = KeystreamStatus::default();
     for session in subscribers(status) {
         let sealed = session.keystreams.unwrap().sealed;
-        // exact: both figures are from the same status
+        // exact: both packet counts are from the same snapshot of the status
         assert_eq!(sealed.counts().iter().map(|(_, count)| count).sum::<u64>(), session.kernel.packets);
         all.add(sealed);
     }
@@ -95,8 +96,8 @@ fn opened(status: &Status) -> KeystreamStatus {
     publishers.next().unwrap().keystreams.unwrap().opened
 }
 
-/// Reports whether, on average, at least one packet of each group found a keystream that was computed ahead. The share
-/// depends on the machine's load, and is measured by `millrace-lab bench relay`.
+/// Reports whether, on average, at least one packet of each group found a keystream that was computed in advance. The
+/// share of such packets depends on the machine's load, and is measured by `millrace-lab bench relay`.
 fn is_ahead(supply: KeystreamStatus, show: &GroupStream) -> bool {
     supply.hit >= show.groups
 }
@@ -162,7 +163,8 @@ fn kernel_sends_nothing_after_the_end_of_a_dropped_stream() {
                 if id == 20 {
                     received[0].stop(code::Reset::CANCELLED);
                 }
-                time::sleep(Duration::from_micros(300)).await; // exact: this pause sets the publisher's rate
+                // exact: this pause sets the publisher's sending rate
+                time::sleep(Duration::from_micros(300)).await;
             }
             subgroup.reset(code::Reset::CANCELLED);
             assert_eq!(received.pop().unwrap().all().await.1, PeerStreamEnd::Reset);

@@ -47,7 +47,8 @@ fn url_of(net: &KernelNetwork) -> url::Url {
     format!("moqt://{}:{PORT}", net.relay().addr_v4()).parse().unwrap()
 }
 
-/// Tries to open another session from this node, and reports whether it is refused or gets no answer.
+/// Tries to open another session with the relay from the lab's node `node`, and reports whether the session is refused
+/// or gets no answer.
 fn is_turned_away(net: &KernelNetwork, node: &str) -> bool {
     let remote = Remote::new(url_of(net), CertificateTrust::Anyone);
     let connect = async { time::timeout(Duration::from_secs(3), Session::connect(&remote)).await };
@@ -92,7 +93,7 @@ fn initial(version: u32, bytes: usize) -> Vec<u8> {
 fn default_gate_refuses_only_packets_that_no_client_sends() {
     needs_root!(default_gate_refuses_only_packets_that_no_client_sends);
     let net = KernelNetwork::new(1, false, |config| *config = everywhere([0, 0, 0, 0].into()));
-    // exact: the gate attaches before the relay's start is complete
+    // exact: the gate attaches to all interfaces before the relay's start is complete
     assert_eq!(guarded(&net.status()), ["to-pub", "to-sub1"]);
 
     let client = net.lab.node("sub1").unwrap();
@@ -153,7 +154,7 @@ fn client_at_its_session_limit_gets_no_further_session() {
     // A client at another address has a quota of its own.
     let _other = net.peer("pub");
 
-    // Without the gate the relay itself enforces the limit.
+    // Without the gate the relay itself limits the sessions of each client.
     let change = |gate| {
         let config = Config { gate, ..net.config.clone() };
         net.relay().enter(|| net.server.change_gate(&config)).unwrap().unwrap();
@@ -221,7 +222,8 @@ fn what_is_sent_by_an_upstream_relay_at(scheme: &str) {
 fn recreated_interface_is_guarded_again() {
     needs_root!(recreated_interface_is_guarded_again);
     let net = gated(1);
-    let before = net.status().gate; // exact: the gate attaches before the relay's start is complete
+    // exact: the gate attaches to all interfaces before the relay's start is complete
+    let before = net.status().gate;
     assert!(before.interfaces.iter().all(|it| it.attached && it.reattached == 0), "{before:?}");
     sh(net.relay(), "ip link del to-sub1 2>/dev/null");
     let is_missed =
@@ -247,7 +249,8 @@ fn recreated_interface_is_guarded_again() {
     assert_eq!(net.relay().enter(detach).unwrap(), 1);
     until("the interface to be guarded again", || interface(&net.status().gate, "to-pub").reattached == 1);
     drop(net.peer("sub1"));
-    assert!(net.status().gate.refused.is_empty()); // exact: the peer's packets have passed the gate
+    // exact: the counts of refused packets are final, since the peer's handshake has passed the gate
+    assert!(net.status().gate.refused.is_empty());
 }
 
 /// Returns the guarded interfaces, in order.
@@ -263,7 +266,7 @@ fn guarded(status: &Status) -> Vec<&str> {
 fn interface_is_guarded_while_it_has_an_address() {
     needs_root!(interface_is_guarded_while_it_has_an_address);
     let net = KernelNetwork::new(1, false, |config| *config = everywhere([0, 0, 0, 0].into()));
-    // exact: the gate attaches before the relay's start is complete
+    // exact: the gate attaches to all interfaces before the relay's start is complete
     assert_eq!(guarded(&net.status()), ["to-pub", "to-sub1"]);
     let client = net.lab.node("sub1").unwrap();
     let far = client.netns().name();
@@ -284,7 +287,8 @@ fn interface_is_guarded_while_it_has_an_address() {
     assert_eq!(net.relay().enter(left).unwrap(), 0, "a program is still there");
     sh(net.relay(), "ip address add 192.0.2.1/24 dev late");
     until("the interface to be guarded again", || guarded(&net.status()) == ["late", "to-pub", "to-sub1"]);
-    assert_eq!(net.status().gate.refused["short"], 20); // exact: the test has sent no more too short packets
+    // exact: the count of refused short packets is final, since the test sends no more of them
+    assert_eq!(net.status().gate.refused["short"], 20);
     drop(net.peer("sub1"));
 }
 
@@ -300,7 +304,8 @@ fn gate_attaches_when_an_interface_gets_its_first_address() {
     let config = Config { gate_sessions: Some(1), ..everywhere(Ipv6Addr::UNSPECIFIED.into()) };
     let server = start(&lab, &runtime, config.clone(), 0).unwrap().into();
     let net = KernelNetwork { runtime, server, lab, config };
-    let gate = net.status().gate; // exact: no interface has an address yet
+    // exact: the gate stays off until an interface has an address, and none has one yet
+    let gate = net.status().gate;
     assert!(!gate.on && gate.reason.contains("no interface is named"), "{gate:?}");
     sh(net.relay(), "ip address add 2001:db8::1/64 dev to-sub1 nodad");
     let gate = net.until("there is a gate", |status| guarded(status) == ["to-sub1"]).gate;
@@ -333,6 +338,7 @@ fn gate_leaves_another_program_on_the_interface() {
     let gate = millrace_relay_daemon::status::StatusSource::status(&second).gate;
     assert!(!gate.on && gate.reason.contains("another gate at XDP"), "{gate:?}");
     first.run(second.stop());
-    let gate = first.status().gate; // exact: the second relay's attempt to attach its gate has ended
+    // exact: the first relay's gate no longer changes, since the second relay has stopped
+    let gate = first.status().gate;
     assert!(gate.on && gate.interfaces.iter().all(|it| it.attached && it.reattached == 0), "{gate:?}");
 }

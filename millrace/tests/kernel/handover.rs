@@ -76,7 +76,7 @@ impl SubscriberInbox {
 /// Publishes objects of group 0 until the kernel has sent packets to every subscriber.
 async fn warm_up(net: &KernelNetwork, publisher: &TestPeer, inboxes: &mut [SubscriberInbox]) {
     let mut object = 0;
-    // exact: the test publishes objects, and checks this condition again after each of them
+    // exact: the test rereads the kernel's packet counts of the subscribers after each published object
     while subscribers(&net.status()).any(|session| session.kernel.packets == 0) {
         // exact: the status is printed only if the test fails
         assert!(object < 10_000, "{:#?}", net.status());
@@ -246,7 +246,7 @@ fn datagrams_of_two_publishers_arrive_once() {
     });
 }
 
-/// An upstream relay of the edge, and the publisher that is connected to it.
+/// An upstream relay of the edge relay, and the publisher that is connected to this upstream relay.
 struct OriginRelay {
     server: Arc<RunningServer>,
     publisher: TestPeer,

@@ -49,8 +49,8 @@ impl Holes {
     }
 }
 
-/// All objects are in one stream. If the kernel stopped forwarding the stream at a gap, it would count no further frame
-/// as good.
+/// All objects are in one stream. If the kernel stopped forwarding the stream at a gap, its count of STREAM frames that
+/// it may forward would not grow any more.
 #[test]
 fn kernel_continues_after_a_hole_in_a_stream() {
     const HOLES: u64 = 3;
@@ -68,8 +68,10 @@ fn kernel_continues_after_a_hole_in_a_stream() {
                 subgroup.object(id, SHOW.bytes).await;
                 id += 1;
                 arrived.wait(id.saturating_sub(AHEAD)).await;
-                time::sleep(Duration::from_millis(1)).await; // exact: this pause sets the publisher's rate
-                holes.look(&net.status()); // exact: this check is repeated after each object
+                // exact: this pause sets the publisher's sending rate
+                time::sleep(Duration::from_millis(1)).await;
+                // exact: the counts of STREAM frames are read again after each published object
+                holes.look(&net.status());
             }
             subgroup.finish();
             id
@@ -136,7 +138,7 @@ fn kernel_sends_to_new_ids_after_peers_retire_old_ones() {
         ["pub", "sub1"].map(|node| net.peer_from(node, net.relay().addr_v4().into(), endpoint.clone()));
     let Cast { publisher, mut subscribers, _requests } = introduce(&net, publisher, vec![subscriber]);
     let ends = [&publisher, &subscribers[0]].map(|peer| peer.session.connection().clone());
-    // exact: the test publishes objects, and checks this condition again after each of them
+    // exact: the test rereads the count of retired connection IDs after each published object
     let retired = || ends.iter().map(|end| end.stats().frame_rx.retire_connection_id).min().unwrap_or(0);
     let arrived = Arrived::new(1);
     let publishing = async {
@@ -150,8 +152,10 @@ fn kernel_sends_to_new_ids_after_peers_retire_old_ones() {
             subgroup.object(id, SHOW.bytes).await;
             id += 1;
             arrived.wait(id.saturating_sub(AHEAD)).await;
-            time::sleep(Duration::from_millis(1)).await; // exact: this pause sets the publisher's rate
-            let status = net.status(); // exact: this check is repeated after each object
+            // exact: this pause sets the publisher's sending rate
+            time::sleep(Duration::from_millis(1)).await;
+            // exact: the kernel's packet count is read again after each published object
+            let status = net.status();
             let packets = sum(&status, |session| session.kernel.packets);
             if retired() > seen {
                 (seen, before) = (retired(), packets);

@@ -1,4 +1,4 @@
-//! Tests of engines that start and end while media flows.
+//! Tests in which the forwarding in the kernel (engine `kernel`) starts or ends while media flows.
 
 use std::{cell::OnceCell, fs, net::SocketAddr, os::unix::process::ExitStatusExt, process::Command};
 
@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// A stream of groups that is long enough for several phases of 10 groups.
+/// A stream of 30 groups, which tests divide into phases of 10 groups.
 const LONG: GroupStream = GroupStream { groups: 30, objects: 30, ..SHOW };
 
 /// Returns the number of packets that the kernel has sent to subscribers.
@@ -35,7 +35,7 @@ fn sent(status: &Status) -> u64 {
 /// Number of packets that the kernel had sent to subscribers by the end of each phase, which has 10 groups.
 pub struct Phases(pub Vec<u64>);
 
-/// Smallest number of packets that the kernel sends to two subscribers in a phase.
+/// Smallest number of packets that the kernel sends to two subscribers in a phase of 10 groups.
 pub const OF_A_PHASE: u64 = 2 * 10 * OF_A_GROUP;
 
 /// Largest number of packets that may be in flight when the kernel has to stop sending.
@@ -43,7 +43,8 @@ const UNDER_WAY: u64 = 2 * (AHEAD + 1);
 
 impl Phases {
     pub fn begin(&mut self, net: &KernelNetwork) {
-        self.0.push(sent(&net.status())); // exact: the check of the phases allows for packets in flight
+        // exact: the kernel may still send packets in flight, and the test's bounds allow for them
+        self.0.push(sent(&net.status()));
     }
 
     /// Returns the number of packets that the kernel sent in each phase.
@@ -54,8 +55,8 @@ impl Phases {
 }
 
 #[test]
-fn the_engine_is_switched_while_media_flows() {
-    needs_root!(the_engine_is_switched_while_media_flows);
+fn engine_is_switched_between_kernel_and_userspace_during_media() {
+    needs_root!(engine_is_switched_between_kernel_and_userspace_during_media);
     let net = KernelNetwork::new(2, false, |_| {});
     let cast = cast(&net, &["sub1", "sub2"]);
     let user = Config { engine: EngineChoice::User, interfaces: Vec::new(), ..net.config.clone() };
@@ -101,7 +102,8 @@ fn detached_engine_continues_in_userspace() {
     let status = play(&net, cast, &SHOW, |group| {
         if group == SHOW.groups / 2 {
             detach_all(net.relay());
-            let status = net.status(); // exact: the check allows for packets in flight
+            // exact: the kernel may still send packets in flight, and the test's bounds allow for them
+            let status = net.status();
             before.set(sum(&status, |session| session.kernel.packets)).unwrap();
         }
     });
@@ -254,7 +256,7 @@ impl<'a> RelayProcess<'a> {
     }
 
     fn engine(&self) -> Option<millrace_relay_daemon::status::EngineStatus> {
-        // exact: callers repeat this read, or have waited for the expected state
+        // exact: the relay selects its engine before it answers requests, and callers wait for later changes
         let (_, body) = self.node.enter(|| fetch(HTTP.parse().unwrap(), "/status", None)).unwrap().ok()?;
         Some(serde_json::from_str::<Status>(&body).unwrap().relay.engine)
     }
@@ -360,8 +362,8 @@ fn engine_that_cannot_attach_fails_with_a_reason_or_is_not_chosen() {
     assert_eq!(auto.engine().0, "user");
     assert!(auto.engine().1.contains("nowhere0"), "{}", auto.engine().1);
     drop(auto);
-    // Engine `kernel`, requested by name, finds the interfaces of the listen address. `auto` uses only interfaces that
-    // the settings name.
+    // Engine `kernel`, requested by name, finds the interfaces of the listen address. Engine `auto` uses only
+    // interfaces that the settings name.
     let auto = start(&|config| {
         config.interfaces.clear();
         config.listen[0].set_port(PORT + 1);

@@ -122,7 +122,7 @@ impl KernelNetwork {
     pub fn settled(&self) -> Status {
         self.until("acknowledgements of everything", is_quiet);
         // The relay adds the kernel's packets to its totals only in the next status, so the status is read again.
-        self.status() // exact: no packet is in flight any more
+        self.status() // exact: the packet counts are final, since everything sent has been acknowledged
     }
 
     /// Runs `work` to its end on the runtime of the relay.
@@ -231,7 +231,7 @@ impl Arrived {
         let missing = || self.0.iter().any(|arrived| arrived.get() < count);
         let arrived = async {
             while missing() {
-                // exact: the pause between two checks; with a longer one the publisher would fall behind
+                // exact: the pause between two checks for objects; with a longer pause the publisher would fall behind
                 time::sleep(Duration::from_micros(200)).await;
             }
         };
@@ -263,7 +263,7 @@ impl GroupStream {
                     let ahead = if id < ONE_BY_ONE { 0 } else { most };
                     arrived.wait((group * self.objects + id + 1).saturating_sub(ahead)).await;
                 }
-                time::sleep(self.pause).await; // exact: this pause sets the publisher's rate
+                time::sleep(self.pause).await; // exact: this pause sets the publisher's sending rate
             }
             subgroup.finish();
         }
@@ -350,8 +350,8 @@ pub fn sum(status: &Status, field: fn(&RelaySessionStatus) -> u64) -> u64 {
     subscribers(status).map(field).sum()
 }
 
-/// Checks that the kernel sent at least this number of packets to every subscriber. The share depends on the machine's
-/// load, and is measured by `millrace-lab bench relay`.
+/// Checks that the kernel sent at least this number of packets to every subscriber. Userspace sends the others; their
+/// number depends on the machine's load, and `millrace-lab bench relay` measures it.
 pub fn assert_forwarded(status: &Status, packets: u64) {
     for session in subscribers(status) {
         assert!(session.kernel.packets >= packets, "{session:#?} {:#?}", status.engine);

@@ -87,7 +87,7 @@ pub async fn settled(net: &KernelNetwork, at: (u64, u64), subscribers: u64) {
 /// object.
 async fn warm_up(net: &KernelNetwork, publisher: &TestPeer, receivers: &mut [TestPeer]) -> u64 {
     let mut object = 0;
-    // exact: the test publishes objects, and checks this condition again after each of them
+    // exact: the test rereads the kernel's packet counts of the subscribers after each published object
     while subscribers(&net.status()).any(|session| session.kernel.packets == 0) {
         // exact: the status is printed only if the test fails
         assert!(object < 10_000, "{:#?}", net.status());
@@ -219,7 +219,8 @@ fn objects_faster_than_the_reader_arrive_once() {
         warm_up(&net, &publisher, &mut subscribers).await;
         for object in 0..OBJECTS {
             publish(&publisher, 1, object).await;
-            time::sleep(Duration::from_millis(1)).await; // exact: this pause sets the publisher's rate
+            // exact: this pause sets the publisher's sending rate
+            time::sleep(Duration::from_millis(1)).await;
         }
         net.until("all at the relay", |status| status.tracks[0].largest == Some((1, OBJECTS - 1)));
         let mut received = Vec::new();
@@ -259,7 +260,8 @@ fn every_object_arrives_once_over_lossy_reordering_links() {
                     let mut subgroup = publisher.subgroup(single(1, object)).await;
                     subgroup.object(object, if object.is_multiple_of(3) { 5000 } else { BYTES }).await;
                     subgroup.finish();
-                    time::sleep(Duration::from_millis(2)).await; // exact: this pause sets the publisher's rate
+                    // exact: this pause sets the publisher's sending rate
+                    time::sleep(Duration::from_millis(2)).await;
                 }
             };
             let receiving = async {
@@ -296,7 +298,8 @@ fn reset_streams(by: PeerKind) {
         for object in 0..STREAMS {
             let mut subgroup = publisher.subgroup(single(1, object)).await;
             subgroup.object(object, BYTES).await;
-            time::sleep(Duration::from_micros(100 * (object % 20))).await; // exact: the pause sets the publisher's rate
+            // exact: this pause sets the publisher's sending rate
+            time::sleep(Duration::from_micros(100 * (object % 20))).await;
             subgroup.reset(code::Reset::CANCELLED);
         }
         publish(&publisher, 2, 0).await;
@@ -317,7 +320,8 @@ fn reset_streams(by: PeerKind) {
     nothing_is_left(&net);
 }
 
-/// A browser writes each field of a stream with a call of its own.
+/// The publisher sends each field of a subgroup stream in a packet of its own, as a browser does that writes each field
+/// separately.
 #[test]
 fn stream_sent_byte_by_byte_is_forwarded_by_the_kernel_after_its_header() {
     const PIECES: usize = 4;
@@ -349,7 +353,8 @@ fn stream_sent_byte_by_byte_is_forwarded_by_the_kernel_after_its_header() {
                 let good = since(&now.engine.frames, &before.engine.frames);
                 assert!(named(&good, "good") >= PIECES as u64, "{good:?}");
                 for (now, before) in subscribers(&now).zip(subscribers(&before)) {
-                    // Userspace sends the header, and the fields that arrive while it hands the stream over.
+                    // Userspace sends the subgroup header, and the fields that arrive while it hands the stream over to
+                    // the kernel.
                     assert!(now.kernel.packets - before.kernel.packets >= PIECES as u64, "{now:#?}");
                 }
             }
@@ -361,6 +366,6 @@ fn stream_sent_byte_by_byte_is_forwarded_by_the_kernel_after_its_header() {
 async fn write_slowly<'a>(stream: &mut SendStream, pieces: impl Iterator<Item = &'a [u8]>) {
     for piece in pieces {
         stream.write_all(piece).await.unwrap();
-        time::sleep(Duration::from_millis(2)).await; // exact: this pause sets the publisher's rate
+        time::sleep(Duration::from_millis(2)).await; // exact: this pause sets the publisher's sending rate
     }
 }

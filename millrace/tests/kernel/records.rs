@@ -260,7 +260,8 @@ async fn publish(publisher: &TestPeer, stops: &AtomicBool, published: &AtomicU64
         let mut subgroup = publisher.subgroup(header(ALIAS, group)).await;
         for id in 0..OBJECTS {
             subgroup.object(id, LEN).await;
-            time::sleep(Duration::from_millis(2)).await; // exact: this pause sets the publisher's rate
+            // exact: this pause sets the publisher's sending rate
+            time::sleep(Duration::from_millis(2)).await;
         }
         subgroup.finish();
         published.store(group + 1, Relaxed);
@@ -313,7 +314,8 @@ fn lose_and_regain(times: usize, disturb: impl Fn(&mut Client, usize) + Sync) {
         let publishing = scope.spawn(move || net.run(publish(publisher, stops, published)));
         let kernel = |status: &Status| of_address(status, address).map_or(0, |one| one.kernel.packets);
         for round in 0..times {
-            let before = kernel(&net.status()); // exact: only a lower bound of the packet count is needed
+            // exact: the kernel's packet count may grow; the test then waits until it is larger
+            let before = kernel(&net.status());
             net.until("the kernel sends to the watcher", |status| kernel(status) > before + OBJECTS / 2);
             let other = show(net, "other", net.peer("sub3"), vec![net.peer("sub1")]);
             let taken = |status: &Status| {
@@ -326,12 +328,14 @@ fn lose_and_regain(times: usize, disturb: impl Fn(&mut Client, usize) + Sync) {
             wait_for("more groups", || published.load(Relaxed) > group + 1);
             other.end();
         }
-        let before = kernel(&net.status()); // exact: only a lower bound of the packet count is needed
+        // exact: the kernel's packet count may grow; the test then waits until it is larger
+        let before = kernel(&net.status());
         net.until("the kernel sends to the watcher again", |status| kernel(status) > before);
         stops.store(true, Relaxed);
         publishing.join().unwrap();
         net.until("acknowledgements of everything", crate::net::is_quiet);
-        let status = net.status(); // exact: no packet is in flight any more
+        // exact: the packet counts are final, since everything sent has been acknowledged
+        let status = net.status();
         let session = of_address(&status, address).unwrap();
         assert_eq!(session.kernel_unregistered, 0);
         ends.store(true, Relaxed);

@@ -11,8 +11,8 @@ use crate::{
 };
 
 #[test]
-fn kernel_path_that_is_off_is_reported_with_reason_and_remedy() {
-    needs_root!(kernel_path_that_is_off_is_reported_with_reason_and_remedy);
+fn reason_and_remedy_are_reported_if_the_kernel_forwards_nothing() {
+    needs_root!(reason_and_remedy_are_reported_if_the_kernel_forwards_nothing);
     let status = measured(|net| net.cipher_suites = vec![CipherSuite::Aes256Gcm]);
     for share in status.shares.sessions.values().chain(status.shares.interfaces.values()) {
         assert_eq!((share.percent(), share.reason.as_str()), (0, "cipher suite"));
@@ -21,8 +21,8 @@ fn kernel_path_that_is_off_is_reported_with_reason_and_remedy() {
 }
 
 #[test]
-fn share_of_each_interface_is_that_of_its_subscribers() {
-    needs_root!(share_of_each_interface_is_that_of_its_subscribers);
+fn status_shows_the_kernels_share_of_bytes_for_each_interface() {
+    needs_root!(status_shows_the_kernels_share_of_bytes_for_each_interface);
     let status = measured(|_| {});
     for share in status.shares.interfaces.values() {
         assert!(share.by_kernel > 0 && share.by_kernel <= share.bytes, "{share:?}");

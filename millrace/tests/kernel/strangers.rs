@@ -93,8 +93,8 @@ fn a_newcomer_is_served(net: &KernelNetwork) {
     net.until("the kernel may send to the newcomer", is_served);
 }
 
-/// Until a client's new address has answered a path challenge, only quinn sends to it, so the change of port may cause
-/// no command to the kernel.
+/// Until a client's new address has answered a path challenge, only quinn sends to it, so the change of port must not
+/// cause a command to the kernel.
 #[test]
 fn unvalidated_client_ports_cause_no_kernel_commands() {
     needs_root!(unvalidated_client_ports_cause_no_kernel_commands);
@@ -106,7 +106,7 @@ fn unvalidated_client_ports_cause_no_kernel_commands() {
     StrangerClient::new(&net).while_changing(hop, |stranger| {
         stranger.wait_for_changes();
         // Commands are expected for keys and for the client's first path. quinn also returns to this path if the client
-        // had to wait. exact: the value is only an upper bound of the commands so far
+        // had to wait. exact: the count of kernel commands may grow; the test only checks an upper bound
         let commands = net.status().engine.commands;
         assert!(commands < CHANGES / 4, "{commands} commands");
         a_newcomer_is_served(&net);

@@ -71,7 +71,7 @@ fn serve_http(net: &KernelNetwork) -> http::HttpServer {
 
 fn session_of(net: &KernelNetwork, node: &str) -> RelaySessionStatus {
     let ip = net.lab.node(node).unwrap().addr_v4();
-    // exact: callers repeat this read until the session's figures are as expected
+    // exact: callers reread the session's counters until they match the trace, or use values that do not change
     net.status().relay.sessions.into_iter().find(|session| session.remote.ip() == ip).unwrap()
 }
 
@@ -111,7 +111,8 @@ impl CountedEvents {
     }
 }
 
-/// Returns the packet number, if the packet was sent, and the media in it.
+/// Returns the packet number and the media in an event about a packet to a subscriber. The number is `None` if the
+/// packet was not sent. Returns `None` for other events.
 fn sending(event: &TraceEvent) -> Option<(Option<u64>, &TraceMedia)> {
     match event {
         TraceEvent::Copy(copy) => Some((copy.number, &copy.media)),
@@ -120,7 +121,8 @@ fn sending(event: &TraceEvent) -> Option<(Option<u64>, &TraceMedia)> {
     }
 }
 
-/// Checks that no packet number is used twice, except for consecutive pieces of one packet that userspace sent.
+/// Checks that no packet number occurs twice, except in consecutive events about the frames of one packet that
+/// userspace sent.
 fn assert_unique(events: &[TraceEvent]) {
     let mut numbers = HashSet::new();
     let mut last = None;
@@ -236,7 +238,8 @@ fn trace_of_a_session_agrees_with_the_counters() {
         assert_eq!(counted.by_kernel > 20, kernel, "{counted:?}");
 
         // A killed trace must be switched off in the relay.
-        assert_eq!(net.status().trace_viewers, 1); // exact: the trace has printed its start line
+        // exact: the relay counts a trace viewer before the viewer prints its first line, which has appeared
+        assert_eq!(net.status().trace_viewers, 1);
         drop(viewer);
         until("nobody watching", || net.status().trace_viewers == 0);
     }

@@ -25,13 +25,13 @@ use crate::{
     },
 };
 
-/// Returns the number of frames from the relay, after checking their checksums and lengths.
+/// Returns the number of Ethernet frames from the relay, after checking their checksums and lengths.
 fn checked(capture: &PacketCapture) -> usize {
     let is_media = |frame: &&Vec<u8>| check_frame(frame) && source_port(frame) == PORT;
     capture.frames().iter().filter(is_media).count()
 }
 
-/// Returns the source port of a UDP frame without options.
+/// Returns the source port of an Ethernet frame with a UDP datagram and no IP options.
 fn source_port(frame: &[u8]) -> u16 {
     let at = if frame[12..14] == [0x86, 0xdd] { 14 + 40 } else { 14 + 20 };
     u16::from_be_bytes([frame[at], frame[at + 1]])
@@ -82,8 +82,8 @@ fn make_vlan(net: &KernelNetwork, name: &str) -> &'static str {
             host,
             &format!("ip address add {ip}/24 dev {VLAN} && ip address del {}/24 dev {device}", interface.v4),
         );
-        // The address moves from the link to loopback. Through the VLAN, the relay is still reached at the same
-        // address.
+        // Each host's address moves from the link's interface to loopback. So the host is still reached at the same
+        // address, but through the VLAN.
         sh(host, &format!("ip address add {}/32 dev lo", interface.v4));
     }
     sh(node, &format!("ip route replace default via 10.88.0.1 dev {VLAN} src 10.88.0.2"));
@@ -96,7 +96,7 @@ fn kernel_forwards_between_vlans() {
     let lab = Lab::new(&Topology::standard(1, 1)).unwrap();
     let mut make = lab.node("relay").unwrap().command("ip");
     make.args(["link", "add", "link", "to-pub", "name", "vlan1", "type", "vlan", "id", "1"]);
-    // exact: the command has ended
+    // exact: `status` waits until the `ip` command has ended
     if !make.stderr(Stdio::null()).status().unwrap().success() {
         println!("SKIP kernel_forwards_between_vlans: this kernel has no VLAN devices");
         return;
@@ -137,7 +137,7 @@ fn kernel_follows_peers_to_new_addresses() {
     let cast = cast(&net, &["sub1", "sub2"]);
     let endpoints = [&cast.publisher, &cast.subscribers[0]].map(|peer| peer.session.endpoint().clone());
     let addresses = || {
-        // exact: no peer has moved yet, and `until` reads the sessions again later
+        // exact: no peer has changed its address yet, and `until` reads the sessions' addresses again later
         let sessions = net.status().relay.sessions;
         sessions.iter().map(|one| (one.id, one.remote)).collect::<BTreeMap<_, _>>()
     };
@@ -160,8 +160,8 @@ fn kernel_follows_peers_to_new_addresses() {
 }
 
 #[test]
-fn path_usable_only_by_userspace_is_left_to_userspace() {
-    needs_root!(path_usable_only_by_userspace_is_left_to_userspace);
+fn route_that_only_the_relays_user_may_use_is_left_to_userspace() {
+    needs_root!(route_that_only_the_relays_user_may_use_is_left_to_userspace);
     // A routing rule by user: packets of the relay's user reach sub1. Packets of other users, and those that the kernel
     // engine sends, do not.
     const OWNER: u32 = 65_534;

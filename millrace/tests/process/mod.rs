@@ -91,7 +91,7 @@ impl RunningRelay {
         serde_json::from_str(&self.get("/status")).unwrap()
     }
 
-    /// Returns the answer to an HTTP request with the token.
+    /// Returns the answer to an HTTP request for `path` that presents the relay's HTTP token.
     pub fn get(&self, path: &str) -> String {
         let token = fs::read_to_string(self.path("token")).unwrap();
         fetch(self.http, path, Some(token.trim_end())).unwrap().1

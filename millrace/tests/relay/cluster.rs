@@ -179,7 +179,8 @@ fn is_up(cluster: &ClusterStatus, count: usize) -> bool {
 
 #[tokio::test]
 async fn relays_find_each_other_through_etcd_and_survive_its_outage() {
-    // etcd must be in the network namespace of this thread, which making the site may change.
+    // The test setup may move this thread to another network namespace, and etcd must run in that namespace, so the
+    // setup is made first.
     let _site = RelaySite::of_this_test();
     let Some(etcd) = Etcd::start() else { return };
     let first = relay_found_by(&etcd, 1, "north");
@@ -376,7 +377,7 @@ async fn announce(peer: &TestPeer, at: &str, parameters: Parameters) -> Result<S
 }
 
 #[tokio::test]
-async fn announcements_of_a_peer_are_bounded_and_change_in_place() {
+async fn announcements_of_a_peer_are_bounded_and_can_be_updated() {
     let relay = relay_with(9, Vec::new(), 3);
     let peer = claimant(&relay).await;
     let mut request = announce(&peer, "live/cam", by(&[5, 77], 3)).await.unwrap();
@@ -408,7 +409,7 @@ async fn announcements_of_a_peer_are_bounded_and_change_in_place() {
 }
 
 #[tokio::test]
-async fn path_without_the_extension_or_extension_without_a_path_is_a_violation() {
+async fn hop_path_without_cluster_extension_or_vice_versa_is_a_violation() {
     let in_cluster = relay(9, &[]);
     let alone = TestRelay::start();
     for (relay, claims, parameters) in [
@@ -427,7 +428,7 @@ async fn path_without_the_extension_or_extension_without_a_path_is_a_violation()
 
 /// NAMESPACE to a peer relay contains the route's path. Routes that pass the peer itself are left out.
 #[tokio::test]
-async fn peer_gets_paths_and_changes_except_its_own_routes() {
+async fn cluster_peer_gets_routes_and_changes_except_its_own() {
     let relay = relay(9, &[]);
     let mut peer = claimant(&relay).await;
     let _own = announce(&peer, "live/own", by(&[5, 77], 0)).await.unwrap();
@@ -448,7 +449,7 @@ async fn peer_gets_paths_and_changes_except_its_own_routes() {
         matches!(&done, Ok(Some(Message::NamespaceDone(done))) if done.suffix == namespace("cam")),
         "{done:?}"
     );
-    // A client without the extension gets NAMESPACE without parameters.
+    // A client that sent no hop ID, and therefore is no relay, gets NAMESPACE without parameters.
     let client = relay.peer().await;
     let request_id = client.session.next_request_id();
     let watch =

@@ -1,4 +1,4 @@
-//! Tests of control messages: namespaces, refusals, statuses.
+//! Tests of control messages: announcements of namespaces, subscriptions, refused requests, and TRACK_STATUS.
 
 use std::time::{Duration, Instant};
 
@@ -60,7 +60,7 @@ async fn namespaces_below_a_prefix_are_announced_and_withdrawn() {
 }
 
 #[tokio::test]
-async fn overlapping_prefixes_are_refused_and_can_move() {
+async fn overlapping_namespace_prefixes_are_refused_until_one_is_changed() {
     let relay = TestRelay::start();
     let watcher = relay.peer().await;
     let mut one = watch(&watcher, "a/b").await;
@@ -81,7 +81,7 @@ async fn overlapping_prefixes_are_refused_and_can_move() {
 }
 
 #[tokio::test]
-async fn update_without_prefix_keeps_it() {
+async fn namespace_subscription_update_without_a_prefix_keeps_it() {
     let relay = TestRelay::start();
     let publisher = relay.peer().await;
     let watcher = relay.peer().await;
@@ -142,8 +142,8 @@ async fn track_with_a_subscription_is_not_pushed_as_well() {
     let (parameters, properties) = Default::default();
     upstream.send(SubscribeOk { track_alias: 1, parameters, properties }).await.unwrap();
     assert!(matches!(patiently(pending.answer()).await.unwrap(), Message::SubscribeOk(_)));
-    // Messages are processed in order: when a later change of another track is visible, the earlier messages were
-    // processed.
+    // The relay processes a session's messages in order. When the peer sees a later PUBLISH of another track, the relay
+    // has therefore processed all messages before it.
     let other = super::peer::track("live/cam", "audio");
     let request_id = publisher.session.next_request_id();
     let (parameters, properties) = Default::default();
@@ -196,7 +196,7 @@ async fn unpublished_track_does_not_exist() {
         panic!("a FETCH of nothing");
     };
     assert_eq!(refused.code, code::Request::DOES_NOT_EXIST);
-    // exact: the request is refused before a track is made
+    // exact: the list of tracks stays empty, since the relay refuses such requests without creating a track
     assert!(relay.status().tracks.is_empty(), "a refused request left a track");
 }
 
@@ -326,7 +326,8 @@ async fn garbage_inside_a_subgroup_closes_the_publisher_only() {
 
 #[tokio::test]
 async fn a_peer_without_setup_is_closed_in_time() {
-    // Time is not simulated in this test. The limit under test is 10 s, and PATIENCE is longer.
+    // Time is not simulated in this test. The relay closes a session without SETUP after 10 s. The test waits longer
+    // than that.
     let relay = TestRelay::start();
     let config = millrace_client::tls::CertificateTrust::Anyone.client_config(&[Draft::D18.alpn()]).unwrap();
     let crypto = quinn::crypto::rustls::QuicClientConfig::try_from(config).unwrap();

@@ -32,11 +32,11 @@ enum ShownCredential {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CredentialOutcome {
     Served,
-    /// The edge gets a session without the right to subscribe.
+    /// The edge relay gets a session without the right to subscribe.
     Admitted,
-    /// The edge's session is refused.
+    /// The edge relay's session is refused.
     Refused,
-    /// The edge gets no connection.
+    /// The edge relay gets no connection.
     Unknown,
 }
 

@@ -37,7 +37,7 @@ fn filtered(filter: Filter) -> Parameters {
 }
 
 /// Subscribes to new objects, and requests earlier ones from `groups_back` groups before the current one: by a joining
-/// FETCH or by a fill, as the draft defines.
+/// FETCH or by FILL_PARAMETERS in SUBSCRIBE (a fill), as the draft defines.
 async fn join(peer: &mut TestPeer, name: &TrackName, groups_back: u64) -> (SessionRequest, Vec<Location>) {
     join_in(peer, name, groups_back, GroupOrder::Ascending).await
 }
@@ -92,7 +92,8 @@ async fn publisher_of_each_draft_serves_players_of_all_drafts() {
                 assert_eq!(received.all().await, (vec![0, 1, 2, 3], PeerStreamEnd::Fin));
             }
         }
-        let status = relay.status(); // exact: every request was answered
+        // exact: the list of sessions and their drafts is final, since the relay has answered every request
+        let status = relay.status();
         let mut spoken: Vec<_> = status.sessions.iter().map(|session| session.draft).collect();
         spoken.sort_unstable();
         let mut expected = vec![draft.number(), Draft::NEWEST.number(), 18, 19, 20, 21, 22];
@@ -118,8 +119,8 @@ async fn publisher_of_each_draft_serves_players_of_all_drafts() {
     relay.assert_forwarded();
 }
 
-/// A player that joins late gets earlier objects by a joining FETCH or, in later drafts, by a fill. The subscription
-/// must continue with the next object.
+/// A player that joins late gets earlier objects by a joining FETCH or, in later drafts, by FILL_PARAMETERS (a fill).
+/// The subscription must continue with the next object.
 #[tokio::test]
 async fn late_player_of_each_draft_gets_earlier_objects() {
     for draft in [Draft::D18, Draft::D22] {
@@ -169,7 +170,7 @@ async fn first_player_of_a_track_gets_whole_current_group() {
         .into_iter()
         .flat_map(|draft| [GroupOrder::Ascending, GroupOrder::Descending].map(|order| (draft, order)))
     {
-        // Each case uses a new track that had no subscriber before.
+        // Each pair of a draft and a group order uses a new track that had no subscriber before.
         let path = format!("live/{draft}/{order:?}");
         let broadcast = Broadcast::new(Namespace::from_path(&path).unwrap(), History::default());
         let video = broadcast.create("video", Properties::default()).unwrap();
@@ -229,7 +230,7 @@ async fn newest_common_draft_is_used() {
         );
         millrace_client::session::Remote { drafts: drafts.to_vec(), ..remote }
     };
-    // The server's order of preference decides, and not the client's.
+    // The server's order of preference of the drafts decides, and not the client's.
     let both =
         TestPeer::connect_to(&offering(&[Draft::D18, Draft::D19, Draft::D20]), Default::default()).await;
     assert_eq!(both.session.draft(), Draft::D20);
@@ -403,7 +404,7 @@ async fn subscription_continues_after_its_earlier_objects_are_stopped() {
 }
 
 #[tokio::test]
-async fn number_of_simultaneous_fills_is_limited() {
+async fn number_of_simultaneous_fill_requests_is_limited() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = publishing(relay.peer().await).await;
     let (mut first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
@@ -514,7 +515,7 @@ async fn paused_publication_is_resumed_as_its_draft_defines() {
 }
 
 #[tokio::test]
-async fn tracks_below_a_prefix_start_as_requested() {
+async fn tracks_below_a_namespace_prefix_are_published_from_the_requested_start() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = publishing(relay.peer().await).await;
     let (mut first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
@@ -570,7 +571,7 @@ async fn fin_of_a_namespace_request_depends_on_the_draft() {
         announced.finish();
         let found = NamespaceFound { suffix: track("live", "x").namespace().clone(), parameters: None };
         assert_eq!(patiently(watching.next()).await.unwrap(), Some(found.into()), "{draft}");
-        // Resetting the request's stream withdraws the announcement.
+        // Resetting the stream of PUBLISH_NAMESPACE withdraws the announcement.
         announced.cancel();
         let gone = patiently(watching.next()).await.unwrap();
         assert!(matches!(gone, Some(Message::NamespaceDone(_))), "{draft}: {gone:?}");

@@ -11,7 +11,7 @@ use super::peer::{
 };
 
 #[tokio::test]
-async fn publish_done_counts_streams_and_follows_them() {
+async fn publish_done_counts_the_streams_and_is_sent_after_them() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, mut request, _, mut upstream) =

@@ -88,7 +88,7 @@ pub async fn publish_groups(
     subscriber: &mut TestPeer,
     groups: std::ops::Range<u64>,
 ) {
-    // exact: the test has waited for earlier objects
+    // exact: the count of received objects includes all earlier objects, which callers have waited for
     let wanted = relay.status().totals.objects_received + 3 * (groups.end - groups.start);
     for group in groups {
         let mut subgroup = publisher.subgroup(header(1, group)).await;
@@ -147,10 +147,11 @@ async fn fetch_rate_of_a_client_is_limited() {
     let began = std::time::Instant::now();
     let fetched = fetched(&mut peer, standalone(&track, at(0, 0), at(0, 0)), GroupOrder::Ascending).await;
     assert_eq!(fetched.objects.len(), OBJECTS as usize);
-    // The bytes of one second are sent immediately. The last objects are sent in one batch from the cache, without a
-    // delay.
+    // The relay sends the bytes that the limit allows for one second immediately, and the last batch of objects without
+    // a delay.
     assert!(began.elapsed() >= std::time::Duration::from_secs(1), "{:?}", began.elapsed());
-    let status = relay.status(); // exact: each object was counted before it was sent
+    // exact: the relay counts the bytes of a fetched object before it sends the object
+    let status = relay.status();
     assert!(status.totals.fetch_waits >= 1);
     assert_eq!(status.access.clients[0].fetched_bytes, OBJECTS * LEN as u64);
     // All sessions of a client share one limit of bytes per second.

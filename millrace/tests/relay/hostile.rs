@@ -1,4 +1,5 @@
-//! Tests of hostile clients. Every bystander must get all objects, and nothing may be left in the relay.
+//! Tests of hostile clients. Every bystander (a well-behaved client) must get all objects. No state of a hostile client
+//! may be left in the relay.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -53,7 +54,7 @@ async fn publish(publisher: &TestPeer, stop: Arc<AtomicBool>) -> u64 {
         let mut subgroup = publisher.subgroup(header(1, group)).await;
         for id in 0..OBJECTS {
             subgroup.object(id, 1000).await;
-            sleep(PAUSE).await; // exact: this pause sets the publisher's rate
+            sleep(PAUSE).await; // exact: this pause sets the publisher's sending rate
         }
         subgroup.finish();
         group += 1;
@@ -95,7 +96,7 @@ async fn begin_handshakes(relay: &TestRelay, count: usize) -> Vec<hostile::peer:
     patiently(spawn_blocking(begin)).await.unwrap()
 }
 
-/// Runs one round of a scenario, on a thread of its own.
+/// Runs the hostile client of a scenario once, on a thread of its own.
 async fn attack(
     relay: &TestRelay,
     transport: LabTransport,
@@ -128,8 +129,8 @@ async fn hostile_webtransport_clients_harm_no_bystander() {
         return;
     }
     let counted = attacked_over(LabTransport::Webtransport).await;
-    // These reasons count incomplete session requests, malformed session requests, and HTTP requests, streams and
-    // datagrams that belong to no WebTransport session.
+    // The relay's counters of these names count incomplete session requests, malformed session requests, and HTTP
+    // requests, streams and datagrams that belong to no WebTransport session.
     for reason in ["web_late", "web_request", "http_request", "http_stream", "http_datagram"] {
         assert!(counted[reason] > 0, "{reason}: {counted:?}");
     }
@@ -146,7 +147,7 @@ async fn attacked_over(transport: LabTransport) -> BTreeMap<String, u64> {
         config.cache_bytes = 16 << 20;
         config.idle_timeout = Duration::from_secs(8);
     });
-    // exact: an idle relay has all its tasks from the start
+    // exact: the number of tasks of an idle relay is constant
     let tasks = Handle::current().metrics().num_alive_tasks();
     let (mut publisher, namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, request, _, upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
@@ -157,8 +158,8 @@ async fn attacked_over(transport: LabTransport) -> BTreeMap<String, u64> {
         for scenario in scenario::over(transport) {
             let report = attack(&relay, transport, scenario).await;
             println!("{}: {:?}", scenario.name, report.rounds);
-            // In the scenarios of `GO_ON`, and in those over WebTransport, the client must complete its round without
-            // an error.
+            // In the scenarios listed in `GO_ON`, and in those over WebTransport, the hostile client must get to its
+            // end without an error.
             if GO_ON.contains(&scenario.name) || scenario.name.starts_with("web-") {
                 assert_eq!(report.rounds[0].ended, None, "{}", scenario.name);
             }
@@ -178,7 +179,8 @@ async fn attacked_over(transport: LabTransport) -> BTreeMap<String, u64> {
                 && Handle::current().metrics().num_alive_tasks() == tasks
         })
         .await;
-    relay.status().drops.clone() // exact: no task is left that could change the counters
+    // exact: the drop counters are final, since all sessions and their tasks have ended
+    relay.status().drops.clone()
 }
 
 /// Runs `work` with a hostile client, on a thread of its own.
@@ -313,7 +315,7 @@ async fn a_stream_may_be_reset_in_the_packet_of_its_data() {
             publisher.closed.clone()
         })
         .await;
-        // The subscriber may not get the last piece, but its stream is reset, and no session ends.
+        // It is possible that the subscriber does not get the last piece. But its stream is reset, and no session ends.
         assert_eq!(received.all().await.1, PeerStreamEnd::Reset, "{beyond}");
         if beyond < 0 {
             assert!(closed.as_ref().is_some_and(|closed| closed.starts_with(FINAL_SIZE_ERROR)), "{closed:?}");
@@ -332,7 +334,8 @@ async fn a_stream_may_be_reset_in_the_packet_of_its_data() {
             assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0], PeerStreamEnd::Fin));
             drop(publisher);
         }
-        let status = relay.status(); // exact: the bystander has connected before
+        // exact: the bystander's session, which began before the attack, stays in the status
+        let status = relay.status();
         assert!(status.sessions.iter().any(|session| session.subscriber || session.publisher), "{status:#?}");
     }
     relay.assert_forwarded();
@@ -359,7 +362,7 @@ async fn contradicting_retransmission_ends_no_subscriber() {
         .await;
         let (_both, _ok) = subscriber.subscribe(&track).await;
         relay.until_ready().await;
-        // With engine `kernel`, the kernel forwards these media by now.
+        // With engine `kernel`, the kernel forwards this stream by now.
         let object = |id: u64| {
             let mut bytes = Vec::new();
             encode_object_header(id.checked_sub(1), id, None, 100, ObjectStatus::Normal, &mut bytes);
@@ -437,7 +440,8 @@ fn contradict(hostile: &mut hostile::peer::HostilePeer, stream: u64, next: u64, 
     for (object, offset) in y[54..].chunks(54).zip((54..).step_by(54)) {
         let mut frames = Vec::new();
         frame::write_stream(stream, at + offset, object, false, &mut frames);
-        // Sending fails when the relay has detected the contradiction and closed the session.
+        // Sending fails when the relay has detected that the two versions of the bytes differ, and has closed the
+        // session.
         if hostile.send(frames, true).and_then(|()| hostile.settle()).is_err() {
             break;
         }
@@ -496,7 +500,7 @@ async fn many_open_handshakes_require_address_validation() {
             status.totals.retries == 100 - UNPROVED
         })
         .await;
-    // exact: the relay sends Retry only after this number of unfinished handshakes
+    // exact: the number of unfinished handshakes is at its limit, above which the relay sends only Retry
     assert_eq!(relay.status().handshakes, UNPROVED);
     // A client that can validate its address is served.
     let peer = relay.peer().await;

@@ -306,8 +306,8 @@ async fn statuses_and_empty_subgroups_are_forwarded() {
     assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0, 1], PeerStreamEnd::Fin));
 }
 
-/// A subscriber may not have seen the end of the old subscription, or of its streams, when the next one begins. The new
-/// subscription therefore needs another track alias.
+/// When the next subscription begins, a subscriber possibly has not yet seen the end of the old one, or of its streams.
+/// The new subscription therefore needs another track alias.
 #[tokio::test]
 async fn alias_is_not_reused_at_once() {
     let relay = TestRelay::start();
@@ -376,7 +376,7 @@ async fn several_publishers_of_a_track_are_deduplicated() {
 }
 
 #[tokio::test]
-async fn order_and_priority_apply_to_streams() {
+async fn group_order_and_priority_apply_to_streams() {
     // The data plane's own tests check the order exactly. Here a subscription in descending order must get a backlog
     // with the newest group first.
     let relay = TestRelay::start();

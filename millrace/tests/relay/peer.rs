@@ -54,8 +54,8 @@ impl TestRelay {
         let site = RelaySite::of_this_test();
         let host = site.host();
         let listen = SocketAddr::new(host.v4().into(), host.port(0));
-        // How late media is depends on the machine's load, so no limit applies. Tests of late media set `max_delay`
-        // themselves.
+        // How late media arrives depends on the machine's load, so the relay drops none for being late. Tests of late
+        // media set `max_delay` themselves.
         let max_delay = Some("off".parse().unwrap());
         let listen = Some(vec![listen.into()]);
         let settings = Settings { listen, public: Some(true), max_delay, ..Settings::default() };
@@ -312,7 +312,8 @@ impl PublishedSubgroup {
         if wants_kernel() && (1..PACED).contains(&self.written) {
             // Objects come at the pace of live media. Otherwise userspace would have sent all of them before it hands
             // the stream over to the kernel.
-            tokio::time::sleep(Duration::from_millis(1)).await; // exact: this pause sets the publisher's rate
+            // exact: this pause sets the publisher's sending rate
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
         self.stream.write_all(&bytes).await.unwrap();
         self.previous = Some(id);

@@ -1,4 +1,4 @@
-//! Tests of subscribers that read too slowly, and of limits.
+//! Tests of subscribers that read too slowly, and of the relay's limits on sessions, tracks and delays.
 
 use std::{future::poll_fn, pin::pin, time::Duration};
 
@@ -134,7 +134,7 @@ async fn objects_past_their_delivery_timeout_are_not_sent() {
     tokio::time::sleep(Duration::from_millis(510)).await;
     // Reading gives credit, but by now the delivery timeout has passed.
     assert_eq!(received.all().await, (vec![0], PeerStreamEnd::Reset));
-    // exact: the drop is counted before the stream is reset
+    // exact: the relay counts a dropped object before it resets the object's stream
     assert_eq!(relay.status().drops["object_delivery_timeout"], 1);
 }
 
@@ -155,15 +155,17 @@ async fn late_group_is_dropped_when_the_next_begins() {
             status.sessions.iter().any(|session| session.pending > 1_000_000)
         })
         .await;
-    // exact: this pause is longer than the longest delay, which the test checks
+    // exact: this pause is longer than the relay's maximum delay of a group, which the test checks
     tokio::time::sleep(4 * max_delay).await;
-    assert_eq!(relay.status().drops["late"], 0); // exact: no further object will arrive
+    // exact: the count of late groups stays 0 until the publisher begins the next group
+    assert_eq!(relay.status().drops["late"], 0);
     publish(&publisher, 1..2, 100).await;
     relay.until("it goes", |status| status.drops["late"] == 1).await;
     let second = subscriber.next_subgroup().await;
     assert_eq!((second.header.group, second.all().await), (1, (vec![0], PeerStreamEnd::Fin)));
     assert_eq!(first.all().await, (vec![0], PeerStreamEnd::Reset));
-    let status = relay.status(); // exact: both streams have ended
+    // exact: the drop counters are final, since the streams of both groups have ended
+    let status = relay.status();
     let mut drops: Vec<_> = status.sessions.iter().map(|session| session.drops.clone()).collect();
     drops.retain(|drops| !drops.is_empty());
     assert_eq!(drops, [[("late".to_owned(), 1)].into()], "the drops of its session only");
@@ -184,11 +186,12 @@ async fn requested_earlier_objects_are_not_late() {
     publish(&publisher, 1..2, 100).await;
     let one = late.next_subgroup().await;
     let other = late.next_subgroup().await;
-    // exact: this pause is longer than the longest delay, which the test checks
+    // exact: this pause is longer than the relay's maximum delay of a group, which the test checks
     tokio::time::sleep(4 * max_delay).await;
     let whole = || (vec![0], PeerStreamEnd::Fin);
     assert_eq!(tokio::join!(one.all(), other.all()), (whole(), whole()));
-    assert_eq!(relay.status().drops["late"], 0); // exact: both streams have arrived completely
+    // exact: the count of late groups is final, since the streams of both groups have arrived completely
+    assert_eq!(relay.status().drops["late"], 0);
 }
 
 #[tokio::test]
@@ -249,7 +252,7 @@ async fn status_reports_throughput() {
 }
 
 #[tokio::test]
-async fn longest_delay_can_be_changed() {
+async fn max_delay_can_be_changed_at_run_time() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (_reader, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
@@ -260,7 +263,7 @@ async fn longest_delay_can_be_changed() {
     relay.until_largest(at(2, 0)).await;
     let settings = Settings { max_delay: Some("0.05".parse().unwrap()), ..Settings::default() };
     relay.server.set_delays(&Config::new(settings, None).unwrap());
-    // exact: no task has run since the limit was changed
+    // exact: the relay has not applied the new maximum delay yet, since no other task has run
     assert_eq!(relay.status().drops["late"], 0, "nothing was late before");
     publish(&publisher, 3..6, 2_000_000).await;
     relay.until("late groups", |status| status.drops["late"] > 0).await;

@@ -64,7 +64,7 @@ async fn publish(publisher: &TestPeer, stop: &AtomicBool) -> u64 {
             encode_object_header(previous, id, None, OBJECT as u64, ObjectStatus::Normal, &mut bytes);
             bytes.extend_from_slice(&payload::build(stamp, OBJECT));
             subgroup.stream.write_all(&bytes).await.unwrap();
-            sleep(PAUSE).await; // exact: this pause sets the publisher's rate
+            sleep(PAUSE).await; // exact: this pause sets the publisher's sending rate
         }
         subgroup.finish();
         group += 1;
@@ -88,7 +88,8 @@ async fn sessions_that_move_within_a_second_lose_nothing() {
     let moving = async {
         async_wait_for("any object", || control.served() == SESSIONS as u64).await;
         relay.until_ready().await;
-        let before = addresses(&relay.status()); // exact: no session has been told to move
+        // exact: no session changes its address before `move_sessions` is called
+        let before = addresses(&relay.status());
         assert_eq!(before.len(), SESSIONS + 1);
         control.move_sessions(WaveSettings { share: 1.0, within: Duration::from_secs(1) });
         async_wait_for("media again", || control.resumed() == SESSIONS as u64).await;
@@ -144,7 +145,7 @@ async fn share_of_the_sessions_moves_at_a_rate() {
 }
 
 #[tokio::test]
-async fn refusals_and_missing_relays_are_reported() {
+async fn refused_sessions_and_missing_relays_are_reported() {
     let relay = TestRelay::with(|config| config.max_sessions = 10);
     let control = Arc::new(ReceiverControl::default());
     let (mut publisher, namespace, track) = with_publisher(&relay).await;

@@ -191,8 +191,8 @@ async fn renumbering_publisher_restarts_the_track() {
     expect_group(&mut late, 1).await;
 }
 
-/// A player such as moq-sub ends its session when a stream is reset. It must continue, and must not be asked for the
-/// rest of a group that no publisher has.
+/// A player such as moq-sub ends its session when a stream is reset. So the relay must end the stream of a group whose
+/// rest no publisher has with FIN, and the subscription must continue.
 #[tokio::test]
 async fn unfinished_group_completes_when_publisher_renumbers() {
     let relay = lingering();
@@ -215,8 +215,8 @@ async fn unfinished_group_completes_when_publisher_renumbers() {
     assert_eq!(broken.all().await, (vec![], PeerStreamEnd::Fin));
 }
 
-/// Checks that the next message on the relay's subscription is REQUEST_UPDATE with this forward state: with or without
-/// objects.
+/// Checks that the next message on the stream of the relay's SUBSCRIBE is REQUEST_UPDATE. Its FORWARD parameter must be
+/// `forward`, which says whether the relay wants objects.
 async fn expect_forward(upstream: &mut SessionRequest, forward: bool) {
     match patiently(upstream.next()).await.unwrap() {
         Some(Message::RequestUpdate(update)) => assert_eq!(update.parameters.forward, Some(forward)),

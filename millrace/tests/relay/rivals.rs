@@ -26,7 +26,7 @@ async fn false_largest_location_of_a_publisher_is_ignored() {
         let received = subscriber.next_subgroup().await;
         assert_eq!((received.header.group, received.all().await), (group, (vec![0], PeerStreamEnd::Fin)));
     }
-    // A later subscriber must not get the false largest location that the publisher claimed either.
+    // A later subscriber, too, must get the true largest location, and not the false one that the publisher claimed.
     relay.until_largest(at(7, 0)).await;
     let mut late = relay.peer().await;
     let next = Parameters { filter: Some(Filter::NEXT_GROUP), ..Parameters::default() };
@@ -76,7 +76,7 @@ async fn object_far_ahead_does_not_block_later_groups() {
 }
 
 #[tokio::test]
-async fn copy_takes_over_when_the_first_publisher_stops() {
+async fn second_publishers_copy_takes_over_when_the_first_stops() {
     let relay = TestRelay::start();
     let Rivals { one, two, mut subscriber, requests: _held } = Rivals::from_relay(&relay).await;
     let mut first = one.subgroup(header(1, 0)).await;
@@ -99,7 +99,8 @@ async fn copy_takes_over_when_the_first_publisher_stops() {
     assert_eq!(received.all().await, (vec![], PeerStreamEnd::Reset));
     let whole = subscriber.next_subgroup().await;
     assert_eq!((whole.header.group, whole.all().await), (0, (vec![0, 1, 2, 3], PeerStreamEnd::Fin)));
-    assert_eq!(relay.status().drops["duplicate_subgroup"], 0); // exact: the whole copy has arrived
+    // exact: the count of duplicate subgroups is final, since the relay has received the whole second copy
+    assert_eq!(relay.status().drops["duplicate_subgroup"], 0);
 }
 
 /// A client's share of the cache also includes the groups of its sessions that have ended.
@@ -127,12 +128,14 @@ async fn a_client_has_its_share_of_the_cache() {
         let received = (session + 1) * 6;
         relay.until("all groups to have arrived", |status| status.totals.objects_received == received).await;
         relay.until("memory within the share", |status| status.cache.bytes <= 1 << 20).await;
-        let status = relay.status(); // exact: all published groups have arrived
+        // exact: the cache size is final, since all groups have arrived and the cache is within its limit
+        let status = relay.status();
         assert_eq!(status.access.clients[0].cache_bytes, status.cache.bytes);
         publisher.session.close(code::Session::NO_ERROR, "");
         relay.until("its end", |status| status.sessions.is_empty()).await;
     }
-    let cache = relay.status().cache; // exact: the publishers have stopped
+    // exact: the cache's group counts are final, since all publishers have disconnected
+    let cache = relay.status().cache;
     assert_eq!((cache.groups + cache.evicted, cache.over_share), (18, cache.evicted));
 }
 

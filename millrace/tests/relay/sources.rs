@@ -165,7 +165,8 @@ async fn silent_upstream_is_replaced_until_it_answers_again() {
             only_upstream(status) == Some(way.addr.port())
         })
         .await;
-    assert_eq!(back.totals.upstream_changes, 2); // exact: the edge has moved to the second relay and back
+    // exact: the edge relay's changes of its upstream are complete: to the second relay and back
+    assert_eq!(back.totals.upstream_changes, 2);
     for group in 8..10 {
         publish_group(&before, 1, group).await;
         expect_group(&mut subscriber, group).await;

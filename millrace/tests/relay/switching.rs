@@ -144,7 +144,7 @@ impl SwitchingScene {
 }
 
 #[tokio::test]
-async fn each_group_comes_from_one_track_of_the_set() {
+async fn each_group_comes_from_one_track_of_the_switching_set() {
     let mut scene = SwitchingScene::new([1, 2], false).await;
     scene.until_switched(0, 1).await;
     for group in 1..5 {
@@ -199,7 +199,7 @@ async fn subscriber_on_an_overestimated_path_gets_the_lower_track() {
 }
 
 #[tokio::test]
-async fn paused_set_keeps_its_track() {
+async fn paused_switching_set_keeps_its_track() {
     let mut scene = SwitchingScene::new([0, ENDLESS], false).await;
     scene.until_switched(0, 1).await;
     let paused = Assignment { set: 7, algorithm: 0, threshold: ENDLESS, weight: 5, activate: 0, rank: 0 };
@@ -217,7 +217,7 @@ async fn paused_set_keeps_its_track() {
 }
 
 #[tokio::test]
-async fn removed_track_makes_room_for_others() {
+async fn removed_track_of_a_switching_set_frees_bandwidth_for_others() {
     let mut scene = SwitchingScene::new([0, 1], false).await;
     scene.until_switched(0, 1).await;
     scene.publish(1).await;
@@ -237,8 +237,8 @@ async fn switching_set_replaces_rendition_choice() {
     adapted_gets_what_a_set_chooses(false).await;
 }
 
-/// The subscriber may assign the track to a switching set while the relay waits for the first group of an adapted
-/// rendition.
+/// The relay adapts a subscription by choosing a rendition when the first group arrives. The subscriber may assign the
+/// subscription to a switching set before that.
 #[tokio::test]
 async fn switching_set_replaces_pending_rendition_choice() {
     adapted_gets_what_a_set_chooses(true).await;
@@ -271,7 +271,7 @@ async fn adapted_gets_what_a_set_chooses(is_late: bool) {
     if is_late {
         _low = Some(publisher.accept_subscribe(&low, TRACKS[0].1).await);
         relay.until("subscriptions to both", |status| status.tracks.len() == 2).await;
-        // exact: this pause is several times as long as an adapted subscription waits for its first choice
+        // exact: this pause is several times as long as the relay waits before its first choice of a rendition
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     let mut scene = SwitchingScene {
@@ -291,7 +291,7 @@ async fn adapted_gets_what_a_set_chooses(is_late: bool) {
 }
 
 #[tokio::test]
-async fn invalid_assignments_are_refused() {
+async fn invalid_assignments_to_a_switching_set_are_refused() {
     let mut scene = SwitchingScene::new([0, 1], false).await;
     let track = |name: &str| track("live/cam", name);
     let one = assigned(7, 1, false).assignment.unwrap();
@@ -307,7 +307,7 @@ async fn invalid_assignments_are_refused() {
     let silent = scene.relay.peer().await;
     let refused = silent.try_subscribe(&track("low"), assigned(1, 1, true)).await.err().unwrap();
     assert_eq!(refused.code, code::Request::UNSUPPORTED_EXTENSION);
-    // A relay without switching sets does not know the parameter.
+    // A relay without switching sets does not know the parameter SWITCHING_SET_ASSIGNMENT.
     let relay = TestRelay::start();
     let subscriber = subscriber(&relay).await;
     let request_id = subscriber.session.next_request_id();

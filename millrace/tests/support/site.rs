@@ -42,9 +42,9 @@ pub fn wants_web() -> bool {
     env!("CARGO_CRATE_NAME").contains("web")
 }
 
-/// Waits until the kernel has forwarded a part of the media, with engine `kernel`. The share depends on the machine's
-/// load, and is measured by `millrace-lab bench relay`. A status includes the packets that the kernel had sent by the
-/// previous status.
+/// Waits until the kernel has forwarded a part of the media, with engine `kernel`. How large that part is depends on
+/// the machine's load, and `millrace-lab bench relay` measures it. The packet counts in a status are those that the
+/// kernel had reached at the previous status.
 pub fn until_forwarded(status: impl FnMut() -> Status) {
     wait_until("packets forwarded by the kernel, or none without engine `kernel`", status, |status| {
         (status.totals.kernel.packets > 0) == (status.engine.name == "kernel")

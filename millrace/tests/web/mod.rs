@@ -27,7 +27,7 @@ enum WebControl {
     Theirs(#[expect(dead_code, reason = "held open")] RecvStream),
 }
 
-/// The request of an established session.
+/// The CONNECT stream of an established WebTransport session.
 struct WebSession {
     send: SendStream,
     recv: RecvStream,

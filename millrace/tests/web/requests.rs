@@ -148,7 +148,7 @@ async fn malformed_session_request_closes_the_connection() {
         send.finish().unwrap();
         assert_eq!(client.closed().await, error::REQUEST_REJECTED, "{bytes:?}");
     }
-    // Another client sends unknown frames without end.
+    // Another client sends unknown HTTP/3 frames without end.
     let client = WebClient::connect(&relay).await;
     let (mut send, _recv) = client.connection.open_bi().await.unwrap();
     let nothing = [&[0x21, 0x43, 0xe8][..], &[0; 1000]].concat();
@@ -169,7 +169,8 @@ async fn client_that_delays_its_request_has_validated_its_address() {
         held.push(dial(&relay).await.unwrap());
     }
     relay.until("all count as handshakes", |status| status.handshakes == WAITING).await;
-    assert_eq!(relay.status().totals.retries, 0); // exact: all clients are connected
+    // exact: the count of Retry packets is final, since all clients have connected
+    assert_eq!(relay.status().totals.retries, 0);
 }
 
 /// The client sends no request, and is closed after the limit of 10 seconds.
@@ -179,7 +180,8 @@ async fn client_without_a_request_has_no_session() {
     let client = WebClient::connect(&relay).await;
     assert_eq!(client.closed().await, error::REQUEST_REJECTED);
     relay.until("an empty relay", |status| status.handshakes == 0 && status.sessions.is_empty()).await;
-    assert_eq!(relay.status().drops["web_late"], 1); // exact: the connection was counted before it was closed
+    // exact: the relay counts a client without a request before it closes the client's connection
+    assert_eq!(relay.status().drops["web_late"], 1);
 }
 
 #[tokio::test]

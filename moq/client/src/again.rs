@@ -110,8 +110,8 @@ impl Error {
         matches!(self, Self::Closed(quinn::ConnectionError::Reset))
     }
 
-    /// Reports whether a new session may succeed after this error. It is false if the peer closed the session because
-    /// of our error.
+    /// Reports whether a new session may succeed after this error. It cannot if the peer closed the session with an
+    /// error code that blames this client.
     pub fn may_pass(&self) -> bool {
         let Self::Closed(error) = self else { return false };
         match error {

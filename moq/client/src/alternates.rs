@@ -9,7 +9,8 @@ use millrace_moq::{Namespace, Parameters, TrackName, msf};
 use crate::receive::{EstablishedSubscription, ObjectReceiver, ObjectSink};
 use crate::session::Error;
 
-/// The weight of each switching set. All sets of a session have the same weight.
+/// The weight of each switching set, by which the relay divides capacity among a session's sets. All sets of a session
+/// have the same weight.
 const WEIGHT: u64 = 1;
 
 /// The alternates of a track, the lowest bit rate first.
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn alternate_with_the_lowest_bitrate_has_threshold_zero() {
+    fn rendition_with_the_lowest_bitrate_has_switching_threshold_zero() {
         let catalog = msf::MsfCatalog::new(vec![
             track("sound", Some(128_000), None),
             track("high", Some(5_000_001), Some(1)),

@@ -14,9 +14,9 @@ use tokio::sync::{mpsc, watch};
 /// Limits on the objects of a track that are kept for subscribers that lag or join late, and for FETCH.
 #[derive(Clone, Copy, Debug)]
 pub struct History {
-    /// Age at which subgroups and datagrams are dropped.
+    /// Age at which subgroups and datagrams are dropped from a track's history.
     pub max_age: Duration,
-    /// Largest number of payload bytes that are kept.
+    /// Largest number of payload bytes that are kept in a track's history.
     pub max_bytes: usize,
 }
 
@@ -155,8 +155,8 @@ pub struct DatagramObject {
     pub payload: Bytes,
 }
 
-/// An event of a track. Its references to objects are weak, so a slow listener does not keep objects in memory that the
-/// history has dropped.
+/// An event of a track. It refers to objects by weak references, so a slow listener does not keep objects in memory
+/// that the track has already dropped.
 #[derive(Clone)]
 pub enum BroadcastEvent {
     /// A subgroup has begun.
@@ -186,8 +186,8 @@ impl HeldItem {
         }
     }
 
-    /// Marks the subgroup or datagram as dropped from the history. Returns its payload length in bytes, which the
-    /// caller subtracts from the history's total.
+    /// Marks the subgroup or datagram as dropped from the track's history. Returns its payload length in bytes, which
+    /// the caller subtracts from the history's total.
     fn let_go(&self) -> usize {
         match &self.item {
             BroadcastItem::Subgroup(subgroup) => {
@@ -217,7 +217,7 @@ impl HeldItem {
 #[derive(Default)]
 struct BroadcastState {
     held: VecDeque<HeldItem>,
-    /// Number of payload bytes of the subgroups and datagrams in the history (`held`).
+    /// Number of payload bytes of the subgroups and datagrams in `held`, the history of the track's recent objects.
     bytes: usize,
     largest: Option<Location>,
     ended: bool,
@@ -385,8 +385,8 @@ impl BroadcastTrack {
 }
 
 impl BroadcastState {
-    /// Drops the oldest subgroups and datagrams while they exceed the history's age or bytes. It never drops the newest
-    /// one.
+    /// Drops the oldest subgroups and datagrams while the track's history exceeds its limits on age and bytes. It never
+    /// drops the newest one.
     fn evict(&mut self, history: History) {
         while self.held.len() > 1 {
             let Some(oldest) = self.held.front() else { return };
@@ -403,7 +403,7 @@ impl BroadcastState {
 struct HeldObjects {
     list: Vec<(u64, Bytes)>,
     bytes: usize,
-    /// Whether the history still keeps this subgroup, so that its bytes are part of the history's total.
+    /// Whether the track's history still keeps this subgroup, so that its bytes are part of the history's total.
     is_held: bool,
     /// Time when the last object was added, or when the subgroup ended.
     last_at: Option<Instant>,
@@ -561,7 +561,7 @@ mod tests {
 
     /// A subscriber may still have to receive the end of a group after the next group has begun.
     #[test]
-    fn long_group_is_kept_by_the_age_of_its_last_object() {
+    fn expiry_of_a_long_group_depends_on_the_age_of_its_last_object() {
         let track = track(History { max_age: Duration::from_secs(10), ..History::default() });
         let long_ago = Instant::now() - Duration::from_secs(11);
         let mut long = track.open(0, SubgroupId::Zero, 0);

@@ -49,7 +49,7 @@ pub struct Settings {
 #[derive(Debug, thiserror::Error)]
 #[error("{name} {rule}")]
 pub struct Unusable {
-    /// Name of the field of [`Settings`].
+    /// Name of the field of [`Settings`] that is out of range.
     pub name: &'static str,
     /// The rule that the value violates.
     pub rule: String,
@@ -62,7 +62,7 @@ pub struct Generator {
     sizes: Vec<usize>,
     interval: Duration,
     objects_per_group: u64,
-    /// Number of objects; 0 for no end.
+    /// Number of objects to generate; 0 for no end.
     total: u64,
     priorities: Vec<u8>,
     shape: ObjectShape,
@@ -71,9 +71,9 @@ pub struct Generator {
 /// Statistics of the generated objects.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Generated {
-    /// Number of objects.
+    /// Number of generated objects.
     pub objects: u64,
-    /// Mean rate from the first object to the last.
+    /// Mean number of objects per second, from the first object to the last.
     pub objects_per_second: f64,
 }
 
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_have_subgroups_by_priority_pattern() {
+    fn generated_groups_have_subgroups_by_the_priority_pattern() {
         let all = generated(settings());
         assert_eq!(all.len(), 12);
         assert_eq!(all[..3], [(0, 0, Some(0), 0), (0, 1, Some(1), 9), (0, 2, Some(0), 0)]);
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn object_shape_decides_between_streams_and_datagrams() {
+    fn shape_setting_decides_between_streams_and_datagrams() {
         let objects = generated(Settings { shape: ObjectShape::Objects, ..settings() });
         assert_eq!(objects[6], (1, 1, Some(1), 9));
         let datagrams = generated(Settings { shape: ObjectShape::Datagrams, ..settings() });

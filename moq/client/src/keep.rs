@@ -43,8 +43,8 @@ pub(crate) struct BroadcastPublisher {
     pub push: bool,
     /// Whether to connect to the relay again when a session ends or cannot be established.
     pub reconnect: bool,
-    /// The ID of the first group. `None` until the first session has asked the relay which groups of the broadcast it
-    /// has.
+    /// The ID of the broadcast's first group. `None` until the first session has asked the relay which groups of the
+    /// broadcast it has.
     pub first_group: Option<u64>,
     /// The session that serves the broadcast now, if there is one.
     pub current: watch::Sender<Option<ServingSession>>,

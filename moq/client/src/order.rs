@@ -40,8 +40,8 @@ const JUMP: u64 = 64;
 const ASIDE: usize = 256;
 
 impl Sequencer {
-    /// Makes the queue return only objects after `last`. The subscriber has received the objects up to `last` by FETCH
-    /// or as a fill.
+    /// Makes the queue return only objects after `last`. The subscriber has received the objects up to `last` in
+    /// another way: in a FETCH response, or in the stream of earlier objects that FILL_PARAMETERS requests.
     pub fn skip_to(&mut self, last: Location) {
         self.next = Some(Location::new(last.group, last.object.saturating_add(1)));
     }
@@ -51,7 +51,7 @@ impl Sequencer {
         self.inside = Some(first);
     }
 
-    /// Adds an event of the track's queue.
+    /// Processes an event, such as an arrived object, from the receiver's queue of the track.
     pub fn push(&mut self, step: TrackEvent) {
         match step {
             TrackEvent::Opened { group, stream } => {
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn track_begins_with_the_first_object_of_a_group_or_at_the_allowed_location() {
+    fn playback_begins_at_object_0_of_a_group_or_the_allowed_location() {
         let mut sequencer = Sequencer::default();
         sequencer.push(TrackEvent::Opened { group: 3, stream: 7 });
         sequencer.push(object(3, 1, 7));
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_before_a_large_step_are_skipped() {
+    fn group_after_a_large_jump_of_the_group_id_is_played_at_once() {
         let mut sequencer = Sequencer::default();
         sequencer.push(TrackEvent::Opened { group: 7, stream: 1 });
         sequencer.push(object(7, 0, 1));
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn pop_with_now_skips_a_missing_group() {
+    fn player_that_no_longer_waits_skips_a_missing_group() {
         let mut sequencer = Sequencer::default();
         sequencer.skip_to(Location::new(0, 9));
         sequencer.push(object(2, 0, 1));

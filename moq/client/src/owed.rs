@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::payload::Stamp;
 
-/// Objects that were sent earlier than this time after the first arrival are left out of the statistics. A subscription
+/// The statistics cover only objects that were sent at least this long after the first object arrived. A subscription
 /// begins with objects of the current group that were sent long before.
 const SETTLING: Duration = Duration::from_secs(1);
 
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_objects_at_the_end_of_the_track_count() {
+    fn missing_objects_at_the_end_of_the_track_count_as_lost() {
         let gap = subscriber(|n| (!(95..105).contains(&n)).then_some(0));
         assert_eq!(
             Owed::report([&gap]).map(|report| report.objects),

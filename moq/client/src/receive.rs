@@ -26,7 +26,7 @@ const FILL_WAIT: Duration = Duration::from_secs(10);
 /// header arrived, or are delayed.
 const STRAGGLERS: Duration = Duration::from_secs(2);
 
-/// An event in a track's queue.
+/// An event in the queue ([`ObjectSink::Queue`]) that passes a track's objects to their reader.
 #[derive(Debug)]
 pub enum TrackEvent {
     /// A subgroup stream has begun.

@@ -263,7 +263,8 @@ impl ObjectFigures {
         self.resets += u64::from(was_reset);
     }
 
-    /// Returns the number of distinct objects so far, including objects whose payload has no stamp.
+    /// Returns the number of distinct objects so far, including objects whose payload has no sequence number and
+    /// sending time.
     pub fn delivered(&self) -> u64 {
         self.seen.count + self.unstamped
     }

@@ -583,7 +583,10 @@ async fn subscribe(
             let catalog = read_msf(receiver, options).await?;
             let alternates = Alternates::from_catalog(&catalog, &options.namespace, name);
             if alternates.is_none() {
-                tracing::info!(track = name, "the catalog has no alternates with a bitrate for this track");
+                tracing::info!(
+                    track = name,
+                    "the catalog has no alternate renditions with a bitrate for this track"
+                );
             }
             alternates
         }

@@ -188,7 +188,8 @@ async fn filter_may_end_within_a_group() {
     .await;
 }
 
-/// Depending on the draft, the objects from before a subscription arrive in response to a joining FETCH, or as a fill.
+/// Depending on the draft, the objects from before a subscription arrive in response to a joining FETCH, or in the
+/// stream that FILL_PARAMETERS requests.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_object_is_missing_between_earlier_objects_and_subscription() {
     within(async {

@@ -124,7 +124,7 @@ fn invalid_objects_are_violations() {
 }
 
 #[test]
-fn parser_continues_from_any_position() {
+fn subgroup_parser_continues_from_any_saved_position() {
     let header = SubgroupHeader { properties: true, ..PLAIN };
     let stream = b"\x05\x02\x04\x25\x04abcd\x00\xc0\x00\x02\x04\x25\x00\x00\x80\x07\x00\x00\x03";
     let object = Position { field: Field::Object, kind: 0x15, ..Position::default() };
@@ -215,7 +215,7 @@ fn fetched(location: (u64, u64), subgroup: Option<u64>, priority: u8) -> FetchIt
 }
 
 #[test]
-fn fetch_omits_repeated_fields() {
+fn fetch_encoding_omits_fields_equal_to_the_prior_object() {
     let mut encoder = FetchEncoder::new(Draft::NEWEST, GroupOrder::Descending);
     let mut out = Vec::new();
     let mut encode = |item| {

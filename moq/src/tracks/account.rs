@@ -52,18 +52,18 @@ impl Default for Account {
 }
 
 impl Account {
-    /// Makes an account for another publisher of the client whose cache memory `share` counts.
+    /// Makes a count for another publisher of the client whose cache memory `share` counts.
     pub fn from_share(share: Arc<CacheShare>) -> Self {
         Self { share: Some(share), ..Self::default() }
     }
 
-    /// Returns the counts of the client and of the wider networks that include this account's memory, the narrowest
+    /// Returns the counts of the client and of the wider networks that include this publisher's memory, the narrowest
     /// network first.
     pub(super) fn shares(&self) -> impl Iterator<Item = &Arc<CacheShare>> {
         self.share.iter().flat_map(CacheShare::levels)
     }
 
-    /// Returns the account's ID, which is unique in this process.
+    /// Returns the ID of this publisher's count of memory, which is unique in this process.
     pub fn id(&self) -> u64 {
         self.id
     }

@@ -49,7 +49,7 @@ pub struct TrackCache {
     holders: Mutex<HashMap<u64, CacheHolder>>,
 }
 
-/// An account, and the cached groups that its publisher opened.
+/// A publisher's count of cache memory (account), and the cached groups that the publisher opened.
 struct CacheHolder {
     account: Arc<Account>,
     /// The groups in order of arrival. Groups that were examined and kept, because they are their track's newest, are
@@ -103,7 +103,7 @@ impl TrackCache {
         }
     }
 
-    /// Records that a group began in `track`. The publisher with `account` opened it.
+    /// Records that a group began in `track`. `account` counts the cache memory of the publisher that opened the group.
     pub fn began(&self, now: Instant, track: &Weak<Track>, group: u64, account: &Arc<Account>) {
         let entry = CacheEntry { track: Weak::clone(track), group, first_at: now };
         let new = || CacheHolder { account: Arc::clone(account), groups: VecDeque::new() };
@@ -138,8 +138,9 @@ impl TrackCache {
         accounts.iter().for_each(|account| self.hold(account));
     }
 
-    /// Drops groups until the client of `account`, and each wider network, is within its share. The publisher with the
-    /// most memory loses groups first, and a track's newest group is dropped last.
+    /// Drops groups until the client of the publisher with `account`, and each wider network of the client, is within
+    /// its share of the cache memory. The publisher with the most memory loses groups first, and a track's newest group
+    /// is dropped last.
     fn hold(&self, account: &Account) {
         account.shares().for_each(|share| self.hold_share(share));
     }
@@ -187,8 +188,8 @@ impl TrackCache {
         taken
     }
 
-    /// Drops groups until the cache is within its limit. Each call sorts the accounts by memory only once, however many
-    /// groups it drops.
+    /// Drops groups until the cache is within its limit. Each call sorts the publishers by memory only once, however
+    /// many groups it drops.
     fn shrink(&self) {
         let mut largest: Vec<(usize, u64)> = {
             let holders = self.holders.lock();
@@ -198,7 +199,8 @@ impl TrackCache {
         while self.bytes.load(Relaxed) > self.limits.bytes - self.limits.bytes / SLACK {
             let Some((at, entry)) = self.victim(&largest) else { return };
             self.drop_group(&entry);
-            // The account that lost the group is inserted again at the index that its remaining memory determines.
+            // The list is sorted by memory, so the publisher that lost the group gets the place of its remaining
+            // memory.
             let (_, id) = largest.remove(at);
             let bytes = self.holders.lock().get(&id).map_or(0, |holder| holder.account.bytes());
             let place = largest.partition_point(|(other, _)| *other >= bytes);
@@ -206,10 +208,10 @@ impl TrackCache {
         }
     }
 
-    /// Returns the next group to drop, and the index of its account. The publisher with the most memory loses old
-    /// groups first. A track's newest group is dropped only if no publisher with at least half as much memory has a
-    /// group that is not its track's newest. Without this rule, a publisher of many tracks with one large group each
-    /// would evict the groups of all other publishers.
+    /// Returns the next group to drop, and the index of its publisher in the list. The publisher with the most memory
+    /// loses old groups first. A track's newest group is dropped only if no publisher with at least half as much memory
+    /// has a group that is not its track's newest. Without this rule, a publisher of many tracks with one large group
+    /// each would evict the groups of all other publishers.
     fn victim(&self, largest: &[(usize, u64)]) -> Option<(usize, CacheEntry)> {
         let mut holders = self.holders.lock();
         let most = largest.first()?.0;

@@ -29,7 +29,7 @@ struct FetchState {
     segments: VecDeque<Segment>,
     len: u64,
     end: SourceEnd,
-    /// Memory of the response's segments, in bytes.
+    /// Memory of the response's headers and of the payloads that the response stores itself, in bytes.
     held: usize,
 }
 

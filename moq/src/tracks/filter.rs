@@ -25,7 +25,7 @@ impl LocationWindow {
     /// Converts `filter` to absolute locations, for a track whose largest object is `largest`.
     ///
     /// A subscription without a filter, or with a start in the past, begins with the current group, which the cache
-    /// holds. Older groups need a FETCH or a fill.
+    /// holds. A subscriber gets older groups only by FETCH or FILL_PARAMETERS.
     pub fn resolve(filter: Option<&Filter>, largest: Option<Location>) -> Self {
         let current = Location { group: largest.map_or(0, |largest| largest.group), object: 0 };
         Self {

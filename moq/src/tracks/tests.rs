@@ -153,10 +153,10 @@ fn subscriber_that_joins_inside_a_subgroup_gets_its_own_header() {
     assert_eq!(found, [(6, 60), (7, 60), (8, 60)]);
 }
 
-/// The view is read byte by byte. It must not return bytes beyond its last object. It ends when the next object begins,
-/// because only then its last object is known.
+/// The view (the subgroup as it is sent to one subscriber) is read byte by byte. It must not return bytes beyond its
+/// last object. It ends when the next object begins, because only then its last object is known.
 #[test]
-fn view_up_to_an_object_ends_where_next_object_begins() {
+fn subgroup_view_up_to_an_object_ends_where_the_next_begins() {
     let track = track();
     let now = Instant::now();
     let mut writer = begin(&track, now, 7, SubgroupId::Zero);
@@ -174,7 +174,8 @@ fn view_up_to_an_object_ends_where_next_object_begins() {
     }
     assert_eq!(cut.extent().end, SourceEnd::Fin { at: now });
     assert_eq!(parse_stream(&read_all(&cut)).1, [(0, 20), (2, 20)]);
-    // The view's last object is also the subgroup's last object, so the view ends with the subgroup.
+    // This view (the subgroup as it is sent to one subscriber) has the same last object as the subgroup, so it ends
+    // with the subgroup.
     let all = SubgroupView::whole(Arc::clone(writer.subgroup()), 5).up_to(Some(7));
     assert_eq!(all.extent().end, SourceEnd::Open);
     writer.finish(now).unwrap();
@@ -570,7 +571,7 @@ fn max_cache_duration_hides_old_objects() {
 }
 
 #[test]
-fn client_over_its_share_loses_groups() {
+fn client_over_its_share_of_the_cache_loses_groups() {
     const BYTES: usize = 10_000;
     let now = Instant::now();
     let cache = TrackCache::new(CacheLimits { bytes: 1 << 30, age: Duration::from_secs(60) });
@@ -617,7 +618,7 @@ fn one_object(track: &Track, group: u64, now: Instant) {
 }
 
 #[test]
-fn stray_object_counts_as_largest_until_the_track_continues() {
+fn far_ahead_object_counts_as_largest_until_the_track_continues() {
     let track = track();
     let now = Instant::now();
     let largest = || track.largest().unwrap().group;
@@ -649,7 +650,7 @@ fn stray_object_counts_as_largest_until_the_track_continues() {
 }
 
 #[test]
-fn stray_first_group_does_not_stay_the_largest() {
+fn far_ahead_first_group_does_not_stay_the_largest() {
     let track = track();
     let now = Instant::now();
     for group in [u64::MAX, 3, 4, 5] {
@@ -665,7 +666,7 @@ fn stray_first_group_does_not_stay_the_largest() {
 }
 
 #[test]
-fn reported_largest_object_counts_until_objects_arrive() {
+fn largest_object_that_a_publisher_reports_counts_until_objects_come() {
     let track = track();
     let now = Instant::now();
     let claim = Location::new(7, 2);
@@ -828,9 +829,10 @@ fn old_group_expires_unless_newest_of_its_track() {
 }
 
 proptest! {
-    /// A view returns the same bytes, however the subgroup's bytes are divided when they arrive and when they are read.
+    /// A subgroup as it is sent to one subscriber (a view) has the same bytes, however these are divided when they
+    /// arrive and when they are read.
     #[test]
-    fn view_is_the_same_for_any_chunking(
+    fn subgroup_view_does_not_depend_on_how_its_bytes_are_divided(
         count in 1u64..20,
         len in 0usize..300,
         cuts in prop::collection::vec(1usize..200, 1..20),

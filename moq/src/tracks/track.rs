@@ -83,7 +83,7 @@ pub struct CachedGroup {
     pub first_at: Instant,
     /// Memory of the group including bookkeeping, in bytes.
     pub cost: usize,
-    /// The account of the publisher that opened the group.
+    /// The count of cache memory of the publisher that opened the group.
     account: Arc<Account>,
     known: GroupState,
 }
@@ -191,15 +191,17 @@ impl Track {
         Ok(parsed.unsupported)
     }
 
-    /// Resets the track to its initial state, because another publisher restarts it. Evict the track's groups first.
+    /// Resets the track to its initial state, because another publisher restarts it. The caller must first have dropped
+    /// the track's groups from the cache.
     pub fn restart(&self) {
         let old = std::mem::take(&mut *self.state.lock());
-        // The memory of groups that were not evicted is subtracted from their accounts.
+        // Groups that the caller has not dropped are dropped here, so their memory is subtracted from their publishers'
+        // counts.
         old.groups.values().for_each(|group| group.account.subtract(group.cost));
     }
 
-    /// Removes all groups, because the publisher restarts its group numbering. The properties are kept. Evict the
-    /// groups first.
+    /// Removes all groups, because the publisher restarts its group numbering. The properties are kept. The caller must
+    /// first have dropped the track's groups from the cache.
     pub fn renumber(&self) {
         let mut state = self.state.lock();
         let properties = std::mem::take(&mut state.properties);
@@ -258,7 +260,7 @@ impl Track {
 
     /// Adds a subgroup stream whose header has just arrived, unless the track has the subgroup already. The caller has
     /// to add [`SUBGROUP_COST`] to the cache's total. If the stream opens a group, the group's memory is counted in
-    /// `account`.
+    /// `account`, the publisher's count of cache memory.
     ///
     /// Returns whether the stream opened a new group.
     pub fn add_subgroup(
@@ -351,7 +353,8 @@ impl Track {
     pub fn evict(&self, group_id: u64) -> usize {
         let mut state = self.state.lock();
         let Some(group) = state.groups.remove(&group_id) else { return 0 };
-        // If a stray group above the largest location is dropped, the groups below it are still cached.
+        // A group with a wrong, far too large ID may be above the track's largest location. If it is dropped, the
+        // groups below it are still cached.
         if state.largest.is_some_and(|largest| group_id <= largest.group) {
             let next = group_id.saturating_add(1);
             state.known_from = state.known_from.max(Some(Location { group: next, object: 0 }));
@@ -363,7 +366,8 @@ impl Track {
         group.cost
     }
 
-    /// Reports whether `group` is the newest cached group, without stray groups above the largest location.
+    /// Reports whether `group` is the newest cached group. Groups above the track's largest location, whose IDs are
+    /// wrong, do not count.
     pub fn is_newest(&self, group: u64) -> bool {
         let state = self.state.lock();
         let last = state.largest.map_or(u64::MAX, |largest| largest.group);
@@ -566,8 +570,8 @@ impl TrackState {
         match astray {
             true => {
                 self.largest = Some(location);
-                // The former largest group was a stray one. If `known_from` is in a group above `location`, the range
-                // that it begins started with the stray group, so it is discarded.
+                // The ID of the former largest group was wrong. If `known_from` is in a group above `location`, it is
+                // the start of a range that began with that group, so it is discarded.
                 self.known_from.take_if(|known| known.group > location.group);
                 self.behind = Behind::default();
             }

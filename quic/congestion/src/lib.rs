@@ -74,7 +74,8 @@ impl SimulatedPath {
         }
     }
 
-    /// Removes up to `bytes` bytes from the flight at `index`, and returns how many it removed.
+    /// Removes up to `bytes` bytes from the flight (bytes sent in one transmission) at `index`, and returns how many it
+    /// removed.
     fn take(&mut self, index: usize, bytes: u64) -> u64 {
         let Some(flight) = self.flights.get_mut(index) else { return 0 };
         let taken = bytes.min(flight.bytes);
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn window_of_live_media_stays_large_at_two_percent_loss() {
+    fn congestion_window_of_live_media_stays_large_at_two_percent_loss() {
         let start = Instant::now();
         let mut path = SimulatedPath::new(start, Model::new(1280, start, 1));
         let needed = 10 * PACKET;
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_quinn_no_longer_counts_are_dropped() {
+    fn bytes_in_flight_that_quinn_no_longer_counts_are_dropped() {
         let start = Instant::now();
         let mut path = SimulatedPath::new(start, Model::new(1280, start, 1));
         // Sends a hundred packets that elicit no ACK, then one that does.
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn flight_acknowledged_packet_by_packet_is_counted_in_full() {
+    fn bytes_in_flight_acknowledged_one_by_one_are_counted_in_full() {
         let start = Instant::now();
         let mut path = SimulatedPath::new(start, Model::new(1280, start, 1));
         path.on_sent(start, 3 * PACKET, 2);

@@ -114,7 +114,7 @@ fn packets_far_below_the_largest_acknowledged_one_are_forgotten() {
 }
 
 #[test]
-fn number_map_is_bounded_without_acknowledgements() {
+fn packet_number_map_is_bounded_without_acknowledgements() {
     let mut map = map(0..2 * LIMIT as u64);
     assert_eq!(map.packets.len(), LIMIT);
     assert_eq!(map.next(), 2 * LIMIT as u64);

@@ -91,7 +91,7 @@ pub struct SendingPacket {
 pub struct LostPacket {
     /// The time when the loss was detected.
     pub now: Instant,
-    /// Bytes of UDP payload.
+    /// UDP payload of the packet, bytes.
     pub size: u64,
     /// Bytes in flight when the packet was sent, including the packet itself.
     pub in_flight: u64,

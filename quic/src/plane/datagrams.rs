@@ -24,7 +24,7 @@ pub struct NewDatagram {
     pub priority: Priority,
     /// Time after which the datagram is dropped, as its publisher or subscriber requested.
     pub expires: Option<Instant>,
-    /// Time after which the datagram is dropped because no receiver can use it.
+    /// Time after which the datagram is dropped because it would be too late for any receiver to use.
     pub late: Option<Instant>,
     /// The datagram's track and group, for packet traces.
     pub label: Label,
@@ -75,8 +75,8 @@ impl DatagramPool {
     }
 }
 
-/// Counts of dropped datagrams: those whose requested delivery timeout had passed, and those that were too late for any
-/// receiver to use.
+/// Counts of datagrams that were dropped because of their age. `expired`: the requested delivery timeout had passed.
+/// `late`: no receiver could have used the datagram any more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overdue {
     pub expired: u64,
@@ -159,8 +159,8 @@ impl WaitingDatagrams {
         (overdue, next)
     }
 
-    /// Drops datagrams until this connection's hold at most `limit` bytes, and at most as many as the pool has free.
-    /// Returns how many were dropped.
+    /// Drops datagrams until this connection's datagrams take at most `limit` bytes, and at most as many as the pool
+    /// has free. Returns how many were dropped.
     pub fn trim(&mut self, limit: u64, end: DroppedEnd) -> u64 {
         // A connection may hold at most as many bytes as the pool has free.
         let most = |these: &Self| match &these.pool {

@@ -134,8 +134,8 @@ pub struct Downstream {
     streams: StreamSlots,
     by_id: HashMap<u64, StreamKey>,
     owners: HashMap<u64, StreamOwner>,
-    /// Streams with something to send. This field and the next three fields hold the streams of one `SchedulerQueue`
-    /// variant each.
+    /// Streams that can send now. This field and the next three hold the streams of one variant of `SchedulerQueue`
+    /// each.
     ready: StreamQueues,
     unopened: StreamQueues,
     blocked: StreamQueues,
@@ -143,26 +143,29 @@ pub struct Downstream {
     /// Number of streams whose RESET_STREAM has to be sent.
     resets_owed: usize,
     datagrams: WaitingDatagrams,
-    /// True if a datagram is sent before a stream of the same priority level. Datagrams and streams alternate within a
+    /// True if the next frame of a priority level is a datagram rather than stream data. The two alternate within a
     /// level.
     datagrams_turn: bool,
-    /// Times at which streams are reset: running subgroup delivery timeouts, and deadlines of abandoned streams.
+    /// Times at which streams are reset: running subgroup delivery timeouts, and deadlines of streams that are dropped
+    /// after their current object.
     deadlines: BTreeSet<(Instant, StreamKey)>,
     policy: Box<dyn QueuePolicy>,
-    /// Time of the next review of the backlog, which drops late data.
+    /// Time at which to check next whether unsent data is too late and has to be dropped.
     review_at: Option<Instant>,
-    /// Time before which the backlog is not reviewed again, so that reviews do not take too much CPU time.
+    /// Time before which unsent data is not checked for lateness again, to limit the CPU time of the checks.
     reviewed_until: Option<Instant>,
-    /// True if a newer group of some owner has begun since the last review, so that the owner's older groups may be
-    /// dropped.
+    /// True if a subscription has begun a newer group since unsent data was last checked, so that its older groups may
+    /// be dropped.
     superseded: bool,
     /// Index of the next stream to open (its ID without the two low bits).
     next_stream: u64,
-    /// Bytes of connection credit that the data plane and the offload have used.
+    /// Bytes of connection flow control credit used, by the data plane or by the offload (another sender on this
+    /// connection).
     data_sent: u64,
-    /// Window and credit, bytes, that the offload may have used for packets that it has not reported yet.
+    /// Bytes of congestion window and flow control credit that the offload (another sender on this connection) may have
+    /// used for packets not reported yet.
     outstanding: OffloadBudget,
-    /// Streams that are recalled from the offload, so that the offload has to stop sending on them.
+    /// Streams on which the offload, another sender on this connection, has to stop sending.
     recalls: Vec<StreamKey>,
     /// True if sending last stopped for lack of data, and not because the congestion window was full.
     app_limited: bool,
@@ -216,16 +219,17 @@ impl Downstream {
         }
     }
 
-    /// Sets how the application's streams are mapped to the connection: bare, or in a WebTransport session. The caller
-    /// writes the preambles of streams and datagrams. The QUIC stack opens `streams` additional unidirectional streams.
-    /// This must be called before any stream is opened.
+    /// Sets whether the application's streams are plain QUIC streams or belong to a WebTransport session. The caller
+    /// writes the headers that WebTransport puts before streams and datagrams. `streams` is the number of
+    /// unidirectional streams that the QUIC stack opens for itself in addition. This must be called before any stream
+    /// is opened.
     pub fn bind(&mut self, binding: Binding, streams: u64) {
         self.binding = binding;
         self.peer.first_stream_uni += streams;
         self.next_stream = self.next_stream.max(self.peer.first_stream_uni);
     }
 
-    /// Returns how the application's streams are mapped to the connection.
+    /// Returns whether the application's streams are plain QUIC streams or belong to a WebTransport session.
     pub fn binding(&self) -> Binding {
         self.binding
     }
@@ -242,7 +246,8 @@ impl Downstream {
     /// Notes that the stream's source has more bytes, or has ended. The call has no effect after the stream has ended.
     pub fn wake(&mut self, key: StreamKey) {
         let Some(stream) = self.streams.get_mut(key) else { return };
-        // A stream without credit never reads its source, so this function checks whether the source has evicted bytes.
+        // A stream without flow control credit never reads its source, so evicted bytes of the source are detected
+        // here.
         if stream.lost_its_source() {
             let code = self.config.reset_codes.behind;
             return self.begin_reset(key, code, Cause::Evicted);
@@ -279,7 +284,8 @@ impl Downstream {
                 stream.priority = priority;
             }
             self.place(key);
-            // The offload still uses the priority that the stream had when it was delegated, so the stream is recalled.
+            // The kernel offload still uses the priority that the stream had when it was delegated, so the stream is
+            // recalled.
             self.recall(key);
         }
     }

@@ -6,7 +6,8 @@ use crate::ack::EcnCounts;
 /// Number of packets that are marked ECT(0) to test whether ECN marks arrive (section 13.4.2, appendix A.4).
 const TESTS: u64 = 10;
 
-/// ECN marking on one path. Packets of the data plane and of the offload may be marked; the QUIC stack's are not.
+/// ECN marking on one path. Packets of the data plane and of the kernel offload may be marked; the QUIC stack's are
+/// not.
 ///
 /// The state moves from testing to unknown once all test packets were sent, and to capable when one of them is
 /// acknowledged with valid counts. It moves to failed if all of them are lost or counts are invalid. A path change
@@ -81,7 +82,8 @@ impl Ecn {
         }
     }
 
-    /// Notes that a packet marked ECT(0) was lost. If all test packets are lost, the path drops marked packets.
+    /// Notes that a packet marked ECT(0) was lost. If all packets that test the path are lost, the path is assumed to
+    /// drop marked packets.
     pub fn on_lost(&mut self) {
         if matches!(self.state, EcnState::Testing { .. } | EcnState::Unknown) {
             self.lost += 1;
@@ -114,8 +116,8 @@ impl Ecn {
         ce
     }
 
-    /// Checks the peer's ECN counts (section 13.4.2.1). Returns the number of new CE marks, or `None` if the counts are
-    /// impossible.
+    /// Checks the peer's ECN counts (RFC 9000, section 13.4.2.1). Returns the number of new CE marks, or `None` if the
+    /// counts are impossible.
     fn validate(&self, marked: u64, most: u64, counts: EcnCounts) -> Option<u64> {
         let ect0 = counts.ect0.checked_sub(self.seen.ect0)?;
         let ce = counts.ce.checked_sub(self.seen.ce)?;

@@ -11,7 +11,8 @@ pub struct Estimate {
     pub rtt: Duration,
     /// Queueing delay on the path: the smoothed round-trip time minus the shortest sample.
     pub path_queue: Duration,
-    /// Time for which the oldest live data has waited to be sent.
+    /// Time for which the oldest waiting data has waited to be sent, not counting old objects that the receiver
+    /// requested.
     pub queue: Duration,
     /// Fraction of the data plane's packets that were lost lately, 0 to 1; `None` if there were too few packets to
     /// tell.
@@ -40,7 +41,7 @@ impl Estimate {
     }
 }
 
-/// The estimate that was reported last.
+/// The path estimate that was reported to listeners last.
 #[derive(Clone, Debug, Default)]
 pub struct ReportedEstimate {
     last: Option<Estimate>,
@@ -48,11 +49,11 @@ pub struct ReportedEstimate {
 }
 
 impl ReportedEstimate {
-    /// Shortest time between two checks whether the estimate has changed.
+    /// Shortest time between two checks for a change of the path estimate.
     const INTERVAL: Duration = Duration::from_millis(50);
 
-    /// Returns the estimate if the last check was at least `INTERVAL` ago, there is a listener (`listening`), and the
-    /// estimate has changed enough.
+    /// Returns the new path estimate if it differs enough from the one reported last. Returns `None` if `listening`
+    /// returns false, or if the last check was less than `INTERVAL` ago.
     pub fn news(
         &mut self,
         now: Instant,

@@ -76,7 +76,7 @@ mod tests {
 
     const MTU: u64 = 1200;
 
-    /// Returns the number of packets sent until `end`, by a sender that waits for each of the pacer's deadlines.
+    /// Returns the number of packets that a paced sender sends between the times `start` and `end`.
     fn run(pacer: &mut Pacer, start: Instant, end: Instant, rate: u64) -> u64 {
         let mut now = start;
         let mut sent = 0;

@@ -29,8 +29,8 @@ pub struct WaitingStream {
     pub bytes: u64,
     /// Time when the oldest of the stream's waiting bytes arrived, if known.
     pub since: Option<Instant>,
-    /// Time when the newest of the stream's waiting bytes arrived. `None` if unknown, or if the stream's group is its
-    /// owner's newest.
+    /// Time when the newest of the stream's waiting bytes arrived. `None` if unknown, or if the stream's group is the
+    /// newest of its subscription.
     pub superseded: Option<Instant>,
     /// Longest time that the stream's bytes may wait to be sent.
     pub max_delay: Option<Duration>,
@@ -41,10 +41,11 @@ pub struct WaitingStream {
 /// Importance of a stream for its receiver, in the order in which streams are dropped if there are too many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StreamImportance {
-    /// The stream is neither the most urgent of its owner's newest group, nor old data that the receiver requested.
-    /// Such streams are dropped first.
+    /// The stream is neither the most urgent of its subscription's newest group, nor old data that the receiver
+    /// requested. Such streams are dropped first.
     Ordinary,
-    /// The stream is the most urgent subgroup of its owner's newest group. It is dropped later than `Ordinary` streams.
+    /// The stream is the most urgent subgroup of its subscription's newest group. It is dropped later than `Ordinary`
+    /// streams.
     Newest,
     /// The stream has old data that the receiver requested: by a FETCH, or from the cache when a subscription began.
     Asked,
@@ -86,7 +87,8 @@ pub struct Drop {
 pub enum DropReason {
     /// The stream has waited to be sent for too long.
     Late,
-    /// The owner has a newer group, and the path cannot carry the remaining bytes of this stream in time.
+    /// The stream's subscription has a newer group, and the path cannot carry the remaining bytes of this stream in
+    /// time.
     Hopeless,
     /// Too many bytes wait to be sent on the connection.
     Bytes,

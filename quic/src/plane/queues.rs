@@ -5,13 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::types::{Priority, PriorityLevel, StreamKey};
 
-/// Largest number of queues without streams whose round-robin position and allocation are kept.
+/// Largest number of empty queues that are kept in memory with their round-robin position.
 const IDLE_QUEUES: usize = 64;
 
 /// The identity of a queue: the priority level and the owner that all its streams have.
 type QueueId = (PriorityLevel, u64);
 
-/// Streams that wait for the same resource: a queue for each owner and level, sorted by group and subgroup.
+/// Streams that wait for the same thing, such as flow control credit. Each pair of owner and priority level has a
+/// queue, sorted by group and subgroup.
 #[derive(Default)]
 pub struct StreamQueues {
     queues: BTreeMap<QueueId, OwnerQueue>,
@@ -83,8 +84,8 @@ impl StreamQueues {
         }
     }
 
-    /// Ends the round-robin turn of the queue that has the stream at `place`, so that the other queues of its priority
-    /// level are served next.
+    /// Ends the round-robin turn of the queue whose stream is named by `place`, so that the other queues of its
+    /// priority level are served next.
     pub fn rotate(&mut self, place: QueuePosition) {
         let id = place.queue();
         if self.order.len() < 2 {
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn queue_order_is_priority_then_round_robin_then_group() {
+    fn streams_are_sent_by_priority_then_round_robin_then_group() {
         let places = [place(0, 1, 9, 5), place(1, 1, 9, 4), place(2, 2, 8, 99), place(3, 3, 10, 0)];
         let mut queues = StreamQueues::default();
         places.iter().for_each(|place| queues.insert(*place));

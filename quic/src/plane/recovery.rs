@@ -28,18 +28,19 @@ use super::{
     types::AckRanges,
 };
 
-/// kPacketThreshold (section 6.1.1): the initial packet threshold, which grows if the path reorders packets by more.
+/// kPacketThreshold (RFC 9002, section 6.1.1): the initial packet threshold, which grows if the path reorders packets
+/// by more.
 const PACKET_THRESHOLD: u64 = 3;
-/// kGranularity (section 6.1.2).
+/// Granularity of timers: kGranularity (RFC 9002, section 6.1.2).
 const GRANULARITY: Duration = Duration::from_millis(1);
-/// Number of packets sent per probe timeout (section 6.2.4).
+/// Number of packets sent per probe timeout (RFC 9002, section 6.2.4).
 const PROBES: u8 = 2;
 /// Largest number of doublings of the probe timeout. The QUIC stack's idle timeout ends the connection.
 const MAX_BACKOFF: u32 = 16;
-/// A packet has to be reported before more than this many later packet numbers were drawn; otherwise its number is
-/// forgotten.
+/// A sender has to report each packet to recovery before this many later packet numbers are used. Otherwise the number
+/// is forgotten.
 const REPORT_LAG: u64 = 64;
-/// Time for which the offload may still send packets without ECT(0) after ECN marking was switched on.
+/// Time after ECN marking was switched on in which packets of the kernel offload may still leave without ECT(0).
 const OFFLOAD_LAG: Duration = Duration::from_millis(100);
 /// Largest number of packet numbers that are remembered in addition to the data plane's packets in flight. More would
 /// be needed only if a peer sends very many packets and acknowledges none, and then the connection is closed.
@@ -62,8 +63,8 @@ pub struct Config {
     pub ecn: bool,
 }
 
-/// The contents of packets that were acknowledged or lost. The caller passes the same struct to each call, to reuse its
-/// allocations.
+/// Lists of the contents of packets that were acknowledged or lost. The caller passes the same struct to each call, so
+/// that memory is allocated only once.
 #[derive(Debug)]
 pub struct RecoveryOutcome<T> {
     /// Contents of packets that were acknowledged.
@@ -139,13 +140,14 @@ pub struct Recovery<T> {
     /// Number of packets whose loss led to the last reduction of the window, and that were not acknowledged since. At 0
     /// the reduction is undone.
     blamed: u64,
-    /// Time of the first round-trip sample. Losses before it do not establish persistent congestion (section 7.6.2).
+    /// Time of the first round-trip sample. Losses before it do not establish persistent congestion (RFC 9002, section
+    /// 7.6.2).
     sampled_at: Option<Instant>,
     path_mtu: PathMtu,
     counts: RecoveryCounts,
     loss_rate: LossRate,
     ecn: Ecn,
-    /// Time at which the offload began to mark its packets ECT(0); `None` while it does not mark them.
+    /// Time at which the kernel offload began to mark its packets ECT(0); `None` while it does not mark them.
     offload_marks: Option<Instant>,
 }
 
@@ -223,10 +225,10 @@ impl<T: Clone> Recovery<T> {
         self.on_own_sent(now, number, size, content, marked);
     }
 
-    /// Notes that the offload sent a packet of the data plane's streams or datagrams, at `sent`.
+    /// Notes that the kernel offload sent a packet of the data plane's streams or datagrams, at `sent`.
     pub fn on_offloaded_sent(&mut self, sent: Instant, number: u64, size: usize, content: T) {
-        // The offload may have sent the packet without ECT(0) while ECN marking was being switched on. Counting too few
-        // marked packets is harmless.
+        // The kernel offload may have sent the packet without ECT(0) while ECN marking was being switched on. Counting
+        // too few marked packets is harmless.
         let marked = self.offload_marks.is_some_and(|since| sent > since + OFFLOAD_LAG);
         self.on_own_sent(sent, number, size, content, marked);
     }
@@ -342,7 +344,7 @@ impl<T: Clone> Recovery<T> {
         }
     }
 
-    /// Returns when [`Recovery::on_timeout`] is due.
+    /// Returns the time at which [`Recovery::on_timeout`] has to be called next.
     pub fn timeout(&self) -> Option<Instant> {
         self.loss_time.or_else(|| self.probe_time())
     }
@@ -384,7 +386,7 @@ impl<T: Clone> Recovery<T> {
     }
 
     /// Returns whether a full-sized packet fits into the congestion window. `unreported` is the number of bytes that
-    /// the offload may have sent and not reported yet.
+    /// the kernel offload may have sent and not reported yet.
     pub fn window_open(&self, unreported: u64) -> bool {
         self.in_flight + unreported + self.mtu() <= self.controller.window() && self.own_packets < MAX_OWN
     }
@@ -456,7 +458,7 @@ impl<T: Clone> Recovery<T> {
         &self.ecn
     }
 
-    /// Notes whether the offload marks its packets as ECT(0) from now on.
+    /// Notes whether the kernel offload marks its packets as ECT(0) from now on.
     pub fn set_offload_marks(&mut self, now: Instant, marks: bool) {
         self.offload_marks = marks.then(|| self.offload_marks.unwrap_or(now));
     }
@@ -467,14 +469,14 @@ impl<T: Clone> Recovery<T> {
         self.loss_rate.get(&self.counts)
     }
 
-    /// Returns the largest UDP payload to send, bytes. An acknowledgement lowers it to [`BASE_MTU`] if the path carries
-    /// no more.
+    /// Returns the largest UDP payload to send, bytes. It falls to [`BASE_MTU`] when acknowledgements show that the
+    /// path drops larger packets.
     pub fn mtu(&self) -> u64 {
         self.path_mtu.size()
     }
 
     /// Returns the size, bytes of UDP payload, of a padded packet that tests whether the path carries large packets
-    /// again. `unreported` is the number of bytes that the offload may have sent and not reported yet.
+    /// again. `unreported` is the number of bytes that the kernel offload may have sent and not reported yet.
     pub fn mtu_probe(&self, now: Instant, unreported: u64) -> Option<u64> {
         let window = self.controller.window();
         self.path_mtu.probe_size(now).filter(|size| self.in_flight + unreported + size <= window)
@@ -614,7 +616,8 @@ struct Newly {
     marked: u64,
     /// Acknowledged bytes of packets sent after the last reduction of the window. Only these bytes may grow the window.
     bytes: u64,
-    /// True if the frame newly acknowledges its largest number. Only then it gives a round-trip sample (section 5.1).
+    /// True if the frame newly acknowledges its largest number. Only then it gives a round-trip sample (RFC 9002,
+    /// section 5.1).
     largest: bool,
 }
 

@@ -1,17 +1,17 @@
-//! Storage of the live streams of one connection.
+//! Storage of the streams of one connection until they end.
 
 use super::{stream::PlaneStream, types::StreamKey};
 
-/// Number of bits of a key that hold the index of the stream's slot. The higher bits count the streams ever opened, so
-/// keys are never reused, and older streams have smaller keys.
+/// Number of bits of a key that hold the stream's index in the vector of streams. The higher bits count the streams
+/// ever opened, so keys are never reused, and older streams have smaller keys.
 const INDEX_BITS: u32 = 24;
 const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
 
-/// The live streams by key.
+/// The streams of a connection that have not ended, by key.
 #[derive(Default)]
 pub struct StreamSlots {
     slots: Vec<Option<(StreamKey, PlaneStream)>>,
-    /// Indices of empty slots.
+    /// Indices of free elements of the vector of streams.
     free: Vec<u32>,
     opened: u64,
 }

@@ -66,7 +66,7 @@ pub trait Source: Send + Sync {
 pub struct SourceExtent {
     /// Number of bytes available from offset 0 on.
     pub len: u64,
-    /// How the source ends, or that more bytes may follow.
+    /// How the source has ended, or that more bytes may follow.
     pub end: SourceEnd,
 }
 
@@ -75,7 +75,7 @@ pub struct SourceExtent {
 pub enum SourceEnd {
     /// More bytes may follow.
     Open,
-    /// The source is complete since `at`: the stream ends with FIN at the extent's length.
+    /// The source got its last byte at `at`, and the stream ends with FIN after that byte.
     Fin {
         /// Time when the last byte arrived.
         at: Instant,

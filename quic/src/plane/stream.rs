@@ -21,8 +21,8 @@ pub struct NewStream {
     pub source: Arc<dyn Source>,
     /// The priority, which determines when the stream is sent among the other streams and datagrams.
     pub priority: Priority,
-    /// The caller's number for the stream's owner. Owners of the same priority level send in turn, and streams are
-    /// counted per owner.
+    /// The caller's number for the stream's owner, a subscription. Owners of the same priority level send in turn, and
+    /// streams are counted per owner.
     pub owner: u64,
     /// OBJECT_DELIVERY_TIMEOUT: the stream is reset if an object has not been sent this long after its first byte
     /// arrived.
@@ -42,10 +42,10 @@ pub struct NewStream {
 /// of them wait to be sent, no data of the same owner counts as late.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AskedRange {
-    /// No part is requested old data: all bytes of the stream are live.
+    /// No part is requested old data: all bytes of the stream are new data.
     #[default]
     Nothing,
-    /// The bytes that the source has when the stream is opened are old data, and later ones are live.
+    /// The bytes that the source has when the stream is opened are old data, and later ones are new data.
     Present,
     /// The whole stream is old data that the receiver requested.
     All,
@@ -86,12 +86,12 @@ pub struct PlaneStream {
     /// The QUIC stream ID; `None` before the stream is first sent.
     pub id: Option<u64>,
     pub queue: SchedulerQueue,
-    /// Time at which the stream is reset if it has not ended: the end of its delivery timeout, or of the time to finish
-    /// after it was abandoned.
+    /// Time at which the stream is reset if it has not ended: the end of its delivery timeout, or of the time in which
+    /// a stream that is to be dropped may finish its current object.
     pub deadline: Option<Instant>,
     /// The peer's limit of this stream, bytes.
     pub credit: u64,
-    /// True if the offload may send on the stream as well.
+    /// True if the kernel offload may send on the stream as well.
     pub delegated: bool,
     pub max_delay: Option<Duration>,
     /// Offset before which all bytes are requested old data.
@@ -105,7 +105,7 @@ pub struct PlaneStream {
 /// The scheduler's queue that a stream is in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SchedulerQueue {
-    /// The stream is in no queue, because it has nothing to send, or because the offload is about to open it.
+    /// The stream is in no queue, because it has nothing to send, or because the kernel offload is about to open it.
     #[default]
     None,
     /// The stream has a frame to send, and no limit prevents it.
@@ -138,8 +138,8 @@ struct SendingState {
     given_up: Option<GivenUp>,
 }
 
-/// The end of an abandoned stream. Only bytes up to `at`, the end of an object, are still sent, and then the stream is
-/// reset.
+/// The end of a stream that is dropped because data waits for too long or too much of it waits. Only bytes up to `at`,
+/// the end of an object, are still sent. Then the stream is reset.
 #[derive(Clone, Copy, Debug)]
 struct GivenUp {
     at: u64,
@@ -203,7 +203,7 @@ impl PlaneStream {
         }
     }
 
-    /// Sets the source and the properties of a stream that the offload has opened.
+    /// Sets the source and the properties of a stream that the kernel offload has opened.
     pub fn adopt(&mut self, new: NewStream) {
         self.priority = new.priority;
         self.label = new.label;
@@ -250,7 +250,7 @@ impl PlaneStream {
         sending.acked < at
     }
 
-    /// Returns the reason why the stream was abandoned, or `None` if it was not.
+    /// Returns the reason why the stream is dropped after its current object, or `None` if it is not to be dropped.
     pub fn given_up(&self) -> Option<DropReason> {
         match &self.state {
             SendState::Sending(sending) => Some(sending.given_up?.reason),
@@ -258,7 +258,8 @@ impl PlaneStream {
         }
     }
 
-    /// Returns whether an abandoned stream can be reset, because all bytes that it still had to send are acknowledged.
+    /// Returns whether a stream that is to be dropped can be reset, because all bytes of its last object are
+    /// acknowledged.
     pub fn is_over(&self) -> bool {
         match &self.state {
             SendState::Sending(sending) => {
@@ -290,7 +291,8 @@ impl PlaneStream {
     /// Returns the kind of data to send next.
     pub fn need(&self) -> StreamNeed {
         match &self.state {
-            // RESET_STREAM needs the final size, which is unknown while the offload may still send on the stream.
+            // RESET_STREAM needs the final size, which is unknown while the kernel offload may still send on the
+            // stream.
             SendState::Reset { owed: true, .. } if !self.delegated => StreamNeed::Repair,
             SendState::Reset { .. } => StreamNeed::Nothing,
             SendState::Sending(sending) => sending.need(self.sent, self.credit),
@@ -328,7 +330,7 @@ impl PlaneStream {
         let fresh = (self.sent < sending.extent.len).then_some(self.sent);
         let fin = sending.owes_fin_alone(self.sent).then_some(self.sent);
         let offset = hole.into_iter().chain(fresh).chain(fin).min()?;
-        // A FIN alone has no object that could be late.
+        // A STREAM frame that has FIN and no bytes carries no object that could be late.
         let has_object = offset < sending.extent.len;
         Some(StreamHead {
             received_at: has_object.then(|| sending.source.received_at(offset)).flatten(),
@@ -376,8 +378,8 @@ impl PlaneStream {
         }
     }
 
-    /// Notes that the offload sent `range`, which the source may not have yet. Bytes that were skipped before the range
-    /// become a hole. Returns how many bytes count against the connection's credit, including skipped ones.
+    /// Notes that the kernel offload sent `range`, which the source may not have yet. Bytes that were skipped before
+    /// the range become a hole. Returns how many bytes count against the connection's credit, including skipped ones.
     pub fn on_offloaded_sent(&mut self, range: Range<u64>, fin: bool) -> u64 {
         let before = self.sent;
         self.sent = before.max(range.end);
@@ -477,12 +479,13 @@ impl PlaneStream {
 }
 
 impl SendingState {
-    /// Returns how many bytes the source has, and whether it has ended. For an abandoned stream, only the bytes that
-    /// are still to be sent count.
+    /// Returns how many bytes the source has, and whether it has ended. Of a stream that is to be dropped, only the
+    /// bytes up to the end of its last object count.
     fn extent(&self) -> SourceExtent {
         let extent = self.source.extent();
         match self.given_up {
-            // An abandoned stream gets no FIN. It is reset once its bytes are acknowledged.
+            // A stream that is dropped by the drop policy gets no FIN. It is reset once its last object is
+            // acknowledged.
             Some(GivenUp { at, .. }) if at < extent.len => SourceExtent { len: at, end: SourceEnd::Open },
             _ => extent,
         }
@@ -565,8 +568,8 @@ mod tests {
         (source, stream)
     }
 
-    /// Sends everything that can be sent now, in chunks of at most `room` bytes. Returns (offset, length, FIN) of each
-    /// chunk.
+    /// Sends everything that can be sent now, in STREAM frames of at most `room` bytes. Returns (offset, length, FIN)
+    /// of each chunk.
     fn drain(stream: &mut PlaneStream, room: u64) -> Vec<(u64, u64, bool)> {
         std::iter::from_fn(|| {
             let chunk = stream.next(room, u64::MAX)?;
@@ -643,8 +646,8 @@ mod tests {
         assert_eq!(stream.next(1000, 0), Some(StreamChunk::Reset { code: 7, size: 150 }));
     }
 
-    /// Abandons a stream of four objects of 100 bytes after `sent` bytes were sent and the range `lost` was lost.
-    /// Returns the chunks that are sent afterwards.
+    /// Drops a stream of four objects of 100 bytes after `sent` bytes were sent and the range `lost` was lost. Returns
+    /// the bytes (offset, length, FIN) that are sent afterwards.
     fn given_up(sent: u64, lost: Option<Range<u64>>) -> (PlaneStream, Vec<(u64, u64, bool)>) {
         let (source, mut stream) = stream(100);
         (0..3).for_each(|_| source.push(100, Instant::now()));

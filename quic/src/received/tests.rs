@@ -49,7 +49,7 @@ fn ends(payload: &[u8]) -> BTreeMap<u64, (u64, bool)> {
     ends
 }
 
-/// Returns ((stream, offset), value) of each byte, in order.
+/// Returns ((stream, offset), value) of each stream byte in the payload, sorted by stream and offset.
 fn bytes(payload: &[u8]) -> Vec<((u64, u64), u8)> {
     let of = |frame: StreamFrame<'_>| {
         (frame.offset..).zip(frame.data.to_vec()).map(move |(at, byte)| ((frame.id, at), byte))
@@ -135,7 +135,8 @@ fn bytes_of_a_finished_stream_are_removed() {
     assert_eq!(pass(&mut streams, &twice), twice);
 }
 
-/// The memory that a peer can make this end use is bounded, even if more frames follow after the result `TooMuch`.
+/// The memory for received ranges is bounded, even if the peer sends more frames after [`TakenPart::TooMuch`] was
+/// returned.
 #[test]
 fn number_of_open_streams_and_gaps_is_bounded() {
     let open = |id: u64, offset, fin| StreamFrame { id: id * 4 + 2, offset, fin, data: &[7] };

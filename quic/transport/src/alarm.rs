@@ -26,14 +26,14 @@ pub(crate) struct Alarm {
     /// The driver's next deadline, at which it wakes even if it is not notified.
     next: AtomicU64,
     notify: Notify,
-    /// Wake-up requests that the driver has not read yet: connection numbers, each with the time at which the
-    /// connection has to be served.
+    /// Wake-up requests that the driver task has not read yet, as pairs of connection number and the time at which to
+    /// serve the connection.
     asked: Mutex<Vec<(u64, u64)>>,
     /// The number that the next new connection gets.
     number: AtomicU64,
 }
 
-/// One connection's entry at the alarm: the time at which the driver serves the connection next.
+/// The time at which the endpoint's driver task serves one connection next.
 #[derive(Debug)]
 pub(crate) struct AlarmTurn {
     alarm: Arc<Alarm>,
@@ -63,7 +63,7 @@ impl AlarmTurn {
     }
 
     /// Lowers the time at which the connection is served next. Returns whether `time` is earlier than the time set
-    /// before. If so, the driver has to add `time` to its agenda.
+    /// before. If so, the driver has to add `time` to its list of deadlines.
     pub fn put(&self, time: u64) -> bool {
         time < self.at.load(Ordering::SeqCst) && time < self.at.fetch_min(time, Ordering::SeqCst)
     }
@@ -149,14 +149,14 @@ mod tests {
         let alarm = Alarm::since(now.checked_sub(age).expect("the clock reaches so far back"));
         let at = now + Duration::from_millis(20);
         alarm.at(alarm.time(at));
-        // The first wait returns at once, because the call `alarm.at` notified the alarm.
+        // The first `wait` returns at once, because setting the deadline notified the alarm.
         alarm.wait().await;
         alarm.wait().await;
         assert!(Instant::now() >= at, "too early, {age:?} after the start");
     }
 
     #[test]
-    fn connection_asks_the_driver_once_until_it_is_served() {
+    fn connection_wakes_the_driver_once_until_it_is_served() {
         let alarm = Arc::new(Alarm::new());
         let turns = [(); 2].map(|()| AlarmTurn::new(Arc::clone(&alarm)));
         for time in [50, 70, 60, 50] {

@@ -28,14 +28,14 @@ pub struct Config {
     pub lasting: Option<LastingSecret>,
     /// The certificate that is presented to servers that request one.
     pub client_certificate: Option<Arc<CertifiedKey>>,
-    /// The server certificates that this end accepts when it connects to a server.
+    /// The server certificates that this endpoint accepts when it connects to a server.
     pub trust: ServerTrust,
     /// TLS cipher suites, the preferred one first.
     pub suites: Vec<KeySuite>,
     /// Application protocols (ALPN) to offer or accept, the preferred one first.
     pub alpn: Vec<Vec<u8>>,
-    /// Time without a packet from the peer after which a connection is lost. The shorter of both ends' timeouts applies
-    /// (RFC 9000, section 10.1).
+    /// Time without a packet from the peer after which a connection is lost. The shorter of both endpoints' timeouts
+    /// applies (RFC 9000, section 10.1).
     pub idle_timeout: Duration,
     /// Time without traffic after which quinn sends a PING. `None`: idle connections time out.
     pub keep_alive: Option<Duration>,
@@ -63,9 +63,11 @@ pub struct Config {
     pub max_packets_per_key: u64,
     /// The data plane's settings. The application has to set its reset codes, which are 0 by default.
     pub downstream: downstream::Config,
-    /// The engine that provides offloads for the connections.
+    /// The engine whose offloads forward the connections' packets without waking this process, for example in the
+    /// kernel.
     pub offload: Option<Arc<dyn OffloadEngine>>,
-    /// The tap that receives a record of each packet that the data planes send, while a filter is set.
+    /// Collector of packet traces: while a trace filter is set, it receives a record of each packet that the data
+    /// planes send.
     pub tap: Arc<Tap>,
     /// The reporter that receives path estimates of every connection.
     pub paths: Arc<PathReports>,

@@ -96,10 +96,11 @@ impl Connection {
     /// streams for itself. This must be called before [`Self::start`].
     pub fn bind(&self, binding: Binding, streams: u64) {
         self.shared.bind(binding, streams);
-        let _ = self.binding.set(binding); // `set` fails at a second call of `bind`; its error is ignored
+        // only the first call of `bind` sets the value; the error of later calls is ignored
+        let _ = self.binding.set(binding);
     }
 
-    /// Returns how the application's streams are mapped to the connection: bare, or in a WebTransport session.
+    /// Returns whether the application's streams are plain QUIC streams or belong to a WebTransport session.
     pub fn binding(&self) -> Binding {
         self.binding.get().copied().unwrap_or_default()
     }
@@ -138,8 +139,9 @@ impl Connection {
         self.flush(&mut batch);
     }
 
-    /// Sets how valuable an offload is for the connection, which is [`Worth::Nothing`](crate::offload::Worth::Nothing)
-    /// at first. If there are fewer offloads than connections, the most valuable connections get them.
+    /// Sets how valuable a kernel offload is for the connection, which is
+    /// [`Worth::Nothing`](crate::offload::Worth::Nothing) at first. If there are fewer offloads than connections, the
+    /// most valuable connections get them.
     pub fn set_worth(&self, worth: Worth) {
         self.shared.set_worth(worth);
     }
@@ -149,8 +151,8 @@ impl Connection {
         self.shared.set_session(session);
     }
 
-    /// Calls `act` with the connection's offload while the connection's lock is held. `act` must not call other methods
-    /// of the connection.
+    /// Calls `act` with the connection's kernel offload while the connection's lock is held. `act` must not call other
+    /// methods of the connection.
     pub fn offload<R>(&self, act: impl FnOnce(&mut LockedOffload<'_>) -> R) -> R {
         self.shared.with_offload(act)
     }
@@ -205,7 +207,8 @@ impl Connection {
         self.downstream().estimate(Instant::now())
     }
 
-    /// Returns counts of the packets that quinn and the data plane have sent, and of rewritten frames.
+    /// Returns counts of the packets that quinn and the data plane have sent, and of received frames that were
+    /// rewritten for quinn.
     pub fn stats(&self) -> Stats {
         self.shared.counters.snapshot()
     }
@@ -301,8 +304,8 @@ impl Connection {
     /// Reads the peer's address from quinn. Returns whether quinn is still validating that address (no PATH_RESPONSE
     /// yet).
     pub(crate) fn look_up_address(&self) -> bool {
-        // quinn's lock is taken and released before the connection's lock is taken: see the lock order at
-        // `SharedConnection`.
+        // quinn's lock has to be released before this connection's lock is taken. The documentation of
+        // `SharedConnection` has the lock order.
         let remote = self.quic.remote_address();
         let waiting = self.shared.on_remote(Instant::now(), remote);
         if !waiting {

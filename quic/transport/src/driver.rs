@@ -26,7 +26,8 @@ const INTERVAL: Duration = Duration::from_millis(50);
 pub(crate) fn add(registry: &Registry<Connection>, connection: &Arc<Connection>) {
     let turn = &connection.shared.turn;
     registry.add(turn.number(), connection);
-    // The driver ignored requests from before the registration, so the connection asks again to be served.
+    // The driver ignores wake-up requests of connections that are not registered, so the connection requests a wake-up
+    // again.
     turn.begin();
     turn.wake_by(0);
 }
@@ -54,7 +55,7 @@ impl DriverAgenda {
 
     /// Removes the connections whose time has passed, and returns their numbers.
     fn take_due(&mut self, now: u64) -> Vec<u64> {
-        // Time 0 means at once, so an entry with time 0 is due even if `now` is 0.
+        // Time 0 means at once, so a connection with time 0 is due even if `now` is 0.
         let later = self.order.split_off(&(now.max(1), 0));
         let due = std::mem::replace(&mut self.order, later);
         for (_, number) in &due {
@@ -63,7 +64,7 @@ impl DriverAgenda {
         due.into_iter().map(|(_, number)| number).collect()
     }
 
-    /// Returns the earliest time of all connections, or `u64::MAX` if the agenda is empty.
+    /// Returns the earliest time at which a connection has to be served, or `u64::MAX` if there is none.
     fn next(&self) -> u64 {
         self.order.first().map_or(u64::MAX, |(time, _)| *time)
     }

@@ -37,11 +37,11 @@ use crate::{
     windows::ConnectionWindow,
 };
 
-/// The largest UDP payload that servers may send to this end. A relay forwards such packets with a longer connection
-/// ID, packet number and stream header; the forwarded packets still have to fit into Ethernet's MTU.
+/// The largest UDP payload that servers may send to this endpoint. A relay forwards such packets with a longer
+/// connection ID, packet number and stream header; the forwarded packets still have to fit into Ethernet's MTU.
 const MAX_FROM_SERVERS: u16 = 1452 - 24;
-/// The largest UDP payload that clients may send to this end. Such a packet may be forwarded to another relay, whose
-/// copies may have longer headers again, and still have to fit into Ethernet's MTU.
+/// The largest UDP payload that clients may send to this endpoint. Such a packet may be forwarded to another relay,
+/// whose copies may have longer headers again, and still have to fit into Ethernet's MTU.
 const MAX_FROM_CLIENTS: u16 = MAX_FROM_SERVERS - 8;
 
 /// Requested size of the socket buffers, bytes. The kernel may make them smaller.
@@ -128,7 +128,8 @@ struct EndpointInner {
     registry: Arc<Registry<Connection>>,
     alarm: Arc<Alarm>,
     sender: Arc<BatchSender>,
-    /// The function that registers connections for an offload, and the cipher suites that offloads support.
+    /// The function that registers a connection so that it may get a kernel offload, and the cipher suites that
+    /// offloads can seal and open.
     offloads: Option<(OffloadEntry, &'static [KeySuite])>,
 }
 
@@ -156,7 +157,8 @@ impl Endpoint {
             tls::client(provider, &config.trust, config.client_certificate.as_ref(), &config.alpn)?;
         let initial = tls::initial_suite().ok_or(BindError::NoSuite)?;
 
-        // quinn needs a TLS configuration for Initial keys and Retry packets before a connection has its own.
+        // quinn derives Initial keys and seals Retry packets with this TLS configuration, before a connection has one
+        // of its own.
         let crypto = QuicServerConfig::with_initial(Arc::new(server_tls.clone()), initial)
             .map_err(|_| BindError::NoSuite)?;
         let mut server = quinn::ServerConfig::with_crypto(Arc::new(crypto));
@@ -293,8 +295,8 @@ impl Incoming {
         self.incoming.remote_address_validated()
     }
 
-    /// Sends a Retry packet, so that the peer proves its address by returning a token. This end keeps no state until
-    /// the token arrives.
+    /// Sends a Retry packet, so that the peer proves its address by returning a token. This endpoint keeps no state
+    /// until the token arrives.
     pub fn retry(self) {
         let _ = self.incoming.retry(); // `retry` fails if the peer has sent a token already; it then drops the attempt
     }
@@ -312,7 +314,7 @@ impl Incoming {
 
 impl Drop for EndpointInner {
     fn drop(&mut self) {
-        // The driver task ends when it finds that the registry was dropped.
+        // Notified, the driver task finds that the endpoint's registry of connections was dropped, and ends.
         self.alarm.ring();
     }
 }

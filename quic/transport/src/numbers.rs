@@ -12,7 +12,7 @@ use crate::offload::Offload;
 /// The packet numbers that all senders of a connection draw from.
 pub(crate) type NumberAllocator = PacketNumbers<NumberWord>;
 
-/// The atomic counter: in this process's memory, or in memory shared with the offload. It is replaced, with the
+/// The atomic counter: in this process's memory, or in memory shared with the kernel offload. It is replaced, with the
 /// connection's lock held, when the connection gets or loses an offload. Senders in this process draw numbers only
 /// under the same lock.
 pub(crate) enum NumberWord {

@@ -1,4 +1,4 @@
-//! Streams and datagrams of a publisher's track that an offload may forward before userspace has read them.
+//! Streams and datagrams of a publisher's track that a kernel offload may forward before userspace has read them.
 
 use std::sync::Arc;
 
@@ -7,18 +7,19 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::offload::{OffloadIngress, OffloadOpenings, OffloadResult};
 
-/// The two offers of a track to an offload: the track's datagrams, and its new streams from their first byte on. At
-/// first both offers are withheld.
+/// The two parts of a track that may be offered to a kernel offload: the track's datagrams, and its new streams from
+/// their first byte on. At first both offers are withheld.
 ///
-/// An offer is *withheld* (the offload must not forward), *unknown* (nothing was set up) or *known* (the ingress or the
-/// openings exist). [`Self::allow`] makes an offer unknown. The first call of [`Self::datagrams`] or [`Self::openings`]
-/// that gets a permit makes it known. When the offload is released, the offer is unknown again. [`Self::withhold`]
-/// withholds both offers in any state. It closes the openings (ingresses prepared for streams that have not begun), so
-/// that no further stream is bound to one. Openings with a bound stream are kept until that stream is read.
+/// An offer is *withheld* (the offload must not forward), *unknown* (nothing was set up) or *known* (the offload's
+/// ingress or openings exist). An ingress is the offload's handle of an incoming stream, or of a track's incoming
+/// datagrams. Openings are ingresses prepared for streams that have not begun. [`Self::allow`] makes an offer unknown.
+/// The first call of [`Self::datagrams`] or [`Self::openings`] that gets a permit makes it known. When the offload is
+/// released, the offer is unknown again. [`Self::withhold`] withholds both offers in any state. It closes the openings,
+/// so that no further stream is assigned to one. Openings with an assigned stream are kept until that stream is read.
 pub struct Offers {
     datagrams: Mutex<Offered<dyn OffloadIngress>>,
     openings: Mutex<Offered<dyn OffloadOpenings>>,
-    /// Closed [`OffloadOpenings`] that are bound to streams which this process has not accepted yet.
+    /// Closed [`OffloadOpenings`] by which the kernel offload forwards streams that this process has not accepted yet.
     closed: Mutex<Vec<Arc<dyn OffloadOpenings>>>,
 }
 
@@ -31,8 +32,8 @@ impl Default for Offers {
 }
 
 impl Offers {
-    /// Returns the ingress by which an offload forwards the track's datagrams, and which `make` creates when needed.
-    /// Returns `None` while datagrams are withheld.
+    /// Returns the kernel offload's handle (ingress) of the track's incoming datagrams, which `make` creates when
+    /// needed. Returns `None` while datagrams are withheld.
     pub fn datagrams(
         &self,
         places: PlaceProvider<'_>,
@@ -41,13 +42,13 @@ impl Offers {
         self.datagrams.lock().get(places, make)
     }
 
-    /// Returns the ingress by which an offload forwards the track's datagrams, if it exists.
+    /// Returns the kernel offload's handle (ingress) of the track's incoming datagrams, if it exists.
     pub fn known_datagrams(&self) -> Option<Arc<dyn OffloadIngress>> {
         self.datagrams.lock().known()
     }
 
-    /// Returns the openings (ingresses prepared for streams that have not begun) of the track, which `make` creates
-    /// when needed. Returns `None` while new streams are withheld.
+    /// Returns the track's openings (the kernel offload's handles prepared for streams that have not begun), which
+    /// `make` creates when needed. Returns `None` while new streams are withheld.
     pub fn openings(
         &self,
         places: PlaceProvider<'_>,
@@ -56,19 +57,20 @@ impl Offers {
         self.openings.lock().get(places, make)
     }
 
-    /// Returns the openings (ingresses prepared for streams that have not begun) of the track, if they exist.
+    /// Returns the track's openings (the kernel offload's handles prepared for streams that have not begun), if they
+    /// exist.
     pub fn known_openings(&self) -> Option<Arc<dyn OffloadOpenings>> {
         self.openings.lock().known()
     }
 
-    /// Lets the offload forward the track's datagrams, and its new streams from their first byte on.
+    /// Lets the kernel offload forward the track's datagrams, and its new streams from their first byte on.
     pub fn allow(&self) {
         self.datagrams.lock().allow();
         self.openings.lock().allow();
     }
 
-    /// Withholds datagrams and new streams from the offload. Streams that the offload forwards already stay forwarded.
-    /// Returns group and ID of the last subgroup that the offload forwards, or that userspace claimed.
+    /// Withholds datagrams and new streams from the kernel offload. Streams that the offload forwards already stay
+    /// forwarded. Returns group and ID of the last subgroup that the offload forwards, or that userspace claimed.
     pub fn withhold(&self) -> Option<(u64, u64)> {
         let withheld = self.datagrams.lock().withhold();
         drop(withheld);
@@ -80,7 +82,7 @@ impl Offers {
         Some(last)
     }
 
-    /// Returns whether the offload forwards a new stream that this process has not accepted yet.
+    /// Returns whether the kernel offload forwards a new stream that this process has not accepted yet.
     pub fn has_bound(&self) -> bool {
         self.known_openings().is_some_and(|openings| openings.has_bound())
             || self.closed.lock().iter().any(|openings| openings.has_bound())
@@ -89,14 +91,15 @@ impl Offers {
 
 /// The state of one offer: of a track's datagrams, or of its new streams.
 enum Offered<T: ?Sized> {
-    /// The ingress or the openings of this offer were not requested yet, or the offload could not create them.
+    /// The kernel offload's handle of these datagrams or streams was not requested yet, or the offload could not create
+    /// it.
     Unknown,
     Known {
         known: Arc<T>,
         /// The permit to offload one of the session's tracks.
         _place: OwnedSemaphorePermit,
     },
-    /// The offload may not forward these datagrams or streams.
+    /// The kernel offload may not forward these datagrams or streams.
     Withheld,
 }
 
@@ -105,8 +108,9 @@ enum Offered<T: ?Sized> {
 pub type PlaceProvider<'a> = &'a dyn Fn() -> Option<OwnedSemaphorePermit>;
 
 impl<T: OffloadResult + ?Sized> Offered<T> {
-    /// Returns the ingress or the openings of this offer, which `make` creates when needed. Returns `None` while the
-    /// offer is withheld, or if `places`, which limits the offloaded tracks of a session, gives no permit.
+    /// Returns the kernel offload's handle of these datagrams or streams, which `make` creates when needed. Returns
+    /// `None` while they are withheld from the offload, or if the session has reached its limit of offloaded tracks
+    /// (`places`).
     fn get(&mut self, places: PlaceProvider<'_>, make: impl FnOnce() -> Option<Arc<T>>) -> Option<Arc<T>> {
         if matches!(self, Self::Known { known, .. } if known.is_over()) {
             *self = Self::Unknown;
@@ -145,7 +149,7 @@ mod tests {
 
     use super::*;
 
-    /// An ingress with a flag that tells whether its offload was released.
+    /// A fake [`OffloadIngress`]. The flag tells whether its offload was released.
     struct FakeIngress(AtomicBool);
 
     impl OffloadResult for FakeIngress {
@@ -155,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn offer_of_a_released_offload_is_replaced() {
+    fn track_offer_of_a_released_offload_is_replaced() {
         let places = Arc::new(tokio::sync::Semaphore::new(1));
         let place = || Arc::clone(&places).try_acquire_owned().ok();
         let make = || Some(Arc::new(FakeIngress(AtomicBool::new(false))));

@@ -3,9 +3,10 @@
 //!
 //! [`Offload`] is a connection's interface to its offload. The data plane *delegates* a stream to the offload (as NFS
 //! delegates a file). From then on the offload sends on that stream by itself, within an [`OffloadBudget`] of
-//! congestion window and credit, and reports each packet afterwards. The plane *recalls* a stream from the offload when
-//! the stream has ended, or when the plane has to reset it. The stream is *returned* once the offload sends no more on
-//! it. The plane sends everything that the offload does not, so an offload may decline anything at any time.
+//! congestion window and credit, and reports each packet afterwards. The data plane *recalls* a stream from the offload
+//! when the stream has ended, or when the data plane has to reset it. The stream is *returned* once the offload sends
+//! no more on it. The data plane sends everything that the offload does not, so an offload may decline anything at any
+//! time.
 //!
 //! There may be fewer offloads than connections. A connection *claims* an offload ([`OffloadClaim`]) and sets how
 //! valuable the offload is. The connection is notified when it gets an offload and when it has to release it
@@ -72,26 +73,27 @@ pub struct Attached {
     pub socket: Arc<dyn AsyncUdpSocket>,
     /// The function that creates an [`OffloadClaim`] for a connection of the endpoint.
     pub enter: OffloadEntry,
-    /// The cipher suites with which an offload can seal and open packets.
+    /// The cipher suites with which a kernel offload can seal and open packets.
     pub suites: &'static [KeySuite],
 }
 
-/// A function that registers a connection, so that it may get an offload, and returns the connection's claim.
+/// A function that registers a connection, so that it may get a kernel offload, and returns its [`OffloadClaim`].
 pub type OffloadEntry = Box<dyn Fn(Weak<dyn OffloadOwner>) -> Box<dyn OffloadClaim> + Send + Sync>;
 
-/// A connection's claim to an offload. It holds until this value is dropped.
+/// A connection's registration with the engine, by which the connection may get a kernel offload. Dropping it ends the
+/// registration.
 pub trait OffloadClaim: Send + Sync {
-    /// Sets how valuable an offload is for the connection, which is [`Worth::Nothing`] at first.
+    /// Sets how valuable a kernel offload is for the connection, which is [`Worth::Nothing`] at first.
     fn set_worth(&self, worth: Worth);
 
     /// Notes that the connection has ended and needs no offload any more.
     fn end(&self);
 
-    /// Returns whether the connection has an offload at present, and the reason if it has none.
+    /// Returns whether the connection has a kernel offload at present, and the reason if it has none.
     fn standing(&self) -> OffloadStanding;
 }
 
-/// How valuable an offload is for a connection, in ascending order. More valuable connections get offloads first.
+/// How valuable a kernel offload is for a connection, in ascending order. More valuable connections get offloads first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Worth {
     /// The peer has not proved yet that it may subscribe or publish, so the connection gets no offload.
@@ -107,16 +109,17 @@ pub enum Worth {
     Upstream,
 }
 
-/// The status of a connection's claim to an offload.
+/// Whether a connection has a kernel offload, and if not, why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadStanding {
     /// The connection gets no offload, because its [`Worth`] is still `Nothing`.
     Unproven,
     /// The connection waits for a free offload.
     Waiting,
-    /// The connection's offload was reassigned to a publisher's connection, and this connection waits for another one.
+    /// The connection's kernel offload was reassigned to a publisher's connection, and this connection waits for
+    /// another one.
     Taken,
-    /// The connection has an offload.
+    /// The connection has a kernel offload.
     Held,
 }
 
@@ -132,36 +135,37 @@ impl OffloadStanding {
     }
 }
 
-/// The offload of one connection, from [`OffloadOwner::on_offload`] until [`OffloadOwner::on_released`]. No method
-/// blocks.
+/// The kernel offload of one connection, from [`OffloadOwner::on_offload`] until [`OffloadOwner::on_released`]. No
+/// method blocks.
 pub trait Offload: Send + Sync {
-    /// Returns the packet number counter that all senders of the connection draw from. The offload draws no number
-    /// before the first [`Self::grant`], nor after [`OffloadOwner::on_released`].
+    /// Returns the packet number counter that all senders of the connection draw from. The kernel offload draws no
+    /// number before the first [`Self::grant`], nor after [`OffloadOwner::on_released`].
     fn numbers(&self) -> &AtomicU64;
 
-    /// Releases the offload. Before the call, the connection has to withdraw all grants and delegations.
-    /// [`OffloadOwner::on_released`] is called when the offload has stopped.
+    /// Releases the kernel offload. Before the call, the connection has to withdraw the limits ([`Self::grant`]) and
+    /// all delegated streams. [`OffloadOwner::on_released`] is called when the offload has stopped.
     fn release(self: Arc<Self>);
 
-    /// Returns whether the offload can forward packets at present.
+    /// Returns whether the kernel offload can forward packets at present.
     fn is_active(&self) -> bool;
 
     /// Sets the number by which packet traces identify this session.
     fn set_session(&self, session: u32);
 
-    /// Sets the layout of the application's streams and datagrams on the connection, in both directions. This is called
-    /// at most once, before any delegation or ingress. Without this call the binding is [`Binding::Bare`].
+    /// Sets whether the application's streams and datagrams are plain QUIC ones or belong to a WebTransport session, in
+    /// both directions. This is called at most once, before anything is forwarded from or to this connection. Without
+    /// this call the binding is [`Binding::Bare`].
     fn set_binding(&self, binding: Binding);
 
     /// Sets the keys of a key generation for sealing packets. They are derived from `secret`, except the header key,
-    /// which is that of generation 0. The offload installs the keys asynchronously, and does not use them before they
-    /// are installed.
+    /// which is that of generation 0. The kernel offload installs the keys asynchronously, and does not use them before
+    /// they are installed.
     fn set_seal_keys(self: Arc<Self>, generation: u16, secret: &TrafficSecret, header: &[u8; 32]);
 
-    /// Notes that this end seals with a newer key generation from now on.
+    /// Notes that this endpoint seals with a newer key generation from now on.
     fn on_key_update(&self);
 
-    /// Sets the keys of a key generation for opening packets. The offload installs them asynchronously.
+    /// Sets the keys of a key generation for opening packets. The kernel offload installs them asynchronously.
     fn set_open_keys(self: Arc<Self>, generation: u16, secret: &TrafficSecret, header: &[u8; 32]);
 
     /// Notes that the peer seals with this key generation from now on.
@@ -173,8 +177,8 @@ pub trait Offload: Send + Sync {
     /// Removes a connection ID that the peer does not use any more. The change takes effect asynchronously.
     fn remove_id(self: Arc<Self>, id: &ConnectionId);
 
-    /// Sets the network path of the packets that the offload sends from now on. [`OffloadOwner::on_path`] reports when
-    /// the offload uses the new path. Until then packets may take the old one.
+    /// Sets the network path of the packets that the kernel offload sends from now on. [`OffloadOwner::on_path`]
+    /// reports when the offload uses the new path. Until then packets may take the old one.
     fn set_path(self: Arc<Self>, path: OffloadPath);
 
     /// Sets the path MTU: the largest UDP payload that the path carries, bytes.
@@ -183,19 +187,19 @@ pub trait Offload: Send + Sync {
     /// Sets the largest DATAGRAM frame that the peer accepts, bytes.
     fn set_max_datagram(&self, bytes: u32);
 
-    /// Sets the total number of bytes that the offload may send, counted from when it began. Returns the totals that
-    /// the offload may have sent already before the new limits took effect.
+    /// Sets the total number of bytes that the kernel offload may send, counted from when it began. Returns the totals
+    /// that the offload may have sent already before the new limits took effect.
     fn grant(&self, total: OffloadBudget) -> OffloadBudget;
 
-    /// Stops the offload because the connection has ended. The offload sends no more packets.
+    /// Stops the kernel offload because the connection has ended. The offload sends no more packets.
     fn stop(&self);
 
-    /// Sets the priority level of data that waits in userspace, so that the offload forwards only more urgent data. A
-    /// smaller level is more urgent. `None` means that no data waits.
+    /// Sets the priority level of data that waits in userspace, so that the kernel offload forwards only more urgent
+    /// data. A smaller level is more urgent. `None` means that no data waits.
     fn set_waiting(&self, level: Option<u16>);
 
-    /// Lets the offload defer the wake-up of the process for the peer's packets with at most `bytes` bytes of UDP
-    /// payload. The permission ends when the offload has sent `total` bytes since it began.
+    /// Lets the kernel offload defer the wake-up of the process for the peer's packets with at most `bytes` bytes of
+    /// UDP payload. The permission ends when the offload has sent `total` bytes since it began.
     fn set_deferral(&self, bytes: u32, total: u64);
 
     /// Delivers the deferred packets, which did not wake the process, to the process now. Returns whether there were
@@ -205,20 +209,20 @@ pub trait Offload: Send + Sync {
     /// Returns the arrival time of a packet that the process read at `now`. The packet's last bytes `end` identify it.
     fn arrival(&self, now: Instant, end: [u8; 8]) -> Instant;
 
-    /// Notes that the QUIC stack has decrypted the packet with this number. Returns whether the offload has decrypted
-    /// the packet, too, or may have.
+    /// Notes that the QUIC stack has decrypted the packet with this number. Returns whether the kernel offload has
+    /// decrypted the packet, too, or may have.
     fn on_received(&self, number: u64) -> bool;
 
     /// Notes that userspace received bytes of a peer's stream, and perhaps the stream's end, in a packet that the
-    /// offload did not decrypt.
+    /// kernel offload did not decrypt.
     fn leave(&self, stream: u64, bytes: &Range<u64>, fin: bool);
 
     /// Returns whether [`Self::ingress`] was called, so that media arrives on this connection.
     fn has_ingress(&self) -> bool;
 
-    /// Lets the engine forward a stream or datagrams of this peer to other connections, until the returned ingress is
-    /// dropped. `seen` tells which packets and streams this end received before. The object `held` is kept alive as
-    /// long as the ingress. Returns `None` if the engine's tables are full.
+    /// Lets the engine forward a stream or datagrams of this peer to other connections, until the returned handle
+    /// (ingress) is dropped. `seen` tells which packets and streams this endpoint received before. The object `held` is
+    /// kept alive as long as the handle. Returns `None` if the engine's tables are full.
     fn ingress(
         self: Arc<Self>,
         origin: OffloadOrigin,
@@ -226,9 +230,9 @@ pub trait Offload: Send + Sync {
         held: Arc<dyn Any + Send + Sync>,
     ) -> Option<Arc<dyn OffloadIngress>>;
 
-    /// Lets the engine forward the peer's new streams with a track alias, from their first byte on, on streams that the
-    /// engine opens itself. Only subgroups after `last` (group and ID) are forwarded. The other parameters are those of
-    /// [`Self::ingress`].
+    /// Lets the engine forward the peer's new streams of a track (`alias`) from their first byte on. The engine opens
+    /// the subscribers' streams itself. Only subgroups after `last` (group and ID) are forwarded. The other parameters
+    /// are those of [`Self::ingress`].
     fn openings(
         self: Arc<Self>,
         alias: u64,
@@ -237,20 +241,20 @@ pub trait Offload: Send + Sync {
         held: Arc<dyn Any + Send + Sync>,
     ) -> Option<Arc<dyn OffloadOpenings>>;
 
-    /// Notes that this end has accepted a unidirectional stream of the peer, so that the engine does not start to
-    /// forward it any more. Returns the ingress by which the engine forwards this stream already, if it does.
+    /// Notes that this endpoint has accepted a unidirectional stream of the peer, so that the engine does not start to
+    /// forward it any more. If the engine forwards this stream already, returns its handle (ingress).
     fn accept(&self, stream: u64) -> Option<Arc<dyn OffloadIngress>>;
 
-    /// Sets the low bits that all IDs of this end's unidirectional streams have.
+    /// Sets the low bits that all IDs of this endpoint's unidirectional streams have.
     fn set_stream_bits(&self, bits: u32);
 
-    /// Lets the offload open unidirectional streams as long as fewer than `limit` were opened on the connection. All
-    /// streams with an index below `next` have been opened. Returns the index of the next stream to be opened, which no
-    /// longer changes if the limit is 0.
+    /// Lets the kernel offload open unidirectional streams as long as fewer than `limit` were opened on the connection.
+    /// All streams with an index below `next` have been opened. Returns the index of the next stream to be opened,
+    /// which no longer changes if the limit is 0.
     fn set_streams(&self, next: u64, limit: u64) -> u64;
 
-    /// Lets the offload open a stream on this connection as a copy of the peer's new stream that `ingress` will be
-    /// bound to. `ingress` was made by [`OffloadOpenings::make`]. The ingress has to be from the same engine.
+    /// Lets the kernel offload open a stream on this subscriber's connection as a copy of a publisher's stream that has
+    /// not begun. `ingress` is the handle of that future stream, made by [`OffloadOpenings::make`] of the same engine.
     ///
     /// # Errors
     /// Fails for the same reason as [`Self::delegate`].
@@ -260,7 +264,8 @@ pub trait Offload: Send + Sync {
         request: &OpeningRequest,
     ) -> Result<Box<dyn Delegation>, Declined>;
 
-    /// Forwards bytes that arrive at `ingress`, which has to be from the same engine, on a stream of this connection.
+    /// Forwards the bytes of the incoming stream `ingress`, which has to be from the same engine, on a stream of this
+    /// connection.
     ///
     /// # Errors
     /// Fails if the offload cannot forward the stream, now or ever. The data plane then sends the stream.
@@ -270,7 +275,7 @@ pub trait Offload: Send + Sync {
         stream: &StreamCopy,
     ) -> Result<Box<dyn Delegation>, Declined>;
 
-    /// Forwards datagrams that arrive at `ingress`, which has to be from the same engine, on this connection.
+    /// Forwards a track's incoming datagrams, `ingress`, which has to be from the same engine, on this connection.
     ///
     /// # Errors
     /// Fails for the same reason as [`Self::delegate`].
@@ -280,140 +285,143 @@ pub trait Offload: Send + Sync {
         datagrams: &DatagramCopy,
     ) -> Result<Box<dyn Delegation>, Declined>;
 
-    /// Recalls a stream from the offload. [`OffloadOwner::on_returned`] reports when the offload has stopped sending on
-    /// it.
+    /// Recalls a stream from the kernel offload. [`OffloadOwner::on_returned`] reports when the offload has stopped
+    /// sending on it.
     fn recall(self: Arc<Self>, key: StreamKey, delegation: Option<Box<dyn Delegation>>);
 
-    /// Calls `read` for every packet that the offload has sent since the last call, with the send time, which is never
-    /// later than `now`.
+    /// Calls `read` for every packet that the kernel offload has sent since the last call, with the send time, which is
+    /// never later than `now`.
     fn drain(&self, now: Instant, read: &mut dyn FnMut(Instant, OffloadSentPacket));
 
-    /// Returns how many copies of frames for the subscriber the offload could not send for lack of congestion window or
-    /// credit.
+    /// Returns how many copies of frames for the subscriber the kernel offload could not send for lack of congestion
+    /// window or credit.
     fn short_of_room(&self) -> u64;
 
-    /// Returns the offload's counters on this connection.
+    /// Returns the kernel offload's counters on this connection.
     fn status(&self) -> ConnectionStatus;
 }
 
-/// A connection that may get an offload.
+/// A connection that may get a kernel offload.
 pub trait OffloadOwner: Send + Sync {
     /// Assigns this offload to the connection, which has to pass its keys, path and other state to it.
     fn on_offload(&self, now: Instant, offload: Arc<dyn Offload>);
 
-    /// Requests that the connection releases its offload, which another connection needs. The owner withdraws all
-    /// grants and delegations, and calls [`Offload::release`].
+    /// Requests that the connection releases its offload, which another connection needs. The connection withdraws the
+    /// kernel offload's limits and all delegated streams, and calls [`Offload::release`].
     fn on_offload_recalled(&self, now: Instant);
 
-    /// Notes that the released offload sends no more packets, and that [`Offload::drain`] returns the last ones. The
-    /// owner drops the offload afterwards.
+    /// Notes that the released kernel offload sends no more packets. The connection reads the last packets that it sent
+    /// with [`Offload::drain`], and then drops the offload.
     fn on_released(&self, now: Instant);
 
     /// Notes that [`Offload::drain`] has new sent packets to return.
     fn on_sent(&self, now: Instant);
 
-    /// Notes that the offload has returned these streams: it sends no more packets of these streams, and
-    /// [`Offload::drain`] returns the last ones.
+    /// Notes that the kernel offload sends no more packets of these streams. [`Offload::drain`] returns the last ones
+    /// that it sent.
     fn on_returned(&self, now: Instant, keys: &[StreamKey]);
 
-    /// Notes that the offload has begun to send on this path.
+    /// Notes that the kernel offload has begun to send on this path.
     fn on_path(&self, now: Instant, path: &OffloadPath);
 
-    /// Notes that an ingress no longer exists. `tags` are those of the streams that were prepared as copies of this
-    /// ingress. The connection resets such a stream if the offload has opened it and the data plane has not adopted it.
+    /// Notes that an incoming stream is no longer forwarded. `tags` name the outgoing streams of this connection that
+    /// were prepared as its copies. The connection resets such a stream if the kernel offload has opened it, and the
+    /// data plane has not got its data.
     fn on_gone(&self, now: Instant, tags: &[u64]);
 }
 
-/// An object that an offload has created: an ingress, or the openings of a track.
+/// An object that a kernel offload has created: an [`OffloadIngress`] or an [`OffloadOpenings`].
 pub trait OffloadResult: Send + Sync {
-    /// Returns whether the offload has been released, so that this ingress or these openings have no effect any more.
+    /// Returns whether the kernel offload has been released, so that this object has no effect any more.
     fn is_over(&self) -> bool;
 }
 
-/// A stream of the peer, or a track's datagrams, that the offload may forward. Dropping the ingress ends the
-/// forwarding.
+/// Handle of an incoming stream, or of a track's incoming datagrams, that the kernel offload may forward. Dropping it
+/// ends the forwarding.
 pub trait OffloadIngress: OffloadResult + Any {
-    /// Notes that this end has received the stream's bytes up to `position`. The offload forwards only well-formed
-    /// bytes that directly follow forwarded bytes, or bytes that this end has received.
+    /// Notes that this endpoint has received the stream's bytes up to `position`. The kernel offload forwards only
+    /// well-formed bytes that directly follow forwarded bytes, or bytes that this endpoint has received.
     fn advance(&self, position: &Position);
 
-    /// Returns whether forwarded bytes may differ from those that this end received, because the peer has sent two
-    /// versions. If so, the offload has stopped forwarding, and the caller should reset the copies.
+    /// Returns whether forwarded bytes may differ from those that this endpoint received, because the peer has sent two
+    /// versions. If so, the kernel offload has stopped forwarding, and the caller should reset the copies.
     fn is_contradicted(&self) -> bool;
 
-    /// Sets whether the ingress's data is needed only for forwarded copies. If so, its arrival need not wake the
-    /// process.
+    /// Sets whether this incoming data is needed only for the kernel offload's copies. If so, its arrival need not wake
+    /// the process.
     fn set_exclusive(&self, exclusive: bool);
 
-    /// Returns a number that is unique to this ingress.
+    /// Returns a number that is unique to this incoming stream or these datagrams.
     fn serial(&self) -> u64;
 
-    /// Notes that the data plane has adopted one of the streams prepared for this ingress: it knows the stream's data
-    /// and can retransmit it.
+    /// Notes that the data plane now has the data of one of the copies that the kernel offload opened, and can
+    /// retransmit it.
     fn on_adopted(&self);
 
     /// Claims an object (group and ID) of a track's datagrams for userspace, because it has arrived from another
-    /// publisher. Returns true if the offload has not forwarded the object, and never will.
+    /// publisher. Returns true if the kernel offload has not forwarded the object, and never will.
     fn claim_object(&self, object: (u64, u64)) -> bool;
 
-    /// Notes that datagrams up to this object may have arrived before this ingress existed. If no datagram was
-    /// forwarded yet, the offload forwards only datagrams after this object.
+    /// Notes that datagrams up to this object may have arrived before the kernel offload saw the track. If no datagram
+    /// was forwarded yet, the offload forwards only datagrams after this object.
     fn skip_to(&self, largest: (u64, u64));
 }
 
-/// The openings of a track: ingresses prepared for streams that have not begun. When a new stream of the track begins,
-/// the engine binds the next opening to it and forwards it. After this object is dropped, no further stream is bound.
+/// The openings of a track: handles prepared for incoming streams that have not begun. When a new stream of the track
+/// begins, the engine assigns the next opening to it and forwards the stream. After this object is dropped, no further
+/// stream gets an opening.
 pub trait OffloadOpenings: OffloadResult {
-    /// Returns how many more openings (ingresses for streams that have not begun) the caller should add so that enough
-    /// are ready. Each opening takes table entries for `subscribers` copies.
+    /// Returns how many more openings (handles for incoming streams that have not begun) the caller should add. Each
+    /// opening takes table entries for `subscribers` copies.
     fn missing(&self, subscribers: usize) -> usize;
 
-    /// Creates an opening (an ingress for a stream that has not begun), or returns `None` if the engine's tables are
-    /// full.
+    /// Creates an opening (a handle for an incoming stream that has not begun), or returns `None` if the engine's
+    /// tables are full.
     fn make(&self) -> Option<Arc<dyn OffloadIngress>>;
 
-    /// Adds `opening`, an ingress for a stream that has not begun, to the queue. The engine binds openings to new
-    /// streams in the order of these calls.
+    /// Adds `opening`, the handle for an incoming stream that has not begun. The engine assigns openings to new streams
+    /// in the order of these calls.
     fn put(&self, opening: Arc<dyn OffloadIngress>);
 
-    /// Returns the openings (ingresses for streams that have not begun) that are not bound to a stream yet.
+    /// Returns the openings (handles for incoming streams that have not begun) that are not assigned to a stream yet.
     fn waiting(&self) -> Vec<Arc<dyn OffloadIngress>>;
 
     /// Claims a subgroup (group and ID) for userspace, because it has begun to arrive from another publisher. From now
-    /// on the engine binds openings only to streams of later subgroups. Returns true if neither this subgroup nor a
-    /// later one was bound to an opening, or claimed, before.
+    /// on the engine forwards only new streams of later subgroups. Returns true if neither this subgroup nor a later
+    /// one was forwarded or claimed before.
     fn claim(&self, subgroup: (u64, u64)) -> bool;
 
-    /// Stops binding openings (ingresses for streams that have not begun) to new streams. Returns the last subgroup
-    /// (group and ID) that was bound to an opening, or claimed for userspace.
+    /// Stops the forwarding of streams that begin from now on. Returns the last subgroup (group and ID) that the engine
+    /// forwards, or that was claimed for userspace.
     fn close(&self) -> (u64, u64);
 
-    /// Returns whether the engine forwards a new stream of the track that this end has not accepted yet.
+    /// Returns whether the engine forwards a new stream of the track that this endpoint has not accepted yet.
     fn has_bound(&self) -> bool;
 }
 
-/// The forwarding from an ingress to one connection. Dropping it ends the forwarding.
+/// The forwarding of one incoming stream, or of a track's incoming datagrams, to one connection. Dropping it ends the
+/// forwarding.
 pub trait Delegation: Send + Sync {
     /// Sets the larger MAX_STREAM_DATA limit that the peer has sent for the stream.
     fn set_max_offset(&self, max: u64);
 
-    /// Returns whether the data that this delegation forwards comes from `ingress`.
+    /// Returns whether the forwarded data is that of the incoming stream or datagrams `ingress`.
     fn is_of(&self, ingress: &Arc<dyn OffloadIngress>) -> bool;
 
-    /// Forbids the offload to open the stream that was prepared for this delegation. Returns which side opens the
-    /// stream, the data plane or the offload, because the offload may have opened it already.
+    /// Forbids the kernel offload to open the outgoing stream that was prepared for this forwarding. Returns which side
+    /// opens the stream, the data plane or the offload, because the offload may have opened it already.
     fn close(&self) -> OpeningSide;
 
-    /// Notes that the offload has opened the stream that was prepared for this delegation.
+    /// Notes that the kernel offload has opened the outgoing stream that was prepared for this forwarding.
     fn on_opened(&self);
 }
 
-/// The side that opens a stream: the data plane or the offload.
+/// The side that opens a stream: the data plane or the kernel offload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpeningSide {
-    /// The data plane has to open the stream. The offload has not opened it and never will.
+    /// The data plane has to open the stream. The kernel offload has not opened it and never will.
     Userspace,
-    /// The offload has opened the stream with this ID, or is about to open it (`None`).
+    /// The kernel offload has opened the stream with this ID, or is about to open it (`None`).
     Offload(Option<u64>),
 }
 
@@ -444,9 +452,9 @@ pub struct StreamCopy {
     pub key: StreamKey,
     /// The stream's ID on the subscriber's connection.
     pub id: u64,
-    /// Difference of offsets, bytes: on the subscriber's stream minus on the ingress's stream.
+    /// Offset of a byte on the subscriber's stream minus its offset on the publisher's stream, bytes.
     pub shift: i64,
-    /// Offset on the ingress's stream at which forwarding starts.
+    /// Offset on the publisher's stream at which forwarding starts.
     pub from: u64,
     /// The peer's MAX_STREAM_DATA limit for the stream, bytes.
     pub max_offset: u64,
@@ -458,8 +466,8 @@ pub struct StreamCopy {
     pub group: u64,
 }
 
-/// One subscriber's copies of a track's new streams, which the offload opens. A stream is copied if its first object is
-/// at or after `first` (group and object ID), and its group is not after `last_group`.
+/// One subscriber's copies of a track's new streams, which the kernel offload opens. A stream is copied if its first
+/// object is at or after `first` (group and object ID), and its group is not after `last_group`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpeningTerms {
     /// The subscription's number, as in [`NewStream::owner`](millrace_quic::plane::downstream::NewStream::owner).
@@ -476,7 +484,7 @@ pub struct OpeningTerms {
     pub track: u32,
 }
 
-/// A stream that the offload may open.
+/// A stream that the kernel offload may open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpeningRequest {
     /// Identifies this copy in reports: [`OffloadSentPacket::tag`] has the same value.
@@ -505,10 +513,10 @@ pub struct DatagramCopy {
     pub track: u32,
 }
 
-/// The network path that the offload's packets take.
+/// The network path that the kernel offload's packets take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OffloadPath {
-    /// This end's address and UDP port.
+    /// This endpoint's address and UDP port.
     pub local: SocketAddr,
     /// The peer's address and UDP port.
     pub remote: SocketAddr,
@@ -518,7 +526,7 @@ pub struct OffloadPath {
     pub traffic_class: u8,
 }
 
-/// A packet that an offload sent, with one frame.
+/// A packet that a kernel offload sent, with one frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OffloadSentPacket {
     /// The tag of the [`StreamCopy`], [`OpeningRequest`] or [`DatagramCopy`].
@@ -531,7 +539,7 @@ pub struct OffloadSentPacket {
     pub carried: OffloadedFrame,
 }
 
-/// The contents of the one frame in a packet that an offload sent.
+/// The contents of the one frame in a packet that a kernel offload sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadedFrame {
     /// A STREAM frame.
@@ -556,7 +564,7 @@ pub enum OffloadedFrame {
     },
 }
 
-/// Error: the reason why the offload does not forward a stream or datagrams, so that the data plane sends them.
+/// Error: the reason why the kernel offload does not forward a stream or datagrams, so that the data plane sends them.
 #[derive(Clone, Debug, Error)]
 #[error("{0}")]
 pub struct Declined(pub String);
@@ -588,14 +596,15 @@ pub type OffloadCounts = Vec<(&'static str, u64)>;
 pub struct Status {
     /// Streams that are delegated to offloads at present.
     pub streams: u64,
-    /// Streams that are prepared for the engine to open.
+    /// Outgoing streams that the engine may open when the publisher's next streams begin.
     pub prepared: u64,
-    /// Packets of subscribers that did not wake the process when they arrived, because they were expected to be plain
-    /// acknowledgements.
+    /// Packets from subscribers that did not wake the process when they arrived, because from their length they were
+    /// likely plain acknowledgements.
     pub deferred: u64,
     /// Deferred packets that were dropped because the buffer was full.
     pub deferred_dropped: u64,
-    /// Number of times that the engine polled its offloads for sent packets because no event had triggered a report.
+    /// Number of times that the engine polled its offloads for packets that they had sent, without an event that
+    /// announced such packets.
     pub ticks: u64,
     /// Connections with requested changes (path, keys, streams to be returned) that the engine has not carried out yet.
     pub commands_waiting: u64,
@@ -603,43 +612,44 @@ pub struct Status {
     pub commands: u64,
     /// Changes that were replaced by newer ones before they were carried out.
     pub commands_coalesced: u64,
-    /// Connections that wait for an offload.
+    /// Connections that wait for a kernel offload.
     pub offloads_waiting: u64,
-    /// Number of times that an offload was reassigned from a subscriber's connection to a publisher's.
+    /// Number of times that a kernel offload was reassigned from a subscriber's connection to a publisher's.
     pub offloads_taken: u64,
     /// The engine's tables: name, number of entries in use, and number of all entries.
     pub records: Vec<(&'static str, u32, u32)>,
-    /// Counts of received packets by outcome, or `None` if the engine does not count them.
+    /// Counts of received packets by what the engine did with them, or `None` if the engine does not count them.
     pub received: Option<OffloadCounts>,
-    /// Counts of STREAM frames of streams that may be forwarded, by outcome.
+    /// Counts of STREAM frames of streams that may be forwarded, by what the engine did with them.
     pub frames: Option<OffloadCounts>,
-    /// Counts of new streams of publishers, which were not delegated yet, by outcome.
+    /// Counts of publishers' streams that began, by whether the engine forwarded them, and if not, why.
     pub openings: Option<OffloadCounts>,
-    /// Counts of copies to subscribers, by outcome.
+    /// Counts of copies to subscribers, by whether they were sent, and if not, why.
     pub copies: Option<OffloadCounts>,
-    /// Counts of additional program runs, by outcome. A packet needs several runs if it has more copies than one run
-    /// can send.
+    /// Counts of additional runs of the forwarding program, by result. A packet needs several runs if it has more
+    /// copies than one run can send.
     pub further_runs: Option<OffloadCounts>,
 }
 
-/// Counts of an offload since its connection began.
+/// Counts of a kernel offload since its connection began.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionStatus {
-    /// The reason why the offload neither sends nor decrypts packets of this connection, such as its cipher suite.
+    /// The reason why the kernel offload neither sends nor decrypts packets of this connection, such as its cipher
+    /// suite.
     pub refused: Option<&'static str>,
-    /// The status of the connection's claim to an offload.
+    /// Whether the connection has a kernel offload, and if not, why.
     pub standing: Option<OffloadStanding>,
-    /// True if the offload has the keys and the path to the peer, so that it may send.
+    /// True if the kernel offload has the keys and the path to the peer, so that it may send.
     pub is_ready: bool,
-    /// Counts of copies for this connection, sent or not, by outcome.
+    /// Counts of copies for this connection, by whether they were sent, and if not, why.
     pub copies: OffloadCounts,
-    /// Packets that the offload sent, including those that it has not reported yet ([`Offload::drain`]).
+    /// Packets that the kernel offload sent, including those that it has not reported yet ([`Offload::drain`]).
     pub sent: u64,
     /// Number of the peer's packets that did not wake the process when they arrived. A publisher's packets do not count
     /// here.
     pub deferred: u64,
     /// Counts of packets by whether a precomputed keystream was available: the first element for packets that the
-    /// offload sealed, the second for packets that it decrypted.
+    /// kernel offload sealed, the second for packets that it decrypted.
     pub keystreams: [KeystreamCounts; 2],
 }
 

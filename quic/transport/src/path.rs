@@ -8,7 +8,7 @@ use millrace_quic::packet::ConnectionId;
 #[derive(Debug)]
 pub(crate) struct PeerAddress {
     pub remote: SocketAddr,
-    /// This end's IP address that the peer uses, if the socket is bound to several addresses.
+    /// This endpoint's IP address that the peer uses, if the socket is bound to several addresses.
     pub local: Option<IpAddr>,
     /// The peer's connection ID in quinn's last packet.
     pub id: ConnectionId,

@@ -22,11 +22,12 @@ pub(crate) struct Plane {
     pub keys: Option<PlaneKeys>,
     max_packets_per_key: u64,
     dscp: Dscp,
-    /// True while the keys are used up and the plane waits for quinn to update them.
+    /// True while the keys are used up and the data plane waits for quinn to update them.
     stalled: bool,
 }
 
-/// The objects outside of [`Plane`] that are needed to build a packet.
+/// What is needed to build a packet in addition to [`Plane`]: the packet number counter, counters of the connection,
+/// and the packet trace.
 pub(crate) struct Builder<'a> {
     pub numbers: &'a NumberAllocator,
     pub counters: &'a SeamCounters,
@@ -74,7 +75,7 @@ impl Plane {
         PacketFlow { to: self.path.remote, from: self.path.local, traffic_class }
     }
 
-    /// Returns the traffic class (DSCP and ECN) of the offload's packets.
+    /// Returns the traffic class (DSCP and ECN) of the kernel offload's packets.
     pub fn offload_class(&self) -> u8 {
         self.dscp.traffic_class(self.downstream.may_offload_mark())
     }
@@ -89,13 +90,13 @@ impl Plane {
         Some(KeyUse { used_up: sealed >= keys.limit, ask })
     }
 
-    /// Sets whether the plane has to wait for newer keys.
+    /// Sets whether the data plane has to wait for newer keys.
     pub fn set_stalled(&mut self, stalled: bool) {
         self.stalled = stalled;
     }
 
-    /// Notes that quinn has updated the keys, so the plane may send again. Returns whether the plane was waiting for
-    /// them.
+    /// Notes that quinn has updated the keys, so the data plane may send again. Returns whether the data plane was
+    /// waiting for them.
     pub fn resume(&mut self) -> bool {
         std::mem::take(&mut self.stalled)
     }
@@ -130,7 +131,7 @@ impl Plane {
     }
 }
 
-/// The data plane's keys for sealing, of the newest generation that a number was drawn for.
+/// The data plane's keys for sealing packets, of the newest key generation with which a packet was sealed.
 pub(crate) struct PlaneKeys {
     header: HeaderKey,
     pub secret: TrafficSecret,

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 /// Connections of type `C` by number. The registry holds only weak references to them.
 pub(crate) struct Registry<C>(Mutex<HashMap<u64, Weak<C>>>);
 
-/// A connection's entry in the registry. Dropping it removes the connection.
+/// The registration of a connection in a [`Registry`]. Dropping it removes the connection from the registry.
 pub(crate) struct RegisteredConnection {
     registry: Weak<dyn ForgetNumber>,
     number: u64,

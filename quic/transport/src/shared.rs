@@ -1,4 +1,4 @@
-//! State that all senders of one connection share: the plane, the QUIC stack's view, and the offload.
+//! State that all senders of one connection share: the data plane, the QUIC stack's view, and the kernel offload.
 //!
 //! One lock protects everything that the senders must agree on. A sender or receiver holds this lock while it processes
 //! one packet. quinn calls this module with its own lock held, so this module never calls quinn. Packet numbers come
@@ -74,7 +74,7 @@ pub(crate) struct OpenedArrival {
     pub now: Instant,
     /// Size of the UDP payload, bytes.
     pub size: usize,
-    /// The last bytes of the payload, by which an offload identifies the packet.
+    /// The last bytes of the payload, by which a kernel offload identifies the packet.
     pub end: [u8; 8],
 }
 
@@ -98,17 +98,17 @@ struct Contents {
 /// [`Self::close`] stops it permanently. Lock order: quinn's own lock, then `state`, then `offload` or a
 /// [`SendHandover`]. [`Self::close`] takes only the lock of `offload`, so it never waits for a thread that sends. Each
 /// change of `state` is followed by [`Self::arm`], directly or in [`Self::transmit`]. Afterwards, while the connection
-/// is open, `deadline` is not later than the plane's next timeout, and the offload has the budget that the plane does
-/// not use.
+/// is open, `deadline` is not later than the data plane's next timeout, and the offload has the budget that the data
+/// plane does not use.
 ///
 /// `attention` and `follows` need no lock. Any thread may set bits of `attention`, and only the driver clears them.
 /// `follows` is true while a task waits for the peer to answer a PATH_CHALLENGE from a new address, so that there is
 /// only one such task.
 pub(crate) struct SharedConnection {
     state: Mutex<SharedState>,
-    /// The claim to an offload, if the endpoint has an engine.
+    /// The registration by which the connection may get a kernel offload, if the endpoint has an engine.
     claim: OnceLock<Box<dyn OffloadClaim>>,
-    /// The current offload, which can be stopped without the lock of `state`.
+    /// The current kernel offload, which can be stopped without the lock of `state`.
     offload: Mutex<Option<Arc<dyn Offload>>>,
     /// True while the data plane may send: quinn has opened its streams, and the connection is not closed.
     open: AtomicBool,
@@ -118,7 +118,7 @@ pub(crate) struct SharedConnection {
     /// The time at which [`SharedConnection::on_timeout`] is due, in ticks of the driver's alarm.
     pub deadline: AtomicU64,
     pub alarm: Arc<Alarm>,
-    /// The connection's entry at the driver's alarm.
+    /// The time at which the endpoint's driver task serves this connection next.
     pub turn: AlarmTurn,
     pub secrets: Arc<HandshakeSecrets>,
     pub sender: Arc<BatchSender>,
@@ -146,11 +146,11 @@ struct SharedState {
     /// Number of unidirectional streams that quinn opens. These streams have the smallest IDs.
     control_streams: u64,
     received: ReceivedNumbers,
-    /// The received bytes of the peer's streams, on a connection that may have an offload. Tracking begins when the
-    /// handshake is complete, because quinn drops 1-RTT packets that arrive earlier.
+    /// The received bytes of the peer's streams, on a connection that may have a kernel offload. Tracking begins when
+    /// the handshake is complete, because quinn drops 1-RTT packets that arrive earlier.
     streams: Option<ReceivedStreams>,
-    /// True if the offload did not decrypt the packet being processed, because the packet took another path, or because
-    /// the offload does not support the packet's form.
+    /// True if the kernel offload did not decrypt the packet being processed, because the packet took another path, or
+    /// because the offload does not support the packet's form.
     unseen: bool,
     teller: PathReporter,
     /// Buffer that is reused for each ACK frame.
@@ -158,8 +158,8 @@ struct SharedState {
 }
 
 impl SharedConnection {
-    /// Creates the state of a connection. If the connection may have an offload, `offloads` has the address of this
-    /// end's socket and the cipher suites that an offload supports.
+    /// Creates the state of a connection. If the connection may have a kernel offload, `offloads` has the address of
+    /// this endpoint's socket and the cipher suites that an offload supports.
     pub fn new(
         path: PeerAddress,
         window: ConnectionWindow,
@@ -214,14 +214,14 @@ impl SharedConnection {
     pub fn set_session(&self, session: u32) {
         self.session.store(session, Ordering::Relaxed);
         let mut state = self.state.lock();
-        // Earlier reports had no session number, so the estimate is reported again.
+        // Path estimates that were reported before had no session number, so the estimate is reported again.
         state.teller = PathReporter::default();
         if let Some(offload) = &mut state.offload {
             offload.set_session(session);
         }
     }
 
-    /// Sets this end's address. Packets to the peer have to have the source address to which the peer connected.
+    /// Sets this endpoint's address. Packets to the peer have to have the source address to which the peer connected.
     pub fn set_local(&self, local: Option<IpAddr>) {
         self.state.lock().plane.path.local = local;
     }
@@ -230,7 +230,7 @@ impl SharedConnection {
         self.open.store(true, Ordering::Release);
     }
 
-    /// Stops the data plane and the offload: after CONNECTION_CLOSE only quinn may send.
+    /// Stops the data plane and the kernel offload: after CONNECTION_CLOSE only quinn may send.
     pub fn close(&self) {
         // `hand_out` grants a budget and reads `open` afterwards. Since both accesses are sequentially consistent, at
         // least one of `hand_out` and `close` withdraws the budget.
@@ -242,12 +242,12 @@ impl SharedConnection {
         self.deadline.store(u64::MAX, Ordering::Release);
     }
 
-    /// Sets the connection's claim to an offload.
+    /// Sets the registration by which the connection may get a kernel offload.
     pub fn set_claim(&self, claim: Box<dyn OffloadClaim>) {
-        let _ = self.claim.set(claim); // `set` fails at a second call of `set_claim`; its error is ignored
+        let _ = self.claim.set(claim); // only the first call sets the value; the error of later calls is ignored
     }
 
-    /// Sets how valuable an offload is for the connection.
+    /// Sets how valuable a kernel offload is for the connection.
     pub fn set_worth(&self, worth: Worth) {
         let is_usable = self.state.lock().offload.as_ref().is_some_and(Offloaded::is_usable);
         if let Some(claim) = self.claim.get().filter(|_| is_usable) {
@@ -288,7 +288,7 @@ impl SharedConnection {
         self.paths.tell(now, session, teller, || plane.downstream.estimate(now));
     }
 
-    /// Sets the driver's deadline and the offload's budget. This is called before the lock is released.
+    /// Sets the driver's deadline and the kernel offload's budget. This is called before the lock is released.
     fn arm(&self, state: &mut SharedState, now: Instant) {
         self.hand_out(state, now);
         if self.open.load(Ordering::Relaxed) {
@@ -305,14 +305,15 @@ impl SharedConnection {
 }
 
 impl SharedState {
-    /// Processes the offload's reports of sent packets.
+    /// Processes the kernel offload's reports of sent packets.
     fn drain_offload(&mut self, now: Instant) {
         if let Some(offload) = &mut self.offload {
             offload.drain(now, &mut self.plane.downstream);
         }
     }
 
-    /// Reclaims the offload's budget if the data plane has data to send. This is called before the data plane sends.
+    /// Reclaims the kernel offload's budget if the data plane has data to send. This is called before the data plane
+    /// sends.
     fn reclaim_budget(&mut self) {
         let downstream = &mut self.plane.downstream;
         if let Some(offload) = self.offload.as_mut().filter(|_| downstream.has_work()) {
@@ -325,8 +326,8 @@ impl SharedState {
         self.drain_offload(times.now);
         let mut known = self.plane.downstream.on_ack(times.arrived, &self.ack).is_ok();
         if !known {
-            // The frame may acknowledge a packet whose report the offload was just writing on another CPU. That report
-            // is complete by now, so the reports are read again.
+            // The frame may acknowledge a packet whose report the kernel offload was just writing on another CPU. That
+            // report is complete by now, so the reports are read again.
             self.drain_offload(times.now);
             known = self.plane.downstream.on_ack(times.arrived, &self.ack).is_ok();
         }
@@ -336,14 +337,14 @@ impl SharedState {
         known
     }
 
-    /// Processes the offload's reports if a frame of the peer names an unknown stream, because the offload may have
-    /// opened that stream.
+    /// Processes the kernel offload's reports if a frame of the peer names an unknown stream, because the offload may
+    /// have opened that stream.
     fn know_stream(&mut self, now: Instant, id: u64) {
         if self.offload.is_some() && !self.plane.downstream.knows(id) {
             self.drain_offload(now);
         }
         if !self.plane.downstream.knows(id) {
-            // The offload may have been writing the report on another CPU, so the reports are read once more.
+            // The kernel offload may have been writing the report on another CPU, so the reports are read once more.
             self.drain_offload(now);
         }
     }

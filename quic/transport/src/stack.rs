@@ -1,4 +1,5 @@
-//! The QUIC stack's view of the connection: its own packet numbers, and its part of the credit.
+//! What the QUIC stack sees of the connection, which it shares with other senders: its own packet numbers, and its part
+//! of the flow control credit.
 
 use std::{
     ops::RangeInclusive,
@@ -70,7 +71,8 @@ impl QuinnStack {
         self.credit.rest()
     }
 
-    /// Draws the wire number for the stack's packet `number`, which is sealed with the keys of `generation`.
+    /// Returns the packet number on the wire for the stack's packet `number`, which is sealed with the keys of
+    /// `generation`.
     pub fn draw(
         &mut self,
         now: Instant,

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counts of packets and rewritten frames since the connection began.
+        /// Counts of packets, and of received frames that were rewritten for quinn, since the connection began.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
         pub struct Stats {
             $($(#[$doc])* pub $name: u64,)*
@@ -44,11 +44,12 @@ counters! {
     acks_refused,
     /// MAX_STREAM_DATA and STOP_SENDING frames for streams of the data plane.
     stream_frames_consumed,
-    /// STREAM frames with repeated bytes, which were removed. Only connections that may have an offload count them.
+    /// STREAM frames with repeated bytes, which were removed. Only connections that may have a kernel offload count
+    /// them.
     stream_frames_cut,
     /// Received packets whose number was received before, or is so old that this is unknown.
     replayed_packets,
-    /// Number of times that quinn was granted more connection credit.
+    /// Number of times that quinn was given more connection flow control credit.
     credit_grants,
     /// Number of key updates that the data plane has followed: key generations after the first with which it sealed a
     /// packet.

@@ -13,7 +13,7 @@ pub struct PacketFilter {
     pub session: Option<NonZero<u32>>,
 }
 
-/// The outcome of a packet that an offload saw, or of one copy.
+/// A trace event: what a kernel offload did with a received packet, or with one copy of its contents for a subscriber.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OffloadTraceEvent {
     /// Time at which the packet arrived, on `CLOCK_MONOTONIC`, nanoseconds.
@@ -24,16 +24,16 @@ pub struct OffloadTraceEvent {
     pub publisher: u32,
     /// The packet number of the received packet: 0 if it is unknown, and unreliable if the packet was not authentic.
     pub received: u64,
-    /// The outcome of the packet or copy.
+    /// What the kernel offload did with the packet or copy.
     pub what: OffloadTraceKind,
 }
 
-/// The outcome of a packet, or of one copy of it.
+/// What a kernel offload did with a received packet, or with one copy of its contents for a subscriber.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadTraceKind {
-    /// A received packet with an outcome of its own, such as the reason why it was not forwarded.
+    /// What the kernel offload did with a received packet as a whole, for example why it was not forwarded.
     Packet {
-        /// The name that the BPF program has for the outcome.
+        /// The BPF program's name for what it did with the packet.
         outcome: &'static str,
         /// Size of the UDP payload, bytes.
         size: u16,

@@ -1,5 +1,5 @@
 //! Packet numbers that are skipped at random, to detect a peer that acknowledges packets it did not receive (RFC 9000,
-//! section 21.4). Such a peer could make this end send more than the path carries.
+//! section 21.4). Such a peer could make this endpoint send more than the path carries.
 //!
 //! An offload draws numbers without a call to this process. So a number is skipped whenever this process handles a
 //! packet and enough numbers were drawn since the last skip.

@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 const LEAST: u64 = 64 << 10;
 /// The budget divided by this number is reserved for new connections: no window grows into this part.
 const RESERVE: u64 = 4;
-/// Number of round trips whose data a window has to hold.
+/// Size of a receive window, in round trips of data at the peer's rate.
 const ROUND_TRIPS: u64 = 2;
 /// Shortest round trip for which windows are sized, because reading the data takes time, too.
 const LEAST_ROUND_TRIP: Duration = Duration::from_millis(20);
@@ -47,13 +47,13 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Creates a budget of `total` bytes.
+    /// Creates a budget of `total` bytes for receive windows.
     pub fn new(total: u64) -> Self {
         let [held, refused, limited] = [0; 3].map(AtomicU64::new);
         Self { total, held, refused, limited, pressed: AtomicBool::new(false) }
     }
 
-    /// Returns the size of the budget, bytes.
+    /// Returns the size of the budget for receive windows, bytes.
     pub fn total(&self) -> u64 {
         self.total
     }
@@ -99,8 +99,9 @@ pub struct WindowShare {
 }
 
 impl WindowShare {
-    /// Creates a share of `limit` bytes, which is part of the share `within` of a wider network, if one is given. When
-    /// the share is used up, windows do not grow, but new connections still get their first window.
+    /// Creates a share of the budget with `limit` bytes. Bytes that it uses also count against `within`, the share of a
+    /// network, if one is given. When the share is used up, windows do not grow, but new connections still get their
+    /// first window.
     pub fn new(limit: u64, within: Option<Arc<WindowShare>>) -> Self {
         Self { limit, held: AtomicU64::new(0), within }
     }
@@ -111,7 +112,8 @@ impl WindowShare {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Returns this share of the budget and the wider networks' shares that contain it, the narrowest first.
+    /// Returns this share of the budget, followed by the shares of the networks that contain its client or network, the
+    /// smallest network first.
     fn levels(&self) -> impl Iterator<Item = &Self> {
         std::iter::successors(Some(self), |share| share.within.as_deref())
     }
@@ -123,8 +125,8 @@ impl WindowShare {
         };
         let taken = self.levels().take_while(|share| add(share)).count();
         let all = taken == self.levels().count();
-        // The share of a wider network is used up, so the bytes are returned to the narrower shares, which had admitted
-        // them.
+        // The share of a larger network is used up, so the bytes are returned to the shares within it, to which they
+        // were added before.
         if !all {
             self.levels().take(taken).for_each(|share| share.give_level(bytes));
         }
@@ -411,7 +413,7 @@ mod tests {
 
     /// Three clients that were fast earlier hold the whole budget, except the reserve for new connections.
     #[test]
-    fn used_up_budget_is_reported_with_idle_times_of_windows() {
+    fn used_up_window_memory_is_reported_with_windows_idle_times() {
         let windows = Arc::new(Windows::new(64 * LEAST));
         let of_some: Vec<_> = (0..3).map(|_| open(&windows, 16 << 16).unwrap()).collect();
         of_some.iter().for_each(|window| assert_eq!(busy(window, 20), 16 * LEAST));

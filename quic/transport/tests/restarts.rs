@@ -132,7 +132,7 @@ fn probe_of_a_silent_restarted_server_is_answered_with_a_reset() {
             watch.changed().await;
         }
     });
-    // The server acknowledges these packets, so the client receives packets as frequently as with media.
+    // The server acknowledges the client's packets, so the client receives packets as frequently as with media.
     clients.block_on(async {
         let mut stream = connection.quic.open_uni().await.unwrap();
         for _ in 0..60 {
@@ -160,7 +160,7 @@ fn living_peer_answers_a_probe_and_ended_peer_does_not() {
 /// If many tracks of a session are published by a second session, too, they may all probe the first session at the same
 /// time.
 #[test]
-fn simultaneous_probes_are_shared() {
+fn simultaneous_callers_share_one_liveness_probe() {
     let certificate = certificate();
     let server = ServerProcess::start(ANYWHERE, &certificate, b"secret");
     let clients = Runtime::new().unwrap();
@@ -177,7 +177,7 @@ fn simultaneous_probes_are_shared() {
     asked.into_iter().for_each(|asked| assert!(clients.block_on(asked).unwrap()));
     let probes = sent() - before;
     assert!(probes < 20, "{probes}");
-    // An answer also counts for later calls of `answers`, if they accept an answer of its age.
+    // A later call of `answers` needs no new probe if it accepts an answer as old as the last one.
     drop(server);
     assert!(clients.block_on(ask(patience, Duration::from_secs(600))).unwrap());
     assert!(!clients.block_on(ask(Duration::from_millis(300), Duration::ZERO)).unwrap());

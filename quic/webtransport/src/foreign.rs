@@ -1,8 +1,8 @@
-//! Counts of streams and datagrams that a peer sends outside its session.
+//! Counts of streams and datagrams that a peer sends outside its WebTransport session.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Counters of one connection, for HTTP/3 streams and datagrams that do not belong to its session.
+/// Counters of one connection, for HTTP/3 streams and datagrams that do not belong to its WebTransport session.
 #[derive(Debug, Default)]
 pub struct Foreign {
     /// Bidirectional streams. They carry requests, which are refused.
@@ -14,9 +14,9 @@ pub struct Foreign {
 }
 
 impl Foreign {
-    /// Largest number of requests, and of unidirectional streams, that a peer may send outside its session. Clients
-    /// need three streams: the control stream and two for header compression. Some clients also send streams of
-    /// reserved types.
+    /// Largest number of requests, and of unidirectional streams, that a peer may send outside its WebTransport
+    /// session. Clients need three streams: the control stream and two for header compression. Some clients also send
+    /// streams of reserved types.
     pub const MOST: u64 = 64;
 
     /// Counts a request. Returns whether it is the first one above the limit.

@@ -59,10 +59,11 @@ pub enum SessionRefused {
 }
 
 impl SessionRefused {
-    /// The names that [`Self::name`] can return.
+    /// The names of the counters of refused clients that [`Self::name`] can return.
     pub const NAMES: [&str; 4] = ["web_late", "web_request", "web_origin", "web_protocol"];
 
-    /// Returns the name under which the refusal is counted, or `None` if the client closed the connection.
+    /// Returns the name of the counter of refused clients in which this one is counted, or `None` if the client closed
+    /// the connection.
     pub fn name(&self) -> Option<&'static str> {
         let [late, request, origin, protocol] = Self::NAMES;
         Some(match self {

@@ -1,4 +1,5 @@
-//! Streams as the application uses them: without the preamble of their binding, and with the application's error codes.
+//! Streams as the application uses them: without the header that WebTransport puts before the application's bytes, and
+//! with the application's error codes.
 
 use std::future::Future;
 
@@ -18,7 +19,7 @@ pub struct SendStream {
 pub struct RecvStream {
     inner: quinn::RecvStream,
     binding: Binding,
-    /// Length of the preamble before the application's first byte; `None` until the preamble was read.
+    /// Length of WebTransport's header before the application's first byte; `None` until the header was read.
     preamble: usize,
 }
 
@@ -35,7 +36,7 @@ pub enum NotOurs {
     #[error("the peer has opened more than {} streams of HTTP/3 outside the session", Foreign::MOST)]
     #[allow(missing_docs, reason = "the messages describe the variants")]
     TooMany,
-    /// The stream ended within its preamble.
+    /// The stream ended within the WebTransport header at its beginning.
     #[error("the peer ended a stream within its preamble")]
     Over,
     #[error(transparent)]
@@ -115,7 +116,8 @@ impl RecvStream {
         Self { inner, binding, preamble: 0 }
     }
 
-    /// Returns the length of the preamble, which is the offset of the application's first byte on the QUIC stream.
+    /// Returns the length of WebTransport's header, which is the offset of the application's first byte on the QUIC
+    /// stream.
     pub fn preamble(&self) -> usize {
         self.preamble
     }
@@ -125,7 +127,7 @@ impl RecvStream {
         self.inner.id()
     }
 
-    /// Reads the preamble before the application's bytes.
+    /// Reads the WebTransport header before the application's bytes.
     ///
     /// # Errors
     /// Fails if the stream is not for the application.
@@ -140,7 +142,7 @@ impl RecvStream {
                 Begins::Http(kind) => return Err(NotOurs::Http(kind)),
                 Begins::Stray(session) => return Err(NotOurs::Stray(session)),
                 Begins::Unknown => {
-                    // The preamble is read byte by byte, so that no byte of the application is consumed.
+                    // WebTransport's header is read byte by byte, so that no byte of the application is consumed.
                     let mut byte = [0];
                     match self.inner.read(&mut byte).await {
                         Ok(Some(_)) => front.extend_from_slice(&byte),
@@ -163,9 +165,9 @@ impl RecvStream {
         })
     }
 
-    /// Reads to the end and discards the bytes. The bytes are read in order, because the preamble was read in order. If
-    /// a stream is read in order first and unordered later, quinn 0.11 counts retransmitted bytes twice, and its debug
-    /// build panics.
+    /// Reads to the end and discards the bytes. The bytes are read in order, because WebTransport's header at the
+    /// stream's beginning was read in order. If a stream is read in order first and unordered later, quinn 0.11 counts
+    /// retransmitted bytes twice, and its debug build panics.
     pub async fn discard(mut self) {
         const PIECE: usize = 64 * 1024;
         while let Ok(Some(Chunk { bytes, .. })) = self.inner.read_chunk(PIECE, true).await {

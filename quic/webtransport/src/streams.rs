@@ -1,4 +1,4 @@
-//! Opens and accepts streams of a session.
+//! Opens and accepts streams of a WebTransport session.
 
 use bytes::{Bytes, BytesMut};
 use millrace_quic::webtransport::Binding;
@@ -11,7 +11,7 @@ use crate::{Foreign, NotOurs, RecvStream, SendStream};
 pub struct SessionStreams<'a> {
     /// The QUIC connection.
     pub connection: &'a Connection,
-    /// How the application's streams are mapped to the connection: bare, or in a WebTransport session.
+    /// Whether the application's streams are plain QUIC streams or belong to a WebTransport session.
     pub binding: Binding,
     /// Counters for streams and datagrams that the peer sends outside the session.
     pub foreign: &'a Foreign,
@@ -55,8 +55,8 @@ impl SessionStreams<'_> {
         Ok((SendStream::new(send, self.binding), RecvStream::new(recv, self.binding)))
     }
 
-    /// Reads the preamble of a unidirectional stream. Returns `None` if the stream is not for the application. Such a
-    /// stream is discarded.
+    /// Reads the WebTransport header of a unidirectional stream. Returns `None` if the stream is not for the
+    /// application. Such a stream is discarded.
     ///
     /// # Errors
     /// Fails if the stream belongs to another session, exceeds the limit of HTTP/3 streams, or is lost.
@@ -74,7 +74,7 @@ impl SessionStreams<'_> {
         }
     }
 
-    /// Reads the preamble of a bidirectional stream. Requests of HTTP/3 are refused.
+    /// Reads the WebTransport header of a bidirectional stream. Requests of HTTP/3 are refused.
     ///
     /// # Errors
     /// Fails for the same reasons as [`Self::enter_uni`].

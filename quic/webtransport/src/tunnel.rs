@@ -23,7 +23,7 @@ const PIECE: usize = 16 * 1024;
 
 /// An established session.
 ///
-/// [`accept`] or [`connect`] creates it. It ends once: the peer closes it ([`Self::closed`]), this end does
+/// [`accept`] or [`connect`] creates it. It ends once: the peer closes it ([`Self::closed`]), this endpoint does
 /// ([`Self::close`]), or the connection is lost. Streams and datagrams of the session are used through
 /// [`SessionStreams`](crate::SessionStreams), not through the tunnel.
 pub struct Tunnel {
@@ -149,7 +149,7 @@ async fn answer(send: &mut SendStream, response: ConnectResponse) -> Result<(), 
 }
 
 impl Tunnel {
-    /// Number of unidirectional streams that this end opens for HTTP/3: the control stream.
+    /// Number of unidirectional streams that this endpoint opens for HTTP/3: the control stream.
     pub const STREAMS: u64 = 1;
 
     fn new(
@@ -169,7 +169,7 @@ impl Tunnel {
         }
     }
 
-    /// Returns the session's binding, which determines how its streams begin.
+    /// Returns the session's [`Binding`], which determines the WebTransport header of its streams and datagrams.
     pub fn binding(&self) -> Binding {
         self.binding
     }

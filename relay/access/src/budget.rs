@@ -41,7 +41,7 @@ pub struct ClientShare {
 }
 
 impl ClientShare {
-    /// The share of a client whose use of cache, FETCH bandwidth, receive windows and streams is not limited.
+    /// No limit on what one client may use of the cache, FETCH bandwidth, receive windows and forwarded streams.
     pub const UNLIMITED: Self = Self {
         cache_bytes: u64::MAX,
         fetch_bytes_per_second: u64::MAX,
@@ -49,14 +49,14 @@ impl ClientShare {
         kernel_streams: u64::MAX,
     };
 
-    /// Returns an unused share of the cache with this limit. What is taken from the share also counts against `within`,
-    /// the share of a wider network.
+    /// Returns a new account of the cache memory that the client's tracks use, with this limit. The memory also counts
+    /// against `within`, the account of the client's network.
     pub fn cache_share(&self, within: Option<Arc<account::CacheShare>>) -> account::CacheShare {
         account::CacheShare::new(usize::try_from(self.cache_bytes).unwrap_or(usize::MAX), within)
     }
 
-    /// Returns the share of a network, if `self` is one client's share. The network's share is `times` as much, but at
-    /// most `most`, and not less than one client's share.
+    /// Returns the limits of a network of clients, if `self` has the limits of one client. The network's limits are
+    /// `times` as high, but at most `most`, and not lower than one client's.
     fn network_limits(&self, times: u64, most: &Self) -> Self {
         let wider = |of_client: u64, most: u64| of_client.saturating_mul(times).min(most.max(of_client));
         Self {
@@ -86,11 +86,13 @@ pub struct BudgetLimits {
     /// The most that one client may use of the cache, FETCH bandwidth, receive windows and streams, which all clients
     /// share.
     pub share: ClientShare,
-    /// The largest share of a network with many clients. If one client's share is larger, the network has that share.
+    /// The most that a network of clients may use of the resources that all clients share. If one client's limit is
+    /// higher, it applies to the network, too.
     pub network: ClientShare,
     /// Largest number of bytes of a session's registered tokens (MAX_AUTH_TOKEN_CACHE_SIZE).
     pub token_cache: u64,
-    /// Limits on the number of sessions that have shown no right yet, and on the time until they must show one.
+    /// Limits on sessions whose peer has not shown yet that it may subscribe or publish: their number, and the time
+    /// that they have to do so.
     pub unproven: unproven::UnprovenBounds,
 }
 
@@ -109,7 +111,8 @@ impl Default for BudgetLimits {
 }
 
 impl BudgetLimits {
-    /// Returns budget and share of a network that may have `times` as much as one client.
+    /// Returns the limits of a network of clients that together may use `times` as much as one client: those on
+    /// requests and tracks, and those on shared resources.
     pub fn network_budget(&self, times: u64) -> (Budget, ClientShare) {
         let Budget { requests_per_second, tracks } = self.client;
         let budget = Budget {
@@ -182,8 +185,8 @@ impl BudgetUsage {
     /// Counts a track against every budget of `usages`.
     ///
     /// # Errors
-    /// Fails if one of the budgets is used up. The track may then count against some of the other budgets, until
-    /// `place` is dropped.
+    /// Fails if one of the budgets is used up. In that case the track may already count against some of the other
+    /// budgets. It does so until `place` is dropped.
     pub fn track<'a>(
         place: &mut BudgetPlace,
         usages: impl IntoIterator<Item = &'a Arc<Self>>,
@@ -247,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn budget_allows_one_seconds_requests_at_once_and_then_the_rate() {
+    fn one_seconds_requests_are_allowed_at_once_and_then_the_rate() {
         let usage = BudgetUsage::new(Budget { requests_per_second: 10, tracks: 1 });
         let start = Instant::now();
         let taken = |now| (0..100).filter(|_| usage.request(now, 1).is_ok()).count();
@@ -268,7 +271,8 @@ mod tests {
         assert!(small.request(start + Duration::from_secs(6), 1).is_err());
     }
 
-    /// Checks that waiting messages leave half of a second's budget to requests, and pass at the rate in the long run.
+    /// Checks that delayed messages pass at the configured rate in the long run, and leave the last half second of the
+    /// token bucket to requests.
     #[test]
     fn waiting_messages_are_admitted_at_the_rate() {
         let usage = BudgetUsage::new(Budget { requests_per_second: 10, tracks: 1 });

@@ -21,11 +21,11 @@ use super::refusal::AccessRefusal;
 pub struct AccessClient {
     /// How much the client has used of its budgets for requests and tracks.
     pub usage: Arc<BudgetUsage>,
-    /// The client's share of the cache.
+    /// Cache memory that the client's tracks use, and its limit.
     pub cache: Arc<account::CacheShare>,
-    /// The client's share of the receive windows.
+    /// Bytes of receive windows of the client's sessions, and their limit.
     pub receive: Arc<transport::WindowShare>,
-    /// The client's share of the streams that engine `kernel` forwards.
+    /// Number of streams to the client that engine `kernel` forwards, and its limit.
     pub kernel_streams: Arc<transport::WindowShare>,
     fetch: FetchBucket,
     /// Multiple of one client's budget that this client or network has: 1 for a client, and more for a network.
@@ -45,8 +45,9 @@ struct FetchBucket {
 }
 
 impl AccessClient {
-    /// Makes a client or network whose budget is `times` that of one client. `cache` is its share of the cache, which
-    /// also counts groups that the client's earlier sessions have left there. `within` is the next wider network.
+    /// Makes a client or network whose budget is `times` that of one client. `cache` counts the cache memory of its
+    /// tracks, including groups that the client's earlier sessions have left in the cache. `within` is the next wider
+    /// network.
     pub fn new(
         limits: &BudgetLimits,
         times: u64,
@@ -149,7 +150,7 @@ impl FetchBucket {
 
     fn waits(&self, now: Instant) -> Option<Instant> {
         let full_at = (*self.full_at.lock())?;
-        // The bucket holds one second of its rate, so it is empty a second before it would be full.
+        // The bucket fills in one second, so it is empty one second before the time when it is full again.
         full_at.checked_sub(Duration::from_secs(1)).filter(|until| *until > now)
     }
 }
@@ -167,7 +168,7 @@ mod tests {
     /// Gives a network of clients 8 times the budget of one. Requests beyond a client's own budget take nothing from
     /// the network's.
     #[test]
-    fn networks_have_multiples_of_a_clients_budget() {
+    fn network_has_a_multiple_of_a_clients_request_budget() {
         let client = Budget { requests_per_second: 10, tracks: 2 };
         let share = ClientShare { fetch_bytes_per_second: 1000, ..ClientShare::default() };
         let limits = BudgetLimits { client, share, ..BudgetLimits::default() };

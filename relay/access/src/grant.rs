@@ -25,7 +25,8 @@ pub enum Action {
 }
 
 impl Action {
-    /// Reports whether the `publish` list of a rule decides on the action. The `subscribe` list decides on all others.
+    /// Reports whether the `publish` list of an access rule decides on this action. The rule's `subscribe` list decides
+    /// on all other actions.
     pub fn publishes(self) -> bool {
         matches!(self, Self::Publish | Self::PublishNamespace)
     }
@@ -149,16 +150,17 @@ impl GrantMatch {
 pub struct GrantScope {
     /// The actions that are allowed.
     pub actions: Actions,
-    /// The comparisons for the first fields of the namespace, in order.
+    /// The comparisons that the first fields of the namespace have to pass, in order.
     pub namespace: Vec<GrantMatch>,
     /// True if the namespace must have no further fields.
     pub closed: bool,
-    /// The comparison for the track's name. `None` allows every name.
+    /// The comparison that the track's name has to pass. `None` allows every name.
     pub track: Option<GrantMatch>,
 }
 
 impl GrantScope {
-    /// Reports whether the scope allows the action on the resource. For CLIENT_SETUP the resource does not matter.
+    /// Reports whether this scope of a token allows the action on a namespace or track. For CLIENT_SETUP the namespace
+    /// does not matter.
     pub fn allows(&self, action: Action, resource: &Resource) -> bool {
         if action == Action::ClientSetup {
             return self.actions.contain(action);
@@ -171,7 +173,7 @@ impl GrantScope {
         };
         let track = match (&self.track, &resource.track) {
             (Some(wanted), Some(name)) => wanted.matches(name),
-            // A request about a namespace names no track. Each track is decided on when it is requested.
+            // A request about a namespace names no track. Each track is checked when it is requested.
             (Some(_), None) | (None, _) => true,
         };
         enough
@@ -186,11 +188,11 @@ impl GrantScope {
 pub struct Grant {
     /// The token's ID.
     pub id: Option<String>,
-    /// The party that the token was made for.
+    /// The subject of the token (`sub`): the peer that presents it.
     pub subject: Option<String>,
-    /// The party that made the token.
+    /// The issuer of the token (`iss`).
     pub issuer: Option<String>,
-    /// The relays that the token is for. It is empty if the token names none.
+    /// The audiences of the token (`aud`): the relays that may accept it. The list is empty if the token names none.
     pub audience: Vec<String>,
     /// The time at which the token expires. `None`: it does not expire.
     pub expires: Option<SystemTime>,
@@ -198,13 +200,15 @@ pub struct Grant {
     pub not_before: Option<SystemTime>,
     /// The actions that the token allows, each with its namespaces and tracks.
     pub scopes: Vec<GrantScope>,
-    /// A JWT's `root`. The connection's path must be equal to it, below it or above it.
+    /// The claim `root` of a JWT, a URL path. The path of the connection's URL must be equal to it, below it or above
+    /// it.
     pub root: Option<Vec<String>>,
-    /// The issuer of each key that verifies the token. An entry is `None` if that key is bound to no issuer.
+    /// For each key that verifies the token, the issuer that may use it, or `None` if every issuer without a key of its
+    /// own may.
     pub signers: Vec<Option<Arc<str>>>,
 }
 
-/// Returns the issuer that each key is bound to, or `None` for a key that is bound to no issuer.
+/// Returns for each key the issuer that may use it, or `None` if every issuer without a key of its own may.
 pub(super) fn list_issuers(keys: &[&AccessKey]) -> Vec<Option<Arc<str>>> {
     keys.iter().map(|key| key.issuer().cloned()).collect()
 }

@@ -14,7 +14,7 @@ use super::{
     refusal::TokenError,
 };
 
-/// Largest number of paths of a token, in `put` and `get` together.
+/// Largest number of namespace paths that a token may name, in the claims `put` and `get` together.
 const MAX_PATHS: usize = 256;
 
 /// A JWT's claims.

@@ -1,6 +1,6 @@
 //! Keys that tokens are checked and made with. They are in PEM, JWK or JWKS files, or are HMAC secrets in files that a
-//! setting names as secrets. The kind of a file is never guessed: if a public key were taken for a secret, everybody
-//! who knows it could make tokens.
+//! setting names as secrets. A file with an HMAC secret has to be configured as such: if a public key were taken for a
+//! secret, everybody who knows it could make tokens.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -313,12 +313,12 @@ impl TokenAlgorithm {
 }
 
 impl AccessKey {
-    /// Binds the key to an issuer, so that it verifies tokens of this issuer only.
+    /// Restricts the key to an issuer, so that it verifies tokens of this issuer only.
     pub fn bound_to(self, issuer: Arc<str>) -> Self {
         Self { issuer: Some(issuer), ..self }
     }
 
-    /// Returns the issuer that the key is bound to, if any.
+    /// Returns the only issuer whose tokens the key verifies, if it is restricted to one.
     pub fn issuer(&self) -> Option<&Arc<str>> {
         self.issuer.as_ref()
     }

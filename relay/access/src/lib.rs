@@ -63,7 +63,8 @@ pub struct Access {
     /// Clients that have sessions, and the networks of these clients, by address.
     clients: Mutex<AccessClients>,
     unproven: Arc<Unproven>,
-    /// The budget for streams that engine `kernel` forwards. All clients share it when their own shares are used up.
+    /// Limit on the number of streams that engine `kernel` forwards beyond the clients' own limits. All clients share
+    /// it.
     kernel_streams: Arc<transport::WindowShare>,
     /// The settings whose files could not be read when the files were last read.
     unread: Mutex<Vec<UnreadSetting>>,
@@ -74,8 +75,8 @@ pub struct Access {
 struct AccessClients {
     /// Clients that have sessions, and the networks of these clients.
     present: HashMap<NetworkPrefix, Weak<AccessClient>>,
-    /// Shares of the cache. A client whose last session has ended keeps its share for as long as the cache has groups
-    /// of this client.
+    /// Cache memory used per client, with its limit. The count is kept after the client's last session has ended, as
+    /// long as the cache has groups of this client.
     cache: HashMap<NetworkPrefix, Weak<account::CacheShare>>,
 }
 
@@ -122,8 +123,8 @@ impl Access {
         })
     }
 
-    /// Returns the two budgets for streams of a client that engine `kernel` forwards: first the client's own share,
-    /// then the budget that all clients have in common.
+    /// Returns the two limits on the number of streams to a client that engine `kernel` forwards: the client's own
+    /// limit, and the one for further streams, which all clients share.
     pub fn kernel_streams(&self, client: &AccessClient) -> [Arc<transport::WindowShare>; 2] {
         [Arc::clone(&client.kernel_streams), Arc::clone(&self.kernel_streams)]
     }
@@ -183,8 +184,8 @@ impl Access {
         if let Some(client) = present.get(&network).and_then(Weak::upgrade) {
             return client;
         }
-        // Removing dead entries of `present` and `cache` takes little time: these maps have few entries besides those
-        // that sessions and cached groups keep alive.
+        // Searching `present` and `cache` for expired entries takes little time: nearly all entries belong to clients
+        // with sessions or cached groups.
         present.retain(|_, client| client.strong_count() > 0);
         cache.retain(|_, share| share.strong_count() > 0);
         let share = cache.get(&network).and_then(Weak::upgrade);
@@ -208,13 +209,13 @@ impl Access {
         (sorted(clients.into_iter()), sorted(crowded))
     }
 
-    /// Registers a session that has shown no right yet. Returns `None` if the policy is open, since no session needs a
-    /// right then.
+    /// Registers a session whose peer has not shown yet that it may publish or subscribe. Returns `None` if the policy
+    /// allows everything to everybody.
     pub fn place(&self, client: IpAddr) -> Option<unproven::UnprovenPlace> {
         (!self.policy().is_open()).then(|| self.unproven.enter(client))
     }
 
-    /// Returns the register of sessions that have shown no right.
+    /// Returns the register of sessions whose peers have not shown yet that they may publish or subscribe.
     pub fn unproven(&self) -> &Arc<Unproven> {
         &self.unproven
     }

@@ -31,12 +31,12 @@ pub struct AccessPolicy {
     pub tokens: Requirements,
     /// True if the roots of clients' certificates cannot be read. No certificate gives a right then.
     pub doubts_certificates: bool,
-    /// Number of the policy, which tells the relay's policies apart. A token whose signature was checked under one
-    /// policy is opened again under another.
+    /// Number of the policy, which grows with each new policy of the relay. A token whose signature was checked with
+    /// one policy's keys is checked again after the policy has changed.
     pub(super) version: u64,
 }
 
-/// The holder of a right. Publishers of one track have the same identity.
+/// The identity to which a permission was given. All publishers of a track must have the same identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RightHolder {
     /// The configured upstream relay.
@@ -45,9 +45,9 @@ pub enum RightHolder {
     Cluster,
     /// The holder of a token.
     Token {
-        /// The party that made the token.
+        /// The issuer of the token (`iss`).
         issuer: Option<String>,
-        /// The party that the token was made for.
+        /// The peer that the token identifies.
         holder: TokenHolder,
     },
     /// A name in the client's certificate.
@@ -56,7 +56,7 @@ pub enum RightHolder {
     Client(IpAddr),
 }
 
-/// The party that a token of an issuer was made for.
+/// The peer that a token identifies: the token's subject or, without a subject, whoever presents this token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenHolder {
     /// The token's subject.
@@ -80,8 +80,8 @@ impl fmt::Display for RightHolder {
     }
 }
 
-/// Writes the holder, which is the part of an identity behind the last `/`. Different holders have different texts: `#`
-/// begins an ID, `##` a digest, and a subject begins with neither, since `#` is escaped.
+/// Writes the peer that a token identifies. Different peers have different texts: `#` begins a token's ID, `##` its
+/// digest, and a subject begins with neither, since `#` is escaped.
 impl fmt::Display for TokenHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -106,32 +106,32 @@ fn escaped(name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     })
 }
 
-/// The facts that a right rests on.
+/// The result of an access decision: who was given the permission, and for how long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Basis {
-    /// The holder of the right.
+    /// The identity to which the permission was given.
     pub identity: RightHolder,
-    /// The latest time at which the right ends. `None`: it does not expire.
+    /// The latest time at which the permission ends. `None`: it does not expire.
     pub until: Option<SystemTime>,
 }
 
-/// The standing of a session, which depends on whether it has shown a right to anything.
+/// Whether a session's peer has shown that it may publish or subscribe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionStanding {
-    /// The session has shown a right.
+    /// The peer has shown, by a token, its certificate or its address, that it may publish or subscribe.
     Proven,
-    /// The session has shown no right yet, but its requests may bring tokens that do.
+    /// The peer has not shown yet that it may publish or subscribe, but its requests may have tokens that do.
     Unproven,
 }
 
-/// A token as a peer has sent it, and its content under the policy that it was last opened under.
+/// A token as a peer has sent it, and its content as last verified with the keys of a policy.
 #[derive(Debug)]
 pub struct Presented {
     credential: Credential,
     opened: Mutex<Option<OpenedToken>>,
 }
 
-/// The version of a policy, and the content of a token that was opened with this policy's keys.
+/// The version of a policy, and the content of a token whose signature was checked with this policy's keys.
 type OpenedToken = (u64, Result<Arc<Grant>, TokenError>);
 
 impl Presented {
@@ -145,8 +145,8 @@ impl Presented {
         &self.credential
     }
 
-    /// Returns the grant of the token, if the token is valid at `now`. The signature is checked once for each policy,
-    /// and the claims at each call, since time passes.
+    /// Returns the token's content, if the token is valid at `now`. The signature is checked once for each policy, and
+    /// the claims at each call, since time passes.
     pub fn grant(&self, policy: &AccessPolicy, now: SystemTime) -> Result<Arc<Grant>, TokenError> {
         let mut opened = self.opened.lock();
         let known = opened.as_ref().filter(|(version, _)| *version == policy.version);
@@ -213,8 +213,8 @@ impl AccessPolicy {
         self.tokens.wants_keys || !self.tokens.keys.is_empty()
     }
 
-    /// Returns `Some` if the peer is one of the rule's clients whatever tokens it has. The value is the certificate's
-    /// name that decided, or `None` if no certificate did.
+    /// Returns `Some` if the rule's `principal` includes the peer without regard to tokens. The value is the name in
+    /// the peer's certificate that matched, or `None` if no certificate was needed.
     fn is(
         &self,
         principal: &Principal,
@@ -247,7 +247,8 @@ impl AccessPolicy {
         Ok(())
     }
 
-    /// Decides whether `peer` with `tokens` may have a session, and whether it has already shown a right to anything.
+    /// Decides whether `peer` with `tokens` may have a session, and whether it has already shown that it may publish or
+    /// subscribe.
     ///
     /// # Errors
     /// Fails if the peer could never do anything in the session, or if the tokens that it relies on are not valid.
@@ -329,7 +330,7 @@ impl AccessPolicy {
         }
     }
 
-    /// Returns the basis of the right from the token that allows the action for longest.
+    /// Returns the decision based on the token that allows the action for longest.
     fn token_basis(
         &self,
         peer: &SessionPeer,

@@ -1,4 +1,4 @@
-//! Rights that sessions and requests use, and the times at which these rights end.
+//! Permissions (rights) that sessions and requests use, and the times at which these permissions end.
 
 use std::{
     sync::{
@@ -38,36 +38,36 @@ pub struct SessionSubject {
     peer: SessionPeer,
     /// Tokens of the session's URL and SETUP.
     tokens: Vec<Arc<Presented>>,
-    /// True for the configured upstream relay.
+    /// True if the peer is the configured upstream relay, which may do everything.
     trusted: bool,
     session: Arc<BudgetUsage>,
     client: Arc<AccessClient>,
     /// Number of requests whose tokens were not valid.
     bad_tokens: AtomicU32,
-    /// Number of rights in use: rights that were granted to requests, and rights that were derived from these rights.
+    /// Number of permissions in use: those of requests, and those of actions that follow from a request.
     held: AtomicUsize,
-    /// The right that lasts longest among those that requests have shown.
+    /// Of all permissions that requests have got by their own tokens, the one that lasts longest.
     proof: watch::Sender<Option<Proof>>,
 }
 
-/// A right that a request has shown, with the tokens that allowed it.
+/// A permission that a request has got by its own tokens, with these tokens.
 struct Proof {
     tokens: Vec<Arc<Presented>>,
     asked: AskedRight,
     until: Option<SystemTime>,
 }
 
-/// The right of a session, or of one action on one resource, which lasts for as long as the policy allows it. Only
-/// [`Self::move_to`] changes the resource. Other actions that follow from a request have a right of their own, from
-/// [`Self::derive`].
+/// The permission (right) for a session, or for one action on one namespace or track. It lasts for as long as the
+/// policy allows. Only [`Self::move_to`] changes the namespace or track. Other actions that follow from a request have
+/// permissions of their own, from [`Self::derive`].
 pub struct Rights {
     subject: Arc<SessionSubject>,
     bearer: Arc<Bearer>,
-    /// The session, or the action and resource, that a right was last granted for. A right that is not decided yet is
-    /// never stored here, since [`Self::ended`] reads this field from another task.
+    /// The session, or the action and its namespace or track, that was allowed last. What is not decided yet is never
+    /// stored here, since [`Self::ended`] reads this field from another task.
     asked: Mutex<AskedRight>,
     identity: Mutex<RightHolder>,
-    /// Notification that the resource has changed, or that the right has ended.
+    /// Notification that the namespace or track has changed, or that the permission has ended.
     changed: watch::Sender<()>,
     over: OnceLock<AccessRefusal>,
 }
@@ -75,9 +75,9 @@ pub struct Rights {
 /// The tokens that a request has brought.
 struct Bearer {
     tokens: Mutex<Vec<Arc<Presented>>>,
-    /// The tokens of the request that a derived right was derived from. They count in addition to `tokens`.
+    /// The tokens of the request from which this action follows. They count in addition to `tokens`.
     parent: Option<Arc<Bearer>>,
-    /// Notification to all rights of one request that the request has new tokens.
+    /// Notification to all permissions ([`Rights`]) of one request that the request has new tokens.
     renewed: Arc<watch::Sender<()>>,
 }
 
@@ -111,7 +111,7 @@ enum AskedRight {
 
 impl SessionSubject {
     /// Makes the state by which access is decided for a session. `tokens` are those of its URL and SETUP. A trusted
-    /// peer, such as the upstream relay, needs no right, and its requests count against no client's budget.
+    /// peer, such as the upstream relay, needs no permission, and its requests count against no client's budget.
     pub fn new(
         access: &Arc<Access>,
         peer: SessionPeer,
@@ -135,10 +135,10 @@ impl SessionSubject {
         })
     }
 
-    /// Returns the right of the session to stay open.
+    /// Returns the session's permission to stay open.
     ///
     /// # Errors
-    /// Fails if the session has no such right.
+    /// Fails if the session may not stay open.
     pub fn admit(self: &Arc<Self>) -> Result<Arc<Rights>, AccessRefusal> {
         let rights = Rights::new(self, Bearer::new(Vec::new()), AskedRight::Session);
         let policy = self.access.policy();
@@ -151,9 +151,9 @@ impl SessionSubject {
         Ok(rights)
     }
 
-    /// Admits a request with its tokens. The returned rights allow nothing until [`Rights::ask`] is called. The budgets
-    /// count the request as `cost` requests. `holds_track` is true if the request uses a track, which counts against
-    /// the budgets.
+    /// Admits a request with its tokens. The returned [`Rights`] allow no action until [`Rights::ask`] is called. The
+    /// budgets count the request as `cost` requests. `holds_track` is true if the request uses a track, which counts
+    /// against the budgets.
     ///
     /// # Errors
     /// Fails if a budget for requests or tracks is used up, or if a token is not valid.
@@ -190,10 +190,10 @@ impl SessionSubject {
         }
     }
 
-    /// Waits until the session must be closed: it has had no right for too long, or a new session without a right
-    /// displaced it. `place` is the session's entry in the register of sessions without a right. The entry is removed
-    /// when a right comes, and made again when the last right has ended. Calls `proven` once, when the session has
-    /// shown its first right.
+    /// Waits until the session must be closed. The reason is that its peer has been allowed nothing for too long, or
+    /// that there are too many such sessions. `place` is the session's entry in the register of such sessions. It is
+    /// removed when the peer gets a permission, and made again when the last permission has ended. Calls `proven` once,
+    /// when the peer gets its first permission.
     pub async fn without_right(
         &self,
         mut place: Option<unproven::UnprovenPlace>,
@@ -238,10 +238,11 @@ impl SessionSubject {
         }
     }
 
-    /// Returns the time until which the session certainly has a right, or `None` if the right does not end by itself.
+    /// Returns the time until which the session's peer certainly has a permission, or `None` if the permission does not
+    /// end by itself.
     ///
     /// # Errors
-    /// Fails if the session has no right now.
+    /// Fails if the peer has no permission now.
     fn standing(&self) -> Result<Option<SystemTime>, AccessRefusal> {
         if self.trusted {
             return Ok(None);
@@ -255,15 +256,15 @@ impl SessionSubject {
             Some(proof) => self.decide(&policy, &proof.tokens, &proof.asked).map(|basis| basis.until),
             None => Err(AccessRefusal::NotAllowed),
         };
-        // The session has no right any more, but some of its requests still have one. Each of these rights ends by
-        // itself, so the session is checked again later.
+        // The peer has no other permission any more, but some of its requests are still allowed. Each of these
+        // permissions ends by itself, so the session is checked again later.
         if shown.is_err() && self.held.load(Relaxed) > 0 {
             return Ok(Some(now + self.access.unproven.patience()));
         }
         shown
     }
 
-    /// Records a right that a request has shown with its own tokens. Only the right that lasts longest is stored.
+    /// Records a permission that a request has got by its own tokens. Only the permission that lasts longest is stored.
     fn prove(&self, tokens: Vec<Arc<Presented>>, asked: &AskedRight, until: Option<SystemTime>) {
         if self.trusted {
             return;
@@ -342,7 +343,7 @@ impl Rights {
         })
     }
 
-    /// Asks for the right to `action` on `resource`. A request calls this once.
+    /// Asks for the permission to do `action` on `resource`. A request calls this once.
     ///
     /// # Errors
     /// Fails if the action is not allowed, or if this was called for the request before.
@@ -356,7 +357,7 @@ impl Rights {
         Ok(())
     }
 
-    /// Changes the resource of the right, for a request that changes to another namespace or track.
+    /// Changes the namespace or track that the permission is for, when the request changes to another one.
     ///
     /// # Errors
     /// Fails if the action is not allowed on the new resource. The right to the previous resource stays.
@@ -365,8 +366,8 @@ impl Rights {
         self.settle(AskedRight::Action(action, resource))
     }
 
-    /// Decides whether `asked` (the session, or an action on a resource) is allowed, and stores it for [`Self::ended`]
-    /// only if it is allowed.
+    /// Decides whether `asked` (the session, or an action on a resource) is allowed, and if so, stores `asked`, so that
+    /// [`Self::ended`] decides on it again later.
     fn settle(&self, asked: AskedRight) -> Result<(), AccessRefusal> {
         let policy = self.subject.access.policy();
         let tokens = self.bearer.all();
@@ -385,8 +386,8 @@ impl Rights {
         self.subject.decide(&policy, &self.bearer.all(), &asked).is_ok()
     }
 
-    /// Returns the right to a further action that follows from this request. The request's tokens also serve for that
-    /// right, and so do those that later updates bring.
+    /// Returns the permission for a further action that follows from this request. The request's tokens count for that
+    /// action, too, and so do tokens of later updates of the request.
     ///
     /// # Errors
     /// Fails if the action is not allowed.
@@ -422,18 +423,18 @@ impl Rights {
         Ok(())
     }
 
-    /// Ends the right now, for the given reason.
+    /// Ends the permission now, for the given reason.
     pub fn end(&self, refusal: AccessRefusal) {
         let _ = self.over.set(refusal); // no effect if the right has ended before: the first reason stays
         self.changed.send_replace(());
     }
 
-    /// Returns the identity that holds the right.
+    /// Returns the identity to which the permission was given.
     pub fn identity(&self) -> RightHolder {
         self.identity.lock().clone()
     }
 
-    /// Returns the reason why the right has ended, or `None` while it lasts.
+    /// Returns the reason why the permission has ended, or `None` while it lasts.
     pub fn expiry_refusal(&self) -> Option<AccessRefusal> {
         self.over.get().copied()
     }
@@ -443,7 +444,7 @@ impl Rights {
         self.subject.access.count(refusal);
     }
 
-    /// Waits until the right ends, and returns the reason.
+    /// Waits until the permission ends, and returns the reason.
     pub async fn ended(&self) -> AccessRefusal {
         let mut versions = self.subject.access.versions();
         let mut renewed = self.bearer.renewed.subscribe();

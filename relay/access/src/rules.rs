@@ -8,7 +8,7 @@ use super::{
     pattern::{self, Pattern},
 };
 
-/// The peer of a session, as its connection describes it.
+/// The peer of a session, as far as its connection identifies it: by address, certificate and URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionPeer {
     /// The peer's address.
@@ -89,7 +89,7 @@ pub struct AddressPrefix {
     bits: u8,
 }
 
-/// The reason why a text names no principal.
+/// The reason why a text names no clients of a rule (`Principal`).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum PrincipalError {
@@ -119,8 +119,8 @@ impl AccessRule {
 }
 
 impl Principal {
-    /// Returns `Some` if the peer belongs to this principal without regard to its tokens. The inner value is the
-    /// matching name in the peer's certificate. It is `None` if this principal requires no certificate.
+    /// Returns `Some` if these clients of a rule include the peer, without regard to its tokens. The inner value is the
+    /// matching name in the peer's certificate. It is `None` if the rule requires no certificate.
     pub fn is(&self, peer: &SessionPeer, now: SystemTime) -> Option<Option<CertificateName>> {
         match self {
             Self::Anyone => Some(None),

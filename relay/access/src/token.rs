@@ -32,10 +32,11 @@ pub struct Requirements {
     pub wants_keys: bool,
     /// Audiences that tokens may be for. If empty, only tokens without an audience are accepted.
     pub audience: Vec<String>,
-    /// Issuers whose tokens may be signed by keys that are bound to no issuer. If empty, these are all issuers except
-    /// those in `bound`.
+    /// Issuers whose tokens may be signed by keys that are not restricted to an issuer. If empty, these are all issuers
+    /// except those in `bound`.
     pub issuers: Vec<String>,
-    /// Issuers whose tokens must be signed by a key that is bound to them, even if none of these keys could be read.
+    /// Issuers whose tokens must be signed by a key that is restricted to them, even if none of these keys could be
+    /// read.
     pub bound: HashSet<String>,
     /// IDs of revoked tokens of any issuer.
     pub revoked: HashSet<String>,
@@ -44,7 +45,7 @@ pub struct Requirements {
 }
 
 impl Requirements {
-    /// Returns the grant of a token, if the token is valid at `now`.
+    /// Returns the verified content of a token, if the token is valid at `now`.
     ///
     /// # Errors
     /// Fails if the token is not valid.

@@ -1,9 +1,11 @@
-//! Sessions that have shown no right yet: how many there may be, and which one is closed if there are too many.
+//! Unauthorized sessions, whose peers have not shown yet that they may publish or subscribe: how many there may be, and
+//! which one is closed if there are too many.
 //!
-//! A client may send a token with a later request, so sessions without a right are accepted at first. Their number is
+//! A client may send a token with a later request, so unauthorized sessions are accepted at first. Their number is
 //! limited: a client may have few, and no network more than half of them. A new session is always accepted. If a
-//! network is full, its oldest session is closed; if the table is full, the oldest of the network with the greatest
-//! load. So a client that sends a token at once is served, however many sessions without a right there are.
+//! network has reached its limit, its oldest unauthorized session is closed. If the total limit is reached, the oldest
+//! session of the network that uses most of its own limit is closed. So a client that sends a token at once is served,
+//! however many unauthorized sessions there are.
 
 use std::{
     collections::BTreeMap,
@@ -18,15 +20,15 @@ use tokio::sync::Notify;
 
 use super::refusal::AccessRefusal;
 
-/// Bounds for sessions without a right.
+/// Limits on unauthorized sessions, whose peers have not shown yet that they may publish or subscribe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnprovenBounds {
-    /// Largest number of sessions without a right of all clients together.
+    /// Largest number of unauthorized sessions of all clients together.
     pub sessions: usize,
-    /// Largest number of sessions without a right of one client, an IPv4 address or an IPv6 /64. Wider networks may
-    /// have multiples of this number ([`millrace_base::networks`]).
+    /// Largest number of unauthorized sessions of one client, an IPv4 address or an IPv6 /64. Wider networks may have
+    /// multiples of this number ([`millrace_base::networks`]).
     pub of_client: usize,
-    /// Longest time that a session may be without a right, after SETUP or after its last right has ended.
+    /// Longest time that a session may be unauthorized, after SETUP or after its peer's last permission has ended.
     pub patience: Duration,
 }
 
@@ -36,7 +38,7 @@ impl Default for UnprovenBounds {
     }
 }
 
-/// The sessions without a right.
+/// The unauthorized sessions.
 #[derive(Debug)]
 pub struct Unproven {
     bounds: UnprovenBounds,
@@ -57,15 +59,14 @@ struct UnprovenSession {
     displaced: Arc<Displaced>,
 }
 
-/// A notification to a session without a right that a newer session has taken its place in the table, so that the
-/// session must close.
+/// A notification to an unauthorized session that it must close, because there are too many such sessions.
 #[derive(Debug, Default)]
 struct Displaced {
     why: OnceLock<AccessRefusal>,
     told: Notify,
 }
 
-/// The entry of a session in the table of sessions without a right. Dropping this value removes the entry.
+/// The entry of a session in the table of unauthorized sessions. Dropping this value removes the entry.
 #[derive(Debug)]
 pub struct UnprovenPlace {
     of: Arc<Unproven>,
@@ -81,17 +82,18 @@ impl Unproven {
         Arc::new(Self { bounds, waiting: Mutex::new(waiting) })
     }
 
-    /// Returns the longest time that a session may be without a right.
+    /// Returns the longest time that a session may be unauthorized.
     pub fn patience(&self) -> Duration {
         self.bounds.patience
     }
 
-    /// Returns how many sessions have no right.
+    /// Returns the number of unauthorized sessions.
     pub fn count(&self) -> usize {
         self.waiting.lock().sessions.len()
     }
 
-    /// Adds a session from this address to the table. If the table or a network is full, another session is displaced.
+    /// Adds a session from this address to the table. If the table is full, or has too many sessions of the same
+    /// network, another session is removed from it and closed.
     pub fn enter(self: &Arc<Self>, address: IpAddr) -> UnprovenPlace {
         let mut waiting = self.waiting.lock();
         // Each iteration removes one session of the full network, so the loop ends.
@@ -122,8 +124,8 @@ impl UnprovenSessions {
         self.displace(why, |_, address| network.contains(address));
     }
 
-    /// Displaces the oldest session for which the predicate `of` returns true: removes the session's entry, and
-    /// notifies the session.
+    /// Removes the oldest unauthorized session for which the predicate `of` returns true from the table, and notifies
+    /// the session that it must close.
     fn displace(&mut self, why: AccessRefusal, of: impl Fn(&NetworkPlaces, IpAddr) -> bool) {
         let oldest = self.sessions.iter().find(|(_, session)| of(&self.places, session.address));
         let Some(number) = oldest.map(|(number, _)| *number) else { return };
@@ -141,14 +143,15 @@ impl UnprovenSessions {
 }
 
 impl UnprovenPlace {
-    /// Waits until the session is displaced, and returns the reason.
+    /// Waits until the session must close to make room for newer unauthorized sessions, and returns the reason.
     pub async fn displaced(&self) -> AccessRefusal {
         self.displaced.told.notified().await;
         self.displaced.why.get().copied().unwrap_or(AccessRefusal::Displaced)
     }
 }
 
-/// Waits until a session is displaced, and returns the reason. Waits for ever if the session has no entry.
+/// Waits until a session must close to make room for newer unauthorized sessions, and returns the reason. Waits for
+/// ever if the session is not in the table.
 pub async fn displaced(place: Option<&UnprovenPlace>) -> AccessRefusal {
     match place {
         Some(place) => place.displaced().await,
@@ -158,7 +161,7 @@ pub async fn displaced(place: Option<&UnprovenPlace>) -> AccessRefusal {
 
 impl Drop for UnprovenPlace {
     fn drop(&mut self) {
-        self.of.waiting.lock().leave(self.number); // `leave` has no effect if the session was displaced before
+        self.of.waiting.lock().leave(self.number); // `leave` has no effect if the session was removed before
     }
 }
 

@@ -13,7 +13,7 @@ const HOLD: Duration = Duration::from_secs(5);
 /// Time that a track without a route waits before it uses a route through a relay that has just disappeared. A
 /// withdrawal of such a route is probably on its way.
 const HUNT: Duration = Duration::from_millis(500);
-/// Largest number of disappeared relays that are remembered.
+/// Largest number of relays that are remembered after they have withdrawn their last announcement.
 const MAX_GONE: usize = 16;
 
 /// The ID of a session with a peer.
@@ -119,7 +119,8 @@ pub struct RouteTable {
     counts: HashMap<ClusterLink, usize>,
     /// Sessions whose peers do not answer. Their routes are used last.
     suspects: HashSet<ClusterLink>,
-    /// The sessions from which tracks are received, by the announced namespace that each track belongs to.
+    /// The sessions from which tracks are received at present, by the announced namespaces to which these tracks
+    /// belong.
     carried: BTreeMap<Namespace, BTreeSet<ClusterLink>>,
     changes: BTreeSet<Namespace>,
     /// Relays that have recently withdrawn their last announcement here, each with the time of the withdrawal. Routes
@@ -208,8 +209,8 @@ impl RouteTable {
     ) {
         self.serial += 1;
         let serial = self.serial;
-        // A relay that sends an announcement is present again, so it is removed from the disappeared relays. Entries
-        // older than `HUNT` are removed too.
+        // A relay that sends an announcement has not disappeared, so it is removed from the list of disappeared relays.
+        // Relays that disappeared longer than `HUNT` ago are removed, too.
         self.gone.retain(|(hop, at)| *hop != path.sender() && now < *at + HUNT);
         let routes = self.routes.entry(namespace.clone()).or_default();
         match routes.iter_mut().find(|route| route.key == key) {
@@ -366,8 +367,8 @@ impl RouteTable {
     /// Returns the path and the cost to announce to `neighbour`. Returns `None` if no route may serve it.
     pub fn announcement(&self, namespace: &Namespace, neighbour: Neighbour) -> Option<Announcement> {
         let routes = self.routes.get(namespace)?.iter().filter(|route| route.is_for(neighbour));
-        // A namespace that is received already is passed on at no further cost. The announced path is the one in use,
-        // even if another would be chosen now.
+        // A namespace whose tracks this relay receives already is announced with cost 0. The announced path is the one
+        // in use, even if another would be chosen now.
         let carried = routes.clone().filter(|route| self.is_carried(namespace, route.key.link));
         let carried = carried.min_by_key(|route| self.rank(namespace, route));
         let (route, cost) = match carried {

@@ -125,7 +125,8 @@ pub struct AccessFileWatch {
     /// The token requirements from the last reading. Their revocations stay in force while a revocation file cannot be
     /// read.
     tokens: Requirements,
-    /// Modification stamps of the access files at the last reading; a different stamp means that a file has changed.
+    /// Modification times and sizes (stamps) of the access files when they were last read. A different stamp means that
+    /// a file has changed.
     seen: Vec<Option<Stamp>>,
     /// The reason why the settings could not be used when they were last read; `None` if they could.
     settings: Option<UnreadSetting>,

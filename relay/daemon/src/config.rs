@@ -51,14 +51,15 @@ pub struct Config {
     pub listen: Vec<SocketAddr>,
     pub access: AccessConfig,
     pub engine: EngineChoice,
-    /// Interfaces that engine `kernel` forwards from and that the gate guards; empty for the interfaces that have the
-    /// listen addresses.
+    /// Network interfaces on which engine `kernel` forwards arriving packets and the packet gate (an XDP filter) runs.
+    /// Empty: the interfaces that have the listen addresses.
     pub interfaces: Vec<String>,
-    /// The interfaces on which the gate (the relay's packet filter) guards the relay's ports.
+    /// The interfaces on which the packet gate, an XDP filter, protects the relay's ports.
     pub gate: GateChoice,
     /// Largest number of sessions of one client; `None` for any number.
     pub gate_sessions: Option<u32>,
-    /// Whether engine `kernel` attaches again after its program was detached or its interface was created again.
+    /// Whether engine `kernel` attaches its BPF program again after the program was detached, or after its network
+    /// interface was created again.
     pub reattach: bool,
     /// Memory that engine `kernel` uses for precomputed packet keystreams, in bytes.
     pub keystream_bytes: u64,
@@ -78,7 +79,8 @@ pub struct Config {
     pub queue: QueueConfig,
     /// Whether subscribers get the rendition that fits the capacity of their path.
     pub adaptive: AdaptiveMode,
-    /// Whether subscribers may name the alternate tracks of which they get the one that fits their path.
+    /// Whether subscribers may name alternate tracks (renditions of the same content), of which they get the one that
+    /// fits their path's bandwidth.
     pub switching_sets: bool,
     /// Limit of the media that the relay caches over all tracks, in bytes.
     pub cache_bytes: u64,
@@ -126,11 +128,11 @@ pub enum EngineChoice {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum GateChoice {
-    /// Guard the interfaces whose driver supports XDP
+    /// Run the packet gate on the interfaces whose driver supports XDP
     Auto,
-    /// Guard every interface with XDP in the driver, or fail to start
+    /// Run the packet gate on every interface with XDP in the driver, or fail to start
     On,
-    /// Guard every interface, with generic XDP where the driver does not support XDP
+    /// Run the packet gate on every interface, with generic XDP where the driver does not support XDP
     Generic,
     Off,
 }
@@ -158,7 +160,8 @@ pub enum Gso {
 const PORT: u16 = 4443;
 const MAX_SESSIONS: usize = 10_000;
 const LINGER: Duration = Duration::from_secs(5);
-/// Longest value of `linger`. A publisher that is away for longer will not come back.
+/// Longest value of `linger`, the time for which subscriptions wait for a lost publisher. A publisher that is away for
+/// longer will not come back.
 const MAX_LINGER: Duration = Duration::from_secs(3600);
 const CACHE_BYTES: u64 = 256 << 20;
 const RECEIVE_BYTES: u64 = 1 << 30;
@@ -263,8 +266,8 @@ settings! {
     /// too
     #[arg(long, value_name = "FILE")]
     client_ca: PathBuf,
-    /// Limit of sessions that have shown no access right yet; beyond it the oldest is closed [default: 1024, or half of
-    /// max-sessions]
+    /// Limit of sessions that are not authorized for anything yet; beyond it the oldest is closed [default: 1024, or
+    /// half of max-sessions]
     #[arg(long, value_name = "N")]
     unproven_sessions: usize,
     /// Limit of requests per second in one session [default: 1000]
@@ -295,8 +298,8 @@ settings! {
     /// Engine that sends media packets [default: auto]
     #[arg(long, value_enum)]
     engine: EngineChoice,
-    /// Network interface that packets arrive on, for engine kernel and the gate, repeatable [default: those of the
-    /// listen addresses]
+    /// Network interface that packets arrive on, for engine kernel and the packet gate (an XDP filter), repeatable
+    /// [default: those of the listen addresses]
     #[arg(long, value_delimiter = ',', value_name = "IF")]
     interface: Vec<String>,
     /// Guard the relay's ports against floods, at XDP [default: auto]
@@ -321,7 +324,8 @@ settings! {
     /// Number of streams to subscribers that engine kernel has room for [default: 32768]
     #[arg(long, value_name = "N")]
     kernel_streams: u32,
-    /// Number of tracks for which engine kernel itself opens streams to subscribers [default: 1024]
+    /// Number of tracks whose new streams engine kernel forwards from their first byte, by opening streams to
+    /// subscribers itself [default: 1024]
     #[arg(long, value_name = "N")]
     kernel_tracks: u32,
     /// Number of copies that engine kernel makes of a packet in one run of its program, before other packets get a turn
@@ -384,8 +388,8 @@ settings! {
     /// Send each subscriber the rendition (quality) that its path has capacity for [default: off]
     #[arg(long, value_enum)]
     adaptive: AdaptiveChoice,
-    /// Let subscribers name alternate tracks and get the one that their path has capacity for (provisional) [default:
-    /// false]
+    /// Let subscribers name alternate tracks (renditions of the same content) and get the one that their path has
+    /// capacity for; the protocol extension may still change [default: false]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     switching_sets: bool,
     /// Limit of all cached media, bytes or with KiB, MiB, GiB [default: 256MiB]
@@ -544,8 +548,8 @@ impl Config {
         if let Some(addr) = self.access.exposed(listen) {
             return Err(Exposed(addr));
         }
-        // The `[[delay]]` tables are written for one drop-policy, which only a restart can change. If the reloaded
-        // settings name another policy, the previous delays stay.
+        // The `[[delay]]` tables (per-namespace limits on how long media waits) are valid for one drop-policy only, and
+        // only a restart can change the policy. If the reloaded settings name another policy, the previous delays stay.
         let delays = if self.queue.policy == queue.policy { self.queue.delays } else { queue.delays.clone() };
         let queue = QueueConfig { delays, ..queue.clone() };
         Ok(Self { listen: listen.clone(), max_sessions: *max_sessions, queue, ..self })

@@ -10,8 +10,8 @@ use super::{
     text::typed,
 };
 
-/// Largest number of sessions and of tracks in an event. Without the limit, thousands of rows that nobody reads would
-/// be sent every second.
+/// Largest number of sessions, and of tracks, in one status event for the web page. Without the limit, thousands of
+/// rows that nobody reads would be sent every second.
 const MOST: usize = 200;
 
 /// Returns the channel whose events `/events` sends.

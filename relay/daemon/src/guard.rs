@@ -1,4 +1,4 @@
-//! Runs the relay's own gate, which drops packets at XDP before they reach the relay's ports.
+//! Runs the relay's packet gate: an XDP program that drops packets before they reach the relay's ports.
 //!
 //! The gate is on by default, so it must not drop packets of real clients. It refuses only packets that no QUIC client
 //! ever sends. That needs no state of connections, which could be wrong, and no view of outgoing packets.
@@ -55,8 +55,8 @@ pub struct RelayGuard {
     this: Weak<Self>,
     /// Listen addresses with the ports that the kernel chose.
     listen: Vec<SocketAddr>,
-    /// State of the gate. This lock is held while programs are attached, which takes seconds with some network cards,
-    /// so code that accepts sessions must lock only `counts`. `state` is locked before `counts`.
+    /// State of the packet gate. This lock is held while programs are attached, which takes seconds with some network
+    /// cards, so code that accepts sessions must lock only `counts`. `state` is locked before `counts`.
     state: Mutex<GuardState>,
     counts: Mutex<SessionCounts>,
 }
@@ -64,10 +64,10 @@ pub struct RelayGuard {
 #[derive(Default)]
 struct GuardState {
     gate: Option<RunningGuard>,
-    /// The reasons why there is no gate, or why some interfaces are not guarded.
+    /// The reasons why there is no packet gate, or why some interfaces are not guarded.
     why_not: Vec<String>,
-    /// Settings of a gate that follows the interfaces on which packets arrive. `None` if the settings name the
-    /// interfaces.
+    /// Settings of the packet gate if it is attached to all interfaces on which packets arrive. `None` if the settings
+    /// name the interfaces.
     followed: Option<Followed>,
 }
 
@@ -78,7 +78,7 @@ struct Followed {
 }
 
 /// The thread that attaches a [`RelayGuard`] to the interfaces on which packets arrive, as addresses come and go, and
-/// logs the gate's events. Dropping this value ends the thread.
+/// logs the packet gate's events. Dropping this value ends the thread.
 pub struct InterfaceFollower {
     /// The channel to the thread. Dropping it ends the thread.
     stop: Option<Sender<()>>,
@@ -93,8 +93,8 @@ struct RunningGuard {
 /// The number of open sessions of each client.
 struct SessionCounts {
     taken: NetworkPlaces,
-    /// The part of the gate that belongs to the relay (its scope), in which the gate counts each client's sessions,
-    /// too. `None` without a gate.
+    /// The relay's own scope of the packet gate: the rules and counters for the relay's ports. The gate counts each
+    /// client's sessions there, too. `None` without a gate.
     scope: Option<Scope>,
 }
 
@@ -111,7 +111,7 @@ struct CountedSession {
 }
 
 impl RelayGuard {
-    /// Starts the gate that the settings choose. `listen` has the listen addresses with their real ports.
+    /// Starts the packet gate that the settings choose. `listen` has the listen addresses with their real ports.
     ///
     /// # Errors
     /// Fails if the settings require a gate that cannot be loaded or attached.
@@ -126,7 +126,7 @@ impl RelayGuard {
         Ok(guard)
     }
 
-    /// Applies new settings of the gate.
+    /// Applies new settings of the packet gate.
     ///
     /// # Errors
     /// Fails if the settings require a gate that cannot run. The gate is then unchanged.
@@ -147,7 +147,7 @@ impl RelayGuard {
         self.settle(&mut state, config)
     }
 
-    /// Attaches the gate to interfaces that have begun to receive the relay's packets since the last check, and
+    /// Attaches the packet gate to interfaces that have begun to receive the relay's packets since the last check, and
     /// detaches it from interfaces that no longer receive them. Works in the calling thread's network namespace, which
     /// must be that of [`start`](Self::start).
     fn look(&self) {
@@ -173,8 +173,8 @@ impl RelayGuard {
         state.followed = Some(Followed { config, names: now });
     }
 
-    /// Completes a change of the gate: gives it the session counts and the session limit, reads its new events, and
-    /// logs how it guards the interfaces.
+    /// Completes a change of the packet gate: gives it the session counts and the session limit, reads its new events,
+    /// and logs on which interfaces it runs.
     fn settle(&self, state: &mut GuardState, config: &Config) -> Result<(), Error> {
         let scope = state.gate.as_ref().map(|running| running.gate.scope(SCOPE)).transpose()?;
         self.counts.lock().tell(scope, config.gate_sessions);
@@ -187,7 +187,7 @@ impl RelayGuard {
         Ok(())
     }
 
-    /// Logs the gate's new events.
+    /// Logs the new events of the packet gate, such as floods.
     fn tick(&self) {
         if let Some(running) = &mut self.state.lock().gate {
             running.watch.tick(&running.gate);
@@ -256,8 +256,8 @@ impl SessionCounts {
         }
     }
 
-    /// Sets the session limit of a client, and the gate's scope, in which the gate counts the relay's sessions. A new
-    /// gate gets the session counts of all clients.
+    /// Sets the session limit of a client, and the scope of the packet gate (its counters for the relay's ports) in
+    /// which sessions are counted. A new gate gets the session counts of all clients.
     fn tell(&mut self, scope: Option<Scope>, limit: Option<u32>) {
         self.taken.set_of_client(limit.map_or(usize::MAX, |limit| limit as usize));
         if let (None, Some(scope)) = (&self.scope, &scope) {
@@ -302,8 +302,8 @@ impl Drop for InterfaceFollower {
 }
 
 impl GuardState {
-    /// Guards the interfaces in `names` and no others. If one cannot be guarded, this fails if `must` is set. Otherwise
-    /// the relay runs without a gate there, and [`why_not`](Self::why_not) has the reason.
+    /// Runs the packet gate on the interfaces in `names` and no others. If it cannot run on one of them, this fails if
+    /// `must` is set. Otherwise the relay runs without a gate there, and [`why_not`](Self::why_not) has the reason.
     fn guard(
         &mut self,
         config: &Config,
@@ -324,7 +324,7 @@ impl GuardState {
         Ok(())
     }
 
-    /// Attaches the gate to the interfaces in `names`. Returns the errors of those that cannot be guarded.
+    /// Attaches the packet gate to the interfaces in `names`. Returns the errors of those that cannot be guarded.
     fn try_guard(
         &mut self,
         config: &Config,
@@ -342,8 +342,8 @@ impl GuardState {
             self.gate = Some(RunningGuard { gate, watch: GateWatch::default() });
             return Ok(failed);
         };
-        // The gate is attached to new interfaces before it is detached from old ones, so the ports stay guarded during
-        // the change.
+        // The packet gate is attached to new interfaces before it is detached from old ones, so the ports stay guarded
+        // during the change.
         let mut failed = attach(&running.gate, names, config.gate, must)?;
         running.gate.set_policy(&policy)?;
         let before = running.gate.interfaces().into_iter().map(|interface| interface.name);
@@ -355,8 +355,8 @@ impl GuardState {
     }
 }
 
-/// Attaches the gate to those of the interfaces that do not have it yet. Returns the errors of interfaces to which it
-/// cannot be attached. Fails if `must` is set and an interface has an error, or if every interface has.
+/// Attaches the packet gate to those of the interfaces that do not have it yet. Returns the errors of interfaces to
+/// which it cannot be attached. Fails if `must` is set and an interface has an error, or if every interface has.
 fn attach(gate: &Gate, names: &[String], choice: GateChoice, must: bool) -> Result<Vec<Error>, Error> {
     let before: Vec<_> = gate.interfaces().into_iter().map(|interface| interface.name).collect();
     let new: Vec<_> = names.iter().filter(|name| !before.contains(name)).collect();
@@ -386,7 +386,7 @@ fn denied(error: millrace_gate::Error) -> Error {
     }
 }
 
-/// Logs an error of the gate's count of sessions. The limit still holds, since the relay counts sessions itself.
+/// Logs an error of the packet gate's count of sessions. The limit still holds, since the relay counts sessions itself.
 fn warn_on_error(result: Result<u32, millrace_gate::Error>) {
     if let Err(error) = result {
         warn!(%error, "cannot tell the gate that a client's session began or ended: the gate's count of sessions is wrong");
@@ -399,7 +399,8 @@ fn policy(config: &Config, listen: &[SocketAddr]) -> Policy {
         port: Some(addr.port()),
     };
     let mut places: Vec<_> = listen.iter().map(place).collect();
-    // The wildcard addresses of IPv4 and IPv6 both become a rule for any address, so one of the two is removed.
+    // The packet gate has one rule for all addresses of a port, so of the listen addresses 0.0.0.0 and [::] only one is
+    // kept.
     places.sort_unstable();
     places.dedup();
     let mut modes = rules::Modes::default();
@@ -420,13 +421,13 @@ fn policy(config: &Config, listen: &[SocketAddr]) -> Policy {
         ..rules::PolicyRules::default()
     };
     let scope = rules::ScopeRules { name: SCOPE.to_owned(), places, policy, prefixes: Vec::new() };
-    // The gate ignores packets to ports other than the relay's.
+    // The packet gate ignores packets to ports other than the relay's.
     let rules = rules::GateRules { scopes: vec![scope], interface: rules::Modes::OFF, prefixes: Vec::new() };
     Policy { rules, load: room(config), token_keys: None }
 }
 
-/// Returns the sizes of the gate's tables. They are fixed at the start and do not depend on `gate-sessions`, which may
-/// change.
+/// Returns the sizes of the packet gate's tables. They are fixed at the start and do not depend on `gate-sessions`,
+/// which may change.
 fn room(config: &Config) -> millrace_gate::Config {
     const HANDSHAKES: u32 = 1 << 14;
     const NONE: u32 = 64;
@@ -463,7 +464,7 @@ mod tests {
         assert_eq!(crowded(counts.take(address(0)).unwrap_err()), TooManySessions::Client);
         assert_eq!(crowded(counts.take(address(200)).unwrap_err()), TooManySessions::Network);
         assert!(counts.take([198, 51, 100, 1].into()).is_ok());
-        // More sessions are accepted after the limit was raised, and any number after it was removed.
+        // More sessions of a client are accepted after the limit was raised, and any number after it was removed.
         counts.tell(None, Some(3));
         assert!(counts.take(address(200)).is_ok());
         counts.tell(None, None);

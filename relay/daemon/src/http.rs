@@ -191,7 +191,8 @@ mod tests {
             let addr = server.local_addr;
             let path = path.to_owned();
             let token = token.map(str::to_owned);
-            let asking = move || fetch(addr, &path, token.as_deref()); // exact: the fake status source has fixed answers
+            // exact: the fake status source has fixed answers to all requests
+            let asking = move || fetch(addr, &path, token.as_deref());
             tokio::task::spawn_blocking(asking).await.unwrap().unwrap()
         };
         let get = async |path: &str| ask(path, Some(&token)).await;
@@ -234,7 +235,7 @@ mod tests {
     /// HTTP clients that listen to `/events` with the token and never read are limited in number, and are forgotten
     /// when they disconnect.
     #[tokio::test(flavor = "multi_thread")]
-    async fn event_listeners_that_never_read_are_bounded_and_forgotten() {
+    async fn http_event_listeners_that_never_read_are_bounded_and_dropped() {
         const MANY: usize = 100;
         const PATIENCE: Duration = Duration::from_secs(60);
         let directory = tempfile::tempdir().unwrap();
@@ -258,7 +259,7 @@ mod tests {
         }
         let counts = async || {
             let token = token.clone();
-            // exact: every listener has received its response before `/status` is requested
+            // exact: the HTTP server counts an event listener before it responds, and every listener has a response
             let asking = move || fetch(addr, "/status", Some(&token)).unwrap();
             let (_, body) = tokio::task::spawn_blocking(asking).await.unwrap();
             serde_json::from_str::<Status>(&body).unwrap().events

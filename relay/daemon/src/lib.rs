@@ -1,4 +1,5 @@
-//! Runs the library's relay as a daemon, with settings, engine, gate, certificate, HTTP and metrics.
+//! Runs the relay library as a daemon. Adds settings, the packet engine, the packet gate (an XDP filter), certificates,
+//! HTTP and metrics.
 
 pub mod access;
 pub mod config;
@@ -26,7 +27,7 @@ mod tests {
     use millrace_testkit::documented::{OPERATIONS, REASONS, assert_named};
 
     #[test]
-    fn fixable_outcomes_have_a_remedy() {
+    fn fixable_packet_outcomes_have_a_remedy() {
         let received = [
             Outcome::SuperPacket,
             Outcome::BadSize,

@@ -27,7 +27,7 @@ pub fn encode(status: Status) -> Result<String, fmt::Error> {
     openmetrics::encode_all([relay].into_iter().chain(gate).collect())
 }
 
-/// Returns the status of the relay's own gate in the form in which a gate outside the relay reports its status.
+/// Returns the status of the relay's packet gate in the same form as that of a gate that runs as a separate process.
 fn gate_of(status: &Status) -> gate_status::Status {
     let GateStatusReport { interfaces, scopes, events, tables, .. } = status.gate.clone();
     gate_status::Status {

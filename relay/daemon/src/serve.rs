@@ -170,8 +170,8 @@ fn log_access(policy: &AccessPolicy, access: &config::AccessConfig) {
     }
 }
 
-/// Applies new settings of the engine, the gate and the interfaces, as far as a running relay can change them. Returns
-/// the settings of access.
+/// Applies new settings of the engine, the packet gate and the interfaces, as far as a running relay can change them.
+/// Returns the settings of access.
 fn change(server: &RunningServer, config: anyhow::Result<Config>) -> anyhow::Result<config::AccessConfig> {
     let (engine, reason) = server.engine();
     let config = match config.and_then(|config| Ok(config.in_force(&server.running())?)) {

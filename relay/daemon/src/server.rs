@@ -1,4 +1,4 @@
-//! Starts the library's relay with the engine, the gate and the certificate that the settings name.
+//! Starts the library's relay with the engine, the packet gate and the certificate that the settings name.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
@@ -48,10 +48,12 @@ use super::{
 pub struct RunningServer {
     relay: Arc<millrace_relay::Server>,
     meter: Arc<ShareMeter>,
-    /// The channel to the thread that measures the kernel's share of the media. Dropping it ends the thread.
+    /// The channel to the thread that measures which part of the media the kernel forwards. Dropping it ends the
+    /// thread.
     _running: mpsc::Sender<()>,
     engine: ChosenEngine,
-    /// The thread that attaches the gate to interfaces. The field precedes the gate so that the thread ends first.
+    /// The thread that attaches the packet gate to interfaces. The field precedes the gate so that the thread ends
+    /// first.
     _follower: InterfaceFollower,
     guard: Arc<RelayGuard>,
     access: Arc<Access>,
@@ -207,7 +209,7 @@ impl RunningServer {
         self.engine.change(config)
     }
 
-    /// Applies the settings of the gate.
+    /// Applies the settings of the packet gate.
     ///
     /// # Errors
     /// Fails if the settings cannot be applied; the gate is then unchanged.
@@ -262,7 +264,7 @@ impl RunningServer {
         self.access.policy().is_open()
     }
 
-    /// Returns the tracer, which reports single packets and events.
+    /// Returns the tracer, which reports trace events about single packets.
     pub fn tracer(&self) -> &Arc<EventTracer> {
         self.relay.tracer()
     }

@@ -31,14 +31,15 @@ const ON: f64 = 0.8;
 /// Assumed number of packets in one super-packet, which GRO has merged.
 const MERGED: u64 = 16;
 
-/// The reason in the status for media that userspace sends by design, and for which the kernel counts no refusal.
+/// The reason that the status shows for media that userspace sends by design, so that the kernel counts no reason.
 const BY_DESIGN: &str = "userspace's own";
 /// The reason in the status if no media packet has arrived on the interfaces of engine `kernel`.
 const UNSEEN: &str = "not seen";
 
 type Counts = BTreeMap<String, u64>;
 
-/// Outcomes of packets that do not explain why userspace sent media, or that only follow from another outcome.
+/// Results that the kernel program counts for received packets, and that do not explain why userspace sent media, or
+/// that only follow from another result.
 const HARMLESS: &[&str] = &[
     "forwarded",
     "continued",
@@ -54,11 +55,12 @@ const HARMLESS: &[&str] = &[
     "replayed",
     "not_authentic",
 ];
-/// Outcomes of frames, new streams and copies that do not explain why userspace sent media.
+/// Results that the kernel program counts for frames, new streams and copies, and that do not explain why userspace
+/// sent media.
 const HARMLESS_BEHIND: &[&str] = &["good", "bound", "preamble", "sent", "before", "gone", "unopened"];
 
-/// Returns an operator's remedy for a reason, which is an outcome that the kernel counts or another reason. Empty if
-/// there is no remedy. `interface` is the one on which the media arrives.
+/// Returns what an operator can do about a reason for which userspace sends media, or an empty text if there is no
+/// remedy. `interface` is the one on which the media arrives.
 pub fn remedy(reason: &str, interface: &str) -> String {
     match reason {
         "super_packet" => format!(
@@ -100,8 +102,7 @@ pub fn remedy(reason: &str, interface: &str) -> String {
     }
 }
 
-/// Returns the increase and the name of the outcome whose count grew most since `before`. Skips the outcomes in
-/// `harmless`.
+/// Returns the name of the counter that grew most since `before`, and its increase. Skips the counters in `harmless`.
 fn worst<'a>(now: &'a Counts, before: Option<&Counts>, harmless: &[&str]) -> Option<(u64, &'a str)> {
     let grown = |(name, count): (&'a String, &u64)| {
         let weight = if name == "super_packet" { MERGED } else { 1 };
@@ -115,9 +116,10 @@ fn worst<'a>(now: &'a Counts, before: Option<&Counts>, harmless: &[&str]) -> Opt
 /// A sample of the relay's media counters.
 #[derive(Default)]
 struct ShareMoment {
-    /// For each session: bytes sent by the kernel, bytes sent by userspace, and counts of copies by outcome.
+    /// For each session: bytes sent by the kernel, bytes sent by userspace, and counts of copies by whether they were
+    /// sent, and if not, why.
     sessions: HashMap<u64, (u64, u64, Counts)>,
-    /// Counts of publishers' packets, frames and new streams, by outcome.
+    /// Counts of publishers' packets, frames and new streams, by whether they were forwarded, and if not, why.
     upstream: [Counts; 3],
 }
 
@@ -154,7 +156,7 @@ enum ShareSubject {
     Session(u64),
 }
 
-/// The meter's state, and the shares that it computed last.
+/// Measures which part of the media the kernel sends, and stores the last results.
 #[derive(Default)]
 pub struct ShareMeter(Mutex<ReportedShares>);
 
@@ -200,8 +202,8 @@ impl ReportedShares {
         let now = ShareMoment::from_engine(engine, sessions);
         let empty = ShareMoment::default();
         let before = self.moments.front().unwrap_or(&empty);
-        // Outcomes of publishers' packets are not counted by session, so they may be the reason for any subscriber's
-        // session.
+        // The reasons for which publishers' packets were not forwarded are not counted by session, so they may apply to
+        // any subscriber's session.
         let (upstream, came) = now.upstream_since(before);
         let mut names = sessions
             .iter()
@@ -229,7 +231,7 @@ impl ReportedShares {
                 let worst = own.into_iter().chain(upstream).max_by_key(|(count, _)| *count);
                 let counted = worst.map_or(if came { BY_DESIGN } else { UNSEEN }, |(_, reason)| reason);
                 // If the kernel engine refuses the session or has no record of it, the status shows that as the reason,
-                // whatever outcomes the kernel has counted.
+                // whatever other reasons the kernel has counted.
                 let waits = one.kernel_record.as_deref().filter(|record| *record != "held");
                 share.reason = one.kernel_refused.as_deref().or(waits).unwrap_or(counted).to_owned();
                 share.remedy = remedy(&share.reason, &arrives);
@@ -352,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_share_covers_the_last_ten_seconds() {
+    fn kernel_share_of_sent_bytes_covers_the_last_ten_seconds() {
         let meter = ShareMeter::default();
         for (kernel, user) in [(1_000_000, 0), (1_000_000, 500_000), (1_500_000, 1_000_000)] {
             let sessions = [session(2, kernel, user, &[])];
@@ -367,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn main_reason_has_the_largest_count_and_a_remedy() {
+    fn main_reason_for_userspace_has_the_largest_count_and_a_remedy() {
         for (received, copies, record, reason, part) in [
             (
                 &[("super_packet", 20), ("forwarded", 2), ("not_udp", 1000)][..],

@@ -77,7 +77,7 @@ impl From<millrace_relay::status::Status> for Status {
 /// The kernel's shares of the media sent in the last ten seconds. Interfaces and sessions without media have no entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MediaShares {
-    /// Shares by the interface through which the media left.
+    /// The kernel's share of the sent media, by the interface through which the media was sent.
     pub interfaces: BTreeMap<String, MediaShare>,
     pub sessions: BTreeMap<u64, MediaShare>,
 }
@@ -88,8 +88,8 @@ pub struct MediaShare {
     /// UDP payload bytes sent by the kernel and by userspace.
     pub bytes: u64,
     pub by_kernel: u64,
-    /// Main reason why userspace sent the rest of the media: an outcome that the kernel counts, or why the kernel
-    /// engine has no record of the session. Empty if the kernel sent all media.
+    /// Main reason why userspace sent the rest of the media: the name of one of the kernel's counters, or why the
+    /// kernel engine does not serve the session. Empty if the kernel sent all media.
     pub reason: String,
     /// Command or setting that lets the kernel send more of the media; empty if there is none.
     pub remedy: String,
@@ -107,19 +107,20 @@ impl MediaShare {
     }
 }
 
-/// The gate of the relay's ports.
+/// The packet gate, an XDP filter before the relay's ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GateStatusReport {
-    /// True while the gate guards at least one interface.
+    /// True while the packet gate runs on at least one interface.
     pub on: bool,
-    /// Guarded interfaces, and the reasons why others are not guarded.
+    /// Interfaces on which the packet gate runs, and the reasons why it does not run on others.
     pub reason: String,
-    /// Number of packets that each rule of the gate has dropped.
+    /// Number of packets that each rule of the packet gate has dropped.
     pub refused: BTreeMap<String, u64>,
-    /// Interfaces that the gate should guard.
+    /// Interfaces on which the packet gate should run.
     #[serde(default)]
     pub interfaces: Vec<gate::GateInterfaceStatus>,
-    /// Scopes, as in the status of a separate gate. The relay's scope is "relay".
+    /// Scopes of the packet gate (groups of ports with their own rules and counters), as in the status of a separate
+    /// gate. The scope of the relay's ports is "relay".
     #[serde(default)]
     pub scopes: Vec<gate::ScopeStatus>,
     #[serde(default)]

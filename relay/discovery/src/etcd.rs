@@ -245,7 +245,8 @@ impl EtcdDiscovery {
             match self.hold(record, &mut own, found, &mut pause).await {
                 Ok(()) => {
                     found.send_if_modified(|state| std::mem::take(&mut state.is_registered));
-                    // `hold` has removed the record. If the sender of `own` is dropped, no other record follows.
+                    // `hold` has removed the record from etcd. If the sender of `own` is dropped, this relay writes no
+                    // other record.
                     if own.has_changed().is_err() {
                         return;
                     }
@@ -346,8 +347,8 @@ impl EtcdDiscovery {
     }
 
     /// Returns the relays whose records can be used, without this relay, and the reasons why other records cannot be
-    /// used. If `is_registered` is true, this relay has written its record, so a record of another run under its key
-    /// was written later.
+    /// used. `is_registered` is true if this relay has written its record. A record of another process under this
+    /// relay's key was then written later, and is reported as a mistake.
     fn usable(
         &self,
         records: BTreeMap<String, Vec<u8>>,

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answers_are_read_within_bounds() {
+    async fn http_answers_are_read_within_bounds() {
         let ok = |length: usize| {
             let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n");
             [head.into_bytes(), vec![b'a'; length]].concat()

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_lines_or_json() {
+    fn relay_lists_are_lines_or_json() {
         let lines = "# relays\nmoqt://a:1\n\n  https://b/live # the second\nhttp://c\n";
         let (relays, unusable) = parse(lines).unwrap();
         assert_eq!(urls(&relays), ["moqt://a:1", "https://b/live"]);

@@ -46,7 +46,7 @@ pub enum RecordError {
     /// The record is not a relay's record in JSON.
     #[error("not a relay's record: {0}")]
     Json(#[from] serde_json::Error),
-    /// The URL in the record cannot lead to a relay.
+    /// The URL in the record is not a valid URL of a relay.
     #[error(transparent)]
     Url(#[from] RelayUrlError),
     /// The record has too many bytes.
@@ -65,7 +65,7 @@ pub enum RecordError {
     },
 }
 
-/// The reason why a URL cannot lead to a relay.
+/// The reason why a URL is not a valid URL of a relay.
 #[derive(Debug, thiserror::Error)]
 pub enum RelayUrlError {
     /// The URL's scheme is neither `moqt` nor `https`.
@@ -79,7 +79,7 @@ pub enum RelayUrlError {
     Parts(String),
 }
 
-/// Checks that a URL can lead to a relay, and contains no secret.
+/// Checks that a URL is a valid URL of a relay, and contains no secret.
 ///
 /// # Errors
 /// Fails for the reasons that [`RelayUrlError`] lists.
@@ -101,7 +101,7 @@ impl RelayRecord {
     /// Reads a record.
     ///
     /// # Errors
-    /// Fails if the record is too long, is not the JSON of a relay, or has a URL that leads to no relay.
+    /// Fails if the record is too long, is not the JSON of a relay, or has an invalid URL.
     pub fn from_json(json: &[u8]) -> Result<Self, RecordError> {
         if json.len() > MAX_RECORD {
             return Err(RecordError::TooLong(json.len()));
@@ -113,7 +113,7 @@ impl RelayRecord {
     /// Returns the record of a relay from its URL alone.
     ///
     /// # Errors
-    /// Fails if the URL leads to no relay.
+    /// Fails if the URL is not a valid URL of a relay.
     pub fn from_url(url: Url) -> Result<Self, RecordError> {
         Self { url, region: None, run: 0, draining: false }.checked()
     }

@@ -13,13 +13,14 @@ use crate::{
 /// The relays that were found, and whether the store works.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiscoveryState {
-    /// The relays of the last answer, at most [`MAX_RELAYS`], sorted by URL. This relay's own record is not among them.
+    /// The relays in the store's last answer, at most [`MAX_RELAYS`], sorted by URL. This relay's own record is not
+    /// among them.
     pub relays: Arc<[RelayRecord]>,
     /// The reason why the last reading of the relays failed; `None` if it succeeded.
     pub read_error: Option<String>,
     /// The reason why this relay's record could not be written to the store; `None` if it could.
     pub record_error: Option<String>,
-    /// The entries of the last answer that are not used, each with the reason, sorted.
+    /// The entries in the store's last answer that are not used, each with the reason, sorted.
     pub unusable: Arc<[String]>,
     /// True if the store has this relay's record, as far as this relay knows.
     pub is_registered: bool,
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn same_unusable_entries_are_no_change() {
+    fn same_unusable_entries_in_another_order_are_no_change() {
         let found = watch::Sender::new(DiscoveryState::default());
         let mut watched = found.subscribe();
         note_found(&found, Vec::new(), vec!["b".into(), "a".into()]);

@@ -115,7 +115,8 @@ async fn found_relays_stay_while_etcd_does_not_answer() {
     assert_eq!(found(&away), ["b"]);
     assert!(away.failures > 0);
     etcd.signal(Signal::SIGCONT);
-    // etcd's clock went on while it was stopped, so the leases may have ended. If so, the relays take new leases.
+    // While the etcd process was stopped, time passed, so the relays' leases may have ended. If so, the relays take new
+    // leases.
     a.until("etcd answers again", |state| state.error().is_none() && state.is_registered).await;
     b.until("b is registered again", |state| state.error().is_none() && state.is_registered).await;
     a.until_found(&["b"]).await;

@@ -9,11 +9,11 @@ use parking_lot::Mutex;
 
 /// The connections (`C`) that have work for one task. Any thread may add a connection, and the task takes them all.
 ///
-/// A connection has a state that shows the work to do, such as a full inbox. It also has a mark for each list, which is
-/// set while the list contains the connection. A thread that changes the state calls [`Self::add`] afterwards. The task
-/// takes the list, which clears the marks, and reads the states afterwards. All four accesses to states and marks are
-/// sequentially consistent. So if the task reads a state too early to see a change, the thread finds the mark cleared
-/// and lists the connection again.
+/// A connection has a state that shows the work to do, such as a full inbox. It also has an atomic flag (mark) for each
+/// such list, which is set while the list contains the connection. A thread that changes the state calls [`Self::add`]
+/// afterwards. The task takes the list, which clears the marks, and reads the states afterwards. All four accesses to
+/// states and marks are sequentially consistent. So if the task reads a state too early to see a change, the thread
+/// finds the mark cleared and lists the connection again.
 pub(super) struct AttentionList<C>(Mutex<Vec<Weak<C>>>);
 
 impl<C> Default for AttentionList<C> {
@@ -23,7 +23,7 @@ impl<C> Default for AttentionList<C> {
 }
 
 impl<C> AttentionList<C> {
-    /// Adds a connection to the list, unless its `mark` shows that the list contains it already.
+    /// Adds a connection to the list, unless its flag `mark` shows that the list contains it already.
     pub fn add(&self, connection: &Arc<C>, mark: &AtomicBool) {
         if !mark.swap(true, Ordering::SeqCst) {
             self.0.lock().push(Arc::downgrade(connection));
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_is_listed_once_until_it_is_taken() {
+    fn changed_connection_is_listed_once_until_the_list_is_taken() {
         let list = AttentionList::default();
         let [first, second, gone] = [(); 3].map(|()| Arc::new(Subject::default()));
         for subject in [&first, &second, &first, &gone] {
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn change_that_is_made_while_the_list_is_taken_is_seen() {
+    fn change_made_while_the_list_of_connections_is_taken_is_seen() {
         const CHANGES: u64 = 20_000;
         let list = AttentionList::default();
         let subject = Arc::new(Subject::default());

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use millrace_transport::clock::monotonic_ns;
 
-/// The longest time, in microseconds, that a packet may have waited in the deferred socket.
+/// The longest time, in microseconds, that a packet may have waited in the deferred socket: the socket for packets that
+/// need not wake the process.
 const MOST_WAITING: u32 = 1_000_000;
 
 /// Converts between CLOCK_MONOTONIC in nanoseconds and `Instant`, which uses the same clock without revealing its
@@ -30,8 +31,8 @@ impl MonotonicClock {
     pub fn before(&self, now: Instant, micros: u32) -> Option<Instant> {
         let now_ns = u128::from(self.base_ns) + now.saturating_duration_since(self.base).as_nanos();
         let passed = ((now_ns / 1000) as u32).wrapping_sub(micros);
-        // No packet waits in the deferred socket for longer than `MOST_WAITING`. A longer time means that `micros` was
-        // stored for another packet with the same last bytes.
+        // No packet waits in the deferred socket for longer than `MOST_WAITING`. A longer time means that `micros`
+        // belongs to another packet: arrival times are stored under a packet's last bytes, which may coincide.
         (passed <= MOST_WAITING).then(|| now.checked_sub(Duration::from_micros(passed.into()))).flatten()
     }
 }

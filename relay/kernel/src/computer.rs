@@ -46,7 +46,7 @@ impl Computer {
             .name("keystreams".to_owned())
             .spawn(move || work(&weak))
             .map_err(Error::Thread)?;
-        // The keystream thread is started only once, so its cell is empty.
+        // The keystream thread is started only once, so the cell for its handle is empty.
         let _ = kernel.computer.0.set(thread.thread().clone());
         Ok(())
     }
@@ -63,14 +63,18 @@ fn work(kernel: &Weak<RelayKernel>) {
             }
             all = all.or(pass);
         }
-        // Retired keystream entries can be reused only when all program runs that may have seen them have ended.
+        // Keystream entries that were given up can be reused only when all program runs that may have seen them have
+        // ended.
         if all.short
             && kernel.relay.has_retired_keystreams()
             && let Err(error) = kernel.relay.settle()
         {
-            debug!(%error, "cannot wait until program runs have ended: freed keystream memory stays unused");
+            debug!(
+                %error,
+                "cannot wait until BPF program runs have ended: freed keystream memory is not reused yet"
+            );
         }
-        // The strong reference must not be kept while the thread sleeps, or the engine could not be dropped.
+        // The thread drops its strong reference to the engine while it sleeps, so that the engine can be dropped.
         drop(kernel);
         if all.any {
             std::thread::park_timeout(TICK);

@@ -1,4 +1,5 @@
-//! Connections that have a record in the kernel, or wait for one.
+//! Connections for which the kernel forwards media. Each needs an entry (record) in the BPF program's maps, and may
+//! have to wait for one.
 
 use std::{
     sync::{
@@ -53,7 +54,8 @@ impl Drop for Claimed {
     }
 }
 
-/// A kernel record that was granted to a connection's claim. The record counts as in use until this value is dropped.
+/// A record in the kernel's tables that was granted to a connection's claim. The record counts as in use until this
+/// value is dropped.
 struct Granted {
     kernel: Arc<RelayKernel>,
     claim: u64,
@@ -70,15 +72,16 @@ impl Drop for Granted {
 /// It lives from the grant of the record until the transport has been informed that the record is free. `upstream` is
 /// set at most once, when the first stream of the peer may be forwarded. `is_released` is set at most once: from then
 /// on no record is granted, and the engine's thread waits for program runs and informs the owner. `inbox` contains
-/// registrations that another thread has read from the ring for this connection. `waiting` is set after each push and
-/// cleared before each drain, so a drain may find no registration, but misses none. After setting `waiting`, the push
-/// lists the connection in [`RelayKernel::waiting`].
+/// reports about sent packets that another thread has read from the ring buffer for this connection. `waiting` is set
+/// after each push and cleared before each drain, so a drain may find no report, but misses none. After setting
+/// `waiting`, the push lists the connection in [`RelayKernel::waiting`].
 pub(super) struct KernelConnection {
     pub downstream: bpf::DownstreamRecord,
-    /// The record for received media. It is set when the first stream of the peer may be forwarded.
+    /// The record in the kernel's tables for received media. It is set when the first stream of the peer may be
+    /// forwarded.
     pub upstream: OnceLock<bpf::UpstreamRecord>,
-    // The grant of the kernel record. It is dropped after the records for received and for sent media, so that the
-    // engine grants the record again only when both are gone.
+    // The grant of the record in the kernel's tables. It is dropped after the records for received and for sent media,
+    // so that the engine grants the record again only when both are gone.
     _granted: Granted,
     /// The endpoint's socket for packets that need not wake this process, if the endpoint has one.
     pub deferred: Option<Arc<Deferred>>,
@@ -88,14 +91,15 @@ pub(super) struct KernelConnection {
     owner: Weak<dyn OffloadOwner>,
     /// The binding of the connection's WebTransport session. Unset without WebTransport.
     pub binding: OnceLock<Binding>,
-    /// The openings of each track that the peer publishes: ingresses that are prepared for the track's next streams.
+    /// The openings of each track that the peer publishes: entries in the kernel's tables that are prepared for streams
+    /// that have not begun.
     pub openings: Mutex<Vec<Weak<dyn Binds>>>,
     /// The connection's commands to the engine's thread.
     pub place: ConnectionCommands,
     /// True from when the connection begins to return its record to the engine.
     pub is_released: AtomicBool,
     pub inbox: Mutex<Vec<Forwarded>>,
-    /// True while `inbox` may contain registrations of sent packets.
+    /// True while `inbox` may contain the kernel's reports about sent packets.
     pub waiting: AtomicBool,
     /// Whether [`RelayKernel::waiting`] lists this connection.
     pub is_listed: AtomicBool,
@@ -103,9 +107,10 @@ pub(super) struct KernelConnection {
     pub is_kept: AtomicBool,
 }
 
-/// The prepared ingresses of a track, which the program may bind to new streams of the peer.
+/// A track's ingresses (entries for forwarded streams) that userspace has prepared for streams that have not begun. The
+/// BPF program binds each to a new stream of the peer.
 pub(super) trait Binds: Send + Sync {
-    /// Returns the ingress that the program has bound to this stream, if any.
+    /// Returns the entry (ingress) by which the BPF program forwards this stream, if the program has bound one to it.
     fn take_bound(&self, stream: u64) -> Option<Arc<dyn OffloadIngress>>;
 }
 
@@ -142,7 +147,7 @@ impl KernelConnection {
         self.owner.upgrade()
     }
 
-    /// Returns the connection's record as an upstream, if media arrives on it.
+    /// Returns the connection's entry in the kernel's table of publishers' connections, if media arrives on it.
     pub fn upstream(&self) -> Option<&bpf::UpstreamRecord> {
         self.upstream.get()
     }
@@ -155,7 +160,7 @@ impl KernelConnection {
             seen.begun.iter().for_each(|id| upstream.note_begun(*id));
             upstream.set_web(self.web_session());
             self.deferred.iter().for_each(|deferred| upstream.set_deferred_socket(&deferred.handle));
-            let _ = self.upstream.set(upstream); // An error means that another thread has set the record already.
+            let _ = self.upstream.set(upstream); // `set` fails if another thread has set `upstream` already.
         }
         self.upstream().ok_or(millrace_kernel::Error::Full { what: "upstreams" })
     }
@@ -168,7 +173,7 @@ impl KernelConnection {
         }
     }
 
-    /// Adds a sent packet to the inbox, which [`Offload::drain`] empties.
+    /// Adds a report about a packet that the kernel has sent to the inbox, which [`Offload::drain`] empties.
     pub fn put(self: &Arc<Self>, forwarded: Forwarded) {
         self.inbox.lock().push(forwarded);
         self.waiting.store(true, Ordering::SeqCst);

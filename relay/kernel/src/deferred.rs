@@ -16,18 +16,20 @@ use parking_lot::Mutex;
 /// dropped.
 const PATIENCE: u8 = 3;
 
-/// The deferred socket of an endpoint, and the task that reads it.
+/// The deferred socket of an endpoint (the socket for packets that need not wake this process), and the task that reads
+/// it.
 pub(super) struct Deferred {
     pub handle: DeferredSocket,
     socket: UdpSocket,
     /// Number of packets that were dropped because the deferred socket's buffer was full.
     dropped: AtomicU64,
-    /// Number of publishers' packets that had been deferred in total when this process last went to sleep.
+    /// Number of publishers' packets that had been steered to the deferred socket in total when this process last went
+    /// to sleep.
     media: AtomicU64,
     // Number of reads in a row that found no packet in the deferred socket.
     vain: AtomicU8,
     reader: Mutex<Option<Waker>>,
-    /// True while the ticker is paused. No packet is deferred then.
+    /// True while the timer (ticker) that wakes the socket's reader is paused. Every packet wakes this process then.
     resting: AtomicBool,
     ticker: Box<dyn Fn() + Send + Sync>,
 }
@@ -67,13 +69,14 @@ impl Deferred {
         self.packets().saturating_sub(self.handle.taken())
     }
 
-    /// Stops deferring packets. Called before packets are read. Returns the argument for [`Deferred::sleep`].
+    /// Makes every packet wake this process from now on. Called before packets are read. Returns the argument for
+    /// [`Deferred::sleep`].
     pub fn wake(&self) -> u64 {
         self.handle.wake()
     }
 
-    /// Allows packets to be deferred again, after the main socket was read until it was empty. `others` is the value
-    /// that [`Deferred::wake`] returned.
+    /// Lets the kernel steer packets to the deferred socket again, after the main socket was read until it was empty.
+    /// `others` is the value that [`Deferred::wake`] returned.
     pub fn sleep(&self, others: u64) {
         self.media.store(self.handle.media(), Ordering::Relaxed);
         self.handle.sleep(others);
@@ -115,8 +118,8 @@ impl Deferred {
         }
     }
 
-    /// Wakes the reader if packets wait. Returns how many packets of publishers were deferred since this process went
-    /// to sleep, or `None` if no packet waits.
+    /// Wakes the reader if packets wait in the deferred socket. Returns how many packets of publishers were deferred
+    /// since this process went to sleep, or `None` if no packet waits.
     pub fn tick(&self) -> Option<u64> {
         if self.waiting() == 0 {
             return None;

@@ -18,13 +18,16 @@ use super::connection::KernelConnection;
 
 /// A stream of the peer, or a track's datagrams, that the kernel forwards to subscribers.
 pub(super) struct KernelIngress {
-    // This field is dropped before `connection`: the slot is an entry of that connection's kernel record.
+    // Fields are dropped in order, so `slot` is dropped before `connection`, which owns the record in the kernel's
+    // tables that the slot belongs to.
     pub slot: Mutex<SlotRecord>,
     exclusive: AtomicBool,
     serial: u64,
-    /// The connections on which a stream may be opened for this ingress, each with the tag of its subscription.
+    /// The subscribers' connections on which the kernel may open a stream for this ingress. Each comes with the number
+    /// (tag) of the subscription on it.
     pub prepared: Mutex<Vec<(Weak<KernelConnection>, u64)>>,
-    /// Number of subscriptions in `prepared` whose stream the data plane has not adopted yet (`on_adopted`).
+    /// Number of entries of `prepared` whose stream userspace does not know yet, so that it cannot retransmit the
+    /// stream's data. `on_adopted` lowers the number.
     pub unknown: AtomicUsize,
     connection: Arc<KernelConnection>,
     _held: Arc<dyn Any + Send + Sync>,
@@ -195,7 +198,7 @@ impl Drop for KernelEgress {
     }
 }
 
-/// Returns the ingress as this engine's type, or declines if it belongs to another engine.
+/// Casts the ingress to `KernelIngress`. Returns an error if another forwarding engine has made the ingress.
 pub(super) fn ours(ingress: &Arc<dyn offload::OffloadIngress>) -> Result<Arc<KernelIngress>, Declined> {
     let ingress = Arc::clone(ingress) as Arc<dyn Any + Send + Sync>;
     ingress.downcast().map_err(|_| Declined("another engine's ingress".to_owned()))

@@ -145,7 +145,8 @@ impl Demand {
 mod tests {
     use super::*;
 
-    /// Runs ticks with `used` packets each. Returns the length of the ring after the last tick.
+    /// Simulates `ticks` ticks, and `used` sent packets before each. Returns the length of the keystream ring after the
+    /// last tick.
     fn run(demand: &mut Demand, ticks: usize, used: u64) -> u32 {
         for _ in 0..ticks {
             let number = demand.number.unwrap_or(0) + used;

@@ -141,7 +141,8 @@ pub struct KernelSetup<'a> {
 pub struct KernelLimits {
     /// The most connections on which media may arrive.
     pub publishers: u32,
-    /// The most connections with a kernel record, publishers' and subscribers'. Media may be sent on each of them.
+    /// The most connections with a record in the kernel's tables, publishers' and subscribers'. Media may be sent on
+    /// each of them.
     pub sessions: u32,
     /// The most streams to subscribers that may be delegated at the same time.
     pub streams: u32,
@@ -169,7 +170,7 @@ impl Default for KernelLimits {
 /// The TLS cipher suites that the BPF program supports.
 const SUITES: &[KeySuite] = &[KeySuite::ChaCha20Poly1305, KeySuite::Aes128Gcm];
 
-/// A connection that may get a kernel record: an entry in the BPF program's table of connections.
+/// A connection that may get a record in the kernel's tables: an entry in the BPF program's table of connections.
 #[derive(Clone)]
 struct Claimant {
     owner: Weak<dyn OffloadOwner>,
@@ -181,7 +182,7 @@ struct Claimant {
 pub struct RelayKernel {
     relay: bpf::RelayProgram,
     interfaces: ForwardingInterfaces,
-    /// The connections with a kernel record, by the index of their downstream record.
+    /// The connections with a record in the kernel's tables, by the index of their downstream record.
     connections: RwLock<Vec<Weak<KernelConnection>>>,
     clock: MonotonicClock,
     commands: Arc<CommandQueue<KernelConnection, SetInterfaces>>,
@@ -189,13 +190,13 @@ pub struct RelayKernel {
     computer: Computer,
     /// Connections for which keystreams are computed.
     kept: AttentionList<KernelConnection>,
-    /// Connections whose inbox contains registrations of packets that the kernel has sent.
+    /// Connections whose inbox contains reports about packets that the kernel has sent.
     waiting: AttentionList<KernelConnection>,
     ticker: Ticker,
     deferred: RwLock<Vec<Weak<Deferred>>>,
     /// Number of streams that are delegated to the kernel.
     streams: AtomicUsize,
-    /// Number of streams that are prepared for the kernel to open.
+    /// Number of subscribers' streams that the kernel may open by itself, but has not opened yet.
     prepared: AtomicUsize,
     max_streams: u32,
     /// Number of packets that the kernel reported as sent on a connection that was gone by then.
@@ -274,8 +275,8 @@ impl RelayKernel {
         self.streams.load(Ordering::Relaxed)
     }
 
-    /// Grants kernel records to the connections to which a record is worth most, and recalls the records of other
-    /// connections. Called only by the engine's thread.
+    /// Grants records, the entries in the kernel's tables, to the connections that gain most from one. Recalls the
+    /// records of other connections. Called only by the engine's thread.
     fn decide(self: &Arc<Self>) {
         let decided = self.records.decide(Instant::now());
         if decided.is_short {
@@ -294,10 +295,12 @@ impl RelayKernel {
         }
     }
 
-    /// Makes a kernel record for a connection's claim. If the connection is gone by now, the record is dropped at once.
+    /// Makes a record in the kernel's tables for a connection that has claimed one. If the connection is gone by now,
+    /// the record is dropped at once.
     fn grant(self: &Arc<Self>, claim: u64, claimant: Claimant) {
         let record = match self.record(claim, &claimant) {
-            // No record is free, but some were retired by connections that have ended. `settle` makes these free.
+            // No record in the kernel's tables is free, but ended connections have returned some. `settle` waits until
+            // no program run uses these any more.
             Err(millrace_kernel::Error::Unsettled { .. }) => {
                 worker::settle(self);
                 self.record(claim, &claimant)
@@ -318,7 +321,7 @@ impl RelayKernel {
         }
     }
 
-    /// Makes a kernel record of a connection on which the kernel may not send anything yet.
+    /// Makes a record in the kernel's tables of a connection on which the kernel may not send anything yet.
     fn record(
         self: &Arc<Self>,
         claim: u64,
@@ -336,7 +339,8 @@ impl RelayKernel {
         if connections.len() <= index {
             connections.resize_with(index + 1, Weak::new);
         }
-        // The map may still have a weak reference to an earlier connection with this index, which is gone by now.
+        // The list `connections` may still have a weak reference to an earlier connection with this index, which is
+        // gone by now.
         connections[index] = Arc::downgrade(&connection);
         Ok(connection)
     }
@@ -347,7 +351,8 @@ impl RelayKernel {
         let at: IpAddr = if like.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
         let socket = UdpSocket::bind((at, 0))?;
         socket.set_nonblocking(true)?;
-        // A process that may load BPF programs may also exceed the system's limit. The actual size is read back.
+        // A process that may load BPF programs may also set a buffer size above the sysctl `net.core.rmem_max`. The
+        // size that the kernel chose is read back.
         let forced = setsockopt(&socket, sockopt::RcvBufForce, &DEFERRED_BUFFER);
         forced.or_else(|_| setsockopt(&socket, sockopt::RcvBuf, &DEFERRED_BUFFER))?;
         let room = getsockopt(&socket, sockopt::RcvBuf)? / DEFERRED_PACKET;
@@ -365,8 +370,8 @@ impl RelayKernel {
         self.deferred.read().iter().filter_map(Weak::upgrade).map(|deferred| count(&deferred)).sum()
     }
 
-    /// Wakes the readers of deferred sockets in which packets wait. Returns the most packets of publishers that wait in
-    /// one of them.
+    /// Wakes the readers of deferred sockets in which packets wait. Returns the largest number of publishers' packets
+    /// that was deferred for one socket since this process went to sleep.
     fn look_at_deferred(&self) -> Option<u64> {
         let sockets = self.deferred.read();
         sockets.iter().filter_map(Weak::upgrade).filter_map(|deferred| deferred.tick()).max()
@@ -378,7 +383,7 @@ impl RelayKernel {
         self.deferred.read().iter().filter_map(Weak::upgrade).for_each(|deferred| deferred.rest());
     }
 
-    /// Reads all registrations of sent packets from the program's ring buffer. Puts each into the inbox of the
+    /// Reads all of the program's reports about sent packets from its ring buffer. Puts each into the inbox of the
     /// connection on which the packet was sent.
     fn sort(&self) {
         let connections = self.connections.read();
@@ -391,20 +396,21 @@ impl RelayKernel {
         });
     }
 
-    /// Makes the engine's thread wait until the present program runs have ended, so that retired entries can be reused.
+    /// Makes the engine's thread wait until the present program runs have ended. Entries of the BPF maps that were
+    /// removed before can then be reused.
     fn settle(&self) {
         self.commands.wake();
     }
 
-    /// Wakes the engine's thread if there are kernel records to grant or to recall.
+    /// Wakes the engine's thread if there are records in the kernel's tables to grant or to recall.
     fn claims_changed(&self, is_to_decide: bool) {
         if is_to_decide {
             self.commands.wake();
         }
     }
 
-    /// Informs the subscribers' connections in `prepared` that a publisher's ingress is gone. On each of these
-    /// connections, a stream with the given tag was prepared or opened for that ingress.
+    /// Informs the subscribers' connections in `prepared` that the kernel no longer forwards a publisher's stream. Each
+    /// of them has a stream that was prepared or opened for it, for the subscription with the given number (tag).
     fn forget_prepared(&self, prepared: Vec<(Weak<KernelConnection>, u64)>) {
         let owners = prepared.into_iter().filter_map(|(connection, tag)| Some((connection.upgrade()?, tag)));
         owners.for_each(|(connection, tag)| self.commands.remove_connection(connection, tag));
@@ -422,8 +428,8 @@ impl RelayKernel {
         listed.retain(|connection| connection.waiting.load(Ordering::SeqCst));
         for connection in &listed {
             connection.owner().into_iter().for_each(|owner| owner.on_sent(now));
-            // The connection's owner was busy and has left registrations of sent packets in the inbox. The next tick
-            // informs the owner again.
+            // The owner of the connection was busy, and has not read all reports about sent packets from the
+            // connection's inbox. The next tick of the ticker informs the owner again.
             if connection.waiting.load(Ordering::SeqCst) {
                 self.waiting.add(connection, &connection.is_listed);
             }
@@ -435,7 +441,7 @@ impl RelayKernel {
 impl offload::OffloadEngine for RelayKernel {
     fn attach(self: Arc<Self>, socket: UdpSocket) -> io::Result<Attached> {
         let deferred = self.deferred_socket(socket.local_addr()?.ip());
-        let deferred = deferred.inspect_err(|error| debug!(%error, "there is no socket for deferred packets, so every packet wakes the relay")).ok();
+        let deferred = deferred.inspect_err(|error| debug!(%error, "cannot open the socket for packets that need not wake the relay: every packet wakes it")).ok();
         let socket = match &deferred {
             Some(deferred) => Arc::new(PairedSocket::new(socket, Arc::clone(deferred))?),
             None => TokioRuntime.wrap_udp_socket(socket)?,

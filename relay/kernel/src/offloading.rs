@@ -36,7 +36,7 @@ impl Offload for KernelConnection {
 
     fn release(self: Arc<Self>) {
         self.is_released.store(true, Ordering::Relaxed);
-        // The connection's kernel record becomes free once no run of the program can use it any more.
+        // The connection's record in the kernel's tables becomes free once no run of the program can use it any more.
         let kernel = Arc::clone(&self.kernel);
         kernel.commands.release(self);
     }
@@ -180,8 +180,8 @@ impl Offload for KernelConnection {
     }
 
     fn accept(&self, stream: u64) -> Option<Arc<dyn offload::OffloadIngress>> {
-        // If userspace claims the stream first, the program never binds it to an opening (a prepared slot). If the
-        // claim fails, the program has bound the stream already.
+        // If userspace claims the stream first, the program does not open subscribers' streams for it. If the claim
+        // fails, the program has claimed the stream already.
         if self.upstream()?.take_stream(stream) {
             return None;
         }
@@ -249,8 +249,8 @@ impl Offload for KernelConnection {
     }
 
     fn drain(&self, now: Instant, read: &mut dyn FnMut(Instant, OffloadSentPacket)) {
-        // Another connection's thread may have moved registrations of this connection from the ring to its inbox. So
-        // the inbox is checked even if the ring was empty.
+        // Another connection's thread may have moved reports about this connection's sent packets from the ring to its
+        // inbox. So the inbox is checked even if the ring was empty.
         self.kernel.sort();
         if self.waiting.swap(false, Ordering::SeqCst) {
             let forwarded = std::mem::take(&mut *self.inbox.lock());

@@ -1,4 +1,5 @@
-//! The openings of a publisher's track: slots that are prepared for its next streams.
+//! The openings of a publisher's track: entries in the kernel's tables that are prepared for streams that have not
+//! begun.
 
 use std::{
     any::Any,
@@ -17,21 +18,22 @@ use super::{
     ingress::KernelIngress,
 };
 
-/// The number of openings (slots prepared for next streams) that a track gets at first. The number doubles when streams
-/// have begun without a free opening.
+/// The number of openings (entries for streams that have not begun) that a track gets at first. The number doubles when
+/// streams have begun without a free opening.
 const FIRST: u32 = 4;
 
-/// The openings (prepared slots) of one track may use at most one eighth of all egresses. Only its first opening may
-/// use more.
+/// The openings (entries for streams that have not begun) of one track may use at most one eighth of the egresses
+/// (entries for subscribers' copies). Only a track's first opening may use more.
 const PART: usize = 8;
 
-/// The use of the kernel's egresses, from which the number of openings of a track follows.
+/// The use of the kernel's table of egresses (entries for subscribers' copies). It limits the openings of a track.
 struct Supply {
     /// Number of egress entries in the kernel's table, used and free.
     all: usize,
-    /// Number of egresses that wait for a stream to begin, for all tracks.
+    /// Number of egresses (entries for subscribers' copies) that wait for a stream to begin, for all tracks.
     prepared: usize,
-    /// Number of egresses that one opening (prepared slot) of this track takes: one for each subscriber.
+    /// Number of egresses (entries for subscribers' copies) that one opening of this track takes: one for each
+    /// subscriber.
     subscribers: usize,
 }
 
@@ -48,12 +50,13 @@ impl Supply {
     }
 }
 
-/// The openings of one track of a publisher: slots that are prepared for the track's next streams.
+/// The openings of one track of a publisher: entries that are prepared for streams that have not begun.
 pub(super) struct KernelOpenings {
-    // This field is dropped first, so that no further stream is bound to an opening.
+    // The record of the track is dropped before the openings, so that the program binds no further stream to an
+    // opening.
     track: bpf::TrackRecord,
-    /// The openings (prepared slots) that userspace has not accepted yet, whether the program has bound them to a
-    /// stream or not.
+    /// The openings (prepared entries) that userspace has not taken over yet. The program may have bound some of them
+    /// to a stream already.
     openings: Mutex<Vec<Arc<KernelIngress>>>,
     wanted: AtomicU32,
     /// Number of streams that had begun without an opening when `wanted` was last adjusted.
@@ -71,7 +74,7 @@ impl KernelOpenings {
         held: Arc<dyn Any + Send + Sync>,
     ) -> Result<Arc<Self>, millrace_kernel::Error> {
         let track = connection.open_from(&seen)?.track(alias, last)?;
-        // The program wakes userspace to prepare further slots when half of the prepared ones are left.
+        // The program wakes userspace to prepare further openings when half of the prepared ones are left.
         track.set_low(FIRST / 2);
         Ok(Arc::new(Self {
             track,
@@ -83,8 +86,8 @@ impl KernelOpenings {
         }))
     }
 
-    /// Returns how many openings (prepared slots) the track should have. Doubles the number if a stream has begun
-    /// without a free opening since the last call.
+    /// Returns how many openings (entries for streams that have not begun) the track should have. Doubles the number if
+    /// a stream has begun without a free opening since the last call.
     fn wanted(&self) -> u32 {
         let missed = self.track.missed();
         if self.missed.swap(missed, Ordering::Relaxed) != missed {

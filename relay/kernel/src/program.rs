@@ -74,7 +74,7 @@ const LOOPBACK: i32 = 1;
 pub struct Forwarded {
     /// The connection on which the packet was sent.
     pub downstream: DownstreamId,
-    /// The tag of the egress for which the packet was sent ([`EgressRecord::tag`]).
+    /// The number that the caller gave to the subscriber's copy ([`EgressRecord::tag`]).
     pub tag: u64,
     /// The packet number of the sent packet.
     pub number: u64,
@@ -208,8 +208,9 @@ impl RelayProgram {
         UpstreamRecord::new(self.shared.clone(), expected, streams)
     }
 
-    /// Makes `socket` available for deferred packets. It has to be a UDP socket, bound in the network namespace of the
-    /// interfaces, and open as long as the handle is used. At most `room` packets wait in it.
+    /// Makes `socket` available for deferred packets, which need not wake userspace at once. It has to be a UDP socket,
+    /// bound in the network namespace of the interfaces, and open as long as the handle is used. At most `room` packets
+    /// wait in it.
     pub fn deferred_socket(&self, socket: impl AsFd, room: u64) -> Result<DeferredSocket, Error> {
         DeferredSocket::new(self.shared.clone(), socket, room)
     }
@@ -228,7 +229,8 @@ impl RelayProgram {
         DownstreamRecord::new(self.shared.clone(), path, mtu, word)
     }
 
-    /// Reads the registrations of sent packets since the last call, and returns their number. Makes no system call.
+    /// Reads the program's reports about packets that it has sent since the last call. Returns the number of reports.
+    /// Makes no system call.
     pub fn drain(&self, mut read: impl FnMut(Forwarded)) -> usize {
         lock(&self.ring).drain(|bytes| {
             if let Some(raw) = intf::Forwarded::from_bytes(bytes) {
@@ -250,8 +252,8 @@ impl RelayProgram {
 
     /// Waits until all program runs that began before the call have ended. After that, no run uses records that were
     /// removed before the call, not even for packets between two runs. Their entries can be reused, and all packets
-    /// sent with them are registered. Keys and keystreams of ended connections are erased. Blocks the calling thread
-    /// for some 10 ms.
+    /// sent with them are reported. Keys and keystreams of ended connections are erased. Blocks the calling thread for
+    /// some 10 ms.
     pub fn settle(&self) -> Result<(), Error> {
         self.shared.settle()
     }
@@ -287,7 +289,8 @@ impl RelayProgram {
         })
     }
 
-    /// Returns how many packets, copies, frames and streams had each outcome since the program was loaded.
+    /// Returns how often each result of processing a packet, a copy, a frame or a stream has occurred since the program
+    /// was loaded.
     pub fn counters(&self) -> Result<RelayCounters, Error> {
         let raw = lock(&self.object).counters("outcomes")?;
         RelayCounters::new(&raw).ok_or(Error::Missing { object: OBJECT, what: "counter for each outcome" })

@@ -49,12 +49,13 @@ pub(super) trait CommandSubject {
     /// Reports to the connection that no program run sends on these streams any more.
     fn on_returned(&self, keys: &[StreamKey]);
 
-    /// Reports to the connection that the slot was removed for which streams with these tags were prepared. The program
-    /// may have opened these streams without sending anything on them.
+    /// Reports to the connection that the kernel will not forward anything on some streams that it was allowed to open.
+    /// `tags` names the subscriptions that the streams belong to. The program may have opened them without sending
+    /// anything.
     fn on_gone(&self, tags: &[u64]);
 }
 
-/// The pending commands of one connection.
+/// The queued commands of one connection to the engine's thread.
 #[derive(Default)]
 pub(super) struct ConnectionCommands(Mutex<PendingCommands>);
 
@@ -72,7 +73,8 @@ struct PendingCommands {
     is_released: bool,
     /// Streams that userspace takes back from the program. Their number is limited by the connection's streams.
     recalled: Vec<(StreamKey, Option<Box<dyn Delegation>>)>,
-    /// Tags of prepared streams whose slot was removed. Their number is limited by the connection's streams.
+    /// Numbers (tags) of subscriptions for which the kernel was allowed to open a stream, until the publisher's side
+    /// was removed. There are at most as many as the connection has streams.
     gone: Vec<u64>,
 }
 
@@ -119,7 +121,7 @@ impl<C, O> CommandQueue<C, O> {
         self.waiting.lock().connections.len()
     }
 
-    /// Returns the number of commands for connections that were queued so far.
+    /// Returns how many commands for connections were queued since the engine started.
     pub fn commands(&self) -> u64 {
         self.commands.load(Ordering::Relaxed)
     }
@@ -206,8 +208,8 @@ impl<C: CommandSubject, O> CommandQueue<C, O> {
         });
     }
 
-    /// Queues a report to the connection: the slot was removed for which the stream with this tag was prepared or
-    /// opened.
+    /// Queues a report to the connection: the kernel forwards nothing on the stream that it was allowed to open for the
+    /// subscription with this tag.
     pub fn remove_connection(&self, connection: Arc<C>, tag: u64) {
         self.put(connection, |pending| {
             pending.gone.push(tag);

@@ -26,14 +26,14 @@ pub(super) struct RecordClaims<T>(Mutex<RecordsState<T>>);
 
 struct RecordsState<T> {
     most: usize,
-    /// Number of kernel records that exist or are about to be made.
+    /// Number of records in the kernel's tables that exist or are about to be made.
     made: usize,
     next: u64,
     claims: HashMap<u64, RecordClaim<T>>,
-    /// The claims that wait for a kernel record: a record would be of use to their connection. The claim that gets the
-    /// next record comes first.
+    /// The claims of connections that wait for a record in the kernel's tables, and to which it would be of use. The
+    /// claim that gets the next record comes first.
     waiting: BTreeSet<(Reverse<Worth>, u64, u64)>,
-    /// Claims that have a kernel record. The claim that loses its record next comes first.
+    /// Claims that have a record in the kernel's tables. The claim that loses its record next comes first.
     holders: BTreeSet<(Worth, Reverse<u64>, u64)>,
     taken: u64,
 }
@@ -42,7 +42,8 @@ struct RecordClaim<T> {
     of: T,
     worth: Worth,
     since: Instant,
-    /// Order among claims of the same worth. Claims that began to wait later have larger values.
+    /// Order among connections to which a record is worth equally much. Connections that began to wait later have
+    /// larger values.
     place: u64,
     holds: Holds,
     was_taken: bool,
@@ -53,16 +54,16 @@ struct RecordClaim<T> {
 enum Holds {
     Nothing,
     Record,
-    /// The connection has been asked to return its kernel record.
+    /// The connection has been asked to return its record in the kernel's tables.
     Recalled,
 }
 
 /// A decision that the engine's thread carries out.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RecordDecision<T> {
-    /// Make a kernel record for the claim with this number.
+    /// Make a record in the kernel's tables for the claim with this number.
     Grant(u64, T),
-    /// Ask the connection of the claim to return its kernel record.
+    /// Ask the connection of the claim to return its record in the kernel's tables.
     Recall(T),
 }
 
@@ -86,8 +87,8 @@ impl<T: Clone> RecordClaims<T> {
         }))
     }
 
-    /// Adds a connection's claim to a kernel record, which is of no use to the connection yet. Returns the claim's
-    /// number.
+    /// Adds a connection's claim to a record in the kernel's tables, which is of no use to the connection yet. Returns
+    /// the claim's number.
     pub fn enter(&self, of: T, now: Instant) -> u64 {
         let mut state = self.0.lock();
         let number = state.place();
@@ -98,7 +99,8 @@ impl<T: Clone> RecordClaims<T> {
         number
     }
 
-    /// Sets the worth of a record to a connection. Returns whether [`Self::decide`] has to be called.
+    /// Sets how much a record in the kernel's tables is worth to a connection. Returns whether [`Self::decide`] has to
+    /// be called.
     pub fn set_worth(&self, number: u64, worth: Worth, now: Instant) -> bool {
         let mut state = self.0.lock();
         let place = state.place();
@@ -121,7 +123,7 @@ impl<T: Clone> RecordClaims<T> {
         !state.waiting.is_empty()
     }
 
-    /// Removes a claim. If the claim has a kernel record, the record is returned later. Returns whether
+    /// Removes a claim. If the claim has a record in the kernel's tables, the record is returned later. Returns whether
     /// [`Self::decide`] has to be called.
     pub fn leave(&self, number: u64) -> bool {
         let mut state = self.0.lock();
@@ -149,12 +151,12 @@ impl<T: Clone> RecordClaims<T> {
         }
     }
 
-    /// Returns how many connections wait for a kernel record.
+    /// Returns how many connections wait for a record in the kernel's tables.
     pub fn waiting(&self) -> usize {
         self.0.lock().waiting.len()
     }
 
-    /// Returns how many kernel records were taken from subscribers since the engine started.
+    /// Returns how many records in the kernel's tables were taken from subscribers since the engine started.
     pub fn taken(&self) -> u64 {
         self.0.lock().taken
     }
@@ -196,7 +198,8 @@ impl<T> RecordsState<T> {
         self.next
     }
 
-    /// Changes a claim, and moves it to the list that matches its new state.
+    /// Changes a connection's claim to a record in the kernel's tables, and moves it to the list that matches its new
+    /// state.
     fn change(&mut self, number: u64, change: impl FnOnce(&mut RecordClaim<T>)) {
         self.unlist(number);
         let Some(claim) = self.claims.get_mut(&number) else { return };

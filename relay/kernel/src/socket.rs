@@ -37,7 +37,7 @@ pub(super) struct PairedSocket {
 }
 
 impl PairedSocket {
-    /// Registers the main socket. Has to be called in a tokio runtime.
+    /// Registers the main socket with the tokio runtime, in which this has to be called.
     pub fn new(main: UdpSocket, deferred: Arc<Deferred>) -> io::Result<Self> {
         let main_state = UdpSocketState::new((&main).into())?;
         let deferred_state = UdpSocketState::new(deferred.socket().into())?;
@@ -80,8 +80,8 @@ impl PairedSocket {
         loop {
             let mut guard = ready!(self.main.poll_read_ready(context))?;
             let result = self.main_state.recv((&**self.main.get_ref()).into(), bufs, meta);
-            // A read of fewer packets than it had buffers for has emptied the socket. A packet that has arrived since
-            // sets readiness again, which `clear_ready` preserves.
+            // If a read returns fewer packets than it had buffers for, the socket was empty. A packet that has arrived
+            // since makes the socket ready again, which `clear_ready` preserves.
             let is_over = match &result {
                 Ok(count) => *count < bufs.len(),
                 Err(error) => error.kind() == io::ErrorKind::WouldBlock,
@@ -133,8 +133,8 @@ impl AsyncUdpSocket for PairedSocket {
         }
         let received = self.poll_main(others, context, bufs, meta);
         if received.is_pending() {
-            // This task may not have been woken for packets that arrived after the main socket was last empty, so the
-            // number of main-socket packets counted at that time (`heard`) is passed.
+            // Packets may have arrived on the main socket after a read last emptied it, without waking this task. So
+            // `sleep` gets the packet count of that read (`heard`), not the present one.
             self.deferred.sleep(self.heard.load(Ordering::Relaxed));
         }
         received

@@ -25,7 +25,7 @@ const FAST_TICK: Duration = Duration::from_millis(2);
 /// some 1000 packets per second, that many arrive between two ticks.
 const FAST: u64 = 8;
 
-/// The ticker rests after this time without any packet. Packets are not deferred then.
+/// The ticker (periodic timer) rests after this time without any packet. Every packet wakes the process then.
 const REST: Duration = Duration::from_millis(200);
 
 /// The interval between two ticks while the ticker rests, because no packets arrive.
@@ -42,8 +42,8 @@ pub(super) struct Ticker {
 }
 
 impl Ticker {
-    /// Starts a task that ticks for the engine `kernel`, in the present tokio runtime. Does nothing if such a task is
-    /// running.
+    /// Starts the ticker task of the engine `kernel` (a periodic timer) in the present tokio runtime. Does nothing if
+    /// such a task is running.
     pub fn start(&self, kernel: &Arc<RelayKernel>) {
         let mut task = self.task.lock();
         if task.as_ref().is_none_or(JoinHandle::is_finished) {
@@ -62,7 +62,7 @@ impl Ticker {
     }
 }
 
-/// Ticks until the engine is dropped.
+/// Runs the ticker, a periodic timer, until the engine is dropped.
 async fn tick(kernel: Weak<RelayKernel>, awake: Arc<Notify>) {
     // `busy` is the time at which a tick last found packets. `rests` tells whether the task rests.
     let mut busy = Instant::now();

@@ -55,10 +55,13 @@ pub(super) fn work(kernel: &Weak<RelayKernel>, commands: &Taker<KernelConnection
     }
 }
 
-/// Waits for the program runs that have begun, and frees retired entries.
+/// Waits for the program runs that have begun. Then frees the map entries that were removed before.
 pub(super) fn settle(kernel: &RelayKernel) {
     if let Err(error) = kernel.relay.settle() {
-        warn!(%error, "cannot wait until runs of the relay's BPF program have ended: removed entries stay in use");
+        warn!(
+            %error,
+            "cannot wait until BPF program runs have ended: removed map entries are not reused yet"
+        );
     }
 }
 

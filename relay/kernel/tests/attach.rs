@@ -35,7 +35,7 @@ fn west() -> i32 {
     nix::net::if_::if_nametoindex("west").expect("west") as i32
 }
 
-/// Returns the program IDs of the relay's filters on `west`.
+/// Returns the IDs of the relay's BPF programs that are attached as tc filters to the interface `west`.
 fn filters(namespace: &str) -> Vec<String> {
     let show = ["-n", namespace, "filter", "show", "dev", "west", "ingress"];
     let output = Command::new("tc").args(show).output().expect("tc runs");

@@ -28,8 +28,8 @@ const ALIAS: u64 = 300;
 const ALIASES: [u64; 3] = [7, 301, u64::MAX - 1];
 /// The largest DATAGRAM frame that the subscribers accept.
 const LIMIT: u32 = 1200;
-/// The egress priority: the subscriber's priority in the high byte, and in the low byte the publisher's default for
-/// datagrams without a priority.
+/// The priority of the copies: the subscriber's priority in the high byte, and in the low byte the publisher's default
+/// for datagrams without a priority.
 const LEVEL: u16 = 0x8040;
 
 /// A subscription of every group of the track.
@@ -123,7 +123,8 @@ impl DatagramScene {
     }
 
     fn counted(&self) -> RelayCounters {
-        self.relay.counters().expect("counters") // exact: the program counts a packet before it lets the original pass
+        // exact: the BPF program counts a packet before it passes the packet on, and all packets have arrived
+        self.relay.counters().expect("counters")
     }
 
     fn send_packet(&mut self, packet: &[u8]) -> Vec<Forwarded> {
@@ -381,8 +382,8 @@ fn plain_datagram(group: u64, object: u64, payload: Vec<u8>) -> ObjectDatagram {
 }
 
 #[test]
-fn datagram_is_sent_only_within_every_limit() {
-    if !root("datagram_is_sent_only_within_every_limit") {
+fn datagram_is_sent_only_within_size_window_priority_and_range_limits() {
+    if !root("datagram_is_sent_only_within_size_window_priority_and_range_limits") {
         return;
     }
     let mut scene = DatagramScene::new("dgl", KeySuite::Aes128Gcm, &ALIASES[..1]);
@@ -498,7 +499,7 @@ fn no_packet_is_forwarded_twice_or_for_another_track() {
     assert_eq!(scene.send_packet(&packet), []);
     scene.sent = 1;
     assert_eq!(scene.send(&frames(ALIAS + 1)), []);
-    // A slot for the stream with the same number as the alias must not be used for the datagram.
+    // A stream whose ID equals the track alias is forwarded, too. Its entry must not be used for the datagram.
     let mut streams = scene.upstream.slot(ALIAS + 1);
     let egress = millrace_relay_kernel::program::EgressRecord {
         stream_id: 3,

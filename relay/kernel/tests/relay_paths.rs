@@ -88,7 +88,8 @@ impl PathScene {
     }
 
     fn counted(&self) -> RelayCounters {
-        self.relay.counters().expect("counters") // exact: the program counts a packet before it lets the original pass
+        // exact: the BPF program counts a packet before it passes the packet on, and all packets have arrived
+        self.relay.counters().expect("counters")
     }
 
     fn send(&mut self, len: usize) -> (StreamPart, Vec<Forwarded>) {
@@ -255,7 +256,7 @@ fn frame_with_stacked_vlan_tags_is_left_to_userspace() {
         );
     }
     assert_eq!(scene.relay.drain(|packet| panic!("{packet:?}")), 0);
-    // A frame with a single tag is forwarded.
+    // A packet with only one VLAN tag is forwarded.
     wire.send(&frame);
     let mut buffer = [0; 2048];
     assert!(scene.subscribers[0].socket.recv(&mut buffer).expect("a packet") > packet.len() - 8);

@@ -115,8 +115,8 @@ impl SuperPacketScene {
         assert_eq!(sent.expect("sent"), bytes.len());
     }
 
-    /// Checks that userspace gets every packet unchanged. Returns the copies, which must all be registered when the
-    /// first packet arrives.
+    /// Checks that userspace gets every packet unchanged. Returns the copies that were sent. The program must have
+    /// reported all of them when the first packet reaches userspace.
     fn receive(&self, packets: &[(StreamPart, Vec<u8>)]) -> Vec<Forwarded> {
         let mut forwarded = Vec::new();
         for (_, packet) in packets {
@@ -150,7 +150,8 @@ impl SuperPacketScene {
     }
 
     fn counted(&self) -> RelayCounters {
-        self.relay.counters().expect("counters") // exact: the program counts a packet before it lets the original pass
+        // exact: the BPF program counts a packet before it passes the packet on, and all packets have arrived
+        self.relay.counters().expect("counters")
     }
 }
 
@@ -184,8 +185,8 @@ fn each_segment_of_a_super_packet_is_forwarded() {
 /// One program run makes fewer copies than the super-packet needs, so a segment is continued in a further run. That run
 /// may also begin the next segments.
 #[test]
-fn copies_beyond_the_budget_are_sent_in_further_runs() {
-    if !root("copies_beyond_the_budget_are_sent_in_further_runs") {
+fn copies_beyond_the_budget_are_sent_in_further_program_runs() {
+    if !root("copies_beyond_the_budget_are_sent_in_further_program_runs") {
         return;
     }
     // If a run makes at most 3 copies, it cannot finish a segment with 5 subscribers.
@@ -330,7 +331,7 @@ fn super_packets_on_all_processors_are_each_forwarded_once() {
     rounds.iter().for_each(|packets| scene.send(packets));
     let sent = || EgressOutcome::ALL.map(|outcome| scene.counted().egresses(outcome)).iter().sum::<u64>();
     wait_until("all segments", sent, |sent| *sent >= 1);
-    // Each original arrives once and unchanged, in any order.
+    // Each of the publisher's packets reaches userspace once and unchanged, in any order.
     let mut due: Vec<&Vec<u8>> = rounds.iter().flatten().map(|(_, packet)| packet).collect();
     let mut buffer = [0; 2048];
     while !due.is_empty() {

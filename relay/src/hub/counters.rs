@@ -19,7 +19,8 @@ pub struct OperatorCounters {
     pub duplicate_subgroups: AtomicU64,
     /// Number of subgroups that a publisher sent after another publisher had taken over its track.
     pub handed_over_subgroups: AtomicU64,
-    /// Number of subgroups and datagrams that were dropped because their publisher is a standby.
+    /// Number of subgroups and datagrams that were dropped because their publisher is a standby: another publisher of
+    /// the track sends other group IDs.
     pub standby_subgroups: AtomicU64,
     pub expired_subgroups: AtomicU64,
     pub duplicate_datagrams: AtomicU64,
@@ -53,8 +54,8 @@ impl OperatorCounters {
         Self::add(counter, 1);
     }
 
-    /// Counts a switch of a subscription or switching set from rendition `before` to `after`. The lower rendition
-    /// compares less.
+    /// Counts a switch of a subscription or switching set from rendition `before` to `after`. Of two renditions, `Ord`
+    /// has to order the one with the lower bitrate first.
     pub fn count_switch<P: Ord>(&self, before: P, after: P) {
         match after.cmp(&before) {
             Ordering::Less => Self::count(&self.renditions_down),
@@ -69,7 +70,7 @@ impl OperatorCounters {
         Self::add(&self.object_bytes_received, payload_bytes);
     }
 
-    /// Adds the objects that the reader of a subgroup stream has completed.
+    /// Adds objects of a subgroup stream that were read to their end, and their payload bytes.
     pub fn count_pushed(&self, pushed: &Pushed) {
         self.count_objects(pushed.objects, pushed.payload_bytes);
     }

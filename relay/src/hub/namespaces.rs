@@ -241,7 +241,7 @@ impl PublisherNamespaces {
         })
     }
 
-    /// Watches for tracks below `prefix`. The watch lists the tracks of `present` first.
+    /// Watches for tracks below `prefix`. The watch first lists the tracks in `present`, which exist already.
     pub fn watch_tracks(
         self: &Arc<Self>,
         prefix: Namespace,

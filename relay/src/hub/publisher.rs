@@ -1,4 +1,5 @@
-//! The traits by which the hub calls sessions. Sessions implement them, so that the hub does not depend on sessions.
+//! The traits by which the hub, the state that all sessions share, calls sessions. Sessions implement them, so that the
+//! hub's code does not depend on theirs.
 
 use std::{pin::Pin, sync::Arc};
 

@@ -293,7 +293,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lost_route_of_a_track_without_subscriptions_is_forgotten() {
+    fn route_lost_by_a_track_without_subscriptions_is_forgotten() {
         let now = Time::now();
         let mut rerouting = Rerouting::default();
         rerouting.lost.insert(7, now);

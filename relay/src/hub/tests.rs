@@ -131,7 +131,8 @@ async fn waiting_subscriber_retries_less_often_each_time() {
     for _ in 0..200 {
         drop(hub.publish(namespace("mine"), &(Arc::clone(&publisher) as _), false));
         let _present = hub.publish(namespace("mine"), &(Arc::clone(&publisher) as _), false);
-        sleep(Duration::from_millis(1)).await; // exact: the interval at which the publisher connects, not a wait
+        // exact: this pause is the interval at which the publisher reconnects
+        sleep(Duration::from_millis(1)).await;
     }
     let most = 2 + (begun.elapsed().as_millis() / PAUSES.0.as_millis()).ilog2();
     let asked = publisher.asked.load(Relaxed);
@@ -142,7 +143,7 @@ async fn waiting_subscriber_retries_less_often_each_time() {
 /// A watch lists the present namespaces page by page, and waits before each page but the first. Namespace changes
 /// during the listing are not missed.
 #[tokio::test]
-async fn watch_of_many_namespaces_is_paced() {
+async fn listing_of_many_namespaces_to_a_watcher_is_paced() {
     let hub = hub();
     let publisher = Answering::new(2, Ok(()));
     let publish = |path: String| hub.publish(namespace(&path), &(Arc::clone(&publisher) as _), false);

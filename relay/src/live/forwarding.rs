@@ -1,10 +1,10 @@
-//! Chooses the publisher whose new streams and datagrams the offload forwards.
+//! Chooses the publisher whose new streams and datagrams the kernel forwards.
 //!
-//! A track may have several publishers with the same objects. The offload forwards the objects of one, the *forwarded*
+//! A track may have several publishers with the same objects. The kernel forwards the objects of one, the *forwarded*
 //! publisher, and does not see what the others send. Userspace accepts an object from another publisher unless the
-//! offload has forwarded it already. For this, userspace *claims* each of their subgroups and datagrams at the
-//! forwarded publisher's [`OffloadOpenings`] or [`OffloadIngress`](millrace_transport::offload::OffloadIngress), which
-//! then do not forward it any more. One lock covers the check and the claim, so that no stream begins between them.
+//! kernel has forwarded it already. For this, userspace *claims* each of their subgroups and datagrams at the forwarded
+//! publisher's [`OffloadOpenings`] or [`OffloadIngress`](millrace_transport::offload::OffloadIngress), which then do
+//! not forward it any more. One lock covers the check and the claim, so that no stream begins between them.
 
 use std::{
     sync::Arc,
@@ -16,11 +16,11 @@ use millrace_transport::offload::OffloadOpenings;
 
 use crate::upstream::UpstreamTrack;
 
-/// How many subgroups in a row, and for how long, another publisher has to deliver first before the offload forwards
+/// How many subgroups in a row, and for how long, another publisher has to deliver first before the kernel forwards
 /// that publisher instead.
 const AHEAD: (u32, Duration) = (4, Duration::from_secs(2));
 
-/// The publisher whose streams the offload forwards, and the observations by which another publisher may replace it.
+/// The publisher whose streams the kernel forwards, and the observations by which another publisher may replace it.
 #[derive(Default)]
 pub(super) struct Forwarding {
     upstream: Option<Arc<UpstreamTrack>>,
@@ -40,10 +40,11 @@ impl Forwarding {
         self.upstream.as_ref()?.offers.known_openings()
     }
 
-    /// Makes the offload forward the publisher `next`. The offload then opens streams only for subgroups after the
-    /// newest one that it has forwarded.
+    /// Makes the kernel forward the publisher `next`. The kernel then opens streams only for subgroups after the newest
+    /// one that it has forwarded.
     fn switch_to(&mut self, next: Option<Arc<UpstreamTrack>>) {
-        // `withhold` closes the old publisher's openings and returns the last subgroup that they were used for.
+        // `withhold` stops the kernel from forwarding further streams of the old publisher. Returns the last subgroup
+        // that the kernel forwards from it.
         let last = self.upstream.take().and_then(|upstream| upstream.offers.withhold());
         self.newest = self.newest.max(last.unwrap_or_default());
         self.ahead = None;
@@ -72,8 +73,8 @@ impl Forwarding {
         self.newest = (0, 0);
     }
 
-    /// Reports whether the offload forwards or will forward a copy of this subgroup. If not, claims the subgroup, so
-    /// that the offload never forwards a copy. `upstreams` are all publishers of the track.
+    /// Reports whether the kernel forwards or will forward a copy of this subgroup. If not, claims the subgroup, so
+    /// that the kernel never forwards a copy. `upstreams` are all publishers of the track.
     pub fn is_elsewhere(
         &mut self,
         upstream: &Arc<UpstreamTrack>,
@@ -100,7 +101,7 @@ impl Forwarding {
     }
 
     /// Records that `upstream` was the first publisher to begin a subgroup. If the publisher is ahead of the others for
-    /// long enough, the offload forwards its streams instead.
+    /// long enough, the kernel forwards its streams instead.
     pub fn came_first(&mut self, upstream: &Arc<UpstreamTrack>, now: Instant) {
         if self.is(upstream) {
             self.ahead = None;
@@ -115,8 +116,8 @@ impl Forwarding {
         }
     }
 
-    /// Claims an object that arrived as a datagram from `upstream`. Returns false if the offload has forwarded a copy
-    /// of it.
+    /// Claims an object that arrived as a datagram from `upstream`. Returns false if the kernel has forwarded a copy of
+    /// it.
     pub fn takes_datagram(&self, upstream: &Arc<UpstreamTrack>, object: (u64, u64)) -> bool {
         let known = self.upstream.as_ref().and_then(|forwarded| forwarded.offers.known_datagrams());
         self.is(upstream) || known.is_none_or(|known| known.claim_object(object))
@@ -146,7 +147,8 @@ mod tests {
     use super::*;
     use crate::{Delays, live::LiveTrack, subscription::SubscriptionEnd, upstream::UpstreamSession};
 
-    /// Openings of a fake offload. A test decides which subgroups the offload forwards.
+    /// A fake of the offload's openings (streams that it may forward by itself). Each test decides which subgroups are
+    /// forwarded.
     struct FakeOpenings {
         last: Mutex<(u64, u64)>,
         is_closed: AtomicBool,
@@ -238,7 +240,7 @@ mod tests {
             begun
         }
 
-        /// Returns the openings of a publisher, or `None` if the offload may not forward it.
+        /// Returns the fake openings of a publisher, or `None` if the kernel may not forward the publisher's streams.
         fn openings(&self, upstream: &UpstreamTrack) -> Option<Arc<FakeOpenings>> {
             let places = Arc::new(Semaphore::new(1));
             let mut made = None;
@@ -280,7 +282,7 @@ mod tests {
             Err(Duplicate::Arriving),
             "it is not known here what was bound"
         );
-        // The track claimed this subgroup at the offload before the other publisher's copy of it arrived.
+        // The track has kept the kernel from forwarding this subgroup before the other publisher's copy of it arrived.
         assert_eq!(scene.begin(&second, 1, 1), Ok(()));
         assert!(!openings.claim((1, 1)));
         let entering = first.enter();

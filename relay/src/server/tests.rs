@@ -44,7 +44,7 @@ impl RelayUnderTest {
         let mut transport = transport::Config {
             certificate: Some(Arc::new(certificate())),
             trust: ServerTrust::Anyone,
-            // Every stream that the client opens is sent by quinn.
+            // All streams that the client opens are quinn's, none the data plane's.
             control_streams: 1 + STREAMS as u64,
             ..transport::Config::default()
         };
@@ -178,13 +178,13 @@ fn subscribe(request_id: u64, rendezvous_timeout: Option<u64>) -> Subscribe {
 }
 
 #[tokio::test]
-async fn path_events_are_reported_to_the_embedding_program() {
+async fn path_estimates_of_sessions_are_reported_to_embedding_program() {
     let relay = RelayUnderTest::start();
     let mut changes = relay.server.path_changes();
     let (_client, _, _control) = relay.establish().await;
     let change = loop {
         let change = time::timeout(PATIENCE, changes.recv()).await.expect("an acknowledgement").unwrap();
-        // Changes of the path's state during the handshake have no session ID yet.
+        // Reports about the network path during the handshake do not have the session's ID yet.
         if change.session != 0 {
             break change;
         }
@@ -255,7 +255,7 @@ async fn publisher_of_many_namespaces_gets_one_subscribe_per_track() {
         let subscribe = Subscribe { track: track(number), ..subscribe(number * 2, None) };
         requests.push(open_request(&subscriber, subscribe).await);
     }
-    // exact: `until` repeats this check until it succeeds
+    // exact: `until` rereads the number of subscriptions until it is as expected
     let edges = || relay.server.status().tracks.iter().map(|track| track.subscribers).sum::<u64>();
     until("every subscription", || edges() == STREAMS as u64).await;
     let (second, other_published, second_control) = relay.establish().await;
@@ -265,8 +265,8 @@ async fn publisher_of_many_namespaces_gets_one_subscribe_per_track() {
         let publish =
             PublishNamespace { request_id: number * 2, namespace, parameters: Parameters::default() };
         let (send, mut recv) = open_request(&second, publish).await;
-        // The answer is REQUEST_OK. Before the relay sends it, it has queued SUBSCRIBEs at the new publisher for all
-        // tracks of the namespace.
+        // The relay answers REQUEST_OK after it has queued SUBSCRIBEs at the new publisher for all tracks of the
+        // namespace.
         recv.read_chunk(1, true).await.unwrap().unwrap();
         requests.push((send, recv));
     }
@@ -289,7 +289,7 @@ async fn ended_publisher_and_subscriber_leave_no_tasks_or_state() {
     let (publisher, published, control) = relay.establish().await;
     let publish = Publish { track_alias: 7, ..publish(0) };
     let request = open_request(&publisher, publish).await;
-    // exact: `until` repeats this check until it succeeds
+    // exact: `until` rereads the track's numbers of publishers and subscribers until they are as expected
     let edges = || relay.server.status().tracks.first().map(|track| (track.publishers, track.subscribers));
     until("a publisher", || edges() == Some((1, 0))).await;
     let without_streams = tasks();

@@ -10,7 +10,7 @@
 //!
 //! Each authorization token beyond the first counts as one more request, because its signature is checked.
 //! SUBSCRIBE_NAMESPACE, SUBSCRIBE_TRACKS and PUBLISH_NAMESPACE also count one more for each further [page](crate::hub)
-//! of entries.
+//! of namespaces or tracks that they cover.
 
 use millrace_moq::{Message, Parameters};
 

@@ -189,7 +189,8 @@ impl SessionContext {
         &self.connection
     }
 
-    /// Returns the session's uses of the relay, which decide how much a kernel record is worth to the session.
+    /// Returns the counts of the session's open requests. They decide how much forwarding in the kernel is worth to the
+    /// session.
     pub fn uses(&self) -> &Arc<Uses> {
         &self.uses
     }
@@ -536,7 +537,8 @@ impl SessionContext {
         self.next_request.fetch_add(2, Relaxed)
     }
 
-    /// Returns a new tag for data plane streams. Events of a stream contain its tag, by which its owner is found.
+    /// Returns a new number for a subscription or FETCH response that sends streams on the data plane. Events of these
+    /// streams contain the number, so that they reach their owner.
     pub fn next_owner(&self) -> u64 {
         self.next_owner.fetch_add(1, Relaxed)
     }

@@ -95,7 +95,8 @@ pub struct Dialed {
     pub peer: Option<Arc<PeerTerms>>,
 }
 
-/// The uses that the peer makes of the session, as the status shows them.
+/// Whether the peer publishes or subscribes in the session, and how many subscriptions and tracks it has, as the status
+/// shows them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Roles {
     pub publisher: bool,
@@ -281,7 +282,7 @@ impl RelaySession {
         subscriptions.is_idle() && fetches.responses.count() == 0 && publications.count() == 0
     }
 
-    /// Returns the peer's identity, its rights and what it uses.
+    /// Returns the peer's identity and access rights, and the resources that count against its quotas.
     pub fn authority(&self) -> &SessionRights {
         self.context.authority()
     }

@@ -34,7 +34,8 @@ use crate::{
 };
 use millrace_access::{AccessRefusal, policy::RightHolder, rights::Rights};
 
-/// How often a standby publisher checks whether the other publishers of its track still answer.
+/// How often a standby publisher, whose objects are dropped, checks whether the other publishers of its track still
+/// answer.
 const RIVAL_LOOKS: Duration = Duration::from_secs(1);
 /// How long after PUBLISH_DONE datagrams of the track are still accepted. QUIC may reorder them.
 const LATE_DATAGRAMS: Duration = Duration::from_millis(100);
@@ -556,7 +557,7 @@ impl Adopted {
                     handed_over = Some(Clock::now() + LATE_STREAMS);
                 }
                 () = sleep_until(handed_over) => if upstream.is_handed_over() {
-                    // Streams that have not ended when the timeout expires are given up.
+                    // Streams of this publisher that have not ended when the timeout expires are not waited for.
                     let _ = timeout(LATE_STREAMS, upstream.has_seen_all(0)).await;
                     return Ok(None);
                 } else {

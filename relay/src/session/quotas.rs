@@ -16,7 +16,8 @@ pub struct Quotas {
     session: u64,
     waiting_datagrams: Arc<Semaphore>,
     offloaded_tracks: Arc<Semaphore>,
-    /// True once the log has reported that the session has used up its quota of offloaded tracks.
+    /// True once the log has reported that the session has used up its quota of tracks that are forwarded in the
+    /// kernel.
     is_told: AtomicBool,
 }
 
@@ -38,8 +39,8 @@ impl Quotas {
         Self::new(session, usize::MAX)
     }
 
-    /// Takes a permit for a track that the offload may forward. Returns `None` if the session has used up its quota,
-    /// which is logged once.
+    /// Takes a permit for a track whose next streams or datagrams the kernel may forward. Returns `None` if the session
+    /// has used up its quota, which is logged once.
     pub fn offloaded_track(&self) -> Option<OwnedSemaphorePermit> {
         let place = Arc::clone(&self.offloaded_tracks).try_acquire_owned().ok();
         if place.is_none() && !self.is_told.swap(true, Relaxed) {
@@ -62,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn session_has_its_share_of_the_offloads_tracks() {
+    fn session_may_offload_only_its_share_of_the_tracks() {
         let quotas = Quotas::new(1, 128);
         let mut places: Vec<_> = std::iter::from_fn(|| quotas.offloaded_track()).take(10_000).collect();
         assert_eq!(places.len(), 128);

@@ -44,7 +44,7 @@ const ALIAS_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most bytes that are read from a stream at once.
 const READ_SIZE: usize = 64 * 1024;
 /// How often a stream that waits for another copy of its subgroup checks whether that copy still exists. A copy that
-/// only the offload has seen may end without a notification.
+/// the kernel has forwarded and userspace has not read may end without a notification.
 const STANDBY_LOOKS: Duration = Duration::from_millis(50);
 /// The most streams of a session that may wait for another publisher's copy of the same subgroup. Their received bytes
 /// occupy the session's receive window.
@@ -85,8 +85,8 @@ impl StreamReceiver {
         let begun = self.enter(recv, &mut buffer).await;
         let entering =
             begun.as_ref().ok().and_then(Option::as_ref).and_then(|(_, header, _)| self.entering(header));
-        // The offload's handle is requested only after the header has arrived. A WebTransport preamble may arrive
-        // alone, and the kernel then opens subscribers' streams only when the header follows.
+        // The kernel engine is asked for its handle of the stream only after the header has arrived. A WebTransport
+        // preamble may arrive alone, and the kernel then opens subscribers' streams only when the header follows.
         let bound = self.context.connection().offload(|offload| offload.accept(id));
         let Some((recv, header, len)) = begun? else { return Ok(()) };
         let mut held = self.context.incomplete();
@@ -111,7 +111,7 @@ impl StreamReceiver {
         Ok(())
     }
 
-    /// Counts a subgroup stream as entering (header read, not yet added to its track). The offload may have forwarded
+    /// Counts a subgroup stream as entering (header read, not yet added to its track). The kernel may have forwarded
     /// its beginning already.
     fn entering(&self, header: &StreamHeader) -> Option<EnteringStream> {
         let StreamHeader::Subgroup(header) = header else { return None };
@@ -161,7 +161,7 @@ impl StreamReceiver {
             stop(&mut recv, code::Reset::CANCELLED);
             return Ok(());
         }
-        // The offload needs positions in the whole stream, so the writer counts the preamble and the header, too.
+        // The kernel needs positions in the whole stream, so the writer counts the preamble and the header, too.
         let writer = SubgroupStream::begin_behind(recv.preamble(), header, len);
         let begun =
             self.begin(&published, writer.subgroup(), offloaded.ingress.is_some(), offloaded.entering);
@@ -238,8 +238,8 @@ struct ReadHeader {
     len: usize,
 }
 
-/// The offload's handles of a subgroup stream. `ingress` is set if the offload has opened subscribers' streams for it
-/// already. `entering` is set until the stream was added to its track.
+/// The kernel engine's handles of a subgroup stream. `ingress` is set if the kernel has opened subscribers' streams for
+/// it already. `entering` is set until the stream was added to its track.
 struct OffloadedStream {
     ingress: Option<Arc<dyn OffloadIngress>>,
     entering: Option<EnteringStream>,
@@ -248,12 +248,12 @@ struct OffloadedStream {
 /// A subgroup that is arriving. Dropping it ends the subgroup, as incomplete unless its end was read.
 struct ArrivingSubgroup {
     track: Arc<LiveTrack>,
-    /// The track's openings (streams that the offload may open by itself). `None` once this stream has prepared them
-    /// for the next subgroups.
+    /// The track's openings (streams that the kernel may open by itself). `None` once this stream has prepared them for
+    /// the next subgroups.
     openings: Option<Arc<dyn OffloadOpenings>>,
     subgroup: Arc<SubgroupStream>,
     writer: Option<SubgroupReceiver>,
-    /// The offload's handle of the stream, if the offload can forward it.
+    /// The kernel engine's handle of the stream, if the kernel can forward it.
     ingress: Option<Arc<dyn OffloadIngress>>,
     /// Counts the bytes of an incomplete object header against the session's limit.
     held: HeldIncomplete,
@@ -287,7 +287,7 @@ impl ArrivingSubgroup {
             if self.is_contradicted() {
                 return Ok(contradicted(recv));
             }
-            // If the header arrived without objects, the offload is told the position after it now, so that it can
+            // If the header arrived without objects, the kernel is told the position after it now, so that it can
             // forward the next packet.
             let is_news = !bytes.is_empty() || is_first && self.ingress.is_some();
             is_first = false;
@@ -384,8 +384,8 @@ async fn read_header(
     }
 }
 
-/// Ends a stream because its publisher has sent different bytes for the same offset. Subscribers may have received the
-/// other version.
+/// Ends a stream because its publisher has sent different bytes for the same offset. Subscribers may have received
+/// either version of these bytes.
 fn contradicted(recv: &mut RecvStream) -> SubgroupEnd {
     warn!(stream = %recv.id(), "dropped a stream: its publisher has sent different bytes for the same offset");
     stop(recv, code::Reset::CANCELLED);

@@ -1,5 +1,5 @@
-//! Counts what a session uses the relay for, which decides how much one of the kernel's records is worth to the
-//! session.
+//! Counts a session's subscriptions and published tracks. The counts decide which sessions the kernel forwards for,
+//! since it has room for a limited number.
 
 use std::sync::Arc;
 
@@ -17,11 +17,12 @@ struct HeldUses {
     is_upstream: bool,
     /// True once the session has proved an access right, for example by a token.
     is_proven: bool,
-    // For each [`UseKind`]: number of the session's uses that are under way.
+    // Numbers of the session's open subscriptions and of its published tracks, by [`UseKind`].
     counts: [usize; 2],
 }
 
-/// The kinds of use that count for the value of a kernel record.
+/// What a session may use the relay for. Each kind counts when the relay decides which sessions the kernel forwards
+/// for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UseKind {
     /// The session has a subscription. A namespace that the session has announced counts as a subscription, until a
@@ -58,8 +59,8 @@ impl Uses {
         change(&mut held);
         let worth = held.worth();
         if worth != before {
-            // The worth of a kernel record is reported to the connection under the lock, so that the connection never
-            // ends up with an outdated value.
+            // The connection is told under the lock how much forwarding in the kernel is worth to the session, so that
+            // it never ends up with an outdated value.
             self.connection.set_worth(worth);
         }
     }
@@ -89,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernel_record_value_follows_the_sessions_use() {
+    fn priority_for_a_kernel_record_follows_the_sessions_use() {
         let mut held = HeldUses { counts: [1, 1], ..HeldUses::default() };
         assert_eq!(held.worth(), Worth::Nothing, "it has shown no right");
         held.is_proven = true;

@@ -52,7 +52,7 @@ impl Subscription {
         let GroupOrigin::Renditions(choice) = &mut state.origin else { return };
         choice.lose(member);
         if choice.current().member == member {
-            // The offload opens streams only for the present rendition. Since that is the one given up, the offload
+            // The kernel opens streams only for the present rendition. Since that is the one given up, the kernel
             // abandons its streams.
             self.connection.offload(|offload| offload.abandon(now, self.owner));
         }
@@ -71,7 +71,7 @@ impl Subscription {
         if before == best {
             return None;
         }
-        // The offload may have opened streams of groups that userspace has not seen yet, so a switch has to wait for
+        // The kernel may have opened streams of groups that userspace has not seen yet, so a switch has to wait for
         // them.
         let settled = self.connection.offload(|offload| offload.withdraw(now, self.owner));
         let GroupOrigin::Renditions(choice) = &mut state.origin else { return None };
@@ -88,8 +88,8 @@ impl Subscription {
         self.take_back(Instant::now());
     }
 
-    /// Stops the offload from opening streams for the subscription. Returns whether userspace knows the groups of all
-    /// streams that the offload has opened.
+    /// Stops the kernel from opening streams for the subscription. Returns whether userspace knows the groups of all
+    /// streams that the kernel has opened.
     pub fn withdraw(&self, now: Instant) -> bool {
         self.connection.offload(|offload| offload.withdraw(now, self.owner))
     }

@@ -60,7 +60,7 @@ pub struct Copied {
     pub media: TraceMedia,
 }
 
-/// A received packet that the kernel did not, or not only, turn into copies.
+/// A received packet that the kernel did not copy to subscribers, or for which it left some copies to userspace.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TracePacket {
     /// Time at which the packet was handled, in microseconds since 1970.
@@ -161,7 +161,7 @@ pub enum LossPlace {
 /// An event as it is collected, with numbers for tracks. The names replace the numbers when the event is shown.
 #[derive(Clone, Copy, Debug)]
 pub enum RawEvent {
-    /// A packet that the offload saw, or a copy that it made.
+    /// A packet that arrived at the offload (the forwarding engine in the kernel), or a copy that it made.
     Offload(trace::OffloadTraceEvent),
     /// A packet that userspace has sent.
     Userspace(SentPiece),
@@ -263,7 +263,7 @@ fn describe_offload(event: &trace::OffloadTraceEvent, clock: TraceClock, name: O
 
 fn describe_sent(sent: &SentPiece, clock: TraceClock, name: Option<&str>) -> TraceEvent {
     let SentPiece { time_ns, session, number, size, piece } = *sent;
-    // Track number 0 means that the piece belongs to no track.
+    // Track number 0 means that this part of the packet belongs to no track.
     let group = (piece.label.track != 0).then_some(piece.label.group);
     let mut media = TraceMedia {
         track: name.map(str::to_owned),

@@ -129,7 +129,7 @@ async fn trace_viewers_get_the_events_they_asked_for() {
     next(&mut other).await;
     assert_eq!(numbers(&mut one, 6).await, [0, 4, 8, 12, 16, 20]);
     assert_eq!(numbers(&mut other, 4).await, [0, 6, 12, 18]);
-    // With only one viewer left, its own filter applies at the source.
+    // With only one viewer left, the data plane reports only events that pass this viewer's filter.
     drop(other);
     until(|| tracer.state.lock().told.is_some_and(|told| told.every == every(4))).await;
     send(&tap, 2, 24);

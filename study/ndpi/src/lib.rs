@@ -98,7 +98,7 @@ impl Ndpi {
     ///
     /// # Errors
     ///
-    /// The library is missing, or has another version.
+    /// Returns an error if the library is missing, or has another version.
     pub fn load() -> Result<Self, Error> {
         // SAFETY: Debian's library has no constructors that affect this process.
         let library = unsafe { Library::new(LIBRARY) }.map_err(Error::Absent)?;

@@ -35,7 +35,7 @@ impl NdpiSample {
             }
             let piece = piece.get(..room).unwrap_or(piece);
             self.record.push(u8::from(by_client));
-            // The cast is lossless, since a piece has at most SEGMENT_MAX bytes.
+            // The cast is lossless, since `chunks` returns at most SEGMENT_MAX bytes at once.
             self.record.extend((piece.len() as u16).to_be_bytes());
             self.record.extend(piece);
             self.segments += 1;

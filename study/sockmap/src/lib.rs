@@ -58,7 +58,7 @@ impl Bypass {
     ///
     /// # Errors
     ///
-    /// The kernel refuses the programs, or the path is not a cgroup of version 2.
+    /// Returns an error if the kernel refuses the programs, or the path is not a cgroup of version 2.
     pub fn attach(config: Config, cgroup: &Path) -> Result<Self, Error> {
         // libelf requires an aligned image, which the memory of a `Vec` is.
         let image = OBJECT.to_vec();
@@ -86,7 +86,7 @@ impl Bypass {
     ///
     /// # Errors
     ///
-    /// The kernel refuses the update of the map.
+    /// Returns an error if the kernel refuses the update of the BPF map.
     pub fn take(&self, application: SocketAddr, broker: SocketAddr, bytes: u64) -> Result<(), Error> {
         let key = [end(application), end(broker)].concat();
         Ok(self.taken.update(&key, &bytes.to_ne_bytes(), MapFlags::ANY)?)
@@ -96,7 +96,7 @@ impl Bypass {
     ///
     /// # Errors
     ///
-    /// The map cannot be read, or there is no such verdict.
+    /// Returns an error if the BPF map of counts cannot be read, or if there is no such verdict.
     pub fn count(&self, verdict: &str) -> Result<u64, Error> {
         let at = VERDICTS.iter().position(|known| *known == verdict).ok_or(Error::Missing("verdict"))?;
         let counts = self.verdicts.lookup_percpu(&(at as u32).to_ne_bytes(), MapFlags::ANY)?;
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn structures_match_those_in_c() {
+    fn c_structures_have_the_same_layout_in_rust() {
         let config = Config { port: 0x0102, window_bytes: 3, both_ways: true };
         assert_eq!((config.bytes().len(), &config.bytes()[..8]), (16, &3_u64.to_ne_bytes()[..]));
         let v4 = end("192.0.2.1:258".parse().expect("an address"));

@@ -114,8 +114,8 @@ fn slow_broker_makes_application_use_tcp() {
 }
 
 #[test]
-fn splice_misses_data_that_was_passed() {
-    if !is_there("splice_misses_data_that_was_passed") {
+fn splice_misses_data_that_sockmap_has_redirected() {
+    if !is_there("splice_misses_data_that_sockmap_has_redirected") {
         return;
     }
     const LENGTH: usize = 5000;

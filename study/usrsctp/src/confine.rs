@@ -60,8 +60,8 @@ use serde::{Deserialize, Serialize};
 /// user IDs this high.
 const USERS_BASE: u32 = 0x6d00_0000;
 
-/// CPU time that a child may use before it has earned any. It is more than libraries need to load, and much more than
-/// one answer of the child takes.
+/// CPU time that a child process may use before the daemon grants it more for the work that it has done. Loading
+/// libraries takes less, and one answer of the child takes much less.
 pub const CPU_IDLE: Duration = Duration::from_secs(10);
 
 /// Shortest pause between two checks of a child's CPU time.
@@ -98,9 +98,9 @@ pub struct Confined {
 /// CPU time of all threads of a child: its use, and its limit.
 struct CpuTime {
     clock: ClockId,
-    /// CPU time that a child may use beyond what it has earned by its work.
+    /// Most CPU time that the child may have left at any time. It starts with this much.
     idle: Duration,
-    /// Largest total CPU time that the child may use up to the present.
+    /// Total CPU time that the child may have used by now. It is killed if it has used more.
     granted: Mutex<Duration>,
 }
 
@@ -237,7 +237,7 @@ fn describe_exit(status: ExitStatus) -> String {
 ///
 /// # Errors
 ///
-/// The child sent something else, or has ended.
+/// Returns an error if the child's first record is no [`Hello`], or if the child has ended.
 pub fn hello(control: &ControlEnd) -> anyhow::Result<Option<Hello>> {
     match control.receive() {
         ControlReceived::Record(hello, _) => Ok(Some(hello)),
@@ -252,7 +252,8 @@ pub fn hello(control: &ControlEnd) -> anyhow::Result<Option<Hello>> {
 ///
 /// # Errors
 ///
-/// `prepare` failed, or the kernel refused a required layer. The daemon was told the reason.
+/// Returns an error if `prepare` failed, or if the kernel refused a required layer of confinement. The daemon was told
+/// the reason.
 pub fn enter<T>(
     bounds: ChildLimits,
     prepare: impl FnOnce() -> anyhow::Result<T>,
@@ -380,7 +381,7 @@ fn drop_capabilities() -> rustix::io::Result<()> {
     set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
 }
 
-/// Returns the size of the address space, bytes.
+/// Returns the size of this process's address space, in bytes.
 fn address_space() -> anyhow::Result<u64> {
     let status = fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
     let kib = status.lines().find_map(|line| line.strip_prefix("VmSize:")?.trim().strip_suffix("kB"));

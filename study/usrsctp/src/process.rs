@@ -62,7 +62,7 @@ pub enum ProcessMessage {
 ///
 /// # Errors
 ///
-/// The library is missing, or the process cannot be confined. The owner was told.
+/// Returns an error if the library is missing, or if the process cannot be confined. The daemon was told the reason.
 pub fn run() -> anyhow::Result<()> {
     let (library, control) = enter(BOUNDS, || Usrsctp::load().map_err(anyhow::Error::msg))?;
     let Some((serve, wire, application)) = served(&control)? else { return Ok(()) };

@@ -181,7 +181,7 @@ impl Usrsctp {
     ///
     /// # Errors
     ///
-    /// The library is not installed, or lacks a function.
+    /// Returns an error if the library is not installed, or lacks a function.
     pub fn load() -> Result<Self, String> {
         static LOADED: AtomicBool = AtomicBool::new(false);
         if LOADED.swap(true, Ordering::Relaxed) {
@@ -228,7 +228,7 @@ impl Usrsctp {
     ///
     /// # Errors
     ///
-    /// There is an association already, or the library refuses a setting.
+    /// Returns an error if there is an association already, or if the library refuses a setting.
     pub fn connect(self, wire: OwnedFd, how: Association) -> io::Result<Connected> {
         WIRE.set(wire).map_err(|_| io::Error::from(io::ErrorKind::AlreadyExists))?;
         let calls = &self.0;
@@ -331,7 +331,7 @@ impl Connected {
     ///
     /// # Errors
     ///
-    /// The association is over: `BrokenPipe` after a regular shutdown, another error otherwise.
+    /// Returns an error if the association is over: `BrokenPipe` after a regular shutdown, another error otherwise.
     pub fn send(&mut self, message: &[u8]) -> io::Result<bool> {
         let mut info = SendInfo {
             stream: self.next_stream,
@@ -368,7 +368,7 @@ impl Connected {
     ///
     /// # Errors
     ///
-    /// The association is over.
+    /// Returns an error if the association is over.
     pub fn receive(&mut self, buffer: &mut [u8]) -> io::Result<MessageRead> {
         let mut flags = 0;
         let mut kind = 0;
@@ -425,7 +425,7 @@ fn done(result: c_int) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// The sizes are those in usrsctp.h.
+    /// Checks that the structures have the sizes and field offsets that usrsctp.h gives them.
     #[test]
     fn structures_match_the_usrsctp_library() {
         assert_eq!(size_of::<Address>(), 16);

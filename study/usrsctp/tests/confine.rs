@@ -297,14 +297,15 @@ fn earned_cpu_time_is_granted_and_bounded() {
         (child, control)
     };
     let (child, control) = started();
-    // The loop uses three times the CPU time that a child may use without having earned any.
+    // In the loop, the child uses three times the CPU time that it may use without a grant. The parent grants more
+    // after each order, so the child lives on.
     for _ in 0..12 {
         control.send(&ChildOrder::Work { ms: 100 }, &[]).expect("ordered");
         let _: EscapeAttempts = record(&control);
         child.earn(Duration::from_millis(110));
     }
     assert_eq!(child.ended(), None);
-    // Earned CPU time cannot be saved: however much a child has earned, it cannot spin forever.
+    // Granted CPU time cannot be saved: however much a child was granted, it cannot spin forever.
     child.earn(LONG);
     control.send(&ChildOrder::Work { ms: u64::MAX / 2 }, &[]).expect("ordered");
     let said = "it was killed, since it used 400ms of CPU time without doing any work";

@@ -333,7 +333,7 @@ fn client_networks_in_c_equal_those_in_rust() {
 
 /// Checks that a network's token bucket holds a multiple of a client's tokens, and fills in the same time.
 #[test]
-fn networks_bucket_holds_a_multiple_of_a_clients_tokens() {
+fn token_bucket_of_a_network_holds_a_multiple_of_a_clients() {
     const SECOND: u64 = 1_000_000_000;
     let rate = BucketRateCopy { cost: SECOND / 10 * 64, burst: SECOND / 2 * 64 };
     let now = 1000 * SECOND;

@@ -132,8 +132,8 @@ async fn aside<T: Send + 'static>(
     let Ok(Ok(turn)) = turn else { return Err(Unsummed::Busy) };
     let done = tokio::task::spawn_blocking(move || {
         let done = sum(&shared);
-        // The permit is released here and not by the request, which may have been cancelled long before the sum is
-        // computed.
+        // `turn` counts toward the limit of sums that are computed at once. This thread drops it, not the HTTP request:
+        // the client may have cancelled the request long before.
         drop(turn);
         done
     });
@@ -178,8 +178,8 @@ impl Sampled {
     }
 }
 
-/// The parameters of a request. `from` and `to` limit the ends of the reports' periods, in milliseconds since 1970.
-/// Without both, the latest report is meant.
+/// The parameters of an HTTP request. It gets the reports whose periods end from `from` to `to`, in milliseconds since
+/// 1970. A request without `from` and `to` gets the latest report.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ReportQuery {
     range: Option<RangeInclusive<u64>>,
@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn sum_request_waits_while_others_are_computed() {
+    async fn request_for_a_sum_of_reports_waits_while_others_are_computed() {
         let access = http::access::HttpAccess::default();
         let losses = Arc::default();
         let addr = ([127, 0, 0, 1], 0).into();

@@ -9,9 +9,9 @@ use millrace_cost::merge;
 use millrace_cost::report::{Event, Report};
 use serde::Serialize;
 
-/// Largest number of points in the history: one hour with the usual period of 1 s.
+/// Largest number of points in the dashboard's chart of past CPU shares: one hour with the usual period of 1 s.
 const POINTS: usize = 3600;
-/// Number of neighbouring sums of reports that are merged into one sum when memory is full.
+/// Number of consecutive reports that are added up to one report when memory is full.
 const STEPS: usize = 4;
 
 pub(super) struct ReportHistory {
@@ -31,8 +31,8 @@ pub(super) struct ReportHistory {
 pub(super) struct HistoryPoint {
     time_unix_ms: u64,
     period_ns: u64,
-    /// Share of each event of networking, in the order of [`Event::ALL`], summed over all CPUs; `null` if it was not
-    /// measured.
+    /// Share of CPU time of each event of networking, such as a softirq or system call, in the order of [`Event::ALL`].
+    /// Shares are summed over all CPUs; `null` if the event was not measured.
     events: [Option<f32>; Event::NETWORKING],
     /// Networking's share of each CPU, in the order of [`Points::cpus`].
     cpus: Vec<f32>,
@@ -47,21 +47,21 @@ pub(super) struct Points {
     point_reports: usize,
     /// End of the oldest report that is stored with all its tables, milliseconds since 1970.
     whole_since_unix_ms: Option<u64>,
-    /// Number of reports in each stored sum. A range of time can only begin and end between two sums.
+    /// Number of reports that are stored added up to one. Ranges of time that a viewer selects can be no finer.
     whole_reports: usize,
 }
 
-/// Sums of `length` consecutive items each, in the order of time. An item is a report or a point. The latest items wait
-/// in `latest` until there are enough for a sum.
+/// Sums of `length` consecutive items each, in the order of time. An item is a report or a point of the dashboard's
+/// chart. The latest items wait in `latest` until there are `length` of them.
 struct HistorySteps<T> {
     sums: VecDeque<T>,
     length: usize,
     latest: Vec<T>,
-    /// Number of items that the entries of `latest` contain together. The first entry may be the sum of several items.
+    /// Number of reports or chart points that `latest` contains. Its first element may be the sum of several.
     pending: usize,
 }
 
-/// Number of entries in [`HistorySteps::latest`] at which all of these entries are added up to one, to save memory.
+/// Number of elements of [`HistorySteps::latest`] at which they are added up to one element, to save memory.
 const WAITING: usize = 16;
 
 impl<T> HistorySteps<T> {
@@ -69,7 +69,7 @@ impl<T> HistorySteps<T> {
         Self { sums: VecDeque::new(), length: 1, latest: Vec::new(), pending: 0 }
     }
 
-    /// Adds `item`, which is the sum of `items` reports or points.
+    /// Adds `item`, which is the sum of `items` reports or chart points.
     fn push(&mut self, item: T, items: usize, sum: impl Fn(&[T]) -> T) {
         if self.length == 1 {
             return self.sums.push_back(item);
@@ -93,7 +93,7 @@ impl<T> HistorySteps<T> {
         self.sums.iter().chain(&self.latest)
     }
 
-    /// Merges each [`STEPS`] neighbouring sums into one, so that every sum again has the same number of items.
+    /// Merges each [`STEPS`] consecutive sums into one, so that every sum again consists of `length` reports or points.
     fn lengthen(&mut self, sum: impl Fn(&[T]) -> T) {
         let mut sums: Vec<T> = std::mem::take(&mut self.sums).into();
         let left_over = sums.split_off(sums.len() - sums.len() % STEPS);
@@ -130,7 +130,7 @@ impl ReportHistory {
         self.cpus = report.cpus.iter().map(|cpu| cpu.cpu).collect();
         let bytes = memory(&report);
         self.reports.push((report, bytes), reports, sum);
-        // If the push above added up several stored reports, their sizes in bytes must be counted again.
+        // If the push above added up several stored reports, the total size in bytes must be computed again.
         let summed = self.reports.length > 1 && self.reports.latest.len() <= 1;
         self.bytes = if summed { self.sizes() } else { self.bytes + bytes };
         // The last report is kept, however large it is.
@@ -266,7 +266,7 @@ mod tests {
     /// A log of any length is stored completely: the longer it is, the more reports are added up in each stored sum.
     /// `point_reports` and `whole_reports` are the numbers of reports in a sum. Every report is in exactly one sum.
     #[test]
-    fn long_log_is_stored_completely_as_sums() {
+    fn long_log_is_stored_completely_as_sums_of_reports() {
         const REPORTS: u64 = 20_000;
         let limit = 40 * memory(&report(0));
         let mut history = ReportHistory::new(limit, false);
@@ -276,8 +276,8 @@ mod tests {
         assert_eq!(points.points.iter().map(|point| point.period_ns).sum::<u64>(), REPORTS * 1_000_000_000);
         assert_eq!(points.points.last().map(|point| point.time_unix_ms), Some(1000 * REPORTS));
         let first = &points.points[0];
-        // This point covers reports 0 to 15. CPU 0's share grows from report to report, and CPU 1's share is the same
-        // in all reports.
+        // The chart's first point covers reports 0 to 15. CPU 0's share grows from report to report, and CPU 1's share
+        // is the same in all reports.
         assert_eq!((first.time_unix_ms, first.period_ns), (16_000, 16_000_000_000));
         assert!((first.events[0].expect("measured") - 0.25).abs() < 1e-3, "{first:?}");
         let all = history.range(&(0..=u64::MAX));
@@ -294,7 +294,8 @@ mod tests {
     #[test]
     fn history_of_summed_reports_equals_that_of_single_reports() {
         const REPORTS: u64 = 20_000;
-        // The share of a sum is computed from its times, so time and share of each report must agree.
+        // When reports are added up, the sum's share of CPU time is computed from its nanoseconds. So nanoseconds and
+        // share must agree in each report of this test.
         let report = |at: u64| {
             let mut report = (*report(at)).clone();
             let event = &mut report.cpus[0].events[0];

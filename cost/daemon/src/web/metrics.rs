@@ -42,9 +42,9 @@ pub(super) struct DashboardTotals {
 #[derive(Debug, Clone, Default)]
 struct EventTotals {
     ns: u64,
-    /// Number of calls; `None` if they were not counted, as in mode `sampling`.
+    /// Number of times that the kernel event, such as a softirq or system call, ran; `None` if only samples were taken.
     calls: Option<u64>,
-    /// Time in nanoseconds, out of `ns`, in which calls were counted.
+    /// The part of `ns`, the event's nanoseconds, that was measured while `calls` was counted.
     counted_ns: u64,
     observer_ns: u64,
     parts: BTreeMap<String, u64>,
@@ -87,7 +87,7 @@ impl DashboardTotals {
             sum.ns += event.ns;
             if let Some(calls) = event.calls {
                 *sum.calls.get_or_insert_default() += calls;
-                // Leave out the part of the event's time that comes from samples alone: its calls were not counted.
+                // Leave out the part of the event's time that was estimated from samples: no calls were counted in it.
                 sum.counted_ns += event.ns.saturating_sub(event.sampled * sample_ns);
             }
             sum.observer_ns += event.observer_ns;
@@ -387,13 +387,14 @@ mod tests {
         millrace_testkit::documented::assert_families_named("millrace_cost", &text);
     }
 
-    /// The mean time of an event uses only time in which events were counted, not sampled time before and after.
+    /// The mean duration of a kernel event is computed only from reports that counted its calls. Reports that estimated
+    /// its time from samples are left out.
     #[test]
     fn mean_event_time_excludes_sampled_time() {
         let mut sampled = Report { mode: millrace_cost::report::ReportMode::Sampling, ..report() };
         sampled.cpus.iter_mut().flat_map(|cpu| &mut cpu.events).for_each(|event| event.calls = None);
         assert!(!scrape(std::slice::from_ref(&sampled)).contains("event_counted_seconds_total{"));
-        // Ten samples hit the event outside of timed calls: these 10 ms have no calls.
+        // Ten samples of 1 ms fell into the event while its calls were not counted, so 10 ms are left out of the mean.
         let mut timed = report();
         timed.cpus[0].events[0].sampled = 10;
         let text = scrape(&[sampled.clone(), timed, sampled]);

@@ -101,8 +101,8 @@ impl Dashboard {
         self.shared.state.lock().history.forgotten()
     }
 
-    /// Returns the number of reports in each point of the history, and in each stored sum that a range of time consists
-    /// of.
+    /// Returns the number of reports that one point of the dashboard's chart averages, and the number of reports that
+    /// are stored added up to one.
     pub fn steps(&self) -> (usize, usize) {
         self.shared.state.lock().history.steps()
     }
@@ -141,7 +141,7 @@ impl BoundDashboard {
     }
 
     /// Stores the sum of `reports` consecutive reports before the server runs, so that the first request finds the
-    /// whole log. Returns the number of reports that the next sum may consist of.
+    /// whole log. Returns how many reports the caller may add up for the next call.
     pub fn load(&self, report: Arc<Report>, reports: usize) -> usize {
         self.shared.take(report, reports, false);
         let (point, range) = self.shared.state.lock().history.steps();
@@ -162,7 +162,7 @@ impl BoundDashboard {
                 let _server = server;
                 pump(incoming, pumped).await;
             });
-            // Do not wait for sums that are still being computed.
+            // Do not wait for threads that still add up reports for a request.
             runtime.shutdown_background();
         };
         let started = thread::Builder::new().name("cost-web".to_owned()).spawn(serve);

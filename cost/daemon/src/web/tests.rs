@@ -167,7 +167,7 @@ fn command_lines_require_a_token() {
         (dashboard, access)
     };
     let get = |dashboard: &Dashboard, access: &HttpAccess, path: &str| {
-        // exact: the report was loaded before this request
+        // exact: the HTTP server serves one fixed report, which the test loaded before this request
         fetch(dashboard.local_addr, path, access.token().map(HttpToken::text)).expect("an answer")
     };
     let (open, all) = start(&TokenFile::Off);
@@ -200,7 +200,7 @@ fn reports_of_a_time_range_are_summed() {
     assert_eq!(get(&dashboard, "/api/report?from=x").0, 400);
 }
 
-/// A live dashboard with full memory drops the oldest whole reports but keeps their points in the history.
+/// A live dashboard whose memory is full drops the oldest reports but keeps their CPU shares as points of the chart.
 #[test]
 fn dashboard_memory_for_reports_is_bounded() {
     let mut dashboard = start(true, 20_000);
@@ -221,7 +221,7 @@ fn dashboard_memory_for_reports_is_bounded() {
 
 /// A log that exceeds the memory is stored from its beginning to its end, in sums of several reports.
 #[test]
-fn log_larger_than_memory_is_served_as_sums() {
+fn log_larger_than_memory_is_served_as_sums_of_reports() {
     let dashboard = start(false, 20_000);
     for at in 0..100 {
         dashboard.load(report(at));

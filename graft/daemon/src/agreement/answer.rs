@@ -25,8 +25,8 @@ use super::{
 };
 use crate::callers::Callers;
 
-/// Limit of concurrent negotiations: at least two for each peer that the settings may have, because a peer that has
-/// restarted briefly has two connections.
+/// Limit of concurrent negotiations: at least two for each peer that the settings may have. A peer that has just
+/// restarted may still have its old connection.
 const CONVERSATIONS_MAX: usize = 512;
 
 pub async fn listen(context: Arc<AgreementContext>, listener: TcpListener, config: Arc<ServerConfig>) {
@@ -42,7 +42,7 @@ pub async fn listen(context: Arc<AgreementContext>, listener: TcpListener, confi
         let (stream, remote) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                warn!("the connection of a peer cannot be accepted: {error}");
+                warn!("a connection that would negotiate grafts cannot be accepted: {error}");
                 // Accepting a connection fails mostly because this process has no free file descriptors, so the loop
                 // waits a moment.
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -52,7 +52,10 @@ pub async fn listen(context: Arc<AgreementContext>, listener: TcpListener, confi
         let address = remote.ip().to_canonical();
         let is_named = context.agreement.peers.iter().any(|peer| peer.is_at(address));
         let Some(caller) = callers.enter(address, is_named, Instant::now()) else {
-            debug!(%remote, "refused a connection for an agreement: too many handshakes are in progress");
+            debug!(
+                %remote,
+                "refused a connection that would negotiate grafts: too many handshakes are in progress"
+            );
             continue;
         };
         let context = context.clone();
@@ -105,7 +108,7 @@ async fn prove(
 async fn converse(context: &AgreementContext, stream: TlsStream<TcpStream>, peer: &str, remote: SocketAddr) {
     let Ok(local) = stream.get_ref().0.local_addr() else { return };
     let token = paths::token(stream.get_ref().1);
-    // Path probes with this token are answered as long as the negotiation's connection lasts.
+    // Probes of the network path that contain this token are answered as long as the negotiation's connection lasts.
     let _answered = token.zip(context.reflector.as_ref()).map(|(token, reflector)| reflector.know(token));
     let wire = AgreementWire(stream);
     let mut talk =
@@ -113,7 +116,7 @@ async fn converse(context: &AgreementContext, stream: TlsStream<TcpStream>, peer
     let Err(ConversationEnd(state)) = go_on(&mut talk).await;
     let session = talk.session;
     if let Err(error) = context.daemon.with(|runtime| runtime.ended(peer, session, state)) {
-        warn!(peer, "the agreement cannot be ended, and stays in force until it expires: {error}");
+        warn!(peer, "the agreement on grafts cannot be ended, and stays in force until it expires: {error}");
     }
 }
 
@@ -121,7 +124,7 @@ async fn go_on(
     talk: &mut AgreementTalk<'_, TlsStream<TcpStream>>,
 ) -> Result<std::convert::Infallible, ConversationEnd> {
     let context = talk.context;
-    // A reload may have removed the peer since the handshake began.
+    // A reload of the settings may have removed the peer since the TLS handshake began.
     if context.daemon.with(|runtime| runtime.agreement().and_then(|it| it.peer(talk.peer)).is_none()) {
         return Err(talk
             .refuse(AgreementRefusal::new(RefusalReason::NotAllowed, "the settings have changed"))
@@ -138,7 +141,7 @@ async fn go_on(
         };
         let AgreementMessage::Offer(theirs) = message else { return Err(unexpected(&message, "offer")) };
         talk.answer(&theirs).await?;
-        // The peer's statement says for how long it holds, and the peer has to send another statement within that time.
+        // The peer's offer contains its period of validity, and the peer has to send another offer within that time.
         patience = Duration::from_secs(u64::from(theirs.hold_s.clamp(1, 3 * 3600)));
     }
 }
@@ -152,10 +155,11 @@ fn silent(broken: WireError) -> ConversationEnd {
     }
 }
 
-/// Waits until the settings have another revision than `spoken`, the revision of this end's latest statement.
+/// Waits until the revision of this host's settings differs from `spoken`, the revision on which this host's latest
+/// message to the peer was based.
 async fn changed(changes: &mut tokio::sync::watch::Receiver<u64>, spoken: u64) {
     loop {
-        // The revision is 0 before this end has sent its first statement.
+        // `spoken` is 0 before this host has sent its first message about the settings.
         if spoken != 0 && *changes.borrow_and_update() != spoken || changes.changed().await.is_err() {
             return std::future::ready(()).await;
         }

@@ -1,4 +1,5 @@
-//! The end that connects to a peer, offers it an agreement, and renews the offer while both ends run.
+//! The connecting host of an agreement: it connects to a peer, offers it an agreement, and renews the offer while both
+//! hosts run.
 
 use std::{
     net::SocketAddr,
@@ -21,9 +22,10 @@ use super::{
 /// Pause before the next attempt to connect, which doubles after each failure up to `PAUSE_MOST`.
 const PAUSE_LEAST: Duration = Duration::from_millis(200);
 const PAUSE_MOST: Duration = Duration::from_secs(30);
-/// Interval of checks whether the agreement that the peer has made by its own connection still exists.
+/// Interval at which this host checks whether an agreement that the peer made over a connection of its own still
+/// exists.
 const LOOK: Duration = Duration::from_secs(1);
-/// Interval of probes of the path to the peer.
+/// Interval of the probes that measure the network path to the peer.
 const PROBE_EVERY: Duration = Duration::from_secs(600);
 
 /// Connects to the peer and keeps the agreement with it in force, until this task is aborted.
@@ -42,11 +44,12 @@ pub async fn call(
         }
         let was_agreed = converse(&context, &peer, address, &config).await;
         pause = if was_agreed { PAUSE_LEAST } else { (pause * 2).min(PAUSE_MOST) };
-        // The pause before the next attempt ends early only if the settings change after this point.
+        // Earlier changes of the settings are marked as seen, so only a change from now on ends the pause before the
+        // next attempt early.
         changes.borrow_and_update();
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            // The new settings may have removed the reason for the failure, so the pause starts from its shortest
+            // The new settings may have removed the reason why connecting failed, so the pause starts from its shortest
             // value.
             _ = changes.changed() => pause = PAUSE_LEAST,
         }
@@ -85,7 +88,7 @@ async fn converse(
     if let Err(error) = ended {
         warn!(
             peer = peer.name,
-            "the agreement cannot be ended, and stays in force until it expires: {error}"
+            "the agreement on grafts cannot be ended, and stays in force until it expires: {error}"
         );
     }
     session.is_some()
@@ -118,7 +121,8 @@ async fn reach(
     };
     let _ = stream.set_nodelay(true);
     let connected = Instant::now();
-    // The peer is identified by its key in the settings, so the name in the certificate does not matter.
+    // The peer is identified by its public key, which the settings contain, so the name in its certificate does not
+    // matter.
     let name = ServerName::IpAddress(address.ip().into());
     let handshake = TlsConnector::from(config.clone()).connect(name, stream);
     let stream = match timeout(PATIENCE, handshake).await {

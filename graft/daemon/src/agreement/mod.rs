@@ -23,12 +23,12 @@ pub struct AgreementTasks {
     pub listens: Option<SocketAddr>,
 }
 
-/// State that all negotiations of agreements share.
+/// State that all negotiations of agreements with peers share.
 struct AgreementContext {
     daemon: Arc<GraftDaemon>,
     agreement: AgreementSettings,
     tls: Tls,
-    /// Answers path probes, if peers connect to this host.
+    /// Answers peers' probes of the network path. `None` if this host does not listen for peers.
     reflector: Option<Reflector>,
 }
 

@@ -38,14 +38,14 @@ pub async fn probe(to: SocketAddr, token: ProbeToken) -> PathVerdict {
     let (udp, mtu) = match ask_udp(to, token).await {
         Ok(found) => found,
         Err(error) => {
-            warn!(%to, "the path cannot be probed by UDP: {error}");
+            warn!(%to, "the network path to the peer cannot be probed by UDP: {error}");
             (None, None)
         }
     };
     let protocol_253 = match ask_253(to.ip(), token).await {
         Ok(passes) => Some(passes),
         Err(error) => {
-            warn!(%to, "the path cannot be probed by IP protocol 253: {error}");
+            warn!(%to, "the network path to the peer cannot be probed by IP protocol 253: {error}");
             None
         }
     };
@@ -68,7 +68,7 @@ async fn ask_253(to: IpAddr, token: ProbeToken) -> io::Result<bool> {
     Ok(!ask(&socket, to, token, &[HEADER_BYTES as u16]).await?.is_empty())
 }
 
-/// Returns the sizes of the probes that were answered.
+/// Sends probes of all `sizes` repeatedly, and returns the sizes of those that the peer answered.
 async fn ask(
     socket: &UdpSocket,
     to: SocketAddr,
@@ -79,8 +79,8 @@ async fn ask(
     let mut buffer = vec![0; DATAGRAM_MAX];
     for time in 0..TIMES {
         for bytes in sizes.iter().filter(|bytes| !answered.contains(*bytes)) {
-            // A probe that the first link rejects as too long stays unanswered, so its size counts as one that does not
-            // pass.
+            // Sending fails if the probe is longer than the first link's MTU. The probe then stays unanswered, and its
+            // size counts as too large for the path.
             let _ = socket.send_to(&ProbePacket::ask(token, time, *bytes), to).await;
         }
         let patience = if time + 1 == TIMES { PATIENCE } else { BETWEEN };
@@ -96,14 +96,14 @@ async fn ask(
     Ok(answered)
 }
 
-/// Answers probes that show a known token.
+/// Answers probes that contain the token of a running negotiation.
 #[derive(Clone)]
 pub struct Reflector {
     known: Arc<Mutex<HashMap<ProbeToken, usize>>>,
     at: SocketAddr,
 }
 
-/// Registration of a token. Probes with the token are answered until this value is dropped.
+/// Registration of a negotiation's probe token. Probes with the token are answered until this value is dropped.
 pub struct Answered(Reflector, ProbeToken);
 
 impl Reflector {
@@ -112,7 +112,8 @@ impl Reflector {
     }
 
     /// # Errors
-    /// The UDP port is in use. A missing raw socket is no error, but probes of IP protocol 253 then stay unanswered.
+    /// The UDP port is in use. It is no error if the raw socket cannot be opened, but probes of IP protocol 253 then
+    /// stay unanswered.
     pub fn serve(&self, tasks: &mut JoinSet<()>) -> anyhow::Result<()> {
         let socket = std::net::UdpSocket::bind(self.at)
             .and_then(|socket| {

@@ -1,5 +1,5 @@
-//! The negotiation of an agreement: offer, accept, confirm. Each end checks the other's statement, and commits its own
-//! side to the agreement.
+//! The negotiation of an agreement between two hosts: offer, accept, confirm. Each host checks the statement of
+//! settings that the other host sends, and then puts the agreement into force on its own side.
 
 use std::{net::SocketAddr, time::Instant};
 
@@ -44,7 +44,7 @@ fn refused_by_peer(refusal: AgreementRefusal) -> ConversationEnd {
     })
 }
 
-/// One end of the negotiation of an agreement.
+/// One host's side of the negotiation of an agreement.
 pub struct AgreementTalk<'a, S> {
     pub context: &'a AgreementContext,
     pub peer: &'a str,
@@ -52,14 +52,15 @@ pub struct AgreementTalk<'a, S> {
     pub local: SocketAddr,
     pub remote: SocketAddr,
     pub session: Option<AgreementSession>,
-    /// True if this end has made the connection.
+    /// True if this host opened the connection to the peer.
     pub calls: bool,
-    /// Revision of the settings when this end last sent a statement.
+    /// Revision of this host's settings that its latest offer or acceptance was based on.
     pub revision: u64,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
-    /// Sends offers as the connecting end, and commits to the agreement according to the peer's answer.
+    /// Sends offers to the peer as the connecting host, until an answer of the peer leads to an agreement, which is put
+    /// into force.
     pub async fn offer(&mut self, timing: Negotiated) -> Result<(), ConversationEnd> {
         loop {
             let start = Instant::now();
@@ -67,7 +68,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
             self.wire.send(&AgreementMessage::Offer(Box::new(own.statement.clone()))).await?;
             let theirs = self.accepted().await?;
             let terms = self.consider(&own, &theirs).await?;
-            // A fetched graft changes this host's statement, so the changed statement is offered again.
+            // After a graft was fetched from the peer, this host has more to offer, so it sends another offer.
             if self.fetch(&theirs).await? {
                 continue;
             }
@@ -83,7 +84,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
         }
     }
 
-    /// Receives the peer's statement. Requests for grafts that arrive before the statement are served.
+    /// Receives the peer's acceptance of an offer. Grafts that the peer requests before it accepts are sent to it.
     async fn accepted(&mut self) -> Result<Statement, ConversationEnd> {
         loop {
             match self.wire.receive(PATIENCE).await? {
@@ -95,7 +96,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
         }
     }
 
-    /// Answers an offer as the listening end.
+    /// Answers an offer as the listening host, and further offers that the peer sends before it confirms.
     pub async fn answer(&mut self, theirs: &Statement) -> Result<(), ConversationEnd> {
         let mut changed = self.answer_once(theirs).await?;
         while let Some(theirs) = changed {
@@ -104,8 +105,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
         Ok(())
     }
 
-    /// Answers one offer. Returns the connecting end's next statement, if that end sends another offer before it
-    /// confirms this one.
+    /// Answers one offer. Returns the next offer, if the connecting host sends another one before it confirms this one.
     async fn answer_once(&mut self, theirs: &Statement) -> Result<Option<Statement>, ConversationEnd> {
         let own = self.speak()?;
         let terms = self.consider(&own, theirs).await?;
@@ -140,7 +140,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
         let agreed = AgreedStatements { own: &own, theirs, terms: &terms, hold_s: theirs.hold_s };
         match self.bind(&agreed, Negotiated::default(), Instant::now())? {
             true => Ok(None),
-            // The connecting end notices that the connection has ended, and connects again.
+            // This host ends the connection. The connecting host notices that, and connects again.
             false => {
                 Err(ConversationEnd(NegotiationState::Ended("this host's settings have changed".to_owned())))
             }
@@ -198,7 +198,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
             info!(
                 peer = self.peer,
                 rules = agreed.terms.rules.len(),
-                "an agreement with the peer is in force"
+                "an agreement on grafts with the peer is in force"
             );
         }
         self.session = bound.or(session);

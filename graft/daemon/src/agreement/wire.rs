@@ -113,8 +113,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementWire<S> {
         if bytes.len() == length { Ok(bytes) } else { Err(WireError::Closed) }
     }
 
-    /// Waits until the other end closes the connection. A byte that arrives before the end is an error, since the other
-    /// end may not send now.
+    /// Waits until the peer closes the connection. A byte that arrives before that is an error, since the peer may not
+    /// send now.
     pub async fn closed(&mut self) -> WireError {
         match self.0.read_u8().await {
             Ok(_) => WireError::Unexpected { said: "something", wanted: "nothing" },
@@ -149,7 +149,7 @@ mod tests {
             far.receive(PATIENCE).await,
             Err(WireError::Malformed(MalformedMessage::TooLong(_)))
         ));
-        // The other end sends half of a message, and then nothing, so the read has to time out.
+        // The test's peer sends half of a message, and then nothing, so reading the message has to time out.
         near.write_all(&[0, 0, 0, 9, b'{']).await.unwrap();
         assert!(matches!(far.receive(SHORT).await, Err(WireError::TimedOut(_))));
         drop(near);

@@ -56,7 +56,8 @@ mod tests {
     #[test]
     fn local_addresses_are_recognised() {
         assert!(is_here("127.0.0.1:9".parse().unwrap()));
-        // The first address is one for documentation (RFC 5737), and the second is from the discard prefix (RFC 6666).
+        // No host has these addresses: 192.0.2.1 is for documentation (RFC 5737), and 100::1 is from the discard prefix
+        // (RFC 6666).
         assert!(!is_here("192.0.2.1:9".parse().unwrap()));
         assert!(!is_here("[100::1]:9".parse().unwrap()));
     }

@@ -45,28 +45,29 @@ impl SessionBroker {
                     self.give_up(id, SessionRefusal::Impossible, "the pooled socket cannot be used");
                 }
             }
-            // The accepting end has changed to the graft. It waits for the message `Go` of the opening end.
+            // This host, which accepts the session, has changed to the graft. It waits for the message `Go` of the host
+            // that opens the session.
             (SessionStage::Swapping(_), Ok(_)) => session.stage = SessionStage::Swapping(true),
             (SessionStage::Swapping(_), Err(why)) if session.is_own => {
                 self.give_up(id, SessionRefusal::Unreachable, why)
             }
             (SessionStage::Open, Ok(graft)) => {
                 session.graft.clone_from(graft);
-                // If no application or rule at this end has requested the change of the graft, the other end has
-                // requested it.
+                // If neither an application nor a rule on this host has requested the change of the graft, the other
+                // host has requested it.
                 let by = session.changing.take().unwrap_or(ChangeOrigin::Other);
                 // The application's client library can continue to deliver messages in order only if the new graft
                 // retransmits lost ones.
                 session.in_order &= self.offers.iter().any(|offer| offer.graft == *graft && offer.can_wait());
                 let services = session.services(&self.offers);
                 let client = session.client;
-                info!(session = name, graft, ?by, "an open session uses another graft");
+                info!(session = name, graft, ?by, "changed the graft of an open session");
                 let word = BrokerReply::Changed { graft: graft.clone(), services, by };
                 client.into_iter().for_each(|client| self.tell(client, &word));
             }
             (SessionStage::Open, Err(why)) => {
                 let by = session.changing.take();
-                // Only an application that has asked for the change learns that it failed.
+                // The application is told that the change of the graft failed only if it has requested that change.
                 let client = session.client.filter(|_| by == Some(ChangeOrigin::Application));
                 client
                     .into_iter()
@@ -113,7 +114,8 @@ impl SessionBroker {
         };
         let offer = choose(&self.offers, &want, &far.path(), peer.cipher.is_some());
         let offer = offer.map_err(|refused| denied(&refused))?;
-        // Messages that were already sent without order cannot be put in order any more.
+        // The client library can put messages in order only from a session's first message on, so it cannot start in
+        // the middle of the session.
         if waits(&want, offer) && !session.in_order {
             let reason = format!(
                 "impossible: with graft {} messages are in order from a session's first one on: open another session",
@@ -150,8 +152,8 @@ impl SessionBroker {
     pub(super) fn try_change(&mut self, runtime: &mut PacketRuntime, id: u64) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let Some(graft) = session.quality.next.clone() else { return };
-        // A session makes one change at a time. If another change is in progress, this one is tried again at the next
-        // check.
+        // A session changes its graft only once at a time. If another change is in progress, this one is tried again at
+        // the next periodic check.
         match runtime.see(&session.ends) {
             Some(seen) if seen.is_idle => {}
             _ => return,
@@ -172,7 +174,8 @@ impl SessionBroker {
 
     pub(super) fn finish(&mut self, id: u64, messages: u32) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        // If the application reports again how many messages it has sent, only its first report counts.
+        // The application reports how many messages it has sent when it finishes sending. Further such reports are
+        // ignored.
         if session.sent.is_none() && session.stage == SessionStage::Open {
             session.sent = Some(messages);
             session.finish = Some(PendingMessage::new(PeerMessage::Finish { id, messages }));
@@ -191,7 +194,7 @@ impl SessionBroker {
 
     /// Sends the peer a report on each open session. A peer that has asked for reports gets one each second, with the
     /// number of delivered datagrams. Any other peer gets one every `REPORT_EVERY` seconds, which only says that the
-    /// session still exists at this end.
+    /// session still exists on this host.
     pub(super) fn report(&mut self, runtime: &mut PacketRuntime) {
         self.reports = self.reports.wrapping_add(1);
         let turn = self.reports % REPORT_EVERY;

@@ -36,12 +36,13 @@ pub struct ClientConnection {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientRole {
     New,
-    /// A listener for sessions of a service that the peer with this number opens.
+    /// The application listens for sessions of one service. `peer` is the index, in the settings, of the peer that
+    /// opens them.
     Listener {
         peer: usize,
         service: String,
     },
-    /// A session, by its session ID.
+    /// The application uses the session with this session ID.
     Session(u64),
     /// The session is over. The application may still read messages, and then closes the connection.
     Done,
@@ -75,7 +76,7 @@ impl ClientConnection {
 
 impl SessionBroker {
     pub(super) fn read_clients(&mut self, runtime: &mut PacketRuntime) {
-        // Handling a request may remove connections, so the connections' numbers are copied first.
+        // Handling a request may remove connections from the map, so the map's keys are copied first.
         let clients: Vec<_> = self.clients.keys().copied().collect();
         for client in clients {
             for _ in 0..REQUESTS {
@@ -173,7 +174,8 @@ impl SessionBroker {
         self.begin(runtime, client, peer, service, want)
     }
 
-    /// Returns the peer's number if the application's user may have sessions with the peer, else the refusal.
+    /// Returns the peer's index in the settings if the application's user may have sessions with the peer, else the
+    /// refusal.
     fn permitted(&self, client: u64, peer: &str, service: &str) -> Result<usize, (SessionRefusal, String)> {
         if service.is_empty() || service.len() > NAME_MAX || peer.len() > NAME_MAX {
             return Err((SessionRefusal::Malformed, format!("names have 1 to {NAME_MAX} bytes")));

@@ -25,9 +25,11 @@ use super::{
 };
 
 const BACKLOG: i32 = 64;
-/// Limits of concurrent connections for users whom the settings name: the limit of all together, and that of one user.
+/// Limits of concurrent connections to the Unix socket for users whom the settings name: for all these users together,
+/// and for each.
 const NAMED: PlacePool = PlacePool { all: 512, of_user: 64 };
-/// Limits of concurrent connections for users whom the settings do not name, and whose requests are always refused.
+/// Limits of concurrent connections to the Unix socket for users whom the settings do not name, and whose requests are
+/// always refused.
 const STRANGERS: PlacePool = PlacePool { all: 64, of_user: 8 };
 
 /// The listening socket. Its file is removed when this value is dropped.
@@ -39,7 +41,7 @@ pub struct ClientListener {
     strangers: ClientPlaces,
 }
 
-/// An accepted or refused connection of an application.
+/// A connection that an application made to the Unix socket, accepted or refused.
 pub enum ClientArrival {
     Application(ClientLine, ClientProcess),
     /// The user already has as many connections as its limit permits.

@@ -1,4 +1,4 @@
-//! The state of one session of an application, from the first message about it until both ends have released it.
+//! The state of one session of an application, from the first message about it until both hosts have released it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -30,7 +30,7 @@ pub struct ClientSession {
     pub ends: SessionEnds,
     pub service: String,
     pub stage: SessionStage,
-    /// True at the end that has opened the session.
+    /// True if an application on this host has requested the session, false if the peer's has.
     pub is_own: bool,
     /// Connection of the application here, or `None` once it has disconnected.
     pub client: Option<u64>,
@@ -38,7 +38,8 @@ pub struct ClientSession {
     /// Name of the graft that the session uses, or to which it is changing.
     pub graft: String,
     pub want: Want,
-    /// True if the application's client library, and not the graft, puts messages in order from the first one on.
+    /// True if the application's client library, and not the graft, puts the session's messages in order, beginning
+    /// with the first message.
     pub in_order: bool,
     /// Time at which the application requested the session.
     pub since: Instant,
@@ -46,33 +47,36 @@ pub struct ClientSession {
     pub said: Option<PendingMessage>,
     /// The message `Finish`, kept until the other daemon has answered it.
     pub finish: Option<PendingMessage>,
-    /// Number of messages that this end has sent, known once the application has finished sending.
+    /// Number of messages that the application on this host has sent, known once it has finished sending.
     pub sent: Option<u32>,
-    /// True once the application here was told that the other end has finished sending.
+    /// True once the application on this host was told that the application on the other host has finished sending.
     pub has_told_finish: bool,
     /// Originator of the change of the graft (application, daemon or other host), while the change is in progress.
     pub changing: Option<ChangeOrigin>,
-    /// True if the other end has asked for reports on the datagrams that arrive here.
+    /// True if the other host has asked for reports on the datagrams that arrive at this host.
     pub is_asked: bool,
     pub quality: Quality,
 }
 
-/// State of a session. The opening end goes through `Asking`, `Waiting`, `Swapping` and `Going` to `Open`. The
-/// accepting end begins in `Swapping` and opens when `Go` arrives. Messages of the other daemon and events of the
-/// runtime change the state. Every state can change to `Ending`, and a session that is not open after `PATIENCE` ends.
+/// State of a session. On the host that opens it, the states are `Asking`, `Waiting`, `Swapping`, `Going` and `Open`.
+/// On the host that accepts it, the state is `Swapping` until the message `Go` arrives, and then `Open`. Messages of
+/// the other daemon and events of the runtime change the state. Every state can change to `Ending`, and a session that
+/// is not open after `PATIENCE` ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionStage {
     /// The message `Open` was sent to the other daemon, which has not answered it yet.
     Asking,
-    /// The other daemon has accepted the session. The graft is changed as soon as no other change is in progress.
+    /// The other daemon has accepted the session. The pooled socket changes to the session's graft as soon as it has no
+    /// other change in progress.
     Waiting,
-    /// This end changes to the session's graft. At the accepting end, the value says whether the change is done.
+    /// The pooled socket of this host changes to the session's graft. On the host that accepts the session, the value
+    /// is true once the change is complete.
     Swapping(bool),
     /// The message `Go` was sent to the other daemon, and its answer `Ready` is awaited.
     Going,
     /// The session is open: the applications at both ends use it.
     Open,
-    /// The session is over. Datagrams that have arrived can be read until this time.
+    /// The session is over. Until this time, applications can still read datagrams that have arrived.
     Ending(Instant),
 }
 
@@ -109,7 +113,7 @@ pub fn denied(refused: &ChoiceRefusal) -> Denied {
 }
 
 impl ClientSession {
-    /// Creates the state of a session that the other end has opened.
+    /// Creates the state of a session that the other host opens.
     pub fn offered(peer: usize, ends: SessionEnds, service: String, client: u64, user: u32) -> Self {
         Self {
             peer,
@@ -133,8 +137,8 @@ impl ClientSession {
         }
     }
 
-    /// Starts the measurements of the session's quality. Both ends have restarted the graft, and no application has
-    /// sent anything yet.
+    /// Starts to measure the session's loss, delay and throughput. Both hosts have restarted the graft, and no
+    /// application has sent anything yet.
     pub fn begin(&mut self, runtime: &mut PacketRuntime) {
         if let (Some(seen), Ok(Some(traffic))) = (runtime.see(&self.ends), runtime.traffic(&self.ends)) {
             self.quality.begin(&traffic);
@@ -191,8 +195,8 @@ pub fn short(reason: &str) -> String {
 mod tests {
     use super::*;
 
-    /// A malicious peer could answer our `Open` with an `Open` of the same session ID. If that were accepted, the user
-    /// of the listener here could end our application's session.
+    /// A malicious peer could answer our `Open` with an `Open` of the same session ID. If that were accepted, a
+    /// listening application of another user on this host could end our application's session.
     #[test]
     fn session_id_in_use_is_refused() {
         let ends = |port| SessionEnds {

@@ -1,5 +1,6 @@
-//! Connections between the daemons of two hosts: QUIC on the first port of a pool, with the identities of the
-//! settings at both ends. Messages are QUIC datagrams, and session keys are derived with the TLS exporter.
+//! Connections between the daemons of two hosts: QUIC on the first port of a socket pool. Each host authenticates with
+//! the key that the other host's settings contain. Messages are QUIC datagrams, and session keys are derived with the
+//! TLS exporter.
 //!
 //! The host with the lower address makes the connection. It connects again when the connection reaches the maximum age
 //! of keys, or when nothing is received on it. The old connection is used until the new one is established. Packets
@@ -33,7 +34,7 @@ use super::{
 use crate::tls::Tls;
 
 const ALPN: &[u8] = b"millrace-sessions/1";
-/// Label with which keys of sessions are exported (RFC 8446, section 7.5).
+/// Label with which the keys of sessions are derived from the TLS connection (exporters, RFC 8446, section 7.5).
 const LABEL: &[u8] = b"EXPORTER-millrace-sessions";
 /// Time limit for a QUIC handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -60,7 +61,7 @@ pub struct PeerLinks {
 
 /// The connection with the daemon of one peer.
 pub struct PeerDaemon {
-    /// Number of sessions with the peer that applications here have opened.
+    /// Number of sessions with the peer that applications on this host have opened.
     pub opened: u64,
     link: Arc<PeerLink>,
 }
@@ -100,7 +101,7 @@ struct PeerLink {
     heard: SyncSender<(usize, PeerEvent)>,
     connection: Mutex<Option<Connection>>,
     path: Mutex<PeerPings>,
-    /// Reason for the lack of a connection.
+    /// Reason why there is no connection to the peer's daemon at present.
     trouble: Mutex<Option<String>>,
 }
 
@@ -167,7 +168,8 @@ impl PeerLinks {
 
 impl Drop for PeerLinks {
     fn drop(&mut self) {
-        // No task has work to finish at the end, so tasks are only aborted: a drop must not block.
+        // The tasks have nothing to complete when the daemon ends. They are aborted without waiting for them, because a
+        // drop must not block.
         self.runtime.take().into_iter().for_each(Runtime::shutdown_background);
     }
 }
@@ -242,7 +244,7 @@ async fn reach(endpoint: &Endpoint, config: ClientConfig, remote: SocketAddr) ->
 }
 
 async fn answer(link: Arc<PeerLink>, endpoint: Endpoint, remote: SocketAddr) {
-    // A finished task stands for "no handshake is in progress".
+    // Initially no handshake is in progress, so `handshake` is a task that has nothing to do.
     let mut handshake = tokio::spawn(async {});
     while let Some(incoming) = endpoint.accept().await {
         let from = incoming.remote_address();
@@ -294,7 +296,7 @@ impl PeerLink {
     }
 
     fn lacks(&self, why: String) {
-        // A reason for the lack of a connection is logged only once.
+        // The reason why there is no connection to the peer is logged only when it differs from the latest one.
         if self.connection().is_none() && self.trouble.lock().replace(why.clone()) != Some(why.clone()) {
             warn!(peer = self.name, "{why}");
         }

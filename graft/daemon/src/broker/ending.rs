@@ -23,7 +23,7 @@ impl SessionBroker {
     pub(super) fn leave(&mut self, client: u64) {
         let Some(gone) = self.clients.remove(&client) else { return };
         if let ClientRole::Session(id) = gone.role {
-            // The reason tells the other end whether the application sent all of its messages.
+            // The reason tells the application on the other host whether this one had finished sending.
             let has_finished = self.sessions.get(&id).is_some_and(|session| session.sent.is_some());
             let reason = if has_finished {
                 "the other end has closed it"
@@ -34,7 +34,8 @@ impl SessionBroker {
         }
     }
 
-    /// Ends a session from this end, because its application has disconnected or the session could not be opened.
+    /// Ends a session on behalf of this host, because its application has disconnected or the session could not be
+    /// opened.
     pub(super) fn end_own(&mut self, id: u64, reason: &str) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let is_told = matches!(session.stage, SessionStage::Ending(_));
@@ -44,7 +45,7 @@ impl SessionBroker {
             session.said =
                 Some(PendingMessage::new(PeerMessage::Close { id, messages: session.sent, reason }));
         }
-        // The application has disconnected, so `Finish` is not repeated.
+        // `Close` contains the number of messages that `Finish` would report, so `Finish` is not repeated.
         (session.client, session.finish) = (None, None);
         session.stage = SessionStage::Ending(Instant::now() + LET_GO);
         let taken_back =
@@ -54,8 +55,8 @@ impl SessionBroker {
         }
     }
 
-    /// Ends a session that the other end has ended, or whose peer is unreachable. The application can still read
-    /// datagrams that have arrived, for the time `LET_GO`.
+    /// Ends a session that the other host has ended (`is_told`), or whose peer is unreachable. For the time `LET_GO`
+    /// the application can still read datagrams that have arrived.
     pub(super) fn end(&mut self, id: u64, reason: &str, is_told: bool) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let client = session.client;
@@ -63,7 +64,7 @@ impl SessionBroker {
         session.stage = SessionStage::Ending(Instant::now() + LET_GO);
         session.finish = None;
         let say = PeerMessage::Close { id, messages: None, reason: short(reason) };
-        // Only a session that this end has ended sends `Close`.
+        // If the other host has ended the session, it needs no `Close` from this host.
         session.said = (!is_told).then(|| PendingMessage::new(say));
         match stage {
             SessionStage::Open => {
@@ -109,8 +110,8 @@ impl SessionBroker {
             match session.stage {
                 SessionStage::Open => self.try_change(runtime, id),
                 SessionStage::Ending(until) => {
-                    // The application's connection to the daemon stays open, so that the application can still read
-                    // datagrams until it closes that connection.
+                    // Until the time limit, the session is kept while the application's connection to the daemon is
+                    // open, so that the application can still read datagrams.
                     let is_read = session.client.is_none_or(|client| !self.clients.contains_key(&client));
                     let is_over = is_read && session.said.is_none();
                     if now >= until || is_over {
@@ -132,7 +133,7 @@ impl SessionBroker {
         let Some(session) = self.sessions.remove(&id) else { return };
         self.watchdog.iter().for_each(|watchdog| watchdog.forget(&session.ends));
         if let Some(socket) = self.sockets.get_mut(&session.ends) {
-            // Only the end that has opened the session changes the socket's graft back.
+            // Only the host that has opened the session changes the pooled socket back to the graft without functions.
             socket.is_restless = session.is_own;
             if let Err(error) = socket.take_back() {
                 warn!("a pooled socket could not be shut down: {error}");
@@ -149,15 +150,15 @@ impl SessionBroker {
                 let Some(socket) = self.sockets.get_mut(&ends).filter(|socket| socket.is_restless) else {
                     continue;
                 };
-                // Another session may have the socket by now.
+                // The socket is left as it is if another session already uses it.
                 if self.sessions.values().any(|session| session.ends == ends) {
                     continue;
                 }
                 let Some(seen) = runtime.see(&ends) else { continue };
                 if seen.is_idle {
                     socket.is_restless = false;
-                    // An error of the change is ignored: as long as the two ends have different grafts, no datagram
-                    // passes.
+                    // An error of the change is ignored: while the two hosts use different grafts for the socket, no
+                    // datagram passes.
                     let _ = runtime.swap_anew(&peer.session_name(&ends), CANONICAL);
                 }
             }

@@ -36,8 +36,8 @@ pub struct ClientLine {
 }
 
 impl ClientLine {
-    /// Starts the thread that reads requests. The thread occupies `place`, its share of the limit of connections, until
-    /// it ends.
+    /// Starts the thread that reads requests. The connection counts towards its user's limit (`place`) until the thread
+    /// ends.
     ///
     /// # Errors
     /// The thread cannot be started. The connection is handed back.
@@ -48,7 +48,7 @@ impl ClientLine {
         let work = move || {
             let Ok((control, place)) = handed.recv() else { return };
             read(&control, tell);
-            // The receive fails if the broker has dropped its side of the connection.
+            // Waits until the broker drops its side of the connection, which makes this receive fail.
             let _ = let_go.recv();
             drop(control);
             drop(place);
@@ -60,7 +60,7 @@ impl ClientLine {
         // The thread gets the connection only after it has started, so that a failed start leaves the connection with
         // the caller.
         let control = Arc::new(ControlEnd::from(connection));
-        // The thread waits for the connection in this channel, so it has not ended.
+        // The thread is waiting to receive the connection from this channel, so the send cannot fail.
         let _ = hand.send((control.clone(), place));
         Ok(Self { control, requests, _held: held })
     }
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn records_arrive_in_order_before_the_end() {
+    fn records_arrive_in_order_before_the_connection_end_is_reported() {
         let places = ClientPlaces::for_users(1);
         let (theirs, own) = ControlEnd::pair().unwrap();
         let line = begin(own, &places, 7);

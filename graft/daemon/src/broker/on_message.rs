@@ -72,13 +72,15 @@ impl SessionBroker {
                     delivered.into_iter().for_each(|delivered| session.quality.on_delivered(delivered));
                 }
             }
-            // The other end reports a session that this end does not know, so this end closes it.
+            // The peer's daemon sends a report on a session that this daemon does not know, so this daemon closes the
+            // session.
             PeerMessage::Report { id, .. } => {
                 let reason =
                     "the daemon at the other end does not know the session: it was restarted".to_owned();
                 self.say(peer, &PeerMessage::Close { id, messages: None, reason });
             }
-            // The message belongs to a session that is over, or is not for this end.
+            // The message belongs to a session that is over, or is of a type that daemons do not accept in the
+            // session's state.
             _ => {}
         }
     }

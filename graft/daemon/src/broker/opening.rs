@@ -1,5 +1,4 @@
-//! How a session is opened: from the first message about it until the applications of both ends have their
-//! sockets.
+//! Opens sessions: from the first message about a session until the applications on both hosts have their sockets.
 
 use std::{os::fd::AsFd, time::Instant};
 
@@ -81,8 +80,8 @@ impl SessionBroker {
         }
     }
 
-    /// Returns a free pooled socket on which this end may open sessions: the one that was released first. The socket
-    /// with the addresses `but` is left out.
+    /// Returns a free pooled socket with a port on which this host may open sessions: the socket that has been free for
+    /// longest. A socket with the addresses `but` is never returned.
     fn free_socket(
         &mut self,
         runtime: &mut PacketRuntime,
@@ -97,7 +96,8 @@ impl SessionBroker {
         let mut trouble = None;
         for ends in free {
             let seen = runtime.see(&ends);
-            // A sealed session without keys cannot be lent.
+            // A socket whose datagrams must be sealed (encrypted) is not lent to an application while it has no session
+            // keys.
             if let Some(seen) = seen.filter(|seen| !seen.is_open) {
                 trouble = seen.trouble;
                 continue;
@@ -128,7 +128,7 @@ impl SessionBroker {
         in_order: bool,
     ) -> Result<(), Denied> {
         let Some(found) = self.peers.get(peer) else { return Ok(()) };
-        // The other end may only open sessions on its own half of the pool's ports.
+        // Each host may open sessions only on its own half of the pool's ports.
         let socket = found.pooled_sockets().find(|(ends, is_own)| ends.local.port() == port && !is_own);
         let unknown =
             || (SessionRefusal::Malformed, format!("the other end may not open sessions at port {port}"));
@@ -214,7 +214,8 @@ impl SessionBroker {
         let ends = session.ends;
         let service = session.service.clone();
         let in_order = session.in_order;
-        // An application at the other end keeps the old pooled socket open, so another one is tried.
+        // The other host refuses because an application there still holds the pooled socket, so another pooled socket
+        // is tried.
         if why == SessionRefusal::Busy
             && let Ok(other) = self.free_socket(runtime, peer, Some(ends))
             && let Some(session) = self.sessions.get_mut(&id)
@@ -231,7 +232,7 @@ impl SessionBroker {
         self.sessions.remove(&id);
     }
 
-    /// Restarts this end of the session with the chosen graft.
+    /// Changes this host's pooled socket to the session's graft, with a new state of the graft's functions.
     pub(super) fn swap(&mut self, runtime: &mut PacketRuntime, id: u64) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let Some(seen) = runtime.see(&session.ends) else { return };
@@ -255,7 +256,7 @@ impl SessionBroker {
         };
         match session.stage {
             SessionStage::Swapping(true) => {}
-            // The other end has not received our `Ready`, which is sent again.
+            // The repeated `Go` shows that our `Ready` was lost, so it is sent again.
             SessionStage::Open => return self.say_of(id, &PeerMessage::Ready { id }),
             _ => return,
         }
@@ -265,7 +266,7 @@ impl SessionBroker {
         let Some(caller) = caller else {
             return self.end_own(id, "the application that listened there has gone");
         };
-        // The session gets a connection of its own between the application and the daemon.
+        // The session gets a control connection of its own between the listening application and the daemon.
         let line = self.accepted.enter(caller.user).and_then(|place| {
             let (own, theirs) = ControlEnd::pair().ok()?;
             Some((ClientLine::start(own.into(), place).ok()?, theirs))

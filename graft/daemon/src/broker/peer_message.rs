@@ -19,7 +19,7 @@ pub const PING_EVERY: Duration = Duration::from_millis(250);
 /// reported.
 const PINGS: usize = 100;
 const PINGS_MIN: usize = 20;
-/// Time after which a ping without an answer counts as lost.
+/// Time after its sending at which a ping without an answer counts as lost.
 const PONG_WITHIN: Duration = Duration::from_secs(1);
 /// Number of the latest round trips that are evaluated. Their minimum is the path's round trip, and their median is the
 /// present round trip.
@@ -81,7 +81,7 @@ pub enum PeerMessage {
     Closed {
         id: u64,
     },
-    /// A message about the keys of a session.
+    /// A message that negotiates or renews the encryption keys of a session.
     Keys {
         word: KeyWord,
     },
@@ -162,7 +162,7 @@ impl PeerPings {
     }
 
     pub fn path(&self, now: Instant) -> PeerPathFigures {
-        // A ping that may still be answered counts neither as lost nor as answered.
+        // A ping that is younger than the time limit for its answer is left out of the computed loss.
         let over: Vec<_> = self
             .newest
             .iter()
@@ -194,7 +194,8 @@ mod tests {
         for n in 0..200 {
             assert_eq!(pings.ping(at(n), |sent| sent == n), at(n + 1));
             assert_eq!(pings.ping(at(n), |_| panic!("not yet")), at(n + 1));
-            // Every fourth ping is lost, and the answer to the last one arrives late.
+            // Every fourth ping is lost, and the answer to the last ping takes 50 ms instead of 20 ms. Each answer
+            // arrives twice.
             if n % 4 > 0 {
                 let round_trip = Duration::from_millis(if n == 199 { 50 } else { 20 });
                 pings.pong(at(n) + round_trip, n);

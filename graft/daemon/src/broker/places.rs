@@ -4,15 +4,15 @@ use std::{collections::HashMap, sync::Arc};
 
 use parking_lot::Mutex;
 
-/// The limits of connections: of all users together, and of one user.
+/// Limits of the number of connections: for all users together, and for each user.
 #[derive(Clone, Copy, Debug)]
 pub struct PlacePool {
     pub all: usize,
     pub of_user: usize,
 }
 
-/// Present connections by user. A user may hold at most as many connections as are still free, so that later users get
-/// some, too.
+/// Counts of present connections by user. A user may hold at most as many connections as all users together may still
+/// open, so that later users get some, too.
 #[derive(Clone)]
 pub struct ClientPlaces {
     pool: PlacePool,
@@ -40,7 +40,7 @@ impl ClientPlaces {
         let mut taken = self.taken.lock();
         let left = self.pool.all.saturating_sub(taken.values().sum());
         let own = taken.get(&user).copied().unwrap_or_default();
-        // A user that already holds as many connections as are still free gets no more.
+        // A user gets no further connection once it holds as many as all users together may still open.
         if left == 0 || own >= self.pool.of_user.min(left) {
             return None;
         }

@@ -9,11 +9,12 @@ use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 use tracing::warn;
 
-/// Receive buffer in bytes. It has to hold a whole window of the longest datagrams, before the other end knows the
-/// buffer's free space. 256 such datagrams take some 1.1 MB with the kernel's overhead, and the kernel doubles the
-/// value.
+/// Receive buffer in bytes. It has to hold a whole send window of the longest datagrams, because the peer may send that
+/// much before it learns the buffer's free space. 256 such datagrams take some 1.1 MB with the kernel's overhead, and
+/// the kernel doubles the value.
 const RECEIVE_BYTES: usize = 1 << 20;
-const RETURN: u16 = 6; // BPF_RET | BPF_K: how many bytes of the packet are kept
+// BPF_RET | BPF_K: the classic BPF instruction that returns how many bytes of the packet are kept
+const RETURN: u16 = 6;
 
 /// A socket of a peer's pool, with its state.
 pub struct PooledSocket {
@@ -22,7 +23,7 @@ pub struct PooledSocket {
     state: PooledSocketState,
     /// Time at which the socket was last taken back from an application.
     pub released: Option<Instant>,
-    /// True if functions of the graft may still run although the session's application has disconnected.
+    /// True if the socket's last session is over, but the packet functions of its graft are still active.
     pub is_restless: bool,
 }
 
@@ -32,10 +33,10 @@ pub struct PooledSocket {
 enum PooledSocketState {
     /// No application has had this socket yet.
     Fresh,
-    /// An application of this user has the socket.
+    /// An application of the user with this ID has the socket.
     Lent(u32),
-    /// The socket was shut down. An application of this user may still hold a descriptor of it, which neither sends nor
-    /// receives.
+    /// The socket was shut down. An application of the user with this ID may still hold a descriptor of it, which
+    /// neither sends nor receives.
     Spent(u32),
 }
 
@@ -115,7 +116,8 @@ fn closed(ends: &SessionEnds) -> io::Result<Socket> {
     setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BYTES)?;
     socket.bind(&ends.local.into())?;
     socket.connect(&ends.remote.into())?;
-    // With this option a full window of unacknowledged datagrams is reported to the application as an error.
+    // With this socket option, a send that the graft refuses because its window of unacknowledged datagrams is full
+    // returns an error to the application.
     let heard = match ends.local.is_ipv4() {
         true => setsockopt(&socket, sockopt::Ipv4RecvErr, &true),
         false => setsockopt(&socket, sockopt::Ipv6RecvErr, &true),

@@ -11,27 +11,28 @@ use millrace_graft::packet::{
 };
 use millrace_messages::{Qos, QualityViolation};
 
-/// Number of the latest seconds that the measurements cover.
+/// Number of seconds, up to the present, that the measurements cover.
 const WINDOW: usize = 5;
 /// Minimum number of sent datagrams for computing a loss.
 const DATAGRAMS_MIN: u64 = 20;
 /// Interval at which a continuing violation is reported again.
 const TELL_AGAIN: Duration = Duration::from_secs(10);
 
-/// Measurements of an open session.
+/// Measurements of loss and throughput of an open session.
 #[derive(Default)]
 pub struct Quality {
     /// Name of the graft that the session changes to as soon as no other change is in progress.
     pub next: Option<String>,
-    /// Counters of the pooled socket when the session's application got it.
+    /// Values of the pooled socket's datagram counters when the session's application got the socket.
     base: QualityCounts,
-    /// Counts of sent and of refused datagrams at the latest checks, the newest last.
+    /// Numbers of datagrams that were sent, and that the graft refused to send, up to each of the latest checks, the
+    /// newest last.
     sent: VecDeque<u64>,
     refused: VecDeque<u64>,
-    /// Numbers of sent and lost datagrams at the latest reports of the other end. Datagrams that may have been in
-    /// flight at that time are not counted.
+    /// Numbers of sent and lost datagrams up to each of the latest reports of the other host. Datagrams that may have
+    /// been in flight at the time of a report are not counted.
     losses: VecDeque<QualityLoss>,
-    /// Time at which each violation was last reported, by the violation's name.
+    /// Time at which the violation of each requirement was last reported to the application, by the requirement's name.
     told: BTreeMap<String, Instant>,
 }
 
@@ -73,9 +74,9 @@ impl Quality {
         keep(&mut self.refused, traffic.refused.saturating_sub(self.base.refused));
     }
 
-    /// Records a report of the other end, which says how many of the session's datagrams have arrived there.
+    /// Records a report of the other host, which says how many of the session's datagrams have arrived there.
     pub fn on_delivered(&mut self, delivered: u64) {
-        // Datagrams that were sent after the second-last check may still be in flight.
+        // Only datagrams sent before the second-last check are counted, since later ones may still be in flight.
         let Some(&sent) = self.sent.iter().rev().nth(1) else { return };
         keep(&mut self.losses, QualityLoss { sent, lost: sent.saturating_sub(delivered) });
     }
@@ -182,7 +183,7 @@ mod tests {
         }
         assert_eq!(quality.loss(), Some(0.0));
         assert!(names(&quality, 50).is_empty());
-        // From the sixth check on, a tenth of the datagrams is lost.
+        // From the sixth second on, a tenth of the datagrams is lost.
         for second in 6..=12 {
             quality.look(&seen(500 + 100 * second, 0));
             quality.on_delivered(100 * (second - 1) - 10 * (second - 5));

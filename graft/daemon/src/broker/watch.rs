@@ -33,8 +33,8 @@ impl SessionBroker {
                 continue;
             };
             let measured = far.path();
-            // Queues delay datagrams, too, so the present round trip is used and not the smallest one. Of the loss of
-            // pings and the loss of the session's datagrams, the larger one is used.
+            // The expected delay includes queueing, so the present round-trip time is used and not the smallest one.
+            // The loss is the larger of two rates: of pings, and of the session's datagrams.
             let path = PeerPathFigures {
                 round_trip: far.round_trip_now(),
                 loss: measured.loss.into_iter().chain(session.quality.loss()).reduce(f64::max),
@@ -63,7 +63,7 @@ impl SessionBroker {
     }
 }
 
-/// Returns another graft that would meet the session's requirements.
+/// Returns the name of another graft with which the session would meet its application's requirements.
 fn better(
     offers: &[Offer],
     session: &ClientSession,

@@ -27,14 +27,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "tell", rename_all = "snake_case")]
 enum WatchdogMessage {
-    /// Starts a new list of sealing programs and forgets those that were sent before.
+    /// Makes the watchdog drop the sealing programs that it was sent before, since new ones follow.
     First,
     /// Adds a sealing program, whose descriptor is attached to the message.
     Guard,
-    /// Adds a lent socket, whose descriptor is attached to the message. It replaces the socket that was held for the
-    /// same address and port.
+    /// Adds a socket that an application has, whose descriptor is attached to the message. The watchdog drops its
+    /// earlier socket with the same address and port.
     Keep { at: String },
-    /// Forgets the socket of this address and port.
+    /// Makes the watchdog drop its descriptor of the socket with this address and port.
     Forget { at: String },
 }
 

@@ -24,8 +24,8 @@ use super::{
 };
 use crate::{callers::Callers, tls::Tls};
 
-/// Time limit for an answer of the connecting end. Only that end knows the round trip, so this limit is long: it only
-/// has to detect dead connections.
+/// Time limit for an answer of the host that made the connection. Only that host has measured the round-trip time, so
+/// this limit is long: it only has to detect dead connections.
 const ASKED: Duration = Duration::from_secs(5);
 
 /// Accepts connections for as long as the broker runs.
@@ -41,7 +41,7 @@ pub async fn listen(
         let (stream, remote) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                warn!("a pool connection of a peer cannot be accepted: {error}");
+                warn!("a peer's connection for the pool of carriers cannot be accepted: {error}");
                 // Accepting a connection fails mostly because this process has no free file descriptors, so the loop
                 // waits a moment.
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -51,7 +51,10 @@ pub async fn listen(
         let remote = remote.ip().to_canonical();
         let Some(caller) = callers.enter(remote, context.carriers.are_at(remote), Instant::now()) else {
             context.table.count(refused::CROWDED);
-            debug!(%remote, "refused a pool connection: too many handshakes are in progress");
+            debug!(
+                %remote,
+                "refused a connection for the pool of carriers: too many handshakes are in progress"
+            );
             continue;
         };
         let context = context.clone();
@@ -66,7 +69,7 @@ pub async fn listen(
                 Ok(peer) => caller.has_shown(&peer),
                 Err(error) => {
                     context.table.count(refused::name(&error));
-                    debug!(%remote, "refused a pool connection: {error:#}");
+                    debug!(%remote, "refused a connection for the pool of carriers: {error:#}");
                 }
             }
         });
@@ -97,7 +100,7 @@ async fn take(
     let far = Arc::new(CarrierPeer { peer: peer.clone(), run: met.run, remote, local });
     context.carriers.have_come_to(&far);
     let context = context.clone();
-    // An idle connection waits for its next use in a task of its own.
+    // A pool connection that no tunnelled connection uses waits for its next use in a task of its own.
     let home: Home = Arc::new(move |stream| {
         tokio::spawn(host::wait(context.clone(), far.clone(), stream));
     });

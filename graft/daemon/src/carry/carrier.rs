@@ -96,7 +96,7 @@ pub struct PeerCarrier {
     is_suspect: AtomicBool,
     /// Time of the last change of this carrier's state.
     since: Mutex<Instant>,
-    /// True if the connections on this carrier should move to another carrier of the peer.
+    /// True if the tunnelled connections on this carrier should move to another carrier of the same peer.
     left: watch::Sender<bool>,
 }
 
@@ -136,7 +136,7 @@ impl PeerCarrier {
         }
     }
 
-    /// Drops the idle connections of a pool, which may be dead, so that no new stream uses one.
+    /// If the carrier is a pool, closes its idle connections, which may be dead, so that no new stream uses one.
     pub fn doubt(&self) {
         if let CarrierLink::Pool(pool) = &self.link {
             pool.doubt();
@@ -180,7 +180,7 @@ impl PeerCarrier {
         self.left.send_if_modified(|before| std::mem::replace(before, left) != left);
     }
 
-    /// Waits until the connections on this carrier should move to another carrier of the peer.
+    /// Waits until the tunnelled connections on this carrier should move to another carrier of the same peer.
     pub async fn wait_until_left(&self) {
         let _ = self.left.subscribe().wait_for(|left| *left).await;
     }

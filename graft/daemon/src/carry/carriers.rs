@@ -1,4 +1,5 @@
-//! The present carriers to all peers: which one the connections with a peer use, and which carriers the kernel knows.
+//! The present carriers (connections between brokers that tunnel TCP connections) to all peers, which of them is used
+//! for each peer, and which of them the kernel knows.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -24,10 +25,10 @@ use super::{
     table::TunnelTable,
 };
 
-/// Interval of checks whether anything has arrived on a suspected carrier.
+/// Interval of checks whether anything has arrived on a carrier that is suspected to be dead.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The carriers of the broker, by peer.
+/// The broker's carriers, by peer. A carrier is a connection between brokers that tunnels TCP connections.
 pub struct Carriers {
     hooks: Arc<Hooks>,
     gateway: Option<Arc<CarryGateway>>,
@@ -46,9 +47,9 @@ struct PeerCarriersState {
     come_to: BTreeSet<IpAddr>,
     /// The preferred one of the peer's carriers, which new connections use.
     current: watch::Sender<Option<Arc<PeerCarrier>>>,
-    /// Reasons why carriers are missing, by route.
+    /// Reasons why there is no carrier at present, by route.
     why: BTreeMap<CarrierRoute, String>,
-    /// Time since which the peer has no carrier. It is unused while the peer has one.
+    /// Time at which this host lost its last carrier to the peer. It is meaningless while there is one.
     since: Instant,
     /// Pool connections that the peer has made to this host.
     served: Arc<SocketGroup>,
@@ -91,14 +92,14 @@ impl PeerCarriersState {
         }
     }
 
-    /// Chooses the first carrier in the settings' order that is not suspected. Connections on suspected carriers move
-    /// to it.
+    /// Chooses the first carrier in the settings' order that is not suspected to be dead. Tunnelled connections on
+    /// suspected carriers move to it.
     fn choose(&mut self) {
         let live = self.all.iter().filter(|carrier| !carrier.is_closed());
-        // `false` sorts before `true`, so suspected carriers come last.
+        // `false` sorts before `true`, so carriers that are suspected to be dead come last.
         let best = live.min_by_key(|it| (it.is_suspect(), it.way.clone())).cloned();
         for carrier in &self.all {
-            // A suspected carrier keeps its connections if there is no better one.
+            // Connections stay on a carrier that is suspected to be dead if all other carriers are suspected, too.
             carrier.set_left(carrier.is_suspect() && best.as_ref().is_some_and(|best| !best.is_suspect()));
         }
         // Tasks that wait for a change of the preferred carrier wake up only if the chosen carrier has changed.
@@ -235,8 +236,8 @@ impl Carriers {
         self.peers.lock().get(peer).map(|state| state.current.subscribe())
     }
 
-    /// Returns the group of the pool connections that a peer makes, or `None` if the settings do not name the peer
-    /// any more.
+    /// Returns the set of all pool connections that a peer has made to this host, or `None` if the settings do not name
+    /// the peer any more.
     pub fn served(&self, peer: &str) -> Option<Arc<SocketGroup>> {
         self.peers.lock().get(peer).map(|state| state.served.clone())
     }
@@ -309,8 +310,8 @@ impl Carriers {
         true
     }
 
-    /// Updates the kernel's list of peers. It is called after free space for connections, or the addresses of peers,
-    /// may have changed.
+    /// Updates the kernel's list of peers. It is called after the addresses of peers may have changed, and when the
+    /// table of tunnelled connections becomes full or has room again.
     pub fn refresh(&self) {
         self.tell(&self.peers.lock(), true);
     }
@@ -410,7 +411,8 @@ impl Carriers {
     }
 }
 
-/// Returns the position of a kind of carriers in the settings' list. A kind that is not in the list comes last.
+/// Returns the position of a kind of carrier (such as QUIC or TCP) in the settings' list of preference. A kind that is
+/// not in the list comes last.
 pub fn place(kinds: &[CarrierKind], kind: CarrierKind) -> usize {
     kinds.iter().position(|it| *it == kind).unwrap_or(kinds.len())
 }

@@ -17,13 +17,13 @@ pub struct CarryContext {
     pub table: Arc<TunnelTable>,
     pub watch: TunnelWatch,
     pub carriers: Arc<Carriers>,
-    /// Local ports from which the broker connects to servers of this host.
+    /// Range of local ports from which the broker connects to servers on this host.
     pub ports: PortRange,
     /// Asks this host's firewall whether a connection may be tunnelled.
     pub openings: TunnelOpenings,
     /// The gateway for hosts behind this host, if the settings have a gateway.
     pub gateway: Option<Arc<CarryGateway>>,
-    /// Rules that say which servers of this host are reached by carriers.
+    /// Rules that say to which servers of this host peers may tunnel connections.
     pub servers: RwLock<Vec<RuleSetting>>,
     /// Number of bytes that are sent on a new carrier to open its congestion window.
     pub warm: u64,

@@ -1,5 +1,5 @@
-//! QUIC carriers: connections between brokers that are authenticated by the keys of the settings at both ends, and
-//! stay open while unused.
+//! QUIC carriers: connections between the brokers of two hosts. Each broker authenticates the other one by the key in
+//! its settings. The connections stay open while unused.
 
 use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
@@ -40,15 +40,15 @@ const IDLE: Duration = Duration::from_secs(6);
 /// Pause before the next attempt to connect, which doubles after each failure up to `PAUSE_MOST`.
 const PAUSE_LEAST: Duration = Duration::from_millis(200);
 const PAUSE_MOST: Duration = Duration::from_secs(10);
-/// Interval at which this host checks whether the carrier that it has made to a peer still exists.
+/// Interval at which this host checks whether the QUIC connection that it has made to a peer still exists.
 const LOOK: Duration = Duration::from_millis(500);
 /// Time limit for a handshake, during which the connecting host has not proved its key.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Buffer size of the UDP socket in each direction, in bytes. It holds the packets that arrive while this process is
 /// not scheduled.
 const SOCKET_BYTES: usize = 4 << 20;
-/// Number of streams beyond the limit of connections: for greetings, and for refusing connections when the table is
-/// full.
+/// Number of streams that a peer may open beyond the limit of tunnelled connections: for greetings, and for connections
+/// that are refused because the limit is reached.
 const OTHER_STREAMS: u32 = 64;
 /// Limit of sent bytes that QUIC keeps until they are acknowledged, per carrier.
 const SEND_WINDOW: u64 = 64 << 20;
@@ -57,8 +57,8 @@ const SEND_WINDOW: u64 = 64 << 20;
 fn transport(carry: &CarrySettings) -> Arc<TransportConfig> {
     let mut transport = TransportConfig::default();
     let streams = u32::try_from(carry.connections).unwrap_or(u32::MAX).saturating_add(OTHER_STREAMS);
-    // A confirmation may wait behind a whole window of data on its stream, so the stream's limit is larger than that
-    // window.
+    // A frame that acknowledges tunnelled bytes may wait behind a whole window of data on its stream, so the stream's
+    // flow-control limit is larger than that window.
     let stream_window = WINDOW_MAX + (1 << 20);
     let window = VarInt::try_from(carry.memory.max(stream_window)).unwrap_or(VarInt::MAX);
     transport
@@ -167,7 +167,8 @@ async fn call_once(
 
 /// Serves the streams that the peer opens, until the carrier is closed.
 async fn streams(context: Arc<CarryContext>, carrier: Arc<PeerCarrier>, connection: Connection) {
-    // The transport settings limit the number of open streams, and so of the tasks for them.
+    // Each stream gets a task. The number of tasks is bounded because the transport settings limit the number of open
+    // streams.
     while let Ok(stream) = connection.accept_bi().await {
         tokio::spawn(host::serve(
             context.clone(),
@@ -198,7 +199,8 @@ pub async fn listen(context: Arc<CarryContext>, endpoint: Endpoint, tls: Arc<par
         let context = context.clone();
         let tls = tls.clone();
         tokio::spawn(async move {
-            // The handshake of an unknown host that stalls can lose its slot to another host's handshake.
+            // If the number of handshakes from unknown addresses is at its limit, a stalled handshake is aborted to
+            // make room for another one.
             let met = tokio::select! {
                 met = meet(incoming, &tls) => met,
                 () = caller.made_way() => Err(refused::CallerDisplaced.into()),
@@ -243,7 +245,7 @@ async fn meet(incoming: Incoming, tls: &parking_lot::RwLock<Tls>) -> anyhow::Res
 
 async fn answer(context: &Arc<CarryContext>, met: DialledPeer) -> anyhow::Result<()> {
     let DialledPeer { connection, peer, run, mut stream } = met;
-    // The carrier has to be ready for connections before the connecting peer gets the greeting.
+    // The carrier has to be ready for tunnelled connections before the connecting peer receives this host's greeting.
     let from = connection.remote_address().ip().to_canonical();
     let to = connection.local_ip().map(|to| to.to_canonical());
     let way =

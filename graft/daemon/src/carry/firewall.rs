@@ -10,8 +10,8 @@ use std::{
 use millrace_kernel::netfilter::{self, Chain, NetfilterRule, RuleProperty};
 use tracing::warn;
 
-/// Lowest local port that Linux chooses for a client by default (`ip_local_port_range`). A rule about ports from here
-/// on may mean the ports of clients.
+/// Lowest local port that Linux chooses for a client by default (`ip_local_port_range`). A firewall rule on this port
+/// or a higher one may be meant for the ports of clients.
 const CHOSEN: u16 = 32_768;
 const TCP: u8 = 6;
 
@@ -64,7 +64,7 @@ pub struct FirewallRules {
     rules: Vec<NetfilterRule>,
     /// Reason why the rules cannot be read, or `None`.
     trouble: Option<String>,
-    /// Time of the latest check for tables of legacy iptables, and whether there were any.
+    /// Time of the latest check for tables of legacy iptables, and whether such tables existed.
     legacy: Option<(Instant, bool)>,
 }
 
@@ -91,7 +91,7 @@ impl FirewallRules {
     pub fn refresh(&mut self) {
         let trouble = self.read().err().map(|error| format!("rules of nftables cannot be read: {error}"));
         if let Some(trouble) = trouble.as_ref().filter(|_| self.trouble.is_none()) {
-            warn!("{trouble}: no connection is tunnelled until they can be read");
+            warn!("{trouble}: no connection is tunnelled until the rules can be read");
         }
         self.trouble = trouble;
     }
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_of_a_new_generation_are_read_again_until_settled() {
+    fn changed_nftables_rules_are_read_again_until_they_settle() {
         let first_read = Instant::now();
         let read = |seconds| Generation {
             number: 7,

@@ -29,11 +29,12 @@ use super::{
     watchdog::TunnelWatchdog,
 };
 
-/// Silence of this broker after which the kernel forwards all SYNs without asking it.
+/// Time after the broker's latest sign of life from which on the kernel forwards all SYNs without asking the broker.
 const STAY: Duration = Duration::from_secs(10);
 /// Limit of SYNs that the kernel holds back at the same time.
 const WAITING_MAX: usize = 4096;
-/// Time limit for an admitted SYN to become a connection. Its client may have given up meanwhile.
+/// Time limit for the gateway's listener to accept the connection of an admitted SYN. The client may have given up
+/// meanwhile.
 const ADMISSION: Duration = Duration::from_secs(5);
 /// Time for which the kernel forwards a flow that is not tunnelled. Its client repeats the SYN after 1, 3 and 7 s.
 const FORWARDED: Duration = Duration::from_secs(60);
@@ -50,9 +51,10 @@ pub struct CarryGateway {
     wire: SynSender,
     /// Raw sockets that send held SYNs once more, with a packet mark that the BPF programs let pass.
     again: SynSender,
-    /// SYNs that are held back. An admitted SYN has the channel on which a task waits for its connection.
+    /// SYNs that the kernel holds back. For an admitted SYN, the value is the channel on which a task waits for the
+    /// accepted connection.
     waiting: Mutex<HashMap<GatewayConnection, Option<oneshot::Sender<TcpStream>>>>,
-    /// Networks of peers as the kernel knows them, and whether connections to each are tunnelled.
+    /// Networks behind peers, as last written to the kernel, and whether connections to each of them are tunnelled.
     peers: Mutex<BTreeMap<Prefix, bool>>,
     trouble: Mutex<Option<String>>,
 }
@@ -73,7 +75,8 @@ impl CarryGateway {
         settings: &settings::GatewaySettings,
         run: u64,
     ) -> anyhow::Result<(Self, KernelEvents<GatewaySyn>)> {
-        // A packet mark has only 16 bits for the random number that tells this start of the broker from earlier ones.
+        // A packet mark has only 16 bits for the random number that distinguishes this broker process from earlier
+        // ones.
         let run = GatewayRun((run & 0xffff) as u16);
         let listeners = Listeners::transparent()?;
         let ports = listeners.ports()?;
@@ -164,8 +167,8 @@ impl CarryGateway {
         self.settings.networks.iter().any(|network| covers(*network, address))
     }
 
-    /// Registers a SYN that is held back. Returns `None` if it is registered already, or if too many SYNs are held and
-    /// this one is forwarded.
+    /// Adds a SYN to the list of SYNs that the kernel holds back. Returns `None` if it is in the list already. If too
+    /// many SYNs are held, it is forwarded, and the result is also `None`.
     pub fn wait(&self, flow: GatewayConnection) -> Option<HeldSyn<'_>> {
         let mut waiting = self.waiting.lock();
         if waiting.contains_key(&flow) {
@@ -183,7 +186,10 @@ impl CarryGateway {
     /// Ends the socket of an earlier connection between the same addresses and ports, which may be in TIME-WAIT.
     pub fn end_old(&self, flow: GatewayConnection) {
         if let Err(error) = self.kernel.end_old(flow) {
-            debug!(client = %flow.client, "the socket of an earlier connection could not be ended: {error}");
+            debug!(
+                client = %flow.client,
+                "the socket of an earlier connection of the client could not be closed: {error}"
+            );
         }
     }
 
@@ -194,7 +200,7 @@ impl CarryGateway {
         let GatewayConnection { client, server } = ask.flow;
         match self.kernel.let_in(ask.flow) {
             Ok(true) => {}
-            // The client's connection was forwarded in the meantime.
+            // The kernel has forwarded the SYN in the meantime, so the connection is not tunnelled.
             Ok(false) => return None,
             Err(error) => {
                 warn!(%client, "the kernel cannot pass a client's held SYN to the gateway's listener: {error}");
@@ -205,7 +211,7 @@ impl CarryGateway {
         // The kernel has dropped the held packet, so its copy is sent to the listener.
         if let Err(error) = self.again.send(client, server, &ask.syn) {
             // If the copy cannot be sent, the client repeats its SYN a second later.
-            debug!(%client, "a SYN could not be sent again: {error}");
+            debug!(%client, "a client's held SYN could not be sent on to the gateway's listener: {error}");
         }
         let local = timeout(ADMISSION, receiver).await.ok().and_then(Result::ok);
         self.forget(ask.flow);
@@ -246,7 +252,7 @@ impl CarryGateway {
     }
 }
 
-/// Returns the hosts and networks for which the peer's broker accepts connections.
+/// Returns the hosts and networks to which connections can be tunnelled through this peer's broker.
 pub fn networks_of(peer: &AgreementPeer) -> impl Iterator<Item = Prefix> {
     peer.all_addresses().map(Prefix::from).chain(peer.networks.iter().copied())
 }

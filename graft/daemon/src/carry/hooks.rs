@@ -30,7 +30,7 @@ const COMMANDS_MAX: usize = 64;
 /// Limit of entries in the cache `inside`, which remembers whether cgroups are in the cgroup of the daemon's own hook.
 const KNOWN_MAX: usize = 4096;
 
-/// The BPF hooks, and the state that each of them must have.
+/// The BPF hooks that redirect connections, with the rules and peers that each of them must have.
 pub struct Hooks {
     config: Config,
     /// Cgroup of the daemon's own hook.
@@ -52,8 +52,8 @@ struct HookState {
     peers: BTreeMap<IpAddr, (IpAddr, bool)>,
     /// Sums of the counters of hooks whose commands have ended.
     past: BTreeMap<String, u64>,
-    /// Connections whose server sees the client's address while a guard (`ShownClient`) exists, by the broker's
-    /// address and the server's port.
+    /// Connections from the broker to servers of this host whose server is shown the client's address as its peer. A
+    /// connection is identified by the broker's address and the server's port.
     shown: HashSet<(SocketAddr, u16)>,
 }
 
@@ -253,7 +253,8 @@ impl Hooks {
         );
     }
 
-    /// Makes the server see this client's address as the other end, until the returned guard is dropped.
+    /// Makes the server see this client's address, not the broker's, as the connection's remote address, until the
+    /// returned guard is dropped.
     pub fn show(&self, guest: Guest, client: SocketAddr) -> anyhow::Result<ShownClient<'_>> {
         let mut state = self.state.lock();
         let shown = ShownClient { hooks: self, guest };
@@ -316,7 +317,8 @@ fn is_in(cgroup: u64, top: &Path) -> bool {
     is_it || below().filter(is_directory).any(|entry| is_in(cgroup, &entry.path()))
 }
 
-/// Guard for one connection: while this value exists, the server sees the client's address as the other end.
+/// Guard for one connection: while this value exists, the server sees the client's address, not the broker's, as the
+/// connection's remote address.
 pub struct ShownClient<'a> {
     hooks: &'a Hooks,
     guest: Guest,

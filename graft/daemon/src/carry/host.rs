@@ -1,6 +1,7 @@
-//! Connects streams of carriers to servers of this host: at listed ports only, and for clients that the peer's key may
-//! speak for. A server that only this host can reach stays unreachable. Its address must be one to which the peer makes
-//! carriers, and its listener must be in a cgroup with a hook, unless a rule names the address.
+//! Connects streams of carriers to servers of this host: only at ports that the settings list, and only for client
+//! addresses that the peer's key may use. A server that only this host itself can reach stays unreachable for peers.
+//! Its address must be one to which the peer makes carriers, and its listener must be in a cgroup with a hook, unless a
+//! rule names the address.
 
 use std::{
     io,
@@ -43,7 +44,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Time limit for connecting to a server on this host, whose firewall may block the connection.
 const PATIENCE_ON_LO: Duration = Duration::from_secs(2);
 
-/// Limit of local ports that are tried when each already has a connection to the same server.
+/// Limit of local ports that are tried for one connection, if each tried port already has a connection to the same
+/// server.
 const PORT_TRIES: usize = 256;
 
 /// Serves one stream of a QUIC carrier.
@@ -60,8 +62,9 @@ pub async fn serve(context: Arc<CarryContext>, far: Arc<CarrierPeer>, mut stream
     }
 }
 
-/// Waits on a pool's connection until it gets a connection to serve. Before that, the peer may exchange bytes that open
-/// the congestion window, but only once: otherwise the peer could make this end send without limit.
+/// Waits until the peer opens a tunnelled connection on a pool connection, and serves it. Before that, the peer may
+/// once exchange filler bytes that open the congestion window. If it could do so repeatedly, it could make this host
+/// send without limit.
 pub async fn wait(context: Arc<CarryContext>, far: Arc<CarrierPeer>, mut stream: CarrierStream) {
     let mut is_warm = false;
     loop {
@@ -71,7 +74,8 @@ pub async fn wait(context: Arc<CarryContext>, far: Arc<CarrierPeer>, mut stream:
                     return;
                 }
             }
-            // The frame is a late `Ask` or `Answer` of this stream's previous connection.
+            // The frame is a late `Ask` or `Answer` that belongs to the tunnelled connection that used this pool
+            // connection before.
             Ok(CarryFrame::Ask | CarryFrame::Answer) if stream.asked.is_some() => {}
             Ok(first) => return begin(&context, &far, stream, first).await,
             Err(_) => return,
@@ -102,7 +106,8 @@ async fn begin(context: &CarryContext, far: &CarrierPeer, mut stream: CarrierStr
 async fn resume(context: &CarryContext, far: &CarrierPeer, stream: CarrierStream, id: u64, received: u64) {
     match context.table.find(&(far.peer.clone(), far.run, id)) {
         TunnelLookup::Live(streams) => drop(streams.send((stream, received)).await),
-        // All bytes were delivered, but the peer may not have received the last confirmation, so it is sent again.
+        // All bytes were delivered to the server. The peer may have missed the frame that acknowledges the last of
+        // them, so it is sent again.
         TunnelLookup::Finished(received) => {
             answer(stream, &[CarryFrame::Accepted { received }, CarryFrame::Confirm { delivered: received }])
                 .await;
@@ -118,8 +123,8 @@ async fn answer(mut stream: CarrierStream, frames: &[CarryFrame]) {
     }
 }
 
-/// Runs `work`, which connects to a server and may take long. No frame is read meanwhile, but an `Answer` at intervals
-/// tells the other broker that its frames have arrived.
+/// Runs `work`, which connects to a server and may take long. Frames from the peer are not read meanwhile, so a frame
+/// `Answer` is sent at intervals to show that this broker is alive.
 async fn telling<T>(stream: &mut CarrierStream, work: impl Future<Output = T>) -> T {
     tokio::pin!(work);
     // QUIC itself tells the peer that the carrier is alive, so nothing needs to be sent.
@@ -173,8 +178,8 @@ async fn host(
     let meter = TransferMeter::new(&context.purposes, kind, open.client.ip());
     let mut pump = TunnelPump::new(context, &local, stream, PumpRole::Server { streams }, meter);
     let ended = pump.run().await;
-    // The table remembers only connections that ended regularly: if the peer resumes one of them, its received bytes
-    // are confirmed again.
+    // If a connection ended without an error, the table remembers how many bytes arrived, which are acknowledged again
+    // if the peer resumes the connection.
     let received = matches!(ended, PumpEnd::Done).then_some(pump.received());
     context.table.finish(key, received);
     Ok(ended)
@@ -204,7 +209,8 @@ async fn reach<'a>(
     if !is_named && listener.is_some_and(|it| !is_inside(context, it)) {
         return Err(CarryReason::NotListed);
     }
-    // This host's firewall tests the connection as if it came from the network.
+    // This host's firewall is asked, by test packets, whether it would accept the connection if it came from the
+    // network.
     if !context.openings.let_in(client, server, owner).await {
         return Err(CarryReason::NotListed);
     }
@@ -287,11 +293,15 @@ fn is_named(context: &CarryContext, server: SocketAddr, client: IpAddr) -> bool 
     context.servers.read().iter().any(names)
 }
 
-/// Returns the listening socket, or `None` if nobody listens and the connection is refused anyway.
+/// Returns the server's listening socket, or `None` if nobody listens at this address, so that the kernel will refuse
+/// the connection.
 fn find_listener(client: IpAddr, server: SocketAddr) -> Result<Option<ListeningSocket>, CarryReason> {
     // With client port 0 the kernel finds the listener, and never an established connection.
     listener(SocketAddr::new(client, 0), server).map_err(|error| {
-        warn!(%server, "cannot connect to the server: the kernel does not report its listener: {error}");
+        warn!(
+            %server,
+            "cannot connect to the server: the kernel does not report the server's listening socket: {error}"
+        );
         CarryReason::NotListed
     })
 }

@@ -17,7 +17,8 @@ impl<T: Send + 'static> KernelEvents<T> {
         Ok(Self { asks, descriptor })
     }
 
-    /// Waits for events and returns them, possibly none. Returns `None` once no more events can come.
+    /// Waits for events of the BPF programs, and returns them; the list may be empty. Returns `None` once no more
+    /// events can come.
     pub async fn next(&mut self) -> Option<Vec<T>> {
         self.descriptor.readable().await.ok()?.clear_ready();
         Some(self.asks.take().unwrap_or_else(|error| {

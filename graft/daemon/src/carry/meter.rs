@@ -1,5 +1,5 @@
-//! The meter of one tunnelled connection. It counts bytes and turns (requests after an answer), and reports them to
-//! [`Purposes`] at the end.
+//! Counts the bytes and turns (requests that follow an answer) of one tunnelled connection, and reports both to
+//! [`Purposes`] when the connection ends.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub struct TransferMeter {
     purposes: Arc<Purposes>,
     kind: TrafficClass,
     expected: Expected,
-    /// Number under which `purposes` knows the host at the other end of the connection.
+    /// Number that identifies the connection's remote host in `purposes`.
     peer: u64,
     flow: FlowFigures,
     /// True if the server has sent bytes since the client last sent some.
@@ -46,13 +46,13 @@ impl TransferMeter {
         self.expected.profile == TrafficProfile::Insensitive
     }
 
-    /// Counts bytes from the application at this end (`is_own`) or at the other end.
+    /// Counts bytes that the application on this host (`is_own`) or its peer has sent.
     pub fn note(&mut self, is_own: bool, bytes: &[u8]) {
         let by_client = is_own == self.kind.is_client;
         let length = bytes.len() as u64;
         if by_client {
             self.flow.asked += length;
-            // A turn is a request that follows an answer.
+            // The client has sent again after the server has answered, which counts as a turn.
             self.turns = self.turns.saturating_add(u32::from(self.was_answered));
         } else {
             self.flow.answered += length;
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn meters_of_both_ends_count_the_same() {
+    async fn transfer_meters_of_both_ends_count_the_same_bytes() {
         for is_client in [true, false] {
             let purposes = Arc::new(Purposes::default());
             for peer in 1..=4 {
@@ -96,7 +96,7 @@ mod tests {
             let kinds = purposes.kinds();
             let kinds = kinds.lock().unwrap();
             assert_eq!(kinds.iter().collect::<Vec<_>>(), [&kind(is_client)]);
-            // The test sends 2500 bytes in 5 exchanges in each direction.
+            // The connection above had 5 exchanges, with 2500 bytes in each direction in total.
             let expected = millrace_graft::Settings::default().expected(&kind(is_client), &kinds);
             assert_eq!(
                 (expected.profile, expected.size_kib),

@@ -80,7 +80,7 @@ use self::{
 };
 use super::tls::Tls;
 
-/// Number of file descriptors that are reserved for everything but tunnelled connections.
+/// Number of file descriptors that are kept free of tunnelled connections, for all other uses in the daemon.
 const OTHER_DESCRIPTORS: u64 = 256;
 
 /// The broker, which tunnels connections until it is dropped. Tunnelled connections are reset then.
@@ -92,14 +92,15 @@ pub struct TunnelBroker {
     tls: Arc<RwLock<Tls>>,
     /// Redirection rules that were last given to the kernel. They change when cgroups are added or removed.
     leads: Mutex<Vec<Lead>>,
-    /// Tasks that connect to each peer, with the peer's settings at the start of its tasks.
+    /// For each peer, the tasks that connect to it, with the settings of the peer that were valid when the tasks
+    /// started.
     calls: Mutex<BTreeMap<String, (AgreementPeer, Vec<AbortHandle>)>>,
     tasks: Mutex<JoinSet<()>>,
 }
 
 impl TunnelBroker {
-    /// Starts the broker, if the settings have [carry] and [agreement]. `kinds` has statistics of past connections, to
-    /// which each connection that ends is added.
+    /// Starts the broker, if the settings have the sections [carry] and [agreement]. `kinds` contains statistics of
+    /// past connections, grouped by kind of traffic. Each connection that ends is added to them.
     ///
     /// # Errors
     /// A key is not usable, the broker cannot listen on an address, or the kernel rejects a hook.
@@ -115,7 +116,8 @@ impl TunnelBroker {
             Some(at) => Some(dial::endpoint(at, Some(dial::server_config(&tls, carry)?))?),
             None => None,
         };
-        // Missing kernel features are reported at the start, and not with the first connection to a peer.
+        // This check reports missing kernel features when the broker starts, and not with the first connection to a
+        // peer.
         tcp::check(&carry.carriers, &carry.pool)?;
         let pools = carry.listen.map_or(Ok(Vec::new()), |at| tcp::listen(at, &carry.carriers))?;
         let listeners = Listeners::bind()?;
@@ -214,8 +216,8 @@ impl TunnelBroker {
         Ok(())
     }
 
-    /// Starts a task for each kind of carrier and each address of the peer, which connects to the peer. So another
-    /// route is ready when one fails.
+    /// Starts tasks that connect to the peer, one for each kind of carrier and each address of the peer. So another
+    /// carrier is ready when one fails.
     fn call_by_all_ways(&self, tls: &Tls, peer: &AgreementPeer) -> anyhow::Result<Vec<AbortHandle>> {
         let mut handles = Vec::new();
         for (place, kind) in self.carry.carriers.iter().copied().enumerate() {
@@ -252,8 +254,8 @@ impl TunnelBroker {
         self.context.hooks.add(cgroup, side, leads)
     }
 
-    /// Updates the server ports that the kernel does not redirect because this host's firewall forces them to be plain
-    /// TCP, for the present rules and `leads`.
+    /// Updates the server ports to which connections are not redirected because this host's firewall requires plain
+    /// TCP. The ports of the redirection rules in the kernel, and of `leads`, are checked.
     fn follow_firewall(&self, leads: &[Lead]) -> anyhow::Result<()> {
         let mut ports = self.context.hooks.ports();
         ports.extend(leads.iter().filter(|lead| !lead.in_place).map(|lead| lead.ports.clone()));
@@ -295,7 +297,7 @@ impl TunnelBroker {
         self.context.gateway.as_ref().and_then(|gateway| gateway.trouble())
     }
 
-    /// Returns the events of connections since the last call.
+    /// Returns the tunnelled connections that have begun, changed or ended since the last call.
     pub fn take_told(&self) -> Vec<CarriedFlow> {
         self.context.watch.take()
     }

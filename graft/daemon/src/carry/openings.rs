@@ -82,12 +82,13 @@ verdicts! {
 /// Determines whether the firewall accepts connections, and counts its verdicts.
 pub struct TunnelOpenings {
     kernel: Kernel,
-    /// Listeners that receive the incoming test packets that have passed INPUT.
+    /// Listeners to which incoming test packets are assigned once they have passed the chain INPUT.
     _ends: Listeners,
     firewall: Mutex<FirewallRules>,
-    /// Firewall rules that were logged and still exist.
+    /// Firewall rules that force connections to be plain TCP, and that were already logged.
     named: Mutex<Vec<String>>,
-    /// Servers of this host that the firewall blocks for the broker's own connections, with the time of the attempt.
+    /// Servers of this host to which the firewall blocks the broker's own connections, with the time of the blocked
+    /// attempt.
     unreached: Mutex<HashMap<SocketAddr, Instant>>,
     counts: [AtomicU64; Verdict::ALL.len()],
 }
@@ -106,7 +107,8 @@ impl TunnelOpenings {
         Ok(Self { kernel, _ends: ends, firewall, named, unreached, counts: Default::default() })
     }
 
-    /// Reports whether OUTPUT accepts a connection of one of this host's applications, and INPUT the server's answer.
+    /// Reports whether this host's firewall accepts a connection of one of its applications: the SYN in the chain
+    /// OUTPUT, and the server's answer in INPUT.
     pub async fn let_out(&self, client: SocketAddr, server: SocketAddr, owner: SocketOwner) -> bool {
         let verdict = match self.ask_first(server, ConnectionEnd::Client) {
             Some(verdict) => verdict,
@@ -115,8 +117,8 @@ impl TunnelOpenings {
         self.count(verdict, client, server)
     }
 
-    /// Reports whether INPUT accepts a connection to one of this host's servers, and OUTPUT the answer of the server's
-    /// `owner`, which is `None` if nobody listens.
+    /// Reports whether this host's firewall accepts a connection to one of its servers: the SYN in the chain INPUT, and
+    /// the answer of the server's `owner` in OUTPUT. `owner` is `None` if nobody listens.
     pub async fn let_in(&self, client: SocketAddr, server: SocketAddr, owner: Option<SocketOwner>) -> bool {
         let verdict = match self.ask_first(server, ConnectionEnd::Server) {
             Some(verdict) => verdict,
@@ -164,7 +166,7 @@ impl TunnelOpenings {
     ) -> anyhow::Result<Verdict> {
         let ours = number()?;
         let theirs = number()?;
-        // After the client's SYN has passed, the server's answer is tested in the other direction.
+        // This host is the client's. Its outgoing SYN is tested first, and then the server's incoming answer.
         match self.send(client, server, owner, ours, None)? {
             Verdict::Passes => self.take(server, client, theirs, Some(ours)).await,
             verdict => Ok(verdict),
@@ -179,7 +181,7 @@ impl TunnelOpenings {
     ) -> anyhow::Result<Verdict> {
         let theirs = number()?;
         let ours = number()?;
-        // At the server's end the client's SYN is tested first, and then the server's answer.
+        // This host is the server's. The client's incoming SYN is tested first, and then the server's outgoing answer.
         match (self.take(client, server, theirs, None).await?, owner) {
             (Verdict::Passes, Some(owner)) => self.send(server, client, owner, ours, Some(theirs)),
             (verdict, _) => Ok(verdict),
@@ -213,7 +215,8 @@ impl TunnelOpenings {
         })
     }
 
-    /// Injects a test packet as if the other end had sent it, and reports whether it passes the firewall.
+    /// Injects a test packet as if it had arrived from the connection's remote host, and reports whether it passes the
+    /// firewall.
     async fn take(
         &self,
         from: SocketAddr,
@@ -262,8 +265,8 @@ impl TunnelOpenings {
         plain
     }
 
-    /// Returns the rules that force connections to be plain TCP: those to the first list of ports if this host is the
-    /// client, and those to the second list if it is the server.
+    /// Returns the firewall rules that force connections to be plain TCP. The first list has the server ports of
+    /// connections in which this host is the client, and the second those in which it is the server.
     fn rules(&self, ports: [&[RangeInclusive<u16>]; 2]) -> Vec<String> {
         let firewall = self.firewall.lock();
         let mut all = Vec::new();

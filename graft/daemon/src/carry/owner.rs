@@ -54,9 +54,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn socket_belongs_to_its_owner_and_thread_keeps_its_identity() {
+    fn socket_gets_its_owners_uid_and_thread_keeps_its_own() {
         if !nix::unistd::geteuid().is_root() {
-            println!("SKIP socket_belongs_to_its_owner_and_thread_keeps_its_identity: needs root");
+            println!("SKIP socket_gets_its_owners_uid_and_thread_keeps_its_own: needs root");
             return;
         }
         let make = || std::net::UdpSocket::bind(("127.0.0.1", 0));

@@ -48,8 +48,8 @@ pub async fn keep(task: PeerPoolTask) {
                 let why = task.clone().hold(&carrier.far, &pool).await;
                 pool.close();
                 task.context.carriers.remove(&carrier, why.to_owned());
-                // If nothing was received, the peer has closed the connection after the handshake because this host has
-                // as many connections as it may. A pause follows in that case.
+                // If nothing was received, the peer has closed the connection after the handshake because its limit of
+                // connections from this host is reached. A pause follows in that case.
                 if carrier.last_arrival() > 0 {
                     pause = PAUSE_LEAST;
                     continue;
@@ -110,7 +110,10 @@ impl PeerPoolTask {
                     Ok(Ok(true)) => {}
                     Ok(Ok(false)) => return "the peer's broker was restarted",
                     Ok(Err(error)) => {
-                        debug!(peer = self.peer.name, "a connection could not be added to the pool: {error:#}");
+                        debug!(
+                            peer = self.peer.name,
+                            "a connection could not be added to the pool of carriers: {error:#}"
+                        );
                         not_before = Instant::now() + LOOK;
                     }
                     Err(_) => {}
@@ -119,7 +122,8 @@ impl PeerPoolTask {
         }
     }
 
-    /// Adds one connection to the pool. Returns false if the peer's broker was restarted, so that the pool is obsolete.
+    /// Adds one connection to the pool. Returns false if the peer's broker was restarted: the pool's other connections
+    /// lead to a broker that no longer exists.
     async fn one_more(self: Arc<Self>, pool: Arc<ConnectionPool>, run: u64) -> anyhow::Result<bool> {
         let met = self.call().await?;
         if met.run != run {

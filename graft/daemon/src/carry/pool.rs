@@ -19,7 +19,7 @@ use super::{
     stream::CarrierStream,
 };
 
-/// Time without use after which a connection beyond the pool's minimum is closed.
+/// Time without use after which an idle connection is closed, if the pool has more than its minimum.
 const IDLE: Duration = Duration::from_secs(30);
 
 /// A pool of connections to one peer's broker.
@@ -60,7 +60,7 @@ impl ConnectionPool {
             }
             // The semaphore's permit belongs to the idle connection that is taken below.
             self.free.acquire().await.map_err(|_| CarrierError::Lost)?.forget();
-            // The pool may have too few idle connections now.
+            // One connection fewer is idle, so the task that maintains the pool checks whether it needs another one.
             self.lacking.notify_one();
             let last = self.idle.lock().pop();
             // A connection that has ended, or has unread bytes, is dropped, and another one is tried.

@@ -15,7 +15,7 @@ use tokio::net::TcpSocket;
 /// Limit of used ports that are tried before binding a socket fails.
 const TRIES: usize = 4096;
 
-/// Remaining ports of the current round through the local port range of the network namespace.
+/// Local ports that were not yet used in the present pass through the network namespace's local port range.
 pub struct PortRange(Mutex<Vec<u16>>);
 
 impl PortRange {
@@ -47,7 +47,8 @@ impl PortRange {
         Err(io::ErrorKind::AddrInUse.into())
     }
 
-    /// Returns the next port. The kernel's port settings are read again at the start of each round.
+    /// Returns the next port. After the last port of the range, the kernel's port settings are read again, and the
+    /// ports are used from the beginning.
     fn next(&self) -> io::Result<u16> {
         let mut left = self.0.lock();
         if left.is_empty() {

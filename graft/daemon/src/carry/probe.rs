@@ -1,4 +1,4 @@
-//! Tests a carrier that is silent although connections use it, if another carrier could replace it.
+//! Tests a carrier on which nothing arrives although tunnelled connections use it, if another carrier could replace it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,8 +22,8 @@ pub async fn watch(carriers: Arc<Carriers>, carrier: Arc<PeerCarrier>) {
         if carrier.last_arrival() != heard || carriers.connections(peer) == 0 || !carriers.has_several(peer) {
             (heard, since, has_asked) = (carrier.last_arrival(), Instant::now(), false);
         } else if since.elapsed() >= carrier.patience() {
-            // After the first silent period the other end is asked to answer an empty stream. After the second one the
-            // carrier is suspected to be dead.
+            // After one period in which nothing arrived, the peer is asked to answer an empty stream. If nothing
+            // arrives in the next period either, the carrier is suspected to be dead.
             match has_asked {
                 true => carriers.suspect(&carrier),
                 false => {
@@ -35,7 +35,7 @@ pub async fn watch(carriers: Arc<Carriers>, carrier: Arc<PeerCarrier>) {
     }
 }
 
-/// Sends an empty stream, which makes the other end answer.
+/// Opens and ends an empty stream, which the peer answers by ending its direction.
 async fn ask(carrier: &PeerCarrier) {
     let opened = tokio::time::timeout(LOOK, carrier.open()).await;
     if let Ok(Ok(mut stream)) = opened {

@@ -1,9 +1,9 @@
 //! One tunnelled connection: moves bytes both ways between an application's socket and a stream of a carrier, in one
 //! task.
 //!
-//! A pump holds at most a window of bytes in each direction. It always reads the stream, since confirmations for one
-//! direction are queued behind data of the other. When the carrier is gone the pump waits for another one, and
-//! continues from the byte that the other end names.
+//! A pump holds at most a window of bytes in each direction. It always reads the stream, since frames that acknowledge
+//! one direction's bytes (`Confirm`) are queued behind data of the other direction. When the carrier fails, the pump
+//! waits for another one, and continues from the byte that the other host names.
 
 use std::{io, io::IoSlice, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
 
@@ -30,7 +30,8 @@ use super::{
     watch::TunnelRecord,
 };
 
-/// Time limit for getting another carrier. A peer that needs longer has given up the connection.
+/// Time limit for getting another carrier after one has failed. The peer has the same limit, and gives up the
+/// connection then.
 const HOLD: Duration = Duration::from_secs(30);
 /// Smallest and largest size of one read from the application, and size of one batch of frames (`BATCH`), in bytes.
 const PIECE_LEAST: usize = 2 << 10;
@@ -38,7 +39,8 @@ const PIECE_MOST: usize = 64 << 10;
 const BATCH: usize = 128 << 10;
 /// Limit of received buffers that are written to the application's socket in one system call.
 const PIECES_MOST: usize = 64;
-/// Number of delivered bytes that are confirmed immediately. Fewer bytes are confirmed together after `MOMENT`.
+/// Number of delivered bytes that are acknowledged (frame `Confirm`) immediately. Fewer bytes are acknowledged together
+/// after `MOMENT`.
 const WORTH: u64 = 64 << 10;
 const MOMENT: Duration = Duration::from_millis(5);
 
@@ -47,9 +49,9 @@ const MOMENT: Duration = Duration::from_millis(5);
 pub enum PumpEnd {
     /// Both applications have sent everything.
     Done,
-    /// This end's application has reset the connection.
+    /// The application on this host has reset the connection.
     Reset,
-    /// The other end's application has reset the connection.
+    /// The application on the other host has reset the connection.
     PeerReset,
     /// The server or the peer's broker refused the connection, so it was never established.
     Refused(CarryReason),
@@ -78,16 +80,17 @@ impl From<Untrue> for PumpEnd {
     }
 }
 
-/// The end of the connection at which this pump runs. It determines how another stream is found when one is lost.
+/// Whether this host is the client's or the server's. It determines how the connection gets another stream when its
+/// stream is lost.
 pub enum PumpRole {
-    /// The client is at this end. The pump opens a stream of another carrier itself.
+    /// The client is on this host. The pump itself opens a stream of another carrier.
     Client { open: OpenFrame, carrier: Arc<PeerCarrier> },
-    /// The server is at this end. The client's end opens another stream, which arrives in the channel `streams`.
+    /// The server is on this host. The client's host opens another stream, which arrives in the channel `streams`.
     Server { streams: mpsc::Receiver<Resumption> },
 }
 
-/// Moves the bytes of one connection. The client's end sends `Open`, and no data moves before the server's end
-/// answers `Accepted`. When a stream is lost, each end tells the other on the next stream how many bytes it has
+/// Moves the bytes of one connection. The client's host sends `Open`, and no data moves before the server's host
+/// answers `Accepted`. When a stream is lost, each host tells the other on the next stream how many bytes it has
 /// received. The sender continues with the byte after those.
 pub struct TunnelPump<'a> {
     context: &'a CarryContext,
@@ -98,15 +101,16 @@ pub struct TunnelPump<'a> {
     inn: IncomingBytes,
     /// True once the peer's broker has reached the server.
     is_accepted: bool,
-    /// Time at which delivered bytes are confirmed although they are fewer than `WORTH`.
+    /// Time at which delivered bytes are acknowledged (frame `Confirm`) although they are fewer than `WORTH`.
     confirm_at: Option<Instant>,
-    /// Deadline for the first answer of the peer's broker, and the carrier's arrival counter when the deadline was set.
+    /// Deadline for the first answer of the peer's broker, and the value of the carrier's counter of data arrivals when
+    /// the deadline was set.
     answer_by: Option<(Instant, u64)>,
     /// State of silence detection on the pool's connection that carries this tunnelled connection. `None` on QUIC.
     silence: Option<CarrierSilence>,
     /// Kinds of frames that have arrived since `silence` was last updated.
     came: BytesArrived,
-    /// The carrier's arrival counter at the time when this end last sent `Ask`.
+    /// The value of the carrier's counter of data arrivals when this host last sent the frame `Ask`.
     heard_when_asked: u64,
     /// Size of the next read from the application, in bytes.
     piece: usize,
@@ -114,13 +118,13 @@ pub struct TunnelPump<'a> {
     meter: TransferMeter,
 }
 
-/// Time at which a connection began, and how long it had unconfirmed bytes.
+/// Time at which a connection began, and for how long in total it had sent bytes that were not acknowledged yet.
 struct PumpTimes {
     began: Instant,
     busy: Duration,
-    /// Time since which sent bytes are unconfirmed, or `None`.
+    /// Time since which there are sent bytes that the other host has not acknowledged, or `None`.
     busy_since: Option<Instant>,
-    /// Time at which the latest data of the other end arrived.
+    /// Time at which data last arrived from the other host.
     heard: Option<Instant>,
 }
 
@@ -203,7 +207,8 @@ impl<'a> TunnelPump<'a> {
         }
     }
 
-    /// Creates the pump of the client's end on a stream by which the server was already reached.
+    /// Creates the pump on the client's host, with a stream on which the peer's broker has already connected to the
+    /// server.
     pub fn accepted(
         context: &'a CarryContext,
         local: &'a TcpStream,
@@ -266,7 +271,7 @@ impl<'a> TunnelPump<'a> {
         PumpEnd::Done
     }
 
-    /// Reports whether both ends have sent everything, and everything is confirmed.
+    /// Reports whether both applications have sent everything, and all of it was delivered and acknowledged.
     fn is_all_said(&self) -> bool {
         self.out.is_done() && self.inn.is_done()
     }
@@ -309,7 +314,8 @@ impl<'a> TunnelPump<'a> {
                     sent?;
                     self.silence.iter_mut().for_each(CarrierSilence::on_sent);
                 }
-                // After this connection's last frame the stream may carry frames of the next one.
+                // After this connection's last frame, frames of the next tunnelled connection may arrive on the same
+                // pool connection, so reading stops.
                 received = receiver.receive(), if !is_all_said => received?,
                 () = wait_until(self.confirm_at) => self.confirm(1),
                 () = wait_until(self.answer_by.map(|(at, _)| at)) => self.suspect(),
@@ -329,7 +335,8 @@ impl<'a> TunnelPump<'a> {
         }
         let mut filled = 0;
         let mut lead = None;
-        // Only as much data is queued as the carrier can send soon, so that confirmations do not wait behind it.
+        // Only as much data is queued as the carrier can send soon, so that frames that acknowledge received bytes do
+        // not wait behind it.
         while filled < BATCH && !self.is_far_ahead(&mut lead) {
             match self.out.give(PIECE_MOST) {
                 Some(CarryFrame::Data(bytes)) => {
@@ -341,14 +348,15 @@ impl<'a> TunnelPump<'a> {
                 None => break,
             }
         }
-        // A confirmation that is sent along with data costs hardly anything, so even a single byte is confirmed.
+        // An acknowledgement (`Confirm`) that is sent along with data costs hardly anything, so even a single received
+        // byte is acknowledged.
         if filled > 0 {
             self.confirm(1);
         }
     }
 
-    /// Reports whether too many sent bytes are unconfirmed. If so, the next confirmation wakes the task. `lead` caches
-    /// the limit, which is looked up only from `LEAD_LEAST` unconfirmed bytes on.
+    /// Reports whether too many sent bytes are not acknowledged yet. If so, the next frame `Confirm` wakes the task.
+    /// `lead` caches the limit, which is looked up only once `LEAD_LEAST` bytes are unacknowledged.
     fn is_far_ahead(&self, lead: &mut Option<u64>) -> bool {
         let ahead = self.out.ahead();
         ahead >= LEAD_LEAST && ahead >= *lead.get_or_insert_with(|| self.stream.sender.lead())
@@ -469,8 +477,8 @@ impl<'a> TunnelPump<'a> {
         Ok(())
     }
 
-    /// Suspects the carrier if the peer's first answer is overdue and nothing at all has arrived on the carrier. A
-    /// suspected carrier gets no new connections.
+    /// Marks the carrier as suspected to be dead if the peer's first answer is overdue and nothing at all has arrived
+    /// on the carrier. A suspected carrier gets no new connections.
     fn suspect(&mut self) {
         let Some((_, heard)) = self.answer_by.take() else { return };
         if let PumpRole::Client { carrier, .. } = &self.role
@@ -491,9 +499,9 @@ impl<'a> TunnelPump<'a> {
         }
     }
 
-    /// Returns the silence after which the stream is given up. That time is shorter while the whole carrier is silent
-    /// and another carrier could replace it. If only this connection is silent, its answer may be in a long queue
-    /// behind data of other connections.
+    /// Returns the time without arrivals after which the stream is given up. That time is shorter while the whole
+    /// carrier is silent and another carrier could replace it. If only this connection is silent, its answer may be in
+    /// a long queue behind data of other connections.
     fn patience(&self, asked: Duration) -> Duration {
         let PumpRole::Client { carrier, .. } = &self.role else { return asked };
         let is_asked = self.silence.as_ref().is_some_and(CarrierSilence::is_asked);
@@ -527,7 +535,8 @@ impl<'a> TunnelPump<'a> {
             }
             SilenceAction::Tell => self.stream.sender.push(&CarryFrame::Answer),
             SilenceAction::Lost => {
-                // Data may wait in the socket if this process was not scheduled for a while.
+                // If this process was not scheduled for a while, data may have arrived in the socket unnoticed, so the
+                // socket is read first.
                 let received = timeout(Duration::ZERO, self.stream.receiver.receive()).await;
                 if let Ok(received) = received {
                     return Ok(received?);
@@ -541,8 +550,8 @@ impl<'a> TunnelPump<'a> {
         Ok(())
     }
 
-    /// Suspects a carrier on which nothing has arrived since this end has sent `Ask`, so that other connections need
-    /// not wait for their own time-outs.
+    /// Marks the carrier as suspected to be dead if nothing has arrived on it since this host sent `Ask`. Other
+    /// connections then need not wait for their own time-outs.
     fn doubt(&self, carrier: &Arc<PeerCarrier>, heard_when_asked: u64) {
         if carrier.last_arrival() == heard_when_asked {
             carrier.doubt();
@@ -550,7 +559,7 @@ impl<'a> TunnelPump<'a> {
         }
     }
 
-    /// Switches to another stream, and sends again from the first byte that the other end has not received.
+    /// Switches to another stream, and sends again from the first byte that the other host has not received.
     fn switch(&mut self, (stream, received): Resumption) -> Result<(), PumpStop> {
         self.stream.leave();
         self.take_up(stream);
@@ -572,7 +581,8 @@ impl<'a> TunnelPump<'a> {
         self.out.rewind(received)
     }
 
-    /// Resumes the connection on another carrier. Returns false if everything was already delivered and confirmed.
+    /// Resumes the connection on another carrier. Returns false if all bytes were already delivered and acknowledged,
+    /// so that nothing is left to do.
     async fn resume(&mut self) -> Result<bool, PumpEnd> {
         let by = Instant::now() + HOLD;
         if let PumpRole::Server { streams } = &mut self.role {
@@ -592,7 +602,8 @@ impl<'a> TunnelPump<'a> {
             let fresh = carriers.wait_for(|it| it.as_ref().is_some_and(|it| !it.is_closed())).await;
             // The channel has closed: the settings have changed the peer, or do not name it any more.
             let Some(fresh) = fresh.ok().and_then(|fresh| fresh.clone()) else { continue };
-            // A broker that was restarted in the meantime does not know the connection any more.
+            // If the peer's broker was restarted in the meantime, it cannot know whether the connection had already
+            // reached the server.
             let same_run = fresh.far.run == carrier.far.run;
             *carrier = fresh;
             let Ok(mut stream) = carrier.open().await else { continue };
@@ -674,8 +685,8 @@ async fn wait_until(at: Option<Instant>) {
     }
 }
 
-/// Waits for another stream. At the server's end it returns one that has arrived. At the client's end it returns `None`
-/// when the client's end should open one.
+/// Waits until the connection should move to another stream. On the server's host, returns the stream that the peer has
+/// opened for it. On the client's host, returns `None`: the pump has to open a stream itself.
 async fn called(role: &mut PumpRole) -> Option<Resumption> {
     match role {
         PumpRole::Server { streams } => match streams.recv().await {

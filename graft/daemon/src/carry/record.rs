@@ -26,7 +26,7 @@ const APPLICATION_DATA: u8 = 23;
 const ALERT: u8 = 21;
 const VERSION: [u8; 2] = [3, 3];
 const FATAL: u8 = 2;
-/// Alert that an end sends after its application has reset the connection.
+/// TLS alert that a broker sends after its application has reset the tunnelled connection.
 const USER_CANCELED: u8 = 90;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,13 +41,13 @@ pub enum RecordError {
 #[derive(Debug, PartialEq, Eq)]
 pub enum RecordContent {
     Data(Bytes),
-    /// The application at the other end has reset the connection.
+    /// The application on the other host has reset the connection.
     Reset,
-    /// The other end has closed the connection.
+    /// The other broker has closed the connection.
     Over,
 }
 
-/// Keys of one direction.
+/// Keys of one direction of a TLS connection.
 struct RecordKeys {
     key: LessSafeKey,
     iv: [u8; NONCE_LEN],
@@ -164,7 +164,7 @@ impl Opener {
     }
 }
 
-/// Pieces of data to be sent. The first one may be the rest of a longer piece.
+/// Buffers whose bytes are to be sent in order. Bytes that were already taken are removed from the first buffer.
 #[derive(Debug, Default)]
 pub struct RecordBatch(pub Vec<Bytes>);
 
@@ -248,7 +248,8 @@ mod tests {
             let (mut sealer, mut opener) = ends(0);
             let mut sealed = sealed(&mut sealer, vec![Bytes::from_static(&[1; 100])]);
             sealed[at] ^= 1 << bit;
-            // A flipped bit in the length may announce a larger record, so that the opener waits for more bytes.
+            // A flipped bit in the length field may announce a larger record, for which the receiver then waits without
+            // an error.
             let opened = opened(&mut opener, &sealed, &[1000]);
             prop_assert!(opened == Err(RecordError::Record) || ((3..5).contains(&at) && opened == Ok(vec![])));
         }

@@ -69,24 +69,24 @@ pub fn watch(
     context.watch.begin(arrival, from.port(), carrier, meter.expected().clone())
 }
 
-/// Returns what the kernel knows of a connection that was redirected here, and its slot in the table. Refusals are
-/// counted.
+/// Returns the original addresses and owner of a connection that the kernel has redirected to the broker, and a place
+/// in the table of tunnelled connections. Returns `None`, and counts the refusal, if there is no place.
 pub fn enter(context: &CarryContext, from: SocketAddr) -> Option<(RedirectedConnection, TunnelPlace<'_>)> {
     let Some(arrival) = context.hooks.arrival(from) else {
-        debug!(%from, "a connection at the broker's port was not redirected by the kernel");
+        debug!(%from, "refused a connection at the broker's port that the kernel has not redirected there");
         context.table.count("stranger");
         return None;
     };
     Some((arrival, place(context)?))
 }
 
-/// Takes a slot for a connection, or counts the refusal and returns `None` if the table is full.
+/// Reserves a place in the table of tunnelled connections, or counts a refusal and returns `None` if the table is full.
 pub fn place(context: &CarryContext) -> Option<TunnelPlace<'_>> {
     let Some(place) = context.table.enter() else {
         context.table.count(CarryReason::Busy.name());
         return None;
     };
-    // As soon as the table is almost full, the kernel is told to redirect no more connections.
+    // As soon as the table of tunnelled connections is almost full, the kernel is told to redirect no more connections.
     if context.table.note_room() {
         context.carriers.refresh();
     }
@@ -116,8 +116,8 @@ async fn carry(
     };
     let client = SocketAddr::new(arrival.near, from.port());
     if !context.openings.let_out(client, arrival.far, arrival.owner).await {
-        // For the time `AVOID`, connections to this server are not redirected, so the firewall is not tested for each
-        // of them.
+        // For the time `AVOID`, connections to this server are not redirected, so that test packets through the
+        // firewall are not needed for each of them.
         context.hooks.avoid(arrival.far, AVOID);
         return connect_in_place(context, local, &arrival, Vec::new()).await;
     }
@@ -143,7 +143,7 @@ async fn carry(
     }
 }
 
-/// Returns the byte counter (meter) for a connection of an application of this host.
+/// Returns the counter of bytes and turns for a connection of an application on this host.
 pub fn meter(context: &CarryContext, arrival: &RedirectedConnection) -> TransferMeter {
     let command = arrival.command.clone();
     let cgroup = arrival.cgroup;

@@ -6,7 +6,7 @@ use rustls::{AlertDescription, Error as Tls};
 /// The limit of concurrent handshakes was reached.
 pub const CROWDED: &str = "crowded";
 
-/// The handshake was too slow, and another host's handshake has got its slot.
+/// The handshake took too long, and was aborted to make room for another host's handshake.
 #[derive(Debug, thiserror::Error)]
 #[error("its place for a handshake was given to another caller")]
 pub struct CallerDisplaced;

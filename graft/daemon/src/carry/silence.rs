@@ -1,17 +1,17 @@
-//! Detects whether a pool's connection still works while it carries an application's connection. Both ends check
-//! independently: an end that has received nothing for some time sends the frame `Ask`, and the other end answers. An
-//! end that has received data and has none to send acknowledges it, so that a connection with a long queue does not
-//! seem dead.
+//! Detects whether a pool's connection still works while it carries an application's connection. Both hosts check
+//! independently: a host that has received nothing for some time sends the frame `Ask`, and its peer answers. A host
+//! that has received data and has none to send acknowledges it, so that a connection with a long queue does not seem
+//! dead.
 
 use std::time::Duration;
 
 use millrace_graft_proto::carry::frame::CarryFrame;
 use tokio::time::Instant;
 
-/// Longest silence after which this end sends `Ask`. The silence before an `Ask` starts at half of the time limit for
-/// an `Answer`, and doubles each time that nothing but `Ask` and `Answer` frames arrives.
+/// Longest time without arrivals after which this host sends `Ask`. This time starts at half of the time limit for an
+/// `Answer`, and doubles each time that only `Ask` or `Answer` frames arrive.
 const QUIET_MOST: Duration = Duration::from_secs(16);
-/// Time after which an end that has received data, and has none to send, acknowledges it.
+/// Time after which a host that has received data, and has none to send, acknowledges it with the frame `Answer`.
 const TELL: Duration = Duration::from_millis(250);
 
 /// The action that silence on a connection requires.
@@ -26,7 +26,8 @@ pub enum SilenceAction {
     Lost,
 }
 
-/// Kinds of frames that have arrived since `CarrierSilence` was last updated.
+/// Whether `Ask` or `Answer` frames, and whether any other frames, have arrived since `CarrierSilence` was last
+/// updated.
 #[derive(Debug, Default)]
 pub struct BytesArrived {
     has_talk: bool,
@@ -55,7 +56,7 @@ impl BytesArrived {
 pub struct CarrierSilence {
     /// Time limit for the other end to answer `Ask`.
     patience: Duration,
-    /// Value of the connection's arrival counter when this state was last updated.
+    /// Value of the connection's counter of data arrivals when this state was last updated.
     heard: u64,
     /// Time at which something last arrived on the connection.
     heard_at: Instant,
@@ -63,7 +64,7 @@ pub struct CarrierSilence {
     quiet: Duration,
     /// Time at which this end has sent `Ask`, or `None` if it awaits no answer.
     asked_at: Option<Instant>,
-    /// Time since which data of the other end waits for an acknowledgement by this end, or `None`.
+    /// Time since which received data waits to be acknowledged by this host, or `None`.
     owes_since: Option<Instant>,
 }
 
@@ -73,7 +74,8 @@ impl CarrierSilence {
         Self { patience, heard, heard_at: now, quiet, asked_at: None, owes_since: None }
     }
 
-    /// Updates the arrival counter and the kinds of frames that have arrived.
+    /// Updates the state with the present value of the counter of data arrivals, and with the kinds of frames that have
+    /// arrived.
     pub fn note(&mut self, heard: u64, came: &BytesArrived, now: Instant) {
         if self.heard == heard {
             return;
@@ -149,8 +151,8 @@ mod tests {
             (silence.due_action(at(500)), silence.due_action(at(1499))),
             (SilenceAction::Ask, SilenceAction::Nothing)
         );
-        // Only an `Answer` arrives, so the silence before the next `Ask` doubles. It doubles again with each further
-        // `Answer`.
+        // Only an `Answer` arrives, so the time without arrivals before the next `Ask` doubles. It doubles again with
+        // each further `Answer`.
         silence.note(1, &TALK, at(1499));
         assert_eq!(
             (silence.due_action(at(2498)), silence.due_action(at(2499))),
@@ -160,11 +162,12 @@ mod tests {
         assert_eq!(silence.next_deadline(), at(4600));
         (3..20).for_each(|heard| silence.note(heard, &TALK, at(3000)));
         assert_eq!(silence.next_deadline(), at(3000) + QUIET_MOST);
-        // Data arrives, so the next `Ask` is due as early as the first one.
+        // Data arrives, so the time until the next `Ask` is again as short as before the first one.
         silence.note(20, &MORE, at(4000));
         silence.on_sent();
         assert_eq!((silence.next_deadline(), silence.due_action(at(4500))), (at(4500), SilenceAction::Ask));
-        // The arrival counter is unchanged, so nothing new has arrived.
+        // The counter of data arrivals is still 20, so this call means that nothing has arrived, and the connection is
+        // lost in the end.
         silence.note(20, &MORE, at(5000));
         assert_eq!(
             (silence.next_deadline(), silence.due_action(at(5499)), silence.due_action(at(5500))),
@@ -182,7 +185,8 @@ mod tests {
             (at(350), SilenceAction::Nothing, SilenceAction::Tell)
         );
         assert_eq!((silence.next_deadline(), silence.due_action(at(351))), (at(800), SilenceAction::Nothing));
-        // Any frame that this end sends serves as an acknowledgement. Answers themselves need no acknowledgement.
+        // Any frame that this host sends serves as an acknowledgement. `Answer` frames themselves need no
+        // acknowledgement.
         silence.note(3, &MORE, at(400));
         silence.on_sent();
         silence.note(4, &TALK, at(500));
@@ -190,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn probed_peer_may_get_more_time() {
+    fn deadline_of_a_probed_peer_may_be_extended() {
         let mut silence = CarrierSilence::new(PATIENCE / 4, 0, at(0));
         assert_eq!(
             (silence.due_action(at(125)), silence.is_asked(), silence.next_deadline()),
@@ -208,7 +212,7 @@ mod tests {
 
     /// A long frame arrives in many packets, and only the last one completes it.
     #[test]
-    fn partial_frame_counts_as_data_and_answer_does_not() {
+    fn partial_frame_counts_as_data_and_probe_answer_does_not() {
         let mut silence = CarrierSilence::new(PATIENCE, 0, at(0));
         (1..20).for_each(|heard| silence.note(heard, &BytesArrived::default(), at(heard)));
         assert_eq!(silence.next_deadline(), at(1 + 250), "it is told that something comes");

@@ -65,7 +65,7 @@ impl SocketGroup {
 
     fn enter(&self, socket: &Arc<CarrierSocket>) {
         let mut sockets = self.sockets.lock();
-        // Dropped sockets are removed when the list is full.
+        // Entries of sockets that no longer exist are removed when the list would have to grow.
         if sockets.len() == sockets.capacity() {
             sockets.retain(|it| it.strong_count() > 0);
         }
@@ -125,7 +125,7 @@ pub fn halves(
 pub struct Writing {
     socket: Arc<CarrierSocket>,
     sealer: Sealer,
-    /// Sealed records. The bytes before `at` were sent.
+    /// Encrypted TLS records that wait to be sent. The bytes before `at` were sent already.
     sealed: Vec<u8>,
     at: usize,
 }
@@ -232,7 +232,7 @@ impl SocketReader {
                 RecordContent::Over => return Err(CarrierError::Lost),
             }
         }
-        // `next` pops contents from the end of the list.
+        // The list is reversed, because `next` removes contents from its end.
         self.ready.reverse();
         // A read that fills its buffer doubles the size of the next one, and a smaller read halves it.
         self.piece = match length >= self.piece {

@@ -16,15 +16,16 @@ use super::{
 
 /// Shortest time limit for an answer to the frame `Ask`, however short the round trip is.
 const ASKED_LEAST: Duration = Duration::from_secs(1);
-/// Time limit for the first frame of a stream, and for the answer to it.
+/// Time limit for receiving the first frame of a stream, and for receiving the peer's answer to it.
 pub const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Largest read from a QUIC stream, in bytes.
 const READ_MOST: usize = 64 << 10;
-/// Number of unconfirmed bytes that a connection may always have on a QUIC carrier, however slow the carrier is.
+/// Number of sent bytes that may always wait for the peer's acknowledgement (frame `Confirm`) on a QUIC carrier, for
+/// each tunnelled connection and however slow the carrier is.
 pub const LEAD_LEAST: u64 = 256 << 10;
-/// Number of congestion windows of unconfirmed bytes that a connection may have on a fast carrier. One is in flight,
-/// one is being confirmed, and the rest keeps the sender busy.
+/// Limit of a tunnelled connection's sent bytes that the peer has not acknowledged (frame `Confirm`), in congestion
+/// windows of the QUIC carrier. One window is in flight, one is being acknowledged, and the rest keeps the sender busy.
 const LEAD_WINDOWS: u64 = 4;
 /// QUIC error code of a stream whose application has reset the connection.
 const RESET: VarInt = VarInt::from_u32(1);
@@ -128,7 +129,8 @@ impl CarrierStream {
         }
     }
 
-    /// Abandons the stream, because its connection continues on another one. A pool's connection is closed.
+    /// Abandons the stream, because the tunnelled connection continues on another stream. A pool's connection is
+    /// closed.
     pub fn leave(&mut self) {
         if let (SendLink::Quic(send, _), ReceiveLink::Quic(receive)) = self.take() {
             end(send, receive, LEFT);
@@ -141,8 +143,8 @@ impl CarrierStream {
             (SendLink::Quic(mut send, _), _) => drop(send.finish()),
             (SendLink::Tls(mut writing), ReceiveLink::Tls(reading)) => {
                 let Some(home) = self.home.take() else { return };
-                // A pool takes its connection back only between two frames. Bytes that have already arrived belong to
-                // the next connection.
+                // A connection returns to its pool only between two frames. Bytes that have already arrived belong to
+                // the next tunnelled connection.
                 if writing.is_empty() && self.sender.batch.0.is_empty() && self.receiver.decoder.is_between()
                 {
                     writing.shrink();
@@ -158,7 +160,7 @@ impl CarrierStream {
         self.release();
     }
 
-    /// Reports whether a pool's connection is idle and open.
+    /// Reports whether the stream uses a pool's connection that is open and has no unread bytes.
     pub fn is_quiet(&self) -> bool {
         matches!(&self.receiver.link, ReceiveLink::Tls(reading) if reading.is_quiet())
     }
@@ -195,8 +197,8 @@ impl CarrierStream {
         let first = async {
             loop {
                 match timeout(patience, self.receiver.next()).await.map_err(|_| CarrierError::TimedOut)? {
-                    // The frame is about the stream's previous connection, or tells that the other end is still
-                    // handling the request.
+                    // `Ask` and `Answer` belong to the previous tunnelled connection on this pool connection, or show
+                    // that the peer is still handling the request.
                     Ok(CarryFrame::Ask | CarryFrame::Answer) if self.asked.is_some() => {}
                     first => return first,
                 }
@@ -234,9 +236,8 @@ impl CarrierSender {
         }
     }
 
-    /// Returns the limit of unconfirmed bytes. Confirmations of the other direction are queued behind those bytes. A
-    /// QUIC carrier buffers more than it can send soon, which would delay confirmations. TCP sockets need no limit
-    /// here.
+    /// Returns the limit of sent bytes that the peer has not acknowledged. A QUIC carrier buffers more than it can send
+    /// soon, and frames that acknowledge received bytes would wait behind these bytes. TCP sockets need no limit here.
     pub fn lead(&self) -> u64 {
         match &self.link {
             SendLink::Quic(_, connection) => LEAD_LEAST.max(LEAD_WINDOWS * connection.stats().path.cwnd),

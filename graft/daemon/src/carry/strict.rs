@@ -27,7 +27,8 @@ use super::{
     watch::TunnelRecord,
 };
 
-/// Time limit for an admitted SYN to become a connection. Its application may have given up meanwhile.
+/// Time limit for the broker's listener to accept the connection of an admitted SYN. The application may have given up
+/// meanwhile.
 const ADMISSION: Duration = Duration::from_secs(5);
 
 /// The SYNs that the kernel holds, and the listeners at which admitted SYNs arrive.
@@ -52,7 +53,7 @@ impl Strict {
         &self.listeners
     }
 
-    /// Returns the number of held SYNs by verdict.
+    /// Returns the names of the BPF program's verdicts on held SYNs, and how many SYNs got each.
     pub fn verdicts(&self) -> impl Iterator<Item = (String, u64)> {
         let counts = self.hold.verdicts().unwrap_or_default();
         hold::VERDICTS.into_iter().map(str::to_owned).zip(counts)
@@ -68,7 +69,7 @@ impl Strict {
         if let Err(error) = sent {
             // The kernel repeats the application's SYN a second later, so a SYN that the broker could not send again is
             // only logged.
-            debug!(%from, "a SYN could not be sent again: {error}");
+            debug!(%from, "an application's held SYN could not be sent again: {error}");
         }
         let local = timeout(ADMISSION, receiver).await.ok().and_then(Result::ok);
         self.admitted.lock().remove(&from);
@@ -209,7 +210,10 @@ pub async fn attempt(
         Ok(CarryFrame::Accepted { received: 0 }) => TunnelAttempt::Opened(Box::new(opened)),
         Ok(CarryFrame::Refused(reason)) => TunnelAttempt::Refused(reason),
         other => {
-            debug!(%server, "the peer's broker gives no usable answer: {other:?}");
+            debug!(
+                %server,
+                "the peer's broker gives no usable answer to the request for a connection: {other:?}"
+            );
             TunnelAttempt::Nothing
         }
     }
@@ -226,8 +230,8 @@ async fn answer(
     let question = CarryFrame::Open(open);
     let answer = stream.ask(&question);
     tokio::pin!(answer);
-    // The first time-out keeps other connections away from the carrier, and the second one ends the attempt on this
-    // carrier.
+    // After the first time-out, the carrier is suspected to be dead and gets no other connections. After the second
+    // one, this attempt to use it fails.
     for patience in [carrier.patience(), 2 * carrier.patience()] {
         match timeout(patience, &mut answer).await {
             Ok(answered) => return Some(answered),

@@ -1,4 +1,5 @@
-//! Builds and sends TCP segments: a held SYN again, a reset that refuses it, and first packets that test the firewall.
+//! Builds and sends TCP segments: copies of SYNs that the kernel has held back, resets that refuse such SYNs, and test
+//! packets that ask the firewall.
 
 use std::{
     io,
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_acknowledges_the_syn() {
+    fn tcp_reset_that_refuses_a_connection_acknowledges_the_syn() {
         let answer = refusal(7100, 40_000, &SENT).unwrap();
         assert_eq!(answer[..14], [0x1b, 0xbc, 0x9c, 0x40, 0, 0, 0, 0, 0, 0, 1, 0, 0x50, 0x14]);
         assert_eq!(refusal(1, 2, &SENT[..7]), None);

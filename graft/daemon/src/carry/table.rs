@@ -29,7 +29,7 @@ pub struct TunnelTable {
     connections_max: usize,
     /// Largest window of a connection, in bytes.
     window: u64,
-    /// Limit of the bytes in the windows of all connections together.
+    /// Limit of the sum of the windows of all connections, in bytes.
     memory: u64,
     live: AtomicUsize,
     /// True while the table is almost full, so that the kernel should redirect no more connections.
@@ -43,7 +43,7 @@ pub struct TunnelTable {
     pub kept: AtomicU64,
 }
 
-/// Connections whose servers are at this end of the tunnel.
+/// Connections whose servers are on this host, or behind it.
 #[derive(Default)]
 struct Hosted {
     live: HashMap<TunnelKey, mpsc::Sender<Resumption>>,
@@ -53,7 +53,7 @@ struct Hosted {
     order: VecDeque<TunnelKey>,
 }
 
-/// The slot of one connection in the table. Dropping this value frees the slot.
+/// A connection that counts towards the table's limit until this value is dropped.
 pub struct TunnelPlace<'a>(&'a TunnelTable);
 
 impl Drop for TunnelPlace<'_> {
@@ -106,13 +106,14 @@ impl TunnelTable {
     pub fn note_room(&self) -> bool {
         let room = self.connections_max - self.live().min(self.connections_max);
         let was_full = self.is_full();
-        // A full table counts as full until a 16th of it is free.
+        // A table that was almost full counts as almost full until a 16th of its limit is free.
         let least = self.connections_max / if was_full { 16 } else { 64 };
         self.is_full.store(room <= least, Relaxed);
         was_full != (room <= least)
     }
 
-    /// Returns the limit of unconfirmed bytes of one connection, which shrinks as connections are added.
+    /// Returns the window of one connection: the limit of bytes that are sent but not acknowledged. It shrinks as
+    /// connections are added.
     pub fn window(&self) -> u64 {
         // Each connection has a window in both directions.
         let share = self.memory / (2 * self.live().max(1) as u64);
@@ -124,13 +125,14 @@ impl TunnelTable {
     }
 
     pub fn host(&self, key: TunnelKey) -> mpsc::Receiver<Resumption> {
-        // A queue of one resumption is enough, since the peer waits for its answer.
+        // A queue of one stream is enough, since the peer opens the next one only after this one was answered.
         let (sender, receiver) = mpsc::channel(1);
         self.hosted.lock().live.insert(key, sender);
         receiver
     }
 
-    /// Removes a connection that is over. A peer that resumes it later gets the number of received bytes.
+    /// Removes a connection that is over. If the peer tries to resume it later, it is told how many bytes were
+    /// received.
     pub fn finish(&self, key: TunnelKey, received: Option<u64>) {
         let mut hosted = self.hosted.lock();
         hosted.live.remove(&key);
@@ -172,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn window_shrinks_with_the_number_of_connections() {
+    fn receive_window_per_connection_shrinks_with_their_number() {
         let table = TunnelTable::new(100, 1 << 20, 4 << 20);
         assert_eq!(table.window(), 1 << 20);
         let places: Vec<_> = (0..8).map(|_| table.enter().unwrap()).collect();
@@ -186,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn finished_connection_is_remembered_for_a_while() {
+    fn finished_connection_is_remembered_until_too_many_follow() {
         let table = TunnelTable::new(1, 1 << 20, 1 << 20);
         let key = |id| ("a".to_owned(), 1, id);
         let _live = table.host(key(0));

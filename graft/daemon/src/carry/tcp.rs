@@ -46,7 +46,7 @@ pub struct AuthenticatedConnection {
     /// Random number that the other broker chose when it started.
     pub run: u64,
     pub rtt: Duration,
-    /// True if both ends speak the protocol version that has the frame `Ask`.
+    /// True if both brokers support the protocol version that has the frame `Ask`.
     pub asks: bool,
 }
 
@@ -163,14 +163,15 @@ async fn greet(stream: TcpStream, config: ClientConfig, run: u64) -> anyhow::Res
     say(&mut stream, run).await?;
     let run = read_hello(&mut stream).await.map_err(describe_error)?;
     let rtt = start.elapsed();
-    // Neither end sends more than its greeting here, so the TLS library has buffered nothing.
+    // Neither broker sends more than its greeting before this point, so the TLS library has no further received bytes
+    // in its buffers.
     let (stream, connection) = stream.into_inner();
     let asks = connection.alpn_protocol() == Some(ALPN_ASKS);
     Ok(AuthenticatedConnection { stream, secrets: connection.dangerous_extract_secrets()?, run, rtt, asks })
 }
 
-/// Accepts a connection of a peer if `admit` accepts its certificates. Otherwise no greeting is sent, so that the peer
-/// learns of the refusal.
+/// Accepts a connection of a peer if `admit` accepts its certificates. Otherwise the connection is closed without a
+/// greeting, by which the peer notices the refusal.
 pub async fn answer<T>(
     stream: TcpStream,
     config: ServerConfig,

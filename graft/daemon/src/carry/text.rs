@@ -84,7 +84,7 @@ pub fn tier(carrier: &CarrierStatus) -> String {
     }
 }
 
-/// Describes the idle connections of a pool, or the loss of a QUIC carrier.
+/// Describes a carrier: the number of a pool's idle connections, or the packet loss of a QUIC connection.
 fn health(carrier: &CarrierStatus) -> String {
     match carrier.sent_packets {
         0 => format!("{} wait in its pool", carrier.pool_idle),

@@ -1,4 +1,4 @@
-//! Opens a new carrier's congestion window before it is needed, with filler bytes that the other end discards.
+//! Opens a new carrier's congestion window before it is needed, with filler bytes that the other broker discards.
 //!
 //! A congestion window grows only with load. A connection on an unused carrier would therefore start as slowly as a new
 //! TCP connection, except for the handshake.
@@ -51,8 +51,8 @@ async fn push(stream: &mut CarrierStream, bytes: u64) -> Result<(), CarrierError
     Ok(())
 }
 
-/// Exchanges filler bytes at the end that made the pool's connection: this end sends `bytes` bytes, and then the other
-/// end sends as many as its own settings say.
+/// Exchanges filler bytes on a pool connection that this host has made: it sends `bytes` bytes, and then the peer sends
+/// as many as its own settings say.
 pub async fn exchange(stream: &mut CarrierStream, bytes: u64) -> Result<(), CarrierError> {
     if bytes == 0 {
         return Ok(());
@@ -61,8 +61,8 @@ pub async fn exchange(stream: &mut CarrierStream, bytes: u64) -> Result<(), Carr
     receive_warmup(stream, 0).await
 }
 
-/// Exchanges filler bytes at the end that accepted the pool's connection, after `first` bytes of the other end have
-/// arrived.
+/// Exchanges filler bytes on a pool connection that this host has accepted: it receives the peer's, of which `first`
+/// have arrived already, and then sends `bytes` bytes.
 pub async fn answer(stream: &mut CarrierStream, first: u64, bytes: u64) -> Result<(), CarrierError> {
     receive_warmup(stream, first).await?;
     say(stream, bytes).await
@@ -86,7 +86,7 @@ async fn receive_warmup(stream: &mut CarrierStream, first: u64) -> Result<(), Ca
     Err(CarrierError::Closed)
 }
 
-/// Discards the bytes that the other end sends, after `first` of them have arrived. If more than `WARM_MAX` filler
+/// Receives and discards the peer's filler bytes, of which `first` have arrived already. If more than `WARM_MAX` filler
 /// bytes arrive, the stream is reset.
 pub async fn discard(mut stream: CarrierStream, first: u64) {
     let mut got = first;

@@ -1,4 +1,5 @@
-//! Reports the results of tunnelled connections to the selection of congestion controls, which learns from them.
+//! Reports the results of tunnelled connections to the part of the daemon that chooses congestion controls for
+//! connections, and that learns from results.
 
 use std::{
     net::SocketAddr,
@@ -12,8 +13,8 @@ use millrace_graft_proto::select::{candidates::CARRIED_WARM, kind::Expected};
 use millrace_kernel::clock;
 use parking_lot::Mutex;
 
-/// Limit of queued events that the selection has not read yet. Further connections are not reported but counted as
-/// lost. If the beginning of a connection was reported, its end is reported, too.
+/// Limit of queued events about the beginning and end of connections. Beyond it, new connections are not reported but
+/// counted as lost. If the beginning of a connection was reported, its end is reported, too.
 const MOST: usize = 8192;
 /// First ID of a tunnelled connection. Socket cookies, which are the IDs of other connections, are smaller.
 const FIRST: u64 = 1 << 63;
@@ -23,9 +24,9 @@ const FIRST: u64 = 1 << 63;
 pub struct TunnelRecord {
     pub sent: u64,
     pub received: u64,
-    /// Time during which sent bytes were unconfirmed.
+    /// Total time during which there were sent bytes that the peer had not acknowledged.
     pub busy: Duration,
-    /// Time from the connection's beginning to the latest data of the other end.
+    /// Time from the connection's beginning until data last arrived from the peer.
     pub heard: Option<Duration>,
     pub turns: u32,
 }
@@ -37,7 +38,7 @@ pub struct TunnelWatch {
     lost: AtomicU64,
 }
 
-/// A connection whose events are reported. Its end is reported only if its beginning was.
+/// A tunnelled connection. Its end is reported only if its beginning was reported, too.
 pub struct WatchedTunnel {
     id: u64,
     local: SocketAddr,
@@ -49,7 +50,8 @@ pub struct WatchedTunnel {
 }
 
 impl TunnelWatch {
-    /// Reports the beginning of a connection, with the carrier that it should use and its predicted purpose.
+    /// Reports the beginning of a connection, with the carrier that it should use and the predicted use of the
+    /// connection.
     pub fn begin(
         &self,
         arrival: &RedirectedConnection,
@@ -69,7 +71,7 @@ impl TunnelWatch {
         let WatchedTunnel { id, local, remote, began_ns, cgroup, .. } = watched;
         let command = watched.command.clone();
         let RedirectedConnection { choice, serial, explored, .. } = *arrival;
-        // The lock keeps the queued events in order.
+        // The lock is held until the event is queued, so that events are queued in the order in which they happen.
         let mut told = self.told.lock();
         watched.is_told = told.len() < MOST;
         if !watched.is_told {
@@ -97,7 +99,7 @@ impl TunnelWatch {
         if !watched.is_told {
             return;
         }
-        // If `seen` is `None`, the broker has connected to the server by plain TCP.
+        // If nothing was tunnelled (`seen` is `None`), the broker has connected to the server by plain TCP.
         let candidate = if seen.is_some() { CARRIED_WARM } else { "in-place-by-broker" };
         let was_carried = seen.is_some();
         let seen = seen.unwrap_or_default();

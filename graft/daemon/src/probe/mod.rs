@@ -27,7 +27,7 @@ const PATHS_MAX: usize = 256;
 const RUNNING_MAX: usize = 8;
 /// Number of reports that are kept for each path.
 const HISTORY: usize = 32;
-/// Limit of reports that the selection of congestion controls has not read yet.
+/// Limit of new reports that were not yet passed on to the part of the daemon that chooses congestion controls.
 const FRESH_MAX: usize = 64;
 
 /// A peer, and the protocol to probe it by.
@@ -52,7 +52,7 @@ pub struct ProbeStatus {
     pub runs: bool,
     /// Class of the path, according to its smallest recent round trip.
     pub class: String,
-    /// Reports on the path, the oldest first.
+    /// Results of the latest probes of the path, the oldest first.
     pub history: Vec<ProbeRecord>,
     /// Reason why the latest probe failed.
     pub error: Option<String>,
@@ -79,7 +79,8 @@ struct ProbedPath {
 pub struct Probes(Arc<Mutex<ProbeHistory>>);
 
 #[derive(Default)]
-/// Probes of all paths, and the reports that the selection of congestion controls has not read yet.
+/// Probes of all paths, and the new reports that were not yet passed on to the part of the daemon that chooses
+/// congestion controls.
 struct ProbeHistory {
     paths: BTreeMap<ProbeTarget, ProbedPath>,
     fresh: VecDeque<(IpAddr, PathReport)>,
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_reports_and_runs_are_bounded() {
+    fn numbers_of_probed_paths_probe_reports_and_runs_are_bounded() {
         let probes = Probes::default();
         for last in 0..RUNNING_MAX as u8 {
             probes.begin(target(last)).expect("room");

@@ -6,7 +6,8 @@ use millrace_graft::settings;
 
 use super::ProbeTarget;
 
-/// Limit of concurrent scheduled probes. The rest of the limit of all probes is for probes on request.
+/// Limit of scheduled probes that run at the same time. It is lower than the limit of all probes, so that users can
+/// always request some.
 pub const AT_ONCE: usize = 4;
 
 /// Times of the next scheduled probes, on any clock that does not go back.
@@ -73,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn every_path_is_probed_in_turn() {
+    fn every_path_is_probed_at_its_own_interval() {
         let wanted = [probe(1, 10), probe(2, 25)];
         let mut schedule = Schedule::default();
         let at = |schedule: &mut Schedule, at| begun(schedule, &wanted, at, 9);
@@ -82,7 +83,7 @@ mod tests {
         assert_eq!(at(&mut schedule, 110), ["192.0.2.1"]);
         assert_eq!(at(&mut schedule, 120), ["192.0.2.1"]);
         assert_eq!(at(&mut schedule, 125), ["192.0.2.2"]);
-        // After the host was suspended, a probe begins once and not for each missed time.
+        // When several periods were missed, as after a suspension of the host, each probe begins only once.
         assert_eq!(at(&mut schedule, 1000).len(), 2);
         assert_eq!(at(&mut schedule, 1001), [""; 0]);
     }

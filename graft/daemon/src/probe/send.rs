@@ -83,7 +83,8 @@ async fn icmp(peer: IpAddr, period: Duration, count: usize) -> io::Result<Vec<Pa
     let mut ticks = interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut buffer = [0; 2048];
-    // Time at which the wait for answers ends. It is estimated here, and set again when the last request is sent.
+    // Time at which the wait for answers ends. This first value is an estimate, which is replaced when the last request
+    // is sent.
     let mut last = start + period * u32::try_from(count).unwrap_or(u32::MAX) + PATIENCE;
     let mut answered = 0;
     while answered < count {

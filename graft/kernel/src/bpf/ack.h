@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The acknowledgement's format, and how a sender updates its state from it. The header also compiles
- * natively.
+/* The format of an acknowledgement of packets, and how a sender updates its state from one. The header also compiles as
+ * native code, for tests.
  */
 #ifndef MILLRACE_ACK_H
 #define MILLRACE_ACK_H
@@ -8,13 +8,15 @@
 #include "graft_packet.h"
 #include <bpf/bpf_endian.h>
 
-/* Number of packets that the bitmap of an acknowledgement covers, from the frame's packet number on. */
+/* Number of packets that the bitmap of an acknowledgement covers. The first one has the packet number in the frame of
+ * the acknowledgement.
+ */
 #define ACK_COME (GRAFT_WINDOW / 2)
 /* Number of packets that may arrive after a missing packet before that packet counts as lost (RFC 5681). */
 #define ACK_REORDERED 3
 
-/* Payload of a GRAFT_ACK frame. The packet number in the frame states that all lower ones were received or
- * given up.
+/* Payload of a GRAFT_ACK frame. Packets with a lower number than the frame's packet number were received, or are no
+ * longer expected.
  */
 struct graft_ack {
 	__be32 newest; /* one more than the newest packet number received */

@@ -21,7 +21,8 @@ struct arrivals {
 	__u32 numbers[GRAFT_WINDOW]; /* packet number of each entry of the ring */
 	/* interface at which the packet of each ring entry arrived; 0: the entry is cleared (delivered or lost) */
 	__u16 places[GRAFT_WINDOW];
-	__u16 times[GRAFT_WINDOW]; /* time at which XDP accepted each entry's packet, in ticks of 2^24 ns */
+	/* time at which XDP accepted the packet of each ring entry, in units of 2^24 ns (17 ms) */
+	__u16 times[GRAFT_WINDOW];
 };
 
 #define ARRIVALS_TICK_SHIFT 24 /* one tick is 2^24 ns, 17 ms */
@@ -51,7 +52,9 @@ static __always_inline __u32 arrivals_waiting(const struct arrivals *arrivals)
 {
 	__u32 waiting = arrivals->let_in - arrivals->passed;
 
-	/* If XDP is a whole ring ahead of TC, the oldest entries were overwritten. */
+	/* If XDP has accepted more packets than the ring holds before TC delivered any, the oldest entries were
+	 * overwritten.
+	 */
 	return waiting > GRAFT_WINDOW ? GRAFT_WINDOW : waiting;
 }
 
@@ -64,8 +67,8 @@ static __always_inline void take_back(struct graft_shared *shared, __u32 number)
 		shared->complete = number;
 }
 
-/* State of a search through the ring for one packet. Another CPU may search for a packet of another interface
- * at the same time.
+/* State of a search through the ring for the packet that has just reached TC. Another CPU may search for a packet of
+ * another interface at the same time.
  */
 struct arrival {
 	struct arrivals *arrivals;
@@ -101,7 +104,7 @@ static long arrivals_lose(__u32 index, struct arrival *arrival)
 
 	if (arrivals->places[at] == arrival->place) {
 		arrivals->places[at] = 0;
-		/* The packet that was searched for has arrived; only the earlier ones are lost. */
+		/* The packet itself has reached TC; only the earlier packets of its interface are lost. */
 		if (turn != arrival->turn)
 			take_back(arrival->shared, arrivals->numbers[at]);
 	}
@@ -140,7 +143,9 @@ static __always_inline void arrivals_pass(struct arrivals *arrivals, struct graf
 				  .place = arrivals_place(ifindex),
 				  .now = arrivals_time(work->now_ns)};
 
-	/* If XDP has overwritten ring entries that TC has not processed, those entries are skipped. */
+	/* XDP may have overwritten ring entries of packets that TC has not seen yet. The search begins after these
+	 * entries.
+	 */
 	if (arrivals->let_in - arrivals->passed > GRAFT_WINDOW)
 		arrivals->passed = arrivals->let_in - GRAFT_WINDOW;
 	arrival.first = arrivals->passed;

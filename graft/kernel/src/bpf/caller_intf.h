@@ -8,7 +8,7 @@
 #include <linux/types.h>
 
 #define CALLER_NAME_BYTES 16 /* equal to the kernel's TASK_COMM_LEN */
-/* cgroup levels that are compared, counted from the root; deeper cgroups are ignored */
+/* number of cgroup levels, counted from the root, at which rules can match; deeper cgroups are ignored */
 #define CALLER_LEVELS 16
 
 /* A rule's condition on the calling process. If all fields are zero, every process matches. */

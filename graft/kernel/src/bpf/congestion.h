@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Congestion control after RFC 5681: additive increase, multiplicative decrease. The header also compiles
- * natively.
+/* Congestion control after RFC 5681: additive increase, multiplicative decrease. The header also compiles as native
+ * code, for tests.
  */
 #ifndef MILLRACE_CONGESTION_H
 #define MILLRACE_CONGESTION_H
@@ -16,11 +16,14 @@
 struct congestion {
 	__u32 begun;
 	__u32 window;
-	__u32 threshold; /* slow-start threshold: from this window on, growth is linear */
+	__u32 threshold; /* slow-start threshold: once the window is this large, it grows linearly */
 	__u32 delivered; /* value of graft_shared.delivered when the window was last updated */
 	__u32 losses;
 	__u32 pad;
-	__u64 since_ns; /* latest time at which nothing was in flight, or a timeout ended, ns */
+	/* start of the retransmission timeout, ns: the latest time at which no packet was in flight, or a timeout
+	 * expired
+	 */
+	__u64 since_ns;
 };
 
 static __always_inline __u64 congestion_timeout(const struct graft_shared *shared)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Acknowledges packets. The receiver reports which packets it has received and how many more its socket can
- * take. The sender derives the packets in flight and the round trip. In a list of functions it follows
+/* Acknowledges packets. The receiver reports which packets it has received and how many more its socket can take. The
+ * sender derives the packets in flight and the round-trip time. In a graft's list, this function follows the function
  * `number`, and functions that drop or recover packets at the receiver.
  *
  * One in `every` packets is acknowledged. A gap, the end of a gap, or a request by the sender's daemon is
@@ -21,8 +21,9 @@ const volatile struct acknowledge_config config = {
 };
 
 struct state {
-	__u32 waiting;	/* number of packets received since the latest acknowledgement */
-	__u32 complete; /* value of graft_shared.complete when the latest packet arrived */
+	__u32 waiting; /* number of packets received since the latest acknowledgement */
+	/* lowest missing packet number (graft_shared.complete) when the latest packet arrived */
+	__u32 complete;
 	__u32 truesize; /* bytes of socket memory that the largest packet so far takes */
 	__u32 batch;	/* number of packets that TC delivered in quick succession, at most BATCH */
 	__u64 passed_ns;
@@ -52,7 +53,7 @@ int acknowledge_tx(struct __sk_buff *skb)
 	return graft_next(skb, tx, work);
 }
 
-/* The bytes that an acknowledgement's tag covers, followed by the tag. */
+/* The bytes that the authentication tag of an acknowledgement covers, followed by the tag. */
 struct proof {
 	__u64 frame_tag;
 	struct graft_ack ack;
@@ -95,11 +96,11 @@ static __noinline int hear(struct __sk_buff *skb, struct graft_work *work, struc
 
 /* --- At the receiver of data --- */
 
-/* The receiver's state that an acknowledgement reports. Packets that XDP has accepted and TC has not
- * delivered are left out.
+/* The receiver's state that an acknowledgement reports. Packets that XDP has accepted, but that have not reached TC
+ * yet, are reported as not received.
  */
 struct standing {
-	__u32 number; /* all packets below this number were received or given up */
+	__u32 number; /* all packets below this number were received, or are no longer expected */
 	__u32 newest;
 	__u32 room; /* number of packets, from `number` on, for which the socket has space */
 };
@@ -177,14 +178,16 @@ static long fill(__u32 index, struct filling *filling)
 #define BATCH 8
 /* ns after which a batch of delivered packets is in the socket: longer than one poll of an interface */
 #define BATCH_NS 16000000
-/* bytes of socket memory that a packet of 1500 bytes takes, reserved even if packets so far were smaller */
+/* bytes of socket memory that a packet of 1500 bytes takes; this much is reserved for each announced packet, even if
+ * all packets so far were smaller
+ */
 #define LARGEST 4416
 
 /* Returns how many packets TC has delivered that may not be in the application's socket yet. */
 static __always_inline __u32 under_way(const struct state *own, const struct socket_room *room, __u64 now_ns)
 {
-	/* A socket with a large buffer may also receive packets of other senders, so BATCH packets are assumed to be on
-	 * their way to this socket.
+	/* If the socket has a large buffer, always assume that BATCH delivered packets are not in the socket yet, since
+	 * other senders may use the socket, too.
 	 */
 	if (room->have > 4 * BATCH * own->truesize)
 		return BATCH;
@@ -276,8 +279,8 @@ static __always_inline int is_due(struct state *own, const struct standing *stan
 	int is_due;
 
 	own->waiting++;
-	/* An acknowledgement is due after enough packets, at a gap, when a gap was closed or given up, or if
-	 * the sender's daemon asks.
+	/* An acknowledgement is due after `every` packets, or if the sender's daemon asks. It is also due when a packet
+	 * is missing, or a missing one has arrived or is no longer expected.
 	 */
 	is_due = work->kind != GRAFT_DATA || own->waiting >= config.every ||
 		 standing->number - own->complete != 1 || standing->number != standing->newest;
@@ -298,8 +301,8 @@ int acknowledge_rx(struct xdp_md *ctx)
 		return GRAFT_PASS_rx;
 	session = work->session;
 	own = bpf_map_lookup_elem(&state, &session);
-	/* The ring contains packets that XDP has marked as received and TC has not delivered. A packet that
-	 * only TC marks as received is not added to the ring.
+	/* The ring contains packets that XDP has marked as received and TC has not delivered. In lists in which TC
+	 * marks packets as received, packets are not added to the ring.
 	 */
 	if (own && work->kind == GRAFT_DATA && !work->is_marked_later)
 		arrivals_let_in(&own->arrivals, work, ctx->ingress_ifindex);

@@ -170,13 +170,13 @@ struct held {
 	__u32 end; /* packet number of the block's last packet */
 	__u32 birth;
 	__u32 packets;
-	__u32 bytes; /* length of each parity in bytes */
-	__u32 rows;  /* bitmap of the received parities */
+	__u32 bytes; /* length of each parity packet's data in bytes */
+	__u32 rows;  /* bitmap of the received parity packets */
 	__u32 pad;
 	struct row parities[PARITY_MAX];
 };
 
-#define HELD_EACH 2 /* number of blocks whose parities are stored for each session */
+#define HELD_EACH 2 /* number of blocks whose parity packets are stored for each session */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -211,7 +211,7 @@ static __noinline struct held *hold(struct __sk_buff *skb, struct graft_work *wo
 	held = held_at(work, work->number / parity.packets);
 	if (!held)
 		return NULL;
-	/* The entry held parities of an older block, which are discarded. */
+	/* If the map entry still has parity packets of an older block, they are discarded. */
 	if (held->end != work->number || held->birth != birth || held->packets != parity.packets ||
 	    held->bytes != bytes)
 		held->rows = 0;
@@ -230,7 +230,7 @@ static __noinline struct held *hold(struct __sk_buff *skb, struct graft_work *wo
 	return held;
 }
 
-/* Returns the stored parities of the block that a received packet belongs to; NULL if none arrived before the
+/* Returns the stored parity packets of the block that a received packet belongs to; NULL if none arrived before the
  * packet.
  */
 static __always_inline struct held *held_for(const struct graft_work *work, __u32 birth)
@@ -252,7 +252,7 @@ struct recovery {
 	struct graft_shared *shared;
 	struct sum *sum;
 	struct held *held;
-	__u32 come; /* number of parities received for the block */
+	__u32 come; /* number of parity packets received for the block */
 	__u32 count;
 };
 
@@ -282,8 +282,8 @@ static long add_come(__u32 index, struct recovery *recovery)
 		sum->numbers[missing] = number;
 		sum->unit = 1ULL << (16 * missing);
 		sum->count = missing + 1;
-		/* A missing packet adds zeroes to the sums over the block, and its factors to the rows of the
-		 * equations.
+		/* A missing packet is an unknown of the linear equations that are solved later: it adds zeroes to the
+		 * sums over the block, and its factors to the matrix.
 		 */
 		add(sum, &sum->nothing);
 		return 0;
@@ -321,8 +321,8 @@ static __always_inline __u32 rows_of(const struct held *held)
 	return count;
 }
 
-/* Computes the missing packets of a block into rows of `sum`. Returns not 0 if none is missing, or if more
- * are missing than the parities can recover.
+/* Computes the missing packets of a block into rows of `sum`. Returns not 0 if none is missing, or if more are missing
+ * than the received parity packets can recover.
  */
 static __noinline int solve(struct recovery *recovery)
 {
@@ -337,7 +337,7 @@ static __noinline int solve(struct recovery *recovery)
 	parity_clear(sum, config.parity);
 	sum->bytes = held->bytes;
 	bpf_loop(held->packets & (BLOCK_MAX - 1), add_come, recovery, 0);
-	/* A packet that is longer than the parities cannot belong to their block. */
+	/* A packet that is longer than the parity packets cannot belong to their block. */
 	if (sum->failed || !sum->count || sum->bytes > held->bytes)
 		return -1;
 	for (__u32 index = 0; index < PARITY_MAX; index++) {
@@ -411,8 +411,8 @@ static long return_missing(__u32 which, struct recovery *recovery)
 	return 0;
 }
 
-/* Delivers the recovered packets. One of them replaces the parity packet in its buffer; the other recovered
- * packets are injected before that.
+/* Delivers the recovered packets. The last one replaces the parity packet in its buffer; the others are injected into
+ * the receive path before that.
  */
 static __always_inline int recover(struct recovery *recovery)
 {
@@ -431,9 +431,9 @@ static __always_inline int recover(struct recovery *recovery)
 	return GRAFT_RECOVERED;
 }
 
-/* Recovers missing packets of a block when one of its packets arrives after the parities. Recovered packets
- * are injected; then the packet that arrived is restored in its buffer. Returns not 0 if restoring failed and
- * the arrived packet is lost.
+/* Recovers missing packets of a block when one of its packets arrives after the parity packets. Recovered packets are
+ * written to the arrived packet's buffer, from which copies are injected; then the arrived packet is restored in the
+ * buffer. Returns not 0 if restoring failed and the arrived packet is lost.
  */
 static __always_inline int recover_others(struct recovery *recovery)
 {

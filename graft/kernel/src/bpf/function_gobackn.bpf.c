@@ -25,7 +25,7 @@ struct state {
 	__u32 asked; /* packet number of the latest request */
 	__u32 has_asked;
 	__u32 latest;	/* packet number of the latest packet that arrived out of order */
-	__u32 repeated; /* packet number from which the latest repetition began */
+	__u32 repeated; /* packet number of the first packet that was repeated for the latest request */
 	__u64 asked_ns;
 	__u64 repeated_ns;
 };
@@ -64,8 +64,8 @@ static long repeat(__u32 index, struct repeating *repeating)
 
 	if (graft_not_before(number, repeating->shared->next) || !kept_find(repeating->work, number))
 		return 1;
-	/* The buffer still holds the previously repeated packet. A copy of that packet is sent now; a full
-	 * queue may drop the copy, like a loss on the path.
+	/* The socket buffer still has the packet of the previous iteration. A copy of it is sent now, before the buffer
+	 * gets the next packet. A full queue may drop the copy, like a loss on the path.
 	 */
 	if (index && bpf_clone_redirect(skb, skb->ifindex, 0) < 0)
 		repeating->failed = 1;
@@ -173,8 +173,8 @@ int gobackn_repair(struct __sk_buff *skb)
 		return graft_done(skb, repair, work, go_back(skb, work, shared, own));
 	graft_advance(shared);
 	missing = shared->complete;
-	/* The sender no longer stores the missing packet. The receiver gives it up, since otherwise no later
-	 * packet could be delivered.
+	/* The sender has answered that it no longer stores the missing packet. The receiver stops waiting for it, since
+	 * otherwise no later packet could be delivered.
 	 */
 	if (work->kind == GRAFT_GONE && work->number == missing &&
 	    graft_not_before(shared->newest, missing + 1))
@@ -192,7 +192,9 @@ int gobackn_repair(struct __sk_buff *skb)
 		return graft_done(skb, repair, work, GRAFT_NO_ROOM);
 	if (work->kind == GRAFT_LAST)
 		return graft_next(skb, repair, work);
-	/* A packet behind a gap is dropped, since the sender repeats it together with the missing one. */
+	/* A packet that arrives while an earlier one is missing is dropped, since the sender repeats it together with
+	 * the missing one.
+	 */
 	return graft_done(skb, repair, work, GRAFT_OUT_OF_TURN);
 }
 

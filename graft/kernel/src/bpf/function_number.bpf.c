@@ -27,7 +27,7 @@ int number_tx(struct __sk_buff *skb)
 /* ns of silence after which a path is assumed to have no older packets in flight */
 #define PATH_SILENT_NS 150000000
 
-/* The newest packet that each path of a session has delivered. */
+/* The newest packet number that arrived by each network path of a session, and the time of its arrival. */
 struct progress {
 	__u64 came_ns[PATHS];
 	__u32 newest[PATHS]; /* one more than the newest packet number received by each path */
@@ -40,9 +40,9 @@ struct {
 	__type(value, struct progress);
 } state SEC(".maps");
 
-/* Returns the newest packet number that no slower path can still be about to deliver, if each path keeps its
- * order. Other functions take it as the newest number: they neither request packets that a slower path
- * delivers later, nor count them as lost.
+/* Returns the lowest of the newest packet numbers of all active paths. If each path keeps its order, missing packets
+ * below it are lost. Other functions use it as the newest number, so they neither request packets that a slower path
+ * will deliver, nor count them as lost.
  */
 static __noinline __u32 settled(struct graft_work *work)
 {
@@ -105,7 +105,9 @@ int number_rx(struct xdp_md *ctx)
 		graft_turn(shared, number, work->epoch);
 	if (work->kind != GRAFT_DATA)
 		return graft_next(ctx, rx, work);
-	/* This host joined a running session, so it does not request packets that were sent before. */
+	/* The first packet number shows that the session had begun before this host's graft was loaded, so earlier
+	 * packets are not requested.
+	 */
 	if (!shared->begun && number >= BEGINNING)
 		shared->complete = number;
 	shared->begun = 1;

@@ -7,7 +7,9 @@
 #include "net.h"
 
 struct pace_config {
-	/* pacing rate in kbit/s including IP headers; 0: the rate is the window divided by the round trip */
+	/* pacing rate in kbit/s including IP headers; 0: the rate is the congestion window divided by the round-trip
+	 * time
+	 */
 	__u32 rate_kbit;
 	__u32 burst;   /* number of packets that may be sent at once after a pause */
 	__u32 packets; /* largest number of packets that may wait for their departure time */
@@ -20,7 +22,9 @@ const volatile struct pace_config config = {
 	.packets = 64,
 };
 
-/* pacing rate in percent of window / round trip; somewhat faster, so that the window is the limit */
+/* pacing rate in percent of the congestion window divided by the round-trip time; above 100, so that the window and not
+ * the pacing limits the throughput
+ */
 #define GAIN_PERCENT 125
 #define TAKES_MOST   1000000000ULL
 #define SPARE_MOST   4000000000ULL
@@ -32,7 +36,9 @@ static __always_inline __u64 packet_bytes(const struct graft_work *work)
 	return ip_bytes + UDP_BYTES + work->payload_bytes + graft_more_bytes(work);
 }
 
-/* Returns the interval to the next packet, ns; 0: neither a rate nor a round trip is known. */
+/* Returns the interval to the next packet, ns; 0: no rate is configured, and the window or the round-trip time is
+ * unknown.
+ */
 static __always_inline __u64 takes_ns(const struct graft_work *work, const struct graft_shared *shared)
 {
 	if (config.rate_kbit)
@@ -59,7 +65,7 @@ int pace_tx(struct __sk_buff *skb)
 	takes = takes < TAKES_MOST ? takes : TAKES_MOST;
 	now_ns = bpf_ktime_get_ns();
 	ahead = shared->leaves_ns > now_ns ? shared->leaves_ns - now_ns : 0;
-	/* The queue is bounded in time: at most `packets` pacing intervals ahead of now. */
+	/* A packet is refused if its departure time would be more than `packets` pacing intervals in the future. */
 	if (takes && ahead >= config.packets * takes)
 		return graft_done(skb, tx, work, GRAFT_TOO_FAST);
 	spare = takes * (config.burst - 1);

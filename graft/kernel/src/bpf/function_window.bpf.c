@@ -3,8 +3,8 @@
  * full queue. In a list of functions it precedes `number`, so that a refused packet has no packet number, and
  * functions that acknowledge.
  *
- * Packets that were received behind a gap no longer count as in flight. Their numbers may be at most SPAN
- * ahead of the gap, which is what an acknowledgement's bitmap covers.
+ * A packet that was received although an earlier one is missing no longer counts as in flight. Its number may be at
+ * most SPAN above that of the missing packet, which is what an acknowledgement's bitmap covers.
  */
 #include "graft_packet.h"
 
@@ -29,7 +29,9 @@ static __always_inline __u32 bound(const struct graft_work *work)
 	return work->limit && work->limit < packets ? work->limit : packets;
 }
 
-/* Assigns the next packet number. Returns not 0 if the window or the receiver's buffer space is used up. */
+/* Assigns the next packet number. Returns not 0 if that would exceed the limit of packets in flight or the receiver's
+ * buffer space.
+ */
 static __always_inline int draw(struct graft_shared *shared, struct graft_work *work)
 {
 	__u32 packets = bound(work);
@@ -59,8 +61,8 @@ int window_tx(struct __sk_buff *skb)
 		return GRAFT_PASS_tx;
 	shared = graft_shared(work);
 	if (shared && draw(shared, work)) {
-		/* Setting `refused` requests a notification when the window has space again. The second
-		 * draw() uses space that appeared just before, so no notification is missed.
+		/* Setting `refused` requests a notification when the window has space again. If an acknowledgement made
+		 * space just before that, no notification would follow, so draw() is tried once more.
 		 */
 		__sync_lock_test_and_set(&shared->refused, bound(work));
 		if (draw(shared, work))

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Arithmetic in the field of 65536 elements, without tables. Each 64-bit word has four little-endian
- * elements, which are computed at once. A field of 256 elements would suffice for bytes, but with it a block
- * of the erasure code in parity.h could have only some 20 packets, instead of 63. The header also compiles
- * natively.
+/* Arithmetic in the field of 65536 elements, without tables. Each 64-bit word has four little-endian elements, which
+ * are computed at once. A field of 256 elements would suffice for bytes, but with it a block of the erasure code in
+ * parity.h could have only some 20 packets, instead of 63. The header also compiles as native code, for tests.
  */
 #ifndef MILLRACE_GF16_H
 #define MILLRACE_GF16_H

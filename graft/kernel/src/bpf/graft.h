@@ -30,7 +30,7 @@ struct sock {
 	__u32 sk_pacing_status;
 } GRAFT_KERNEL;
 
-/* Bytes in each socket for the state of a congestion control. */
+/* Size, in bytes, of the memory in each socket that the kernel reserves for the state of its congestion control. */
 #define GRAFT_STATE_BYTES 104
 
 struct inet_connection_sock {

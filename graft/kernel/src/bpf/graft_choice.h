@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Maps of the choices that userspace's learned model makes. A choice says which candidate the connections with a peer
- * use: a congestion control or the broker. graft_tcp.bpf.c and graft_hook.bpf.c share these maps.
+/* Maps of choices, which a learned model in userspace makes for each peer: whether connections with the peer use a
+ * certain congestion control, or are tunnelled by the broker. These are called candidates. graft_tcp.bpf.c and
+ * graft_hook.bpf.c share the maps.
  *
- * Another candidate is explored by grants: userspace sets `grant`, and exactly one connection uses it. Thus
- * userspace bounds how many connections explore, however many begin at once.
+ * To explore another candidate, userspace sets `grant`, and exactly one connection uses that candidate and clears
+ * `grant`. Thus userspace bounds how many connections explore, however many begin at once.
  */
 #ifndef MILLRACE_GRAFT_CHOICE_H
 #define MILLRACE_GRAFT_CHOICE_H
@@ -12,7 +13,8 @@
 #include "util.h"
 #include <stdbool.h>
 
-/* Current choices, by the rule's `choice` and the peer's address. Userspace writes them. */
+/* Current choices, which userspace writes. The key has the number in a rule's field `choice`, and the peer's address.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -27,13 +29,16 @@ enum graft_picked {
 	GRAFT_PICKED_LED, /* the connection is redirected: the application's socket connects to the broker */
 };
 
-/* State of a socket whose connection matches a rule with a choice. */
+/* State of a socket whose connection matches a rule that leaves the choice of the congestion control to the learned
+ * model.
+ */
 struct graft_flow {
 	__u64 began_ns; /* time of the connection's SYN */
 	__u32 rule;
 	__u32 serial;
 	__u8 side;
-	__u8 picked; /* enum graft_picked: candidate that the connection uses */
+	/* enum graft_picked: whether the connection uses a congestion control that was chosen, or the broker */
+	__u8 picked;
 	__u8 explored;
 	__u8 counts; /* 1: the connection's start was reported, so its end has to be reported too */
 	char congestion[GRAFT_NAME_BYTES];
@@ -55,16 +60,15 @@ static __always_inline bool graft_take_grant(struct graft_choice *choice)
 	return choice->grant && __sync_val_compare_and_swap(&choice->grant, 1, 0) == 1;
 }
 
-/* Picks the candidate for a connection. `may_lead` states whether the broker can accept the connection.
- * Returns whether the connection is redirected to the broker.
+/* Picks the candidate (a congestion control or the broker) for a connection. `may_lead` states whether the broker can
+ * accept the connection. Returns whether the connection is redirected to the broker.
  */
 static __always_inline bool graft_pick(struct graft_choice *choice, struct graft_flow *flow, bool may_lead)
 {
 	bool leads;
 
 	flow->serial = choice->serial;
-	/* If the granted candidate is the broker, a connection that the broker cannot accept does not use up
-	 * the grant.
+	/* If the candidate to explore is the broker, a connection that the broker cannot accept does not clear `grant`.
 	 */
 	flow->explored = (may_lead || !choice->other_lead) && graft_take_grant(choice);
 	leads = flow->explored ? choice->other_lead : choice->lead;

@@ -31,7 +31,9 @@
 
 const volatile struct gateway_config config SEC(".rodata.config");
 
-/* Networks and hosts of peers, with the value 1 while a carrier to the peer is connected. */
+/* Networks and hosts of peers. The value is 1 while a carrier (a connection that tunnels others) to the peer is
+ * established.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -40,7 +42,7 @@ struct {
 	__uint(max_entries, GATEWAY_PREFIXES);
 } peers SEC(".maps");
 
-/* Inside networks: only connections of clients in them are redirected. */
+/* Inside networks, which are behind this gateway: only connections of clients in them are redirected. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -79,7 +81,7 @@ struct {
 
 struct packet {
 	struct gateway_flow flow; /* client and server of the connection, if the client sent this packet */
-	__u32 next;		  /* offset of the TCP or ICMP header from the IP header */
+	__u32 next;		  /* offset of the TCP or ICMP header from the start of the IP header */
 	__u8 protocol;
 	bool is_v4;
 	bool is_fragment;
@@ -224,7 +226,8 @@ static __always_inline enum gateway_verdict let_in(struct __sk_buff *skb, const 
 	return GATEWAY_LET_IN;
 }
 
-/* Not inlined, so that BTF contains the event's type. */
+/* The function is not inlined, so that the type of the event is in the object's BTF, where userspace's build finds it.
+ */
 static __noinline long tell(const struct gateway_ask *one)
 {
 	return one ? bpf_ringbuf_output(&asks, (void *)one, sizeof(*one), 0) : -1;
@@ -290,8 +293,8 @@ static __always_inline enum gateway_verdict judge(struct __sk_buff *skb, const s
 
 	if (!is_alive())
 		return GATEWAY_ASLEEP;
-	/* Rules with a choice apply only to this host's own connections. Rules with a condition on the
-	 * process do not match, since the process is unknown here.
+	/* Rules that leave the choice to the learned model (`choice`) apply only to this host's own connections. Rules
+	 * with a condition on the process do not match, since the process is unknown here.
 	 */
 	if (!fits_a_rule(&rule) || rule.choice)
 		return GATEWAY_NO_RULE;
@@ -306,15 +309,17 @@ static __always_inline enum gateway_verdict judge(struct __sk_buff *skb, const s
 	return is_way_back(skb, packet) ? GATEWAY_ASKED : GATEWAY_WRONG_WAY;
 }
 
-/* Notes that a connection is forwarded, although the broker was notified or has a socket in TIME_WAIT with
- * the same addresses. Later packets then skip that socket, and the broker can no longer accept the
- * connection.
+/* Records that a connection is forwarded, although the broker was notified of it or has a socket in TIME_WAIT with the
+ * same addresses and ports. Later packets are then not delivered to that socket, and the broker can no longer accept
+ * the connection.
  */
 static __always_inline void note_plain(const struct gateway_flow *flow)
 {
 	struct gateway_state plain = {
 		.state = GATEWAY_FORWARD,
-		/* End of the state in 120 s: twice the time for which a socket stays in TIME_WAIT. */
+		/* The state GATEWAY_FORWARD ends in 120 s, which is twice the time for which a socket stays in
+		 * TIME_WAIT.
+		 */
 		.until_ns = bpf_ktime_get_ns() + 120 * 1000000000ULL,
 	};
 
@@ -343,7 +348,7 @@ static __always_inline enum gateway_verdict welcome(struct __sk_buff *skb, const
 	return verdict;
 }
 
-/* Returns whether a SYN with this verdict is kept at this host, not forwarded. */
+/* Returns whether a SYN with this verdict is held back, delivered locally or dropped, and so not forwarded. */
 static __always_inline bool stays(enum gateway_verdict verdict)
 {
 	return verdict == GATEWAY_LET_IN || verdict == GATEWAY_ASKED || verdict == GATEWAY_HELD ||
@@ -372,8 +377,8 @@ static __always_inline enum gateway_verdict segment(struct __sk_buff *skb, struc
 	verdict = welcome(skb, packet, tcp.doff * 4, warm, found == FOUND_OLD);
 	if (found == FOUND_NONE || stays(verdict))
 		return verdict;
-	/* A forwarded SYN must not reach the broker's socket in TIME_WAIT, so the connection is noted as not
-	 * redirected.
+	/* The SYN is forwarded. Later packets of its connection must not be delivered to the broker's socket in
+	 * TIME_WAIT, so the connection is recorded as forwarded.
 	 */
 	note_plain(&packet->flow);
 	return GATEWAY_OLD;
@@ -404,8 +409,8 @@ static __always_inline enum gateway_verdict message(struct __sk_buff *skb, const
 		return GATEWAY_OTHER;
 	packet.flow.client.port = bpf_ntohs(ports[0]);
 	packet.flow.server.port = bpf_ntohs(ports[1]);
-	/* The failed packet in the ICMP error was sent to the client in the server's name, so client and
-	 * server are swapped.
+	/* The ICMP error quotes a packet that the broker has sent to the client with the server's address as its
+	 * source. So the quoted source is the server.
 	 */
 	client = packet.flow.server;
 	packet.flow.server = packet.flow.client;
@@ -433,7 +438,7 @@ static __noinline enum gateway_verdict look_at_packet(struct __sk_buff *skb)
 		return GATEWAY_OTHER;
 	if (read_ip(skb, 0, &packet))
 		return GATEWAY_MALFORMED;
-	/* A packet to a host that is no peer is passed on after this look-up, without a further look-up of addresses.
+	/* A packet that is not for a peer's host or network is passed on after this single look-up of an address.
 	 */
 	warm = find(&peers, &packet.flow.server);
 	if (!warm)

@@ -14,17 +14,19 @@
 #define GATEWAY_FORWARD 3 /* the connection is forwarded until `until_ns` */
 
 struct gateway_config {
-	/* mark of packets for the broker's sockets; a routing rule delivers marked packets locally */
+	/* packet mark (skb->mark) of packets for the broker's sockets; a routing rule delivers marked packets locally
+	 */
 	__u32 mark;
-	__u32 mark_again; /* mark of SYNs that the broker sends again over loopback */
+	__u32 mark_again; /* packet mark of SYNs that the broker sends again over loopback */
 	__u16 port4;	  /* the broker's port on 127.0.0.1 */
 	__u16 port6;	  /* the broker's port on ::1; 0: none */
 };
 
-/* Key of the prefix tries (networks of peers, and inside networks). */
+/* Key of the LPM tries of address prefixes: the networks of peers, and the inside networks (behind this gateway). */
 struct gateway_prefix {
-	__u32 bits;	       /* prefix length in bits of the mapped address, so 96 more for IPv4 */
-	address_words address; /* address in the form of struct hook_end */
+	/* prefix length in bits; IPv4 addresses are IPv4-mapped IPv6 addresses here, so their length is 96 more */
+	__u32 bits;
+	address_words address; /* IPv6 or IPv4-mapped address, as in struct hook_end */
 };
 
 struct gateway_flow {
@@ -33,7 +35,7 @@ struct gateway_flow {
 };
 
 struct gateway_state {
-	__u64 until_ns; /* end of the state GATEWAY_FORWARD, ns (CLOCK_MONOTONIC) */
+	__u64 until_ns; /* time at which the state GATEWAY_FORWARD ends, ns (CLOCK_MONOTONIC) */
 	__u32 state;
 	__u32 pad;
 };
@@ -46,8 +48,8 @@ struct gateway_ask {
 	__u8 syn[64]; /* the TCP header with its options, 20 to 60 bytes */
 };
 
-/* The verdict on a packet of a host in an inside network. GATEWAY_PLAIN and all later ones pass the packet
- * on.
+/* The verdict on a packet of a host in an inside network (behind this gateway). GATEWAY_PLAIN and all later verdicts
+ * pass the packet on.
  */
 enum gateway_verdict {
 	GATEWAY_OTHER,	   /* passed on: not TCP to a peer's network */

@@ -15,7 +15,7 @@
 #define HEADER_LEAST 20
 #define DROP	     0
 
-/* The client's address and port -> HOLD_WAITING or HOLD_OPEN. */
+/* State of each held SYN, HOLD_WAITING or HOLD_OPEN, by the client's address and port. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct hook_end);
@@ -48,7 +48,8 @@ static __always_inline int read_from(struct __sk_buff *skb, const struct tcphdr 
 					   sizeof(from->address), BPF_HDR_START_NET);
 }
 
-/* Not inlined, so that BTF contains the event's type. */
+/* The function is not inlined, so that the type of the event is in the object's BTF, where userspace's build finds it.
+ */
 static __noinline long tell(const struct hold_ask *one)
 {
 	return one ? bpf_ringbuf_output(&asks, (void *)one, sizeof(*one), 0) : -1;

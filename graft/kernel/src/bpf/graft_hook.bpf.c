@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Redirects TCP connections of this host's applications to the broker, which tunnels them, and shows
- * applications at both ends the true addresses.
+/* Redirects TCP connections of this host's applications to the broker, which tunnels them, and shows the applications
+ * of client and server the true addresses.
  *
  * A connection is redirected only while a carrier to its peer is connected. If brokers or the path between
  * them fail, connections go directly to their server. The state of a redirected socket is in the socket's
@@ -18,7 +18,9 @@
 
 const volatile struct hook_config config SEC(".rodata.config");
 
-/* Hosts with a broker, by address in the form of `struct hook_end`. Userspace writes them. */
+/* Hosts that run a broker. Userspace writes the entries. The key is the host's IPv6 or IPv4-mapped address, as in
+ * `struct hook_end`.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -222,7 +224,9 @@ int hook_connect4(struct bpf_sock_addr *ctx)
 
 	read4(ctx, &to);
 	if (leads(ctx, &to, &strict)) {
-		/* The kernel connects to the rewritten address; the application sees the original one. */
+		/* The connection's destination is rewritten here, so the kernel connects to the broker; getpeername()
+		 * returns the server's address.
+		 */
 		ctx->user_ip4 = bpf_htonl(LOOPBACK4);
 		ctx->user_port = bpf_htons(config.port4[strict & 1]);
 	}
@@ -283,7 +287,9 @@ int hook_announce(struct bpf_sock_ops *ctx)
 	return 1;
 }
 
-/* Returns the client's address that the server's application sees as the peer of a tunnelled connection. */
+/* Returns the address and port of the true client, which the server's application sees as its peer. NULL: the
+ * connection does not come from the broker.
+ */
 static __always_inline const struct hook_end *guest(struct bpf_sock_addr *ctx, struct bpf_sock *sk,
 						    const struct hook_end *seen)
 {

@@ -21,7 +21,7 @@ struct hook_config {
 	__u16 port6[2]; /* broker's ports on ::1, in the order of those on 127.0.0.1 */
 };
 
-/* Address and port of one end of a connection. */
+/* Address and port of one of the two sockets of a connection. */
 struct hook_end {
 	address_words address; /* address in network byte order; IPv4 as ::ffff:a.b.c.d */
 	__u16 port;	       /* port in host byte order */
@@ -37,8 +37,14 @@ struct hook_rule {
 	__u16 first_port; /* ports in host byte order; first and last port both belong to the range */
 	__u16 last_port;
 	__u32 strict; /* 1: connect() succeeds only after the server was reached */
-	__u32 choice; /* key of the rule in `choices`; 0: all connections of the rule are redirected */
-	__u32 in_place; /* 1: connections of the rule go directly to their servers, whatever later rules state */
+	/* the rule's number in the keys of the map `choices`; 0: all connections that match the rule are redirected,
+	 * without a choice of userspace's model
+	 */
+	__u32 choice;
+	/* 1: connections that match the rule are not redirected; they go directly to their servers, whatever later
+	 * rules state
+	 */
+	__u32 in_place;
 	struct caller_wanted caller;
 };
 
@@ -58,8 +64,11 @@ struct hook_led {
 	struct hook_end near;
 	char command[CALLER_NAME_BYTES]; /* name of the connecting thread */
 	__u64 cgroup;			 /* ID of the cgroup that the rule names; 0: none */
-	__u32 rule; /* key in `choices` of the rule that matched; 0: the rule has no choice */
-	/* serial number of the choice of userspace's model that the connection followed; 0: none */
+	/* number, in the keys of the map `choices`, of the rule that matched; 0: the rule leaves no choice to
+	 * userspace's model
+	 */
+	__u32 rule;
+	/* serial number of the choice of userspace's model that decided about this connection; 0: none */
 	__u32 serial;
 	__u32 explored;
 	__u32 uid; /* user that owns the socket, as netfilter's skuid matches it */
@@ -90,8 +99,12 @@ enum hook_verdict {
 	HOOK_NOT_TCP,	   /* the socket is MPTCP, or another stream protocol */
 	HOOK_NO_FAMILY,	   /* the broker does not listen in the connection's address family */
 	HOOK_NO_MEMORY,	   /* no memory for the socket's state */
-	HOOK_IN_PLACE,	   /* userspace's learned model chose plain TCP for this peer, not the broker */
-	HOOK_UNKNOWN,	   /* userspace's learned model has made no choice for this peer yet */
+	/* the connection is not redirected, because userspace's learned model has decided against the broker for this
+	 * peer
+	 */
+	HOOK_IN_PLACE,
+	/* the connection is not redirected, because userspace's learned model has not decided about this peer yet */
+	HOOK_UNKNOWN,
 	HOOK_VERDICTS,
 };
 

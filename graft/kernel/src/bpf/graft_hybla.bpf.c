@@ -22,15 +22,15 @@ const volatile struct hybla_config config = {
 };
 
 struct hybla {
-	__u32 rtt_us;	/* least round trip of the connection so far, us */
-	__u32 rho;	/* the factor rho, in eighths */
-	__u32 fraction; /* fraction of a packet that the window has still to grow by, in 128ths */
+	__u32 rtt_us; /* least round trip of the connection so far, us */
+	__u32 rho;    /* the factor rho, in eighths */
+	__u32 fraction; /* growth of the window that is less than a packet and not added yet, in 128ths of a packet */
 };
 
 #define RHO_ONE 8
 #define ONE	128
 
-/* Returns 2^(eighths/8), in 128ths. */
+/* Returns 128 * 2^(eighths/8), the power of two as a fixed-point number in 128ths. */
 static __always_inline __u32 power_of_eighths(__u32 eighths)
 {
 	__u32 whole = eighths / 8;

@@ -13,7 +13,8 @@
 #define GRAFT_NAME_BYTES 16 /* equal to the kernel's TCP_CA_NAME_MAX */
 #define GRAFT_BOUND	 1024
 #define GRAFT_CHOICES	 4096
-#define GRAFT_TOLD_BYTES (1 << 20) /* bytes of the ring buffer: some 6000 events */
+#define GRAFT_TOLD_BYTES \
+	(1 << 20) /* size of the ring buffer of struct graft_told, in bytes; some 6000 events fit */
 
 enum graft_side {
 	GRAFT_CLIENT = 1, /* for clients: the rule's ports are those of the peer */
@@ -24,7 +25,9 @@ enum graft_side {
 enum graft_agree {
 	GRAFT_ASK_NOBODY,
 	GRAFT_ASK,
-	/* The client offers the agreement only to peers with which userspace has agreed on this rule over TLS. */
+	/* As GRAFT_ASK, but a client sends the TCP option with its offer only to peers with which userspace has agreed
+	 * on this rule over TLS.
+	 */
 	GRAFT_ASK_BOUND,
 };
 
@@ -46,74 +49,89 @@ struct graft_rule {
 	__u16 first_port; /* ports in host byte order; first and last port both belong to the range */
 	__u16 last_port;
 	__u8 side;
-	__u8 agree; /* whether the peer has to agree, enum graft_agree */
+	__u8 agree; /* whether the rule applies only if the peer agrees to it, enum graft_agree */
 	__u16 set;
-	__be32 graft;		    /* identity of this host's graft, as sent in struct graft_option */
+	/* first bytes of the SHA-256 of this host's graft, as sent in struct graft_option */
+	__be32 graft;
 	__u32 pacing_bytes_s;	    /* bytes/s; greatest pacing rate (SO_MAX_PACING_RATE) */
 	__s32 send_buffer_bytes;    /* send buffer (SO_SNDBUF); the kernel doubles it */
 	__s32 receive_buffer_bytes; /* receive buffer (SO_RCVBUF); the kernel doubles it */
 	__s32 window_packets;	    /* initial congestion window */
-	/* Number of the list of rules; a binding (struct graft_bound) is valid for one list only. */
+	/* Number of the list of rules that this rule is in. An agreement over TLS (struct graft_bound) is valid for the
+	 * rules of one list only.
+	 */
 	__u32 generation;
-	__u32 choice; /* key of the rule in `choices`; 0: the rule has no choice */
+	/* the rule's number in the keys of the map `choices`; 0: the rule leaves no choice to userspace's model */
+	__u32 choice;
 	__u32 pad;
 	char congestion[GRAFT_NAME_BYTES];
-	/* condition on the process; clients only, since servers do not know the peer's process */
+	/* condition on the process that calls connect(); only in rules for clients, since servers do not know the
+	 * peer's process
+	 */
 	struct caller_wanted caller;
 };
 
-/* The outcome of applying a rule to a connection, or to one of its packets. */
+/* The outcome of the agreement on a rule in a connection's handshake, or an error in applying the rule. */
 enum graft_outcome {
 	GRAFT_AGREED,
-	GRAFT_ONE_SIDED, /* the rule needs no agreement */
-	/* no answer in the SYN-ACK: the peer has no grafts, or a middlebox removed the option */
+	GRAFT_ONE_SIDED, /* the rule applies without the peer's agreement */
+	/* the SYN-ACK has no TCP option that answers the offer: the peer has no grafts, or a middlebox removed the
+	 * option
+	 */
 	GRAFT_ABSENT,
-	/* no answer in the SYN-ACK, although this peer agreed to an earlier connection */
+	/* the SYN-ACK has no TCP option that answers the offer, although this peer has answered one on an earlier
+	 * connection
+	 */
 	GRAFT_STRIPPED,
-	GRAFT_REFUSED,	 /* the peer uses another version of the option */
+	GRAFT_REFUSED,	 /* the peer refuses, or uses another version of the TCP option */
 	GRAFT_MALFORMED, /* the peer's TCP option is malformed */
-	/* at a server: the client's ACK did not confirm, since the client offered nothing or our answer was lost */
+	/* at a server: the client's ACK has no option that confirms the agreement, since the client offered nothing or
+	 * our answer was lost
+	 */
 	GRAFT_UNCONFIRMED,
-	GRAFT_NO_ROOM,	     /* the TCP header had no space for the option */
-	GRAFT_COOKIES,	     /* SYN cookies are in use, so an offer cannot be answered */
-	GRAFT_ANSWERED,	     /* a SYN-ACK was sent with an answer to the client's offer */
+	GRAFT_NO_ROOM,	/* the TCP header had no space for the option that offers or answers an agreement */
+	GRAFT_COOKIES,	/* the server uses SYN cookies, so it cannot answer an offer */
+	GRAFT_ANSWERED, /* the server has sent a SYN-ACK with the option that answers the client's offer */
 	GRAFT_NO_CONGESTION, /* the rule's congestion control does not exist in the kernel */
 	GRAFT_NOT_SET,	     /* the kernel refused a setting other than congestion control */
-	GRAFT_RESENT,	     /* the server answered only the repeated SYN, which has no option */
-	GRAFT_WITHHELD,	     /* no offer was sent: SYNs with the option were lost in the last ten minutes */
-	GRAFT_NO_MEMORY,     /* the kernel had no memory for the socket's state */
-	/* no offer was sent: the rule is only for peers that have agreed to it over TLS, and this peer has not */
+	GRAFT_RESENT, /* the server answered only the retransmitted SYN, which does not have the option */
+	/* the client sent no offer, since a SYN with the option was lost in the last ten minutes */
+	GRAFT_WITHHELD,
+	GRAFT_NO_MEMORY, /* the kernel had no memory for the socket's state */
+	/* the client sent no offer, since the rule is only for peers that have agreed to it over TLS, and this peer has
+	 * not
+	 */
 	GRAFT_UNBOUND,
 	GRAFT_UNTOLD, /* an event for userspace was lost, since the ring buffer was full */
 	GRAFT_OUTCOMES,
 };
 
-/* The outcome of the latest connection with a peer. */
+/* The outcome of the agreement on a rule on the latest connection with a peer. */
 struct graft_peer {
 	__u64 time_ns;	 /* time of the latest connection, CLOCK_MONOTONIC, ns */
-	__u64 agreed;	 /* number of connections on which this peer agreed to the rule */
+	__u64 agreed;	 /* number of connections on which this peer has agreed to a rule */
 	__u64 resent_ns; /* time at which a SYN with the option was lost, ns; 0: never */
 	__u32 outcome;
 	__u32 rule;
-	__be32 graft; /* identity of the graft that the peer sent; 0: none */
+	__be32 graft; /* first bytes of the SHA-256 of the peer's graft, as received in its option; 0: none */
 	__u32 pad;
 };
 
-/* A binding: userspace has agreed on rules with a peer that TLS authenticated. */
+/* An agreement on rules that userspace has reached with a peer over TLS. */
 struct graft_bound {
-	__u64 until_ns; /* time at which the binding ends, CLOCK_MONOTONIC, ns */
-	__u64 rules;	/* bitmap of the rules in the list that the binding covers */
+	__u64 until_ns; /* time at which the agreement expires, CLOCK_MONOTONIC, ns */
+	__u64 rules; /* bitmap of the rules that the agreement covers, by their position in the list of rules */
 	__u32 generation;
 	__u32 pad;
 };
 
 /* The key of a connection: the sequence numbers of the first data byte in each direction. They are random, and both
- * ends know them.
+ * hosts know them.
  */
 struct graft_connection_key {
 	__u32 client_first;
 	__u32 server_first;
-	__u32 side; /* enum graft_side; distinguishes both ends of a connection within this host */
+	__u32 side; /* enum graft_side; distinguishes client and server of a connection if both are on this host */
 };
 
 /* What this host saw in the handshake of a connection. Userspace compares this record with the peer's record
@@ -123,10 +141,10 @@ struct graft_connection {
 	address_words peer;
 	__u64 time_ns;
 	__u32 outcome;
-	__be32 own; /* identity of the graft that this host would use */
+	__be32 own; /* first bytes of the SHA-256 of the graft that this host would use */
 	__be32 heard;
 	__u16 port; /* the server's port */
-	__u8 spoke; /* 1: this client offered an agreement, or this server answers such offers */
+	__u8 spoke; /* 1: this host, as the client, sent an offer, or, as the server, has a rule that answers offers */
 	__u8 pad;
 };
 
@@ -157,22 +175,24 @@ struct graft_socket {
 	char congestion[GRAFT_NAME_BYTES];
 };
 
-/* Key of a choice of userspace's learned model. It covers all connections with a peer that match one rule. */
+/* Key of the map `choices`. A choice of userspace's learned model is valid for all connections with one peer that match
+ * one rule.
+ */
 struct graft_choice_key {
 	address_words peer; /* IPv6 form of the address, as in struct graft_rule */
-	__u32 rule;	    /* key of the rule in `choices` */
+	__u32 rule;	    /* number that the rule has in its field `choice` */
 };
 
-/* The choice of userspace's learned model for connections with a peer: the candidate that they use, and another one
- * that a single connection may explore.
+/* The choice of userspace's learned model for connections with a peer: the candidate (a congestion control or the
+ * broker) that they use, and another candidate that a single connection may try.
  */
 struct graft_choice {
 	/* serial number of this choice, which differs for each choice that userspace writes */
 	__u32 serial;
-	__u32 lead; /* 1: the candidate is the broker, if it accepts the connection */
-	/* 1: the candidate to explore is the broker, if it accepts the connection */
+	__u32 lead; /* 1: connections are redirected to the broker if it can accept them; 0: they use `congestion` */
+	/* 1: the candidate to try is the broker, if it can accept the connection; 0: it is `other` */
 	__u32 other_lead;
-	__u32 grant; /* 1: one connection may use the candidate to explore */
+	__u32 grant; /* 1: the next connection tries the other candidate, and sets this to 0 */
 	/* congestion control of a connection that is not redirected; empty: the socket's own */
 	char congestion[GRAFT_NAME_BYTES];
 	char other[GRAFT_NAME_BYTES];
@@ -193,8 +213,8 @@ struct graft_told {
 	__u64 sent;	   /* payload bytes that the peer acknowledged */
 	__u64 received;
 	__u64 netns_cookie;
-	__u64 jiffies;	     /* time of the event in kernel ticks, the unit of the next two fields */
-	__u32 busy_jiffies;  /* kernel ticks in which bytes waited to be sent or acknowledged */
+	__u64 jiffies;	    /* time of the event in kernel ticks, the unit of the next two fields */
+	__u32 busy_jiffies; /* number of kernel ticks during which there were bytes to be sent or acknowledged */
 	__u32 heard_jiffies; /* kernel ticks since data was last received */
 	__u16 local_port;    /* port in host byte order */
 	__u16 remote_port;
@@ -203,10 +223,11 @@ struct graft_told {
 	__u8 explored;
 	__u8 pad;
 	__u32 rule;
-	__u32 serial; /* serial number of the model's choice for the connection; 0: none */
+	__u32 serial; /* serial number of the choice of userspace's model that decided about the connection; 0: none */
 	struct graft_figures figures;
-	char congestion[GRAFT_NAME_BYTES]; /* congestion control of the choice; empty: the socket's own */
-	char command[CALLER_NAME_BYTES];   /* name of the connecting thread; empty: unknown */
+	char congestion
+		[GRAFT_NAME_BYTES]; /* congestion control that was chosen; empty: the socket kept its own */
+	char command[CALLER_NAME_BYTES]; /* name of the connecting thread; empty: unknown */
 };
 
 /* The argument of sockets_set: the sockets to change, and their new settings. */

@@ -11,9 +11,10 @@
 struct longhaul_config {
 	/* permille of a round's packets that may be lost without counting as congestion */
 	__u32 loss_permille;
-	__u32 cwnd_percent;	/* congestion window, in percent of bandwidth times round trip */
-	__u32 back_off_percent; /* percent to which bandwidth is reduced after a round with too much loss */
-	__u32 rtt_window_ms;	/* time after which the least round trip is measured again */
+	__u32 cwnd_percent; /* congestion window, in percent of bandwidth times round trip */
+	/* percent to which the model's bandwidth is reduced after a round trip in which too many packets were lost */
+	__u32 back_off_percent;
+	__u32 rtt_window_ms; /* time after which the least round trip is measured again */
 };
 
 SEC(".rodata.config")
@@ -35,8 +36,11 @@ enum phase {
 };
 
 struct longhaul {
-	__u64 bandwidth[2]; /* greatest delivery rate in this epoch (some rounds) and the last one, bytes/s */
-	__u64 bound;	    /* upper limit of the bandwidth after too much loss, bytes/s */
+	/* greatest delivery rate, bytes/s: [0] in the present period of EPOCH_ROUNDS round trips, [1] in the previous
+	 * period
+	 */
+	__u64 bandwidth[2];
+	__u64 bound; /* upper limit of the estimated bandwidth, set when too many packets were lost, bytes/s */
 	/* rate at the latest growth by a quarter, bytes/s; STARTUP ends after three rounds without such
 	 * growth
 	 */
@@ -50,9 +54,9 @@ struct longhaul {
 	__u32 delivered;       /* value of `delivered` at the previous acknowledgement */
 	__u32 cwnd_before;     /* congestion window before PROBE_RTT, packets */
 	__u8 phase;
-	__u8 step; /* index of the round in PROBE's cycle of eight */
+	__u8 step; /* index of the present round trip in the cycle of eight round trips of phase PROBE */
 	__u8 flat_rounds;
-	__u8 rounds; /* number of rounds since the current epoch of `bandwidth` began */
+	__u8 rounds; /* number of round trips since the present period of `bandwidth` began */
 };
 
 _Static_assert(sizeof(struct longhaul) <= GRAFT_STATE_BYTES, "room in the socket");
@@ -63,7 +67,7 @@ _Static_assert(sizeof(struct longhaul) <= GRAFT_STATE_BYTES, "room in the socket
 #define PROBE_RTT_US	200000
 #define STARTUP_PERCENT 289
 #define DRAIN_PERCENT	35
-/* percent of the computed pacing rate that is used, so that queues at other hops drain */
+/* percent of the computed pacing rate that is used; below 100, so that queues in the network drain */
 #define PACING_MARGIN  99
 #define INITIAL_RTT_US 100000
 #define IS_AFTER(a, b) ((__s32)((a) - (b)) >= 0)
@@ -158,8 +162,8 @@ static __always_inline void judge_growth(struct longhaul *haul)
 	}
 }
 
-/* Returns whether more packets were lost than chance explains. The standard deviation of a count is its
- * square root, which matters in the short first rounds.
+/* Returns whether significantly more packets were lost than the tolerated number: by more than two standard deviations.
+ * The standard deviation of a count is its square root, which matters in the short first rounds.
  */
 static __always_inline bool is_more(__u64 lost, __u64 tolerated)
 {
@@ -187,7 +191,8 @@ __noinline int longhaul_judge_loss(struct flow *flow)
 		else
 			haul->bound = bandwidth_of(haul) * config.back_off_percent / 100;
 	} else if (haul->step == 0) {
-		/* The faster round of the cycle lost no more than allowed, so the bandwidth limit may rise.
+		/* The round trip of the cycle with the higher pacing rate lost no more packets than allowed, so the
+		 * limit of the estimated bandwidth may rise.
 		 */
 		bound = haul->bound + haul->bound / 4;
 		haul->bound = bound < greatest(haul) ? bound : NO_BOUND;
@@ -214,8 +219,8 @@ __noinline int longhaul_end_round(struct flow *flow)
 	if (haul->phase == PROBE)
 		haul->step = (haul->step + 1) % CYCLE;
 	if (++haul->rounds >= EPOCH_ROUNDS) {
-		/* A new epoch begins; the greatest delivery rate of the previous epoch stays valid for one
-		 * more epoch.
+		/* A new period of EPOCH_ROUNDS round trips begins; the greatest delivery rate of the previous period
+		 * stays valid for one more period.
 		 */
 		haul->bandwidth[1] = haul->bandwidth[0];
 		haul->bandwidth[0] = flow->now.rate;
@@ -300,8 +305,8 @@ __noinline __u64 longhaul_window(const struct flow *flow)
 		return graft_larger(more, CWND_LEAST);
 	percent = phase == STARTUP ? STARTUP_PERCENT : phase == PROBE_RTT ? 50 : config.cwnd_percent;
 	target = window_of(flow, percent);
-	/* In STARTUP the measured bandwidth is only the sending rate. It bounds the window, but does not slow
-	 * the window's growth.
+	/* In STARTUP the measured delivery rate is only the rate at which packets were sent. It bounds the window, but
+	 * does not slow the window's growth.
 	 */
 	if (phase == STARTUP)
 		return graft_larger(cwnd < target ? more : cwnd, CWND_LEAST);
@@ -317,7 +322,8 @@ static __always_inline __u64 rate_of(const struct flow *flow, __u64 before)
 
 	if (!rate)
 		rate = initial_rate(now->srtt_us, now->cwnd, now->packet_bytes);
-	/* In STARTUP the pacing rate does not fall below the rate used before the first measurement. */
+	/* In STARTUP the pacing rate never falls, not even below the rate that was used before the first measurement.
+	 */
 	if (haul->phase == STARTUP && rate <= before)
 		return before;
 	return graft_larger(rate, now->packet_bytes);
@@ -366,7 +372,9 @@ void BPF_PROG(longhaul_cong_control, struct sock *sk)
 	sk->sk_pacing_rate = rate_of(&flow, sk->sk_pacing_rate);
 }
 
-/* A single loss does not change the window: only too many losses in a round lower `bound`. */
+/* A single loss does not change the window: only too many losses in a round trip lower the estimated bandwidth
+ * (`bound`).
+ */
 SEC("struct_ops")
 __u32 BPF_PROG(longhaul_ssthresh, struct sock *sk)
 {

@@ -14,7 +14,9 @@
 #define PASS 1
 #define DROP 0
 
-/* Sockets of the broker that send a test packet, and whether netfilter accepted the packet. */
+/* State of the broker's sockets that send a test packet: whether netfilter accepted the packet, and its addresses after
+ * netfilter.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -46,7 +48,7 @@ struct {
 	__uint(max_entries, OPENING_VERDICTS);
 } verdicts SEC(".maps");
 
-/* Not inlined, so that BTF contains the enum. */
+/* The function is not inlined, so that the enum is in the object's BTF, where userspace's build finds it. */
 static __noinline int count(enum opening_verdict verdict)
 {
 	add_to(&verdicts, verdict, 1);

@@ -8,7 +8,7 @@
 #define OPENING_HEAD_BYTES 44 /* number of bytes of an IPv6 header without extensions and both TCP ports */
 #define OPENING_DUE	   1024
 
-/* The first packet that a socket in `sent` sent, after netfilter's OUTPUT and POSTROUTING. */
+/* The test packet of a socket, as it left netfilter's chains OUTPUT and POSTROUTING. */
 struct opening_sent {
 	__u32 passed;
 	__u8 head[OPENING_HEAD_BYTES];
@@ -29,7 +29,9 @@ struct opening_due {
 enum opening_verdict {
 	OPENING_OUT, /* OUTPUT has accepted the test packet, which is then dropped */
 	OPENING_IN,  /* INPUT has accepted the test packet, which is then dropped */
-	/* the packet arrived at another interface, so it is not the broker's test packet */
+	/* a packet with the addresses and ports of a test packet arrived at another interface, so it is not the
+	 * broker's
+	 */
 	OPENING_ELSEWHERE,
 	OPENING_NO_SOCKET, /* no socket of the broker exists to assign the packet to, so it is dropped */
 	OPENING_VERDICTS,

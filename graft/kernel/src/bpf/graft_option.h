@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The TCP option by which two hosts agree on grafts: kind 253 with an experiment's ID of 32 bits (RFC
- * 6994). docs/guide/graft.md has the exchange. The header also compiles natively.
+/* The TCP option by which two hosts agree on grafts: kind 253 with an experiment's ID of 32 bits (RFC 6994).
+ * docs/guide/graft.md has the exchange. The header also compiles as native code, for tests.
  */
 #ifndef MILLRACE_GRAFT_OPTION_H
 #define MILLRACE_GRAFT_OPTION_H
@@ -32,7 +32,7 @@ struct graft_option {
 
 _Static_assert(sizeof(struct graft_option) == GRAFT_OPTION_BYTES, "no padding");
 
-/* The result of reading the option from a TCP header. */
+/* The result of reading the TCP option of grafts from a TCP header. */
 enum graft_reading {
 	GRAFT_READ_NONE,
 	GRAFT_READ_BAD,	  /* the option is malformed: it has another length, or an unknown message */

@@ -42,7 +42,7 @@
 #define GRAFT_STORING_SESSIONS 16
 #define GRAFT_FUNCTIONS	       64 /* size of a hook's program array, including the verdict at index 0 */
 #define GRAFT_LIST_MAX	       8  /* largest number of functions in a graft's list */
-/* number of packets whose state (received, given up) is remembered, up to the newest */
+/* number of the latest packets whose state (received, or no longer expected) is remembered */
 #define GRAFT_WINDOW 1024
 
 enum graft_hook {
@@ -52,53 +52,57 @@ enum graft_hook {
 	GRAFT_HOOKS,
 };
 
-/* Why a packet was passed or dropped. Packets with a reason up to GRAFT_NO_FUNCTION pass. */
+/* Reason why a packet was passed or dropped. Packets with a reason from GRAFT_OTHER to GRAFT_NO_FUNCTION are passed. */
 enum graft_reason {
-	GRAFT_OTHER,	   /* the packet belongs to no session */
-	GRAFT_SENT,	   /* the application's packet was sent with a frame */
-	GRAFT_SENT_BY_US,  /* a request or a retransmission that a function sent */
-	GRAFT_LET_IN,	   /* the XDP hook accepted the packet */
-	GRAFT_DELIVERED,   /* delivered to the application without its frame */
-	GRAFT_RECOVERED,   /* delivered, and reconstructed from parity packets */
-	GRAFT_PROTECTED,   /* a parity packet, sent behind the packets that it protects */
-	GRAFT_NO_FUNCTION, /* passed with framing only: a function of the list is not loaded */
-	GRAFT_RESENT,	   /* a request was turned into the requested packet, which was sent */
+	GRAFT_OTHER, /* the packet belongs to no session */
+	GRAFT_SENT,  /* the application's packet was sent with a frame */
+	/* the packet was sent by a packet function: a request for a missing packet, or a retransmission */
+	GRAFT_SENT_BY_US,
+	GRAFT_LET_IN,	 /* the packet functions at XDP accepted the incoming packet */
+	GRAFT_DELIVERED, /* delivered to the application without its frame */
+	GRAFT_RECOVERED, /* a packet was reconstructed from parity packets, and delivered to the application */
+	GRAFT_PROTECTED, /* a parity packet, sent behind the packets that it protects */
+	/* passed, but a function of the graft's list is not loaded, so only the frame was added or removed */
+	GRAFT_NO_FUNCTION,
+	GRAFT_RESENT, /* a request was turned into the requested packet, which was sent */
 	/* a request for a packet that is no longer stored, or a protocol message between both hosts */
 	GRAFT_ANSWERED,
 	GRAFT_MALFORMED, /* the packet has no frame of this version */
 	GRAFT_FORGED,	 /* the frame's tag was not computed with this session's key */
-	/* the packet's epoch is retired, or its list of functions differs from this host's */
+	/* the packet was made with a list of functions that is no longer in use, or that differs from this host's */
 	GRAFT_STALE,
 	GRAFT_DUPLICATE,
 	GRAFT_OLD,	/* the packet is too old to tell whether it is a duplicate */
 	GRAFT_LATE,	/* the packet arrived after one that was sent later */
 	GRAFT_TOO_LONG, /* with its frame, the packet would be too long for the interface */
-	GRAFT_MERGED,	/* one buffer holds several datagrams (UDP_SEGMENT or UDP_GRO) */
+	GRAFT_MERGED,	/* one socket buffer contains several datagrams (UDP_SEGMENT or UDP_GRO) */
 	GRAFT_NO_ROOM,	/* the kernel had no memory */
-	GRAFT_NO_KEYS,	/* the session is sealed, and its hosts have agreed on no keys yet */
+	GRAFT_NO_KEYS,	/* the session is encrypted (sealed), but its hosts have not agreed on keys yet */
 	GRAFT_UNOPENED, /* the datagram was sealed with another key, or changed on the way */
-	GRAFT_REPLAYED, /* a sealed datagram is a replay, or too old to tell */
+	GRAFT_REPLAYED, /* a sealed (encrypted) datagram was received before, or is too old to tell whether it was */
 	/* a fragment, or a packet with unknown headers, that may belong to a sealed session */
 	GRAFT_FRAGMENT,
 	GRAFT_WINDOW_FULL, /* not sent: the window of packets in flight is full */
-	GRAFT_OUT_OF_TURN, /* dropped: an earlier packet is missing, and the function delivers in order */
-	GRAFT_PAUSED,	   /* not sent: the session is about to restart */
-	GRAFT_TOO_FAST,	   /* not sent: too many packets wait for their departure time */
+	/* dropped by a function that delivers packets in order, since an earlier packet is missing */
+	GRAFT_OUT_OF_TURN,
+	GRAFT_PAUSED,	/* not sent: the session is about to restart */
+	GRAFT_TOO_FAST, /* not sent: too many packets wait for their departure time */
 	/* the receiving socket is full: the packet counts as not received, and is requested again */
 	GRAFT_SOCKET_FULL,
 	GRAFT_OTHER_PROTOCOL, /* arrived by UDP although the session uses protocol 253, or the reverse */
-	GRAFT_NO_PATH,	      /* not sent: the path named by the packet's mark does not exist */
+	GRAFT_NO_PATH, /* not sent: the packet mark selects a path of the session that does not exist */
 	GRAFT_REASONS,
 };
 
 enum graft_kind {
 	GRAFT_DATA,
-	GRAFT_REQUEST,	/* requests the packet whose number is in the frame */
-	GRAFT_LAST,	/* states the number of the sender's next packet, when the sender has been silent */
-	GRAFT_ACK,	/* acknowledgement, with payload struct graft_ack */
-	GRAFT_GONE,	/* answers a request: the packet whose number is in the frame is no longer stored */
-	GRAFT_PARITY,	/* parity packet of a block; the frame has the number of the block's last packet */
-	GRAFT_RETURNED, /* recovered data, injected into this host's receive path; never on the wire */
+	GRAFT_REQUEST, /* requests the packet whose number is in the frame */
+	GRAFT_LAST,    /* states the number of the sender's next packet, when the sender has been silent */
+	GRAFT_ACK,     /* acknowledgement of received packets, with payload struct graft_ack */
+	GRAFT_GONE,    /* answers a request: the packet whose number is in the frame is no longer stored */
+	GRAFT_PARITY,  /* parity packet of a block; the frame has the number of the block's last packet */
+	/* packet that this host has recovered and injected into its own receive path; never on the wire */
+	GRAFT_RETURNED,
 	GRAFT_SAYS = 8, /* kinds from this value on are messages between the daemons */
 	GRAFT_KINDS = 16,
 };
@@ -115,7 +119,7 @@ struct graft_frame {
 #define GRAFT_MAGIC	  0x67
 #define GRAFT_VERSION	  2
 #define GRAFT_FRAME_BYTES 16
-#define GRAFT_SEAL_BYTES  24 /* bytes that sealing adds to a datagram */
+#define GRAFT_SEAL_BYTES  24 /* bytes that encryption (sealing) adds to a datagram */
 
 /* A session's state that all functions share. It stays when the session changes its list of functions, and with it the
  * epoch. Packet numbers start at 0 and wrap around.
@@ -126,19 +130,19 @@ struct graft_shared {
 	__u64 sent_ns;
 	/* state of each of the latest packets: packet number plus GRAFT_SEEN or GRAFT_GIVEN_UP */
 	__u64 seen[GRAFT_WINDOW];
-	/* Incoming: all packets below this number were received or given up. A function calls graft_advance()
-	 * before it reads this.
+	/* Incoming: all packets below this number were received, or are no longer expected. A function calls
+	 * graft_advance() before it reads this.
 	 */
 	__u32 complete;
 	__u32 begun;
-	__u32 birth; /* changes whenever the session starts and its packet numbers begin at 0 */
+	__u32 birth; /* number that changes whenever the session starts anew, with packet number 0 */
 	/* Incoming: first packet number that the sender's current list of functions has sent; see
 	 * graft_turn()
 	 */
 	__u32 turned;
 	/* The fields below describe outgoing packets, as the peer's acknowledgements reported them. */
-	__u32 acked;	 /* the peer has received or given up all packets below this number */
-	__u32 delivered; /* number of packets that the peer has received or given up, modulo 2^32 */
+	__u32 acked; /* all packets below this number were received by the peer, or are no longer expected by it */
+	__u32 delivered; /* number of packets that the peer has received or no longer expects, modulo 2^32 */
 	__u32 losses;	 /* number of losses counted so far, at most one in a round trip */
 	__u32 recover;	 /* number of the next packet when the latest loss was counted */
 	__u32 room;	 /* the receiver has buffer space for packets below this number */
@@ -150,8 +154,8 @@ struct graft_shared {
 	__u64 went_ns[GRAFT_WINDOW];
 	__u64 leaves_ns; /* earliest departure time of the next packet, ns, if a function paces */
 	__u32 epoch_in;	 /* epoch (0 or 1) of the newest received packet */
-	/* Size of the window when it refused a packet, in packets; 0: no refused sender waits for a
-	 * notification.
+	/* Limit of packets in flight, in packets, when the function `window` last refused a packet; 0: no application
+	 * waits to be told that it can send again.
 	 */
 	__u32 refused;
 };
@@ -163,7 +167,10 @@ struct graft_shared {
 struct graft_work {
 	__u64 list; /* functions still to run: a byte for each, the next one in the lowest byte */
 	__u64 now_ns;
-	__u64 start_ns; /* time at which timing of the packet began, ns; 0: the packet is not timed */
+	/* time at which the dispatcher began to handle the packet, to measure the CPU time of the functions, ns; 0: not
+	 * measured
+	 */
+	__u64 start_ns;
 	__u64 key[2];
 	__u32 session;
 	enum graft_reason reason;
@@ -179,32 +186,40 @@ struct graft_work {
 	__u32 ip_at;	 /* offset of the IP header in the link-layer frame */
 	__u32 udp_at;
 	__u32 payload_bytes; /* bytes of the application's payload */
-	__u32 mark;	     /* mark of packets that functions send; such packets get no second frame */
-	__u32 limit;	     /* number of packets that may be in flight; 0: no function set a limit */
-	__u8 is_sealed;	     /* 1: the session is sealed, so the packet is sealed after the last function */
-	__u8 current;	     /* index of the running function in its program array */
-	/* at GRAFT_TX: index of a function that will send its own packet behind this one */
+	/* packet mark (skb->mark) of packets that functions send, by which TC egress adds no graft frame to them again
+	 */
+	__u32 mark;
+	__u32 limit;	/* number of packets that may be in flight; 0: no function set a limit */
+	__u8 is_sealed; /* 1: the session is sealed, so the packet is sealed after the last function */
+	__u8 current;	/* index of the running function in its program array */
+	/* at GRAFT_TX: index of a function that will send a packet of its own after this packet; 0: none */
 	__u8 again;
-	/* which of the function's own packets is made now: 1, 2, ...; 0: the application's packet */
+	/* number of the function's own packet that is made at present: 1, 2, ...; 0: the packet is the application's */
 	__u8 behind;
 	__u8 is_kept;	   /* at GRAFT_TX: 1 if the packet was stored for retransmission or parity */
-	__u8 was_given_up; /* at GRAFT_RX: 1 if the packet had been given up before it arrived */
-	/* at GRAFT_RX: 1 if another function than `number` marks the packet as received */
+	__u8 was_given_up; /* at GRAFT_RX: 1 if the packet arrived after the receiver had stopped expecting it */
+	/* at GRAFT_RX: 1 if not the function `number` but a later one marks the packet as received */
 	__u8 is_marked_later;
 	/* at GRAFT_REPAIR: 1 if this host recovered the packet and injected it */
 	__u8 is_returned;
-	__u8 tells_room;   /* 1: the session's daemon is notified when a refused sender may send again */
+	/* 1: after the function `window` has refused a packet, the daemon is notified when the application may send
+	 * again
+	 */
+	__u8 tells_room;
 	__u8 reserved;	   /* always 0, so that later fields keep their offsets */
 	__u8 protocol;	   /* IP protocol that the packet arrived with: UDP or 253 */
 	__u8 wire;	   /* IP protocol of the session on the wire */
 	__u16 protocol_at; /* offset of the IP protocol byte in the link-layer frame */
-	__u8 has_paths;	   /* 1: the session has several paths */
-	__u8 path;	   /* number of the session's path by which the packet arrived */
+	__u8 has_paths;	   /* 1: the session uses several network paths */
+	__u8 path;	   /* number of the session's network path by which the packet arrived */
 	/* Used at GRAFT_TX for the qdisc fq, which sends a packet at its departure time. The verdict sets
 	 * that time, since the packet may still be dropped before.
 	 */
-	__u32 takes_ns;	 /* ns from this packet's departure to the next one's; 0: no function paces */
-	__u32 spare_ns;	 /* unused sending time, ns; a burst may depart that much earlier */
+	__u32 takes_ns; /* ns from this packet's departure to the next one's; 0: no function paces */
+	/* time by which the packet may depart earlier than its pacing interval requires, ns, so that a burst can follow
+	 * a pause
+	 */
+	__u32 spare_ns;
 	__u64 leaves_ns; /* departure time of this packet, ns; 0: at once */
 };
 
@@ -246,8 +261,8 @@ static __always_inline struct graft_shared *graft_shared(const struct graft_work
 	return bpf_map_lookup_elem(&shared, &session);
 }
 
-/* Returns how many bytes are added to a packet after the last function: the frame, and the seal if there is
- * one.
+/* Returns how many bytes are added to a packet after the last function: the frame, and if the session is sealed what
+ * encryption adds.
  */
 static __always_inline __u32 graft_more_bytes(const struct graft_work *work)
 {
@@ -269,8 +284,8 @@ static __always_inline int graft_is_missing(const struct graft_shared *shared, _
 	return seen != (GRAFT_SEEN | number) && seen != (GRAFT_GIVEN_UP | number);
 }
 
-/* Notes that the sender has switched to the list of functions of another epoch. Packets from this number on
- * were sent by the new list. Earlier ones that are missing are still repaired as the old list requires.
+/* Records that the sender has switched to another list of functions, which it uses from this packet number on. Missing
+ * packets with lower numbers are still treated as the previous list requires.
  */
 static __always_inline void graft_turn(struct graft_shared *shared, __u32 number, __u32 epoch)
 {
@@ -280,7 +295,8 @@ static __always_inline void graft_turn(struct graft_shared *shared, __u32 number
 	shared->epoch_in = epoch;
 }
 
-/* Returns whether a missing packet was sent by the same list of functions as the current packet. */
+/* Returns whether the sender used the same list of functions for the packet with this number as for the current packet.
+ */
 static __always_inline int graft_is_own(const struct graft_shared *shared, const struct graft_work *work,
 					__u32 number)
 {
@@ -297,8 +313,7 @@ static long graft_advance_once(__u32 index, struct graft_shared **shared)
 	return 0;
 }
 
-/* Advances `complete` to the first missing packet. Packets older than the latest GRAFT_WINDOW count as given
- * up.
+/* Advances `complete` to the first missing packet. Packets older than the latest GRAFT_WINDOW are no longer expected.
  */
 static __always_inline void graft_advance(struct graft_shared *shared)
 {
@@ -320,7 +335,8 @@ static __always_inline void graft_advance(struct graft_shared *shared)
 
 struct graft_migrate_call {
 	__u32 session;
-	__u32 hooks; /* bitmap of the hooks (1 << enum graft_hook) whose part of the state is converted */
+	/* bitmap of the hooks (1 << enum graft_hook) for which the state that their programs use is converted */
+	__u32 hooks;
 	__u32 error; /* set to not 0 if the state cannot be converted */
 };
 
@@ -328,8 +344,8 @@ struct graft_migrate_call {
 #define GRAFT_PASS_repair -1
 #define GRAFT_PASS_rx	  2 /* return value of XDP programs that pass a packet: XDP_PASS */
 
-/* Runs the next function, or the verdict after the last one. If the function is not loaded, the verdict
- * follows at once.
+/* Runs the next function of the list, or after the last one the hook's verdict program. If the next function is not
+ * loaded, the verdict program runs at once.
  */
 #define graft_next(ctx, hook, work)                                  \
 	({                                                           \
@@ -345,7 +361,7 @@ struct graft_migrate_call {
 		GRAFT_PASS_##hook;                                   \
 	})
 
-/* Ends the list of functions with a reason, and runs the verdict. */
+/* Skips the remaining functions of the list, and runs the hook's verdict program with this reason. */
 #define graft_done(ctx, hook, work, why)                 \
 	({                                               \
 		(work)->reason = why;                    \

@@ -13,7 +13,8 @@
 #include "graft.h"
 
 struct pcc_config {
-	__u32 trial_permille;	/* permille by which a trial's rate differs from the current rate */
+	/* permille by which the rate of each of the two trials is above or below the current rate */
+	__u32 trial_permille;
 	__u32 latency_permille; /* coefficient b (latency) of the utility */
 	__u32 loss_permille;	/* coefficient c (loss) of the utility */
 	__u32 step_permille;	/* permille by which the rate changes at a utility gradient of 1 */
@@ -29,9 +30,9 @@ const volatile struct pcc_config config = {
 
 #define TRIALS 2
 
-/* STARTUP doubles the rate until the utility falls, and DRAIN empties the queue. FIRST and SECOND send the
- * two trials, and WAIT sends at the current rate until both trials are evaluated. FIRST follows again, or
- * STARTUP if the rate is far too low.
+/* STARTUP doubles the rate until the utility falls, and DRAIN empties the queue. FIRST and SECOND send the two trials,
+ * and WAIT sends at the current rate until both trials are evaluated. After WAIT comes FIRST again, or STARTUP if the
+ * rate is far too low.
  */
 enum phase {
 	STARTUP,
@@ -41,41 +42,47 @@ enum phase {
 	WAIT, /* sends at the current rate until both trials are evaluated */
 };
 
-/* Measured loss and delay of a trial, or of a round of STARTUP. */
+/* Measured loss and delay of a trial, or of one round trip of phase STARTUP. */
 struct outcome {
 	__u32 sent;
 	__u32 lost;
-	__s32 growth_ppm; /* growth of the round trip, us per second */
+	__s32 growth_ppm; /* growth of the round-trip time during the trial, us per second */
 };
 
 struct pcc {
 	__u64 rate;	/* current rate, bytes/s */
 	__u64 since_us; /* time at which the phase began, us */
 	__u64 judged_since_us;
-	__s64 best; /* best utility of any round of STARTUP so far */
-	/* The trial that is being evaluated: its range of packets, and the round trips in each half of it. */
+	__s64 best; /* highest utility of any round trip of phase STARTUP so far */
+	/* The trial that is being evaluated: its range of packets, and the sum and number of round-trip samples in each
+	 * half of the trial.
+	 */
 	__u32 from;
 	__u32 until;
 	__u32 delivered; /* value of `delivered` when the evaluated trial began */
 	__u32 lost;	 /* value of `lost` when the evaluated trial began */
 	__u64 rtt_sum_us[2];
 	__u16 rtts[2];
-	/* start of the first trial, start of the second, and end of both, in packets sent */
+	/* numbers of packets sent until the first trial began, until the second one began, and until the second one
+	 * ended
+	 */
 	__u32 bound[TRIALS + 1];
 	struct outcome first;
 	__u8 phase;
 	__u8 trial;	/* number of the trial that is being evaluated; 0: none yet */
 	__u8 is_lower;	/* 1: the first trial has the lower rate, the second one the higher */
 	__u8 is_usable; /* 1: both trials were really sent at their rates */
-	__u8 worse;	/* number of consecutive rounds of STARTUP in which the utility fell */
+	__u8 worse;	/* number of consecutive round trips of STARTUP in which the utility did not grow */
 	__s8 steps;	/* number of consecutive rate changes in one direction; negative: downwards */
 };
 
 _Static_assert(sizeof(struct pcc) <= GRAFT_STATE_BYTES, "room in the socket");
 
-#define ONE		  1024
-#define STEPS_MAX	  6
-#define STEPS_ASTRAY	  4 /* number of increases without a queue after which the rate counts as far too low */
+#define ONE	  1024
+#define STEPS_MAX 6
+/* number of consecutive increases of the rate, without a queue on the path, after which the rate counts as far too low
+ */
+#define STEPS_ASTRAY	  4
 #define USUAL_LOSS_PART	  20
 #define TRIAL_PACKETS_MIN 8
 #define WINDOW_MIN	  10
@@ -161,7 +168,7 @@ static __always_inline void begin_startup(struct pcc *pcc, const struct moment *
 	pcc->worse = 0;
 	pcc->steps = 0;
 	begin(pcc, now, STARTUP);
-	/* The first round ends when a packet that is sent from now on was delivered or lost. */
+	/* The first evaluation of STARTUP takes place when a packet that is sent from now on was delivered or lost. */
 	judge_until(pcc, now, now->sent + 1);
 }
 
@@ -282,8 +289,8 @@ static __always_inline __s64 weighed(__u32 permille, __u64 ppm)
 	return permille * ppm / 1000 * ONE / PPM;
 }
 
-/* Returns the utility of a round of STARTUP. The first rounds are short, so loss that chance explains is not
- * counted.
+/* Returns the utility of one round trip of phase STARTUP. The first ones have few packets, so a loss rate that random
+ * losses can explain is not counted.
  */
 __noinline __s64 pcc_utility(__u64 kbit, const struct outcome *it)
 {
@@ -302,16 +309,16 @@ __noinline __s64 pcc_utility(__u64 kbit, const struct outcome *it)
 	return worth * (__s64)kbit;
 }
 
-/* Returns a difference between both trials per unit of relative rate, multiplied by a coefficient in
- * permille. The trials' rates differ by twice `trial_permille`.
+/* Divides a difference between the measurements of both trials by the relative difference of their rates, which is
+ * twice `trial_permille`. Returns the quotient times a coefficient in permille.
  */
 static __always_inline __s64 by_rate(__u32 permille, __s64 ppm)
 {
 	return graft_sign(ppm) * (weighed(permille, graft_magnitude(ppm)) * 500ULL / config.trial_permille);
 }
 
-/* Returns the difference between the trials' loss shares in ppm; 0 if chance explains it. The standard
- * deviation of a count is its square root.
+/* Returns the difference between the loss rates of both trials in ppm; 0 if it is within two standard deviations. The
+ * standard deviation of a count is its square root.
  */
 static __always_inline __s64 loss_difference(const struct outcome *higher, const struct outcome *lower)
 {
@@ -376,7 +383,7 @@ static __always_inline void begin_trials(struct pcc *pcc, const struct moment *n
 	begin(pcc, now, FIRST);
 }
 
-/* Ends a round of STARTUP, which covers the packets sent in the previous round trip. */
+/* Evaluates one round trip of phase STARTUP: the packets that were sent in the previous round trip. */
 __noinline int pcc_end_round(struct flow *flow)
 {
 	struct outcome it = {};
@@ -390,7 +397,7 @@ __noinline int pcc_end_round(struct flow *flow)
 	pcc = &flow->pcc;
 	now = &flow->now;
 	spent = graft_at_least_1(now->us - pcc->judged_since_us);
-	/* `rate` is the delivery rate that was measured in the round, bytes/s. */
+	/* `rate` is the delivery rate that was measured in the evaluated round trip, bytes/s. */
 	rate = (__u64)(now->delivered - pcc->delivered) * now->packet_bytes * PPM / spent;
 	pcc_judge(flow, &it);
 	worth = pcc_utility(kbit_of((__u64)it.sent * now->packet_bytes * PPM / spent), &it);

@@ -48,7 +48,9 @@ struct bpf_iter__tcp {
 	struct sock_common *sk_common;
 } GRAFT_KERNEL;
 
-/* The settings that sockets_set applies. Userspace writes them before it runs the iterator. */
+/* The argument of the iterator sockets_set: which sockets it changes, and their new settings. Userspace writes it
+ * before it runs the iterator.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -132,7 +134,9 @@ static __always_inline bool fits(const struct graft_rule *rule, const struct gra
 
 	if (port < rule->first_port || port > rule->last_port)
 		return false;
-	/* A listener has no peer, so it matches any rule for servers whose ports include its own. */
+	/* A listening socket has no peer address, so it matches any rule for servers whose port range includes its
+	 * port.
+	 */
 	if (is_listener)
 		return rule->side == GRAFT_SERVER;
 	for (int i = 0; i < 4; i++)
@@ -169,7 +173,9 @@ static __attribute__((noinline)) int apply(struct tcp_sock *tp, const struct gra
 	__builtin_memcpy(congestion, rule->congestion, sizeof(congestion));
 	/* The kernel reads the congestion control's name up to a zero byte. */
 	congestion[GRAFT_NAME_BYTES - 1] = 0;
-	/* The settings are applied one after another; the first error ends the change of this socket. */
+	/* The settings are applied one after another; after the first error, this socket's further settings are not
+	 * changed.
+	 */
 	if (rule->set & GRAFT_SET_CONGESTION)
 		error = bpf_setsockopt(tp, SOL_TCP, TCP_CONGESTION, congestion, sizeof(congestion));
 	if (!error && rule->set & GRAFT_SET_PACING)

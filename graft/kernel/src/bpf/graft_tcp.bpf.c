@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Grafts for unmodified TCP applications: agrees with peers in TCP options, and changes settings of this
- * host's sockets.
+/* Applies rules to the sockets of unmodified TCP applications: agrees on a rule with the peer by TCP options in the
+ * handshake, and changes settings of this host's socket.
  *
  * Connections that no rule matches are not affected. The program always returns 1, so it leaves every
  * decision to other programs of the cgroup. All state of a connection is in the socket's storage and ends
@@ -43,9 +43,9 @@ struct {
 	__array(values, struct nothing);
 } barrier SEC(".maps");
 
-/* A client's socket moves from OFFERING (its SYN has the option) to CONFIRMING (the server answered; ACKs
- * repeat the option until the server sends) to DONE. Without an answer it moves to DONE at once. A listener
- * is always DONE.
+/* A client's socket moves from OFFERING (its SYN has the TCP option of grafts) to CONFIRMING (the server answered; ACKs
+ * repeat the option until the server sends a packet) to DONE. If the SYN-ACK has no answer, it moves to DONE at once. A
+ * listening socket is always DONE.
  */
 enum phase {
 	OFFERING = 1,
@@ -56,14 +56,14 @@ enum phase {
 struct socket_state {
 	__u32 rule;
 	__u32 phase;
-	__be32 answer; /* identity of the graft in the server's answer */
-	/* 1: another program had set the socket's callback flag before, so this program does not clear that
-	 * flag
+	__be32 answer; /* identity (hash) of the server's graft, from the option in the SYN-ACK */
+	/* 1: another BPF program had already set the callback flag (BPF_SOCK_OPS_...) of the socket, so this program
+	 * does not clear that flag
 	 */
 	__u8 had_write_flag;
 	__u8 had_parse_flag;
 	__u8 no_room;
-	__u8 sent; /* 1: a SYN with the option was sent; repeated SYNs do not have the option */
+	__u8 sent; /* 1: a SYN with the TCP option was sent; retransmitted SYNs do not have the option */
 	__u8 withheld;
 	__u8 unbound;
 	__u8 pad[2];
@@ -77,7 +77,7 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
 } states SEC(".maps");
 
-/* The connecting process of sockets whose connection began while a rule had a condition on the process.
+/* The process that called connect() for a socket. A socket has an entry only if a rule needed the process at that time.
  * Accepted sockets have no entry.
  */
 struct {
@@ -87,8 +87,8 @@ struct {
 	__type(value, struct caller);
 } callers SEC(".maps");
 
-/* 1 if a rule has a condition on the process, or a choice. Both the list of rules in force and the next list count.
- * Userspace writes this value.
+/* 1 if a rule has a condition on the process, or leaves the congestion control to userspace's model (`choice`). This
+ * includes the rules of the list that will be in force next. Userspace writes this value.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -97,7 +97,7 @@ struct {
 	__uint(max_entries, 1);
 } asks_who SEC(".maps");
 
-/* The outcome of the latest connection with each peer, by the peer's address. */
+/* The outcome of the agreement on the latest connection with each peer, by the peer's address. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, __u32[4]);
@@ -116,7 +116,7 @@ struct {
 	__uint(max_entries, GRAFT_BOUND);
 } bound SEC(".maps");
 
-/* Records of how the latest handshakes went. */
+/* Records of the latest handshakes: whether the hosts agreed on a rule, or the reason why not. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct graft_connection_key);
@@ -124,8 +124,8 @@ struct {
 	__uint(max_entries, GRAFT_PEERS);
 } connections SEC(".maps");
 
-/* Time at which a SYN with an offer was last left unanswered, because of SYN cookies or missing header space;
- * 0: never.
+/* Time at which this host last did not answer an offer in a SYN, because of SYN cookies or missing header space; 0:
+ * never.
  */
 __u64 unanswered_ns;
 
@@ -158,7 +158,7 @@ struct search {
 	const struct ends *ends;
 	const struct caller *caller;
 	__u32 first;
-	__u32 found; /* index of the matching rule; GRAFT_RULES: none matches */
+	__u32 found; /* index of the first rule that matches; GRAFT_RULES: no rule matches */
 };
 
 static long look_at(__u32 index, struct search *search)
@@ -181,8 +181,8 @@ static __always_inline const struct caller *caller_of(struct bpf_sock_ops *ctx)
 	return sk ? bpf_sk_storage_get(&callers, sk, 0, 0) : 0;
 }
 
-/* Returns the index of the first rule that matches, or GRAFT_RULES. With bpf_loop the verifier checks the
- * loop's body only once.
+/* Returns the index of the first rule that matches the connection, or GRAFT_RULES if none does. With bpf_loop the
+ * verifier checks the loop's body only once.
  */
 __noinline int graft_find_rule(struct bpf_sock_ops *ctx, const struct ends *ends)
 {
@@ -206,7 +206,7 @@ static __always_inline const struct graft_rule *find_rule(struct bpf_sock_ops *c
 	return *index < GRAFT_RULES ? rule_at(*index) : 0;
 }
 
-/* Reads the peer's option from the current packet. Returns enum graft_reading. */
+/* Reads the TCP option of grafts from the peer's packet that is handled at present. Returns enum graft_reading. */
 __noinline int graft_read_option(struct bpf_sock_ops *ctx, struct graft_option *option, __u64 flags)
 {
 	__u8 *bytes = (__u8 *)option;
@@ -250,7 +250,7 @@ static __always_inline struct socket_state *state_of(struct bpf_sock_ops *ctx, _
 	return sk ? bpf_sk_storage_get(&states, sk, 0, flags) : 0;
 }
 
-/* Applies a rule's settings to this host's socket. */
+/* Applies a rule's settings to the socket of the connection on this host. */
 __noinline int graft_apply(struct bpf_sock_ops *ctx, const struct graft_rule *rule)
 {
 	char congestion[GRAFT_NAME_BYTES];
@@ -292,7 +292,7 @@ static __always_inline void set_socket(struct bpf_sock_ops *ctx, const struct gr
 		graft_choose(ctx, ends, rule->choice);
 }
 
-/* How a handshake went: the argument of graft_conclude(). */
+/* The result of a connection's handshake, as graft_conclude() records it. */
 struct conclusion {
 	struct ends ends;
 	__u32 outcome; /* outcome, enum graft_outcome */
@@ -329,7 +329,7 @@ static __always_inline void remember(const struct conclusion *it)
 	bpf_map_update_elem(&peers, peer, &fresh, BPF_ANY);
 }
 
-/* Records how the handshake went, so that userspace can compare the record with the peer's. */
+/* Records the result of the handshake, so that userspace can compare the record with the peer's. */
 static __always_inline void record(struct bpf_sock_ops *ctx, const struct conclusion *it)
 {
 	bool is_client = it->ends.side == GRAFT_CLIENT;
@@ -363,7 +363,7 @@ __noinline int graft_conclude(struct bpf_sock_ops *ctx, const struct conclusion 
 	return 0;
 }
 
-/* Returns whether the rule permits to ask this peer for an agreement now. */
+/* Returns whether this host may send the peer an offer to agree on this rule now. */
 __noinline int graft_may_ask(const struct graft_rule *rule, __u32 index, const struct ends *ends)
 {
 	const struct graft_bound *peer;
@@ -409,7 +409,9 @@ static __always_inline bool was_resent(const struct ends *ends)
 	return known && known->resent_ns && bpf_ktime_get_ns() - known->resent_ns < WITHHOLD_NS;
 }
 
-/* Stores the time of the SYN, for events about the connection. A socket may connect again after a failure. */
+/* Stores the time of the SYN, for events about the connection. An older time is replaced, since a socket may connect
+ * again after a failure.
+ */
 static __always_inline void note_beginning(struct bpf_sock_ops *ctx, __u32 rule)
 {
 	struct bpf_sock *sk = ctx->sk;
@@ -422,8 +424,8 @@ static __always_inline void note_beginning(struct bpf_sock_ops *ctx, __u32 rule)
 		flow->began_ns = bpf_ktime_get_ns();
 }
 
-/* Removes the entry that names a socket's connecting process. The entry is not needed after a rule was found
- * for the connection.
+/* Removes a socket's entry in `callers`. The connecting process is not needed after a rule was found for the
+ * connection.
  */
 static __always_inline void forget_caller(struct bpf_sock_ops *ctx)
 {
@@ -666,8 +668,8 @@ static __always_inline void on_packet(struct bpf_sock_ops *ctx)
 	graft_let_go(ctx, state);
 }
 
-/* Returns whether this server has answered all offers lately. State of single SYNs is not stored, so every
- * connection counts as unanswered shortly after any offer was left unanswered.
+/* Returns whether this server has answered all recent offers in SYNs. No state is stored for single SYNs, so after an
+ * offer without an answer, the answer is uncertain for all connections for a while.
  */
 static __always_inline bool answers(const struct socket_state *listener)
 {
@@ -723,8 +725,8 @@ static __always_inline void on_accepted(struct bpf_sock_ops *ctx)
 		set_socket(ctx, rule, &end.ends);
 }
 
-/* Applies the choice for the connection's path: sets the congestion control, reports the connection's start,
- * and arranges that its end is reported.
+/* Applies the choice of userspace's model for the connection's peer and rule: sets the congestion control, reports the
+ * connection's start, and arranges that its end is reported.
  */
 __noinline int graft_choose(struct bpf_sock_ops *ctx, const struct ends *ends, __u32 rule)
 {
@@ -745,8 +747,8 @@ __noinline int graft_choose(struct bpf_sock_ops *ctx, const struct ends *ends, _
 	/* A redirected socket connects to the broker, which reports the connection itself. */
 	if (flow->picked == GRAFT_PICKED_LED)
 		return 0;
-	/* The time of the SYN is unknown at servers, and at clients whose rule had no choice at the SYN. The
-	 * estimate is one round trip before now.
+	/* The time of the SYN is unknown at servers, and at clients whose rule left nothing to the model at that time.
+	 * It is estimated as one round trip before now.
 	 */
 	if (ends->side == GRAFT_SERVER || !flow->began_ns)
 		flow->began_ns = bpf_ktime_get_ns() - (ctx->srtt_us >> 3) * 1000ULL;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Events for userspace about connections that match a rule with a choice: when they are established, and
- * when they are closed.
+/* Events for userspace about the establishment and the end of connections. Only connections that match a rule with a
+ * `choice` (for userspace's model) are reported.
  */
 #ifndef MILLRACE_GRAFT_TOLD_H
 #define MILLRACE_GRAFT_TOLD_H
@@ -11,7 +11,7 @@
 
 #define AF_INET 2
 
-/* Number of connections or packets, by enum graft_outcome. */
+/* Number of times that each outcome of enum graft_outcome has occurred, on connections or packets. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -31,7 +31,9 @@ static __noinline int count(enum graft_outcome outcome)
 	return 0;
 }
 
-/* The properties that rules match: the peer, the server's port, and whether this host is client or server. */
+/* The properties of a connection that rules match: the peer's address, the server's port, and whether this host is
+ * client or server.
+ */
 struct ends {
 	__u32 peer[4];
 	__u16 port; /* the server's port */
@@ -141,9 +143,9 @@ static __always_inline void tell_ends(struct bpf_sock_ops *ctx, struct graft_tol
 	it->remote_port = bpf_ntohl(remote);
 }
 
-/* Sends an event. bpf_ringbuf_output is used since the verifier of Linux 6.1 forgets that reserved memory is
- * not NULL. Readers poll the buffer, so no wake-up is sent. Not inlined, so that BTF contains the event's
- * type.
+/* Sends an event. bpf_ringbuf_output is used since the verifier of Linux 6.1 forgets that reserved memory is not NULL.
+ * Readers poll the buffer, so no wake-up is sent. The function is not inlined, so that the type of the event is in the
+ * object's BTF.
  */
 static __noinline long tell(const struct graft_told *it)
 {

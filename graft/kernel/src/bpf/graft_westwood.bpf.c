@@ -85,9 +85,9 @@ static __always_inline __u32 path_window(const struct westwood *westwood, __u32 
 	return graft_min(graft_max(window, (__u64)GRAFT_CWND_MIN), (__u64)GRAFT_SSTHRESH_NONE);
 }
 
-/* Returns the window after a loss. If the queue is long, the window without a queue is only a small part of
- * the current one. Congestion controls that keep the queue long would then starve this connection, so at
- * least `keep_percent` of the window remains.
+/* Returns the window after a loss. If the queue is long, the window without a queue is only a small part of the current
+ * one. Other connections whose congestion control keeps the queue long would then starve this one, so at least
+ * `keep_percent` of the window remains.
  */
 SEC("struct_ops")
 __u32 BPF_PROG(westwood_ssthresh, struct sock *sk)

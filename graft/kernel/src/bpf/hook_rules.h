@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Finds the rule for a connection. It also tells which servers refused a connection recently, so that
- * connections to them are not redirected for a while.
+/* Finds the rule that a connection matches. Also contains the map of servers that refused a connection recently, to
+ * which connections are not redirected for a while.
  */
 #ifndef MILLRACE_HOOK_RULES_H
 #define MILLRACE_HOOK_RULES_H
@@ -12,7 +12,9 @@
 
 RULE_LISTS(struct hook_rule, HOOK_RULES);
 
-/* Servers that refused a connection -> time until which they are avoided (CLOCK_MONOTONIC, ns). */
+/* Time until which connections to a server are not redirected (CLOCK_MONOTONIC, ns), by the address and port of a
+ * server that refused a connection.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct hook_end);

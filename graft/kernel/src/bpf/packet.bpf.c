@@ -33,7 +33,9 @@ struct {
 	__type(value, struct packet_session);
 } sessions SEC(".maps");
 
-/* Address pairs between which a session is sealed or uses protocol 253 -> the index of one such session. */
+/* Index of a session that is sealed (encrypted) or uses IP protocol 253, by its two addresses. If several sessions have
+ * the same addresses, it is one of them.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, GRAFT_SESSIONS);
@@ -223,7 +225,9 @@ static __always_inline struct packet_time *time_of(const struct graft_work *work
 	return of ? &of->hooks[hook] : NULL;
 }
 
-/* Starts to time every 64th packet. The time covers functions and framing, but not sealing. */
+/* Starts to measure the processing time of every 64th packet. It covers the functions and adding or removing the frame,
+ * but not encryption (sealing).
+ */
 static __always_inline void start_time(struct graft_work *work, __u32 hook)
 {
 	struct packet_time *time = time_of(work, hook);
@@ -243,8 +247,8 @@ static __always_inline void put_context(struct frame_context *context, const str
 	context->payload_bytes = payload_bytes;
 }
 
-/* Authenticates a frame, and copies its fields to `work`. Returns GRAFT_OTHER if the frame is authentic, or
- * the reason to drop the packet.
+/* Authenticates the graft frame of a packet, and copies its fields to `work`. Returns GRAFT_OTHER if the frame is
+ * authentic, else the reason to drop the packet.
  */
 static __always_inline enum graft_reason prove(struct graft_work *work, const struct packet_session *session,
 					       const struct graft_frame *frame,
@@ -272,10 +276,9 @@ static __always_inline enum graft_reason prove(struct graft_work *work, const st
 
 /* --- The session clock: notifies the daemon of sessions that send nothing --- */
 
-/* A session's clock has three paces. Each sent packet sets FAST, in wind(). Each tick chooses the next pace,
- * in pace_of(): FAST until the session was silent for PACKET_SILENT_NS, then SLOW, or STANDS if the peer has
- * acknowledged everything. Sending a packet races with the tick, so tick() reads sent_ns again after it has
- * stored the pace.
+/* A session's timer has three speeds. Each sent packet sets FAST, in wind(). Each expiry chooses the next speed, in
+ * pace_of(): FAST until nothing was sent for PACKET_SILENT_NS, then SLOW, or STANDS if the peer has acknowledged
+ * everything. Sending a packet races with the expiry, so tick() reads sent_ns again after it has stored the speed.
  */
 enum pace {
 	STANDS, /* no timer runs until the session sends a packet */
@@ -285,7 +288,7 @@ enum pace {
 
 struct packet_clock {
 	struct bpf_timer timer;
-	__u64 period_ns; /* 0: the session has no clock */
+	__u64 period_ns; /* 0: the session needs no timer */
 	__u64 pace;
 };
 
@@ -296,8 +299,7 @@ struct {
 	__type(value, struct packet_clock);
 } clocks SEC(".maps");
 
-/* Sets a session's clock to the fast pace. It is called after `number` has stored the sending time of the
- * packet.
+/* Sets a session's timer to FAST. It is called after the function `number` has stored the sending time of the packet.
  */
 static __always_inline void wind(const struct graft_work *work)
 {
@@ -313,9 +315,8 @@ static __always_inline void wind(const struct graft_work *work)
 
 /* --- TC egress --- */
 
-/* Drops a packet. If a function sends the packet behind the application's packet, the application must not
- * get an error: the packet is redirected to interface 0, which does not exist. (TCX would pass on
- * TC_ACT_STOLEN.)
+/* Drops a packet. If it is a packet that a function sends after the application's packet, the application must not get
+ * an error: the packet is redirected to interface 0, which does not exist. (TCX would pass on TC_ACT_STOLEN.)
  */
 static __always_inline int drop(__u32 is_behind)
 {
@@ -358,7 +359,9 @@ static __noinline int draw_time(struct graft_work *work)
 		    next_ns)
 			break;
 	}
-	/* If all attempts failed, the packet departs at the same time as the previous one. */
+	/* If other CPUs won all attempts, the packet departs at the time that it could not reserve, which another
+	 * packet may have, too.
+	 */
 	work->leaves_ns = at_ns > now_ns ? at_ns : now_ns;
 	return 0;
 }
@@ -369,8 +372,8 @@ static __always_inline void put_time(struct __sk_buff *skb, const struct graft_w
 		bpf_skb_set_tstamp(skb, work->leaves_ns, BPF_SKB_TSTAMP_DELIVERY_MONO);
 }
 
-/* Converts a packet to its form on the wire, and chooses a path if the session has several. Returns the
- * verdict, and sets `reason` if the packet is dropped.
+/* Converts a packet to IP protocol 253 if the session uses it, and chooses a network path if the session has several.
+ * Returns the TC verdict, and sets `reason` if the packet is dropped.
  */
 static __always_inline int leave(struct __sk_buff *skb, const struct graft_work *work,
 				 const struct seal_call *what, __u32 *reason)
@@ -390,7 +393,9 @@ static __always_inline int leave(struct __sk_buff *skb, const struct graft_work 
 	return verdict;
 }
 
-/* marks of one kind are 8 consecutive values, whose lowest three bits are the number of the path */
+/* Each kind of packet mark (skb->mark) is a range of 8 consecutive values. The lowest three bits are the number of a
+ * network path.
+ */
 #define MARKS 8
 
 static __always_inline int is_marked(const struct __sk_buff *skb, __u32 mark)
@@ -398,8 +403,8 @@ static __always_inline int is_marked(const struct __sk_buff *skb, __u32 mark)
 	return (skb->mark & ~(MARKS - 1)) == mark;
 }
 
-/* Sends a packet that a function or the daemon made, and which already has a frame. Meanwhile `works` holds
- * the state of another packet: the one that the function was processing.
+/* Sends a packet that a function or the daemon made, and which already has a frame. Meanwhile `works` contains the
+ * state of another packet: the one that the function is processing.
  */
 static __always_inline int pass_own(struct __sk_buff *skb, const struct packet_session *session,
 				    const struct udp_packet *packet)
@@ -419,8 +424,7 @@ static __always_inline int pass_own(struct __sk_buff *skb, const struct packet_s
 	if (!work)
 		return TC_ACT_SHOT;
 	skb->mark = 0;
-	/* A packet that a function made departs at the same time as the packet that the function was
-	 * processing.
+	/* A packet that a function made departs at the same time as the packet that the function is processing.
 	 */
 	put_time(skb, work);
 	if (session->is_sealed)
@@ -474,7 +478,7 @@ int packet_tx(struct __sk_buff *skb)
 
 	if (!work)
 		goto other;
-	/* The packet has passed this program before, which redirected it to the interface of its path. */
+	/* This program has handled the packet before, and has redirected it to the interface of its network path. */
 	if (skb->mark == config.path_mark + PACKET_PATHS) {
 		skb->mark = 0;
 		return PASS_ON;
@@ -568,8 +572,8 @@ static __always_inline void conclude(const struct graft_work *work, __u32 hook, 
 	take_time(work, hook);
 }
 
-/* Sends a copy of the packet now, since a function wants to send a packet of its own behind it. That function
- * then runs again, and turns the packet in the buffer into its own packet.
+/* Sends a copy of the application's packet now, since a function wants to send a packet of its own after it. That
+ * function then runs again, and turns the packet in the socket buffer into its own packet.
  */
 static __always_inline int follow(struct __sk_buff *skb, struct graft_work *work)
 {
@@ -578,9 +582,9 @@ static __always_inline int follow(struct __sk_buff *skb, struct graft_work *work
 
 	work->again = 0;
 	work->start_ns = 0;
-	/* The mark tells packet_tx that the copy already has its frame. */
+	/* The packet mark tells packet_tx that the copy already has its graft frame. */
 	skb->mark = work->mark;
-	/* bpf_clone_redirect runs packet_tx for the copy within this call, and the copy is sent. */
+	/* bpf_clone_redirect sends the copy, and calls packet_tx for it before it returns. */
 	failed = bpf_clone_redirect(skb, skb->ifindex, 0) < 0;
 	work->leaves_ns = 0;
 	if (failed)
@@ -607,7 +611,7 @@ int packet_tx_done(struct __sk_buff *skb)
 	/* The frame is added after all functions, since they may have changed the packet. */
 	if (goes_on(reason))
 		reason = send_framed(skb, work);
-	/* The session's clock has to run, since the acknowledgement of this packet may be lost. */
+	/* The session's timer has to run, since the acknowledgement of this packet may be lost. */
 	if (goes_on(reason))
 		wind(work);
 	if (goes_on(reason) && work->takes_ns) {
@@ -700,8 +704,8 @@ int packet_repair_done(struct __sk_buff *skb)
 		hear(work);
 	}
 	conclude(work, GRAFT_REPAIR, reason);
-	/* The function has turned the request into its answer, with source and destination swapped. The
-	 * answer is sent by the interface where the request arrived.
+	/* A function has changed the received request into the packet that answers it, with source and destination
+	 * swapped. This packet is sent by the interface where the request arrived.
 	 */
 	if (reason == GRAFT_RESENT)
 		return bpf_redirect(skb->ifindex, 0);
@@ -805,8 +809,8 @@ int packet_rx_opened(struct xdp_md *ctx)
 
 /* --- TC ingress --- */
 
-/* Prepares a packet whose checksum the interface has still to complete (CHECKSUM_PARTIAL). Opening or
- * restoring UDP has stored a complete checksum, which is replaced by the pseudo header's.
+/* Prepares a packet whose UDP checksum is still to be completed by an interface (CHECKSUM_PARTIAL). Decryption, or the
+ * conversion from IP protocol 253, has stored a complete checksum, which is replaced by that of the pseudo header.
  */
 static __always_inline int put_partial_checksum(struct __sk_buff *skb, const struct graft_work *work,
 						const struct udp_packet *packet)
@@ -817,8 +821,8 @@ static __always_inline int put_partial_checksum(struct __sk_buff *skb, const str
 	return bpf_skb_store_bytes(skb, CHECK_AT(work), &check, sizeof(check), 0);
 }
 
-/* Accepts a packet that this host has recovered and injected. The mark proves its origin, since no other
- * sender can set it.
+/* Accepts a packet that this host has recovered and injected. Its packet mark proves its origin, since no other sender
+ * can set this mark.
  */
 static __always_inline int take_returned(struct __sk_buff *skb, struct graft_work *work)
 {
@@ -857,7 +861,9 @@ int packet_repair(struct __sk_buff *skb)
 	/* GRO has merged several datagrams, so their frames are now inside the payload. */
 	if (skb->gso_segs > 1)
 		return graft_done(skb, repair, work, GRAFT_MERGED);
-	/* XDP may have changed protocol 253 to UDP, so UDP is also accepted for a session of protocol 253. */
+	/* The XDP program may have converted the packet from protocol 253 to UDP, so UDP is also accepted for a session
+	 * of protocol 253.
+	 */
 	if (work->protocol != IPPROTO_UDP && session->protocol == IPPROTO_UDP)
 		return graft_done(skb, repair, work, GRAFT_OTHER_PROTOCOL);
 	if (work->protocol != IPPROTO_UDP && wire_in_skb(skb, work, packet.udp_bytes))
@@ -913,8 +919,8 @@ static __noinline int put_tick(struct packet_tick *event, const struct graft_sha
 	return 0;
 }
 
-/* Returns the next pace of a session's clock. A session that was silent for PACKET_SILENT_NS needs no clock
- * if the peer has acknowledged everything, and a slow one otherwise.
+/* Returns the next speed of a session's timer. If nothing was sent for PACKET_SILENT_NS, the timer stops if the peer
+ * has acknowledged everything, and is slow otherwise.
  */
 static __always_inline __u64 pace_of(const struct graft_shared *state, __u64 silent_ns)
 {
@@ -925,8 +931,8 @@ static __always_inline __u64 pace_of(const struct graft_shared *state, __u64 sil
 	return state->acked == state->next ? STANDS : SLOW;
 }
 
-/* Runs at each tick of a session's clock. The kernel cancels the timers when the map's last file descriptor
- * is closed, even after a kill.
+/* Runs at each expiry of a session's timer. The kernel cancels the timers when the map's last file descriptor is
+ * closed, even after a kill.
  */
 static int tick(void *map, __u32 *session, struct packet_clock *clock)
 {
@@ -935,7 +941,7 @@ static int tick(void *map, __u32 *session, struct packet_clock *clock)
 	struct packet_tick *event = NULL;
 	__u64 sent_ns, silent_ns, pace;
 
-	/* The daemon has stopped the session's clock, so the timer is not started again. */
+	/* The daemon has stopped the session's timer, so it is not started again. */
 	if (!clock->period_ns || !state)
 		return 0;
 	sent_ns = READ_ONCE(state->sent_ns);
@@ -948,8 +954,7 @@ static int tick(void *map, __u32 *session, struct packet_clock *clock)
 		bpf_ringbuf_submit(event, 0);
 	}
 	__sync_lock_test_and_set(&clock->pace, pace);
-	/* A packet sent at this moment may have seen the previous pace FAST, and then has not started the
-	 * timer.
+	/* A packet that another CPU has sent meanwhile may have found the timer at FAST, and then has not started it.
 	 */
 	if (READ_ONCE(state->sent_ns) != sent_ns)
 		clock->pace = pace = FAST;
@@ -961,8 +966,8 @@ static int tick(void *map, __u32 *session, struct packet_clock *clock)
 #define MONOTONIC 1
 #define EBUSY	  16
 
-/* Sets a session's clock; userspace runs this program. `error` is what the kernel's timer functions returned.
- * Since Linux 6.18 the kernel allocates a timer without waiting for locks, so ENOMEM may be temporary.
+/* Starts or stops a session's timer; userspace runs this program. `error` is what the kernel's timer functions
+ * returned. Since Linux 6.18 the kernel allocates a timer without waiting for locks, so ENOMEM may be temporary.
  */
 SEC("syscall")
 int packet_clock(struct packet_clock_call *call)

@@ -7,9 +7,9 @@
 
 #include "graft_packet.h"
 
-/* Activity counter of each session. It grows with every timed packet and with every datagram that could not
- * be opened. Two CPUs may write at the same time and lose a count, so only a change of the value has a
- * meaning.
+/* Activity counter of each session. It grows with every packet whose processing time is measured, and with every
+ * datagram that could not be decrypted. Two CPUs may write at the same time and lose a count, so only a change of the
+ * value has a meaning.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

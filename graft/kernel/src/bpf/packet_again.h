@@ -5,8 +5,8 @@
 
 #include "packet_send.h"
 
-/* Turns a request into the stored packet of this number, with its frame. The request's addresses are swapped
- * already.
+/* Replaces a request, in its socket buffer, by the stored packet with this packet number, and adds a frame. The
+ * addresses and ports were swapped before.
  */
 static __noinline int become(struct __sk_buff *skb, struct graft_work *work, __u32 number)
 {
@@ -31,7 +31,7 @@ static __noinline int become(struct __sk_buff *skb, struct graft_work *work, __u
 	return finish(skb, work, &letter);
 }
 
-/* Turns a request into the answer GRAFT_GONE: the packet is no longer stored. */
+/* Replaces a request, in its socket buffer, by the answer GRAFT_GONE: the requested packet is no longer stored. */
 static __noinline int say_gone(struct __sk_buff *skb, struct graft_work *work, __u32 number)
 {
 	struct letter letter = {.kind = GRAFT_GONE, .number = number};

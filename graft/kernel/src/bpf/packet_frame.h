@@ -12,8 +12,8 @@
 #define CHECK_AT(work)	    ((work)->udp_at + __builtin_offsetof(struct udphdr, check))
 #define UDP_LENGTH_AT(work) ((work)->udp_at + __builtin_offsetof(struct udphdr, len))
 
-/* The fields that the tag covers in addition to the frame. The source address is included, so that a packet
- * which is reflected to its sender is not accepted there.
+/* The fields that a frame's authentication tag covers in addition to the frame. The source address is included, so that
+ * a packet which is reflected to its sender is not accepted there.
  */
 struct frame_context {
 	__u8 source[16]; /* an IPv4 address in the first 4 bytes, the rest zero */

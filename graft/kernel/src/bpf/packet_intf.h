@@ -5,14 +5,14 @@
 
 #include "graft_packet.h"
 
-/* Load-time configuration: marks of packets that this host's functions and daemon send. */
+/* Load-time configuration: packet marks (skb->mark) of packets that this host's functions and daemon send. */
 struct packet_config {
-	__u32 mark; /* mark of packets that functions send; packets of other programs never have this mark */
-	/* word_mark and path_mark are multiples of 8, since their lowest three bits are the number of a path.
+	__u32 mark; /* packet mark of packets that functions send; no other program uses this mark */
+	/* word_mark and path_mark are multiples of 8, since the number of a network path is added to them.
 	 */
-	__u32 word_mark; /* mark of the messages that this host's daemon sends to the peer's daemon */
-	/* path_mark + i marks a copy of a packet for redundant path i. path_mark + PACKET_PATHS marks a
-	 * packet that is redirected to the interface of its path.
+	__u32 word_mark; /* packet mark of the messages that this host's daemon sends to the peer's daemon */
+	/* path_mark + i is the packet mark of a copy that is sent by network path i. path_mark + PACKET_PATHS is that
+	 * of a packet which was redirected to the interface of its path.
 	 */
 	__u32 path_mark;
 };
@@ -40,7 +40,9 @@ struct packet_pair {
  * stops sending has `is_paused` set and keeps its bits.
  */
 struct packet_session {
-	/* lists of functions by epoch and hook: a byte for each function, the first in the lowest byte */
+	/* lists of functions by epoch and hook: each byte is a function's index in the program array, the first
+	 * function in the lowest byte
+	 */
 	__u64 lists[2][GRAFT_HOOKS];
 	__u64 key[2];
 	__u32 index;
@@ -48,9 +50,11 @@ struct packet_session {
 	__be16 list_ids[2]; /* identifier of each epoch's function list, in network byte order */
 	__u8 epoch;	    /* epoch of outgoing packets */
 	__u8 live;	    /* bitmap of the epochs whose incoming packets are accepted */
-	__u8 is_sealed;	    /* 1: only sealed datagrams are sent and accepted */
+	__u8 is_sealed;	    /* 1: only sealed (encrypted) datagrams are sent and accepted */
 	__u8 is_paused;	    /* 1: outgoing packets are dropped */
-	/* 1: the daemon is notified when a sender may send again, after a full window refused its packet */
+	/* 1: the daemon is notified when the application may send again, after a packet was refused because too many
+	 * were in flight
+	 */
 	__u8 tells_room;
 	__u8 protocol; /* IP protocol on the wire: UDP or 253 */
 	/* number of paths; 0: packets have the session's own addresses, and the host's routes apply */
@@ -60,12 +64,14 @@ struct packet_session {
 
 #define PACKET_PATHS 4
 
-/* A path: the addresses that replace the session's own on the wire, and the interface to send by. */
+/* A network path of a session: the addresses that replace the session's own on the wire, and the interface to send by.
+ */
 struct packet_path {
 	__u8 local[16];
 	__u8 remote[16];
 	__u32 ifindex; /* interface to send by; 0: there is no such path */
-	__u32 weight;  /* weight by which packets are distributed over the paths; 0: the path gets none */
+	/* share of the packets that this path gets, relative to the weights of the other paths; 0: none */
+	__u32 weight;
 };
 
 struct packet_paths {
@@ -81,20 +87,22 @@ struct packet_path_counts {
 	__u32 pad;
 };
 
-/* The session and the path of a packet that arrives with a path's addresses. */
+/* The session and the number of the network path that a packet belongs to which arrives with the addresses of that
+ * path.
+ */
 struct packet_path_in {
 	struct packet_key session;
 	__u32 ifindex;
 	__u32 path;
 };
 
-/* Time that sampled packets took at a hook, from the dispatcher to the verdict. */
+/* Processing time of sampled packets at a hook, from the dispatcher to the verdict program. */
 struct packet_time {
-	__u64 packets; /* packets that passed the hook, timed or not */
+	__u64 packets; /* number of all packets at the hook, including those whose time is not measured */
 	__u64 samples;
 	__u64 total_ns;
 	__u64 most_ns;
-	__u64 over; /* timed packets that took longer than the session's budget */
+	__u64 over; /* number of measured packets whose processing took longer than the session's time budget */
 };
 
 struct packet_times {
@@ -110,7 +118,7 @@ struct packet_counts {
 	__u64 packets[PACKET_REASONS];
 };
 
-/* time without a packet after which a session's timer is slowed down, or stopped */
+/* time without a sent packet after which a session's timer is slowed down, or stopped */
 #define PACKET_SILENT_NS 2000000000ULL
 #define PACKET_SLOW_NS	 1000000000ULL
 
@@ -121,21 +129,23 @@ struct packet_tick {
 	__u32 session;
 	__u32 next;   /* packet number of the next outgoing packet */
 	__u32 newest; /* one more than the newest packet number received */
-	/* the peer has acknowledged all packets below this number, if a function acknowledges */
+	/* the peer has acknowledged all packets below this number; unused if the graft has no function `acknowledge` */
 	__u32 acked;
 	__u32 srtt_us;
 	__u32 pad;
 };
 
-/* value of `kind` for a local event: a sender may send again, after a full window refused its packet */
+/* value of `kind` for a local event: the application may send again, after a packet was refused because too many were
+ * in flight
+ */
 #define PACKET_ROOM 255
 
-/* A message of the peer's daemon, or the local event that a sender may send again (PACKET_ROOM). */
+/* A message of the peer's daemon, or the local event that the application may send again (PACKET_ROOM). */
 struct packet_word {
 	__u32 session;
 	__u32 number;
 	__u8 kind;
-	__u8 epoch; /* epoch in which the message was sent */
+	__u8 epoch; /* epoch (0 or 1) of the sender's list of functions when it sent the message */
 	__u8 pad[6];
 };
 
@@ -146,6 +156,6 @@ struct packet_clock_call {
 	__s32 error;
 };
 
-#define PACKET_SAMPLE_EVERY 64 /* every 64th packet is timed; a power of two */
+#define PACKET_SAMPLE_EVERY 64 /* the processing time of every 64th packet is measured; a power of two */
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Stores the latest sent packets of each session, for functions that retransmit them or compute parities. All
+/* Stores the latest sent packets of each session, for functions that retransmit them or compute parity packets. All
  * functions share one ring, so that the next list of functions can retransmit what the previous one sent.
  */
 #ifndef MILLRACE_PACKET_KEPT_H
@@ -31,7 +31,7 @@ struct {
 	__type(value, struct kept);
 } kept_packets SEC(".maps");
 
-/* Returns the index of a packet's entry in the map. For sessions that may not store packets the index is
+/* Returns the index of a packet's entry in the map `kept_packets`. For sessions that may not store packets the index is
  * beyond the map's end, so look-ups find nothing.
  */
 static __always_inline __u32 kept_at(const struct graft_work *work, __u32 number)
@@ -79,7 +79,7 @@ static __noinline int kept_put(struct __sk_buff *skb, struct graft_work *work, s
 	return 0;
 }
 
-/* Stores an outgoing packet once, even if several functions of the list ask for it. */
+/* Stores an outgoing packet. Further calls by other functions for the same packet have no effect. */
 static __always_inline void keep(struct __sk_buff *skb, struct graft_work *work)
 {
 	__u32 at = kept_at(work, work->number);

@@ -13,7 +13,9 @@
 #include "packet_wire.h"
 #include <linux/pkt_cls.h>
 
-/* most sessions with paths; unlike GRAFT_SESSIONS, this is not resized when objects are loaded */
+/* largest number of sessions with several network paths; unlike maps of GRAFT_SESSIONS, these are not resized when
+ * objects are loaded
+ */
 #define PATH_SESSIONS 100
 
 struct {
@@ -75,7 +77,7 @@ static __always_inline struct packet_path_counts *path_counts_of(__u32 session)
 
 /* --- Outgoing packets --- */
 
-/* Returns the path for the next packet. Paths are used in turn, as often as their weights state. */
+/* Returns the number of the path for the next packet. Paths are used in turn, each as often as its weight. */
 static __always_inline __u32 path_next(const struct packet_paths *of, struct packet_path_counts *counts)
 {
 	__u32 all = 0, turn;
@@ -85,7 +87,7 @@ static __always_inline __u32 path_next(const struct packet_paths *of, struct pac
 	/* If no path has a weight, the first path gets all packets. */
 	if (!all)
 		return 0;
-	/* All CPUs advance the same counter, so the weights hold for all of them together. */
+	/* All CPUs advance the same counter, so the weights apply to the packets of all CPUs together. */
 	turn = __sync_fetch_and_add(&counts->turn, 1) % all;
 	for (int i = 0; i < PACKET_PATHS; i++) {
 		if (turn < of->each[i].weight)
@@ -135,9 +137,9 @@ static __noinline int path_is_too_narrow(struct __sk_buff *skb, __u32 session, _
 	return 0;
 }
 
-/* Sends a packet by the path of this number. Returns the verdict. A packet that keeps the session's own
- * addresses and the current interface passes. Any other one is redirected with the mark `passing`, which
- * makes packet_tx pass it.
+/* Sends a packet by the network path with this number, and returns the TC verdict. A packet whose addresses and
+ * interface do not change is passed. Others are redirected with the packet mark `passing`, so that packet_tx passes
+ * them.
  */
 static __always_inline int path_leave(struct __sk_buff *skb, const struct graft_work *work, __u32 session,
 				      __u32 number, __u32 passing)
@@ -165,7 +167,7 @@ static __always_inline int path_leave(struct __sk_buff *skb, const struct graft_
 	return bpf_redirect_neigh(path->ifindex, NULL, 0, 0);
 }
 
-/* Sends copies of a packet by all paths of the session except path `but`. */
+/* Sends copies of a packet by all network paths of the session except path `but`. */
 static __always_inline void path_copy(struct __sk_buff *skb, const struct packet_paths *of, __u32 but,
 				      __u32 mark)
 {
@@ -235,8 +237,8 @@ static __noinline int path_restore(struct xdp_md *ctx, const struct graft_work *
 	return bpf_xdp_store_bytes(ctx, at, &check, sizeof(check));
 }
 
-/* Restores the session's own addresses in a packet that arrived by another path than the first. The packet is
- * not authenticated yet. Returns 0 if no path has the packet's addresses.
+/* Restores the session's own addresses in a packet that arrived by another path than path 0. The packet is not
+ * authenticated yet. Returns 0 if no path of a session has the packet's addresses.
  */
 static __always_inline int path_in(struct xdp_md *ctx, struct graft_work *work, struct udp_packet *packet)
 {

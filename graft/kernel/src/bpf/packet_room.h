@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Notifies a sender to which a full window has refused a packet. It is notified once, when acknowledgements
- * free a quarter of its window or nothing is in flight any more, instead of for each packet.
+/* Decides when an application is told that it may send again, after a packet was refused because too many were in
+ * flight. It is told once, when it may send a quarter of the limit or no packet is in flight any more.
  */
 #ifndef MILLRACE_PACKET_ROOM_H
 #define MILLRACE_PACKET_ROOM_H
 
 #include "graft_packet.h"
 
-/* Returns how many packets the sender may send now. */
+/* Returns how many packets this host's application may send now. */
 static __always_inline __u32 free_packets(const struct graft_shared *shared, __u32 packets)
 {
 	__u32 next = shared->next, under_way = next - shared->delivered, free;
 
-	/* The function `window` limits packets by the same two bounds: the packets in flight, and the packet
+	/* These are also the limits of the function `window`: the number of packets in flight, and the range of packet
 	 * numbers that an acknowledgement's bitmap covers.
 	 */
 	if (under_way >= packets || next - shared->acked >= GRAFT_WINDOW / 2)
@@ -25,9 +25,8 @@ static __always_inline __u32 free_packets(const struct graft_shared *shared, __u
 	return shared->room - next < free ? shared->room - next : free;
 }
 
-/* Returns whether the sender has to be notified that it may send again. The function `window` sets `refused`
- * when it refuses a packet. This function clears `refused`, and only the CPU that clears it notifies the
- * sender.
+/* Returns whether the application has to be told that it may send again. The function `window` sets `refused` when it
+ * refuses a packet. This function clears `refused`, and only the CPU that clears it tells the application.
  */
 static __always_inline int takes_sign(const struct graft_work *work)
 {

@@ -11,15 +11,15 @@
 #include "packet_intf.h"
 #include "seal_intf.h"
 
-/* Tail-call table for outgoing packets: packet_seal, then packet_tx_out. */
+/* Indices in the program array for outgoing packets: packet_seal encrypts a packet, and then calls packet_tx_out. */
 enum stage_tx {
 	STAGE_SEAL,
 	STAGE_OUT,
 	STAGES_TX,
 };
 
-/* Tail-call table for incoming packets: packet_open, then packet_rx_opened, which handles the packet as if it
- * had arrived unsealed.
+/* Indices in the program array for incoming packets: packet_open decrypts a packet, and then calls packet_rx_opened,
+ * which handles the packet as if it had arrived unencrypted.
  */
 enum stage_rx {
 	STAGE_OPEN,
@@ -41,17 +41,17 @@ struct {
 	__type(value, __u32);
 } stages_rx SEC(".maps");
 
-/* The datagram that is being sealed, sent by an application or a function. It is separate from `works`, which
- * may hold another packet of this CPU.
+/* The datagram of an application or a function that is being sealed (encrypted) on this CPU. Its state is separate from
+ * `works`, which may describe another packet at the time.
  */
 struct seal_call {
 	__u32 session;
-	__u32 bytes;	 /* bytes of the datagram behind the UDP header */
-	__u32 reason;	 /* reason that is counted for the packet; changed if sealing fails */
+	__u32 bytes;  /* bytes of the datagram behind the UDP header */
+	__u32 reason; /* reason (enum graft_reason) that is counted for the packet; changed if sealing fails */
 	__u32 is_behind; /* not 0: a function made the packet, which is sent after the application's packet */
 	__u32 protocol;	 /* the session's IP protocol on the wire */
-	__u32 has_paths; /* number of the session's paths */
-	__u32 path;	 /* 1 + number of the path to use; 0: any path */
+	__u32 has_paths; /* number of the session's network paths */
+	__u32 path; /* 1 + number of the network path to send by; 0: chosen according to the paths' weights */
 };
 
 struct {

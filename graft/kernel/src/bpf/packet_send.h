@@ -9,7 +9,7 @@
 #include "packet_frame.h"
 #include "packet_kept.h"
 
-/* --- Turning a packet around --- */
+/* --- Swapping source and destination of a packet --- */
 
 static __always_inline int swap(struct __sk_buff *skb, __u32 at, const __u32 bytes)
 {
@@ -82,7 +82,9 @@ static __noinline int put_datagram(struct __sk_buff *skb, struct graft_work *wor
 	return change_ip_length(skb, work, ip_change);
 }
 
-/* The fields of a packet to be sent, without its payload. */
+/* Frame type, packet number and payload length of a packet that a function sends; the payload itself is in the socket
+ * buffer.
+ */
 struct letter {
 	__u32 kind;
 	__u32 number;
@@ -122,7 +124,7 @@ static __noinline int finish(struct __sk_buff *skb, struct graft_work *work, str
 	return put_datagram(skb, work, bytes + GRAFT_FRAME_BYTES, of_frame + letter->sum);
 }
 
-/* --- Borrowing a received packet, to send others in its buffer --- */
+/* --- Sending packets from the socket buffer of a received packet --- */
 
 /* Saves the payload and frame of a packet while other packets are made in its buffer. */
 struct {
@@ -139,7 +141,7 @@ struct loan {
 	__u16 check;
 };
 
-/* Saves a received packet, swaps source and destination in its buffer, and makes space for `room` bytes of
+/* Saves a received packet, swaps source and destination in its socket buffer, and makes space for `room` bytes of
  * payload. Returns not 0 if that failed and the packet is unchanged.
  */
 static __always_inline int borrow(struct __sk_buff *skb, struct graft_work *work, struct loan *loan,
@@ -166,7 +168,8 @@ static __always_inline int borrow(struct __sk_buff *skb, struct graft_work *work
 	return 0;
 }
 
-/* Restores a saved packet in its buffer. Returns not 0 if that failed and the packet is lost. */
+/* Restores a packet that borrow() has saved in its socket buffer. Returns not 0 if that failed and the packet is lost.
+ */
 static __always_inline int give_back(struct __sk_buff *skb, struct graft_work *work, struct loan *loan)
 {
 	__u32 bytes = work->payload_bytes + GRAFT_FRAME_BYTES;

@@ -41,8 +41,8 @@ static __always_inline __u16 ip_check_after(__u16 check, __u8 from, __u8 to)
 	return ~csum_fold((__u64)(__u16)~check + (__u16)~bpf_htons(from) + bpf_htons(to));
 }
 
-/* Reads the header at the cursor as a UDP header, with the length from the IP header. Returns not 0 if the
- * packet is too short.
+/* Reads the protocol 253 header at the cursor into the fields of a UDP header. Returns not 0 if the packet is too
+ * short.
  */
 static __always_inline int take_wire(struct net_cursor *cursor, const struct ip_carried *carried,
 				     struct net_udp *udp)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The erasure code of `fec`. Parity r of packets 0, 1, ... of a block is the sum over i of x^(r * i) times
- * packet i, in 16-bit elements of gf16.h; the lengths are encoded the same way. Parity 0 is the XOR of the
- * packets, and parities 0 and 1 are those of RAID-6. Any n parities recover any n packets, since every
- * square part of the factors' matrix is invertible (for 4 parities and 63 packets; a test checks all).
+/* The erasure code of the function `fec`. Parity packet r of packets 0, 1, ... of a block is the sum over i of x^(r *
+ * i) times packet i, in 16-bit elements of gf16.h; the lengths are encoded the same way. Parity 0 is the XOR of the
+ * packets, and parities 0 and 1 are those of RAID-6. Any n parities recover any n packets, since every square part of
+ * the factors' matrix is invertible (for 4 parities and 63 packets; a test checks all).
  *
  * A sum is computed from the last packet to the first, so that each step multiplies by x^r and adds a packet
  * (Horner). Missing packets count as zeroes. The factor x^(r * i) of a missing packet results from the same
@@ -15,17 +15,20 @@
 #include "gf16.h"
 #include "packet_kept.h"
 
-#define PARITY_MAX 4  /* most parities of a block: a 64-bit word holds a 16-bit element for each of them */
-#define BLOCK_MAX  64 /* a block has fewer packets than this */
+#define PARITY_MAX \
+	4 /* most parity packets of a block: a 64-bit word holds a 16-bit element for each of them */
+#define BLOCK_MAX 64 /* a block has fewer data packets than this */
 
 /* Header in front of a parity packet's payload. */
 struct graft_parity {
 	__u8 row;
 	__u8 packets;
-	__be16 length; /* sum of the lengths of all payloads in the block, computed in gf16.h's field */
+	__be16 length; /* sum over the lengths of the block's payloads, encoded in the same way as their contents */
 };
 
-/* A row of the system of equations. Row operations apply to all words of the row. */
+/* A row of the system of linear equations from which missing packets are computed. Row operations apply to all words of
+ * the row.
+ */
 struct row {
 	/* factors by which the missing packets are multiplied in this equation, 16 bits each */
 	__u64 factors;
@@ -35,18 +38,20 @@ struct row {
 
 #define ROW_BYTES(bytes) (__builtin_offsetof(struct row, bits) + (bytes))
 
-/* The sums over a block. They are in a map instead of on the stack: if the verifier knew how often the loops
- * run, it would check each iteration.
+/* The sums over the packets of a block. They are in a map instead of on the stack: if the verifier knew the number of
+ * iterations of the loops, it would check each iteration.
  */
 struct sum {
-	/* factor of the missing packet that is added next; 0: that packet was received */
+	/* for the packet that is added next: 1 in the 16 bits of the missing packet's index, or 0 if the packet was
+	 * received
+	 */
 	__u64 unit;
-	__u32 bytes; /* length of the longest packet, rounded up to whole elements, in bytes */
+	__u32 bytes; /* length of the longest packet, rounded up to whole 16-bit elements, in bytes */
 	__u32 count; /* number of missing packets */
 	__u32 failed;
 	__u32 numbers[PARITY_MAX]; /* packet numbers of the missing packets */
-	/* indices of the rows that contain the missing packets after the equations are solved, in the order
-	 * of `numbers`
+	/* for each missing packet, in the order of `numbers`: index of the row that contains the packet once the
+	 * equations are solved
 	 */
 	__u32 order[PARITY_MAX];
 	__u32 pad;
@@ -82,7 +87,7 @@ static __always_inline void parity_clear(struct sum *sum, const __u32 rows)
 			parity_clear_row(&sum->rows[index]);
 }
 
-/* Multiplies each row r by x^r and adds a word of the packet. */
+/* Multiplies the word of each row r by x^r, and adds a word of the packet to it. */
 static __always_inline void parity_step(__u64 *words[PARITY_MAX], const __u32 rows, __u64 word)
 {
 	for (__u32 index = 0; index < PARITY_MAX; index++) {
@@ -124,8 +129,8 @@ static __always_inline int parity_add(struct sum *sum, const struct kept *kept, 
 
 		if (at >= longest)
 			break;
-		/* The mask is zero behind the packet's end. A branch would double the paths that the verifier
-		 * checks in each iteration.
+		/* Bytes after the packet's end are masked to zero. A branch in place of the mask would double the paths
+		 * that the verifier checks in each iteration.
 		 */
 		OPAQUE(left);
 		parity_step(bits, rows, load64(kept->payload + at) & ((__s64)left >> 63));
@@ -135,8 +140,8 @@ static __always_inline int parity_add(struct sum *sum, const struct kept *kept, 
 
 /* --- Solving for the missing packets --- */
 
-/* Adds `times` times row `from` to row `to`, or sets row `to` to the product if `is_new`. The function is
- * global, so that the verifier checks it once instead of at each call.
+/* Multiplies row `from` by `times` and adds the product to row `to`. If `is_new`, row `to` is set to the product. The
+ * function is global, so that the verifier checks it once instead of at each call.
  */
 __noinline int parity_combine(struct sum *sum, __u32 to, __u32 from, __u32 times, __u32 is_new)
 {

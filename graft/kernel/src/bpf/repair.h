@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Retransmits lost packets. `repair` retransmits all of them. `partial` retransmits them until a deadline,
- * and gives up no more than a configured share of all packets.
+/* Retransmits lost packets, for two functions. `repair` retransmits all of them. `partial` retransmits them until a
+ * deadline. After it, the receiver gives a missing packet up, which means that it no longer expects it, but no more
+ * than a configured share of all packets.
  *
- * The sender stores its latest packets. When a newer packet arrives, the receiver requests each missing one,
- * and repeats the request every `retry_us`. At the sender, TC ingress turns a request into the requested
- * packet, without waking a process; if the packet is no longer stored, it answers GRAFT_GONE. Packets behind
- * a gap are delivered at once; order is another function's task.
+ * The sender stores its latest packets. When a newer packet arrives, the receiver requests each missing one, and
+ * repeats the request every `retry_us`. At the sender, TC ingress turns a request into the requested packet, without
+ * waking a process; if the packet is no longer stored, it answers GRAFT_GONE. Packets that arrive while an earlier one
+ * is missing are delivered at once; the function `order` or `gobackn` takes care of the order.
  *
  * A packet that was given up is not requested any more, and functions that wait for completeness do not
  * wait for it. If it arrives nevertheless, `repair` delivers it.
@@ -18,17 +19,22 @@
 struct repair_config {
 	__u32 retry_us;
 	__u32 tries; /* most requests for a packet; 0: no limit */
-	/* age at which a missing packet is given up, unless more than `give_up_permille` would be; 0: never
+	/* time after which the receiver gives a missing packet up (no longer expects it), unless it would exceed
+	 * `give_up_permille`; 0: never
 	 */
 	__u32 deadline_ms;
-	__u32 give_up_permille; /* permille of all packets that may be given up; 1000: all */
+	/* permille of all packets that the receiver may give up (no longer expect); 1000: all */
+	__u32 give_up_permille;
 };
 
-#define OPEN_MAX  GRAFT_WINDOW /* most missing packets that are requested at the same time */
-#define OPEN_STEP 32 /* number of missing packets that are checked again whenever a packet is received */
-#define ASK_MAX	  8  /* most requests sent for one received packet */
+#define OPEN_MAX GRAFT_WINDOW /* most missing packets that are requested at the same time */
+/* number of packet numbers that are checked for missing packets again whenever a packet is received */
+#define OPEN_STEP 32
+#define ASK_MAX	  8 /* most requests sent for one received packet */
 
-/* A missing packet that was requested. The entry is freed when the packet arrives or is given up. */
+/* A missing packet that the receiver has requested. The entry is freed when the packet arrives, or is no longer
+ * expected.
+ */
 struct open {
 	__u32 number;
 	__u32 tries; /* requests sent so far; 0: the entry is free */
@@ -42,7 +48,7 @@ struct state {
 	__u32 again; /* number of the missing packet that is checked next, to repeat its request */
 	__u32 begun;
 	__u32 counted; /* first packet number that the counter `numbers` does not include yet */
-	/* number of all packets so far, received or missing; the share that may be given up refers to it */
+	/* number of all packets so far, received or missing; `give_up_permille` is a share of this number */
 	__u64 numbers;
 	__u64 gave_up;
 	struct open open[OPEN_MAX];
@@ -116,8 +122,8 @@ static __always_inline void give_up(struct asking *asking, struct open *open)
 	__u64 before = *seen;
 
 	open->tries = 0;
-	/* The compare-and-swap fails if the packet arrives on another CPU at this moment: then the packet is
-	 * not given up.
+	/* If the packet arrives on another CPU at this moment, the compare-and-swap fails, and the packet counts as
+	 * received.
 	 */
 	if (before == (GRAFT_SEEN | open->number) ||
 	    __sync_val_compare_and_swap(seen, before, GRAFT_GIVEN_UP | open->number) != before)
@@ -130,7 +136,9 @@ static __always_inline int is_given_up(const struct asking *asking, const struct
 	const struct state *state = asking->state;
 	__u64 now_ns = asking->work->now_ns;
 
-	/* Packets that the previous list of functions sent are repaired as that list requires. */
+	/* Packets that the sender has sent with its previous list of functions are never given up here, since that list
+	 * may require all packets.
+	 */
 	if (!graft_is_own(asking->shared, asking->work, open->number))
 		return 0;
 	if (asking->tries && open->tries >= asking->tries)
@@ -176,7 +184,7 @@ static long look_at_next(__u32 index, struct asking *asking)
 
 	if (graft_not_before(number, asking->shared->newest))
 		return 1;
-	/* Another CPU may have requested this packet at this moment. */
+	/* A missing packet is requested, unless another CPU has just requested it. */
 	if (graft_is_missing(asking->shared, number) && !(open->tries && open->number == number)) {
 		if (asking->count >= ASK_MAX)
 			return 1;
@@ -191,8 +199,8 @@ static long look_at_next(__u32 index, struct asking *asking)
 	return 0;
 }
 
-/* Returns whether the first missing packet was marked as received by mistake (arrivals.h). The mark was
- * removed later, so the packet was never requested.
+/* Returns whether the first missing packet was first recorded as received, but was then lost between XDP and TC
+ * (arrivals.h). Such a packet was never requested.
  */
 static __always_inline int is_forgotten(const struct state *state, const struct graft_shared *shared)
 {
@@ -221,7 +229,9 @@ static __always_inline __u32 look(struct asking *asking)
 		state->looked = state->counted = shared->complete;
 		state->begun = 1;
 	}
-	/* If all packets were received in order, no packet needs a check. */
+	/* Packets below `complete` need no check. Checking begins there, also if a packet that counted as received was
+	 * lost afterwards.
+	 */
 	if (!graft_not_before(state->looked, shared->complete) || is_forgotten(state, shared))
 		state->looked = shared->complete;
 	bpf_loop(2 * ASK_MAX, look_at_next, asking, 0);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Two lists of rules in one map: one is in force while userspace writes the next one to the other half.
- * `in_force` holds the index at which the list in force begins: 0 or `most`. Userspace switches lists with
- * one write to `in_force`.
+/* Two lists of rules in one map: one is in force while userspace writes the next one to the other half. `in_force`
+ * holds the index at which the list in force begins: 0, or `most`, the largest number of rules in a list. Userspace
+ * switches lists with one write to `in_force`.
  */
 #ifndef MILLRACE_RULE_LISTS_H
 #define MILLRACE_RULE_LISTS_H

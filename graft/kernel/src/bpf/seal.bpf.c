@@ -23,7 +23,7 @@ struct key_map {
 	__uint(value_size, sizeof(struct seal_key));
 } no_key SEC(".maps");
 
-/* Keys, by session and enum seal_place (one for sealing, two for opening). */
+/* Keys of each session, in the order of enum seal_place: two for decryption and one for encryption. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__uint(max_entries, GRAFT_SESSIONS *SEAL_PLACES);
@@ -31,7 +31,9 @@ struct {
 	__array(values, struct key_map);
 } seal_keys SEC(".maps");
 
-/* Buffers by direction, since a function may send a datagram while a received one is processed. */
+/* Two buffers for each CPU, one for encryption and one for decryption, since a function may send a datagram while a
+ * received one is processed.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 2);
@@ -52,8 +54,8 @@ static __always_inline struct quic_buf *find_buf(__u32 direction)
 	return bpf_map_lookup_elem(&seal_bufs, &direction);
 }
 
-/* Layout of the buffer: the tail (struct seal_tail) as associated data, the text, and the AEAD's tag. For
- * outgoing datagrams, the tail and zeroes for the checksum follow.
+/* Layout of the buffer: the tail (struct seal_tail) as associated data, the plaintext or ciphertext, and the AEAD's
+ * tag. For outgoing datagrams, the tail and zeroes for the checksum follow.
  */
 #define TEXT_AT ((__u32)sizeof(struct seal_tail))
 #define ROOM	2048 /* only payloads shorter than this can be sealed; a power of two */
@@ -93,8 +95,8 @@ static __noinline int seal_text(struct seal_key *key, struct quic_buf *buf, __u3
 	__u64 number = __sync_fetch_and_add(&key->next, 1);
 	__u8 *end;
 
-	/* The datagram's number was drawn atomically, so no other CPU uses it as a nonce, even if this
-	 * datagram is dropped.
+	/* The datagram's number was taken from the counter atomically, so it is never used as a nonce again, even if
+	 * this datagram is dropped.
 	 */
 	if (number >= key->limit)
 		return GRAFT_NO_KEYS;
@@ -102,8 +104,8 @@ static __noinline int seal_text(struct seal_key *key, struct quic_buf *buf, __u3
 	if (quic_seal(&key->seals, number, buf, buf, &extent))
 		return GRAFT_TOO_LONG;
 	end = buf->bytes + TEXT_AT + SEAL_TAG + (bytes & QUIC_AT_MAX);
-	/* The tail (struct seal_tail: version, phase, number) is the associated data. In the buffer it
-	 * precedes the text, and in the datagram it follows the tag.
+	/* The tail (struct seal_tail: version, key phase, datagram number) is the associated data. In the buffer it
+	 * precedes the ciphertext, and in the datagram it follows the AEAD's tag.
 	 */
 	store64(end, load64(buf->bytes));
 	store32(end + sizeof(struct seal_tail), 0);
@@ -230,7 +232,9 @@ static __noinline int open_text(struct seal_key *key, struct quic_buf *buf, __u3
 	return remember(key, number) ? GRAFT_REPLAYED : 0;
 }
 
-/* Shortens the length in the IPv4 header, and updates its checksum (RFC 1624). */
+/* Reduces the total length in the IPv4 header by the bytes that decryption removed, and updates the header's checksum
+ * (RFC 1624).
+ */
 static __always_inline int shorten_ipv4(struct xdp_md *ctx, __u32 ip_at)
 {
 	struct iphdr ip;

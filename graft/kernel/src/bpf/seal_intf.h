@@ -19,7 +19,7 @@ struct seal_tail {
 
 #define SEAL_MAGIC   0x73
 #define SEAL_VERSION 1
-#define SEAL_PHASE   1 /* bit of `version << 4 | phase` that holds the key phase */
+#define SEAL_PHASE   1 /* the bit of `bits` in struct seal_tail that is the key phase */
 #define SEAL_TAG     16
 #define SEAL_BYTES   GRAFT_SEAL_BYTES
 
@@ -35,9 +35,9 @@ struct seal_tail {
  * number is used twice with a key.
  */
 struct seal_key {
-	__u64 next; /* number that the next outgoing datagram gets */
+	__u64 next; /* datagram number that the next outgoing datagram gets */
 	__u64 limit;
-	__u64 failures; /* datagrams that failed authentication */
+	__u64 failures; /* number of received datagrams that failed authentication with this key */
 	__u32 phase;
 	__u32 pad;
 	struct quic_keys seals;
@@ -46,7 +46,8 @@ struct seal_key {
 	__u64 seen[SEAL_WINDOW];
 };
 
-/* Indices of a session's keys in the map: the keys that open datagrams, by phase, and the key that seals. */
+/* Position of each of a session's keys in the map: the decryption keys of key phases 0 and 1, and the encryption key.
+ */
 enum seal_place {
 	SEAL_OPENS_0,
 	SEAL_OPENS_1,

@@ -65,11 +65,13 @@ static __noinline int find_room(struct __sk_buff *skb, struct graft_work *work, 
 	return 0;
 }
 
-/* most bytes that the kernel adds to each packet's data: struct sk_buff and alignment */
+/* largest number of bytes that the kernel counts for a packet in addition to its data buffer: struct sk_buff and
+ * alignment
+ */
 #define SKB_BYTES 320
 
-/* Returns the bytes of buffer space that a datagram takes in its socket. Functions may replace the packet,
- * whose new buffer has the allocator's next size, so the size is rounded up to a power of two.
+/* Returns the bytes of buffer space that a datagram takes in its socket. Functions may enlarge the packet, and the
+ * kernel then allocates a larger buffer. So the size is rounded up to a power of two, as the allocator does.
  */
 static __always_inline __u32 bytes_in_socket(struct __sk_buff *skb)
 {

@@ -1,7 +1,8 @@
 //! Routing for a gateway: marked packets are delivered to this host although they are addressed to another host. A
 //! routing rule directs these packets to a table whose only route is local.
 //!
-//! Marks and table numbers differ for each run. Removing the leftovers of one run thus does not affect live runs.
+//! Packet marks and table numbers differ for each daemon process. Removing the leftovers of one process thus does not
+//! affect processes that live.
 
 use std::io;
 
@@ -50,8 +51,8 @@ impl RouteFamily {
     }
 }
 
-/// Adds rules and routes that deliver marked packets locally: packets from these interfaces with the run's first mark,
-/// and packets on loopback with its second mark.
+/// Adds rules and routes that deliver marked packets locally: packets from these interfaces with the mark
+/// [`GatewayRun::mark`], and packets on loopback with [`GatewayRun::mark_again`].
 pub(super) fn add(run: GatewayRun, families: &[RouteFamily], interfaces: &[String]) -> io::Result<()> {
     let loopback = nix::net::if_::if_nametoindex(LOOPBACK)?;
     for family in families {
@@ -64,7 +65,7 @@ pub(super) fn add(run: GatewayRun, families: &[RouteFamily], interfaces: &[Strin
     Ok(())
 }
 
-/// Removes the rules and routes of all runs for which `whose` returns true. Returns how many were removed.
+/// Removes the rules and routes of all daemon processes for which `whose` returns true. Returns how many were removed.
 pub(super) fn remove(whose: impl Fn(GatewayRun) -> bool) -> io::Result<usize> {
     let all = all()?;
     let theirs: Vec<_> = all.iter().filter(|made| whose(made.run)).collect();
@@ -72,7 +73,7 @@ pub(super) fn remove(whose: impl Fn(GatewayRun) -> bool) -> io::Result<usize> {
     Ok(theirs.len())
 }
 
-/// Returns the runs whose rules or routes exist in this network namespace.
+/// Returns the numbers of the daemon processes whose rules or routes exist in this network namespace.
 pub(super) fn runs() -> io::Result<Vec<GatewayRun>> {
     Ok(all()?.into_iter().map(|made| made.run).collect())
 }
@@ -86,8 +87,8 @@ struct MadeRoute {
     body: Vec<u8>,
 }
 
-/// Returns the rules and routes of all runs. Rules come first, so that in this order of removal no rule refers to an
-/// empty table.
+/// Returns the gateway's rules and routes of all daemon processes. Rules come first, so that in this order of removal
+/// no rule refers to an empty table.
 fn all() -> io::Result<Vec<MadeRoute>> {
     let mut all = Vec::new();
     for family in [RouteFamily::V4, RouteFamily::V6] {
@@ -105,8 +106,8 @@ fn all() -> io::Result<Vec<MadeRoute>> {
     Ok(all)
 }
 
-/// Returns the run that a rule or route belongs to; `None` if it is not a gateway's. `protocol` is the attribute that
-/// holds the routing protocol number; 0: the number is in the header.
+/// Returns the number of the daemon process that added a rule or route; `None` if no gateway did. `protocol` is the
+/// type of the netlink attribute that has the routing protocol number; 0: the number is in the message's header.
 fn whose(body: &[u8], family: RouteFamily, protocol: u16) -> Option<GatewayRun> {
     let attributes = body.get(HEAD..)?;
     let number = match protocol {

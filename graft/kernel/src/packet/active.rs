@@ -12,10 +12,10 @@ use super::{PacketHooks, SessionEnds};
 pub(super) struct SeenPackets(u64);
 
 impl PacketHooks {
-    /// Returns the sessions that were active since the last call or since they were opened: a hook timed a packet, or a
-    /// datagram could not be opened. For all other sessions [`times`](Self::times) and [`wear`](Self::wear) are
-    /// unchanged, except for up to 63 untimed packets for each hook and CPU. The call reads shared memory, without a
-    /// system call.
+    /// Returns the sessions that were active since the last call, or since they were opened: the processing time of a
+    /// packet was measured (every 64th), or a datagram could not be decrypted. For all other sessions, the values of
+    /// [`times`](Self::times) and [`wear`](Self::wear) are unchanged, except for up to 63 packets for each hook and
+    /// CPU. The call reads shared memory, without a system call.
     pub fn active(&mut self) -> Vec<SessionEnds> {
         let active = &self.active;
         let changed = self.sessions.iter_mut().filter_map(|(ends, open)| {

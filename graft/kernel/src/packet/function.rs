@@ -14,7 +14,7 @@ use super::{FunctionHook, SessionRoom};
 
 /// Names of the maps that every function's object declares and that the dispatcher owns.
 pub(super) const SHARED: [&str; 5] = ["works", "shared", "programs_tx", "programs_rx", "programs_repair"];
-/// Name of the map of stored packets, which is shared by all functions that retransmit.
+/// Name of the map of stored packets, which all functions that retransmit packets share.
 pub(super) const KEPT: &str = "kept_packets";
 const STATE: &str = "state";
 const OLD_STATE: &str = "old_state";
@@ -73,8 +73,8 @@ impl OpenedFunction {
         set(&mut self.open, &self.parameters, name, value)
     }
 
-    /// States that the function's program at TC ingress only handles packets that other functions recovered. Lists
-    /// without functions that recover packets then skip the program.
+    /// Records that the function's program at TC ingress only handles packets that other functions have recovered.
+    /// Lists without functions that recover packets then do not run the program.
     pub fn set_only_recovered(&mut self, only: bool) {
         self.only_recovered = only;
     }
@@ -98,7 +98,7 @@ impl OpenedFunction {
         for mut map in self.open.maps_mut() {
             let name = map.name().to_string_lossy().into_owned();
             if let Some(there) = shared.get(name.as_str()).or(state.filter(|_| name == STATE)) {
-                // libbpf then uses the existing map `there` instead of creating a new one.
+                // With this call, libbpf uses the existing map `there` instead of creating a new one.
                 map.reuse_fd(there.as_fd()).map_err(Error::Open)?;
             }
         }
@@ -135,7 +135,7 @@ pub(super) struct LoadedFunction {
     _object: libbpf_rs::Object,
     pub programs: BTreeMap<FunctionHook, OwnedFd>,
     state: Option<MapHandle>,
-    /// The map from which the converting program reads the previous version's state.
+    /// The map from which the function's program that converts states reads the previous version's state.
     old: Option<MapHandle>,
     migrate: Option<OwnedFd>,
     pub only_recovered: bool,

@@ -27,7 +27,7 @@ mod tests {
     use millrace_kernel::intf::enum_names;
 
     #[test]
-    fn reasons_are_named_as_in_c() {
+    fn packet_verdict_reasons_are_named_as_in_c() {
         let names: Vec<_> =
             super::super::PacketReason::ALL.iter().map(|it| it.name().replace('-', "_")).collect();
         assert_eq!(names, enum_names(env!("OUT_DIR"), "packet.bpf.o", "graft_reason", "graft_"));

@@ -1,4 +1,4 @@
-//! Statistics of sessions: packets by reason, progress, and time spent at each hook.
+//! Statistics of sessions: packets by reason, progress, and processing time at each hook.
 
 use std::time::Duration;
 
@@ -8,18 +8,18 @@ use millrace_kernel::intf::Plain;
 use super::{PacketHooks, PacketReason, SessionEnds, intf};
 use crate::Error;
 
-/// Time spent at one hook. Every 64th packet is timed, from the dispatcher to the verdict.
+/// Processing time of packets at one hook. Every 64th packet is measured, from the dispatcher to the verdict program.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FunctionTimes {
-    /// Packets that the dispatcher has handled.
+    /// Number of packets that the dispatcher has handled at this hook.
     pub packets: u64,
-    /// Packets that were timed.
+    /// Number of packets whose processing time was measured.
     pub samples: u64,
-    /// Sum of the times of all timed packets, ns.
+    /// Sum of the processing times of all measured packets, ns.
     pub total_ns: u64,
-    /// Longest time that a timed packet took, ns.
+    /// Longest processing time of a measured packet, ns.
     pub most_ns: u64,
-    /// Timed packets that took longer than the session's budget.
+    /// Number of measured packets whose processing took longer than the session's time budget.
     pub over: u64,
 }
 
@@ -28,9 +28,9 @@ pub struct FunctionTimes {
 pub struct SessionProgress {
     /// Packet number of the next outgoing packet.
     pub next: u32,
-    /// The peer has received or given up all packets below this number.
+    /// All packets below this number were received by the peer, or are no longer expected by it.
     pub acked: u32,
-    /// Packets that the peer has received or given up, modulo 2^32.
+    /// Number of packets that the peer has received or no longer expects, modulo 2^32.
     pub delivered: u32,
     /// Losses that the peer's acknowledgements reported; at most one is counted in each round trip.
     pub losses: u32,
@@ -40,12 +40,12 @@ pub struct SessionProgress {
     pub least_round_trip: Option<Duration>,
     /// One more than the newest packet number received.
     pub newest: u32,
-    /// This host has received or given up all packets below this number.
+    /// All packets below this number were received by this host, or are no longer expected.
     pub complete: u32,
 }
 
 impl PacketHooks {
-    /// Returns the number of a session's packets by reason.
+    /// Returns the number of a session's packets for each [`PacketReason`] why they were passed or dropped.
     pub fn counts(&mut self, ends: &SessionEnds) -> Result<Vec<(PacketReason, u64)>, Error> {
         let counts = self.per_cpu::<intf::Counts>("counters", ends)?;
         let of = |(at, reason)| (reason, counts.iter().map(|counts| counts.packets[at]).sum());
@@ -57,7 +57,7 @@ impl PacketHooks {
         Ok(self.object.counters("others")?.iter().sum())
     }
 
-    /// Returns a session's values in a per-CPU map, one for each CPU.
+    /// Returns the values that a session's entry in a per-CPU map has on the CPUs, one value for each CPU.
     fn per_cpu<T: Plain>(&mut self, name: &'static str, ends: &SessionEnds) -> Result<Vec<T>, Error> {
         let index = self.find(ends)?.raw.index;
         let values = self.object.map(name)?.lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY);
@@ -85,7 +85,7 @@ impl PacketHooks {
         })
     }
 
-    /// Returns the time that a session's packets spent at each hook, summed over CPUs.
+    /// Returns the processing times of a session's packets at each hook, summed over CPUs.
     pub fn times(&mut self, ends: &SessionEnds) -> Result<[FunctionTimes; intf::HOOKS], Error> {
         let mut all = [FunctionTimes::default(); intf::HOOKS];
         for of_cpu in self.per_cpu::<intf::Times>("times", ends)? {

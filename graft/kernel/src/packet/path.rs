@@ -10,9 +10,9 @@ use super::super::Error;
 use super::super::rule::remove;
 use super::{PacketHooks, SessionEnds, bytes, intf, key};
 
-/// Most paths of a session.
+/// Largest number of network paths of a session.
 pub const PATHS_MAX: usize = intf::PATHS;
-/// Most sessions that have several paths.
+/// Largest number of sessions with several network paths.
 pub const PATH_SESSIONS: usize = 100;
 
 /// A path: an address pair and an interface by which a session's packets are sent. All paths use the session's ports.
@@ -29,7 +29,8 @@ pub struct SessionPath {
     pub weight: u32,
 }
 
-/// Number of packets that used a path. A received packet counts if its frame was authentic.
+/// Number of packets that were sent and received by a network path. A received packet counts if its frame was
+/// authentic.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PathCount {
     /// Packets that were sent by the path.
@@ -65,7 +66,7 @@ impl PacketHooks {
         let others = self.sessions.values().filter(|open| open.raw.paths != 0).count();
         let have = others + 1;
         let room = PATH_SESSIONS;
-        // The number of sessions with paths is fixed, whatever number of sessions the dispatcher was loaded for.
+        // The limit of sessions with several paths is fixed, whatever number of sessions the dispatcher was loaded for.
         if is_first && have > room {
             return Err(Error::Room { what: "sessions with paths", have, room });
         }
@@ -79,7 +80,7 @@ impl PacketHooks {
             let none = intf::PathCounts::default();
             write(&self.paths.counts, "path_counts", &session.to_ne_bytes(), none.as_bytes())?;
         }
-        // The paths are written before the session's entry states that it has paths.
+        // The paths are written to their map before the session's map entry says that the session has paths.
         self.weigh_paths(ends, paths, is_redundant)?;
         // Path 0 has the session's own addresses, so only the other paths need an entry by which the session is found.
         for (number, path) in paths.iter().enumerate().skip(1) {
@@ -90,7 +91,7 @@ impl PacketHooks {
         self.change(ends, |raw| raw.paths = paths.len() as u8)
     }
 
-    /// Changes the weights of a session's paths with one write.
+    /// Changes the weights of a session's network paths with one write to their map.
     pub fn weigh_paths(
         &self,
         ends: &SessionEnds,
@@ -108,7 +109,7 @@ impl PacketHooks {
         Ok(write(&self.paths.paths, "paths", &session.to_ne_bytes(), raw.as_bytes())?)
     }
 
-    /// Returns the packets of each path, in the order of the paths.
+    /// Returns the numbers of packets sent and received by each network path of a session, in the order of the paths.
     pub fn path_counts(&self, ends: &SessionEnds) -> Result<[PathCount; PATHS_MAX], Error> {
         let session = self.find(ends)?.raw.index;
         let found = self.paths.counts.lookup(&session.to_ne_bytes(), MapFlags::ANY).map_err(Error::State)?;
@@ -137,8 +138,8 @@ impl PacketHooks {
     }
 }
 
-/// Returns the first of eight marks for copies of packets. The lowest three bits of a mark name the path of the copy.
-/// Packets of functions and messages of daemons have other marks.
+/// Returns the first of eight packet marks (skb->mark) for copies of packets. The lowest three bits of a mark are the
+/// number of the path by which the copy is sent. Packets of functions and messages of daemons have other marks.
 pub(super) fn mark(mark: u32) -> u32 {
     (mark ^ 1 << 29) & !7
 }

@@ -7,13 +7,13 @@ use millrace_kernel::object::Embedded;
 use super::super::Error;
 use super::intf;
 
-/// Prefix of the names of maps with entries only for sessions whose functions store packets.
+/// Prefix of the names of maps that have entries only for sessions whose functions may store packets.
 const KEPT: &str = "kept_";
 /// Bytes that the kernel adds to each entry of a hash map.
 const HASH_ENTRY: u64 = 48;
 
-/// Bytes of packets stored for one session: sent packets (`packet_kept.h`), and received packets with the parities of
-/// two blocks (`function_fec.bpf.c`).
+/// Bytes of packets stored for one session: sent packets (`packet_kept.h`), and received packets with the parity
+/// packets of two blocks (`function_fec.bpf.c`).
 pub const KEPT_BYTES: u64 = (intf::WINDOW as u64 + 128) * 2072 + 2 * (24 + 4 * 2072);
 /// Bytes of the keys of a sealed session. While a key is renewed, the session has two keys.
 pub const SEALED_BYTES: u64 = 2 * super::seal::KEY_BYTES as u64;
@@ -21,9 +21,9 @@ pub const SEALED_BYTES: u64 = 2 * super::seal::KEY_BYTES as u64;
 /// The numbers of sessions that maps are sized for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionRoom {
-    /// Most sessions that may be open at the same time.
+    /// Largest number of sessions that may be open at the same time.
     pub sessions: u32,
-    /// Most sessions whose functions may store packets. They are the sessions with the lowest indices.
+    /// Largest number of sessions whose functions may store packets. They are the sessions with the lowest indices.
     pub storing_sessions: u32,
 }
 

@@ -8,7 +8,7 @@ use crate::Error;
 /// Bytes of the kernel's `struct __sk_buff`, and the offset of its member `tstamp`.
 const SK_BUFF_BYTES: usize = 192;
 const TIME_STAMP_AT: usize = 152;
-/// Most bytes by which programs may lengthen a packet in a test run.
+/// Largest number of bytes by which programs may lengthen a packet in a test run.
 const RUN_ROOM: usize = 2048;
 
 /// The result of running one hook's programs on one frame.

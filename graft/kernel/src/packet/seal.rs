@@ -1,5 +1,5 @@
-//! Sealed sessions: installs keys for the BPF programs that seal and open datagrams (`bpf/seal.bpf.c`). The daemons
-//! agree on the keys.
+//! Sealed (encrypted) sessions: installs keys for the BPF programs that encrypt and decrypt datagrams
+//! (`bpf/seal.bpf.c`). The daemons agree on the keys.
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use millrace_kernel::crypto::{QuicKeys, TAG_LEN, TEXT_MAX};
@@ -10,7 +10,7 @@ use super::super::Error;
 use super::intf::{SealKey as Key, generated};
 use super::{FunctionSession, PacketHooks, SessionEnds};
 
-/// Bytes that sealing adds to a datagram, in addition to its frame.
+/// Bytes that encryption (sealing) adds to a datagram, in addition to its frame.
 pub const SEAL_BYTES: usize = TAIL + TAG_LEN;
 /// Longest datagram that can be sealed, in bytes, frame included.
 pub const SEALED_MAX: usize = TEXT_MAX;
@@ -48,21 +48,21 @@ pub type KeyPhase = u8;
 /// datagram numbers begin at 0 again.
 #[derive(Clone)]
 pub struct SealKeys {
-    /// Key and IV with which outgoing datagrams are sealed.
+    /// Key and IV with which outgoing datagrams are encrypted.
     pub seals: QuicKeys,
-    /// Key and IV with which incoming datagrams are opened.
+    /// Key and IV with which incoming datagrams are decrypted.
     pub opens: QuicKeys,
-    /// Most datagrams that may be sealed with these keys.
+    /// Largest number of datagrams that may be encrypted with the outgoing key.
     pub limit: u64,
 }
 
-/// How many datagrams a key has processed. The daemon decides by these counts when to replace the key (RFC 9001,
-/// section 6.6).
+/// Numbers of datagrams that were processed with a key. The daemon decides by these counts when to replace the key (RFC
+/// 9001, section 6.6).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Wear {
-    /// Datagrams that were sealed with the key.
+    /// Number of datagrams that were encrypted with the key.
     pub sealed: u64,
-    /// Datagrams that failed authentication with the key.
+    /// Number of received datagrams that failed authentication with the key.
     pub failures: u64,
 }
 
@@ -71,11 +71,11 @@ pub struct Wear {
 pub(super) struct Sealed {
     /// Kernel map of each key, by key phase.
     keys: [Option<MapHandle>; 2],
-    /// Phase of the key that seals outgoing datagrams; `None` before [`PacketHooks::seal_with`] is called.
+    /// Key phase of the key that encrypts outgoing datagrams; `None` before [`PacketHooks::seal_with`] is called.
     phase: Option<KeyPhase>,
 }
 
-/// The loaded programs that seal and open datagrams.
+/// The loaded BPF programs that encrypt and decrypt (seal and open) datagrams.
 pub(super) struct Stages {
     _object: LoadedObject,
     keys: MapHandle,
@@ -123,7 +123,7 @@ impl PacketHooks {
         self.stages.as_ref().ok_or(Error::Clear)
     }
 
-    /// Installs the keys of a phase, which open incoming datagrams from now on. Earlier keys of this phase are
+    /// Installs the keys of a key phase, which decrypt incoming datagrams from now on. Earlier keys of this phase are
     /// replaced; keys of the other phase stay.
     pub fn install(&mut self, ends: &SessionEnds, phase: KeyPhase, keys: &SealKeys) -> Result<(), Error> {
         let phase = phase & 1;
@@ -133,7 +133,7 @@ impl PacketHooks {
         Ok(())
     }
 
-    /// Makes outgoing datagrams be sealed with the keys of this phase from now on. The change is one map write.
+    /// Encrypts outgoing datagrams with the keys of this key phase from now on. The change is one map write.
     pub fn seal_with(&mut self, ends: &SessionEnds, phase: KeyPhase) -> Result<(), Error> {
         let phase = phase & 1;
         let sealed = self.sealed(ends)?;
@@ -145,7 +145,7 @@ impl PacketHooks {
         Ok(())
     }
 
-    /// Removes the keys of this phase, which then open no more datagrams.
+    /// Removes the keys of this key phase, which then decrypt no more datagrams.
     pub fn discard(&mut self, ends: &SessionEnds, phase: KeyPhase) -> Result<(), Error> {
         let phase = phase & 1;
         if self.sealed_mut(ends)?.keys[usize::from(phase)].take().is_some() {
@@ -206,10 +206,11 @@ fn make(phase: KeyPhase, keys: &SealKeys) -> Result<MapHandle, Error> {
     let value = size_of::<Key>() as u32;
     let map =
         MapHandle::create(MapType::Array, Some("seal_key"), key, value, 1, &options).map_err(Error::State)?;
-    // `struct seal_key` begins with the next number, the limit, the failures and the phase.
+    // `struct seal_key` begins with the next datagram number, the limit of datagrams, the number of failed
+    // authentications and the key phase.
     let numbers = [0, keys.limit, 0, u64::from(phase)].map(u64::to_ne_bytes).concat();
     let mut bytes = [&numbers[..], keys.seals.as_bytes(), keys.opens.as_bytes()].concat();
-    // The replay window follows the keys, and is empty at first.
+    // In `struct seal_key`, the replay window follows the keys. It is empty at first.
     bytes.resize(size_of::<Key>(), 0);
     map.update(&0u32.to_ne_bytes(), &bytes, MapFlags::ANY).map_err(Error::State)?;
     Ok(map)

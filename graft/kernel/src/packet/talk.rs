@@ -16,8 +16,8 @@ const VERSION: u8 = 2;
 /// graft_kind`).
 const SAYS: u8 = 8;
 const SAYINGS: u8 = 8;
-/// Kind of an event that this host's BPF programs make (`PACKET_ROOM`): a sender may send again, after a full window
-/// refused its packet.
+/// Kind of an event of this host's BPF programs (`PACKET_ROOM`): the application may send again, after a packet was
+/// refused because too many were in flight.
 const ROOM: u8 = 255;
 
 /// A frame without data, which the daemon of one host sends to the other host.
@@ -41,14 +41,14 @@ pub struct ReceivedMessage {
     pub kind: u8,
     /// The value of the message, which depends on its kind.
     pub number: u32,
-    /// The epoch in which the message was sent.
+    /// Epoch (0 or 1) of the peer's list of functions when it sent the message.
     pub epoch: ListEpoch,
 }
 
-/// An event of a session's clock (a BPF timer): the session has sent no packet for one period of the clock.
+/// An event of a session's BPF timer: the session has sent no packet for one period of the timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tick {
-    /// The session that the clock belongs to.
+    /// The session that the timer belongs to.
     pub ends: SessionEnds,
     /// Time of the event, ns (`CLOCK_MONOTONIC`).
     pub time_ns: u64,
@@ -58,8 +58,8 @@ pub struct Tick {
     pub next: u32,
     /// One more than the newest packet number received.
     pub newest: u32,
-    /// The peer has received or given up all packets below this number, if a function of the session's list
-    /// acknowledges packets.
+    /// All packets below this number were received by the peer, or are no longer expected by it. It stays 0 if no
+    /// function of the session's list acknowledges packets.
     pub acked: u32,
     /// Smoothed round-trip time; `None` if it is unknown.
     pub round_trip: Option<Duration>,
@@ -89,17 +89,18 @@ impl PacketHooks {
         Ok(frame)
     }
 
-    /// Sends a message of a session by each of the session's paths, from the calling thread's network namespace.
+    /// Sends a message to the peer's daemon by each of the session's network paths, from the calling thread's network
+    /// namespace.
     pub fn say(&self, ends: &SessionEnds, word: TalkMessage) -> Result<(), Error> {
         let paths = self.find(ends)?.raw.paths;
         let payload = self.word(ends, word)?;
         word::send_by_all(ends, paths, word::word_mark(self.mark), &payload).map_err(Error::Say)
     }
 
-    // --- Clocks, and received messages ---
+    // --- Timers of sessions, and received messages ---
 
-    /// Sets a session's clock, which reports an event whenever the session has sent nothing for `period`. A period of
-    /// zero stops the clock.
+    /// Starts a session's timer, which reports an event whenever the session has sent nothing for `period`. A period of
+    /// zero stops the timer.
     pub fn set_clock(&self, ends: &SessionEnds, period: Duration) -> Result<(), Error> {
         self.set_clock_of(self.find(ends)?.raw.index, period)
     }
@@ -110,7 +111,7 @@ impl PacketHooks {
             let program = self.object.program("packet_clock")?;
             let mut call = intf::ClockCall { period_ns, session, error: 0 };
             raw::run(program, &mut call).map_err(Error::Descriptor)?;
-            // Stopping a clock that was never set fails in the kernel; that error is ignored.
+            // Stopping a timer that was never started fails in the kernel; that error is ignored.
             match nix::Error::from_raw(-call.error) {
                 _ if call.error == 0 || period.is_zero() => Ok(()),
                 source => Err(Error::Clock(source)),
@@ -118,7 +119,7 @@ impl PacketHooks {
         })
     }
 
-    /// Returns the clock events of all sessions that arrived since the last call.
+    /// Returns the events of all sessions' timers that arrived since the last call.
     pub fn ticks(&mut self) -> Result<Vec<Tick>, Error> {
         let mut raws = Vec::<intf::Tick>::new();
         self.ticks.drain(|bytes| raws.extend(intf::Tick::from_bytes(bytes)));
@@ -136,8 +137,8 @@ impl PacketHooks {
         let mut raws = Vec::<intf::Word>::new();
         self.words.wait(patience)?;
         self.words.drain(|bytes| raws.extend(intf::Word::from_bytes(bytes)));
-        // The ring buffer carries the peers' messages, and this host's events that a sender may send again after a full
-        // window refused its packet.
+        // The ring buffer contains the messages of the peers' daemons, and this host's events that an application may
+        // send again after a packet was refused.
         let (signs, raws): (Vec<_>, Vec<_>) = raws.into_iter().partition(|raw| raw.kind == ROOM);
         let signs: Vec<_> = signs.iter().filter_map(|raw| self.ends_of(raw.session)).collect();
         self.room_for.extend(signs);
@@ -153,14 +154,15 @@ impl PacketHooks {
         Ok(raws.into_iter().filter_map(heard).collect())
     }
 
-    /// Makes [`room_for`](Self::room_for) report this session whenever it may send again after a full window refused
-    /// its packet.
+    /// Makes [`room_for`](Self::room_for) report this session whenever its application may send again, after a packet
+    /// was refused because too many were in flight.
     pub fn tell_room(&mut self, ends: &SessionEnds) -> Result<(), Error> {
         self.change(ends, |raw| raw.tells_room = 1)
     }
 
-    /// Returns the sessions that may send again after a full window refused a datagram, as known at the last call of
-    /// [`words`](Self::words). Each refusal is reported once, when a quarter of the window is free.
+    /// Returns the sessions whose application may send again, after a datagram was refused because too many were in
+    /// flight. They are those known at the last call of [`words`](Self::words). A session is reported once, when a
+    /// quarter of the limit is free.
     pub fn room_for(&mut self) -> Vec<SessionEnds> {
         std::mem::take(&mut self.room_for)
     }

@@ -12,14 +12,15 @@ use nix::sys::socket::{
 
 use super::SessionEnds;
 
-/// Returns the mark of the daemon's messages. It differs from the functions' mark, and its lowest three bits hold the
-/// number of the path.
+/// Returns the packet mark (skb->mark) of the daemon's messages. It differs from the mark of functions' packets, and
+/// its lowest three bits are the number of a network path.
 pub(super) fn word_mark(mark: u32) -> u32 {
     (mark ^ 1 << 30) & !7
 }
 
-/// Sends a datagram by every path of the session, from an address and port that an application's socket may use. It
-/// uses a raw socket, since the port may be taken. The mark tells the dispatcher that the datagram already has a frame.
+/// Sends a datagram by every network path of the session, from the session's local address and port. It uses a raw
+/// socket, since an application's socket may use the port. The packet mark tells the dispatcher that the datagram
+/// already has a frame.
 pub(super) fn send_by_all(ends: &SessionEnds, paths: u8, mark: u32, payload: &[u8]) -> io::Result<()> {
     let socket = raw(ends)?;
     let datagram = datagram(ends, payload);

@@ -339,7 +339,8 @@ fn rule_can_select_by_command_and_cgroup() {
     let mut client = loaded(&site.clients, &reno(RuleSide::Client));
     let default = congestion_of(&site.connect(&listener).1);
     assert_ne!(default, "reno");
-    let own = std::fs::read_to_string("/proc/thread-self/comm").expect("a name"); // exact: the thread reads its own name
+    // exact: nothing changes this thread's command name
+    let own = std::fs::read_to_string("/proc/thread-self/comm").expect("a name");
     let own = Some(own.trim_end().to_owned());
     let id = |path| Some(cgroup_id(path).expect("a cgroup"));
     let above = id(&site.clients.path);

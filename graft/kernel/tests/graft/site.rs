@@ -133,7 +133,7 @@ pub fn congestion(name: &str) -> Settings {
     Settings { congestion: Some(name.into()), ..Settings::default() }
 }
 
-/// Returns the outcomes that were counted at least once.
+/// Returns the outcomes of connections that were counted at least once, with their counts.
 pub fn counted(tcp: &mut Tcp) -> Vec<(TcpOutcome, u64)> {
     tcp.outcomes().expect("outcomes").into_iter().filter(|(_, count)| *count > 0).collect()
 }

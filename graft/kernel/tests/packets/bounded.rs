@@ -1,5 +1,5 @@
-//! Tests partial reliability on a path that loses more packets than may be given up. The receiver gives up no more
-//! packets than permitted, and all other packets arrive, over UDP and protocol 253.
+//! Tests partial reliability on a path that loses more packets than the receiver may abandon. The receiver abandons no
+//! more packets than permitted, and all other packets arrive, over UDP and protocol 253.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -55,7 +55,7 @@ fn partial_reliability_loses_no_more_than_its_bound() {
                 }
             });
             let sending = scope.spawn(|| send_into_window(&near, 0..SENT));
-            // Polls until the receiver has received or given up every packet.
+            // Polls until the receiver has received or abandoned every packet.
             let known = || {
                 let known = sender.progress(&ends).expect("progress");
                 inside(&site.network.publisher, || {
@@ -73,7 +73,7 @@ fn partial_reliability_loses_no_more_than_its_bound() {
         got.dedup();
         assert_eq!(got.len(), come, "some came twice");
         let lost = u64::from(SENT) - come as u64;
-        // The path has lost some 115 packets at first, which is more than may be given up.
+        // The path has lost some 115 packets at first, which is more than the receiver may abandon.
         assert!(lost > 0 && lost * 1000 <= u64::from(SENT) * PERMILLE, "{protocol} {family}: {lost}");
         for reason in [PacketReason::Forged, PacketReason::Malformed, PacketReason::NoFunction] {
             assert_eq!(count(&mut receiver, &other_side(&ends), reason), 0, "{reason:?}");

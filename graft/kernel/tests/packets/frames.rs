@@ -25,8 +25,8 @@ pub fn framed(sender: &PacketHooks, ends: &SessionEnds, payload: &[u8]) -> Vec<u
     frame
 }
 
-/// Runs a frame at a hook. Returns the counted reason, the verdict and the frame's bytes, and checks that no other
-/// reason was counted.
+/// Runs the BPF program of a hook on a frame. Returns the reason that the program counted, its verdict and the frame's
+/// bytes, and checks that it counted no other reason.
 pub fn reason(
     hooks: &mut PacketHooks,
     ends: &SessionEnds,
@@ -46,8 +46,8 @@ pub fn reason(
 /// Finds by activity counters which sessions had packets, so that a daemon with thousands of sessions need not read the
 /// statistics of all.
 #[test]
-fn activity_counter_finds_sessions_with_packets() {
-    if !root("activity_counter_finds_sessions_with_packets") {
+fn activity_counters_show_which_sessions_had_packets() {
+    if !root("activity_counters_show_which_sessions_had_packets") {
         return;
     }
     // Every CPU times the first packet that it handles, so the test stays on one CPU.
@@ -64,7 +64,8 @@ fn activity_counter_finds_sessions_with_packets() {
         (0..count).for_each(|_| drop(framed(hooks, &near, b"payload")));
     };
     assert_eq!(hooks.active(), []);
-    // Only timed packets change a session's activity counter: the first one, and then every 64th.
+    // Only packets whose processing is timed change a session's activity counter: the session's first packet, and then
+    // every 64th.
     for count in [1, 64, 64] {
         send(&hooks, count);
         assert_eq!(hooks.active(), [near]);
@@ -76,7 +77,8 @@ fn activity_counter_finds_sessions_with_packets() {
     assert_eq!(hooks.active(), [], "who has its place begins anew");
 }
 
-/// The frame is added to a datagram and removed again, and all checksums are correct at each step.
+/// The sender's program adds a trailer to a datagram, and the receiver's program removes it. All checksums are correct
+/// at each step.
 #[test]
 fn datagram_arrives_unchanged() {
     if !root("datagram_arrives_unchanged") {
@@ -129,7 +131,7 @@ fn packet_without_session_passes_unchanged() {
     assert_eq!(counted(&mut hooks, &v4()), []);
 }
 
-/// A frame with any changed bit is dropped.
+/// A packet is dropped if any bit of the trailer that the sender has added to it is changed.
 #[test]
 fn forged_frames_are_dropped() {
     if !root("forged_frames_are_dropped") {
@@ -153,8 +155,8 @@ fn forged_frames_are_dropped() {
             }
         }
     }
-    // Other forged datagrams are dropped: no frame, a truncated frame, a frame that is reflected to its sender, and a
-    // frame with another key.
+    // Other forged datagrams are dropped: without a trailer, with a truncated one, reflected to their sender, or
+    // authenticated with another key.
     let mut other = hooks();
     let session = millrace_graft_kernel::packet::FunctionSession {
         ends: v4(),
@@ -182,11 +184,11 @@ fn forged_frames_are_dropped() {
             assert_eq!((why, verdict), (want, drop));
         }
     }
-    // The unchanged frame is still accepted after the forged ones.
+    // The unchanged datagram is still accepted after the forged ones.
     assert_eq!(reason(&mut receiver, &there, FunctionHook::Rx, &good).0, PacketReason::LetIn);
 }
 
-/// Frames of random bytes get a verdict and a counted reason, and change nothing else.
+/// Packets of random bytes get a verdict, and only the counter of one reason changes.
 #[test]
 fn random_frames_get_a_verdict() {
     if !root("random_frames_get_a_verdict") {
@@ -214,8 +216,8 @@ fn random_frames_get_a_verdict() {
     assert!(!counts.is_empty() && counts.iter().all(|(reason, _)| is_refusal(reason)), "{counts:?}");
 }
 
-/// A test case: a list of functions, and frames in the order of arrival. Each frame has its packet number and the
-/// expected reason at XDP.
+/// A test case: a list of packet functions, and packets in the order of arrival. Each packet has its number and the
+/// reason that the receiver's XDP program is expected to count.
 type FrameCase = (&'static [&'static str], &'static [(usize, PacketReason)]);
 
 #[test]
@@ -249,7 +251,8 @@ fn functions_run_in_the_order_of_their_list() {
             assert_eq!(verdict, if *want == LetIn { XDP_PASS } else { XDP_DROP });
         }
     }
-    // If a function of the session's list is not loaded, packets pass with framing only, which is counted.
+    // If a packet function of the session's list is not loaded, packets pass with the session's framing but without any
+    // function. They are counted as `NoFunction`.
     let mut sender = hooks();
     open(&mut sender, v4(), &["number", "repair"]);
     sender.remove("repair").expect("removed");
@@ -263,8 +266,8 @@ fn functions_run_in_the_order_of_their_list() {
 
 /// A request is turned into the requested packet, byte for byte, if the sender has sent that packet.
 #[test]
-fn request_for_a_packet_becomes_that_packet() {
-    if !root("request_for_a_packet_becomes_that_packet") {
+fn retransmission_request_is_answered_with_the_same_packet() {
+    if !root("retransmission_request_is_answered_with_the_same_packet") {
         return;
     }
     for ends in [v4(), v6()] {
@@ -312,7 +315,7 @@ fn packets_stored_before_a_restart_are_not_sent() {
     assert_eq!(reason(&mut sender, &v4(), FunctionHook::Repair, &request).0, PacketReason::Answered);
 }
 
-/// Returns the frame by which the BPF functions request a packet.
+/// Returns the Ethernet frame of the packet by which the receiver's BPF functions request a retransmission.
 pub fn request(from: &PacketHooks, ends: &SessionEnds, number: u32) -> Vec<u8> {
     datagram(ends, &from.word(ends, TalkMessage::Request(number)).expect("a frame"))
 }
@@ -344,13 +347,14 @@ fn packets_of_both_lists_are_accepted_during_a_swap() {
     assert_eq!(at_rx(&mut receiver, &late), PacketReason::Late);
     receiver.retire(&there, 0).expect("retired");
     assert_eq!(at_rx(&mut receiver, &late), PacketReason::Stale);
-    // The session restarts with another function list: packet numbers begin at 0, and no earlier frame is accepted.
+    // The session restarts with another list of packet functions: packet numbers begin at 0, and no packet from before
+    // the restart is accepted.
     receiver.replace(&there, &list(&["number"]), 0).expect("replaced");
     assert_eq!(at_rx(&mut receiver, &new), PacketReason::Stale);
     sender.replace(&v4(), &list(&["number"]), 0).expect("replaced");
     let first = framed(&sender, &v4(), b"payload");
     assert_eq!(at_rx(&mut receiver, &first), PacketReason::LetIn);
-    // A frame with another function list's identifier in the same epoch is dropped.
+    // A packet of the same epoch is dropped if its trailer contains the identifier of another function list.
     let mut other = hooks();
     open(&mut other, v4(), &["number", "order", "repair"]);
     let strange = framed(&other, &v4(), b"payload");
@@ -433,10 +437,11 @@ fn new_function_version_continues_with_the_old_state() {
     sender.switch(&v4(), epoch).expect("switched");
     (0..2).for_each(|_| send(&sender, &receiver));
     assert_eq!(words(&receiver, "tally2"), [5, 14, 3]);
-    // The function has no state for outgoing packets, so converting that part changes nothing.
+    // The function stores no state for its `Tx` hook, so converting that state from version 1 to version 2 changes
+    // nothing.
     receiver.migrate(&there, "tally1", "tally2", &[FunctionHook::Tx]).expect("nothing");
     assert_eq!(words(&receiver, "tally2"), [5, 14, 3]);
-    // Version 1 still handles the packets of the old epoch.
+    // Version 1 still handles packets that were sent before the switch to version 2.
     assert_eq!(run(&receiver, FunctionHook::Rx, &late).0, XDP_PASS);
     assert_eq!((words(&receiver, "tally1"), words(&receiver, "tally2")), (vec![4], vec![5, 14, 3]));
     // Version 1 cannot convert the state of version 2, and version 2 cannot convert the state of another function.
@@ -505,7 +510,7 @@ fn paused_session_passes_no_packet() {
 
 /// Object files of congestion controls, and objects with more than one function, are refused.
 #[test]
-fn objects_that_hold_no_single_function_are_refused() {
+fn bpf_objects_without_exactly_one_function_are_refused() {
     use millrace_graft_kernel::SHIPPED;
     for (name, image) in SHIPPED {
         let error = OpenedFunction::open(image).err().expect(name).to_string();
@@ -514,7 +519,8 @@ fn objects_that_hold_no_single_function_are_refused() {
     assert!(OpenedFunction::open(b"ELF").is_err());
 }
 
-/// Waits until at least `enough` clock events have arrived. Returns the events in the order of arrival.
+/// Waits until at least `enough` ticks of the sessions' clocks have been reported. Returns the ticks in the order of
+/// arrival.
 fn ticks(hooks: &mut PacketHooks, enough: usize) -> Vec<Tick> {
     let mut ticks = Vec::new();
     wait_for("ticks", || {
@@ -549,7 +555,8 @@ fn session_clock_stops_until_a_packet_is_sent() {
     let mut hooks = hooks();
     open(&mut hooks, v4(), &["number"]);
     hooks.set_clock(&v4(), PERIOD).expect("a clock");
-    std::thread::sleep(20 * PERIOD); // exact: long enough for several ticks of a running clock
+    // exact: a running session clock would tick several times within this pause
+    std::thread::sleep(20 * PERIOD);
     assert_eq!(hooks.ticks().expect("ticks"), []);
     framed(&hooks, &v4(), b"payload");
     let ticks = ticks(&mut hooks, 2);

@@ -1,5 +1,6 @@
-//! Tests of functions with one frame at a time: which packets they pass, and which packets they send. Packets that they
-//! send are captured on the loopback interface of a namespace, in which the test runs take place.
+//! Tests of packet functions (BPF), which get one packet at a time: which packets they pass, and which packets they
+//! send. Packets that they send are captured on the loopback interface of a network namespace, in which the test runs
+//! take place.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -53,7 +54,7 @@ impl Drop for FunctionPair {
 pub struct FunctionArrival {
     pub reason: PacketReason,
     pub frame: Vec<u8>,
-    /// Kinds and frames of the packets that the receiver's functions sent in reply.
+    /// Kinds and Ethernet frames of the packets that the receiver's functions sent in reply.
     pub sent: Vec<(u8, Vec<u8>)>,
 }
 
@@ -285,15 +286,15 @@ fn refused_sender_is_notified_of_room_once() {
 
 /// Acknowledgements report received, missing and late packets. Repeated and forged acknowledgements change nothing.
 #[test]
-fn acknowledgements_report_received_packets_and_forgeries_do_not() {
-    if !root("acknowledgements_report_received_packets_and_forgeries_do_not") {
+fn acknowledgements_report_received_packets_and_forged_ones_do_not() {
+    if !root("acknowledgements_report_received_packets_and_forged_ones_do_not") {
         return;
     }
     for ends in [v4(), v6()] {
         let mut pair = FunctionPair::new("ack", ends, SELECTIVE, &[]);
         let frames: Vec<_> = (0..8).map(|at| pair.frame(&[at; 33])).collect();
-        // Columns: the packet that arrives, the acknowledged packet number after that, and how many packets are then
-        // known to be received.
+        // Columns: the number of the packet that arrives, the packet number that the receiver acknowledges after that,
+        // and how many packets the sender then knows to be received.
         let table = [(0, 1, 1), (2, 1, 2), (3, 1, 3), (1, 4, 4), (7, 4, 5), (6, 4, 6)];
         let mut acks = Vec::new();
         for (which, acked, delivered) in table {
@@ -310,7 +311,7 @@ fn acknowledgements_report_received_packets_and_forgeries_do_not() {
             assert_eq!(pair.at_sender(ack).reason, PacketReason::Answered);
             assert_eq!(pair.known(), known, "an old one says nothing new");
         }
-        // A changed bit is detected in the contents of an acknowledgement, in its tag, and in the frame.
+        // A changed bit is detected in the contents of an acknowledgement, in its tag, and in the packet's trailer.
         let ack = acks.last().expect("one");
         let from = ack.len() - FRAME_BYTES - ACK_BYTES;
         for at in from..ack.len() {
@@ -319,8 +320,8 @@ fn acknowledgements_report_received_packets_and_forgeries_do_not() {
             let reason = pair.at_sender(&forged).reason;
             assert!(matches!(reason, PacketReason::Forged | PacketReason::Malformed), "{at}: {reason:?}");
         }
-        // Two forgeries: the contents of one acknowledgement in the frame of another, and an acknowledgement that is
-        // reflected to its sender.
+        // Two forgeries: the contents of one acknowledgement with the trailer of another, and an acknowledgement that
+        // is reflected to its sender.
         let mut mixed = acks[0].clone();
         mixed[from..from + ACK_BYTES].copy_from_slice(&ack[from..from + ACK_BYTES]);
         assert_eq!(pair.at_sender(&mixed).reason, PacketReason::Forged);
@@ -335,8 +336,8 @@ fn acknowledgements_report_received_packets_and_forgeries_do_not() {
 
 /// A packet that XDP has accepted and TC has not seen is not acknowledged, since the kernel may still drop it.
 #[test]
-fn packet_between_xdp_and_tc_is_not_acknowledged() {
-    if !root("packet_between_xdp_and_tc_is_not_acknowledged") {
+fn packet_that_xdp_passed_and_tc_has_not_seen_is_not_acknowledged() {
+    if !root("packet_that_xdp_passed_and_tc_has_not_seen_is_not_acknowledged") {
         return;
     }
     for ends in [v4(), v6()] {
@@ -372,8 +373,8 @@ fn packet_between_xdp_and_tc_is_not_acknowledged() {
 }
 
 #[test]
-fn acknowledgement_covers_a_bounded_number_of_packets() {
-    if !root("acknowledgement_covers_a_bounded_number_of_packets") {
+fn one_acknowledgement_is_sent_per_configured_number_of_packets() {
+    if !root("one_acknowledgement_is_sent_per_configured_number_of_packets") {
         return;
     }
     let mut pair = FunctionPair::new("every", v4(), SELECTIVE, &[("acknowledge", "every", 4)]);
@@ -442,7 +443,7 @@ fn ask(pair: &FunctionPair, number: u32) -> Vec<u8> {
     datagram(&there, &pair.receiver.word(&there, TalkMessage::Request(number)).expect("a word"))
 }
 
-/// A replayed request for an acknowledged packet is ignored.
+/// A repeated request to retransmit a packet is ignored once that packet is acknowledged.
 #[test]
 fn acknowledged_packet_is_not_sent_again() {
     if !root("acknowledged_packet_is_not_sent_again") {
@@ -505,7 +506,8 @@ fn receiver_gives_up_packet_that_sender_no_longer_stores() {
         assert_eq!(heard.reason, PacketReason::Answered);
         let complete = if functions == SELECTIVE { 2 } else { 1 };
         assert_eq!(kinds(&heard.sent), [(ACK, complete)]);
-        // The packet was late and not lost. Packets of its epoch are still accepted.
+        // The packet was late and not lost. The receiver still accepts packets that were sent before the switch of
+        // function lists.
         assert_eq!(pair.at_receiver(&lost).reason, PacketReason::Delivered);
     }
 }
@@ -534,10 +536,10 @@ fn restarted_session_keeps_no_old_state() {
 
 /// A missing packet is requested again whenever a packet arrives, even in order, and not only when a new gap appears.
 #[test]
-fn packets_in_order_trigger_repeated_requests() {
+fn missing_packet_is_requested_again_when_packets_arrive_in_order() {
     // `retry_us` is longer than a tick of the coarse clock that functions read.
     const RETRY: Duration = Duration::from_millis(12);
-    if !root("packets_in_order_trigger_repeated_requests") {
+    if !root("missing_packet_is_requested_again_when_packets_arrive_in_order") {
         return;
     }
     let parameters = [("repair", "retry_us", 1000), ("repair", "tries", 0)];
@@ -547,12 +549,13 @@ fn packets_in_order_trigger_repeated_requests() {
     for frame in &frames[2..] {
         let asked = pair.at_receiver(frame).sent;
         assert_eq!(kinds(&asked)[0], (REQUEST, 1));
-        std::thread::sleep(RETRY); // exact: longer than `retry_us`, so the request is repeated
+        // exact: the pause is longer than `retry_us`, so the receiver requests missing packets again
+        std::thread::sleep(RETRY);
     }
 }
 
-/// No more than the permitted share of packets is given up after the deadline. All other missing packets are requested
-/// without a limit.
+/// No more than the permitted share of packets is abandoned by the receiver after the deadline. Retransmission of all
+/// other missing packets is requested without a limit.
 #[test]
 fn number_of_packets_given_up_is_bounded() {
     const MORE_THAN_A_RETRY: Duration = Duration::from_millis(2);
@@ -571,13 +574,14 @@ fn number_of_packets_given_up_is_bounded() {
     for frame in frames.iter().enumerate().filter(|(at, _)| at % 10 != 9).map(|(_, frame)| frame) {
         assert_eq!(pair.at_receiver(frame).reason, PacketReason::Delivered);
     }
-    // Ten packets are missing: five may be given up (5 of 100), and requests for the other five are repeated without a
+    // Ten packets are missing: five may be abandoned (5 of 100), and requests for the other five are repeated without a
     // limit.
     let last = pair.last(101);
     let mut asked = || {
         let mut numbers = BTreeSet::new();
         for _ in 0..20 {
-            std::thread::sleep(MORE_THAN_A_RETRY); // exact: longer than `retry_us`, so the request is repeated
+            // exact: the pause is longer than `retry_us`, so the receiver requests missing packets again
+            std::thread::sleep(MORE_THAN_A_RETRY);
             let sent = kinds(&pair.at_receiver(&last).sent);
             numbers.extend(sent.into_iter().filter(|(kind, _)| *kind == REQUEST).map(|(_, number)| number));
         }
@@ -587,8 +591,8 @@ fn number_of_packets_given_up_is_bounded() {
     let owed = asked();
     assert_eq!(owed.len(), 5, "more than the bound was given up, or the others are not asked for");
     for number in (9..100_u32).step_by(10) {
-        // A packet that arrives after it was given up is dropped as late. Packets that are still requested can be
-        // delivered.
+        // A packet that arrives after the receiver has abandoned it is dropped as late. Packets that are still
+        // requested can be delivered.
         let wanted = if owed.contains(&number) { PacketReason::Delivered } else { PacketReason::Late };
         let copy = pair.at_sender(&ask(&pair, number)).frame;
         assert_eq!((kind(&copy), pair.at_receiver(&copy).reason), (DATA, wanted), "{number}");
@@ -596,13 +600,13 @@ fn number_of_packets_given_up_is_bounded() {
     assert_eq!(pair.come().complete, 101);
 }
 
-/// Packets that the previous list of functions sent are repaired as that list requires, even if the new list may give
-/// packets up. The same holds after a second swap of lists.
+/// The receiver requests packets that the previous function list sent as that list requires, even if the new list may
+/// abandon packets. The same holds after a second swap of lists.
 #[test]
-fn list_gives_up_only_its_own_packets_after_a_swap() {
+fn function_list_abandons_only_its_own_packets_after_a_swap() {
     const LATER: Duration = Duration::from_millis(3);
     const GO_BACK: &[&str] = &["window", "gobackn", "number", "acknowledge"];
-    if !root("list_gives_up_only_its_own_packets_after_a_swap") {
+    if !root("function_list_abandons_only_its_own_packets_after_a_swap") {
         return;
     }
     let parameters = [
@@ -622,7 +626,7 @@ fn list_gives_up_only_its_own_packets_after_a_swap() {
         assert_eq!(pair.at_receiver(frame).reason, wanted, "{at}");
     }
     // A function list with partial reliability sends packets 10 to 19: 10 and 14 are lost. The receiver cannot know
-    // whether the old list sent packet 10.
+    // whether the sender used the old list, which is reliable, or the new one for packet 10.
     pair.swap(PARTIAL);
     let second = frames(&mut pair, 10);
     for frame in second.iter().enumerate().filter(|(at, _)| ![0, 4].contains(at)).map(|(_, frame)| frame) {
@@ -632,7 +636,8 @@ fn list_gives_up_only_its_own_packets_after_a_swap() {
     let asked = |pair: &mut FunctionPair, word: &[u8]| {
         let mut numbers = BTreeSet::new();
         for _ in 0..20 {
-            std::thread::sleep(LATER); // exact: longer than `deadline_ms`, so packets may be given up
+            // exact: the pause is longer than `deadline_ms`, after which the receiver may abandon missing packets
+            std::thread::sleep(LATER);
             let sent = kinds(&pair.at_receiver(word).sent);
             numbers.extend(sent.into_iter().filter(|(kind, _)| *kind == REQUEST).map(|(_, number)| number));
         }
@@ -648,13 +653,14 @@ fn list_gives_up_only_its_own_packets_after_a_swap() {
     }
     assert_eq!(pair.come().complete, 20);
     // Go-Back-N sends packets 20 to 22: 20 is lost. A message that was sent before the swap must not make the receiver
-    // give it up.
+    // abandon packet 20.
     let word = pair.last(20);
     pair.swap(GO_BACK);
     let third = frames(&mut pair, 3);
     assert_eq!(pair.at_receiver(&third[1]).reason, PacketReason::OutOfTurn);
     for _ in 0..5 {
-        std::thread::sleep(LATER); // exact: longer than `deadline_ms`, so packets may be given up
+        // exact: the pause is longer than `deadline_ms`, after which the receiver may abandon missing packets
+        std::thread::sleep(LATER);
         pair.at_receiver(&word);
     }
     assert_eq!(pair.come().complete, 20);
@@ -664,8 +670,8 @@ fn list_gives_up_only_its_own_packets_after_a_swap() {
     assert_eq!(pair.come().complete, 23);
 }
 
-/// The congestion window starts with a few packets, and grows when packets are delivered. Other properties are tested
-/// natively in tests/parsers.rs.
+/// The congestion window starts with a few packets, and grows when packets are delivered. Other properties of this
+/// congestion control are tested in tests/parsers.rs, without the kernel.
 #[test]
 fn congestion_control_bounds_the_window() {
     if !root("congestion_control_bounds_the_window") {
@@ -679,7 +685,7 @@ fn congestion_control_bounds_the_window() {
     assert_eq!(fill(&mut pair).len(), 20);
 }
 
-/// Sends packets until the window is full. Returns their frames.
+/// Sends packets until the congestion window is full. Returns their Ethernet frames.
 fn fill(pair: &mut FunctionPair) -> Vec<Vec<u8>> {
     let plain = datagram(&pair.ends, b"payload");
     let runs = || {
@@ -689,7 +695,7 @@ fn fill(pair: &mut FunctionPair) -> Vec<Vec<u8>> {
     inside(&pair.namespace, runs)
 }
 
-/// Delivers frames to the receiver, and the receiver's acknowledgements to the sender.
+/// Delivers Ethernet frames to the receiver, and the receiver's acknowledgements to the sender.
 fn deliver(pair: &mut FunctionPair, frames: &[Vec<u8>]) {
     for frame in frames {
         let sent = pair.at_receiver(frame).sent;

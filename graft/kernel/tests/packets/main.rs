@@ -84,7 +84,7 @@ pub fn count(hooks: &mut PacketHooks, ends: &SessionEnds, reason: PacketReason) 
     counts.into_iter().find(|(it, _)| *it == reason).map_or(0, |(_, count)| count)
 }
 
-/// Returns the reasons that were counted at least once.
+/// Returns the reasons that the packet programs counted at least once for a session, with their counts.
 pub fn counted(hooks: &mut PacketHooks, ends: &SessionEnds) -> Vec<(PacketReason, u64)> {
     hooks.counts(ends).expect("counts").into_iter().filter(|(_, count)| *count > 0).collect()
 }

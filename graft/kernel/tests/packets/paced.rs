@@ -44,11 +44,11 @@ fn paced_packet_departs_one_interval_after_the_previous_one() {
         return;
     }
     let takes = takes_ns(20 + 8 + 900 + 16);
-    // Columns: the number of packets that may wait, the burst, and the departure of each of six datagrams after the
-    // first one, in multiples of `takes_ns`.
+    // Columns: the number of packets that may wait to depart, the number of packets that may depart in a burst, and the
+    // departure times of six datagrams relative to the first one, in multiples of `takes_ns`.
     let table: [(u64, u64, [Option<u64>; 6]); 4] = [
         (64, 1, [Some(0), Some(1), Some(2), Some(3), Some(4), Some(5)]),
-        // One packet departs at once, and three may wait.
+        // The first datagram departs at once, the next three wait, and the last two are refused.
         (3, 1, [Some(0), Some(1), Some(2), Some(3), None, None]),
         (1, 1, [Some(0), Some(1), None, None, None, None]),
         // With a burst of four, the first packets depart at once, as if they had been due earlier.
@@ -92,8 +92,8 @@ fn packets_without_pacing_rate_are_not_delayed() {
 /// When function lists are swapped, a session keeps its next departure time; when the session restarts, the time is
 /// cleared.
 #[test]
-fn departure_time_survives_a_list_swap_but_not_a_restart() {
-    if !root("departure_time_survives_a_list_swap_but_not_a_restart") {
+fn departure_time_outlasts_a_function_list_swap_but_not_a_restart() {
+    if !root("departure_time_outlasts_a_function_list_swap_but_not_a_restart") {
         return;
     }
     let mut hooks =

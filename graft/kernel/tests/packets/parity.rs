@@ -29,7 +29,7 @@ fn times(one: u16, other: u16) -> u16 {
     shifted.enumerate().fold(0, |sum, (bit, power)| if other >> bit & 1 == 1 { sum ^ power } else { sum })
 }
 
-/// Returns x to this power, in the field that gf16.h implements.
+/// Returns the generator x to the power of `exponent`, in the finite field of gf16.h.
 fn power(exponent: u32) -> u16 {
     (0..exponent).fold(1, |power, _| twice(power))
 }
@@ -83,7 +83,8 @@ fn payloads(sizes: &[usize], seed: usize) -> Vec<Vec<u8>> {
     sizes.iter().enumerate().map(|(packet, &size)| (0..size).map(|at| byte(packet, at)).collect()).collect()
 }
 
-/// Sends a block. Returns its frames, and the parity packets that were sent after the last of them.
+/// Sends a block of data packets. Returns their Ethernet frames, and the parity packets that the sender adds after the
+/// last of them.
 fn block(pair: &mut FunctionPair, payloads: &[Vec<u8>], parity: u32) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     let (last, others) = payloads.split_last().expect("some");
     let mut frames: Vec<_> = others.iter().map(|payload| pair.frame(payload)).collect();
@@ -276,8 +277,8 @@ fn malformed_parity_recovers_nothing() {
         pair.at_receiver(frame);
     }
     let at = parities[0].len() - payload(&parities[0]).len();
-    // The changed headers have impossible rows, counts and lengths. A frame does not authenticate the payload, so
-    // without sealing a path can change it.
+    // The changed headers have impossible rows, counts and lengths. A packet's trailer does not authenticate the
+    // payload, so without sealing a path can change it.
     for (offset, value) in [(0, 2), (0, 255), (1, 0), (1, 1), (1, 64), (1, 255)] {
         let mut changed = parities[0].clone();
         changed[at + offset] = value;
@@ -352,7 +353,7 @@ fn parity_recovers_several_losses_of_a_block() {
         assert_eq!(got.len(), SENT as usize, "IPv{family}: {counts:?}");
         assert_all_once(&got, SENT);
         assert_eq!(count(&mut sender, &site.ends, PacketReason::Protected), u64::from(SENT) / 8 * 3);
-        // The application may receive a recovered packet before the kernel counts its reason.
+        // The application may receive a recovered packet before the kernel has counted it as recovered.
         let come =
             || [PacketReason::Delivered, PacketReason::Recovered].map(|it| count(&mut receiver, &there, it));
         let all = u64::from(SENT);

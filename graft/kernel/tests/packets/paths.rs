@@ -59,7 +59,8 @@ fn addresses(ends: &SessionEnds, frame: &[u8]) -> [IpAddr; 2] {
     }
 }
 
-/// Returns session addresses of both IP versions, each with both protocols on the wire.
+/// Returns session addresses of both IP versions, each with both protocols that can carry the packets: UDP and IP
+/// protocol 253.
 fn kinds() -> impl Iterator<Item = (SessionEnds, WireProtocol)> {
     [v4(), v6()]
         .into_iter()
@@ -106,8 +107,8 @@ fn redundant_datagram_uses_each_path() {
     });
 }
 
-/// A path does not accept packets from another interface, with other addresses or without the key, and does not count
-/// them as received.
+/// A path of a session does not accept packets that arrive at another interface, have other addresses or lack the key.
+/// It does not count them as received.
 #[test]
 fn path_accepts_only_its_own_session() {
     if !root("path_accepts_only_its_own_session") {
@@ -122,7 +123,7 @@ fn path_accepts_only_its_own_session() {
             receiver.set_paths(&there, &far, false).expect("paths");
             let (_, frame) = run(&sender, FunctionHook::Tx, &datagram(&ends, b"by the second"));
             let others = receiver.others().expect("others");
-            // Two frames that the path must not accept: one at another interface, and one from another host.
+            // The path must not accept a packet that arrives at another interface, or a packet from another host.
             assert_eq!(receiver.run_at((LOOPBACK, 0), &frame).expect("a run").verdict, XDP_PASS);
             let mut foreign = frame.clone();
             foreign[29] ^= 1;
@@ -142,7 +143,7 @@ fn path_accepts_only_its_own_session() {
             assert_eq!(receiver.others().expect("others"), others + 1);
             open_over(&mut receiver, there, &["number"], over);
             receiver.set_paths(&there, &far, false).expect("the same again");
-            // The session drops packets of the other protocol (UDP or 253).
+            // A session over UDP drops packets of IP protocol 253, and vice versa.
             let (_, frame) = run(&sender, FunctionHook::Tx, &datagram(&ends, b"by the second"));
             let other = if over == WireProtocol::Ip253 { as_udp(&frame) } else { on_the_wire(&frame) };
             assert_eq!(receiver.run_at((ifindex, 0), &other).expect("a run").verdict, XDP_DROP);
@@ -197,8 +198,8 @@ fn packet_for_missing_path_interface_is_counted() {
 /// An interface that was deleted and created again has another index. The packet counts of its path continue, and the
 /// limit of sessions with paths still holds.
 #[test]
-fn changed_paths_of_a_session_continue_their_counts() {
-    if !root("changed_paths_of_a_session_continue_their_counts") {
+fn packet_counts_of_a_session_path_continue_on_a_new_interface() {
+    if !root("packet_counts_of_a_session_path_continue_on_a_new_interface") {
         return;
     }
     let room = SessionRoom { sessions: 128, ..SessionRoom::default() };
@@ -258,7 +259,8 @@ fn packet_that_may_arrive_on_another_path_is_not_missing() {
             assert_eq!(got, come);
             // After a path has delivered no packet for PATH_SILENT_NS, none of its packets counts as in flight. Each
             // packet that arrives then advances the newest number.
-            std::thread::sleep(Duration::from_millis(400)); // exact: longer than PATH_SILENT_NS, after which a path counts as silent
+            // exact: longer than PATH_SILENT_NS, after which a network path without packets counts as silent
+            std::thread::sleep(Duration::from_millis(400));
             assert_eq!([10, 12].map(newest), [11, 13]);
             Some(())
         });

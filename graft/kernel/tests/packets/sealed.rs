@@ -79,7 +79,7 @@ impl SealedDirection {
         Nonce::assume_unique_for_key(nonce)
     }
 
-    /// Seals a text with ring. Returns the bytes that follow the UDP header.
+    /// Encrypts a plaintext with ring. Returns the bytes that follow the UDP header.
     fn seal(&self, phase: u8, number: u64, text: &[u8]) -> Vec<u8> {
         let tail = [&[MAGIC, 0x10 | phase][..], &number.to_be_bytes()[2..]].concat();
         let mut sealed = text.to_vec();
@@ -88,7 +88,7 @@ impl SealedDirection {
         [sealed, tail].concat()
     }
 
-    /// Opens a datagram with ring. Returns the datagram's number and its text.
+    /// Decrypts a datagram with ring. Returns the datagram's number and its plaintext.
     fn open(&self, sealed: &[u8]) -> (u64, Vec<u8>) {
         let (text, tail) = sealed.split_at(sealed.len() - TAIL);
         assert_eq!(tail[0], MAGIC);
@@ -253,7 +253,8 @@ fn changed_datagram_is_refused() {
                 assert_eq!((why, verdict), (want, XDP_DROP), "{cipher:?} byte {at} bit {bit}");
             }
         }
-        // Datagrams are cut at the front, within the text, and at the end, and their headers have the matching lengths.
+        // Datagrams are cut at the front, within the ciphertext, and at the end, and their UDP and IP headers have the
+        // matching lengths.
         let sealed = behind(&v4(), &good);
         for cut in 1..=sealed.len() {
             for shorter in [&sealed[cut..], &sealed[..sealed.len() - cut]] {
@@ -396,8 +397,8 @@ fn control_message_of_an_encrypted_session_must_be_encrypted() {
     let far = other_side(&v4());
     let (sender, mut receiver) = pair(v4(), SealedCipher::ChaCha20Poly1305, &["number"]);
     let word = sender.word(&near, TalkMessage::Says(3, 77)).expect("a word");
-    // The daemon's message is sent without sealing, and with a tail that looks like the current or the previous sealed
-    // format.
+    // The daemon's message is sent without sealing, and with last bytes that imitate the current or the previous format
+    // of sealed datagrams.
     for bits in [0x10, 0x12] {
         let as_sealed = [&word[..], &[9; 24], &[MAGIC, bits, 0, 0, 0, 0, 0, 9]].concat();
         for payload in [&word[..], &as_sealed] {
@@ -416,8 +417,8 @@ fn control_message_of_an_encrypted_session_must_be_encrypted() {
     assert_eq!(receiver.words(Duration::ZERO).expect("words").len(), 1);
 }
 
-/// A session that `hold` has stopped sends nothing. A frame with a new key counts as forged until the peer has the new
-/// key, too.
+/// A session that `hold` has stopped sends nothing. A packet that is authenticated with a new key counts as forged
+/// until the peer has the new key, too.
 #[test]
 fn frame_is_authenticated_with_the_latest_key() {
     if !root("frame_is_authenticated_with_the_latest_key") {
@@ -447,11 +448,11 @@ fn framed_word(sender: &PacketHooks, ends: &SessionEnds, word: TalkMessage) -> V
     datagram(ends, &there.seal(0, 900, &sender.word(ends, word).expect("a word")))
 }
 
-/// A retransmission is sealed with a new datagram number, so the wire shows no datagram twice, although its text is the
-/// same.
+/// A retransmission is sealed with a new datagram number. The same ciphertext is never sent twice, although the
+/// plaintext is the same.
 #[test]
-fn retransmission_has_the_original_text() {
-    if !root("retransmission_has_the_original_text") {
+fn retransmission_is_sealed_anew_with_the_original_plaintext() {
+    if !root("retransmission_is_sealed_anew_with_the_original_plaintext") {
         return;
     }
     let near = v4();
@@ -471,7 +472,7 @@ fn retransmission_has_the_original_text() {
     assert_eq!(behind(&near, &again), text);
 }
 
-/// A host accepts some UDP packets in which the programs find no frame. Between the addresses of a sealed session such
+/// A host accepts some UDP packets that the BPF programs cannot parse. Between the addresses of a sealed session such
 /// packets are dropped in both directions; between other addresses they pass.
 #[test]
 fn packet_that_cannot_be_sealed_or_opened_is_dropped() {
@@ -489,7 +490,7 @@ fn packet_that_cannot_be_sealed_or_opened_is_dropped() {
             assert_eq!((why, verdict), (PacketReason::Fragment, SHOT), "{ends:?} {frame:?}");
             assert_eq!(run(&clear, FunctionHook::Tx, &frame).0, PASS_ON);
         }
-        // TCP packets, and packets of other addresses, pass.
+        // The programs do not drop TCP packets, nor packets of other addresses.
         let mut stranger = ends;
         stranger.remote.set_ip(stranger.local.ip());
         let mut tcp = odd(&ends).swap_remove(0);
@@ -646,7 +647,8 @@ fn lost_packets_are_sent_again() {
             scope.spawn(|| pace.send(&near, SENT));
             while !receiving.is_finished() {
                 inside(&site.network.publisher, || sender.say(&site.ends, pace.last()).expect("said"));
-                thread::sleep(Duration::from_millis(20)); // exact: interval at which the daemon repeats its requests
+                // exact: the interval between GRAFT_LAST messages, which reveal that the latest packets were lost
+                thread::sleep(Duration::from_millis(20));
             }
             stop.store(true, Ordering::Relaxed);
             receiving.join().expect("messages")
@@ -670,9 +672,9 @@ fn lost_packets_are_sent_again() {
 
 /// Packets that functions send are sealed, too: acknowledgements, retransmissions, and parity packets.
 #[test]
-fn packets_of_functions_are_sealed() {
+fn packets_sent_by_functions_are_sealed() {
     const SENT: u32 = 1500;
-    if !root("packets_of_functions_are_sealed") {
+    if !root("packets_sent_by_functions_are_sealed") {
         return;
     }
     let parity: &[&str] = &["window", "number", "fec", "repair", "acknowledge"];
@@ -730,7 +732,8 @@ fn packets_of_functions_are_sealed() {
                 inside(&site.network.publisher, || {
                     sender.say(&site.ends, TalkMessage::Last(next)).expect("said");
                 });
-                thread::sleep(Duration::from_millis(20)); // exact: interval at which the daemon repeats its requests
+                // exact: the interval between GRAFT_LAST messages, which reveal that the latest packets were lost
+                thread::sleep(Duration::from_millis(20));
             }
             stop.store(true, Ordering::Relaxed);
             sending.join().expect("sent");
@@ -767,8 +770,8 @@ fn packets_of_functions_are_sealed() {
 /// No packet is sent without keys, neither by the application nor by a function. The application gets an error for its
 /// own packet only.
 #[test]
-fn packets_of_functions_need_keys() {
-    if !root("packets_of_functions_need_keys") {
+fn packets_sent_by_functions_need_session_keys() {
+    if !root("packets_sent_by_functions_need_session_keys") {
         return;
     }
     let site = PacketHook::new("keyless", 4);

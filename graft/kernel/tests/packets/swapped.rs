@@ -97,8 +97,8 @@ fn swap_at(pair: &mut FunctionPair, at: usize, next: &[&str], fate: SwapFate) {
 }
 
 #[test]
-fn bytes_arrive_unchanged_wherever_lists_are_swapped() {
-    if !root("bytes_arrive_unchanged_wherever_lists_are_swapped") {
+fn bytes_arrive_unchanged_wherever_function_lists_are_swapped() {
+    if !root("bytes_arrive_unchanged_wherever_function_lists_are_swapped") {
         return;
     }
     let parameters = [
@@ -106,7 +106,7 @@ fn bytes_arrive_unchanged_wherever_lists_are_swapped() {
         ("repair", "tries", 0),
         ("gobackn", "retry_us", 1000),
         ("partial", "retry_us", 1000),
-        // With a bound of 0 ‰, `partial` may not give up any packet.
+        // With a bound of 0 ‰, the function `partial` may abandon no packet, so every packet has to arrive.
         ("partial", "give_up_permille", 0),
     ];
     let lists = [GO_BACK, SELECTIVE, PARTIAL];

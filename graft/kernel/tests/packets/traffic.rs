@@ -1,5 +1,5 @@
-//! Tests of functions on a path that loses, duplicates and reorders packets. The path is a wire between two hosts,
-//! which a script controls.
+//! Tests of packet functions (BPF) on a path that loses, duplicates and reorders packets. The path is a wire between
+//! two hosts, which a script controls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::UdpSocket;
@@ -250,7 +250,8 @@ pub fn send(near: &UdpSocket, numbers: std::ops::Range<u32>) {
     for number in numbers {
         near.send(&message(number)).expect("sent");
         if number % 20 == 19 {
-            thread::sleep(Duration::from_millis(1)); // exact: limits the sending rate
+            // exact: this pause between two batches of messages limits the sending rate
+            thread::sleep(Duration::from_millis(1));
         }
     }
 }
@@ -284,7 +285,8 @@ impl TrafficPace {
         for number in 0..count {
             while number > self.received.load(Ordering::Relaxed) + self.ahead {
                 assert!(Instant::now() < until, "what is missing does not come");
-                thread::sleep(Duration::from_millis(1)); // exact: limits the sending rate
+                // exact: the pause between two checks of how many messages have arrived
+                thread::sleep(Duration::from_millis(1));
             }
             near.send(&message(number)).expect("sent");
             self.sent.store(number + 1, Ordering::Relaxed);
@@ -308,8 +310,8 @@ impl TrafficPace {
         got
     }
 
-    /// Receives `enough` messages in the order of arrival, while others may be lost for good. The sender waits whenever
-    /// it is more than `ahead` messages beyond the newest received message.
+    /// Receives `enough` messages in the order of arrival, while other messages may be lost for good. The sender waits
+    /// whenever it is more than `ahead` messages beyond the newest received message.
     pub fn receive_some(&self, far: &UdpSocket, enough: usize) -> Vec<u32> {
         let mut got = Vec::new();
         while got.len() < enough {
@@ -346,7 +348,8 @@ pub fn send_into_window(near: &UdpSocket, numbers: std::ops::Range<u32>) -> u64 
             assert_eq!(error.raw_os_error(), Some(nix::libc::ENOBUFS), "{error}");
             assert!(Instant::now() < until, "there is no room for message {number}");
             refused += 1;
-            thread::sleep(Duration::from_micros(200)); // exact: limits the sending rate
+            // exact: the pause between two attempts to send into a full send window
+            thread::sleep(Duration::from_micros(200));
         }
     }
     refused
@@ -392,7 +395,8 @@ fn lost_packets_are_sent_again() {
             scope.spawn(|| pace.send(&near, SENT));
             while !receiving.is_finished() {
                 inside(&site.network.publisher, || sender.say(&site.ends, pace.last()).expect("said"));
-                thread::sleep(Duration::from_millis(20)); // exact: interval at which the daemon repeats its requests
+                // exact: the interval between GRAFT_LAST messages, which reveal that the latest packets were lost
+                thread::sleep(Duration::from_millis(20));
             }
             stop.store(true, Ordering::Relaxed);
             receiving.join().expect("messages")
@@ -454,9 +458,9 @@ fn what_is_late_is_dropped_over(protocol: WireProtocol, sent: u32) {
 
 /// Both hosts swap between two lists of functions, back and forth, while packets are sent.
 #[test]
-fn lists_are_swapped_without_loss() {
+fn function_lists_are_swapped_without_loss() {
     const SENT: u32 = 20_000;
-    if !root("lists_are_swapped_without_loss") {
+    if !root("function_lists_are_swapped_without_loss") {
         return;
     }
     let site = PacketHook::new("swap", 4);
@@ -479,8 +483,8 @@ fn lists_are_swapped_without_loss() {
             assert_eq!(sender.accept(&site.ends, next).expect("ready"), epoch);
             sender.switch(&site.ends, epoch).expect("switched");
             receiver.switch(&there, epoch).expect("switched");
-            // Waits until no packet of the old epoch is in flight. A packet whose sending began before the swap has
-            // been counted once the number of sent packets has grown by two.
+            // Waits until no packet that was sent before the swap of function lists is in flight. A packet whose
+            // sending began before the swap has been counted once the number of sent packets has grown by two.
             let mut sent = || count(&mut sender, &site.ends, PacketReason::Sent);
             let before = sent();
             let sent = wait_until("packets", sent, |sent| *sent >= before + 2 || sending.is_finished());
@@ -507,16 +511,17 @@ pub const PARTIAL: &[&str] = &["window", "number", "partial", "acknowledge"];
 
 /// Every message arrives once, in order if the list of functions promises that, and a refused sender is notified.
 #[test]
-fn windowed_lists_keep_reliability_and_order() {
+fn function_lists_with_a_window_keep_reliability_and_order() {
     const SENT: u32 = 1500;
-    if !root("windowed_lists_keep_reliability_and_order") {
+    if !root("function_lists_with_a_window_keep_reliability_and_order") {
         return;
     }
     // The wire forwards nothing until the window is full, however slow the machine is.
     let is_still = AtomicBool::new(false);
     let unruly = |count: u64| {
         while is_still.load(Ordering::Relaxed) {
-            thread::sleep(Duration::from_millis(1)); // exact: the wire forwards nothing until the window is full
+            // exact: the pause between two checks; the test's link forwards no packet until the send window is full
+            thread::sleep(Duration::from_millis(1));
         }
         match count % 37 {
             3 | 4 | 20 => DatagramFate::Lose,
@@ -573,7 +578,8 @@ fn windowed_lists_keep_reliability_and_order() {
             is_still.store(false, Ordering::Relaxed);
             // The daemon sends GRAFT_LAST when it receives nothing, which reveals that the latest packets were lost.
             while !receiving.is_finished() || !sending.is_finished() {
-                thread::sleep(Duration::from_millis(20)); // exact: interval at which the daemon repeats its requests
+                // exact: the interval between GRAFT_LAST messages, which reveal that the latest packets were lost
+                thread::sleep(Duration::from_millis(20));
                 let known = sender.progress(&ends).expect("progress");
                 assert!(known.next.wrapping_sub(known.delivered) <= packets as u32, "{known:?}");
                 assert!(known.next.wrapping_sub(known.acked) <= 512, "{known:?}");
@@ -632,7 +638,7 @@ fn windows_are_swapped_over(protocol: WireProtocol, sent_in_all: u32) {
         });
         get_to_know(&site, &sender, &mut receiver);
         let receiving = scope.spawn(|| receive(&far, sent_in_all as usize));
-        // Some messages are sent after each of the first swaps.
+        // The sender waits for each of the first swaps of function lists, and then sends a part of the messages.
         let sending = scope.spawn(|| {
             let part = sent_in_all / PARTS;
             for at in 0..PARTS {
@@ -647,7 +653,7 @@ fn windows_are_swapped_over(protocol: WireProtocol, sent_in_all: u32) {
             assert_eq!(sender.accept(&here, &next).expect("ready"), epoch);
             sender.switch(&here, epoch).expect("switched");
             receiver.switch(&there, epoch).expect("switched");
-            // Waits until no packet of the old epoch is in flight.
+            // Waits until no packet that was sent before the swap of function lists is in flight.
             let sent = sender.progress(&here).expect("progress").next;
             let known = || {
                 let last = TalkMessage::Last(sender.progress(&here).expect("progress").next);
@@ -704,7 +710,8 @@ fn sender_stops_while_the_receiver_does_not_read() {
         assert!(before < 150, "{before} packets are more than there is room for");
         let receiving = scope.spawn(|| receive(&far, SENT as usize));
         while !receiving.is_finished() || !sending.is_finished() {
-            thread::sleep(Duration::from_millis(5)); // exact: interval at which the daemon repeats its requests
+            // exact: the interval between GRAFT_LAST messages, which reveal that the latest packets were lost
+            thread::sleep(Duration::from_millis(5));
             let last = TalkMessage::Last(next(&sender, &site.ends));
             inside(&site.network.publisher, || sender.say(&site.ends, last)).expect("said");
         }
@@ -749,7 +756,7 @@ fn parity_recovers_single_losses() {
         assert_all_once(&got, SENT);
         let there = other_side(&site.ends);
         assert_eq!(count(&mut sender, &site.ends, PacketReason::Protected), u64::from(SENT) / 8);
-        // The application may receive a recovered packet before the kernel counts its reason.
+        // The application may receive a recovered packet before the kernel has counted it as recovered.
         let come =
             || [PacketReason::Delivered, PacketReason::Recovered].map(|it| count(&mut receiver, &there, it));
         let all = u64::from(SENT);

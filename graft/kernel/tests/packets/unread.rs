@@ -73,7 +73,8 @@ fn paused_reader_gets_every_datagram() {
     if !root("paused_reader_gets_every_datagram") {
         return;
     }
-    // Longest datagram for an MTU of 1500 bytes, after frame, seal and headers are subtracted.
+    // Longest UDP payload for an MTU of 1500 bytes, after the bytes that the session adds, the AEAD and the headers are
+    // subtracted.
     let longest = |family, cipher: Option<SealedCipher>| {
         1500 - if family == 4 { 28 } else { 48 } - if cipher.is_some() { 40 } else { 16 }
     };
@@ -139,7 +140,8 @@ impl UnreadCase {
             let receiving = scope.spawn(|| self.receive(&far));
             while !receiving.is_finished() || !sending.is_finished() {
                 say_last(&site, &sender);
-                thread::sleep(Duration::from_millis(5)); // exact: interval at which the daemon repeats its requests
+                // exact: the interval between GRAFT_LAST messages, which reveal that the latest packets were lost
+                thread::sleep(Duration::from_millis(5));
             }
             stop.store(true, Ordering::Relaxed);
             sending.join().expect("sent");
@@ -183,7 +185,8 @@ impl UnreadCase {
             while let Err(error) = near.send(&self.sizes.message(number)) {
                 assert_eq!(error.raw_os_error(), Some(nix::libc::ENOBUFS), "{error}");
                 assert!(Instant::now() < until, "there is no room for message {number}");
-                thread::sleep(Duration::from_micros(200)); // exact: limits the sending rate
+                // exact: the pause between two attempts to send into a full send window
+                thread::sleep(Duration::from_micros(200));
             }
         }
     }
@@ -227,7 +230,7 @@ fn queued(site: &PacketHook, far: &UdpSocket) -> (u64, u64) {
     let port = format!(":{:04X}", far.local_addr().expect("an address").port());
     let table = inside(&site.network.subscriber, || {
         ["udp", "udp6"]
-            // exact: the callers read these kernel counters repeatedly, or check that they do not grow.
+            // exact: callers reread the socket's queue length and drop count, or check that no datagram was dropped
             .map(|name| std::fs::read_to_string(format!("/proc/thread-self/net/{name}")).expect("sockets"))
     });
     let line = table

@@ -171,8 +171,8 @@ fn datagram_is_restored_after_interface_overwrites_checksum() {
     }
 }
 
-/// A session drops packets of the other protocol (UDP or 253), so operators notice if the settings of both hosts
-/// differ.
+/// A session over UDP drops packets of IP protocol 253, and vice versa, so operators notice if the settings of both
+/// hosts differ.
 #[test]
 fn session_drops_packets_of_the_other_protocol() {
     if !root("session_drops_packets_of_the_other_protocol") {
@@ -287,8 +287,8 @@ fn forged_and_replayed_datagrams_change_nothing() {
     let at = ETHERNET + 20;
     let before = receiver.progress(&far).expect("progress");
     for byte in at..good.len() {
-        // The frame authenticates neither UDP's checksum nor the payload. The host's kernel checks the former, and the
-        // application the latter.
+        // The packet's trailer authenticates neither UDP's checksum nor the payload. The host's kernel checks the
+        // former, and the application the latter.
         if (at + 4..good.len() - FRAME_BYTES).contains(&byte) {
             continue;
         }
@@ -324,7 +324,8 @@ fn forged_and_replayed_datagrams_change_nothing() {
     assert_eq!(reason(&mut receiver, &far, FunctionHook::Rx, &good).0, PacketReason::Duplicate);
 }
 
-/// A request is turned into the requested packet, which then gets its form on the wire like every outgoing packet.
+/// A request for a retransmission is turned into the requested packet in place. That packet is then converted to its
+/// form on the wire like every outgoing packet.
 #[test]
 fn requested_packet_is_sent_again() {
     if !root("requested_packet_is_sent_again") {
@@ -348,7 +349,7 @@ fn requested_packet_is_sent_again() {
     }
 }
 
-/// Frames of random bytes get a verdict and a counted reason, and change nothing else.
+/// Packets of random bytes get a verdict, and only the counter of one reason changes.
 #[test]
 fn random_frames_get_a_verdict() {
     if !root("random_frames_get_a_verdict") {

@@ -107,7 +107,7 @@ macro_rules! reasons {
 reasons! {
     /// The server refused the connection.
     Refused = 1, "refused";
-    /// No rule at the server's host contains the port.
+    /// No rule at the server's host contains the server's port.
     NotListed = 2, "not-listed";
     /// The server's address does not belong to the broker's host.
     NotHere = 3, "not-here";
@@ -244,7 +244,7 @@ impl Decoder {
     }
 
     fn some_data(&mut self) -> Option<CarryFrame> {
-        // Data is returned in pieces as it arrives, since a frame may be longer than memory.
+        // Data is returned in pieces as it arrives, since a frame may be larger than the memory.
         let length = usize::try_from(self.data).unwrap_or(usize::MAX).min(self.rest.len());
         if length == 0 {
             return None;

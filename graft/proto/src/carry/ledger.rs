@@ -279,7 +279,8 @@ mod tests {
         Give(usize),
         Carry(usize),
         Deliver(usize),
-        /// The carrier ends: this number of frames in flight arrive, and the other frames in flight are lost.
+        /// A step of the test at which the carrier ends: the given number of frames in flight still arrive, and the
+        /// others are lost.
         Cut(usize),
     }
 

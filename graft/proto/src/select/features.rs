@@ -149,7 +149,7 @@ impl Features {
         self
     }
 
-    /// Returns these features with the given profile instead of their own.
+    /// Returns these features with another traffic profile of the application.
     #[must_use]
     pub fn for_profile(self, profile: TrafficProfile) -> Self {
         self.with(Feature::Profile, profile as usize as f64)

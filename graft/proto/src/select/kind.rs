@@ -74,7 +74,7 @@ pub enum FlowShape {
 }
 
 impl FlowShape {
-    /// Returns the shape's name in reports.
+    /// Returns the name of this traffic pattern in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Interactive => "small exchanges",
@@ -90,7 +90,7 @@ impl FlowFigures {
         self.asked.max(self.answered)
     }
 
-    /// Returns the shape of the flow; `None` if it transferred nothing.
+    /// Returns the traffic pattern of the flow; `None` if it transferred nothing.
     pub fn shape(&self) -> Option<FlowShape> {
         let all = self.asked.saturating_add(self.answered);
         if all == 0 {
@@ -112,9 +112,9 @@ impl FlowFigures {
 /// The source of a prediction. `graft why` and metrics use the same names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ExpectationSource {
-    /// The operator's settings state the profile.
+    /// The operator's settings state the traffic profile of these connections.
     Configured,
-    /// Earlier flows of the same kind.
+    /// Earlier connections of the same kind.
     Learned,
     /// The usual use of a well-known port.
     Port,
@@ -140,13 +140,14 @@ impl ExpectationSource {
 /// A prediction for a connection, before it begins.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expected {
-    /// The predicted profile.
+    /// The predicted traffic profile: which delays matter to the application.
     pub profile: TrafficProfile,
     /// Predicted size of the larger direction in KiB; `None`: unknown.
     pub size_kib: Option<u32>,
     /// The source of the prediction: settings, flows, port, or none.
     pub source: ExpectationSource,
-    /// Share of the remembered flows that have the predicted shape; 1 if the prediction does not depend on flows.
+    /// Share of the remembered flows that have the predicted traffic pattern; 1 if the prediction does not depend on
+    /// flows.
     pub sure: f64,
     /// The reason for the prediction, as text for operators.
     pub words: String,
@@ -213,7 +214,8 @@ pub enum Saw {
     Flow(u64, FlowFigures),
 }
 
-/// The known kinds and their latest flows. Only the order of events counts, since the predictor has no clock.
+/// The known kinds of connections, and the latest flows of each kind. Only the order of events counts, since the
+/// predictor has no clock.
 #[derive(Debug)]
 pub struct Kinds {
     kinds: BTreeMap<TrafficClass, KnownClass>,
@@ -228,12 +230,12 @@ impl Default for Kinds {
 }
 
 impl Kinds {
-    /// Makes a predictor without flows, for at most `most` kinds (at least one).
+    /// Makes a predictor without flows, for at most `most` kinds of connections (at least one).
     pub fn new(most: usize) -> Self {
         Self { kinds: BTreeMap::new(), most: most.max(1), now: 0 }
     }
 
-    /// Returns the known kinds, the most recently used one first.
+    /// Returns the known kinds of connections, the most recently used one first.
     pub fn iter(&self) -> impl Iterator<Item = &TrafficClass> {
         let mut all: Vec<_> = self.kinds.iter().collect();
         // Kinds are sorted by a counter of uses, since there is no clock.
@@ -317,14 +319,15 @@ impl Kinds {
         let about = self.known_classes(question);
         let usual = usual(question);
         let flows = Self::latest(&about);
-        // Too few flows are known, so the port's usual profile is predicted.
+        // Too few flows are known, so the usual traffic profile of the port is predicted.
         if flows.len() < ENOUGH {
             return usual;
         }
         let Some((shape, count)) = most_frequent(&flows) else { return usual };
         let is_left = match shape {
             FlowShape::Interactive => false,
-            // If exchanges were not counted, the flow may really be interactive, so the port's usual profile is kept.
+            // If exchanges were not counted, the flow may really be interactive, so the usual traffic profile of the
+            // port is predicted.
             FlowShape::Requests => flows.iter().all(|flow| flow.turns.is_none()),
             // The number of bytes does not show whether a person waits for them. If the port's usual profile is
             // insensitive to delay, the prediction is, too.
@@ -354,7 +357,7 @@ impl Kinds {
     }
 }
 
-/// Returns the prediction that follows from the port alone.
+/// Returns the traffic profile that is predicted from the server port alone.
 fn usual(question: &Question) -> Expected {
     // A range of ports has no usual profile. Several ports have one only if it is the same for all.
     let mut usual =
@@ -378,8 +381,8 @@ fn usual(question: &Question) -> Expected {
     }
 }
 
-/// Returns the most frequent shape and its count. Of equally frequent shapes, the one that is most sensitive to delay
-/// is returned.
+/// Returns the most frequent traffic pattern of the flows, and how many flows have it. Of equally frequent patterns,
+/// the one that is most sensitive to delay is returned.
 fn most_frequent(flows: &[FlowFigures]) -> Option<(FlowShape, usize)> {
     let mut counts = BTreeMap::<FlowShape, usize>::new();
     for shape in flows.iter().filter_map(FlowFigures::shape) {
@@ -578,7 +581,7 @@ mod tests {
                 prop_assert_eq!(learned, flows.len() >= ENOUGH);
                 prop_assert_eq!(learned, expected.size_kib.is_some());
                 if learned {
-                    // The most frequent of three shapes always has at least a third of the flows.
+                    // The most frequent of the three traffic patterns always has at least a third of the flows.
                     prop_assert!(expected.sure >= 1.0 / 3.0 - 1e-9);
                     let sizes = flows.iter().map(|flow| u32::try_from(flow.bytes().div_ceil(1024)).unwrap_or(u32::MAX));
                     prop_assert!(sizes.into_iter().any(|size| Some(size) == expected.size_kib));

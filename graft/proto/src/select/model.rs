@@ -107,7 +107,7 @@ impl Model {
         if leaves.len() > LEAVES_MAX {
             return Err(format!("the tree has {} leaves: at most {LEAVES_MAX}", leaves.len()));
         }
-        // Outcomes are stored by leaf number, so numbers must be unique.
+        // Measured costs of connections are stored by leaf number, so numbers must be unique.
         let numbers: BTreeSet<u32> = leaves.iter().map(|leaf| leaf.number).collect();
         if numbers.len() != leaves.len() {
             return Err("two leaves have the same number".to_owned());

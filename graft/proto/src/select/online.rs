@@ -1,9 +1,9 @@
-//! Corrects a model that is wrong for some paths. It stores the outcomes of connections by path and leaf of the model,
-//! and lets a few connections explore other candidates. If outcomes are worse than expected, connections go directly
-//! with plain TCP.
+//! Corrects a model that is wrong for some network paths. It stores the measured costs of connections by path and leaf
+//! of the model's decision tree, and lets a few connections explore other candidates. If costs are higher than
+//! expected, connections go directly with plain TCP.
 //!
 //! This module has no clock and no randomness of its own, and its memory is bounded. Keys name the path, so the
-//! outcomes of one peer do not affect connections of another.
+//! costs measured with one peer do not affect connections with another.
 
 use std::collections::BTreeMap;
 
@@ -11,28 +11,30 @@ use serde::{Deserialize, Serialize};
 
 /// Largest share of connections that may explore another candidate, percent.
 const EXPLORED_PERCENT: u64 = 2;
-/// Number of latest outcomes that are remembered for each candidate.
+/// Number of latest connections of each candidate whose cost is remembered.
 const WINDOW: usize = 8;
-/// Number of bad outcomes among a candidate's latest `WINDOW` ones from which the candidate is no longer trusted. If
-/// each outcome is bad with probability 0.1, four of eight outcomes are bad with probability 0.005.
+/// Number of connections with bad outcomes (too high costs) among the latest `WINDOW` of a candidate, from which the
+/// candidate is no longer used. If each outcome is bad with probability 0.1, four of eight outcomes are bad with
+/// probability 0.005.
 const BAD: usize = 4;
-/// Smallest number of outcomes that a candidate needs to be compared with another one.
+/// Smallest number of measured connections that a candidate needs for its median cost to be compared with another
+/// one's.
 const ENOUGH: usize = 4;
 /// Factor of the current candidate's median cost. Another candidate replaces the current one if its own median cost is
 /// below this product.
 const BETTER: f64 = 0.9;
-/// Largest number of connections that is counted for one path and leaf of the model. JSON numbers are exact up to this
-/// value.
+/// Largest number of connections that is counted for one path and one leaf of the decision tree. JSON numbers are exact
+/// up to this value.
 const COUNTED_MAX: u64 = 1 << 53;
 
-/// The outcome of a finished connection.
+/// The measured cost of a finished connection.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConnectionOutcome {
     /// Cost as a multiple of the best duration that the path allows
     /// ([`ideal_ms`](super::features::Features::ideal_ms)).
     pub cost: f64,
-    /// True if the cost exceeds the leaf's [usual](super::tree::Leaf::usual) cost.
+    /// True if the cost exceeds the one that is [usual](super::tree::Leaf::usual) for the leaf of the decision tree.
     pub is_bad: bool,
 }
 
@@ -42,9 +44,9 @@ pub struct ConnectionOutcome {
 pub enum DecisionReason {
     /// The candidate is the model's choice.
     Learned,
-    /// The model's candidate had bad outcomes on this path, so plain TCP is used instead.
+    /// The model's candidate had too high costs on this path, so plain TCP is used instead.
     Doubted,
-    /// Another candidate had better outcomes on this path.
+    /// Another candidate had lower costs on this path.
     Found,
 }
 
@@ -57,20 +59,21 @@ pub struct CandidateDecision<'a> {
     pub why: DecisionReason,
 }
 
-/// The remembered outcomes of a candidate.
+/// The remembered costs of a candidate's latest connections.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CandidateRecord {
     /// Name of the candidate.
     pub candidate: String,
-    /// Number of remembered outcomes.
+    /// Number of connections whose cost is remembered.
     pub outcomes: usize,
-    /// How many of the remembered outcomes were bad.
+    /// Number of these connections whose cost was too high.
     pub bad: usize,
-    /// Median cost as a multiple of the best duration that the path allows; `None`: too few outcomes.
+    /// Median cost as a multiple of the best duration that the path allows; `None`: too few connections were measured.
     pub cost: Option<f64>,
 }
 
-/// The candidates that were used for one key (a path and a leaf), and their outcomes.
+/// The candidates that were used on one path for connections of one leaf of the decision tree, and the costs of these
+/// connections.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OnlineState {
@@ -84,7 +87,7 @@ pub struct OnlineState {
     used: u64,
 }
 
-/// Outcomes by key. A key `K` consists of a path and a leaf of the model.
+/// Measured costs of connections by key. A key `K` consists of a network path and a leaf of the model's decision tree.
 #[derive(Clone, Debug)]
 pub struct Online<K> {
     places: BTreeMap<K, OnlineState>,
@@ -95,7 +98,8 @@ pub struct Online<K> {
 }
 
 impl<K: Ord + Clone> Online<K> {
-    /// Makes a store without outcomes, for at most `most` keys. A new key replaces the least recently used one.
+    /// Makes an empty store of costs, for at most `most` keys (a path and a leaf). A new key replaces the least
+    /// recently used one.
     pub fn new(plain: impl Into<String>, most: usize) -> Self {
         Self { places: BTreeMap::new(), most: most.max(1), plain: plain.into(), uses: 0 }
     }
@@ -118,16 +122,16 @@ impl<K: Ord + Clone> Online<K> {
         (self.current(key, ranked), other)
     }
 
-    /// Counts connections that used the latest choice for `key` (a path and a leaf). Does nothing if the store has
-    /// dropped the key.
+    /// Counts connections that used the latest choice for `key` (a path and a leaf of the decision tree). Does nothing
+    /// if the store has dropped the key.
     pub fn passed(&mut self, key: &K, connections: u64) {
         if let Some(place) = self.places.get_mut(key) {
             place.connections = place.connections.saturating_add(connections).min(COUNTED_MAX);
         }
     }
 
-    /// Returns the state of all keys (paths and leaves), to be stored in a file; the least recently used key comes
-    /// first.
+    /// Returns the candidates and costs of all keys (paths and leaves), to be stored in a file; the least recently used
+    /// key comes first.
     pub fn learned_places(&self) -> Vec<(K, OnlineState)> {
         let mut places: Vec<_> = self.places.iter().collect();
         places.sort_by_key(|(_, place)| place.used);
@@ -137,8 +141,8 @@ impl<K: Ord + Clone> Online<K> {
             .collect()
     }
 
-    /// Restores stored states. The file may have been edited, so the usual bounds are applied, and only candidates in
-    /// `candidates` are restored.
+    /// Restores the candidates and costs of all keys from a file. The file may have been edited, so the usual bounds
+    /// are applied, and only candidates in `candidates` are restored.
     pub fn recall(&mut self, known: impl IntoIterator<Item = (K, OnlineState)>, candidates: &[String]) {
         for (key, place) in known {
             let place = place.checked(|name| name == self.plain || candidates.iter().any(|it| it == name));
@@ -168,11 +172,11 @@ impl<K: Ord + Clone> Online<K> {
         CandidateDecision { candidate, why }
     }
 
-    /// Adds the outcome of a connection, unless the store has dropped the connection's key (path and leaf). `learned`
-    /// is the model's candidate.
+    /// Adds the measured cost of a connection, unless the store has dropped the connection's key (path and leaf).
+    /// `learned` is the model's candidate.
     pub fn report(&mut self, key: &K, learned: &str, candidate: &str, outcome: ConnectionOutcome) {
         let Some(place) = self.places.get_mut(key) else { return };
-        // An outcome without a finite cost is ignored, since it could not be compared in a median.
+        // A cost that is not finite is ignored, since it could not be compared in a median.
         if !outcome.cost.is_finite() {
             return;
         }
@@ -184,7 +188,7 @@ impl<K: Ord + Clone> Online<K> {
         place.decide(learned, &self.plain);
     }
 
-    /// Returns the outcomes of each candidate that was used for the key.
+    /// Returns the remembered costs of each candidate that was used for the key (a path and a leaf).
     pub fn tried(&self, key: &K) -> Vec<CandidateRecord> {
         let place = self.places.get(key);
         let candidates = place.into_iter().flat_map(|place| &place.candidates);
@@ -203,12 +207,12 @@ impl<K: Ord + Clone> Online<K> {
         self.places.get(key).map_or((0, 0), |place| (place.connections, place.explored))
     }
 
-    /// Returns all keys (paths and leaves of the model) for which outcomes are remembered.
+    /// Returns all keys (paths and leaves of the model) for which costs of connections are remembered.
     pub fn keys(&self) -> impl Iterator<Item = &K> {
         self.places.keys()
     }
 
-    /// Returns for how many keys (paths and leaves of the model) outcomes are remembered.
+    /// Returns for how many keys (paths and leaves of the model) costs of connections are remembered.
     pub fn places(&self) -> usize {
         self.places.len()
     }
@@ -237,14 +241,15 @@ impl OnlineState {
         }
         self.instead.take_if(|(name, why)| !is_candidate(name) || *why == DecisionReason::Learned);
         self.connections = self.connections.min(COUNTED_MAX);
-        // Stored counts may have been edited, and must not allow more exploration than usual.
+        // Counts of connections in the file may have been edited, and must not allow more exploration of other
+        // candidates than usual.
         self.explored = self.explored.min(self.connections);
         self
     }
 
-    /// Returns the candidate with the fewest outcomes, if a connection may explore now.
+    /// Returns the candidate with the fewest measured connections, if a connection may explore another candidate now.
     fn tries(&mut self, ranked: &[&str], plain: &str, chance: f64) -> Option<String> {
-        // One exploration is allowed per 50 counted connections. Half of the calls are skipped at random, so that
+        // One of 50 counted connections may explore another candidate. Half of the calls are skipped at random, so that
         // explorations do not follow a pattern.
         if (self.explored + 1) * 100 > self.connections * EXPLORED_PERCENT || chance >= 0.5 {
             return None;
@@ -264,11 +269,11 @@ impl OnlineState {
 
     fn decide(&mut self, learned: &str, plain: &str) {
         let now = self.instead.as_ref().map_or(learned, |(candidate, _)| candidate.as_str()).to_owned();
-        // A key has one of three states: the model's choice (`instead` is None), plain TCP after bad outcomes
-        // (Doubted), or a candidate with a clearly lower median cost (Found). Doubted becomes Found, or ends, once
-        // plain TCP has enough outcomes.
+        // For each path and leaf, one of three applies: the model's candidate (`instead` is None), plain TCP after too
+        // high costs (Doubted), or a candidate with a clearly lower median cost (Found). Doubted becomes Found, or
+        // ends, once enough connections with plain TCP were measured.
         if let Some(better) = self.better(&now) {
-            // If the model's own candidate has the lower cost, the key returns to the model's choice.
+            // If the model's own candidate has the lower cost, the path and leaf return to it.
             self.instead = (better != learned).then_some((better, DecisionReason::Found));
         } else if now != plain && self.is_bad(&now) && self.median(plain).is_none() {
             self.instead = Some((plain.to_owned(), DecisionReason::Doubted));
@@ -280,7 +285,8 @@ impl OnlineState {
         }
     }
 
-    /// Returns a candidate whose median cost is clearly lower than that of `now`, if both have enough outcomes.
+    /// Returns a candidate whose median cost is clearly lower than that of `now`, if enough connections of both were
+    /// measured.
     fn better(&self, now: &str) -> Option<String> {
         let cost = self.median(now)?;
         let others = self.candidates.keys().filter_map(|name| Some((name, self.median(name)?)));
@@ -312,7 +318,7 @@ mod tests {
     struct CostWorld {
         random: u64,
         costs: [f64; 3],
-        /// The cost that nine of ten training examples did not exceed.
+        /// The cost that nine of ten training examples of the decision tree's leaf did not exceed.
         usual: f64,
     }
 
@@ -368,7 +374,8 @@ mod tests {
             assert!(all.iter().any(|(_, tried)| *tried), "it is not blind");
             assert_eq!(instead(&mut online, &1), None, "seed {seed}");
         }
-        // Plain TCP that is used after bad outcomes by chance remains in use until it has enough outcomes.
+        // If plain TCP is used because costs were too high by chance, it remains in use until enough of its connections
+        // were measured.
         assert!(left < 100_000 / 100 * 4, "{left} of 100000");
     }
 
@@ -439,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn plan_follows_outcomes_and_skips_impossible_candidates() {
+    fn candidate_choice_follows_outcomes_and_skips_impossible_ones() {
         let mut online = Online::new("cubic", 10);
         online.plan(&1, &RANKED, 1.0, true);
         (0..4).for_each(|_| online.report(&1, "pcc", "pcc", ConnectionOutcome { cost: 9.0, is_bad: true }));
@@ -456,7 +463,7 @@ mod tests {
             online.plan(&1, &RANKED, 1.0, true).0,
             CandidateDecision { candidate: "cubic", why: DecisionReason::Found }
         );
-        // A candidate that has become impossible is not used, however good its outcomes were.
+        // A candidate that has become impossible is not used, however low its costs were.
         (0..4).for_each(|_| online.report(&1, "pcc", "bbr", ConnectionOutcome { cost: 0.1, is_bad: false }));
         assert_eq!(online.plan(&1, &RANKED, 1.0, true).0.candidate, "bbr");
         assert_eq!(
@@ -468,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_online_states_are_restored() {
+    fn stored_outcomes_learned_from_connections_are_restored() {
         let mut online = Online::new("cubic", 3);
         for key in 1..=3 {
             online.plan(&key, &RANKED, 1.0, true);
@@ -491,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_stored_online_states_are_ignored() {
+    fn invalid_stored_outcomes_of_connections_are_ignored() {
         let place =
             |candidates: &str, rest: &str| format!("[[1,{{\"candidates\":{{{candidates}}},{rest}}}]]");
         let many = "{\"cost\":9.0,\"is_bad\":true},".repeat(500) + "{\"cost\":1.0,\"is_bad\":false}";
@@ -526,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_ranking_gives_plain_tcp() {
+    fn empty_ranking_of_candidates_gives_plain_tcp() {
         let mut online = Online::new("cubic", 3);
         assert_eq!(
             online.plan(&1, &[], 0.0, true).0,

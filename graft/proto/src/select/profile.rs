@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 /// Sizes in KiB at which a transfer's progress is timed. An index into this list is called a rung.
 pub const LADDER_KIB: [u32; 9] = [1, 4, 16, 64, 256, 1024, 4096, 16_384, 32_768];
 
-/// Durations up to this multiple of the best one count as equally good for insensitive applications.
+/// Factor by which a transfer may last longer than with the best candidate and still count as equally good, if the
+/// application's traffic profile is insensitive to delay.
 const PATIENCE: f64 = 2.0;
 
 /// The kind of delay that matters to an application.
@@ -29,9 +30,9 @@ pub enum TrafficProfile {
 }
 
 impl TrafficProfile {
-    /// The profiles, in the order of their numbers (`TrafficProfile as usize`).
+    /// The traffic profiles, in the order of their numbers (`TrafficProfile as usize`).
     pub const ALL: [Self; 4] = [Self::Time, Self::TimeAndLoss, Self::Loss, Self::Insensitive];
-    /// Names of the profiles, in the order of their numbers.
+    /// Names of the traffic profiles, in the order of their numbers.
     pub const NAMES: [&str; 4] = ["time", "time-and-loss", "loss", "insensitive"];
 
     /// Returns the profile's name in settings and reports.
@@ -91,8 +92,8 @@ impl ByteArrivals {
         for (at, kib) in LADDER_KIB.iter().enumerate().take(rung + 1) {
             let ms = self.ms(at)?;
             let kib = f64::from(*kib);
-            // Bytes between two sizes of the ladder arrive evenly, so their average time is the mean of both sizes'
-            // times (trapezoid rule).
+            // Bytes between two sizes of `LADDER_KIB` are assumed to arrive evenly, so their average time is the mean
+            // of both sizes' times (trapezoid rule).
             sum += (kib - before_kib) * (ms + before_ms) / 2.0;
             (before_ms, before_kib) = (ms, kib);
         }

@@ -68,7 +68,8 @@ pub struct Leaf {
     /// Number of training examples that led to this leaf.
     pub examples: f64,
     /// Cost that nine of ten training examples did not exceed with the best possible candidate, as a multiple of
-    /// [`ideal_ms`](super::features::Features::ideal_ms). A higher cost counts as a bad outcome.
+    /// [`ideal_ms`](super::features::Features::ideal_ms). A connection with a higher cost counts against the candidate
+    /// that it used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usual: Option<f64>,
     /// Ranking of all candidates, the best first.
@@ -231,7 +232,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn tree_walk_reaches_the_leaf_of_the_features() {
+    fn decision_tree_leads_to_the_leaf_that_the_features_select() {
         let tree = tree();
         let table: [(&str, u32, &[&str]); 5] = [
             ("loss=0.5", 0, &["loss is 0.5 %: at most 0.5 %"]),

@@ -29,7 +29,7 @@ struct KeyTestEnd {
     frames: FrameKey,
     opens: [Option<(NoncePair, u32)>; 2],
     seals: Option<(KeyPhase, NoncePair, u32)>,
-    /// Every key with which the end has sealed, in all of its runs.
+    /// Every key with which the end has sealed, before and after its restarts.
     used: BTreeSet<([u8; 16], [u8; 16])>,
     installed: BTreeSet<([u8; 16], [u8; 16])>,
     agreed: u32,
@@ -276,7 +276,7 @@ fn replayed_key_messages_are_ignored() {
         if said.1 == KeyMessage::Need {
             continue;
         }
-        // The reply is dropped, since it would only refuse the replayed message.
+        // The reply to a replayed message is dropped, since it would only refuse that message.
         world.hear(side, said.0, said.1, &|_| true);
         assert_eq!((world.ends[0].seals, world.ends[1].seals), (seals, seals), "{said:?}");
     }

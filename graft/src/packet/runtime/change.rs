@@ -44,7 +44,7 @@ impl PacketRuntime {
     ) -> Result<(), Error> {
         for act in acts {
             // If an action fails, the remaining actions are dropped, and `ListAgreement::cannot` returns those that
-            // give up the change.
+            // abandon the change.
             match act {
                 ListAction::Accept(_) | ListAction::Expect(_) => {
                     if let Err(error) = self.make_ready(ends, act) {

@@ -33,14 +33,14 @@ pub(super) struct LiveSession {
     pub before: Option<GraftSetting>,
     pub agreement: ListAgreement,
     pub meter: BudgetMeter,
-    /// Time at which this end has proposed a change, while the change is in progress.
+    /// Time at which this end has proposed another graft, while the change is in progress.
     pub proposed: Option<Duration>,
     /// Name of the graft that this end has proposed.
     pub wanted: Option<String>,
     /// Time that the kernel took for this end's latest switch to another list of functions.
     pub cut: Duration,
-    /// Tells whether the pending change of the graft keeps the session's state. If no change is pending, it describes
-    /// the latest one.
+    /// Kind of the pending change of the graft: whether it keeps the session's state. If no change is pending, this is
+    /// the kind of the latest one.
     pub change: SessionChange,
     /// The count of lost datagrams after the latest restart of the session.
     pub count: Option<LossCount>,
@@ -48,7 +48,7 @@ pub(super) struct LiveSession {
     pub is_counted: bool,
     /// Counters of datagrams at the time when the session was opened or last restarted.
     pub begun: Before,
-    /// Problem of the session: its graft exceeds the budget, or could not be swapped.
+    /// Problem of the session: its graft exceeds its time budget, or could not be swapped.
     pub trouble: Option<String>,
     /// The latest announcements of the session's last packet number.
     pub said: LastWords,
@@ -74,10 +74,11 @@ pub(super) struct LiveSession {
 
 /// The state of a session's keys.
 pub(super) struct Keying {
-    /// Cipher of the session, or `None` for an unencrypted session, which only has the key that authenticates frames.
+    /// Cipher of the session, or `None` for an unencrypted session, which only has the key that authenticates packet
+    /// trailers.
     pub cipher: Option<AeadCipher>,
-    /// The key that authenticates frames, as this end has generated it. Both ends use the key of the end with the lower
-    /// address or port.
+    /// The key for authenticating packet trailers that this end has generated. Both ends use the key of the end with
+    /// the lower address or port.
     pub frames: FrameKey,
     /// The key agreement with the other daemon, or `None` if the daemons have not connected yet.
     pub line: Option<LiveLine>,
@@ -102,7 +103,7 @@ pub(super) struct Ruled {
     pub due: Option<DueChange>,
 }
 
-/// A change that a rule requests and that was not made yet.
+/// A change to another graft that a rule requests and that was not made yet.
 pub(super) struct DueChange {
     pub graft: String,
     pub why: String,
@@ -170,7 +171,8 @@ impl LiveSession {
     /// Restarts the session with this graft, after the other end was restarted.
     pub fn begin(&mut self, graft: GraftSetting) {
         self.graft = graft;
-        // Changes and counts from before the restart of the other end do not apply any more.
+        // Changes of the graft and counts of lost datagrams from before the restart of the other end do not apply any
+        // more.
         (self.next, self.before, self.count) = (None, None, None);
         (self.proposed, self.trouble, self.said) = (None, None, LastWords::default());
         self.ruled = Ruled::default();

@@ -14,12 +14,12 @@ use crate::Error;
 /// session is checked less often.
 const LOOK: Duration = Duration::from_millis(50);
 const AT_ONCE: usize = 256;
-/// Pause after which a change that has failed is tried again.
+/// Pause after which a failed change of a session's graft is tried again.
 const RETRY: Duration = Duration::from_secs(10);
 
 impl Ruled {
-    /// Drops the change that a rule requires, since an operator or the broker has chosen a graft. The chosen graft
-    /// stays until another rule applies to the round-trip time.
+    /// Drops the change of the graft that a rule requires, since an operator or the broker has chosen a graft. The
+    /// chosen graft stays until another rule applies to the round-trip time.
     pub fn overrule(&mut self) {
         self.due = None;
     }
@@ -31,8 +31,8 @@ impl Ruled {
 }
 
 impl LiveSession {
-    /// Applies new rules. If the rules have changed, the session starts as if its round-trip time were below that of
-    /// the first rule.
+    /// Applies new rules. If the rules have changed, the session starts as if its round-trip time were below the first
+    /// rule's threshold.
     pub fn take_rules(&mut self, session: &SessionSetting) {
         if self.session.when != session.when || self.session.graft != session.graft {
             self.ruled = Ruled::default();
@@ -41,7 +41,7 @@ impl LiveSession {
         }
     }
 
-    /// Records the change that the rules require for the present round-trip time.
+    /// Records the change of the graft that the rules require for the present round-trip time.
     fn look_at_rules(&mut self, now: Duration, progress: &SessionProgress) -> Option<PacketEvent> {
         let rtt = progress.round_trip?;
         let seen = (progress.acked, progress.delivered);
@@ -56,9 +56,9 @@ impl LiveSession {
         Some(PacketEvent::Ruled { session: self.session.name.clone(), graft, why })
     }
 
-    /// Returns the graft to propose now, if a change is due.
+    /// Returns the graft to propose to the other end now, if the rules require another graft.
     fn due_graft(&mut self, now: Duration) -> Option<String> {
-        // Only one change at a time is possible, and the other end may have started one.
+        // Only one change of the graft at a time is possible, and the other end may have started one.
         let is_free = self.agreement.next().is_none();
         let due = self.ruled.due.as_mut().filter(|due| is_free && now >= due.next)?;
         due.next = now + RETRY;

@@ -85,8 +85,8 @@ impl PacketRuntime {
                 (KeyAction::Use(phase), cipher) => {
                     match cipher {
                         Some(_) => self.hooks.seal_with(ends, phase)?,
-                        // An unencrypted session has been waiting for the key that authenticates frames, and now passes
-                        // datagrams.
+                        // An unencrypted session has been waiting for the key that authenticates packet trailers, and
+                        // now passes datagrams.
                         None => self.hooks.resume(ends)?,
                     }
                     self.pending.push(PacketEvent::Keys { session: live.session.name.clone() });

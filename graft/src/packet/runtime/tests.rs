@@ -187,7 +187,8 @@ fn with_peer(side: usize, text: &str) -> Settings {
 /// Returns the status of a runtime. The runtime changes its state only in `step`, which only the test calls. The kernel
 /// counts a packet before the packet is sent or delivered.
 fn now(runtime: &mut PacketRuntime) -> Status {
-    runtime.status().expect("a status") // exact: nothing else calls `step`, and `status` reads the kernel's counters
+    // exact: the runtime's state changes only in `step`, which only this thread calls
+    runtime.status().expect("a status")
 }
 
 fn graft_of(runtime: &mut PacketRuntime) -> String {
@@ -272,7 +273,7 @@ fn graft_over_its_budget_is_refused_or_replaced() {
 
     let mut runtimes = site.both(GRAFTS);
     let [near, far] = site.sockets();
-    // With a budget of 1 ns, every function exceeds its budget in use.
+    // With a time budget of 1 ns per packet, every function exceeds its budget once packets are sent.
     runtimes[0].live.values_mut().for_each(|live| live.graft.budget_ns = 1);
     let mut buffer = [0; 100];
     let traffic = || {

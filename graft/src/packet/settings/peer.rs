@@ -14,8 +14,8 @@ use super::{CANONICAL, RawProtocol, SessionSetting};
 use crate::Error;
 use crate::identity::PeerTrust;
 
-/// Smallest number of ports of a pool: one for the daemons, and for each end one on which it opens sessions. With a
-/// single port there is no pool.
+/// Smallest number of ports of a peer's pool: one for the daemons, and for each end one on which it opens sessions.
+/// With a single port there is no pool.
 const PORTS_MIN: usize = 3;
 /// Number of bytes that the library may put into a datagram. The default fits every IPv6 path, whose packets may have
 /// 1280 bytes.
@@ -33,7 +33,7 @@ pub struct PeerSetting {
     pub trust: PeerTrust,
     /// Addresses and ports of the connection between the two daemons.
     pub daemons: SessionEnds,
-    /// Addresses and ports of the pool's sessions.
+    /// Addresses and ports of the sessions that applications can have with the peer.
     pub ends: Vec<SessionEnds>,
     /// Cipher of the sessions, or `None` if they are in clear.
     pub cipher: Option<AeadCipher>,
@@ -71,15 +71,15 @@ pub struct RawSessionPeer {
     /// Number of bytes that the library puts into one datagram, 1200 by default. The datagram has to be 60 to 80 bytes
     /// smaller than the packets of the path.
     datagram_bytes: Option<usize>,
-    /// Cipher of the pool's sessions, as for `cipher` of a session.
+    /// Cipher of applications' sessions with the peer, as for `cipher` of a session.
     cipher: Option<AeadCipher>,
-    /// True if the pool's sessions are not encrypted, as for `clear` of a session.
+    /// True if applications' sessions with the peer are not encrypted, as for `clear` of a session.
     #[serde(default)]
     clear: bool,
-    /// Protocol of the pool's sessions, as for `protocol` of a session.
+    /// Protocol of applications' sessions with the peer, as for `protocol` of a session.
     #[serde(default)]
     protocol: RawProtocol,
-    /// Paths of each session of the pool.
+    /// Paths of each of applications' sessions with the peer.
     #[serde(default)]
     path: Vec<paths::PathSetting>,
     /// How packets are divided among paths, as for `paths` of a session.
@@ -106,7 +106,7 @@ impl PeerSetting {
             .map(|(at, ends)| (*ends, (at % 2 == 0) == (ends.local.ip() < ends.remote.ip())))
     }
 
-    /// Returns the name of a pooled session in the status and the log.
+    /// Returns the name of an application's session in the status and the log: the peer's name and the local port.
     pub fn session_name(&self, ends: &SessionEnds) -> String {
         format!("{}/{}", self.name, ends.local.port())
     }
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_open_different_halves_of_the_same_pool() {
+    fn each_end_opens_its_own_half_of_a_shared_pool_of_sessions() {
         let near = parse(&peer("10.0.0.9", "10.0.0.10", "")).expect("a peer");
         let far = parse(&peer("10.0.0.10", "10.0.0.9", "")).expect("a peer");
         assert_eq!(near.daemons.local.port(), 41000);

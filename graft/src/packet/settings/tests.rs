@@ -190,7 +190,7 @@ fn memory_of_sessions_is_known_before_it_is_allocated() {
 }
 
 #[test]
-fn sessions_beyond_the_memory_for_kept_packets_are_refused() {
+fn sessions_beyond_the_memory_for_stored_packets_are_refused() {
     let session = |port: usize| {
         format!(
             "[[session]]\nname = \"{port}\"\nlocal = \"10.0.0.1:7000\"\nremote = \"10.0.0.3:{port}\"\npeer = \"far\"\ngraft = \"newest\"\n"

@@ -38,7 +38,7 @@ pub struct ConnectionRecord {
     pub is_elsewhere: bool,
     /// True if the latest list of sockets did not contain the connection.
     pub unseen: bool,
-    /// The connection's measurements and outcome, once it has ended.
+    /// The connection's measurements and cost, once it has ended.
     pub ended: Option<(SelectedFlow, Option<ConnectionOutcome>)>,
 }
 
@@ -60,7 +60,7 @@ pub struct ConnectionRecords {
     by_why: BTreeMap<&'static str, u64>,
     /// Number of connections by tier (tunnelled or not) and candidate (congestion control or carrier).
     by_candidate: BTreeMap<(&'static str, String), u64>,
-    /// Numbers of ended connections whose outcome was good, bad, and not judged.
+    /// Numbers of ended connections whose cost was usual, too high, and not known.
     judged: [u64; 3],
     /// Number of connections whose records were dropped before their end was known.
     forgotten: u64,

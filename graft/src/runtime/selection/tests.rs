@@ -75,7 +75,8 @@ impl SelectionBench {
     }
 
     fn now(&self) -> status::SelectionStatus {
-        self.selection.status() // exact: no other thread has the selection
+        // exact: only this thread changes the selection, so its status does not change by itself
+        self.selection.status()
     }
 
     fn begin(&mut self, id: u64, peer: &str, choice: &PathCandidates, explored: bool) -> SelectedEvent {
@@ -223,7 +224,8 @@ fn two_percent_of_connections_try_another_candidate() {
     let mut id = 0;
     for round in 0..400 {
         for _ in 0..round % 23 {
-            // The kernel gives the permission to the first connection that asks for the choice.
+            // The kernel gives the permission to try the second candidate to the first connection that follows the
+            // choice.
             let takes = choice.grant.is_some();
             bench.connect(id, "10.0.0.2", &choice, takes, 200);
             choice.grant = choice.grant.filter(|_| !takes);
@@ -257,7 +259,8 @@ fn learned_results_are_per_peer_and_bounded() {
     let (peer, _) = only(&bench.choose(&paths, true));
     assert_eq!(peer, paths[0].peer);
     assert_eq!(bench.selection.chosen_for_peer(paths[1].peer)[0].why, "learned");
-    // A connection with an unknown choice has no effect, and its peer is not remembered.
+    // An event about a connection with an unknown serial number of the choice has no effect, and its peer is not
+    // remembered.
     let unknown = PathCandidates { serial: 999, ..choice };
     bench.connect(1, "10.7.7.7", &unknown, false, 1);
     assert_eq!(bench.selection.serial_of((0, "10.7.7.7".parse().expect("an address"))), 0);
@@ -305,7 +308,8 @@ fn number_of_chosen_paths_is_bounded_to_the_most_recent() {
         .collect();
     assert_eq!(bench.choose(&paths, true).len(), CHOICES);
     assert_eq!(bench.selection.chosen_for_peer(paths[CHOICES].peer), []);
-    // The only path without a choice is now used, so it replaces the least recently used path in the table of choices.
+    // The only path for which nothing was chosen is now used, so it replaces the least recently used path in the table
+    // of choices.
     let mut later = paths;
     later[CHOICES].idle_s = 0;
     let orders = bench.choose(&later, true);
@@ -318,7 +322,7 @@ fn number_of_chosen_paths_is_bounded_to_the_most_recent() {
 }
 
 #[test]
-fn flows_without_a_size_are_not_judged() {
+fn connections_without_a_known_size_are_not_judged() {
     let mut bench = SelectionBench::new("in-place");
     let far = path("10.0.0.2", 100_000, 0);
     bench.choose(std::slice::from_ref(&far), true);
@@ -326,9 +330,9 @@ fn flows_without_a_size_are_not_judged() {
     assert_eq!(bench.now().outcomes["not-judged"], 1);
 }
 
-/// A runtime uses the outcomes that the previous one has learned, if the model is the same.
+/// A runtime uses the costs that the previous runtime has measured, if the model is the same.
 #[test]
-fn learned_outcomes_outlast_a_runtime() {
+fn learned_outcomes_are_used_after_a_restart_of_the_runtime() {
     let mut bench = SelectionBench::new("in-place");
     bench.chance = 1.0;
     let far = path("10.0.0.2", 100_000, 0);

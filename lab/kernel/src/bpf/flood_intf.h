@@ -5,7 +5,7 @@
 
 #include <linux/types.h>
 
-/* Load-time configuration. */
+/* Load-time configuration of the flood program (flood.bpf.c). */
 struct flood_config {
 	__u32 ifindex;	  /* interface that frames are sent on; 0: frames are dropped */
 	__u32 header_sum; /* sum of the IPv4 header's 16-bit words, without source address and checksum */

@@ -8,9 +8,10 @@ struct task_struct {
 	int pid;
 } __attribute__((preserve_access_index));
 
-/* One entry: the nanoseconds that this CPU's idle task has run. While the idle task runs, its start time is subtracted,
- * so the value is negative. A reader always sees a consistent state, since total and start time are in a single value.
- * */
+/* One element per CPU: the time for which the CPU's idle task has run, ns. While the idle task runs, its start time is
+ * subtracted, so the value is negative. A reader always sees a consistent state, since total and start time are in a
+ * single value.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);

@@ -12,9 +12,9 @@ enum probe_direction {
 	PROBE_EGRESS = 1,
 };
 
-/* Load-time configuration of the wire probe. */
+/* Load-time configuration of the wire probe (probe.bpf.c), which records when UDP packets pass an interface. */
 struct probe_config {
-	__u32 min_payload_bytes; /* smallest UDP payload per segment that is sampled */
+	__u32 min_payload_bytes; /* bytes; packets with a smaller UDP payload (per GSO/GRO segment) are not recorded */
 };
 
 /* One UDP packet, or one GSO/GRO super-packet, as it passed an interface. */
@@ -34,10 +34,10 @@ struct probe_sample {
 };
 _Static_assert(sizeof(struct probe_sample) == 64, "probe_sample has no hidden padding");
 
-/* Outcome of a packet at the probe; the index into the map `outcomes`. */
+/* What the wire probe did with a packet; the index into the map `outcomes`, which counts packets. */
 enum probe_outcome {
 	PROBE_SAMPLED = 0,
-	PROBE_RING_FULL, /* not sampled, since userspace did not read in time */
+	PROBE_RING_FULL, /* not recorded: the ring buffer was full */
 	PROBE_SMALL,	 /* UDP payload below min_payload_bytes */
 	PROBE_NOT_UDP,
 	PROBE_FRAGMENT,	 /* IP fragment, whose UDP payload size is unknown */
@@ -45,14 +45,15 @@ enum probe_outcome {
 	PROBE_OUTCOMES,
 };
 
-/* Load-time configuration of the system call counter. */
+/* Load-time configuration of the system call counter (syscalls.bpf.c). */
 struct syscalls_config {
 	__u32 tgid; /* ID in the initial PID namespace of the process whose calls are counted, in all threads */
 };
 
-#define SYSCALLS_MAX 512 /* entries of the counter; system calls from number 511 on share the last one */
+/* elements of the map that counts system calls by number; numbers from 511 on share the last element */
+#define SYSCALLS_MAX 512
 
-/* Load-time configuration of the timer of networking softirqs. */
+/* Load-time configuration of softirqs.bpf.c, which times networking softirqs. */
 struct softirqs_config {
 	__u32 tgid; /* ID in the initial PID namespace of the process whose softirq time is counted, in all threads */
 };

@@ -9,13 +9,13 @@
 SEC(".rodata.config")
 const volatile struct probe_config config = {};
 
-/* Ring buffer of struct probe_sample: one for each packet that passed an interface. */
+/* Ring buffer with one struct probe_sample for each packet that passed an interface and is large enough. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20); /* bytes; userspace sets the real size before loading */
 } samples SEC(".maps");
 
-/* enum probe_outcome -> number of packets. */
+/* enum probe_outcome -> number of packets with this outcome. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);

@@ -75,7 +75,7 @@ fn context(gso_size: u32) -> [u8; 192] {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WantedSample {
-    /// A sample of an IPv4 packet: UDP payload in bytes, and VLAN ID.
+    /// The probe recorded an IPv4 packet with this UDP payload in bytes and this VLAN ID.
     V4(u32, Option<u16>),
     V6(u32, Option<u16>),
     Small,
@@ -153,7 +153,8 @@ fn probe_programs_classify_packets() {
 }
 
 fn counted(probe: &mut PacketProbe) -> ProbeCounters {
-    probe.counters().expect("counters") // exact: BPF_PROG_TEST_RUN has returned
+    // exact: the BPF program counts packets only during BPF_PROG_TEST_RUN, which has returned
+    probe.counters().expect("counters")
 }
 
 /// Runs a program on one packet. Returns the sample that the program recorded, or the reason that it counted instead.
@@ -205,9 +206,9 @@ fn run(
 }
 
 #[test]
-fn full_ring_is_counted() {
+fn samples_lost_in_a_full_ring_buffer_are_counted() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP full_ring_is_counted: needs root");
+        println!("SKIP samples_lost_in_a_full_ring_buffer_are_counted: needs root");
         return;
     }
     let mut probe = PacketProbe::load(&Config { capacity: 1, ..Config::default() }).expect("the probe loads");
@@ -223,7 +224,7 @@ fn full_ring_is_counted() {
 }
 
 #[test]
-fn super_packet_counts_its_segments() {
+fn gso_super_packet_counts_as_its_segments() {
     let sample = |payload_bytes, segment_bytes| PacketSample {
         time_ns: 0,
         ifindex: 1,

@@ -30,8 +30,8 @@ const SOUND_BYTES: usize = 320;
 const KEY: u64 = 8;
 /// Publisher priorities of audio, key frames and other frames. Lower numbers are sent first.
 const PRIORITIES: [u8; 3] = [10, 20, 30];
-/// Longest time that publisher and subscriber wait for each other. `LAST` is the time for which the subscriber waits
-/// for late objects after the end of the track.
+/// Longest time that publisher and subscriber wait for each other. The next constant, `LAST`, is how long the
+/// subscriber waits for late objects after the end of the track.
 const PATIENCE: Duration = Duration::from_secs(20);
 const LAST: Duration = Duration::from_secs(2);
 const QUEUE: usize = 1024;

@@ -120,7 +120,7 @@ pub fn run(args: AdaptArgs) -> anyhow::Result<()> {
 
 struct AdaptRow {
     relay: Contender,
-    /// Policy of Millrace; `None` for other relays.
+    /// How Millrace treats media where the link has too little bandwidth; `None` for other relays.
     policy: Option<AdaptPolicy>,
     rounds: Vec<Result<AdaptRound, String>>,
 }

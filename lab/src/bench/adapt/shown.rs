@@ -12,12 +12,13 @@ use crate::stats::{Percentiles, Spread};
 const STALL: Duration = Duration::from_millis(250);
 /// Longest delay with which an audio object or a key frame still counts as on time.
 const IN_TIME: Duration = Duration::from_millis(300);
-/// Time after a change of the link in which stalls are not counted.
+/// Time after a change of the link's bandwidth in which stalls are not counted.
 const GRACE: Duration = Duration::from_secs(2);
 /// Time after the start that is not measured, since the subscriber is still joining.
 pub const JOINING: Duration = Duration::from_secs(1);
 
-/// Start time and rates of the sender. The time is by the host's monotonic clock.
+/// When the publisher started, for how long it sends, and how many video frames and audio objects per second. The start
+/// time is by the host's monotonic clock.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SentRates {
     pub start: Duration,
@@ -39,7 +40,8 @@ pub struct ArrivedObject {
 /// Stalls, latency, and shares that arrived on time, as a viewer experienced them in one run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct AdaptFigures {
-    /// Sum of the gaps over 250 ms between shown frames, without the two seconds after each change of the link.
+    /// Sum of the gaps over 250 ms between shown frames, without the two seconds after each change of the link's
+    /// bandwidth.
     pub stall_ms_total: f64,
     pub longest_stall_ms: f64,
     /// Share of audio objects that arrived within 300 ms. Neither this share nor that of key frames includes the first
@@ -55,8 +57,8 @@ pub struct AdaptFigures {
 }
 
 impl AdaptFigures {
-    /// Computes stalls, latency and shares from the objects that arrived. `changes` are the times when the rate of the
-    /// link changed.
+    /// Computes stalls, latency, and the shares of audio and key frames that arrived on time, from the objects that
+    /// arrived. `changes` are the times when the rate of the link changed.
     pub fn from_arrivals(sent: &SentRates, came: &[ArrivedObject], changes: &[Duration]) -> Self {
         let mut came = came.to_vec();
         came.sort_by_key(|object| object.at);
@@ -94,7 +96,7 @@ impl AdaptFigures {
         }
     }
 
-    /// Names of the values that [`Self::spread`] returns, in the same order.
+    /// Names of the measured values (stalls, on-time shares, latency) that [`Self::spread`] returns, in the same order.
     pub const NAMES: [&'static str; 6] = [
         "stall_ms_total",
         "longest_stall_ms",
@@ -219,7 +221,7 @@ fn gaps(
 pub struct Stall {
     /// Time of the last frame before the stall, seconds since the start.
     pub since_s: f64,
-    /// Length of the stall, without the two seconds after each change of the link.
+    /// Length of the stall, without the two seconds after each change of the link's bandwidth.
     pub ms: f64,
 }
 
@@ -267,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn spread_is_computed_for_each_figure() {
+    fn median_minimum_and_maximum_are_computed_for_each_figure() {
         let good = AdaptFigures::from_arrivals(&SENT, &all(), &[]);
         let bad = AdaptFigures { frames_shown_pct: 0.0, latency_p95_ms: None, ..good };
         let [stalls, .., shown, latency] = AdaptFigures::spread(&[good, bad, good]).unwrap();
@@ -290,7 +292,7 @@ mod tests {
         assert_eq!(renditions(&SENT, &others), "11-1");
         assert_eq!((figures.stall_ms_total, figures.key_frames_on_time_pct), (800.0, 100.0));
         assert!((figures.frames_shown_pct - 100.0 * 23.0 / 30.0).abs() < 1e-9);
-        // The two seconds after a change of the link do not count towards a stall.
+        // The two seconds after a change of the link's bandwidth do not count towards a stall.
         assert_eq!(AdaptFigures::from_arrivals(&SENT, &came, &[ms(2000)]).stall_ms_total, 0.0);
         assert_eq!(AdaptFigures::from_arrivals(&SENT, &came, &[ms(500)]).stall_ms_total, 520.0);
     }

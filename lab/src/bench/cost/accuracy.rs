@@ -1,4 +1,5 @@
-//! Compares the observer's figures with `/proc/stat` and with a `perf` profile of the same period.
+//! Compares the figures of the observer (`millrace cost`) with `/proc/stat` and with a `perf` profile of the same
+//! period.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,23 +20,27 @@ use crate::stats::Spread;
 pub struct AccuracyFigures {
     rounds: usize,
     pub cpus: Vec<CpuError>,
-    /// Errors of the parts that the taxonomy divides each event into, the largest error first.
+    /// Errors of the times of network stack layers (such as TCP) in each kernel context (such as NET_RX), largest
+    /// first.
     pub parts: Vec<PartError>,
     lost_samples: u64,
 }
 
-/// Times of events, kernel and user mode on one CPU by each measuring method, in percent of the CPU's time.
+/// Times on one CPU by each measuring method, percent of the CPU's time. Events are kernel contexts that the observer
+/// accounts, such as the NET_RX softirq.
 #[derive(Debug, Serialize)]
 pub struct CpuError {
     cpu: u32,
-    /// Time of all events by the observer, without the observer's own time in them (`observer_in_events_pct`).
+    /// Time of all events (kernel contexts such as NET_RX) by the observer, without the observer's own time in them
+    /// (`observer_in_events_pct`).
     events_pct: f64,
     observer_in_events_pct: f64,
-    /// Time of all events by the `perf` profile.
+    /// Time of all events (kernel contexts such as NET_RX) by the `perf` profile.
     profile_events_pct: f64,
-    /// Time of the observer itself, inside and outside of events, by the profile.
+    /// Time of the observer's own BPF programs and of the kernel code that calls them, by the profile.
     observer_pct: f64,
-    /// Kernel time outside of events and of the observer, by the profile.
+    /// Remaining kernel time, neither in the contexts that the observer accounts nor in the observer itself, by the
+    /// profile.
     rest_pct: f64,
     /// Time in user mode, by the profile.
     user_pct: f64,
@@ -44,7 +49,7 @@ pub struct CpuError {
     profile_busy_pct: f64,
     /// Time outside of the idle task, by a clock that is read at task switches.
     clock_busy_pct: f64,
-    /// Error against the clock: the time of events, observer and remaining kernel code, minus the non-user part of
+    /// Error of the kernel's total time: `events_pct` plus `observer_pct` plus `rest_pct`, minus the non-user part of
     /// `clock_busy_pct`.
     clock_error_pct: Spread,
     /// Time that `/proc/stat` does not count as idle. Tickless kernels measure idle time with a clock.
@@ -57,12 +62,13 @@ pub struct CpuError {
     procstat_user_pct: f64,
     /// Sum of the columns system, softirq and irq of `/proc/stat`.
     procstat_pct: f64,
-    /// Error against `/proc/stat`: the time of events, observer and remaining kernel code, minus `procstat_pct` and the
+    /// Error of the kernel's total time: `events_pct` plus `observer_pct` plus `rest_pct`, minus `procstat_pct` and the
     /// kernel's share of `steal_pct`.
     procstat_error_pct: Spread,
 }
 
-/// Error of one part of an event, in percent of the CPU's time.
+/// Error of the observer's time for one network stack layer (such as TCP) in one kernel context (such as NET_RX), in
+/// percent of the CPU's time.
 #[derive(Debug, Serialize)]
 pub struct PartError {
     cpu: u32,
@@ -70,9 +76,9 @@ pub struct PartError {
     pub part: String,
     pub observer_pct: f64,
     pub profile_pct: f64,
-    /// The observer's time minus the profile's time: spread over the rounds.
+    /// The observer's time minus the profile's time: median, lowest and highest of the rounds.
     error_points: Spread,
-    /// Standard error of the median that results from the finite numbers of samples.
+    /// Standard error of the median of `error_points`, as far as it results from the finite numbers of samples.
     pub sampling_error_points: f64,
 }
 
@@ -97,12 +103,13 @@ impl AccuracyFigures {
         }
     }
 
-    /// Returns the error against `/proc/stat` on the CPU whose median error is largest.
+    /// Returns the largest error of the kernel's time against `/proc/stat`: that of the CPU with the largest median
+    /// error.
     pub fn procstat_error_pct(&self) -> Option<Spread> {
         worst(self.cpus.iter().map(|cpu| cpu.procstat_error_pct))
     }
 
-    /// Returns the error against the clock on the CPU whose median error is largest.
+    /// Returns the largest error of the kernel's time against a clock: that of the CPU with the largest median error.
     pub fn clock_error_pct(&self) -> Option<Spread> {
         worst(self.cpus.iter().map(|cpu| cpu.clock_error_pct))
     }
@@ -112,7 +119,8 @@ fn worst(errors: impl Iterator<Item = Spread>) -> Option<Spread> {
     errors.max_by(|a, b| a.median.abs().total_cmp(&b.median.abs()))
 }
 
-/// Times that the observer and the references measured in one round, in percent of a CPU's time.
+/// Times that the observer, `/proc/stat`, a clock and a `perf` profile measured in one round, in percent of a CPU's
+/// time.
 #[derive(Debug)]
 pub struct AccuracyRound {
     cpus: BTreeMap<u32, AccuracyCpuTimes>,
@@ -153,8 +161,8 @@ struct PartTimes {
 }
 
 impl AccuracyCpuTimes {
-    /// Returns the kernel's time: events and observer as the observer measured them, and all other kernel time by the
-    /// `perf` profile.
+    /// Returns the kernel's time: networking contexts and the observer itself as the observer measured them, and all
+    /// other kernel time by the `perf` profile.
     fn kernel(self) -> f64 {
         self.events + self.observer + self.rest
     }
@@ -391,10 +399,10 @@ mod tests {
         assert_eq!(worst.median, -15.0);
     }
 
-    /// A part of an event that either the observer or the profile missed in one round has the time 0 in that
-    /// measurement.
+    /// A layer of the network stack (such as TCP) that either the observer or the profile missed in one round counts
+    /// with the time 0 there.
     #[test]
-    fn part_missing_in_observer_or_profile_counts_as_zero() {
+    fn part_that_observer_or_profile_missed_has_time_zero() {
         let mut other = round(57.0, (30.0, 30.0));
         other
             .parts

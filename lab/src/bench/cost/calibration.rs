@@ -1,4 +1,5 @@
-//! Measures the errors of the references themselves: compares a known load with `/proc/stat` and with the profile.
+//! Measures the errors of `/proc/stat` and of `perf` profiles, which the observer is compared with: compares both with
+//! a load whose CPU time is known.
 
 use std::collections::BTreeMap;
 use std::fs::File;

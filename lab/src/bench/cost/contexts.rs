@@ -28,22 +28,24 @@ struct ContextRow {
 struct ContextFigures {
     observer_pct: f64,
     profile_pct: f64,
-    /// Allowed difference: 5 % of the profile's networking time, or three standard errors of sampling. In scenarios
-    /// without networking it is the largest share that the observer may report. Before a call has reached its socket,
-    /// the stack does not show the socket's address family. So the profile cannot tell whether such a call is
-    /// networking.
+    /// Allowed difference between the networking times of observer and profile: 5 % of the profile's, or three standard
+    /// errors of sampling. In scenarios without networking it is the largest networking time that the observer may
+    /// report. Before a system call has reached its socket, the stack does not show the socket's address family. So the
+    /// profile cannot tell whether such a call is networking.
     allowed_points: f64,
     within: bool,
     /// Time of each kernel event (such as NET_RX) that occurred in this scenario, percent of one CPU.
     events: BTreeMap<&'static str, f64>,
-    /// The parts of events with the most time: event, part, and percent of one CPU.
+    /// The network stack layers that took the most time: kernel context (such as NET_RX), layer (such as TCP), and
+    /// percent of one CPU.
     parts: Vec<(&'static str, String, f64)>,
-    /// Events and parts of events that the observer must report in this scenario, but did not.
+    /// Kernel contexts (such as NET_RX) and network stack layers that the observer must report in this scenario, but
+    /// did not.
     absent: Vec<String>,
 }
 
 const MOST_PARTS: usize = 12;
-/// Largest allowed difference between observer and profile, as a share of the profile's networking time.
+/// Largest allowed difference between the networking times of observer and profile, as a share of the profile's.
 const TOLERANCE: f64 = 0.05;
 /// Largest networking time that may be reported for a scenario without networking, percent of one CPU.
 const MOST_LOCAL_PCT: f64 = 1.0;
@@ -87,8 +89,9 @@ fn measure(load: &CostLoad, hz: u32, length: Duration) -> anyhow::Result<Context
     for cpu in &report.cpus {
         let it = profile.get(&cpu.cpu).with_context(|| format!("no profile of CPU {}", cpu.cpu))?;
         let busy = period.busy_pct(cpu.cpu);
-        // A sampling clock's interrupt takes some 15 us here. Timed events include that time, sampled events do not. So
-        // the profile's share is a mean of both methods, weighted by the share of sampled events.
+        // A sampling interrupt takes some 15 us here. Kernel contexts that the observer times include these interrupts,
+        // and contexts that it only samples do not. So the profile's share is a mean of both methods, weighted by the
+        // share of time in sampled contexts.
         let events = || cpu.events.iter().filter(|of| of.event.is_networking());
         let sampled_ns = events().map(|of| of.sampled as f64 * 1e9 / f64::from(hz)).sum::<f64>();
         let all_ns = events().map(|of| of.ns as f64).sum::<f64>();

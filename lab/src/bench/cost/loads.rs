@@ -20,7 +20,8 @@ use super::super::process::BenchProcess;
 use super::network::{self, NetworkProtocol, NetworkRoute, NetworkScenario, NetworkTraffic, needs, run};
 use crate::lab::{Lab, LabNode, Topology};
 
-/// A load, and the events and parts of events that the observer must report for it.
+/// A traffic load, and the kernel contexts (such as NET_RX) and network stack layers that the observer must report for
+/// it.
 pub struct CostLoad {
     pub name: &'static str,
     pub shows: &'static [(Event, &'static str)],
@@ -93,7 +94,7 @@ pub struct RunningLoad {
 }
 
 impl RunningLoad {
-    /// Fails if a thread of the load has ended.
+    /// Fails if a thread that makes the traffic load has ended.
     pub fn check(&self) -> anyhow::Result<()> {
         ensure!(!self.threads.iter().any(JoinHandle::is_finished), "a thread of the load has ended");
         Ok(())

@@ -28,19 +28,19 @@ use network::{NetworkProtocol, NetworkScenario};
 
 #[derive(Debug, clap::Args)]
 pub struct CostArgs {
-    /// Samples per second whose overhead is measured
+    /// Sampling rates of the observer at which its overhead is measured
     #[arg(long, value_delimiter = ',', default_value = "100,1000,10000")]
     hz: Vec<u32>,
     /// Pairs of periods, one with and one without the observer, for each overhead; 0 skips overhead
     #[arg(long, default_value_t = 10)]
     pairs: usize,
-    /// Length of each period of a pair
+    /// Length of each period, with or without the observer, whose throughputs are compared
     #[arg(long, default_value_t = 2.0, value_name = "SECONDS")]
     pair_seconds: f64,
     /// Length of each run for accuracy; 0 skips accuracy
     #[arg(long, default_value_t = 8.0, value_name = "SECONDS")]
     accuracy_seconds: f64,
-    /// Rounds of runs for accuracy, each with all scenarios
+    /// Number of rounds of accuracy runs, each with all scenarios
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     accuracy_rounds: u32,
     /// Samples per second in the runs for accuracy
@@ -150,8 +150,7 @@ impl CostArgs {
         let mut open: Vec<_> = scenarios.into_iter().map(|scenario| Some((scenario, Vec::new()))).collect();
         for number in 1..=self.accuracy_rounds {
             for slot in &mut open {
-                // A scenario is taken out of `open`, and put back only if it succeeds. So a failed scenario is not
-                // measured again.
+                // A scenario that fails is not put back into `open`, the list of scenarios still to measure.
                 let Some((scenario, mut rounds)) = slot.take() else { continue };
                 rows.progress.begin(format!("round {number}, {scenario}"));
                 let row = |figures| CostRow::from_accuracy(scenario, self.accuracy_hz, figures);
@@ -193,22 +192,22 @@ impl CostArgs {
 struct CostRow {
     scenario: String,
     observer: &'static str,
-    /// Mode in which the observer was for most of the time. `None`: no event is observed, and only the sampling
-    /// interrupts run.
+    /// Mode of the observer (timing or sampling) for most of the time. `None` if only its sampling interrupts ran, and
+    /// nothing was recorded.
     mode: Option<ReportMode>,
     /// How stacks reach userspace: `array` (mapped memory), `ring_buffer`, or `none`.
     transport: &'static str,
     sample_hz: u32,
     /// Share of throughput lost to the observer, percent. It is negative if throughput was higher with the observer.
     overhead_pct: Option<Spread>,
-    /// Error on the worst CPU against `/proc/stat`: the observer's events plus the profile's other kernel time, minus
-    /// the kernel time of `/proc/stat`. Median of the rounds.
+    /// Error of the kernel's time on the CPU with the largest error: the observer's networking time plus the profile's
+    /// other kernel time, minus the kernel time of `/proc/stat`. Median of the rounds.
     procstat_error_pct: Option<f64>,
-    /// Error on the worst CPU against a clock, computed like `procstat_error_pct`. Unlike the clock, `/proc/stat`
-    /// counts ticks. Median of the rounds.
+    /// Error like `procstat_error_pct`, but compared with busy time by a clock that is read at task switches.
+    /// `/proc/stat` counts ticks instead. Median of the rounds.
     clock_error_pct: Option<f64>,
-    /// Largest error of any part of an event, on the CPU where it is largest, in percentage points. Median of the
-    /// rounds.
+    /// Largest error of the time for any network stack layer (such as TCP) in any kernel context, on the CPU where it
+    /// is largest, in percentage points. Median of the rounds.
     worst_subevent_error_points: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     calibration: Option<Vec<calibration::CalibrationFigures>>,
@@ -351,7 +350,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spread_of_measurements_is_computed() {
+    fn median_minimum_and_maximum_of_measurements_are_computed() {
         assert_eq!(Spread::from_values(&[]), None);
         assert_eq!(Spread::from_values(&[3.0, -1.0, 2.0]), Some(Spread { median: 2.0, min: -1.0, max: 3.0 }));
     }

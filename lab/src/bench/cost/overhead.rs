@@ -34,16 +34,16 @@ pub enum Variant {
     Sampling,
     /// The observer's mode `auto`
     Auto,
-    /// The observer's defaults: the mode `auto`, and the frequency may be lowered
+    /// The observer's defaults: the mode `auto`, and the observer may lower its sampling rate
     Default,
-    /// Only the interrupts that take samples, without observing: the cost that every sampler has
+    /// Only the sampling interrupts, and no sample is recorded: the cost that every sampler has
     Clock,
     /// The observer behind its dashboard with one viewer, keeping stacks and history
     Http,
 }
 
 impl Variant {
-    /// Returns the mode in which the observer starts; `None` if nothing is observed.
+    /// Returns the mode in which the observer starts; `None` if only the sampling interrupts run.
     pub fn mode(self) -> Option<ReportMode> {
         match self {
             Variant::Array | Variant::RingBuffer | Variant::Auto | Variant::Default | Variant::Http => {
@@ -85,11 +85,11 @@ pub struct OverheadFigures {
     pub observer_cpu_pct: f64,
     /// Share of the observed time in which the mode was `sampling`, percent.
     pub sampled_pct: f64,
-    /// Cost of timing events, percent of a CPU, by the latest estimate of the mode `auto`.
+    /// CPU time that the observer's timing programs take, percent of a CPU, by the latest estimate of its mode `auto`.
     timing_pct: Option<f64>,
-    /// Method by which the observer timed calls; `None` if it timed none.
+    /// Whether the observer timed sends and receives at kernel functions or at system calls; `None` if it timed none.
     method: Option<ReportMethod>,
-    /// Samples per second and CPU; `None` if nothing was observed.
+    /// Samples per second and CPU; `None` if no sample was recorded.
     pub frequency_hz: Option<u32>,
     lost_samples: u64,
 }

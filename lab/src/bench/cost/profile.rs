@@ -1,9 +1,10 @@
-//! An independent profile: `perf record` on all CPUs, whose samples are assigned to events and parts by the function
-//! names in their stacks.
+//! An independent profile: `perf record` on all CPUs, whose samples are assigned by the function names in their stacks.
+//! Each belongs to a kernel context (its event, such as NET_RX) and to a layer of the network stack (its part, such as
+//! TCP).
 //!
-//! Profile and observer share only the taxonomy, which says which function belongs to which part. The profile has its
-//! own clock, its own way to collect stacks, and its own symbol reader. It derives the event of a sample from the
-//! stack.
+//! Profile and observer (`millrace cost`) share only the taxonomy, a list that says which function belongs to which
+//! layer. The profile has its own clock, its own way to collect stacks, and its own symbol reader. It derives the event
+//! of a sample from the stack.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -52,14 +53,14 @@ struct Perf {
     frequency_hz: u32,
 }
 
-/// Numbers of samples on one CPU, by what ran.
+/// Numbers of `perf` samples on one CPU, by the code that ran.
 #[derive(Debug, PartialEq)]
 pub struct CpuSamples {
     frequency_hz: u32,
     pub parts: BTreeMap<(Event, String), u64>,
-    /// Samples in the observer's BPF programs and in the kernel code that calls them, inside and outside of events.
+    /// Samples in the observer's BPF programs and in the kernel code that calls them, in networking and elsewhere.
     pub observer: u64,
-    /// Samples in the kernel that are neither in an event nor idle.
+    /// Samples of all other kernel code, except the idle task: neither networking nor the observer.
     pub rest: u64,
     /// Samples whose stacks have a function of the network stack, except AF_UNIX and netlink. They are found by
     /// [`NETWORKING`] and [`LOCAL`], without the taxonomy.
@@ -212,8 +213,8 @@ fn parse_head(line: &str) -> Option<SampleHead<'_>> {
     })
 }
 
-/// Returns the event (send or receive) of a read or write that has not yet reached the file's own code. Returns `None`
-/// in a softirq that interrupts the call.
+/// Reports whether a stack is in a write (counted as a send) or a read (a receive) that has not reached the file's own
+/// code. Returns `None` in a softirq that interrupts the system call.
 fn file_call(stack: &[Box<str>]) -> Option<Event> {
     let has = |names: &[&str]| stack.iter().any(|function| names.contains(&&**function));
     match () {

@@ -30,9 +30,9 @@ pub enum Defence {
     User,
     /// The server ignores connections over its limits before their handshake
     UserEarly,
-    /// The gate, which drops refused packets silently
+    /// Millrace's packet gate (XDP), which drops refused packets silently
     Gate,
-    /// The gate, which answers refused packets
+    /// Millrace's packet gate (XDP), which answers refused packets
     GateAnswer,
     /// nftables at the input hook, with connection tracking
     Nftables,
@@ -99,8 +99,8 @@ impl DefenceLimits {
         format!("[[scope]]\nname = \"web\"\nport = {port}\n[scope.rules]\n{rules}\n")
     }
 
-    /// Returns nftables rules for these limits. The limit on all clients comes first, as in the gate: once it is
-    /// exceeded, no client is looked up.
+    /// Returns nftables rules for these limits. The limit on all clients comes first, as in Millrace's packet gate:
+    /// once it is exceeded, no client is looked up.
     fn nft_rules(self, hook: NftHook, port: u16) -> anyhow::Result<String> {
         let rules = match self {
             Self::Connections(_) if hook != NftHook::Input => {
@@ -160,8 +160,8 @@ impl NftHook<'_> {
         }
     }
 
-    /// Returns the match for packets that open no connection. With connection tracking, these are packets of answered
-    /// flows. Without it, these are packets whose first four bits are not those of a version 1 Initial.
+    /// Returns the nftables match for packets that open no connection. With connection tracking, these are packets of
+    /// answered flows. Without it, these are packets whose first four bits are not those of a version 1 Initial.
     fn not_new(self) -> &'static str {
         match self {
             Self::Input => "ct state established",
@@ -248,7 +248,7 @@ impl<'a> DefenceGuard<'a> {
         Ok(status.scopes.iter().flat_map(|scope| &scope.rules).map(|rule| rule.packets).sum())
     }
 
-    /// Returns the process ID of the gate, if it is the defence.
+    /// Returns the process ID of Millrace's packet gate, if the gate is the installed defence.
     pub fn process(&self) -> Option<u32> {
         self.gate.as_ref().map(BenchProcess::id)
     }

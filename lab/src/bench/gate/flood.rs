@@ -35,8 +35,8 @@ const LIMITS: DefenceLimits = DefenceLimits::New { client: 10, all: 2000 };
 const SETTLE: Duration = Duration::from_millis(500);
 /// Extra time that processes may take to start and to end.
 const GRACE: Duration = Duration::from_secs(10);
-/// Number of packets in each run of the program. It is large, since the kernel waits for some ms at the start and end
-/// of a run.
+/// Number of packets in each run of the BPF program that sends the flood. It is large, since the kernel waits for some
+/// ms at the start and end of a run.
 const CHUNK: u32 = 1 << 18;
 
 #[derive(Debug, clap::Args)]
@@ -109,18 +109,18 @@ fn parse_mac(text: &str) -> Option<[u8; 6]> {
 /// Measured values of one run with a defence. Values that do not apply are `null`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct FloodFigures {
-    /// Bodies that honest clients got per second, during the first flood and before it. Only the first flood runs
-    /// while honest clients send requests.
+    /// HTTP response bodies that honest clients got per second, during the first flood. Only the first flood runs while
+    /// honest clients send requests. `calm_requests_per_second` is the rate before it.
     pub requests_per_second: f64,
     pub calm_requests_per_second: f64,
     pub mean_duration_ms: f64,
     pub honest_goodput_ratio: f64,
-    /// Packets per second that arrived in a second flood, without honest traffic. The fields below are of this flood,
-    /// unless they say otherwise. `dropped` is the defence's own count.
+    /// Packets per second that arrived in a second flood, without honest traffic. The fields from here on are measured
+    /// in this flood, unless they say otherwise. `dropped_packets_per_second` is the defence's own count.
     pub flood_packets_per_second: f64,
     pub dropped_packets_per_second: Option<f64>,
-    /// CPU time of generator, ksoftirqd threads and server, per packet. `generator` is the part of the generator
-    /// itself, `refused` the remainder.
+    /// CPU time of flood generator, ksoftirqd threads and server, per packet, ns. It is the sum of the two fields
+    /// below.
     pub cpu_ns_per_packet_with_generator: f64,
     pub generator_ns_per_packet: f64,
     pub cpu_ns_per_refused_packet: f64,
@@ -250,8 +250,8 @@ impl FloodCost {
     }
 }
 
-/// Measures the run time of the gate's BPF programs in a flood of its own, since the kernel's run-time statistics cost
-/// time.
+/// Measures the run time of the packet gate's BPF programs in a separate flood, since the kernel's run-time statistics
+/// cost time.
 fn bpf_ns_per_packet(
     site: &GateBenchSite,
     guard: &DefenceGuard<'_>,

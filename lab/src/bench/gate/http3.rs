@@ -52,7 +52,7 @@ pub struct Http3Serve {
     early: bool,
 }
 
-/// Serves bodies until the process is killed.
+/// Answers HTTP/3 requests until the process is killed.
 pub fn serve(args: Http3Serve) -> anyhow::Result<()> {
     runtime()?.block_on(async {
         let endpoint = Endpoint::server(server_config(&args)?, args.listen)?;
@@ -234,9 +234,9 @@ async fn client(
 pub struct Attempts {
     pub made: u64,
     pub served: u64,
-    /// Sum of the times after which the unserved attempts ended, ns.
+    /// Sum of the durations of connection attempts that got no response body, ns.
     pub refused_ns: u64,
-    /// Start time of the last attempt; `CLOCK_MONOTONIC`, ns.
+    /// Start time of the attackers' last connection attempt; `CLOCK_MONOTONIC`, ns.
     pub last_ns: u64,
 }
 
@@ -304,7 +304,7 @@ async fn attempts(
     }
     let mut attempts = Attempts::default();
     while let Some(attempt) = running.join_next().await {
-        // An attempt whose task panicked is not counted.
+        // A connection attempt whose task panicked is not counted.
         attempt.iter().for_each(|attempt| attempts.add(attempt));
     }
     attempts

@@ -31,8 +31,8 @@ use crate::stats::Percentiles;
 const LIMITS: DefenceLimits = DefenceLimits::Connections(1);
 /// Length of the intervals in which requests are counted, and interval at which CPU and memory are sampled.
 pub const BIN: Duration = Duration::from_millis(100);
-/// Time for which the rate of requests must be normal again before the server counts as recovered. `RECOVERED` is the
-/// share of the earlier rate from which a rate counts as normal.
+/// Time for which the rate of honest requests must be normal again before the server counts as recovered. A rate is
+/// normal if it is at least the share `RECOVERED` of the rate before the attack.
 const RECOVERED_OVER: Duration = Duration::from_millis(500);
 const RECOVERED: f64 = 0.9;
 const SETTLE: Duration = Duration::from_millis(500);
@@ -45,9 +45,9 @@ const GIVEN_UP: Duration = Duration::from_secs(40);
 
 #[derive(Debug, Clone, Copy)]
 pub struct QuotaLoad {
-    /// Number of attempts of each attacker, in each of the two attacks.
+    /// Number of connection attempts of each attacker, in each of the two attacks.
     pub requests: u64,
-    /// Attempts per second of each attacker.
+    /// Connection attempts per second of each attacker.
     pub rate_hz: u32,
     /// Time without attack, before and after each attack.
     pub calm: Duration,
@@ -62,7 +62,8 @@ impl QuotaLoad {
 /// Measured values of one run with a defence. Values that do not apply are `null`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct QuotaFigures {
-    /// Bodies that honest clients got per second, during the attack and before it.
+    /// HTTP response bodies that honest clients got per second during the attack. `calm_requests_per_second` is the
+    /// rate before it.
     pub requests_per_second: f64,
     pub calm_requests_per_second: f64,
     /// Mean duration of the honest clients' requests that ended during the attack.
@@ -80,13 +81,13 @@ pub struct QuotaFigures {
     /// CPU of the server in percent of one core, and its memory, both sampled during the attack.
     pub server_cpu_percent: Option<Percentiles>,
     pub server_rss_mib: Option<Percentiles>,
-    /// Packets that attackers sent in a second attack, without honest traffic. The figures below are of this attack.
-    /// `refused_packets` is the defence's own count.
+    /// Packets that attackers sent in a second attack, without honest traffic. The fields from here to `syscalls` are
+    /// measured in the second attack. `refused_packets` is the defence's own count.
     pub attack_packets: u64,
     pub refused_packets: Option<u64>,
-    /// CPU time of the server above its idle time, plus the run time of the gate's packet programs (`bpf`), per refused
-    /// packet. The cost per attempt is reported too, since an attempt that gets further in the handshake sends more
-    /// packets.
+    /// CPU time per refused packet, ns: the server's beyond what it uses without clients, plus the run time of the
+    /// packet gate's BPF programs. `cpu_ns_per_refused_attempt` divides it by connection attempts, since attempts that
+    /// get further in the handshake send more packets.
     pub cpu_ns_per_refused_packet: Option<f64>,
     pub bpf_ns_per_refused_packet: Option<f64>,
     pub cpu_ns_per_refused_attempt: Option<f64>,

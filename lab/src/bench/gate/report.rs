@@ -12,7 +12,7 @@ use super::{
 };
 use crate::stats::Spread;
 
-/// Name of the time series in a round's results. Rows that combine rounds do not have it.
+/// JSON field of a round's results that has the honest requests over time. Rows that combine rounds do not have it.
 pub const SERIES: &str = "series";
 /// Names of the values that every row has in JSON: `null` if a value was not measured.
 const FIGURES: [&str; 7] = [
@@ -167,8 +167,9 @@ fn line(row: &DefenceRow, head: &[DefenceColumn]) -> Vec<String> {
     std::iter::once(row.defence.name().to_owned()).chain(head.iter().map(cell)).collect()
 }
 
-/// Compares the gate with both limits in userspace, as the eQUIC paper does. Rounds are interleaved, so each change is
-/// also computed within single rounds, and its lowest and highest value are shown.
+/// Compares Millrace's packet gate with connection limits that the server itself enforces, before and after the
+/// handshake. The eQUIC paper makes the same comparison. Rounds are interleaved, so each change is also computed within
+/// single rounds, and its lowest and highest value are shown.
 fn compare_with_equic(rows: &[DefenceRow]) -> String {
     let of = |defence: &Defence| {
         rows.iter().find(|row| row.experiment == Experiment::Quota && row.defence == *defence)
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn row_has_medians_but_no_series() {
+    fn result_row_has_medians_but_no_time_series() {
         let row = row(Defence::Gate, vec![figures(10.0, 1), figures(30.0, 3), figures(20.0, 5)]);
         assert_eq!(row.figure("requests_per_second"), Some(20.0));
         assert_eq!(row.figure("server_cpu_percent.p50"), Some(7.0));

@@ -23,7 +23,8 @@ const INITIAL: u8 = 0xc3;
 const RETRY: u8 = 0xf3;
 const DATAGRAM: usize = 1200;
 
-/// A policy, a frame, and the reason of the gate's verdict on the frame; `None` if that verdict is not counted.
+/// A policy, a frame, and the reason of the gate's verdict on the frame; `None` if the gate does not count that
+/// verdict.
 struct VerdictCase {
     name: &'static str,
     reason: Option<GateReason>,
@@ -44,12 +45,12 @@ pub fn run(json: Option<&Path>) -> anyhow::Result<()> {
     json.map_or(Ok(()), |path| write_json(path, &rows))
 }
 
-/// Mean times for which the gate's programs run on one frame.
+/// Mean run times of the packet gate's XDP programs for one frame.
 struct VerdictTimes {
-    /// Time of the gate's program alone, without the dispatcher.
+    /// Run time of the gate's program alone, without the root program that calls it on an interface.
     alone: Duration,
-    /// Time of the whole dispatcher as an interface runs it: from its root through the gate, and on to the next
-    /// program's slot, which is empty.
+    /// Run time as on an interface: of the root program, of the gate that it calls, and of the call of the next
+    /// program, which is absent.
     attached: Duration,
 }
 
@@ -79,8 +80,8 @@ fn time_here(case: &VerdictCase) -> anyhow::Result<VerdictTimes> {
     };
     if let Some(reason) = case.reason {
         let decided = count(&gate.statistics()?, reason);
-        // In cases with a token bucket, a few runs still get a token and give another reason. So nine tenths of the
-        // runs suffice.
+        // Where the verdict comes from an empty token bucket, a few runs still get a token and another verdict. So nine
+        // tenths of the runs must have the expected one.
         ensure!(
             decided > 2 * u64::from(RUNS) * 9 / 10,
             "only {decided} of 2 x {RUNS} runs gave the expected verdict"

@@ -16,9 +16,10 @@ const CARRIERS: u16 = 9188;
 pub struct CarryingSettings<'a> {
     /// Additional lines of the section `[carry]`.
     pub carry: &'a str,
-    /// Port where the server's daemon accepts carriers, if it is not the default one.
+    /// Port where the server's daemon accepts tunnel connections (carriers), if it is not the default one.
     pub listen: Option<u16>,
-    /// Port with a rule that does not tunnel its connections, and the congestion control that the rule sets for them.
+    /// Port whose connections are not tunnelled, by a rule of the settings, and the congestion control that this rule
+    /// sets for them.
     pub in_place: Option<(u16, &'a str)>,
 }
 
@@ -50,8 +51,8 @@ impl<'a> Carrying<'a> {
         Self::by(hosts, 1, directory, ports, wanted)
     }
 
-    /// Creates both hosts, each with the addresses at which it can be reached. The client's carriers connect only to
-    /// the first `called` addresses of the server.
+    /// Creates both hosts, each with the addresses at which it can be reached. The client's tunnel connections
+    /// (carriers) are made only to the first `called` addresses of the server.
     pub fn by(
         [client, server]: [(&'a LabNode, Vec<Ipv4Addr>); 2],
         called: usize,
@@ -70,7 +71,7 @@ impl<'a> Carrying<'a> {
         let list = |all: Vec<String>| all.iter().map(|it| format!("{it:?}")).collect::<Vec<_>>().join(", ");
         let named = addresses.each_ref().map(|all| list(all.iter().map(Ipv4Addr::to_string).collect()));
         let called = list(addresses[1].iter().take(called).map(|it| format!("{it}:{port}")).collect());
-        // With several addresses, the daemon must accept carriers on each of them.
+        // With several addresses, the daemon must accept tunnel connections (carriers) on each of them.
         let listen = match &addresses[1][..] {
             [one] => format!("{one}:{port}"),
             _ => format!("0.0.0.0:{port}"),

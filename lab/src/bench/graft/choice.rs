@@ -1,5 +1,5 @@
-//! `bench graft choice`: networks for which the model's choice is wrong. It counts the connections until another
-//! congestion control is chosen.
+//! `bench graft choice`: the daemon's learned model chooses the wrong congestion control for a network. Counts the
+//! connections until the daemon uses another one.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -20,8 +20,8 @@ use crate::lab::{Directions, LabNode, Topology};
 use crate::progress::BenchProgress;
 
 const PORT: u16 = 7100;
-/// Number of consecutive connections with another congestion control after which the model's choice counts as
-/// abandoned.
+/// Number of consecutive connections without the congestion control that the learned model chose, after which the
+/// model's choice counts as abandoned.
 const SETTLED: usize = 8;
 
 #[derive(Debug, clap::Args)]
@@ -34,11 +34,11 @@ pub struct ChoiceArgs {
         value_name = "MS:PERCENT:MBIT"
     )]
     networks: Vec<ChoiceNetwork>,
-    /// Congestion control that the model chooses on every network
+    /// Congestion control that the measured daemon's model chooses on every network
     #[arg(long, default_value = "reno", value_name = "NAME")]
     learned: String,
-    /// Cost of a connection that the model expects, as a multiple of the lowest cost that the path allows; nine of ten
-    /// training cases cost less
+    /// Cost that the model expects of a connection with its choice, as a multiple of the lowest cost that the network
+    /// allows
     #[arg(long, default_value_t = 2.0)]
     usual: f64,
     /// Use this model, made by `graft train`, instead of --learned and --usual

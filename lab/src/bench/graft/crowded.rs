@@ -21,13 +21,13 @@ use crate::stats::Percentiles;
 
 #[derive(Debug, clap::Args)]
 pub struct CrowdedArgs {
-    /// Kinds of carriers to measure: `quic`, `tcp`, `mptcp`, `sctp`
+    /// Tunnel protocols (carriers) to measure: `quic`, `tcp`, `mptcp`, `sctp`
     #[arg(long, value_delimiter = ',', default_value = "tcp,quic,sctp", value_name = "KIND")]
     carriers: Vec<String>,
-    /// Handshakes that strangers start per second: from one IPv6 /64, and as many from one IPv4 address
+    /// Handshakes that strangers (unknown hosts) start per second: from one IPv6 /64, and as many from one IPv4 address
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rate: u32,
-    /// Number of carriers of each kind, set up one after the other
+    /// Number of tunnels with each protocol, set up one after the other
     #[arg(long, default_value_t = 200)]
     rounds: usize,
     /// Write the results to this file, as JSON
@@ -36,18 +36,19 @@ pub struct CrowdedArgs {
 }
 
 const CARRIERS: u16 = 9188;
-/// Number of strangers' addresses in the IPv6 /64.
+/// Number of addresses in one IPv6 /64 from which strangers (unknown hosts) start handshakes.
 const STRANGERS: u16 = 16;
-/// Addresses of the strangers. The peer's host has them, but its daemon does not use them.
+/// Addresses from which strangers (unknown hosts) start handshakes. They belong to the client's host, whose daemon does
+/// not use them.
 const V4: &str = "192.0.2.1";
 const V6: &str = "2001:db8:96::";
 
 struct CrowdedRow {
     carrier: String,
     rate: u32,
-    /// Times from the start of a carrier until it is warm (ready for connections), ms.
+    /// Times from the start of a tunnel (carrier) until it is warm, that is, ready for connections, ms.
     times: Vec<f64>,
-    /// Handshakes per second that strangers started during the measurement.
+    /// Handshakes per second that strangers (unknown hosts) started during the measurement.
     begun: f64,
 }
 
@@ -106,7 +107,7 @@ impl CrowdedArgs {
                     scope.spawn(move || near.enter(|| strangers.run()).map_err(anyhow::Error::from)?)
                 })
                 .collect();
-            // Stop the strangers even after an error, since the scope waits for their threads.
+            // Stop the strangers' handshakes even after an error, since `thread::scope` waits for their threads.
             let measured = self.rounds(&client, counts);
             is_over.store(true, Relaxed);
             for call in calls {
@@ -123,7 +124,7 @@ impl CrowdedArgs {
         counts: &[AtomicUsize; 2],
     ) -> anyhow::Result<(Vec<f64>, f64)> {
         let count = || counts.iter().map(|count| count.load(Relaxed)).sum::<usize>();
-        // Measure only once the strangers hold unfinished handshakes.
+        // Measure only once the strangers (unknown hosts) hold unfinished handshakes.
         wait("unfinished handshakes", || Ok(count() > 200))?;
         client.configure(0)?;
         let _near = client.host.start()?;
@@ -140,7 +141,8 @@ impl CrowdedArgs {
                 let status = client.host.status()?;
                 let first = status.pointer("/status/carry/carriers/0");
                 let is_warm = first.is_some_and(|it| it["state"] == "warm");
-                // A carrier that is older than the reload of the settings is the previous one, so it does not count.
+                // A tunnel (carrier) that is older than the reload of the settings is the previous one, so it does not
+                // count.
                 let age = first.and_then(|it| it["age_s"].as_f64()).unwrap_or(f64::MAX);
                 Ok(is_warm && age < begin.elapsed().as_secs_f64())
             })?;
@@ -150,7 +152,8 @@ impl CrowdedArgs {
     }
 }
 
-/// Adds the strangers' addresses to the client's host. Returns the IPv4 and the IPv6 addresses.
+/// Gives the client's host the addresses from which strangers (unknown hosts) start handshakes. Returns the IPv4 and
+/// the IPv6 addresses.
 fn strangers(near: &LabNode, far: &LabNode) -> anyhow::Result<[Vec<IpAddr>; 2]> {
     let v6: Vec<_> = (1..=STRANGERS).map(|n| format!("{V6}{n:x}")).collect();
     for address in &v6 {
@@ -176,8 +179,8 @@ struct CrowdedClient<'a> {
 }
 
 impl CrowdedClient<'_> {
-    /// Configures the client's peer. A new `number` changes the peer's entry, so that the daemon sets up its carrier
-    /// again.
+    /// Writes the settings of the client's daemon. A new `number` changes an address in the settings of its peer, so
+    /// that the daemon sets up the peer's tunnel again.
     fn configure(&self, number: usize) -> anyhow::Result<()> {
         let address = IpAddr::from([198, 18, (number >> 8) as u8, number as u8]);
         self.host.configure(&format!("{}addresses = [\"{address}\"]\n", self.settings))

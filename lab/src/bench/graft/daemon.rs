@@ -45,7 +45,8 @@ impl DaemonProcess {
         Ok(daemon)
     }
 
-    /// Waits until every session has keys. The other daemon must run for that.
+    /// Waits until this daemon has agreed on keys with the other host's daemon for every graft session. The other
+    /// daemon must run for that.
     pub fn wait_for_keys(&self) -> anyhow::Result<()> {
         let have = |status: Value| {
             let all = status["sessions"].as_array();

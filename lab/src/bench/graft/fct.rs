@@ -19,7 +19,7 @@ use crate::progress::BenchProgress;
 
 #[derive(Debug, clap::Args)]
 pub struct FctArgs {
-    /// Congestion controls to measure, in interleaved runs: grafts or the kernel's own
+    /// Congestion controls to measure, in interleaved runs: loaded as grafts (BPF), or built into the kernel
     #[arg(
         long,
         value_delimiter = ',',
@@ -87,7 +87,7 @@ impl FromStr for FctCell {
         let network: NetworkProfile = network.parse()?;
         match network.burst {
             1.0 => Ok(Self { kib, network }),
-            // Result rows have no column for the length of bursts.
+            // Results of this benchmark do not record the mean length of loss bursts.
             _ => Err(format!("bursts are not supported: {wanted}")),
         }
     }
@@ -118,7 +118,7 @@ pub fn run(args: FctArgs) -> anyhow::Result<()> {
 }
 
 impl FctArgs {
-    /// Creates a site whose queue holds one bandwidth-delay product.
+    /// Creates a lab network in which the link's queue holds one bandwidth-delay product.
     fn site(&self, network: NetworkProfile, round: usize) -> anyhow::Result<BenchSite> {
         // Each round has its own seed, so that different packets are lost.
         let seed = self.seed.wrapping_add(round as u64);
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cell_is_parsed_as_size_loss_and_round_trip() {
+    fn benchmark_case_is_parsed_as_size_loss_and_round_trip() {
         let cell: FctCell = "8192:0.5:100".parse().expect("a cell");
         assert_eq!(cell, FctCell { kib: 8192, network: NetworkProfile::random(0.5, 100) });
         for bad in ["", "1:2", "1:2:3:4", "a:1:1", "1:a:1", "1:1:-1", "1:1/8:1"] {

@@ -77,8 +77,8 @@ impl GatewayWay {
     }
 }
 
-/// Results of connections that the gateways tunnel, or of those that they only forward. These are latencies in one
-/// direction in us, and durations of transfers from the connection to the last byte in ms.
+/// Results of connections that the gateways tunnel, or of those that they only forward. They are the latencies of
+/// messages in one direction, us, and the times of transfers from the connection attempt to the last byte, ms.
 #[derive(Default)]
 struct GatewayRow {
     one_way_us: Vec<f64>,
@@ -178,8 +178,8 @@ impl<'a> GatewayHosts<'a> {
     fn wait_warm(&self) -> anyhow::Result<()> {
         self.near.wait_for("a warm carrier", |status| {
             let of = |what: &str| status.pointer(&format!("/status/carry/carriers/0/{what}"));
-            // The state `warm` says that one direction is ready. Data from the servers must have opened the congestion
-            // window of the other direction as well.
+            // The tunnel's state `warm` says that the client's direction is ready. Data from the servers must also have
+            // opened the congestion window of the servers' direction.
             let came = of("received_bytes").and_then(Value::as_u64);
             of("state").and_then(Value::as_str) == Some("warm") && came > Some(256 << 10)
         })

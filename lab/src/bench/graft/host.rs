@@ -79,7 +79,7 @@ impl<'a> GraftHost<'a> {
         })
     }
 
-    /// Waits until at least `ways` carriers are warm (ready for connections).
+    /// Waits until at least `ways` of the daemon's tunnels (carriers) are warm, that is, ready for connections.
     pub fn wait_warm(&self, ways: usize) -> anyhow::Result<()> {
         self.wait_for("warm carriers", |status| {
             let carriers = status.pointer("/status/carry/carriers").and_then(Value::as_array);

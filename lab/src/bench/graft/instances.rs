@@ -81,7 +81,7 @@ struct InstanceRow {
     /// Resident memory of all daemons on the client's host, MiB. `server_mib` is that of the server's only daemon.
     client_mib: Vec<f64>,
     server_mib: Vec<f64>,
-    /// Time from the daemons' start until all carriers are warm (ready for connections), ms.
+    /// Time from the daemons' start until all their tunnels (carriers) are ready for connections, ms.
     ready_ms: Vec<f64>,
     /// CPU time of all daemons on the client's host per GiB that they tunnelled, seconds.
     cpu_s_per_gib: Vec<f64>,
@@ -222,7 +222,7 @@ impl<'a> InstanceHosts<'a> {
         Ok(self.server.cgroup.enter(|| self.server.node.enter(bind))???)
     }
 
-    /// Starts all daemons and waits until every carrier is warm (ready for connections).
+    /// Starts all daemons and waits until all their tunnels (carriers) are ready for connections.
     fn start(&self) -> anyhow::Result<(BenchProcess, Vec<BenchProcess>)> {
         let server = self.server.start()?;
         let clients = self.clients.iter().map(GraftHost::start).collect::<anyhow::Result<_>>()?;

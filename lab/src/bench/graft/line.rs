@@ -1,5 +1,5 @@
-//! Connects two hosts of packet grafts in benchmarks. They are peers that share one key, and are daemons or runtimes in
-//! this process.
+//! Connects two hosts that run packet grafts (packet functions in the kernel), for benchmarks. The two are peers and
+//! share one key. Each runs in a daemon or in this process.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -14,8 +14,8 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 /// Name that each host's settings give to the other host.
 pub const PEER: &str = "other";
 
-/// Returns settings of a host whose peer has the same key, and creates the key if it is missing. `ports` is the port
-/// of the daemons, or a pool of ports.
+/// Returns the settings of a host whose peer has the same key, and creates the key if it is missing. `ports` is the UDP
+/// port of the peers' sessions, or a range of ports.
 pub fn peer(directory: &Path, [local, remote]: [IpAddr; 2], ports: &str) -> anyhow::Result<String> {
     let file = directory.join("host.key");
     if !file.exists() {
@@ -29,7 +29,8 @@ pub fn peer(directory: &Path, [local, remote]: [IpAddr; 2], ports: &str) -> anyh
     ))
 }
 
-/// One end of a channel that replaces the control connection between two daemons, for runtimes in one process.
+/// One end of a channel that replaces the control connection between two daemons, if both hosts' packet grafts run in
+/// this process.
 pub struct ChannelEnd {
     exported: Exported,
     says: Sender<KeyWord>,
@@ -51,8 +52,8 @@ impl ChannelEnd {
         Ok(runtime.connected(PEER, &self.exported)?)
     }
 
-    /// Passes key messages between the channel and the runtime. It must be called before each call of the runtime's
-    /// `step`.
+    /// Passes messages of the key exchange between the channel and the host's packet graft runtime. It must be called
+    /// before each call of the runtime's `step`.
     pub fn relay(&self, runtime: &mut PacketRuntime) -> anyhow::Result<()> {
         for word in self.hears.try_iter() {
             runtime.hear_key_word(PEER, &word)?;

@@ -46,20 +46,21 @@ enum GraftBenchCommand {
     Apps(apps::AppArgs),
     /// Throughput of a tunnel over two paths, and its longest gap when one is cut
     CarriedPaths(carried_paths::CarriedPathArgs),
-    /// Number of connections until a wrong choice of congestion control by the model is corrected, by network
+    /// Number of connections until the daemon corrects a wrong congestion control that its learned model chose, by
+    /// network
     Choice(choice::ChoiceArgs),
-    /// Time until a known peer's carrier (tunnel) is set up while strangers hold unfinished handshakes
+    /// Time until a known peer's tunnel is set up while unknown hosts hold unfinished handshakes
     Crowded(crowded::CrowdedArgs),
     /// Time to load a graft and to attach TCP rules, by steps
     Deploy(deploy::DeployArgs),
-    /// Behaviour of tunnelled connections while their carrier fails
+    /// Behaviour of tunnelled connections while the tunnel fails
     Faults(faults::FaultArgs),
-    /// An application of `faults`
+    /// Client or server application of the benchmark `faults`
     #[command(hide = true)]
     FaultEnd(faults::end::EndArgs),
     /// Completion time of transfers with each congestion control, by size, loss and round-trip time
     Fct(fct::FctArgs),
-    /// The receiver of `carried-paths`
+    /// The receiver of the benchmark `carried-paths`
     #[command(hide = true)]
     Drain(carried_paths::drain::DrainArgs),
     /// Share of a bottleneck that a flow with a graft gets against TCP CUBIC
@@ -70,7 +71,7 @@ enum GraftBenchCommand {
     Gateway(gateway::GatewayArgs),
     /// Time until two daemons have agreed on grafts, by steps, and its effect on TCP handshakes
     Negotiate(negotiate::NegotiateArgs),
-    /// The player of a film in segments, for `apps`
+    /// The player of a film in segments, for the benchmark `apps`
     #[command(hide = true)]
     Play(apps::video::VideoArgs),
     /// Throughput of a session of packet grafts over two paths, and its longest gap when one is cut
@@ -83,10 +84,10 @@ enum GraftBenchCommand {
     Repair(repair::RepairArgs),
     /// Training data for the choice of a congestion control: transfers on many networks, as lines of a file
     Select(select::SelectArgs),
-    /// The echo server for the many connections of `redirect`
+    /// The echo server for the many connections of the benchmark `redirect`
     #[command(hide = true)]
     Echo(redirect::echo::EchoArgs),
-    /// The receiver of a transfer, for `select`
+    /// The receiver of a transfer, for the benchmark `select`
     #[command(hide = true)]
     Fetch(select::fetch::FetchArgs),
     /// Delay and jitter of packets by graft, and memory, with one session and with many
@@ -97,8 +98,8 @@ enum GraftBenchCommand {
 
 #[derive(Debug, clap::Args)]
 struct Fairness {
-    /// Congestion controls (grafts or the kernel's own); `congestion`: datagrams with a packet graft; `carried`:
-    /// tunnelled TCP
+    /// TCP congestion controls, loaded as grafts or built into the kernel; `congestion` measures datagrams with a
+    /// packet graft, `carried` measures TCP through a tunnel
     #[arg(
         long,
         value_delimiter = ',',

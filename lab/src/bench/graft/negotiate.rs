@@ -23,7 +23,7 @@ pub struct NegotiateArgs {
     /// Round-trip time between the hosts; 0 adds no delay
     #[arg(long, value_delimiter = ',', default_value = "0,20,100", value_name = "MS")]
     rtt_ms: Vec<u32>,
-    /// Number of grafts in each host's pool, in addition to the built-in ones
+    /// Number of grafts that each host offers in a negotiation, in addition to the built-in ones
     #[arg(long, value_delimiter = ',', default_value = "0,50,250", value_name = "COUNT")]
     pools: Vec<usize>,
     /// Number of negotiations of each measurement
@@ -155,7 +155,7 @@ impl<'a> NegotiateHosts<'a> {
     }
 }
 
-/// Adds the same graft to a host's pool under many names.
+/// Adds the same graft under many names to those that a host offers.
 fn fill(host: &GraftHost<'_>, count: usize) -> anyhow::Result<()> {
     let pool = host.directory.join("pool");
     fs::create_dir_all(&pool)?;

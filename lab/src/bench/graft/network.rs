@@ -110,7 +110,7 @@ mod tests {
 
     /// Gilbert's model puts start / (start + end) of all packets into bursts, which lose every packet.
     #[test]
-    fn bursts_add_up_to_the_loss() {
+    fn loss_bursts_add_up_to_the_requested_loss_rate() {
         for (percent, burst) in [(1.0, 8.0), (5.0, 2.0), (0.1, 100.0)] {
             let made = Impairment::parse(&loss(percent, burst)).expect("an impairment");
             let lost = made.burst_loss * made.burst_start / (made.burst_start + made.burst_end);

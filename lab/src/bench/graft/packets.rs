@@ -21,7 +21,8 @@ use crate::stats::Percentiles;
 
 #[derive(Debug, clap::Args)]
 pub struct PacketBench {
-    /// Swap lists of packet functions instead, back and forth while this number of datagrams is sent
+    /// Measure packet grafts instead: swap two lists of packet functions back and forth while this number of datagrams
+    /// is sent
     #[arg(long = "packets", value_name = "COUNT")]
     count: Option<u64>,
     /// Round-trip time of the datagrams' path
@@ -30,7 +31,7 @@ pub struct PacketBench {
     /// Datagrams per second
     #[arg(long, default_value_t = 10_000, value_name = "COUNT", requires = "count")]
     rate: u64,
-    /// The two lists of functions that replace each other
+    /// The two lists of packet functions that replace each other
     #[arg(
         long,
         value_delimiter = ',',
@@ -158,7 +159,8 @@ impl PacketBench {
             let work = Some((ordered, events));
             let this =
                 scope.spawn(move || near.enter(|| hold(near_settings, here, stop, work, &is_ready))?);
-            // A closed channel means that a runtime failed to start. A time-out means that the other host has no keys.
+            // If the channel is closed, a host's packet graft runtime failed to start. After a time-out, the two hosts
+            // have not agreed on session keys.
             let both = (0..2).all(|_| ready.1.recv_timeout(SWAP_LIMIT).is_ok());
             let done = if both {
                 forget_words(&to)?;
@@ -250,8 +252,8 @@ fn settings(
     ))
 }
 
-/// Runs the runtime of one host. `work` receives names of grafts to swap to, and sends the result of each swap once the
-/// next swap can start.
+/// Runs the packet grafts of one host (a `PacketRuntime`). `work` receives names of grafts to swap to, and sends the
+/// result of each swap once the next swap can start.
 fn hold(
     settings: Settings,
     line: ChannelEnd,
@@ -292,8 +294,8 @@ fn hold(
     Ok(())
 }
 
-/// Discards messages that a runtime sent before the other runtime existed. Such messages reached the application's
-/// socket instead of the session.
+/// Discards messages that one host's session sent before the other host's grafts were loaded. They reached the
+/// application's socket unprocessed.
 pub fn forget_words(to: &UdpSocket) -> anyhow::Result<()> {
     to.set_nonblocking(true)?;
     while to.recv(&mut [0; 2048]).is_ok() {}

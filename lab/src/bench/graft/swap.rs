@@ -23,7 +23,7 @@ use crate::stats::Percentiles;
 
 #[derive(Debug, clap::Args)]
 pub struct SwapArgs {
-    /// The two congestion controls that replace each other: grafts or the kernel's own
+    /// The two congestion controls that replace each other, loaded as grafts or built into the kernel
     #[arg(long, value_delimiter = ',', default_value = "mr_hybla,mr_longhaul", value_name = "NAME,NAME")]
     between: Vec<String>,
     /// Number of swaps

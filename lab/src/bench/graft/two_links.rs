@@ -39,7 +39,8 @@ impl LinkProperties {
         Ok(())
     }
 
-    /// Creates a site. Each path has a queue of one bandwidth-delay product. `seed` determines the random losses.
+    /// Creates the lab network of both paths. Each path has a queue of one bandwidth-delay product. `seed` determines
+    /// the random losses.
     pub fn site(&self, packet_bytes: u64, seed: u64) -> anyhow::Result<BenchSite> {
         let mut topology = Topology::standard(1, 1);
         topology.seed = seed;

@@ -1,5 +1,5 @@
-//! Publishers and players of the matrix: the transports, drafts and formats that each supports, and how each program is
-//! started.
+//! Publishers and players that `bench matrix` pairs with each other: the transports, drafts and formats that each
+//! supports, and how each program is started.
 
 use std::path::PathBuf;
 use std::process::{ChildStdin, Command};
@@ -255,7 +255,7 @@ impl MatrixEnd {
             "limitMs": LIMIT.as_millis() as u64,
         });
         command.arg(directory.join("page.mjs")).arg(asked.to_string());
-        // The browser's temporary files are in the site's directory, so they are removed with it.
+        // The browser's temporary files are in the lab's temporary directory, so they are removed with it.
         command.env("TMPDIR", directory);
         Ok(())
     }

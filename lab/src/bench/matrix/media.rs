@@ -14,7 +14,7 @@ pub struct MediaFrames {
 /// Content of one mdat box: a frame, or several frames that a player has joined.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MediaFrame {
-    /// Payload without the box header.
+    /// Payload of the mdat box, without the box header.
     pub data: Bytes,
     /// The moof and mdat boxes as they were written; empty without a moof.
     pub fragment: Vec<u8>,

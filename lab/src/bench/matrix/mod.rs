@@ -35,7 +35,7 @@ pub struct MatrixArgs {
     /// Players to measure
     #[arg(long, value_enum, value_delimiter = ',', default_value = "millrace,moq-sub,moq-cli,chromium")]
     players: Vec<MatrixProgram>,
-    /// Engines of the relay between publishers and players
+    /// Where the relay between publishers and players forwards media: in the kernel or in userspace
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user")]
     relays: Vec<Contender>,
     /// Transports of publishers and players
@@ -131,8 +131,8 @@ impl MatrixArgs {
         other.map_or(Ok(()), |relay| bail!("--relays: {} is not a Millrace relay", relay.label()))
     }
 
-    /// Lists the cells (publisher, player, relay). Consecutive cells have different engines, so that a drift of the
-    /// machine affects both engines alike.
+    /// Lists the combinations of publisher, player and relay. Relays that forward in the kernel and in userspace
+    /// alternate, so that a drift of the machine affects both alike.
     fn cells(&self, browser: Option<&ViewerPrograms>) -> Vec<MatrixCell> {
         let mut cells = Vec::new();
         for (publishing, playing) in self.ways() {
@@ -249,7 +249,8 @@ impl Troupe {
         played
     }
 
-    /// Waits until the player has received enough frames and the engine has forwarded some of them.
+    /// Waits until the player has received enough frames, and the relay has forwarded some of them where it should: in
+    /// the kernel or in userspace.
     fn watch(
         &self,
         stage: &MatrixStage<'_>,

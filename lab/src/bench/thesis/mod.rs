@@ -34,7 +34,7 @@ pub struct ThesisArgs {
     /// Length of the video, seconds
     #[arg(long, default_value_t = 30.0)]
     seconds: f64,
-    /// Number of interleaved runs of each engine
+    /// Number of interleaved runs with the kernel's fast path, and of runs without it
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// One-way delay of the links to the publisher and to the subscriber
@@ -293,7 +293,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn video_is_half_a_minute_long() {
+    fn frame_sizes_of_the_thesis_video_cover_half_a_minute() {
         let sizes: Vec<usize> =
             VIDEO.lines().filter(|line| !line.starts_with('#')).map(|line| line.parse().unwrap()).collect();
         assert_eq!(sizes.len() as u32, 30 * FRAMES_PER_SECOND);

@@ -12,7 +12,7 @@ use super::HELLO;
 const BATCH: usize = 64;
 const DATAGRAM_MAX: usize = 2048;
 
-/// Forwards each object to every sink that has registered with a hello.
+/// Forwards each object to every sink that has registered by a hello datagram.
 pub fn forward(listen: SocketAddr) -> anyhow::Result<()> {
     let socket = UdpSocket::bind(listen).with_context(|| format!("cannot listen on {listen}"))?;
     let mut sinks: Vec<Option<SockaddrStorage>> = Vec::new();

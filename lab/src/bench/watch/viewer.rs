@@ -92,7 +92,7 @@ impl BrowserViewer {
         });
         let mut command = site.subscribers()?.command(&programs.node);
         command.arg(site.directory().join("viewer.mjs")).arg(asked.to_string());
-        // The browser's temporary files are in the site's directory, so they are removed with it.
+        // The browser's temporary files are in the lab's temporary directory, so they are removed with it.
         command.env("TMPDIR", site.directory());
         let process = BenchProcess::start("viewer", command, site.directory())?;
         Ok(Self { process, limit: LIMIT + task.watch + SLACK })

@@ -77,7 +77,7 @@ pub struct CostCommandArgs {
     /// requires a token. The live view also shows them after the key a
     #[arg(long)]
     arguments: bool,
-    /// Report all work of the kernel in addition to networking, as the event `kernel`: in tables, JSON and flame graphs
+    /// Report all other work of the kernel too, under the name `kernel`: in tables, JSON and flame graphs
     #[arg(long)]
     all: bool,
     /// Report the run time of each BPF program, which adds a little time to each run

@@ -54,7 +54,7 @@ struct GateGuardArgs {
     /// Limit of connections from one client to the ports given with --port
     #[arg(long, value_name = "N", conflicts_with = "policy")]
     connections: Option<u32>,
-    /// TOML file with the gate's policy: scopes and rules
+    /// TOML file with the gate's policy: scopes (groups of guarded UDP ports) and the rules of each
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
     /// Count packets that the rules would refuse, but refuse none
@@ -137,7 +137,7 @@ struct Unlist {
     /// Address prefix: 192.0.2.0/24, 2001:db8::1; "-" reads a list from standard input, one prefix per line
     #[arg(required = true)]
     prefix: Vec<String>,
-    /// Scope of the policy to change; without it, all scopes
+    /// Scope (group of guarded ports) whose list changes; without it, the lists of all scopes
     #[arg(long)]
     scope: Option<String>,
     #[command(flatten)]
@@ -186,7 +186,8 @@ fn guard(args: GateGuardArgs) -> anyhow::Result<()> {
     args.daemon.run(serve::run(&setup, args.daemon.front()))
 }
 
-/// Returns the text of a policy file with one scope, for the ports and the limit of the command line.
+/// Returns the text of a policy file with one scope (group of guarded ports): the ports and the limit of the command
+/// line.
 fn policy_of_flags(ports: &[u16], connections: Option<u32>) -> String {
     let mut text = format!("[[scope]]\nname = \"default\"\nport = {ports:?}\n");
     if let Some(connections) = connections {

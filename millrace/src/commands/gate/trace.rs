@@ -35,7 +35,7 @@ pub(super) struct GateTraceArgs {
     /// Trace only packets of clients in this prefix: 192.0.2.7, 2001:db8::/32
     #[arg(long, value_name = "PREFIX")]
     client: Option<Prefix>,
-    /// Trace only packets for this scope of the policy, repeatable
+    /// Trace only packets for this scope (group of guarded ports) of the policy, repeatable
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     scope: Vec<String>,
     /// Trace only packets that this rule refuses, or would refuse, repeatable

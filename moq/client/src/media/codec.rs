@@ -306,16 +306,16 @@ pub(super) fn bitrate(entry: &SampleEntry) -> Option<u32> {
     Some(max.max(average)).filter(|bitrate| *bitrate > 0)
 }
 
-/// Writes the name of H.264 (RFC 6381, 3.3).
+/// Returns the codec name of an H.264 track, such as `avc1.64001F` (RFC 6381, 3.3).
 fn avc(kind: &str, avcc: &Avcc) -> String {
     let Avcc { avc_profile_indication, profile_compatibility, avc_level_indication, .. } = avcc;
     format!("{kind}.{avc_profile_indication:02X}{profile_compatibility:02X}{avc_level_indication:02X}")
 }
 
-/// Writes the name of H.265 (ISO/IEC 14496-15, E.3).
+/// Returns the codec name of an H.265 track (ISO/IEC 14496-15, E.3).
 fn hevc(kind: &str, hvcc: &Hvcc) -> String {
     let space = ["", "A", "B", "C"][usize::from(hvcc.general_profile_space & 3)];
-    // In the name of H.265, the first compatibility flag is the least significant bit.
+    // In the codec name of H.265, the first compatibility flag is the least significant bit.
     let compatible = u32::from_be_bytes(hvcc.general_profile_compatibility_flags).reverse_bits();
     let tier = if hvcc.general_tier_flag { 'H' } else { 'L' };
     let constraints = &hvcc.general_constraint_indicator_flags;
@@ -326,7 +326,7 @@ fn hevc(kind: &str, hvcc: &Hvcc) -> String {
     format!("{kind}.{space}{profile}.{compatible:X}.{tier}{level}{constraints}")
 }
 
-/// Writes the name of AV1 (AV1 Codec ISO Media File Format Binding, 5).
+/// Returns the codec name of an AV1 track (AV1 Codec ISO Media File Format Binding, 5).
 fn av1(av1c: &Av1c) -> String {
     let tier = if av1c.seq_tier_0 { 'H' } else { 'M' };
     let depth = match (av1c.high_bitdepth, av1c.twelve_bit) {
@@ -337,7 +337,7 @@ fn av1(av1c: &Av1c) -> String {
     format!("av01.{}.{:02}{tier}.{depth:02}", av1c.seq_profile, av1c.seq_level_idx_0)
 }
 
-/// Writes the name of VP9 (VP Codec ISO Media File Format Binding, "Codecs Parameter String").
+/// Returns the codec name of a VP9 track (VP Codec ISO Media File Format Binding, "Codecs Parameter String").
 fn vp9(vpcc: &VpcC) -> String {
     format!("vp09.{:02}.{:02}.{:02}", vpcc.profile, vpcc.level, vpcc.bit_depth)
 }

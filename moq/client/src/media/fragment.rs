@@ -20,7 +20,7 @@ const MAX_SAMPLES: usize = 1 << 20;
 const TFXD: [u8; 16] =
     [0x6d, 0x1d, 0x9b, 0x05, 0x42, 0xd5, 0x44, 0xe6, 0x80, 0xe2, 0x14, 0x1d, 0xaf, 0xf7, 0x57, 0xb2];
 
-/// One sample. Lists of samples are in decoding order.
+/// One media sample, such as a coded picture. Lists of samples are in decoding order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MediaSample {
     /// Sample flags (ISO/IEC 14496-12, 8.8.3.1).

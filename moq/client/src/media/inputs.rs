@@ -368,8 +368,8 @@ fn prft_and_emsg_boxes_precede_their_fragments_and_become_timelines() {
             "{events}"
         );
         assert_eq!((&data["messageData"], &data["duration"]), (&"Y3Vl".into(), &100.into()), "{events}");
-        // The event takes place half a second after the fragment's first sample. For LOC, all times are also shifted so
-        // that none is negative.
+        // The emsg box's event takes place half a second after the fragment's first sample. For LOC, all times are also
+        // shifted so that none is negative.
         assert!((500..600).contains(&events[0]["m"].as_i64().unwrap()), "{events}");
     }
 }

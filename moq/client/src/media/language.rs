@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_of_three_letters_become_tags() {
+    fn three_letter_language_codes_become_language_tags() {
         for (code, expected) in [
             ("eng", Some("en")),
             ("deu", Some("de")),

@@ -48,8 +48,8 @@ pub(super) struct TrackOutput {
     pub track: Arc<BroadcastTrack>,
     pub packaging: Packaging,
     pub is_video: bool,
-    /// Whether the track begins groups by itself: the leading track and all video tracks do. Every other track begins a
-    /// group when the leading track does.
+    /// Whether the track begins groups by itself: all video tracks do, and so does the leading track, even if it is
+    /// audio. Every other track begins a group when the leading track does.
     pub has_groups: bool,
     pub timescale: u32,
     /// Default values (trex) for fields that fragments omit.

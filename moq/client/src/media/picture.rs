@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn key_frame_marks_are_read_as_players_read_them() {
+    fn key_frame_flags_of_mp4_samples_are_read_as_players_do() {
         for (flags, expected) in [
             (0x0200_0000, true),
             (0x0000_0000, true),

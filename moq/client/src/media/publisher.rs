@@ -20,7 +20,7 @@ use super::renditions::{DescribedRendition, Renditions};
 use super::{CATALOG, Cut, Error, INIT, Packaging, moqpub};
 use crate::broadcast::{Broadcast, BroadcastTrack};
 
-/// Largest number of fragments whose samples have not arrived.
+/// Largest number of fragments that wait until their samples arrive.
 const WAITING: usize = 64;
 
 /// A fragment whose samples may not have arrived.
@@ -70,7 +70,7 @@ pub struct MediaPublisher {
     catalog: Option<Arc<BroadcastTrack>>,
     init: Option<Arc<BroadcastTrack>>,
     ftyp: Option<Bytes>,
-    /// The moov box from which the outputs were made.
+    /// The moov box from which the current tracks were made.
     moov: Option<Bytes>,
     /// Number of moov boxes so far that differ from the previous moov box. The first moov box counts.
     incarnation: u32,

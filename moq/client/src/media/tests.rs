@@ -444,7 +444,7 @@ fn unknown_fragment(time: u64, flags: u32) -> Vec<u8> {
 }
 
 #[test]
-fn video_without_key_frame_marks_is_divided_into_groups_by_time() {
+fn video_without_key_frame_flags_is_divided_into_groups_by_time() {
     let starts = |flags: fn(u64) -> u32| {
         let fragments = (0..100).flat_map(|time| unknown_fragment(time, flags(time)));
         let (broadcast, _) = publish(&[unknown_video(b"zzzz"), fragments.collect()].concat(), usize::MAX);

@@ -38,7 +38,7 @@ const TRIAL: Duration = Duration::from_secs(15);
 const SHORTEST: Duration = Duration::from_secs(15);
 
 /// Time for which the capacity measured in a backlog takes precedence over the bandwidth estimate. The estimate may be
-/// outdated, because a sender below the path's capacity gets no new samples.
+/// outdated, because a sender that sends less than the path's capacity cannot measure the capacity anew.
 const MEMORY: Duration = Duration::from_secs(60);
 
 /// The capacity measured in a backlog is discarded when a later throughput exceeds it by this factor. Key frames reach
@@ -64,7 +64,7 @@ const CARE: f64 = 1.25;
 /// Time over which the rate of the connection's data other than the ladder's media is smoothed.
 const SMOOTHING: Duration = Duration::from_secs(3);
 
-/// The state of a connection at some moment.
+/// A sample of the state of a subscriber's connection.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionSample {
     /// The time of the sample.
@@ -96,7 +96,7 @@ impl ConnectionSample {
 /// tries that rung again. Call [`look`](Self::look) about every ten milliseconds; the decider changes nothing between
 /// calls.
 pub struct Decider {
-    /// Rate of each rung, in bytes per second.
+    /// Media rate of each rung of the ladder, in bytes per second.
     rates: Vec<f64>,
     rung: usize,
     /// Totals of delivered bytes, each with the time of its sample.
@@ -107,7 +107,7 @@ pub struct Decider {
     calm_since: Option<Instant>,
     changed: Option<Instant>,
     climbed: Option<Instant>,
-    /// Time without backlog after which a rung is tried, for each rung.
+    /// For each rung of the ladder, the time without backlog after which the rung is tried.
     holds: Vec<Duration>,
     /// The capacity measured in the last backlog in bytes per second, and the time of the measurement.
     shown: Option<(Instant, f64)>,
@@ -265,8 +265,7 @@ impl Decider {
         self.changed = Some(now);
     }
 
-    /// Sets the time without backlog that is required before the decider climbs to the current rung again, once it has
-    /// left the rung.
+    /// Sets, for the current rung, how long there must be no backlog before the decider may climb to this rung again.
     fn set_hold(&mut self, to: Duration) {
         self.holds.iter_mut().skip(self.rung).take(1).for_each(|hold| *hold = to);
     }

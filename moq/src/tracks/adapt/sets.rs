@@ -4,10 +4,10 @@
 /// A switching set for which a track is to be selected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitchingSet {
-    /// Rank of the set. Sets with a lower rank get as much throughput as they can use, before sets with a higher rank
-    /// get any.
+    /// Rank of the switching set. Sets with a lower rank get as much throughput as they can use, before sets with a
+    /// higher rank get any.
     pub rank: u8,
-    /// Weight of the set. Sets of the same rank share throughput in proportion to their weights.
+    /// Weight of the switching set. Sets of the same rank share throughput in proportion to their weights.
     pub weight: u64,
     /// Throughput that each track requires, in kbit/s, in ascending order.
     pub thresholds: Vec<u64>,

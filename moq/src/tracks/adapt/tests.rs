@@ -173,7 +173,7 @@ const LOOK: Duration = Duration::from_millis(50);
 const LADDER: [u64; 3] = [800_000, 2_000_000, 5_000_000];
 
 #[test]
-fn failed_climb_delays_the_next_one() {
+fn failed_switch_to_a_higher_rendition_delays_the_next_one() {
     // The bandwidth estimate says that the path has enough capacity for the next rung, but another flow starts whenever
     // the decider climbs to it.
     let start = Instant::now();
@@ -206,7 +206,7 @@ fn failed_climb_delays_the_next_one() {
 
 /// The climb to a higher rung causes queueing on a path that had no queue before.
 #[test]
-fn climb_that_fills_the_path_is_reverted_at_once() {
+fn switch_up_that_fills_the_path_is_reverted_at_once() {
     let start = Instant::now();
     let mut decider = Decider::new(LADDER, 0);
     let mut rungs = Vec::new();
@@ -228,7 +228,7 @@ fn climb_that_fills_the_path_is_reverted_at_once() {
 }
 
 #[test]
-fn longer_route_counts_as_a_queue_for_a_limited_time() {
+fn longer_round_trip_of_a_new_route_counts_as_queueing_for_a_while() {
     let start = Instant::now();
     let mut decider = Decider::new(LADDER, 2);
     let mut rungs = Vec::new();
@@ -250,7 +250,7 @@ fn longer_route_counts_as_a_queue_for_a_limited_time() {
 }
 
 #[test]
-fn decider_selects_the_lowest_rung_without_throughput() {
+fn lowest_rendition_is_selected_without_throughput() {
     let start = Instant::now();
     let mut decider = Decider::new(LADDER, 2);
     let looks = (0..10u32).map(|look| {

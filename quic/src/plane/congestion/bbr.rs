@@ -121,7 +121,7 @@ pub struct Bbr {
     loss_round_delivered: u64,
     loss_round_start: bool,
     loss_in_round: bool,
-    /// Number of ACKs in this round trip that revealed losses.
+    /// Number of ACKs in the current round trip that revealed losses.
     losses_in_round: u32,
     /// True if a loss was reported since the last ACK was processed.
     lost_something: bool,
@@ -524,7 +524,8 @@ impl Bbr {
         if self.full_bw_now || (sample.app_limited && !self.shows_queue(delivered)) {
             return;
         }
-        // An application-limited rate may fall although the path does not change, so the maximum is compared.
+        // The rate of an application-limited sample may be low although the path does not change. So the test for
+        // growth uses the maximum bandwidth instead of this sample.
         let rate = if sample.app_limited { self.max_bw.get() } else { sample.rate.unwrap_or_default() };
         if rate as f64 >= self.full_bw as f64 * FULL_BW_GROWTH {
             self.reset_full_bw();

@@ -7,9 +7,10 @@ use super::{
 
 /// Constant C of the cubic curve, segments per second cubed (RFC 9438, section 5).
 const C: f64 = 0.4;
-/// Factor by which congestion reduces the window (section 4.6).
+/// Factor by which congestion reduces the window (RFC 9438, section 4.6).
 const BETA: f64 = 0.7;
-/// Growth in packets per round trip that gives the same average window as Reno, which halves its window (section 4.3).
+/// Growth in packets per round trip that gives the same average window as Reno, which halves its window (RFC 9438,
+/// section 4.3).
 const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 
 /// CUBIC (RFC 9438) with HyStart++ (RFC 9406) for slow start.
@@ -18,7 +19,7 @@ pub struct Cubic {
     mtu: u64,
     state: CubicState,
     /// The state before the last reduction of the window. It is restored if the losses that caused the reduction were
-    /// spurious (section 4.9).
+    /// spurious (RFC 9438, section 4.9).
     before: Option<CubicState>,
 }
 
@@ -28,7 +29,8 @@ struct CubicState {
     window: f64,
     threshold: f64,
     slow_start: SlowStart,
-    /// W_max: the window before the last reduction, or less if the flow yields bandwidth to newer flows (section 4.7).
+    /// W_max: the window before the last reduction, or less if the flow yields bandwidth to newer flows (RFC 9438,
+    /// section 4.7).
     max: f64,
     /// cwnd_prior: the window before the last reduction.
     prior: f64,
@@ -38,7 +40,7 @@ struct CubicState {
 /// A period of congestion avoidance.
 #[derive(Clone, Debug)]
 struct CubicEpoch {
-    /// Start of the period, postponed by the time in which the sender had too little data (section 5.8).
+    /// Start of the period, postponed by the time in which the sender had too little data (RFC 9438, section 5.8).
     start: Instant,
     last_ack: Instant,
     /// K: seconds from the period's start until the cubic curve reaches `max` again.
@@ -104,7 +106,8 @@ impl CubicState {
     fn on_ack(&mut self, now: Instant, acked: &Acked, mtu: f64) {
         if acked.app_limited {
             if let Some(epoch) = &mut self.epoch {
-                // The curve must not rise while the sender has too little data (section 5.8).
+                // The cubic window curve must not rise with time while the sender has too little data (RFC 9438,
+                // section 5.8).
                 epoch.pause(now);
             }
         } else if self.window < self.threshold {
@@ -117,7 +120,7 @@ impl CubicState {
         }
     }
 
-    /// Grows the window in congestion avoidance (sections 4.2 to 4.5).
+    /// Grows the window in congestion avoidance (RFC 9438, sections 4.2 to 4.5).
     fn avoid_congestion(&mut self, now: Instant, acked: &Acked, mtu: f64) {
         let window = self.window;
         let max = self.max;
@@ -128,22 +131,23 @@ impl CubicState {
         let acked_windows = acked.bytes as f64 / window;
 
         // If the window exceeds the window before the last reduction, Reno's growth of one packet per round trip is
-        // fair (section 4.3).
+        // fair (RFC 9438, section 4.3).
         let alpha = if epoch.reno >= prior { 1.0 } else { ALPHA };
         epoch.reno += alpha * acked_windows * mtu;
         if epoch.curve(elapsed, mtu) < epoch.reno {
             self.window = window.max(epoch.reno);
             return;
         }
-        // The target is the curve one round trip ahead, but at most one and a half windows (section 4.2).
+        // The target window is the cubic curve's value one round trip from now, but at most 1.5 times the present
+        // window (RFC 9438, section 4.2).
         let target = epoch.curve(elapsed + acked.smoothed_rtt, mtu).clamp(window, 1.5 * window);
         self.window += (target - window) * acked_windows;
     }
 
-    /// Reduces the window (sections 4.6 and 4.7).
+    /// Reduces the congestion window after a loss (RFC 9438, sections 4.6 and 4.7).
     fn reduce(&mut self, minimum: f64) {
-        // Fast convergence (section 4.7): if the window did not reach its last maximum, a newer flow competes, so the
-        // new maximum is set lower.
+        // Fast convergence (RFC 9438, section 4.7): if the window did not reach its last maximum, a newer flow
+        // competes, so the new maximum is set lower.
         let gives_way = self.window < self.max;
         self.max = if gives_way { self.window * (1.0 + BETA) / 2.0 } else { self.window };
         self.prior = self.window;

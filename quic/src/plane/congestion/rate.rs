@@ -13,7 +13,7 @@ pub const LATELY: Duration = Duration::from_secs(6);
 pub struct RateSnapshot {
     delivered: u64,
     delivered_at: Instant,
-    /// Time when the first packet of this packet's flight was sent.
+    /// Start of the interval in which the bytes that this packet's rate sample counts were sent.
     flight_began: Instant,
     /// Bytes in flight when the packet is sent, including the packet itself.
     pub in_flight: u64,
@@ -47,7 +47,7 @@ pub struct Delivery {
     delivered_at: Instant,
     lost: u64,
     flight_began: Instant,
-    /// Total of delivered bytes up to which rate samples show the application's rate rather than the path's.
+    /// Value of `delivered` up to which rate samples show the application's rate rather than the path's.
     app_limited_until: Option<u64>,
     /// The path's state when the newest packet that the current ACK acknowledges was sent, and the time when it was
     /// sent.
@@ -152,7 +152,7 @@ impl Delivery {
         self.newest.as_ref().map(|(snapshot, _)| *snapshot)
     }
 
-    /// Returns the bytes lost since a packet was sent.
+    /// Returns the bytes lost since `snapshot` was taken, when a packet was sent.
     pub fn lost_since(&self, snapshot: &RateSnapshot) -> u64 {
         self.lost.saturating_sub(snapshot.lost)
     }

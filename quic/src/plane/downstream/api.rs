@@ -27,7 +27,7 @@ pub struct Config {
     pub initial_rtt: Duration,
     /// The policy that selects data to drop if it arrives faster than it can be sent to the peer.
     pub policy: policy::PolicyKind,
-    /// Bounds on the bytes and the number of streams that wait to be sent.
+    /// Bounds on the number of bytes, and on the number of streams, that wait to be sent.
     pub queue: policy::QueueLimits,
     /// Largest number of bytes of memory that waiting datagrams may take, including their bookkeeping. Above it,
     /// datagrams of the lowest priority are dropped.
@@ -45,7 +45,8 @@ pub struct ResetCodes {
     pub late: u64,
     /// Code for a stream whose source evicted its bytes, or that was dropped because too much data waited to be sent.
     pub behind: u64,
-    /// Code for a stream that the offload opened, and whose data never arrived at the data plane.
+    /// Code for a stream that the offload (another sender on the connection) opened, if its data never arrived at the
+    /// data plane.
     pub gone: u64,
 }
 
@@ -82,7 +83,7 @@ pub struct PeerLimits {
     pub max_datagram_frame_size: u64,
     /// Longest time by which the peer delays an acknowledgement on purpose.
     pub max_ack_delay: Duration,
-    /// True if this end is the QUIC server, which determines the low bits of stream IDs.
+    /// True if this endpoint is the QUIC server, which determines the low bits of stream IDs.
     pub is_server: bool,
 }
 
@@ -118,7 +119,7 @@ impl EventKind {
     }
 }
 
-/// Numbers of streams of one owner.
+/// Numbers of streams of one owner, such as a subscription.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Owned {
     /// Streams that ever got an ID.
@@ -127,13 +128,13 @@ pub struct Owned {
     pub live: u64,
 }
 
-/// Error: the datagram does not fit the peer's limit.
+/// Error: the DATAGRAM frame is larger than the peer accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a DATAGRAM frame of {size} bytes exceeds the peer's limit of {limit}")]
 pub struct TooLarge {
     /// Size of the frame, bytes.
     pub size: u64,
-    /// The peer's limit, bytes.
+    /// Largest DATAGRAM frame that the peer accepts, bytes.
     pub limit: u64,
 }
 
@@ -148,7 +149,7 @@ pub enum ProtocolViolation {
     NeverOpened(u64),
 }
 
-/// Numbers of streams that were reset, by reason.
+/// Numbers of streams that were reset, one field for each reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resets {
     /// Streams whose source ended with a reset.
@@ -165,7 +166,7 @@ pub struct Resets {
     pub evicted: u64,
     /// Streams that were dropped because more than [`policy::QueueLimits::streams`] had bytes to send.
     pub overflow: u64,
-    /// Streams that had waited to be sent for longer than their time limit.
+    /// Streams that were dropped because their data had waited longer than the stream's maximum delay.
     pub late: u64,
     /// Streams of an older group whose remaining bytes would have arrived too late, after a newer group had begun.
     pub hopeless: u64,
@@ -185,7 +186,8 @@ pub struct ConnectionRoom {
     pub bandwidth: u64,
     /// Highest delivery rate of the last seconds, bytes per second.
     pub fastest: u64,
-    /// Time for which the oldest live data has waited to be sent.
+    /// Time for which the oldest waiting data has waited to be sent, not counting old objects that the receiver
+    /// requested.
     pub waiting: Duration,
     /// Smoothed round-trip time.
     pub round_trip: Duration,
@@ -210,9 +212,9 @@ pub struct DownstreamStats {
     pub datagrams_too_large: u64,
     /// Datagrams that were dropped because too many waited.
     pub datagrams_overflowed: u64,
-    /// Packets that the offload sent. [`recovery::RecoveryCounts`] includes them.
+    /// Packets sent by the offload, another sender on the connection. [`recovery::RecoveryCounts`] includes them.
     pub offloaded_packets: u64,
-    /// Bytes of UDP payload of the packets that the offload sent.
+    /// Bytes of UDP payload of the packets sent by the offload, another sender on the connection.
     pub offloaded_bytes: u64,
     /// Streams that were opened, so that they got a QUIC stream ID.
     pub streams_opened: u64,

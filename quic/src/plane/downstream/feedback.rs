@@ -16,7 +16,7 @@ use crate::plane::{
 
 /// Frames of the peer, and measurements of the path.
 impl Downstream {
-    /// Processes an ACK frame of the peer. It has packet numbers as on the wire, not those that the QUIC stack counts.
+    /// Processes an ACK frame of the peer. Packet numbers in `ack` are those on the wire.
     pub fn on_ack(&mut self, now: Instant, ack: &AckRanges) -> Result<(), ProtocolViolation> {
         let mut outcome = std::mem::take(&mut self.outcome);
         let result = self.recovery.on_ack(now, ack, self.app_limited, &mut outcome);
@@ -42,7 +42,8 @@ impl Downstream {
         }
     }
 
-    /// Moves up to `wanted` bytes of unused connection credit from the data plane to the QUIC stack. Returns how many.
+    /// Moves up to `wanted` bytes of unused connection flow control credit from the data plane to the QUIC stack.
+    /// Returns the number of bytes moved.
     pub fn take_max_data(&mut self, wanted: u64) -> u64 {
         let taken = wanted.min(self.data_credit());
         self.peer.max_data -= taken;
@@ -94,8 +95,8 @@ impl Downstream {
         Ok(())
     }
 
-    /// Returns whether stream `id` is the data plane's: a unidirectional stream of this end that the QUIC stack does
-    /// not open.
+    /// Returns whether stream `id` is the data plane's: a unidirectional stream opened by this endpoint, but not by its
+    /// QUIC stack.
     pub fn owns(&self, id: u64) -> bool {
         id & 0x3 == self.stream_id(0) & 0x3 && id >> 2 >= self.peer.first_stream_uni
     }
@@ -133,18 +134,19 @@ impl Downstream {
         self.recovery.ecn().marks()
     }
 
-    /// Returns whether the offload may mark its packets ECT(0). It may once the data plane has found that marks arrive
-    /// on this path.
+    /// Returns whether the kernel offload may mark its packets ECT(0). It may once the data plane has found that marks
+    /// arrive on this path.
     pub fn may_offload_mark(&self) -> bool {
         self.recovery.ecn().state() == ecn::EcnState::Capable
     }
 
-    /// Notes whether the offload marks its packets ECT(0) from now on.
+    /// Notes whether the kernel offload marks its packets ECT(0) from now on.
     pub fn set_offload_marks(&mut self, now: Instant, marks: bool) {
         self.recovery.set_offload_marks(now, marks);
     }
 
-    /// Returns the estimate of the path. The call takes time proportional to the number of waiting streams.
+    /// Returns the path's estimated bandwidth, round-trip time, queueing delay and loss, and how long data has waited
+    /// to be sent. The call takes time proportional to the number of waiting streams.
     pub fn estimate(&self, now: Instant) -> Estimate {
         let rtt = &self.recovery.rtt;
         Estimate {
@@ -161,7 +163,7 @@ impl Downstream {
         self.recovery.window()
     }
 
-    /// Returns the congestion window for the offload, which does not pace, bytes.
+    /// Returns the congestion window in bytes that the kernel offload may use, whose packets are not paced.
     pub fn unpaced_window(&self) -> u64 {
         self.recovery.unpaced_window()
     }
@@ -222,7 +224,8 @@ impl Downstream {
 }
 
 impl Downstream {
-    /// Applies the outcome of loss recovery to the streams. The outcome's lists are reused by the next call.
+    /// Notes on the streams which packets loss recovery has found acknowledged or lost. The emptied lists are stored
+    /// for the next call.
     fn settle(&mut self, mut outcome: RecoveryOutcome<PacketContent>) {
         for content in outcome.acked.drain(..) {
             self.acknowledge(&content);

@@ -15,7 +15,8 @@ impl Downstream {
         }
         self.unplace(key);
         let Some(stream) = self.streams.get_mut(key) else { return };
-        // A delegated stream without an ID counts as opened, because the offload may be about to open it.
+        // A stream on which the kernel offload may send counts as opened even without an ID, because the offload may be
+        // about to open it.
         let opened = stream.id.is_some() || stream.delegated;
         stream.reset(code);
         self.recall(key);
@@ -90,7 +91,7 @@ impl Downstream {
         let Some(stream) = self.streams.get_mut(key) else { return };
         let queue = match stream.need() {
             StreamNeed::Nothing => SchedulerQueue::None,
-            // The offload is about to open this stream, so the data plane must not open it.
+            // The kernel offload is about to open this stream, so the data plane must not open it.
             _ if stream.id.is_none() && stream.delegated => SchedulerQueue::None,
             _ if stream.id.is_none() && self.next_stream >= self.peer.max_streams_uni => {
                 SchedulerQueue::Unopened

@@ -3,17 +3,17 @@
 //!
 //! A stream is *delegated* to the offload once all bytes of its source were sent. The offload may send bytes that the
 //! source does not have yet. Reported bytes count as if the data plane had sent them, and skipped bytes become a hole.
-//! RESET_STREAM names the final size, so a delegated stream is reset only after the plane has *recalled* it and the
-//! offload has *returned* it.
+//! RESET_STREAM names the final size, so a delegated stream is reset only after the data plane has *recalled* it and
+//! the offload has *returned* it.
 
 use std::time::Instant;
 
 use super::{Downstream, EventKind, Label, PacketContent, PriorityLevel, SentFrame, StreamKey};
 
-/// A packet with one STREAM frame that the offload sent.
+/// A packet with one STREAM frame that the kernel offload sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OffloadedPacket {
-    /// The time at which the offload sent the packet.
+    /// The time at which the kernel offload sent the packet.
     pub sent: Instant,
     /// The packet number.
     pub number: u64,
@@ -29,7 +29,7 @@ pub struct OffloadedPacket {
     pub fin: bool,
 }
 
-/// The number of bytes that the offload may send, or that it may have sent and not reported yet.
+/// The number of bytes that the kernel offload may send, or that it may have sent and not reported yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OffloadBudget {
     /// Bytes of UDP payload, which count in the congestion window.
@@ -38,7 +38,7 @@ pub struct OffloadBudget {
     pub data: u64,
 }
 
-/// A stream that the offload may send on.
+/// A stream that the kernel offload may send on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamGrant {
     /// The stream's ID.
@@ -51,13 +51,13 @@ pub struct StreamGrant {
     pub label: Label,
 }
 
-/// Number of packets of the congestion window that are never granted to the offload, so that the QUIC stack can always
-/// send.
+/// Number of packets of the congestion window that are never granted to the kernel offload, so that the QUIC stack can
+/// always send.
 const RESERVED_PACKETS: u64 = 2;
 
 impl Downstream {
-    /// Delegates a stream to the offload. Returns `None` if the stream has no ID yet, still has data to send, or is
-    /// delegated already.
+    /// Delegates a stream to the kernel offload. Returns `None` if the stream has no ID yet, still has data to send, or
+    /// is delegated already.
     pub fn delegate(&mut self, key: StreamKey) -> Option<StreamGrant> {
         let stream = self.streams.get_mut(key).filter(|stream| !stream.delegated && stream.is_caught_up())?;
         let id = stream.id?;
@@ -70,8 +70,8 @@ impl Downstream {
         })
     }
 
-    /// Notes that the offload has returned the stream. The offload sends no more on the stream, and has reported all
-    /// its packets.
+    /// Notes that the kernel offload has returned the stream. The offload sends no more on the stream, and has reported
+    /// all its packets.
     pub fn on_returned(&mut self, key: StreamKey) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         stream.delegated = false;
@@ -81,13 +81,13 @@ impl Downstream {
         }
     }
 
-    /// Returns a delegated stream that the offload has to return, because the stream ended, is to be reset, or has a
-    /// new priority.
+    /// Returns a delegated stream that the kernel offload has to return, because the stream ended, is to be reset, or
+    /// has a new priority.
     pub fn poll_recall(&mut self) -> Option<StreamKey> {
         self.recalls.pop()
     }
 
-    /// Notes a packet that the offload reports. Packets may be reported in any order.
+    /// Notes a packet that the kernel offload reports. Packets may be reported in any order.
     pub fn on_offloaded_sent(&mut self, packet: &OffloadedPacket) {
         let OffloadedPacket { sent, number, size, key, offset, len, fin } = *packet;
         self.stats.offloaded_packets += 1;
@@ -104,7 +104,7 @@ impl Downstream {
         self.recovery.on_offloaded_sent(sent, number, size, content);
     }
 
-    /// Notes a packet with one DATAGRAM frame that the offload reports.
+    /// Notes a packet with one DATAGRAM frame that the kernel offload reports.
     pub fn on_offloaded_datagram(&mut self, sent: Instant, number: u64, size: usize, label: Label) {
         self.stats.offloaded_packets += 1;
         self.stats.offloaded_bytes += size as u64;
@@ -114,8 +114,8 @@ impl Downstream {
         self.recovery.on_offloaded_sent(sent, number, size, content);
     }
 
-    /// Returns the budget that the offload may get now, for streams more urgent than the level that [`Self::waiting`]
-    /// returns.
+    /// Returns the budget that the kernel offload may get now, for streams more urgent than the level that
+    /// [`Self::waiting`] returns.
     ///
     /// The offload does not pace, so its budget is limited to bursts that the path can queue. The budget is not
     /// reserved. Before the next call of [`Self::poll_frames`] or [`Self::take_max_data`], the caller reclaims it from
@@ -128,8 +128,9 @@ impl Downstream {
         }
     }
 
-    /// Returns the level of the most urgent data that waits in the data plane, or `None` if none waits. The offload
-    /// must not send on streams of this level or a less urgent one, so that priorities hold across both senders.
+    /// Returns the level of the most urgent data that waits in the data plane, or `None` if none waits. The kernel
+    /// offload must not send on streams of this level or a less urgent one, so that priorities hold across both
+    /// senders.
     pub fn waiting(&self) -> Option<PriorityLevel> {
         if self.recovery.probes() > 0 {
             return Some(PriorityLevel::default());
@@ -144,8 +145,8 @@ impl Downstream {
         !self.has_work() && self.recovery.is_steady()
     }
 
-    /// Notes that the offload's budget was withdrawn, but that it may have sent up to `outstanding` bytes that it has
-    /// not reported yet.
+    /// Notes that the kernel offload's budget was withdrawn, but that it may have sent up to `outstanding` bytes that
+    /// it has not reported yet.
     pub fn set_outstanding(&mut self, outstanding: OffloadBudget) {
         self.outstanding = outstanding;
     }
@@ -155,7 +156,7 @@ impl Downstream {
         self.peer.max_data.saturating_sub(self.data_sent + self.outstanding.data)
     }
 
-    /// Recalls the stream from the offload, if it is delegated.
+    /// Recalls the stream from the kernel offload, if it is delegated.
     pub(super) fn recall(&mut self, key: StreamKey) {
         if self.streams.get(key).is_some_and(|stream| stream.delegated) {
             self.recalls.push(key);

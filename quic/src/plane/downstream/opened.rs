@@ -1,9 +1,9 @@
-//! Streams that the offload opens. The IDs of these streams and of the data plane's come from one counter, which the
-//! offload owns while it may open streams: see [`Downstream::next_stream`].
+//! Streams that the kernel offload opens. The IDs of these streams and of the data plane's come from one counter, which
+//! the offload owns while it may open streams: see [`Downstream::next_stream`].
 //!
 //! The data plane gets the source of a stream that the offload has opened only later, when it *adopts* the stream.
-//! Until it adopts the stream, the plane sends and retransmits nothing on it, and only notes the offload's packets and
-//! the peer's feedback.
+//! Until it adopts the stream, the data plane sends and retransmits nothing on it, and only notes the offload's packets
+//! and the peer's feedback.
 
 use std::{sync::Arc, time::Instant};
 
@@ -13,7 +13,8 @@ use crate::plane::{
     stream::{AskedRange, PlaneStream},
 };
 
-/// A placeholder for the source of a stream that the offload has opened, until the data plane adopts the stream.
+/// Placeholder for the bytes of a stream that the kernel offload has opened, until the data plane gets the stream's
+/// real source.
 struct NoSource;
 
 impl Source for NoSource {
@@ -56,14 +57,14 @@ impl Downstream {
         self.peer.max_stream_data_uni
     }
 
-    /// Notes that all streams with an index below `next` have been opened, some of them by the offload. This must be
-    /// called before the data plane opens a stream.
+    /// Notes that all streams with an index below `next` have been opened, some of them by the kernel offload. This
+    /// must be called before the data plane opens a stream.
     pub fn on_streams_opened(&mut self, next: u64) {
         self.next_stream = self.next_stream.max(next);
     }
 
-    /// Notes that the offload has opened a stream and may send on it. If `id` is `None`, the offload is about to open
-    /// the stream.
+    /// Notes that the kernel offload has opened a stream and may send on it. If `id` is `None`, the offload is about to
+    /// open the stream.
     pub fn opened(&mut self, owner: u64, label: Label, id: Option<u64>) -> StreamKey {
         let stream = NewStream {
             source: Arc::new(NoSource),
@@ -85,7 +86,7 @@ impl Downstream {
         key
     }
 
-    /// Notes the ID of a stream that the offload has opened. Returns whether the ID was not known before.
+    /// Notes the ID of a stream that the kernel offload has opened. Returns whether the ID was not known before.
     pub fn on_opened(&mut self, key: StreamKey, id: u64) -> bool {
         let Some(stream) = self.streams.get_mut(key).filter(|stream| stream.id.is_none()) else {
             return false;
@@ -103,8 +104,8 @@ impl Downstream {
         true
     }
 
-    /// Sets the source and the properties of a stream that the offload has opened. Returns false if the stream has
-    /// ended, because the peer has already acknowledged all of it.
+    /// Sets the source and the properties of a stream that the kernel offload has opened. Returns false if the stream
+    /// has ended, because the peer has already acknowledged all of it.
     pub fn adopt(&mut self, key: StreamKey, stream: NewStream) -> bool {
         let Some(opened) = self.streams.get_mut(key) else { return false };
         if opened.is_reset() {
@@ -118,12 +119,12 @@ impl Downstream {
         true
     }
 
-    /// Resets a stream that the offload has opened, because its data never arrived at the data plane.
+    /// Resets a stream that the kernel offload has opened, because its data never arrived at the data plane.
     pub fn abandon(&mut self, key: StreamKey) {
         self.begin_reset(key, self.config.reset_codes.gone, Cause::Requested);
     }
 
-    /// Recalls the stream from the offload, because the offload uses another priority than the data plane.
+    /// Recalls the stream from the kernel offload, because the offload uses another priority than the data plane.
     pub fn take_back(&mut self, key: StreamKey) {
         self.recall(key);
     }

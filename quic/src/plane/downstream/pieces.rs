@@ -24,7 +24,7 @@ pub enum FrameContent {
         len: u16,
         /// True if the stream ends after these bytes.
         fin: bool,
-        /// True if the bytes fill a hole: they were sent before and lost, or the offload skipped them.
+        /// True if the bytes fill a hole: they were sent before and lost, or the kernel offload skipped them.
         again: bool,
     },
     /// A RESET_STREAM frame.

@@ -1,4 +1,5 @@
-//! Regular reviews of the data that waits to be sent: they drop late data, and streams that the policy selects.
+//! Regular checks of the backlog, which is the data that waits to be sent. A check drops late data, and streams that
+//! the drop policy selects.
 
 use std::time::{Duration, Instant};
 
@@ -8,29 +9,30 @@ use super::{
 };
 use crate::plane::stream::{PlaneStream, StreamHead};
 
-/// Time after which an abandoned stream is reset, although some of its bytes are still being sent.
+/// Time after which a stream is reset whose last object is being finished before the stream is dropped.
 const FINISH: Duration = Duration::from_secs(2);
 
-/// Time from when data begins to wait until the first review of the backlog.
+/// Time from when data begins to wait to be sent until waiting data is first checked for lateness.
 const FIRST: Duration = Duration::from_millis(10);
 
-/// Shortest time between two reviews of the backlog.
+/// Shortest time between two checks of the data that waits to be sent.
 const LEAST: Duration = Duration::from_millis(5);
-/// Longest time between two reviews of the backlog.
+/// Longest time between two checks of the data that waits to be sent.
 const MOST: Duration = Duration::from_millis(50);
 
-/// Shortest time between two reviews, per waiting stream or datagram: with more of them, reviews are rarer, so that
-/// reviews take little CPU time.
+/// Shortest time between two checks of the waiting data, per waiting stream or datagram. More of them make the checks
+/// rarer, to limit CPU time.
 const PER_ONE: Duration = Duration::from_micros(50);
 
 impl StreamOwner {
-    /// Notes a new stream. Returns true if its group is newer than all earlier groups of this owner.
+    /// Notes a new stream. Returns true if its group is newer than all earlier groups of this owner (a subscription).
     pub(super) fn open(&mut self, stream: &NewStream) -> bool {
         self.owned.live += 1;
         self.note(stream)
     }
 
-    /// Notes the group of a stream. Returns true if the group is newer than all earlier groups of this owner.
+    /// Notes the group of a stream. Returns true if the group is newer than all earlier groups of this owner (a
+    /// subscription).
     pub(super) fn note(&mut self, stream: &NewStream) -> bool {
         if stream.asked == AskedRange::All {
             return false;
@@ -50,7 +52,7 @@ impl StreamOwner {
 }
 
 impl Downstream {
-    /// Schedules a review of the backlog if data waits that may not be sent now.
+    /// Schedules a check for late data if data waits to be sent, else cancels it.
     pub(super) fn watch_backlog(&mut self, now: Instant) {
         if self.is_backlogged() {
             self.review_at.get_or_insert(now + FIRST);
@@ -59,8 +61,8 @@ impl Downstream {
         }
     }
 
-    /// Reviews the streams of older groups after a newer group has begun: at once, or as soon as the shortest time
-    /// between reviews has passed.
+    /// Checks waiting streams for late data if a subscription has begun a newer group. The check runs at once, or when
+    /// the shortest time between checks has passed.
     pub(super) fn review_superseded(&mut self, now: Instant) {
         if !std::mem::take(&mut self.superseded) || self.review_at.is_none() {
             return;
@@ -106,8 +108,8 @@ impl Downstream {
     /// Drops streams if more of them have bytes to send than the limit allows.
     pub(super) fn shed(&mut self) {
         if self.waiting_streams() > self.config.queue.streams {
-            // Abandoned streams count towards the limit, but the policy does not see them. So abandoned streams are
-            // reset before the policy selects further streams.
+            // Streams that are to be dropped after their current object still count towards the limit. They are reset
+            // first, before the policy selects further streams.
             self.finish_given_up();
             let queue = self.backlog();
             let drops = self.policy.overflow(&queue, &self.config.queue);
@@ -118,7 +120,8 @@ impl Downstream {
     fn drop_streams(&mut self, drops: &[Drop]) {
         for Drop { key, reason } in drops {
             let Some(stream) = self.streams.get_mut(*key) else { continue };
-            // Nothing of a stream without an ID was sent, so it has no object that has to be finished.
+            // A stream without an ID has sent nothing, so no partly sent object has to be finished before the stream is
+            // dropped.
             if stream.id.is_some() && *reason != DropReason::Streams && stream.give_up(*reason) {
                 self.recall(*key);
                 self.place(*key);
@@ -128,7 +131,8 @@ impl Downstream {
         }
     }
 
-    /// Sets deadlines for abandoned streams, so that they are reset even if the peer acknowledges nothing.
+    /// Sets deadlines for streams that are dropped after their current object, so that they are reset even if the peer
+    /// acknowledges nothing.
     fn set_deadlines(&mut self, now: Instant, drops: &[Drop]) {
         let Some(at) = now.checked_add(FINISH) else { return };
         for Drop { key, .. } in drops {
@@ -149,7 +153,7 @@ impl Downstream {
         self.begin_reset(key, code, cause);
     }
 
-    /// Resets the stream if it was abandoned, and returns whether it was.
+    /// Resets the stream if it was to be dropped after its current object. Returns whether it was reset.
     pub(super) fn finish(&mut self, key: StreamKey) -> bool {
         let reason = self.streams.get(key).and_then(PlaneStream::given_up);
         if let Some(reason) = reason {
@@ -188,7 +192,8 @@ impl Downstream {
         next
     }
 
-    /// Returns how long the oldest live data has waited to be sent.
+    /// Returns how long the oldest waiting data has waited to be sent, not counting old objects that the receiver
+    /// requested.
     pub fn queue_delay(&self, now: Instant) -> Duration {
         if !self.is_backlogged() {
             return Duration::ZERO;
@@ -199,8 +204,8 @@ impl Downstream {
         oldest.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
-    /// Notes the owners for which requested old data waits to be sent. The age of these owners' live data counts only
-    /// from now on.
+    /// Notes the subscriptions that wait for old objects that the receiver requested. Newer data of these subscriptions
+    /// counts as waiting only from now on.
     fn note_asked(&mut self, now: Instant) {
         for (_, stream) in self.streams.iter() {
             if stream.head().is_some_and(|head| head.is_asked)

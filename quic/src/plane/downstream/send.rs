@@ -190,7 +190,7 @@ impl Downstream {
                 write_reset(id, code, size, room, out).map(|()| chunk)
             }
             StreamChunk::Bytes { offset, len, .. } => {
-                // A frame with only FIN carries no object that could be late.
+                // A STREAM frame that has FIN and no bytes carries no object, so no delivery timeout applies to it.
                 if len > 0 && stream.is_late(offset, now) {
                     self.begin_reset(key, self.config.reset_codes.late, Cause::ObjectTimeout);
                     return true;
@@ -212,7 +212,7 @@ impl Downstream {
     fn record(&mut self, key: StreamKey, id: u64, chunk: &StreamChunk, content: &mut PacketContent) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         stream.on_sent(chunk);
-        // Owners of the same priority level send in turn, one frame each.
+        // Subscriptions of the same priority level send in turn, one frame each.
         self.ready.rotate(stream.place(key));
         self.datagrams_turn = true;
         if stream.id.is_none() {

@@ -68,7 +68,7 @@ pub enum Codepoint {
 }
 
 enum SimArrival {
-    /// A packet on the link. `marks` is its ECN codepoint as the path delivers it.
+    /// A packet on the link. `marks` is the ECN codepoint with which it arrives.
     Packet {
         number: u64,
         frames: Option<Vec<u8>>,

@@ -33,7 +33,8 @@ pub struct LivePolicy {
     over_since: Option<Instant>,
 }
 
-/// The bytes that remain after a drop, divided by this number, are reserved for the priority levels in equal shares.
+/// This fraction (1/`RESERVE`) of the bytes that stay queued after a drop is reserved for the priority levels in equal
+/// parts.
 const RESERVE: u64 = 2;
 
 impl QueuePolicy for LivePolicy {
@@ -130,7 +131,8 @@ fn late_streams(now: Instant, streams: &[WaitingStream]) -> Vec<WaitingStream> {
     gone
 }
 
-/// Returns the streams of older groups that cannot be delivered in time.
+/// Returns the streams that cannot be delivered in time, among those of older groups than the newest of their
+/// subscription.
 fn hopeless(now: Instant, queue: &WaitingQueue, gone: &HashSet<StreamKey>) -> Vec<WaitingStream> {
     let may_go = |stream: &WaitingStream| {
         stream.superseded.is_some()
@@ -154,9 +156,9 @@ fn hopeless(now: Instant, queue: &WaitingQueue, gone: &HashSet<StreamKey>) -> Ve
         let bytes = line.bytes;
         for mut owner in line.owners.into_values() {
             owner.streams.sort_unstable_by_key(|stream| (stream.order, stream.key));
-            // Dropping an older group's stream helps the newer group only if that stream is sent first, so the search
-            // ends at the first stream that would arrive in time. Owners of one level send in turn, so each other owner
-            // sends as much as this stream.
+            // Streams are checked in sending order, up to the first one that would arrive in time. Subscriptions of one
+            // priority level send in turn, so the others together are assumed to send up to as many bytes as this
+            // stream meanwhile.
             let others = bytes - owner.bytes;
             let is_hopeless = |stream: &&WaitingStream| {
                 let ahead = before + stream.bytes + others.min(stream.bytes);
@@ -172,7 +174,7 @@ fn hopeless(now: Instant, queue: &WaitingQueue, gone: &HashSet<StreamKey>) -> Ve
     hopeless
 }
 
-/// Waiting data of one priority level, and of each owner in this level.
+/// Waiting data of one priority level, and of each owner (subscription) in this level.
 #[derive(Default)]
 struct LevelQueue {
     bytes: u64,
@@ -193,7 +195,8 @@ fn named(streams: Vec<WaitingStream>, reason: DropReason) -> Vec<Drop> {
 struct QueueShares {
     levels: BTreeMap<PriorityLevel, LevelShare>,
     weight: fn(&WaitingStream) -> u64,
-    /// Bytes or streams that each priority level keeps as long as another level has more than this reserve.
+    /// Number of waiting bytes or streams that each priority level may keep as long as another level has more than this
+    /// number.
     reserve: u64,
 }
 

@@ -109,12 +109,13 @@ proptest! {
         for drop in &drops {
             let gone = find(&queue, drop.key);
             prop_assert_eq!((drop.reason, gone.standing), (DropReason::Bytes, StreamImportance::Ordinary));
-            // The dropped stream was the oldest of its owner and level.
+            // Of the streams with the same owner and priority level, the oldest was dropped.
             for other in ordinary.iter().filter(|o| (o.owner, o.level) == (gone.owner, gone.level)) {
                 prop_assert!(other.since >= gone.since);
             }
         }
-        // A level loses streams beyond its reserve only if the less urgent levels have at most their reserve.
+        // A priority level loses streams only if the less urgent levels with droppable streams have no more bytes left
+        // than is reserved for them.
         let mut levels = HashMap::<PriorityLevel, u64>::new();
         for stream in left.streams.iter().filter(|stream| stream.standing != StreamImportance::Asked) {
             *levels.entry(stream.level).or_default() += stream.bytes;
@@ -151,7 +152,7 @@ proptest! {
 
     /// The tail policy drops the newest streams of the least urgent priority level first.
     #[test]
-    fn tail_policy_drops_the_newest_streams((now, queue) in queues()) {
+    fn tail_drop_policy_drops_the_newest_streams((now, queue) in queues()) {
         let mut line = queue.streams.clone();
         line.sort_by_key(|stream| (stream.level, stream.key));
         let model = |over: &dyn Fn(&[WaitingStream]) -> bool, mut line: Vec<WaitingStream>| {

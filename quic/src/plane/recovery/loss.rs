@@ -6,9 +6,10 @@ use crate::ack::EcnCounts;
 
 use super::{BASE_MTU, GRANULARITY, LostPacket, Recovery, RecoveryOutcome, RecoveryPacket, Slot};
 
-/// Largest packet threshold: a path that reorders packets by more causes spurious losses.
+/// Largest packet threshold of loss detection. On a path that reorders packets by more, losses are declared wrongly.
 const MAX_PACKET_THRESHOLD: u64 = 128;
-/// kPersistentCongestionThreshold (section 7.6.1).
+/// Number of probe timeouts after which losses are persistent congestion: kPersistentCongestionThreshold (RFC 9002,
+/// section 7.6.1).
 const PERSISTENT_CONGESTION_THRESHOLD: u32 = 3;
 /// Largest number of lost packets that are remembered, to detect late acknowledgements.
 const MAX_LOST: usize = 256;
@@ -24,8 +25,8 @@ pub(super) struct LostEntry<T> {
 }
 
 impl<T: Clone> Recovery<T> {
-    /// Notes that packets from `first` to `last` are acknowledged. Packets in this range that were declared lost
-    /// wrongly become acknowledged.
+    /// Notes that packets from `first` to `last` are acknowledged. Packets in this range that were wrongly declared
+    /// lost count as acknowledged.
     pub(super) fn on_late_ack(&mut self, first: u64, last: u64, outcome: &mut RecoveryOutcome<T>) {
         let start = self.lost.partition_point(|lost| lost.number < first);
         while let Some(lost) = self.lost.get(start)
@@ -67,7 +68,7 @@ impl<T: Clone> Recovery<T> {
                 _ => continue,
             };
             let overdue = packet.sent + delay;
-            // A packet is declared lost by the packet threshold or by the time threshold (section 6.1).
+            // A packet is declared lost by the packet threshold or by the time threshold (RFC 9002, section 6.1).
             if overdue > now && largest_acked - number < self.packet_threshold {
                 self.loss_time = Some(self.loss_time.map_or(overdue, |at| at.min(overdue)));
                 outage.interrupt();
@@ -195,7 +196,7 @@ impl<T: Clone> Recovery<T> {
     }
 }
 
-/// The longest period in which every packet was lost (section 7.6.2).
+/// The longest period in which every packet was lost, for detecting persistent congestion (RFC 9002, section 7.6.2).
 #[derive(Default)]
 struct Outage {
     start: Option<Instant>,

@@ -29,7 +29,7 @@ impl Rtt {
         self.smoothed = (self.smoothed * 7 + adjusted) / 8;
     }
 
-    /// Forgets the shortest sample: after persistent congestion the path may be another one (section 5.2).
+    /// Forgets the shortest sample: after persistent congestion the path may be another one (RFC 9002, section 5.2).
     pub fn forget_min(&mut self) {
         self.min = self.min.map(|_| self.latest);
     }
@@ -50,12 +50,12 @@ impl Rtt {
     }
 
     /// Returns the time threshold: how long after its sending a packet is declared lost if a packet sent later was
-    /// acknowledged (section 6.1.2).
+    /// acknowledged (RFC 9002, section 6.1.2).
     pub fn loss_delay(&self, granularity: Duration) -> Duration {
         (self.smoothed.max(self.latest) * 9 / 8).max(granularity)
     }
 
-    /// Returns the probe timeout without backoff (section 6.2.1).
+    /// Returns the probe timeout without backoff (RFC 9002, section 6.2.1).
     pub fn probe_timeout(&self, granularity: Duration, max_ack_delay: Duration) -> Duration {
         self.smoothed + (self.variation * 4).max(granularity) + max_ack_delay
     }

@@ -289,7 +289,7 @@ fn acknowledgement_of_unsent_numbers_is_refused() {
 }
 
 #[test]
-fn packet_reported_after_its_acknowledgement_is_found() {
+fn packet_reported_as_sent_after_its_acknowledgement_is_found() {
     let mut lab = RecoveryLab::warm();
     lab.send(1);
     let late = lab.next;
@@ -415,7 +415,7 @@ fn path_change_ignores_losses_on_the_old_path() {
 }
 
 #[test]
-fn marked_packets_reduce_the_window_once_a_round_trip() {
+fn ecn_marked_packets_reduce_the_window_once_a_round_trip() {
     let mut lab = RecoveryLab::warm();
     assert_eq!(lab.recovery.ecn().state(), ecn::EcnState::Failed, "the peer sends no counts");
     lab.recovery.on_path_change(lab.now);
@@ -466,7 +466,7 @@ fn ack_out_of_order_does_not_end_ecn_marking() {
     assert!(!lab.recovery.ecn().marks());
 }
 
-/// Helpers for paths on which packets larger than [`BASE_MTU`] get lost.
+/// Test helpers for paths that drop packets larger than [`BASE_MTU`].
 impl RecoveryLab {
     fn large() -> Self {
         let mut lab = Self::warm();

@@ -1,4 +1,5 @@
-//! Prepares streams that the offload may open, and adopts them once the data plane has the source of their data.
+//! Prepares streams that the kernel offload may open. Once the data plane has the source of such a stream's data, the
+//! data plane adopts the stream, so that it can retransmit the data.
 
 use std::{sync::Arc, time::Instant};
 
@@ -12,13 +13,13 @@ use super::{
 };
 
 impl LockedOffload<'_> {
-    /// Allows the offload to open a stream on this connection as the copy of the new stream that `ingress` will be
-    /// bound to. Returns whether the offload may open it.
+    /// Allows the kernel offload to open a stream on this subscriber's connection as the copy of a publisher's stream
+    /// that has not begun. `ingress` is the handle of that future stream. Returns whether the offload may open it.
     pub fn prepare(&mut self, ingress: &Arc<dyn OffloadIngress>, terms: &OpeningTerms) -> bool {
         let Some(offloaded) = self.offloaded.as_deref_mut() else { return false };
         let place = (terms.owner, ingress.serial());
         let Some(offload) = offloaded.takes().map(Arc::clone) else { return false };
-        // At most one stream is prepared for each owner (subscription) and ingress.
+        // At most one outgoing stream is prepared for each owner (subscription) and incoming stream.
         if offloaded.openings.waiting.contains_key(&place) {
             return false;
         }
@@ -48,9 +49,9 @@ impl LockedOffload<'_> {
         true
     }
 
-    /// Returns the stream that the offload has opened as this owner's copy of `ingress`, and gives it the source of
-    /// `stream`. If the offload has opened none, the data plane opens `stream`. Returns `None` if the offload's stream
-    /// has ended already.
+    /// Returns the stream that the kernel offload has opened as this subscription's copy of the incoming stream
+    /// `ingress`, and gives it the source of `stream`. If the offload has opened none, the data plane opens `stream`.
+    /// Returns `None` if the offload's stream has ended already.
     pub fn adopt(
         &mut self,
         now: Instant,
@@ -64,16 +65,17 @@ impl LockedOffload<'_> {
         if !self.downstream.adopt(key, stream) {
             return None;
         }
-        // If the subscriber priority has changed, the offload would keep sending at the previous one, so the plane
-        // recalls the stream.
+        // If the subscriber priority has changed, the kernel offload would keep sending at the previous one, so the
+        // data plane recalls the stream.
         if changed {
             self.downstream.take_back(key);
         }
         Some(key)
     }
 
-    /// Returns the stream that the offload has opened as this owner's copy of an ingress, and the subscriber priority
-    /// at which the offload sends. Returns `None` if the offload has opened no such stream, and never will.
+    /// Returns the stream that the kernel offload has opened as this subscription's copy of the incoming stream
+    /// `ingress`, and the subscriber priority at which the offload sends. Returns `None` if the offload has opened no
+    /// such stream, and never will.
     fn take_opened(
         &mut self,
         now: Instant,
@@ -90,8 +92,8 @@ impl LockedOffload<'_> {
         Some((key, priority))
     }
 
-    /// Resets the stream that the offload has opened as this owner's copy of an ingress, because the owner does not
-    /// want the stream.
+    /// Resets the stream that the kernel offload has opened as this subscription's copy of the incoming stream
+    /// `ingress`, because the subscription does not want it.
     pub fn refuse(&mut self, now: Instant, ingress: &Arc<dyn OffloadIngress>, owner: u64) {
         let Some(offloaded) = self.offloaded.as_deref_mut() else { return };
         offloaded.drain(now, self.downstream);
@@ -100,8 +102,9 @@ impl LockedOffload<'_> {
         }
     }
 
-    /// Stops the offload from opening streams for an owner (subscription), until [`Self::prepare`] allows opening
-    /// again. Returns whether the owner has adopted all streams that the offload has opened.
+    /// Stops the kernel offload from opening streams for an owner (subscription), until [`Self::prepare`] allows
+    /// opening again. Returns whether the data plane has the source of every stream that the offload has opened for the
+    /// owner.
     pub fn withdraw(&mut self, now: Instant, owner: u64) -> bool {
         let Some(offloaded) = self.drained(now) else { return true };
         for tag in offloaded.openings.owner_streams(owner) {
@@ -115,8 +118,8 @@ impl LockedOffload<'_> {
         offloaded.openings.owner_streams(owner).is_empty()
     }
 
-    /// Stops the offload from opening streams for an owner (subscription), and resets opened streams that the owner has
-    /// not adopted.
+    /// Stops the kernel offload from opening streams for an owner (subscription), and resets opened streams whose
+    /// source the data plane does not have.
     pub fn abandon(&mut self, now: Instant, owner: u64) {
         let Some(offloaded) = self.offloaded.as_deref_mut() else { return };
         offloaded.drain(now, self.downstream);
@@ -126,8 +129,8 @@ impl LockedOffload<'_> {
 }
 
 impl Offloaded {
-    /// Marks a prepared stream as adopted. Returns the stream that the offload has opened, or `None` if the offload has
-    /// opened none, and never will.
+    /// Marks a prepared stream as adopted by the data plane, which has or refuses its source. Returns the stream that
+    /// the kernel offload has opened, or `None` if the offload has opened none, and never will.
     fn settle(&mut self, downstream: &mut Downstream, tag: u64) -> Option<StreamKey> {
         self.openings.take(tag);
         let opening = self.openings.by_tag.get(&tag)?;
@@ -143,7 +146,8 @@ impl Offloaded {
         }
     }
 
-    /// Withdraws prepared streams that will not be adopted, and resets those that the offload has already opened.
+    /// Withdraws prepared streams whose source the data plane will not get, and resets those that the kernel offload
+    /// has already opened.
     pub fn abandon(&mut self, downstream: &mut Downstream, tags: &[u64]) {
         for tag in tags {
             if self.openings.by_tag.get(tag).is_none_or(|opening| opening.adopted) {
@@ -156,8 +160,8 @@ impl Offloaded {
         }
     }
 
-    /// Stops the offload from opening any streams. Streams that it has opened count as delegated, and can still be
-    /// adopted later.
+    /// Stops the kernel offload from opening any streams. Streams that it has opened count as delegated, and can still
+    /// be adopted later.
     pub(super) fn close_openings(&mut self, downstream: &mut Downstream) {
         for tag in self.openings.prepared() {
             let delegation = self.openings.by_tag.get(&tag).and_then(|opening| opening.delegation.as_ref());

@@ -1,5 +1,5 @@
-//! A record of datagrams that the offload has sent, so that userspace, which receives the same datagrams, does not send
-//! them again.
+//! A record of datagrams that the kernel offload has sent, so that userspace, which receives the same datagrams, does
+//! not send them again.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -28,10 +28,10 @@ impl DeliveredDatagrams {
         }
     }
 
-    /// Removes a datagram from the record, and returns whether the record contained it, so that the offload has sent
-    /// it.
+    /// Removes a datagram from the record, and returns whether the record contained it, so that the kernel offload has
+    /// sent it.
     pub fn take(&mut self, datagram: DatagramId) -> bool {
-        // Userspace reads most datagrams in the order in which the offload sent them.
+        // Userspace reads most datagrams in the order in which the kernel offload sent them.
         if self.order.front() == Some(&datagram) {
             self.order.pop_front();
         }

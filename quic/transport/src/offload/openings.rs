@@ -1,5 +1,6 @@
-//! Openings: streams that the offload may open. Each opening is first prepared, then opened by the offload. It is
-//! adopted when this process has the stream's source.
+//! Openings: outgoing streams that the kernel offload may open as copies of a publisher's future streams. Each is first
+//! prepared, then opened by the offload. The data plane adopts it when this process has the source of the stream's
+//! data.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,48 +8,50 @@ use millrace_quic::plane::downstream::{Downstream, Label, StreamKey};
 
 use super::Delegation;
 
-/// The bit that is set in the tag of every opening (a stream that the offload may open), and in no stream's key.
+/// The bit that is set in the tag of every opening (a stream that the kernel offload may open), and in no stream's key.
 pub(super) const TAG: u64 = 1 << 63;
 
-/// A stream that is delegated to the offload.
+/// A stream on which the kernel offload may send.
 pub(super) struct DelegatedStream {
     pub id: u64,
     pub delegation: Box<dyn Delegation>,
 }
 
-/// An opening: a stream that the offload may open, as one subscriber's copy of an ingress.
+/// An opening: a stream that the kernel offload may open, as one subscriber's copy of an incoming stream.
 pub(super) struct OpeningEntry {
     /// The number of the subscription that owns the stream.
     pub owner: u64,
-    /// Serial number of the ingress.
+    /// Serial number (`OffloadIngress::serial`) of the incoming stream.
     pub ingress: u64,
     pub label: Label,
-    /// The subscriber priority at which the offload sends the stream.
+    /// The subscriber priority at which the kernel offload sends the stream.
     pub priority: u8,
-    /// The permission to open the stream; `None` once the offload has opened it.
+    /// The permission to open the stream; `None` once the kernel offload has opened it.
     pub delegation: Option<Box<dyn Delegation>>,
     pub key: Option<StreamKey>,
     /// True if the data plane has the stream's source, or if the subscription does not want the stream.
     pub adopted: bool,
-    /// True if the offload has returned the stream.
+    /// True if the kernel offload has stopped to send on the stream, and has reported all its packets.
     pub returned: bool,
 }
 
-/// The openings of a connection: streams that the offload may open, or has opened.
+/// The openings of a connection: streams that the kernel offload may open, or has opened.
 ///
-/// An entry is *prepared* while it has a delegation and no key, and *opened* once it has a key. It is removed when it
-/// is both *adopted* and *returned*, in either order, or when it is withdrawn before its stream was opened.
-/// [`Self::key`] marks an entry as opened: at the first packet that the offload reports, or when the offload is about
-/// to open the stream. [`Self::take`] marks it as adopted, and [`Self::on_returned`] as returned. While no method runs,
-/// `waiting` has exactly the entries that are not adopted. `by_key` then has exactly those that are opened and not
-/// returned.
+/// An opening is *prepared* while it has a delegation (the permission for the offload to open the stream) and no key,
+/// and *opened* once it has a key. It is removed when it is both *adopted* and *returned*, in either order, or when it
+/// is withdrawn before its stream was opened. [`Self::key`] marks an entry as opened: at the first packet that the
+/// offload reports, or when the offload is about to open the stream. [`Self::take`] marks it as adopted, and
+/// [`Self::on_returned`] as returned. While no method runs, `waiting` has exactly the entries that are not adopted.
+/// `by_key` then has exactly those that are opened and not returned.
 #[derive(Default)]
 pub(super) struct OpeningBook {
     pub by_tag: HashMap<u64, OpeningEntry>,
-    /// The tags of openings that are not adopted yet, by owner (subscription) and ingress.
+    /// The tags of openings whose source the data plane does not have yet, by owner (subscription) and serial number of
+    /// the incoming stream.
     pub waiting: BTreeMap<(u64, u64), u64>,
     by_key: HashMap<StreamKey, u64>,
-    /// Number of openings (streams that the offload may open) created so far. The next opening's tag is made from it.
+    /// Number of openings (streams that the kernel offload may open) created so far. The next opening's tag is made
+    /// from it.
     pub made: u64,
 }
 
@@ -57,8 +60,8 @@ impl OpeningBook {
         self.by_tag.is_empty()
     }
 
-    /// Returns the key of the stream that the offload has opened under `tag`, and creates the stream's state if needed.
-    /// `id` is the stream's ID, if it is known.
+    /// Returns the key of the stream that the kernel offload has opened under `tag`, and creates the stream's state if
+    /// needed. `id` is the stream's ID, if it is known.
     pub fn key(
         &mut self,
         tag: u64,
@@ -89,7 +92,7 @@ impl OpeningBook {
         Some(key)
     }
 
-    /// Notes that the offload has returned the stream: it sends and reports nothing more of it.
+    /// Notes that the kernel offload has returned the stream: it sends and reports nothing more of it.
     pub fn on_returned(&mut self, key: StreamKey) {
         let Some(tag) = self.by_key.remove(&key) else { return };
         if let Some(opening) = self.by_tag.get_mut(&tag) {
@@ -98,7 +101,7 @@ impl OpeningBook {
         }
     }
 
-    /// Removes an entry that was both adopted and returned.
+    /// Removes an opening that was adopted by the data plane and returned by the kernel offload.
     pub fn forget(&mut self, tag: u64) {
         if self.by_tag.get(&tag).is_some_and(|opening| opening.adopted && opening.returned) {
             self.by_tag.remove(&tag);
@@ -113,14 +116,14 @@ impl OpeningBook {
         }
     }
 
-    /// Returns the tags of prepared streams that the offload has not opened according to its reports so far.
+    /// Returns the tags of prepared streams that the kernel offload has not opened according to its reports so far.
     pub fn prepared(&self) -> Vec<u64> {
         let prepared = self.by_tag.iter().filter(|(_, opening)| opening.delegation.is_some());
         prepared.map(|(tag, _)| *tag).collect()
     }
 
-    /// Returns the tags of the streams, prepared or opened by the offload for this owner (a subscription), that are not
-    /// adopted yet.
+    /// Returns the tags of the streams, prepared or opened by the kernel offload for this owner (a subscription), that
+    /// are not adopted yet.
     pub fn owner_streams(&self, owner: u64) -> Vec<u64> {
         self.waiting.range((owner, 0)..=(owner, u64::MAX)).map(|(_, tag)| *tag).collect()
     }

@@ -1,5 +1,5 @@
-//! Limits the number of streams delegated to the offload. All connections of one client, and all of one network, share
-//! a limit.
+//! Limits the number of streams delegated to the kernel offload. All connections of one client, and all of one network,
+//! share a limit.
 
 use std::sync::Arc;
 
@@ -9,15 +9,15 @@ use crate::windows::WindowShare;
 /// The limits on one connection's delegated streams, which it shares with other connections.
 #[derive(Default)]
 pub(in crate::offload) struct OffloadPlaces {
-    /// The client's limit, and a second limit that several clients share, which is used when the client's own limit is
-    /// reached.
+    /// The client's limit on delegated streams, and the limit of its network. A delegation counts against the network's
+    /// limit only when the client's limit is reached.
     shares: Option<[Arc<WindowShare>; 2]>,
-    /// Number of delegations that were declined because both limits were reached.
+    /// Number of streams that were not delegated to the offload because both limits were reached.
     pub declined: u64,
 }
 
 impl OffloadPlaces {
-    /// Sets the limits against which new delegations count.
+    /// Sets the limits against which newly delegated streams count.
     pub fn set_shares(&mut self, shares: [Arc<WindowShare>; 2]) {
         self.shares = Some(shares);
     }
@@ -39,7 +39,7 @@ impl OffloadPlaces {
     }
 }
 
-/// The count of one delegation against a limit. Dropping this value ends the count.
+/// One delegated stream that counts against a limit. Dropping this value ends the count.
 struct OffloadPlace(Arc<WindowShare>);
 
 impl OffloadPlace {
@@ -54,7 +54,7 @@ impl Drop for OffloadPlace {
     }
 }
 
-/// A delegation that counts against a limit until it is dropped.
+/// A [`Delegation`] (the forwarding of one stream) that counts against a limit until it is dropped.
 struct PlacedDelegation {
     // Fields are dropped in this order, so the delegation ends before its unit of the limit is released.
     delegation: Box<dyn Delegation>,
@@ -102,7 +102,7 @@ mod tests {
     /// All sessions of a client share the client's limit of delegated streams, and all clients of a network share the
     /// network's limit.
     #[test]
-    fn sessions_of_a_client_share_its_limit_of_delegations() {
+    fn sessions_of_a_client_share_its_limit_of_offloaded_streams() {
         let network = Arc::new(WindowShare::new(5, None));
         let share = |within: &Arc<WindowShare>| Arc::new(WindowShare::new(4, Some(Arc::clone(within))));
         let client = share(&network);

@@ -1,5 +1,5 @@
 //! A connection's state for its offload: the budget, the delegated streams, and the keys, path and other settings that
-//! an offload needs.
+//! a kernel offload needs.
 //!
 //! The offload sends within a budget of credit and window, which is granted whenever the connection's lock is released.
 //! Before the data plane sends, the budget is reclaimed, so both together stay within the peer's limits.
@@ -37,7 +37,8 @@ use super::{
 };
 use crate::{dscp::ECT0, path, windows::WindowShare};
 
-/// Number of this end's newest connection IDs that the offload accepts. quinn issues this many at a time to a peer.
+/// Number of this endpoint's newest connection IDs that the kernel offload accepts. quinn issues this many at a time to
+/// a peer.
 const IDS: usize = 8;
 
 /// The state of a connection towards offloads, behind the connection's lock.
@@ -47,26 +48,26 @@ const IDS: usize = 8;
 pub(crate) struct Offloaded {
     offload: Option<Arc<dyn Offload>>,
     is_releasing: bool,
-    /// Cipher suites that an offload supports.
+    /// Cipher suites that a kernel offload supports.
     suites: &'static [KeySuite],
-    /// The address of this end's socket.
+    /// The address of this endpoint's socket.
     local: SocketAddr,
-    /// The network path that was last passed to an offload.
+    /// The network path that was last passed to a kernel offload.
     path: Option<OffloadPath>,
-    /// True if `path` was passed to the present offload.
+    /// True if `path` was passed to the present kernel offload.
     path_told: bool,
-    /// True if the present offload has reported that it sends on `path`.
+    /// True if the present kernel offload has reported that it sends on `path`.
     path_ready: bool,
-    /// True if the offload may be granted a budget: it uses the present path, and the data plane may send.
+    /// True if the kernel offload may be granted a budget: it uses the present path, and the data plane may send.
     is_ready: bool,
-    /// The trial whether the offload's packets arrive on the present path.
+    /// The test whether the kernel offload's packets arrive at the peer on the present path.
     trial: OffloadTrial,
     failed_trials: u64,
     pub(super) places: OffloadPlaces,
     /// The header protection keys of both directions. All generations use the header keys of generation 0.
     seal_header: Option<[u8; 32]>,
     open: Option<OpenKeys>,
-    /// This end's connection IDs that the peer has used as destination, the most recent last.
+    /// This endpoint's connection IDs that the peer has used as destination, the most recent last.
     ids: VecDeque<ConnectionId>,
     pub(super) delegations: HashMap<StreamKey, DelegatedStream>,
     pub(super) openings: OpeningBook,
@@ -78,10 +79,11 @@ pub(crate) struct Offloaded {
     stream_bits: u32,
     /// The largest DATAGRAM frame that the peer accepts, bytes.
     max_datagram: u32,
-    /// Totals of window and credit, bytes, of the packets that the present offload has reported.
+    /// Total bytes of congestion window and flow control credit that the reported packets of the present kernel offload
+    /// have used.
     registered: OffloadBudget,
-    /// The budget, bytes of window and credit, that the offload may use in addition to the packets counted in
-    /// `registered`.
+    /// Bytes of congestion window and flow control credit that the kernel offload may use in addition to those counted
+    /// in `registered`.
     budget: OffloadBudget,
     session: u32,
     refused: Option<&'static str>,
@@ -142,8 +144,8 @@ impl Offloaded {
         self.offload.iter().for_each(|offload| offload.set_session(session));
     }
 
-    /// Sets the low bits of the IDs of this end's unidirectional streams, and the largest DATAGRAM frame that the peer
-    /// accepts, bytes.
+    /// Sets the low bits of the IDs of this endpoint's unidirectional streams, and the largest DATAGRAM frame that the
+    /// peer accepts, bytes.
     pub fn set_peer(&mut self, stream_bits: u64, max_datagram: u64) {
         self.stream_bits = stream_bits as u32;
         self.max_datagram = u32::try_from(max_datagram).unwrap_or(u32::MAX);
@@ -155,19 +157,19 @@ impl Offloaded {
         offload.set_stream_bits(self.stream_bits);
     }
 
-    /// Sets how the application's streams and datagrams are mapped to the connection.
+    /// Sets whether the application's streams and datagrams are plain QUIC ones or belong to a WebTransport session.
     pub fn bind(&mut self, binding: Binding) {
         self.binding = Some(binding);
         self.offload.iter().for_each(|offload| offload.set_binding(binding));
     }
 
-    /// Returns whether an offload could serve the connection, that is, whether the connection has keys of a cipher
-    /// suite that offloads support.
+    /// Returns whether a kernel offload could serve the connection, that is, whether the connection has keys of a
+    /// cipher suite that offloads support.
     pub fn is_usable(&self) -> bool {
         self.refused.is_none()
     }
 
-    /// Returns the offload, unless it is being released.
+    /// Returns the kernel offload, unless it is being released.
     pub(super) fn offload(&self) -> Option<&Arc<dyn Offload>> {
         self.offload.as_ref().filter(|_| !self.is_releasing)
     }
@@ -183,10 +185,10 @@ impl Offloaded {
     }
 }
 
-/// Methods that assign an offload to the connection, and release it.
+/// Methods that assign a kernel offload to the connection, and release it.
 impl Offloaded {
-    /// Assigns an offload, which draws the connection's packet numbers from now on, and passes the connection's state
-    /// to it. `seal` is the key generation with which this end seals now, and its secret.
+    /// Assigns a kernel offload, which draws the connection's packet numbers from now on, and passes the connection's
+    /// state to it. `seal` is the key generation with which this endpoint seals now, and its secret.
     pub fn take_offload(&mut self, offload: Arc<dyn Offload>, seal: Option<(u16, &TrafficSecret)>) {
         offload.set_session(self.session);
         self.binding.iter().for_each(|binding| offload.set_binding(*binding));
@@ -199,8 +201,8 @@ impl Offloaded {
         self.install_both_seal_keys(seal);
     }
 
-    /// Withdraws all grants and delegations from the offload. The offload returns its streams one by one. After
-    /// `OffloadOwner::on_released`, the caller has to call [`Self::finish_release`].
+    /// Withdraws the send budget and all delegated streams and datagrams from the kernel offload. The offload returns
+    /// its streams one by one. After `OffloadOwner::on_released`, the caller has to call [`Self::finish_release`].
     pub fn release(&mut self, downstream: &mut Downstream) {
         let Some(offload) = self.offload().map(Arc::clone) else { return };
         // The budget is withdrawn first, so that nothing is sent while streams are recalled.
@@ -214,11 +216,12 @@ impl Offloaded {
         offload.release();
     }
 
-    /// Ends the release, after the offload has stopped and its packets were drained. Returns the offload, which the
-    /// caller has to drop without holding the connection's lock.
+    /// Ends the release, after the kernel offload has stopped and its packets were drained. Returns the offload, which
+    /// the caller has to drop without holding the connection's lock.
     pub fn finish_release(&mut self, downstream: &mut Downstream) -> Option<Arc<dyn Offload>> {
         let offload = self.offload.take_if(|_| self.is_releasing)?;
-        // The remaining delegated streams were opened by the offload during the release, so they were not recalled.
+        // The streams that are still delegated were opened by the kernel offload during the release, so `release` did
+        // not recall them.
         for (key, _) in self.delegations.drain() {
             downstream.on_returned(key);
             self.openings.on_returned(key);
@@ -246,13 +249,13 @@ impl Offloaded {
             open.map(|secret| OpenKeys { header: secret.key_material().header, secret, generation: 0 });
     }
 
-    /// Notes that this end seals with the keys of `generation`, derived from `secret`, from now on.
+    /// Notes that this endpoint seals with the keys of `generation`, derived from `secret`, from now on.
     pub fn on_seal_keys(&mut self, generation: u16, secret: &TrafficSecret) {
         self.offload().into_iter().for_each(|offload| offload.on_key_update());
         self.install_seal_keys(generation.saturating_add(1), &secret.next());
     }
 
-    /// Installs the offload's encryption keys of the generation in use and of the next one.
+    /// Installs the kernel offload's encryption keys of the generation in use and of the next one.
     fn install_both_seal_keys(&self, seal: Option<(u16, &TrafficSecret)>) {
         if let Some((generation, secret)) = seal {
             self.install_seal_keys(generation, secret);
@@ -266,8 +269,8 @@ impl Offloaded {
         }
     }
 
-    /// Notes a received packet that was sealed with keys of `generation`, for this end's connection ID `id`. Returns
-    /// whether the offload has decrypted the packet, too, or may have.
+    /// Notes a received packet that was sealed with keys of `generation`, for this endpoint's connection ID `id`.
+    /// Returns whether the kernel offload has decrypted the packet, too, or may have.
     pub fn on_received(&mut self, number: u64, generation: u16, id: &[u8]) -> bool {
         if self.ids.back().is_none_or(|last| **last != *id) {
             self.on_id(id);
@@ -280,16 +283,16 @@ impl Offloaded {
         self.offload.as_ref().is_none_or(|offload| offload.on_received(number))
     }
 
-    /// Notes that userspace received bytes of a peer's stream in a packet that the offload did not decrypt.
+    /// Notes that userspace received bytes of a peer's stream in a packet that the kernel offload did not decrypt.
     pub fn leave(&self, stream: u64, bytes: &Range<u64>, fin: bool) {
         self.offload.iter().for_each(|offload| offload.leave(stream, bytes, fin));
     }
 
-    /// Notes that the peer now uses `id`, another of this end's connection IDs.
+    /// Notes that the peer now uses `id`, another of this endpoint's connection IDs.
     fn on_id(&mut self, id: &[u8]) {
         let Some(id) = ConnectionId::new(id) else { return };
         if let Some(at) = self.ids.iter().position(|known| *known == id) {
-            // The offload has the ID already, so a peer that alternates between IDs causes no system calls.
+            // The kernel offload has the ID already, so a peer that alternates between IDs causes no system calls.
             let known = self.ids.remove(at);
             self.ids.extend(known);
             return;
@@ -302,7 +305,7 @@ impl Offloaded {
         }
     }
 
-    /// Installs the offload's decryption keys of the generation in use and of the next one.
+    /// Installs the kernel offload's decryption keys of the generation in use and of the next one.
     fn install_open_keys(&self) {
         let (Some(offload), Some(open)) = (self.offload(), &self.open) else { return };
         let next = open.generation.saturating_add(1);
@@ -333,7 +336,7 @@ impl Offloaded {
         self.waited
     }
 
-    /// Tells the offload which packets of the peer need not wake the process.
+    /// Tells the kernel offload which packets of the peer need not wake the process.
     fn defer(&mut self, now: Instant, downstream: &Downstream) {
         let Some(offload) = &self.offload else { return };
         let forwards = !self.delegations.is_empty() || !self.openings.is_empty();
@@ -345,15 +348,15 @@ impl Offloaded {
     }
 }
 
-/// Methods for the offload's budget and the packets that it reports.
+/// Methods for the kernel offload's budget and the packets that it reports.
 impl Offloaded {
-    /// Returns the budget that the offload has now.
+    /// Returns the budget that the kernel offload has now.
     pub fn budget(&self) -> OffloadBudget {
         self.budget
     }
 
-    /// Withdraws the budget, so that the offload sends and opens nothing more. The part that it may have used for
-    /// packets not reported yet counts as outstanding.
+    /// Withdraws the budget, so that the kernel offload sends and opens nothing more. The part that it may have used
+    /// for packets not reported yet counts as outstanding.
     pub fn reclaim_budget(&mut self, downstream: &mut Downstream) {
         let Some(outstanding) = self.grant(OffloadBudget::default()) else { return };
         downstream.set_outstanding(outstanding);
@@ -366,8 +369,8 @@ impl Offloaded {
         }
     }
 
-    /// Sets the offload's budget. Returns how much the offload may have used for packets not reported yet, or `None` if
-    /// there is no offload.
+    /// Sets the kernel offload's budget. Returns how much the offload may have used for packets not reported yet, or
+    /// `None` if there is no offload.
     fn grant(&mut self, budget: OffloadBudget) -> Option<OffloadBudget> {
         let offload = self.offload.as_ref()?;
         let OffloadBudget { bytes, data } = self.registered;
@@ -383,7 +386,7 @@ impl Offloaded {
         })
     }
 
-    /// Grants the offload a budget if the data plane may send (`open`), and recalls streams that have ended.
+    /// Grants the kernel offload a budget if the data plane may send (`open`), and recalls streams that have ended.
     pub fn hand_out(
         &mut self,
         now: Instant,
@@ -393,7 +396,8 @@ impl Offloaded {
         open: bool,
     ) {
         let Some(offload) = self.offload().map(Arc::clone) else {
-            // If there is no offload, or it is being released, all streams are being returned or were returned already.
+            // If there is no offload, or it is being released, no stream has to be recalled from it, so the queue of
+            // recalls is emptied.
             while downstream.poll_recall().is_some() {}
             self.is_ready = false;
             return downstream.set_offload_marks(now, false);
@@ -408,13 +412,13 @@ impl Offloaded {
         let budget = self.trial.allow(now, budget, downstream.mtu());
         offload.set_waiting(downstream.waiting().map(|level| u16::from_be_bytes(level.into())));
         self.grant(budget);
-        // The offload opens a stream with a packet, so it may open streams only if it has a budget.
+        // The kernel offload opens a stream with a packet, so it may open streams only if it has a budget.
         let streams = if budget.bytes > 0 { downstream.max_streams() } else { 0 };
         self.grant_streams(downstream, streams);
         self.defer(now, downstream);
     }
 
-    /// Processes the offload's reports of sent packets.
+    /// Processes the kernel offload's reports of sent packets.
     pub fn drain(&mut self, now: Instant, downstream: &mut Downstream) {
         let Self { offload: Some(offload), registered, delivered, trial, openings, delegations, .. } = self
         else {
@@ -432,7 +436,7 @@ impl Offloaded {
                 OffloadedFrame::Stream { id, offset, len, fin, credit } => {
                     registered.data += credit;
                     trial.on_sent(number);
-                    // This packet may be the first report of a stream that the offload opened.
+                    // This packet may be the first report of a stream that the kernel offload opened.
                     let opened = (tag & openings::TAG != 0)
                         .then(|| openings.key(tag, Some(id), downstream, delegations))
                         .flatten();
@@ -451,7 +455,7 @@ impl Offloaded {
         });
     }
 
-    /// Notes acknowledged packet numbers. The caller has to process the offload's reports before.
+    /// Notes acknowledged packet numbers. The caller has to process the kernel offload's reports before.
     pub fn on_ack(&mut self, now: Instant, ranges: &[RangeInclusive<u64>], remote: SocketAddr) {
         if self.trial.on_ack(now, ranges) {
             self.failed_trials += 1;
@@ -460,9 +464,9 @@ impl Offloaded {
     }
 }
 
-/// Methods for the network path that the offload uses.
+/// Methods for the network path that the kernel offload uses.
 impl Offloaded {
-    /// Passes the data plane's path to the offload if it has changed. Returns whether the offload uses that path
+    /// Passes the data plane's path to the kernel offload if it has changed. Returns whether the offload uses that path
     /// already.
     fn follow_path(
         &mut self,
@@ -479,7 +483,7 @@ impl Offloaded {
         let wanted = OffloadPath { local, remote: path.remote, id: path.id, traffic_class };
         let marks = traffic_class & ECT0 != 0;
         // Only the QUIC stack sends to an address that is not validated. So a peer that alternates between addresses
-        // causes no changes of the offload's path.
+        // causes no changes of the kernel offload's path.
         if path.is_validated() && !(self.path_told && self.path.as_ref() == Some(&wanted)) {
             (self.path_told, self.path_ready) = (true, false);
             let is_same = |path: &OffloadPath| OffloadPath { traffic_class, ..path.clone() } == wanted;
@@ -494,20 +498,20 @@ impl Offloaded {
         self.path_ready && path.is_validated()
     }
 
-    /// Notes that the offload uses `path` from now on.
+    /// Notes that the kernel offload uses `path` from now on.
     pub fn on_path(&mut self, path: &OffloadPath) {
         self.path_ready |= self.path_told && self.path.as_ref() == Some(path);
     }
 }
 
-/// Methods for streams that the offload forwards.
+/// Methods for streams that the kernel offload forwards.
 impl Offloaded {
-    /// Returns the offload, if streams and datagrams can be delegated to it at present.
+    /// Returns the kernel offload, if streams and datagrams can be delegated to it at present.
     pub(super) fn takes(&self) -> Option<&Arc<dyn Offload>> {
         self.offload().filter(|offload| self.seal_header.is_some() && offload.is_active())
     }
 
-    /// Notes that the offload has returned the stream.
+    /// Notes that the kernel offload has returned the stream.
     pub fn on_returned(&mut self, key: StreamKey) {
         self.openings.on_returned(key);
     }
@@ -518,7 +522,7 @@ impl Offloaded {
     }
 }
 
-/// A connection's offload, if it may have one, while the connection's lock is held.
+/// A connection's kernel offload, if it may have one, while the connection's lock is held.
 ///
 /// Every call to a connection's offload from outside this crate is a method of this type. No method blocks.
 /// [`Connection::offload`](crate::Connection::offload) gives access to it.
@@ -531,29 +535,29 @@ pub struct LockedOffload<'a> {
     pub(crate) hold: &'a dyn Fn() -> Arc<dyn Any + Send + Sync>,
 }
 
-/// Methods for a connection on which media arrives, whose streams and datagrams an offload may forward.
+/// Methods for a connection on which media arrives, whose streams and datagrams a kernel offload may forward.
 impl LockedOffload<'_> {
-    /// Returns an ingress for the peer's stream, or `None` if the offload cannot forward it.
+    /// Returns a handle (ingress) with which a kernel offload forwards the peer's stream, or `None` if it cannot.
     pub fn ingress(&mut self, stream: quinn::StreamId) -> Option<Arc<dyn OffloadIngress>> {
         let origin = OffloadOrigin::Stream(VarInt::from(stream).into_inner());
         self.upstream(|offload, seen, held| offload.ingress(origin, seen, held))
     }
 
-    /// Returns an ingress for the peer's datagrams under a track alias, or `None` if the offload cannot forward
-    /// datagrams.
+    /// Returns a handle (ingress) with which a kernel offload forwards the peer's datagrams under a track alias, or
+    /// `None` if it cannot.
     pub fn ingress_datagrams(&mut self, alias: u64) -> Option<Arc<dyn OffloadIngress>> {
         self.upstream(|offload, seen, held| offload.ingress(OffloadOrigin::Datagrams(alias), seen, held))
     }
 
-    /// Returns the openings by which the offload forwards the peer's new streams of a track alias, after the subgroup
-    /// `last` (group and ID). Returns `None` if the offload cannot forward new streams.
+    /// Returns the object (openings) with which the kernel offload forwards the peer's new streams of a track alias, if
+    /// their subgroup is after `last` (group and ID). Returns `None` if the offload cannot forward new streams.
     pub fn openings(&mut self, alias: u64, last: (u64, u64)) -> Option<Arc<dyn OffloadOpenings>> {
         self.upstream(|offload, seen, held| offload.openings(alias, last, seen, held))
     }
 
-    /// Notes that a unidirectional stream of the peer was accepted. If the offload does not forward this stream yet, no
-    /// opening (prepared ingress) is bound to the stream any more. This has to be called for each of the peer's
-    /// streams, once its type is known. Returns the ingress by which the offload forwards the stream, if it does.
+    /// Notes that a unidirectional stream of the peer was accepted. If the kernel offload does not forward this stream
+    /// yet, it does not begin to forward the stream by itself any more. This has to be called for each of the peer's
+    /// streams, once its type is known. If the offload forwards the stream, returns its handle (ingress).
     pub fn accept(&mut self, stream: quinn::StreamId) -> Option<Arc<dyn OffloadIngress>> {
         let offloaded = self.offloaded.as_deref_mut()?;
         let stream = VarInt::from(stream).into_inner();
@@ -561,7 +565,7 @@ impl LockedOffload<'_> {
         offloaded.offload()?.accept(stream)
     }
 
-    /// Calls `make` with the offload and a summary of the packets received so far. After the first `make` that
+    /// Calls `make` with the kernel offload and a summary of the packets received so far. After the first `make` that
     /// succeeds, the offload gets the keys and connection IDs that it needs to decrypt packets.
     fn upstream<T>(
         &mut self,
@@ -573,8 +577,8 @@ impl LockedOffload<'_> {
             return None;
         }
         let is_first = !offload.has_ingress();
-        // Streams that began before the offload's first ingress are excluded, because the offload has not seen all of
-        // their bytes.
+        // Streams that began before the kernel offload was told to read this peer's packets are excluded, because the
+        // offload has not seen all of their bytes.
         let begun = self.streams.filter(|_| is_first).into_iter().flat_map(ReceivedStreams::begun).collect();
         let seen = BeforeOffload { packets: self.received.next(), streams: offloaded.accepted, begun };
         let made = make(Arc::clone(offload), seen, (self.hold)())?;
@@ -589,9 +593,9 @@ impl LockedOffload<'_> {
 
 /// Methods for a connection on which media is sent, to a subscriber.
 impl LockedOffload<'_> {
-    /// Lets the offload forward an ingress on stream `key`, if all data of that stream so far was sent. It forwards
-    /// bytes from the ingress's offset `from` on. Offsets on stream `key` are larger by `shift` bytes. Returns whether
-    /// the stream is delegated now.
+    /// Lets the kernel offload forward an incoming stream (`ingress`) on stream `key`, if all data of stream `key` so
+    /// far was sent. It forwards bytes from the incoming stream's offset `from` on. Offsets on stream `key` are larger
+    /// by `shift` bytes. Returns whether the stream is delegated now.
     pub fn delegate(
         &mut self,
         key: StreamKey,
@@ -627,9 +631,9 @@ impl LockedOffload<'_> {
         }
     }
 
-    /// Lets the offload forward a track's datagrams, if it can. An earlier delegation with the same tag but another
-    /// ingress ends. [`Self::take_delivered`] tells under this tag which datagrams were sent. The caller has to repeat
-    /// the call, because the connection may get an offload later, or another one.
+    /// Lets the kernel offload forward a track's datagrams, if it can. An earlier forwarding of other incoming
+    /// datagrams under the same tag ends. [`Self::take_delivered`] tells under this tag which datagrams were sent. The
+    /// caller has to repeat the call, because the connection may get an offload later, or another one.
     pub fn delegate_datagrams(&mut self, ingress: &Arc<dyn OffloadIngress>, datagrams: &DatagramCopy) {
         let Some(offloaded) = self.offloaded.as_deref_mut() else { return };
         let Some(offload) = offloaded.takes().map(Arc::clone) else { return };
@@ -645,15 +649,15 @@ impl LockedOffload<'_> {
         }
     }
 
-    /// Stops the offload from forwarding the datagrams that were delegated with this tag.
+    /// Stops the kernel offload from forwarding the datagrams that were delegated with this tag.
     pub fn recall_datagrams(&mut self, tag: u64) {
         if let Some(offloaded) = self.offloaded.as_deref_mut() {
             offloaded.datagrams.remove(&tag);
         }
     }
 
-    /// Returns whether the offload has sent the datagram with this group and object ID. A second call for the same
-    /// datagram returns false.
+    /// Returns whether the kernel offload has sent the datagram with this group and object ID. A second call for the
+    /// same datagram returns false.
     pub fn take_delivered(&mut self, now: Instant, tag: u64, group: u64, object: u64) -> bool {
         let Some(offloaded) = self.drained(now) else { return false };
         offloaded.delivered.take((tag, group, object))
@@ -667,16 +671,16 @@ impl LockedOffload<'_> {
         }
     }
 
-    /// Returns the number of packets that the offload has sent and not reported. It is 0 unless another CPU is writing
-    /// a report at this moment.
+    /// Returns the number of packets that the kernel offload has sent and not reported. It is 0 unless another CPU is
+    /// writing a report at this moment.
     pub fn unregistered(&mut self, now: Instant) -> Option<u64> {
         let sent = self.offloaded.as_deref()?.status().sent;
         self.drained(now)?;
         Some(sent.saturating_sub(self.downstream.stats().offloaded_packets))
     }
 
-    /// Processes the offload's reports, and returns the connection's state for the offload. Returns `None` if the
-    /// connection never has an offload.
+    /// Processes the kernel offload's reports, and returns the connection's state for the offload. Returns `None` if
+    /// the connection never has an offload.
     pub(super) fn drained(&mut self, now: Instant) -> Option<&mut Offloaded> {
         let offloaded = self.offloaded.as_deref_mut()?;
         offloaded.drain(now, self.downstream);

@@ -1,4 +1,4 @@
-//! A trial whether the offload's packets arrive at the peer.
+//! A trial whether the kernel offload's packets arrive at the peer.
 //!
 //! The offload's packets bypass netfilter, IPsec policies, and routing by a socket's owner or mark. On a host that
 //! needs these, all packets of the offload would be lost. So the offload may send only a few packets on each path until
@@ -15,7 +15,7 @@ use millrace_quic::plane::downstream::OffloadBudget;
 const PACKETS: usize = 8;
 
 /// Number of packets in each later trial. The number is small, because all these packets are lost if the host never
-/// lets the offload's packets pass.
+/// lets the kernel offload's packets pass.
 const LATER_PACKETS: usize = 2;
 
 /// Time from the first failed trial to the next trial. It doubles with each failed trial, up to an hour.
@@ -23,7 +23,7 @@ const RETRY: Duration = Duration::from_secs(60);
 /// Longest time between two trials.
 const RETRY_MOST: Duration = Duration::from_secs(3600);
 
-/// The trial of an offload on one path. It is *open*, *passed* or *failed*; a failed one opens again later.
+/// The trial of a kernel offload on one path. It is *open*, *passed* or *failed*; a failed one opens again later.
 ///
 /// All methods are called with the connection's lock held. [`Self::on_sent`] notes the first packets of an open trial,
 /// and [`Self::on_ack`] decides it. [`Self::allow`] opens a failed trial again after its pause, and limits an open
@@ -57,7 +57,7 @@ impl OffloadTrial {
         if self.failures == 0 { PACKETS } else { LATER_PACKETS }
     }
 
-    /// Notes that the offload has sent the packet `number`.
+    /// Notes that the kernel offload has sent the packet `number`.
     pub fn on_sent(&mut self, number: u64) {
         let packets = self.packets();
         if let TrialState::Open(numbers) = &mut self.state
@@ -84,8 +84,8 @@ impl OffloadTrial {
         false
     }
 
-    /// Returns the part of `budget` that may be granted to the offload during the trial. Packets have at most `mtu`
-    /// bytes.
+    /// Returns the part of `budget` that may be granted to the kernel offload during the trial. Packets have at most
+    /// `mtu` bytes.
     pub fn allow(&mut self, now: Instant, budget: OffloadBudget, mtu: usize) -> OffloadBudget {
         if matches!(self.state, TrialState::Failed(at) if now.saturating_duration_since(at) >= self.pause()) {
             self.state = TrialState::Open(Vec::with_capacity(LATER_PACKETS));
@@ -144,7 +144,7 @@ mod tests {
         assert!(trial.has_passed());
     }
 
-    /// The host routes by the owner of a socket, so no packet of the offload ever arrives.
+    /// The host routes by the owner of a socket, so no packet of the kernel offload ever arrives.
     #[test]
     fn trials_on_a_path_that_loses_all_cost_few_packets_a_day() {
         let mut trial = OffloadTrial::new();

@@ -23,8 +23,8 @@ pub struct PacketBatch {
     /// A number that is unique to this batch.
     id: u64,
     packets: SealedPackets,
-    /// Connections that this batch holds. All their sealed packets that were not sent yet are in this batch, or wait in
-    /// the connection's [`SendHandover`].
+    /// Connections with unsent packets in this batch. Other threads hand their sealed packets of these connections to
+    /// this batch, by each connection's [`SendHandover`].
     connections: Vec<Arc<SendHandover>>,
 }
 

@@ -43,7 +43,7 @@ impl SendHandover {
                 turn.batch = Some(id);
                 true
             }
-            // The batch holds the connection already, and no earlier packets wait in this object.
+            // The batch has the connection's unsent packets already, and no earlier packets wait in this object.
             Some(batch) if batch == id && turn.packets.is_empty() => false,
             Some(_) => {
                 packets.move_to(from, &mut turn.packets);

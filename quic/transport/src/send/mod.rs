@@ -1,5 +1,5 @@
-//! Engine `user`: sends sealed packets from a process. Connections add packets to a [`PacketBatch`], and a
-//! [`BatchSender`] passes the batch to the kernel with as few system calls as possible.
+//! Sends sealed packets from userspace (engine `user` of the relay). Connections add packets to a [`PacketBatch`], and
+//! a [`BatchSender`] passes the batch to the kernel with as few system calls as possible.
 
 mod batch;
 mod handover;

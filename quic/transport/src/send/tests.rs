@@ -50,12 +50,13 @@ fn every_byte_arrives_in_order_with_and_without_gso() {
             let report = sender.flush(&mut batch);
             assert_eq!(receive(&to, packets.len()), packets);
             let bytes = lens.iter().sum::<usize>() as u64;
-            // The messages of 3 x 1200 + 700, 2 x 1200 + 40 and 40 bytes share a segment size. The message of 2 x 1300
-            // + 1 bytes (segments of 1300 bytes) needs another call.
+            // With segmentation offload, the messages of 3 x 1200 + 700, 2 x 1200 + 40 and 40 bytes fit a segment size
+            // of 1200 bytes, so one system call sends them. The message of 2 x 1300 + 1 bytes needs another call.
             let system_calls = if gso { 2 } else { 1 };
             let expected = SendReport { packets: 11, bytes, system_calls, ..SendReport::default() };
             assert_eq!(report, expected, "{address} gso {gso}");
-            assert_eq!(sender.totals(), expected); // exact: `flush` has sent all packets
+            // exact: the totals of sent packets are final, since `flush` has sent all packets
+            assert_eq!(sender.totals(), expected);
             assert!(batch.is_empty());
         }
     }

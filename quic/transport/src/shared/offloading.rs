@@ -1,4 +1,4 @@
-//! The connection's calls to its offload, and the offload's reports.
+//! The connection's calls to its offload, and the kernel offload's reports.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl SharedConnection {
-    /// Grants the offload its budget, and recalls streams that have ended.
+    /// Grants the kernel offload its budget, and recalls streams that have ended.
     pub(super) fn hand_out(&self, state: &mut SharedState, now: Instant) {
         if state.offload.is_none() {
             return;
@@ -30,15 +30,15 @@ impl SharedConnection {
         }
     }
 
-    /// Sets the layout of the application's streams and datagrams on the connection. The QUIC stack opens `streams`
-    /// additional unidirectional streams.
+    /// Sets whether the application's streams and datagrams are plain QUIC ones or belong to a WebTransport session.
+    /// `streams` is the number of unidirectional streams that the QUIC stack opens for itself in addition.
     pub fn bind(&self, binding: Binding, streams: u64) {
         let mut state = self.state.lock();
         state.plane.downstream.bind(binding, streams);
         state.offload.iter_mut().for_each(|offload| offload.bind(binding));
     }
 
-    /// Calls `act` with the offload while the connection's lock is held.
+    /// Calls `act` with the kernel offload while the connection's lock is held.
     pub fn with_offload<R>(self: &Arc<Self>, act: impl FnOnce(&mut LockedOffload<'_>) -> R) -> R {
         let mut guard = self.state.lock();
         let SharedState { offload, plane, received, streams, .. } = &mut *guard;
@@ -64,8 +64,8 @@ impl OffloadOwner for SharedConnection {
         {
             let mut guard = self.state.lock();
             let SharedState { numbers, plane, offload: Some(offloaded), .. } = &mut *guard else { return };
-            // The offload has no budget, keys or streams yet, so only this process draws packet numbers from the old
-            // and the new counter.
+            // The packet number counter can be replaced by the kernel offload's, because the offload has no budget,
+            // keys or streams yet, and draws no numbers.
             *numbers = numbers.moved(NumberWord::Offload(Arc::clone(&offload)));
             *self.offload.lock() = Some(Arc::clone(&offload));
             let seal = plane.keys.as_ref().map(|keys| (keys.generation, &keys.secret));
@@ -92,7 +92,8 @@ impl OffloadOwner for SharedConnection {
             guard.drain_offload(now);
             let SharedState { numbers, plane, offload: Some(offloaded), .. } = &mut *guard else { return };
             let Some(offload) = offloaded.finish_release(&mut plane.downstream) else { return };
-            // The offload has stopped, so only this process draws packet numbers from the old and the new counter.
+            // The kernel offload's packet number counter can be replaced by one of this process, because the offload
+            // has stopped and draws no numbers.
             *numbers = numbers.moved(NumberWord::own());
             *self.offload.lock() = None;
             self.arm(&mut guard, now);

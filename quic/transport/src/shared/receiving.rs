@@ -170,8 +170,8 @@ impl SharedConnection {
 }
 
 impl SharedState {
-    /// Notes a STREAM frame at the range `at` of its payload. If bytes arrive twice, the offload forwards the first
-    /// ones. quinn has to deliver the same bytes as the offload, but would choose by offsets and lengths. So the
+    /// Notes a STREAM frame at the range `at` of its payload. If bytes arrive twice, the kernel offload forwards the
+    /// first ones. quinn has to deliver the same bytes as the offload, but would choose by offsets and lengths. So the
     /// repeated bytes are removed from the packet before quinn reads it.
     fn take_stream(&mut self, frame: &frame::StreamFrame<'_>, at: Range<usize>, contents: &mut Contents) {
         let Self { streams: Some(streams), offload, unseen, .. } = self else { return };

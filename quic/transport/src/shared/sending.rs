@@ -26,7 +26,7 @@ impl SharedConnection {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         state.drain_offload(now);
-        // The offload must not use its budget while the data plane sends, so the budget is reclaimed first.
+        // The kernel offload must not use its budget while the data plane sends, so the budget is reclaimed first.
         state.reclaim_budget();
         let SharedState { numbers, plane, traps, .. } = state;
         let builder = Builder {
@@ -62,7 +62,7 @@ impl SharedConnection {
         }
     }
 
-    /// Returns whether the data plane may seal one more packet with its keys. Otherwise the plane waits for a key
+    /// Returns whether the data plane may seal one more packet with its keys. Otherwise the data plane waits for a key
     /// update.
     fn may_seal(&self, numbers: &NumberAllocator, plane: &mut Plane) -> bool {
         let usable = self.is_usable(numbers, plane);
@@ -90,8 +90,8 @@ impl SharedConnection {
             state.drain_offload(now);
             let late = state.plane.downstream.misses_ack(now);
             if late && state.offload.as_mut().is_some_and(Offloaded::reads_first) {
-                // The postponed loss timer is at least one whole tick away, so that the woken thread has time to read
-                // the deferred packets.
+                // The loss timer is postponed by at least one tick, so that the woken thread has time to read the
+                // peer's packets that did not wake it before.
                 let at = self.alarm.time(now) + 1;
                 self.set_deadline(at);
                 return;
@@ -192,7 +192,7 @@ impl SharedConnection {
         ack_eliciting
     }
 
-    /// Returns the stack's part of the congestion window, without the offload's budget.
+    /// Returns the bytes of the congestion window that are left to quinn, without the kernel offload's budget.
     pub fn stack_window(&self) -> u64 {
         let state = self.state.lock();
         let budget = state.offload.as_ref().map_or(0, |offload| offload.budget().bytes);

@@ -65,7 +65,7 @@ fn owing(datagrams: usize) -> SharedConnection {
 }
 
 fn counted(shared: &SharedConnection) -> crate::Stats {
-    shared.counters.snapshot() // exact: no other thread changes the counters
+    shared.counters.snapshot() // exact: no other thread changes the connection's packet counters
 }
 
 /// Sends a PING in place of quinn. Returns its number on the wire.
@@ -235,7 +235,7 @@ fn max_data_for_quinn_comes_first_and_not_in_a_duplicate_packet() {
     assert_eq!(seen(&shared, now, &rest), rest, "the credit is granted once");
 }
 
-/// An attacker that has recorded a packet may send it repeatedly. Each repeated copy costs this end only the
+/// An attacker that has recorded a packet may send it repeatedly. Each repeated copy costs this endpoint only the
 /// decryption.
 #[test]
 fn replayed_packet_has_no_effect() {

@@ -61,7 +61,7 @@ impl<'a> Hostile<'a> {
     }
 }
 
-/// Returns a connection over which both senders have sent data.
+/// Returns a connection over which quinn and the data plane have sent data.
 async fn used() -> SeamPair {
     let pair = in_time(SeamPair::connect(PairOptions::default())).await;
     pair.owe(0..10, 3000);
@@ -142,6 +142,6 @@ async fn connection_of_a_client_that_acknowledges_skipped_packets_is_closed() {
     })
     .await;
     assert_eq!(verdict(&pair).await, TransportErrorCode::PROTOCOL_VIOLATION);
-    let stats = pair.server.stats(); // exact: a closed connection changes no counts
+    let stats = pair.server.stats(); // exact: the packet counts of a closed connection no longer change
     assert!(stats.data_plane_packets < 400, "{stats:?}");
 }

@@ -1,4 +1,5 @@
-//! Tests of one QUIC connection with two senders, which an unmodified quinn client must not notice.
+//! Tests of QUIC connections on which two parts of the server send, quinn and the data plane. An unmodified quinn
+//! client must not notice that.
 
 #![allow(clippy::unwrap_used)]
 
@@ -36,22 +37,22 @@ async fn traffic(suite: KeySuite) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn both_senders_deliver_with_chacha20() {
+async fn quinn_and_data_plane_deliver_with_chacha20() {
     traffic(KeySuite::ChaCha20Poly1305).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn both_senders_deliver_with_aes128() {
+async fn quinn_and_data_plane_deliver_with_aes128() {
     traffic(KeySuite::Aes128Gcm).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn both_senders_deliver_with_aes256() {
+async fn quinn_and_data_plane_deliver_with_aes256() {
     traffic(KeySuite::Aes256Gcm).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn both_senders_deliver_during_key_updates_of_both_ends() {
+async fn quinn_and_data_plane_deliver_during_key_updates_of_both_ends() {
     let pair = in_time(SeamPair::connect(PairOptions::default())).await;
     let update = async {
         loop {
@@ -83,8 +84,8 @@ async fn both_senders_deliver_during_key_updates_of_both_ends() {
     assert!(pair.check().generations() >= 6);
 }
 
-/// The packets of both senders count against the packet limit of a key. quinn's packets alone are too few to cause an
-/// update.
+/// The packets of quinn and of the data plane count against the packet limit of a key. quinn's packets alone are too
+/// few to cause an update.
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_are_updated_before_their_packet_limit() {
     let server = Config { max_packets_per_key: 2000, ..Config::default() };
@@ -110,7 +111,8 @@ async fn closed_connection_sends_nothing() {
     let before = pair.server.stats().data_plane_packets;
     pair.owe(10..100, 1000);
     tokio::time::sleep(Duration::from_millis(200)).await; // exact: the pause is the time in which no packet may be sent
-    assert_eq!(pair.server.stats().data_plane_packets, before); // exact: a closed connection sends nothing
+    // exact: a closed connection sends no packets that could be counted
+    assert_eq!(pair.server.stats().data_plane_packets, before);
 }
 
 async fn bad_network(loss: u32) {
@@ -129,17 +131,17 @@ async fn bad_network(loss: u32) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn both_senders_survive_reordering_and_duplication() {
+async fn quinn_and_data_plane_deliver_despite_reordering_and_duplication() {
     bad_network(0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn both_senders_survive_five_percent_loss() {
+async fn quinn_and_data_plane_deliver_despite_five_percent_loss() {
     bad_network(50).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn both_senders_survive_twenty_percent_loss() {
+async fn quinn_and_data_plane_deliver_despite_twenty_percent_loss() {
     bad_network(200).await;
 }
 
@@ -156,7 +158,7 @@ async fn data_plane_follows_the_client_to_a_new_address() {
         in_time(pair.receive_data(tags, 8000)).await;
     }
     assert!(pair.check().ids.len() >= 5);
-    // exact: streams have arrived at each address, so quinn has reported all changes
+    // exact: the count of address changes is final, since streams have arrived at each new address
     assert_eq!(pair.server.stats().address_changes, 4);
 }
 
@@ -221,7 +223,7 @@ async fn packet_size_follows_the_path_mtu_up_and_down() {
 
 /// A relay forwards a client's packets with longer headers, and each copy has to fit into one packet.
 #[tokio::test(flavor = "multi_thread")]
-async fn client_packets_leave_room_for_longer_copies() {
+async fn client_packets_leave_room_for_forwarded_copies_with_longer_headers() {
     let pair = in_time(SeamPair::connect(PairOptions::default())).await;
     in_time(async {
         // exact: the loop reads the path MTU again after the next transfer.
@@ -231,12 +233,13 @@ async fn client_packets_leave_room_for_longer_copies() {
     })
     .await;
     pair.echo(30, 5000).await;
-    let mtu = pair.client.stats().path.current_mtu; // exact: path MTU discovery had time to raise the MTU
+    // exact: path MTU discovery had time to exceed 1420 bytes if the limit allowed it
+    let mtu = pair.client.stats().path.current_mtu;
     assert_eq!(mtu, 1420, "the server's limit is below quinn's upper bound of 1452");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tiny_flow_control_credit_is_shared_by_both_senders() {
+async fn tiny_flow_control_credit_is_shared_by_quinn_and_data_plane() {
     let mut client = TransportConfig::default();
     client
         .receive_window(VarInt::from_u32(6000))
@@ -246,7 +249,8 @@ async fn tiny_flow_control_credit_is_shared_by_both_senders() {
     pair.owe(0..100, 5000);
     in_time(async { tokio::join!(pair.receive(0..100, 5000), pair.echo(30, 5000)) }).await;
     pair.check();
-    let stats = pair.server.stats(); // exact: all streams have arrived, so the counts no longer change
+    // exact: all streams have arrived, so the counts of STREAM frames and credit no longer change
+    let stats = pair.server.stats();
     assert!(stats.credit_grants >= 20, "the echo alone takes 25 times quinn's grant: {stats:?}");
     assert!(stats.stream_frames_consumed >= 100, "{stats:?}");
 }
@@ -278,7 +282,7 @@ async fn stop_sending_of_a_client_ends_a_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn datagrams_arrive_while_both_senders_send() {
+async fn datagrams_arrive_while_quinn_and_data_plane_send() {
     let pair = in_time(SeamPair::connect(PairOptions::default())).await;
     for tag in 0..200u64 {
         let payload = PairPattern::bytes(tag, 1000).into();

@@ -22,7 +22,7 @@ use rustls::{KeyLog, sign::CertifiedKey};
 
 use crate::proxy::{Proxy, Towards};
 
-/// Length of the connection IDs that both ends issue, bytes.
+/// Length of the connection IDs that both endpoints issue, bytes.
 pub const ID_LEN: usize = 8;
 
 const ALPN: &[u8] = b"moqt-18";
@@ -186,7 +186,7 @@ impl SeamPair {
         });
     }
 
-    /// Queues one stream for each of `tags` for the client.
+    /// Queues one stream to the client for each of `tags`, which identify the streams' contents.
     pub fn owe(&self, tags: std::ops::Range<u64>, len: u64) -> Vec<StreamKey> {
         let keys = {
             let mut downstream = self.server.downstream();
@@ -244,7 +244,7 @@ impl SeamPair {
         }
     }
 
-    /// Checks that both ends are open, and that the server has used no packet number twice. Returns the server's
+    /// Checks that both endpoints are open, and that the server has used no packet number twice. Returns the server's
     /// packets.
     pub fn check(&self) -> PairSent {
         assert_eq!(self.client.close_reason(), None);

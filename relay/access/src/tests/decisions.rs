@@ -249,7 +249,8 @@ fn said_by(issuer: Option<&str>, subject: &str) -> jwt::JwtClaims {
     jwt::JwtClaims { iss: issuer, sub: Some(subject.into()), jti: Some("1".into()), ..putting("a") }
 }
 
-/// Binds key 1 to issuer studio-a, key 2 to studio-b, key 3 to no issuer, and key 4 to both studios.
+/// Restricts key 1 to tokens of issuer studio-a, key 2 to those of studio-b, and key 4 to those of both. Key 3 is not
+/// restricted.
 #[test]
 fn key_of_an_issuer_verifies_only_its_tokens() {
     let tokens = Requirements {
@@ -340,10 +341,10 @@ fn is_over(rights: &Rights) -> bool {
     pin!(rights.ended()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
 }
 
-/// Derives two rights from the right of a request. Each derived right ends when its own token is revoked. A new token
-/// of the request also keeps the derived rights.
+/// Gets permissions for two actions that follow from a request. Each ends when the token that it rests on is revoked. A
+/// new token of the request also keeps both.
 #[tokio::test]
-async fn derived_right_ends_without_the_right_of_its_request() {
+async fn derived_access_right_ends_with_the_token_that_granted_it() {
     let access = Access::new(revoking(&[]), BudgetLimits::default());
     let track = || resource("a", Some("t"));
     let subject = subject(&access);
@@ -357,20 +358,20 @@ async fn derived_right_ends_without_the_right_of_its_request() {
     assert!(![&request, &fetch, &low].into_iter().any(|rights| is_over(rights)));
     access.set_policy(revoking(&["f"]));
     assert_eq!([is_over(&request), is_over(&fetch), is_over(&low)], [false, true, false]);
-    // After an update with a newer token, the request's right and the derived right stay although the previous token is
-    // revoked.
+    // After an update with a newer token, the permissions of the request and of the action that follows from it stay,
+    // although the previous token is revoked.
     request.update(vec![may(Action::Subscribe, "s2")]).unwrap();
     access.set_policy(revoking(&["f", "s"]));
     assert_eq!([is_over(&request), is_over(&low)], [false, false]);
-    // An update of the derived right leaves the right of the request as it was.
+    // Tokens that update the permission of the following action have no effect on the permission of the request.
     low.update(vec![may(Action::Subscribe, "low")]).unwrap();
     access.set_policy(revoking(&["s2"]));
     assert_eq!([is_over(&request), is_over(&low)], [true, false]);
 }
 
-/// Checks that a right keeps its resource when a change to a resource that is not allowed is refused.
+/// Checks that a permission keeps its namespace or track when a change to one that is not allowed is refused.
 #[tokio::test]
-async fn refused_move_leaves_the_right_unchanged() {
+async fn refused_change_of_resource_leaves_the_right_unchanged() {
     let policy = AccessPolicy::new(vec![rule("a/**", &[], &["anyone"])], Requirements::default(), false);
     let access = Access::new(policy, BudgetLimits::default());
     let (request, _) = subject(&access).request(vec![], 1, false).unwrap();
@@ -387,8 +388,8 @@ async fn refused_move_leaves_the_right_unchanged() {
     assert!(is_over(&request), "the right is on a/b now");
 }
 
-/// Builds different identities whose issuers and subjects contain the separators of an identity's text. Careless
-/// formatting would give two of these identities the same text.
+/// Builds different identities from tokens whose issuers and subjects contain the characters that separate the parts of
+/// an identity's text. Without escaping, two of them would have the same text.
 #[test]
 fn different_identities_have_different_texts() {
     let policy = AccessPolicy::new(

@@ -312,7 +312,7 @@ fn token_is_valid_in_every_form_unless_it_is_changed() {
 }
 
 #[test]
-fn key_with_an_id_verifies_no_token_of_another_id() {
+fn key_with_a_key_id_verifies_no_token_of_another_key_id() {
     let oct = |id: &str| json!({ "kty": "oct", "kid": id, "k": URL_SAFE_NO_PAD.encode(SECRET) }).to_string();
     let keys = keys::read(oct("one").as_bytes()).unwrap();
     let with = |header| token::open(&jwt_with(&header, &json!({ "put": "a" })), &keys).map(drop);

@@ -339,7 +339,7 @@ fn random_meshes_converge_without_loops_and_find_every_remaining_route() {
 
 /// The mesh also converges if relays announce namespaces that they already receive at cost 0.
 #[test]
-fn meshes_with_copies_in_use_converge() {
+fn meshes_with_namespaces_announced_at_cost_0_converge() {
     let now = Instant::now();
     let live = namespace("live");
     for seed in 100..130 {

@@ -34,14 +34,14 @@ pub struct AccessConfig {
     pub public: bool,
 }
 
-/// A file with keys that verify tokens, and the issuer that the keys are bound to.
+/// A file with keys that verify tokens, and the only issuer whose tokens they verify.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyFile {
     pub path: PathBuf,
     /// True if the file is a raw HMAC secret. Otherwise it is PEM, a JWK or a JWK set.
     pub is_secret: bool,
-    /// The issuer that the keys are bound to; `None` if the keys verify tokens of every issuer that has no keys of its
-    /// own.
+    /// The only issuer whose tokens the keys verify; `None` if they verify tokens of every issuer that has no keys of
+    /// its own.
     pub issuer: Option<String>,
 }
 
@@ -106,8 +106,8 @@ impl AccessConfig {
         exposed.filter(|_| !says && !self.public).copied()
     }
 
-    /// Returns a warning if several key files are bound to no issuer. The owner of each key can then issue tokens in
-    /// the name of all these issuers.
+    /// Returns a warning if several key files verify tokens of any issuer. The owner of each key can then issue tokens
+    /// in the name of all issuers.
     pub fn shared_trust(&self) -> Option<String> {
         let unbound = self.keys.iter().filter(|file| file.issuer.is_none()).count();
         (unbound > 1).then(|| {
@@ -324,8 +324,8 @@ impl ConfigCheck {
 
     fn unproven(&mut self, settings: &Settings) -> UnprovenBounds {
         let defaults = UnprovenBounds::default();
-        // Sessions without a proven access right may take at most half of all sessions. The other half is left for
-        // clients that have proven a right.
+        // Sessions that are not authorized for anything yet may take at most half of all sessions. The other half is
+        // left for clients that have shown that they may publish or subscribe.
         let most = (settings.max_sessions.unwrap_or(MAX_SESSIONS) / 2).max(1);
         let sessions = settings.unproven_sessions.unwrap_or(defaults.sessions.min(most));
         if !(1..=most).contains(&sessions) {
@@ -359,8 +359,8 @@ impl ConfigCheck {
         self.unbound(access);
     }
 
-    /// Reports ambiguous settings of issuers. Keys that are bound to no issuer verify tokens of every issuer in
-    /// `token-issuer`, so several issuers with separate keys need `[[issuer]]` tables.
+    /// Reports ambiguous settings of issuers. Keys that are not restricted to an issuer verify tokens of every issuer
+    /// in `token-issuer`, so several issuers with separate keys need `[[issuer]]` tables.
     fn unbound(&mut self, access: &AccessConfig) {
         let unbound = access.keys.iter().filter(|file| file.issuer.is_none()).count();
         if unbound > 1 && access.issuers.len() > 1 {

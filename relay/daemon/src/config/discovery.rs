@@ -29,7 +29,7 @@ pub struct DiscoveryConfig {
     pub store: DiscoveryStore,
     /// The URL by which other relays connect to this one.
     pub url: Option<Url>,
-    /// The site of this relay.
+    /// Name of the location (site) of this relay, such as a data center.
     pub region: Option<String>,
     /// Cost of receiving from a relay of another site.
     pub region_cost: u64,

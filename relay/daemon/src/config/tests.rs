@@ -214,7 +214,7 @@ fn relay_reachable_by_others_needs_access_rules_or_public() {
         }
     }
     assert!(config(&["--listen=0.0.0.0:1", "--public"], "").is_ok());
-    // Without settings the relay listens on loopback, so it needs no rules.
+    // Without settings the relay listens on loopback, so it needs no access rules.
     assert!(config(&[], "").is_ok());
 }
 
@@ -400,7 +400,7 @@ fn unproven_sessions_are_at_most_half_of_max_sessions() {
 
 /// Reloaded settings are checked together with those that only a restart can change.
 #[test]
-fn new_settings_are_checked_with_those_in_force() {
+fn new_settings_are_checked_with_those_that_need_a_restart() {
     let queue = config(&[], "").unwrap().queue;
     let running = |listen: &str| RunningConfig {
         listen: vec![listen.parse().unwrap()],
@@ -417,7 +417,8 @@ fn new_settings_are_checked_with_those_in_force() {
         let taken = loopback(&format!("max-sessions = 9\n{text}")).in_force(&public).unwrap();
         assert_eq!((taken.listen, taken.max_sessions), (public.listen.clone(), 7), "{text}");
     }
-    // Reloaded delays for another drop-policy do not replace the delays of the policy that is in force.
+    // If reloaded settings name another drop-policy, their `[[delay]]` tables do not replace those of the policy in
+    // use.
     let delay = |text: &str| loopback(text).in_force(&local).unwrap().queue.delays.default;
     assert_eq!(delay("max-delay = 3"), Some(Duration::from_secs(3)));
     assert_eq!(delay("drop-policy = 'tail'"), queue.delays.default);

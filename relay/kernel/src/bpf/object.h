@@ -116,7 +116,9 @@ static __always_inline int object_check_rest(struct frame_walk *walk, const __u8
 	return type & OBJECT_PROPERTIES || (status != OBJECT_ENDS_GROUP && status != OBJECT_ENDS_TRACK);
 }
 
-/* Parses the datagram of `len` bytes at position `at`. Returns an error (not 0) if it is malformed or padding. */
+/* Parses the datagram of `len` bytes at position `at`. Returns an error (not 0) if it is malformed, or is a padding
+ * datagram without an object.
+ */
 static __always_inline int object_datagram(const __u8 *text, __u32 at, __u32 len, struct object_datagram *out)
 {
 	struct frame_walk walk = {.at = at, .end = at + len};

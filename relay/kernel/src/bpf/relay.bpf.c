@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Forwards media at TC ingress. The program decrypts the 1-RTT packets of upstream connections. Each STREAM or DATAGRAM
- * frame that has a slot is sent on as one packet per egress, encrypted for that downstream connection. Then the
- * received packet continues to userspace unchanged: userspace sees everything, and sends whatever this program declined
- * to send.
+ * frame of a stream or track that userspace has set up for forwarding is sent on as one packet per subscriber,
+ * encrypted for the subscriber's connection. Then the received packet continues to userspace unchanged: userspace sees
+ * everything, and sends whatever this program declined to send.
  *
  * - relay_intf.h: the structures shared with userspace.
  * - relay_maps.h: configuration and maps. relay_work.h: the work area of a run.
@@ -20,14 +20,14 @@
 #include "relay_super.h"
 #include <linux/pkt_cls.h>
 
-/* Converts an outcome (enum relay_outcome) to the TC verdict that the program returns. All verdicts on received packets
- * come from this function.
+/* Converts the result of processing a received packet (enum relay_outcome) to the TC verdict that the program returns.
+ * All verdicts on received packets come from this function.
  */
 static __always_inline int verdict_of(enum relay_outcome outcome)
 {
 	switch (outcome) {
-	case RELAY_CONTINUED: /* drop this skb: a clone of the packet is queued for the next run */
-	case RELAY_NOT_RESTORED: /* drop this skb: the packet was rewritten for a subscriber and could not be restored */
+	case RELAY_CONTINUED:	 /* drop this skb: a clone of it is queued for the next run of the program */
+	case RELAY_NOT_RESTORED: /* drop this skb: it was rewritten for a subscriber and could not be restored */
 		return TC_ACT_SHOT;
 	default:
 		return PASS_ON;

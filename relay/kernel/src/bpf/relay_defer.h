@@ -34,7 +34,9 @@ static __always_inline int steer(struct __sk_buff *skb, struct relay_deferral *d
 {
 	struct bpf_sock *socket;
 
-	/* `wakes_read` equals `wakes` while userspace sleeps and has read every packet that woke it. */
+	/* The counters `wakes_read` (of userspace) and `wakes` (of this program) are equal while userspace sleeps and
+	 * has read every packet that woke it.
+	 */
 	if (!wakes && READ_ONCE(deferral->wakes_read) == READ_ONCE(deferral->wakes) &&
 	    READ_ONCE(deferral->packets) - READ_ONCE(deferral->taken) + packets <=
 		    READ_ONCE(deferral->room)) {
@@ -58,8 +60,8 @@ static __always_inline int steer(struct __sk_buff *skb, struct relay_deferral *d
  */
 static __noinline int defer(struct __sk_buff *skb, const struct work *work, enum relay_outcome outcome)
 {
-	/* Only the program's first run for a packet knows which frames that run declined. So a packet that needs a
-	 * further run always wakes userspace.
+	/* Only the program's first run for a packet knows which of its frames the program could not forward. So a
+	 * packet that needs a further run always wakes userspace.
 	 */
 	int wakes = outcome != RELAY_FORWARDED || work->fan.wakes || work->cursor.id;
 	__u32 packets = work->super.segments ? work->super.segments : 1;

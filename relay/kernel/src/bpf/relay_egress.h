@@ -50,9 +50,9 @@ find_stream(const struct relay_downstream *downstream, const struct relay_egress
 	return RELAY_EGRESS_SENT;
 }
 
-/* Computes the sizes of a copy that opens a stream. The stream begins with the preamble of the subscriber's session.
- * The subscriber's alias replaces the publisher's, padded to the same length if it is shorter, as millrace-moq's
- * SubgroupHeader::encode_padded does.
+/* Computes the sizes of a copy that opens a stream. The stream begins with the header of the subscriber's WebTransport
+ * session, if it has one. The subscriber's track alias replaces the publisher's, padded to the same length if it is
+ * shorter, as millrace-moq's SubgroupHeader::encode_padded does.
  */
 static __always_inline void measure_front(struct egress_packet *packet, const struct relay_egress *egress,
 					  const struct subgroup_head *head)
@@ -197,7 +197,7 @@ int fill_entry(struct relay_forwarded *entry, const struct relay_egress *egress,
 	return 0;
 }
 
-/* Opens the subscriber's stream of an egress, with the ID that the packet was built for. Fails if userspace changes
+/* Opens a subscriber's stream, with the stream ID that the packet was built for. Fails if userspace changes
  * `egress->id` or `downstream->streams` first.
  */
 int open_stream(struct relay_downstream *downstream, struct relay_egress *egress, struct work *work)
@@ -207,8 +207,8 @@ int open_stream(struct relay_downstream *downstream, struct relay_egress *egress
 	if (!downstream || !egress || !work ||
 	    __sync_val_compare_and_swap(&egress->id, RELAY_UNOPENED, RELAY_OPENING) != RELAY_UNOPENED)
 		return -1;
-	/* If the stream ID was taken meanwhile, the egress returns to RELAY_UNOPENED, so that a later run or userspace
-	 * can open it.
+	/* If the stream ID was used for another stream meanwhile, this subscriber's stream is marked as not open again,
+	 * so that a later run or userspace can open it.
 	 */
 	if (__sync_val_compare_and_swap(&downstream->streams, work->packet.streams,
 					work->packet.streams + 1) != work->packet.streams) {
@@ -226,8 +226,9 @@ int open_stream(struct relay_downstream *downstream, struct relay_egress *egress
 }
 
 /* Draws a packet number and registers the packet. Registration precedes sending, so that no acknowledgement can arrive
- * for an unregistered packet. The ring entry is reserved first, because a number without a registration would be lost.
- * Until the entry is submitted, userspace cannot read later entries of other CPUs, so little may happen in between.
+ * for an unregistered packet. Space in the ring buffer for the registration is reserved first, because userspace would
+ * never learn of a number without a registration. Until the registration is submitted, userspace cannot read later ones
+ * of other CPUs, so little may happen in between.
  */
 static __always_inline enum relay_egress_outcome draw_number(struct relay_downstream *downstream,
 							     struct relay_egress *egress,
@@ -269,7 +270,9 @@ static __always_inline void put_stream_header(__u8 *end, const struct egress_pac
 	varint_put_before(end - bytes, type);
 }
 
-/* Writes the header of a STREAM frame, and the first bytes of the stream: preamble, type and alias. */
+/* Writes the header of a STREAM frame, and the first bytes of the stream: WebTransport header, stream type and track
+ * alias.
+ */
 static __always_inline void put_front(__u8 *end, const struct relay_egress *egress,
 				      const struct egress_packet *packet, __u8 type)
 {
@@ -283,8 +286,8 @@ static __always_inline void put_front(__u8 *end, const struct relay_egress *egre
 	put_stream_header(end - web_put_stream_before(end, packet->web), packet);
 }
 
-/* Writes the header of a DATAGRAM frame, and the parts of the object datagram that differ downstream: preamble, type
- * and alias.
+/* Writes the header of a DATAGRAM frame, and the parts of the object datagram that differ for each subscriber:
+ * WebTransport header, datagram type and track alias.
  */
 static __always_inline void put_datagram_header(__u8 *end, const struct relay_egress *egress,
 						const struct egress_packet *packet, __u32 type)
@@ -416,8 +419,9 @@ int restore(struct __sk_buff *skb, struct work *work)
 	return fan_tag_again(skb, frame);
 }
 
-/* Reports whether the egress entry was removed or no longer belongs to this slot. Between two runs of the program,
- * userspace may reuse the entry. Userspace writes `epoch` last, so it is read first, with a full barrier.
+/* Reports whether the table entry of a subscriber's copy (egress) was removed, or now belongs to another stream or
+ * track. Userspace may reuse the entry between two runs of the program. It writes `epoch` last, so `epoch` is read
+ * first, with a full barrier.
  */
 static __always_inline int is_gone(struct relay_egress *egress, const struct relay_downstream *downstream,
 				   const struct work *work, const struct chunk *chunk)
@@ -500,8 +504,8 @@ struct egress_loop {
 	struct work *work;
 };
 
-/* One step of the fan-out loop: makes the copy for one egress. Then selects the next egress of the same frame, or the
- * first egress of the next frame.
+/* One step of the fan-out loop: makes the copy for one subscriber. Then selects the next subscriber of the same frame,
+ * or the first subscriber of the next frame.
  */
 static long next_egress(__u32 index, struct egress_loop *loop)
 {
@@ -522,8 +526,8 @@ static long next_egress(__u32 index, struct egress_loop *loop)
 			if (loop->work->arrival.traced_ns)
 				trace_copy(loop->work, egress, downstream, outcome);
 		}
-		/* The packet wakes userspace if userspace has to send this copy, or if subscribers without an egress
-		 * need the stream.
+		/* The packet wakes userspace if userspace has to send this copy, or if further subscribers, which only
+		 * userspace serves, need the stream.
 		 */
 		if (outcome != RELAY_EGRESS_SENT || !READ_ONCE(egress->exclusive))
 			fan->wakes = 1;

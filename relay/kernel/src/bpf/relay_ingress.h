@@ -184,8 +184,8 @@ enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 	keys = bpf_map_lookup_elem(&open_keys, &index);
 	if (!keys)
 		return RELAY_NO_KEYS;
-	/* In later runs for the same packet, the packet number is taken from the cursor, which the first run has
-	 * stored: the replay window would report the packet as a replay.
+	/* The program's first run for a packet stores the packet number in the cursor. Later runs for the same packet
+	 * take it from there, and skip the replay check, which would report the packet as a replay.
 	 */
 	number = work->cursor.id ? work->cursor.kept.number
 				 : quic_number(READ_ONCE(upstream->expected), &header);
@@ -224,7 +224,7 @@ struct walk_loop {
 	__u32 pad;
 };
 
-/* Records the range of a frame that is left to userspace without being checked. */
+/* Records the range of stream bytes in a frame that this program does not check, because only userspace forwards it. */
 static __always_inline void leave_chunk(struct work *work, const __u32 *index,
 					const struct frame_stream *frame)
 {
@@ -236,8 +236,8 @@ static __always_inline void leave_chunk(struct work *work, const __u32 *index,
 		note_late(work, frame->id);
 }
 
-/* Collects a frame for the fan-out if it has a slot (an entry for forwarded media) or may get one. Later runs of the
- * same packet collect the frames that its first run found good.
+/* Collects a frame for the fan-out if its stream or track is set up for forwarding (has a slot), or may be set up now.
+ * Later runs of the same packet collect the frames that its first run found good.
  */
 __noinline int take_chunk(struct work *work, const struct chunk *found)
 {
@@ -255,7 +255,9 @@ __noinline int take_chunk(struct work *work, const struct chunk *found)
 	ingress = bpf_map_lookup_elem(&slots, &slot);
 	ordinal = work->fan.ordinal++;
 	good = ordinal < 64 && work->cursor.kept.good >> (ordinal & 63) & 1;
-	/* Userspace has to forward frames without a slot (an entry for forwarded media), so the packet wakes it. */
+	/* Userspace has to forward frames of streams and tracks that are not set up for forwarding here, so the packet
+	 * wakes it.
+	 */
 	if (work->cursor.id ? !good : !ingress && !(work->arrival.opens && found->begins)) {
 		work->fan.wakes = 1;
 		if (!work->cursor.id && found->kind == RELAY_STREAM && !found->begins)
@@ -331,8 +333,8 @@ static long walk_step(__u32 index, struct walk_loop *loop)
 	return step == FRAME_END || step == FRAME_BAD;
 }
 
-/* The outcome of a frame whose stream or track has no slot, so that the program does not forward it. The map `outcomes`
- * does not count such frames.
+/* Result for a frame whose stream or track is not set up for forwarding (has no slot), so that the program does not
+ * forward it. The map `outcomes` does not count such frames.
  */
 #define NO_SLOT RELAY_FRAME_OUTCOMES
 
@@ -344,7 +346,7 @@ static __always_inline enum relay_frame_outcome count_frame(enum relay_frame_out
 	return outcome;
 }
 
-/* Decides whether a collected frame may be forwarded, and finds its first egress. */
+/* Decides whether a collected frame may be forwarded, and finds the first subscriber to copy it to. */
 static __always_inline enum relay_frame_outcome judge_chunk(struct work *work, struct chunk *chunk,
 							    struct subgroup_head *head)
 {
@@ -369,7 +371,8 @@ static __always_inline enum relay_frame_outcome judge_chunk(struct work *work, s
 		return count_frame(
 			judge_datagram(ingress, chunk->frame.id, chunk->frame.offset, chunk->object));
 	if (ingress->id != chunk->frame.id || ingress->upstream != work->arrival.upstream) {
-		chunk->egress = RELAY_END; /* userspace has removed the slot since the lookup */
+		chunk->egress =
+			RELAY_END; /* userspace has ended the forwarding of this stream since the lookup */
 		return work->cursor.id ? RELAY_FRAME_GOOD : RELAY_FRAME_BUSY;
 	}
 	if (work->cursor.id)

@@ -22,10 +22,11 @@
 #define RELAY_PORTS   4
 #define RELAY_SEEN    8 /* number of words in a sliding bitmap of stream numbers; a word covers 32 streams */
 #define RELAY_NUMBERS 128 /* number of words in the replay window; a word covers 32 packet numbers */
-/* low bits of a packet number word that hold the packet number; the others hold the key generation */
+/* number of low bits that hold the packet number, in words that combine packet number and key generation */
 #define RELAY_NUMBER_BITS 48
-#define RELAY_END	  0xffffffffU /* marks the end of a list of egresses (subscribers' copies) */
-#define RELAY_UNKNOWN	  (~0ULL)     /* value of `final_size` for a stream whose end is not known */
+/* index that marks the end of a list of subscribers' copies (struct relay_egress) */
+#define RELAY_END     0xffffffffU
+#define RELAY_UNKNOWN (~0ULL) /* value of `final_size` for a stream whose end is not known */
 /* Bit of a value in the map `ids`, which finds connections by their connection ID. If it is set, the other bits are the
  * index of a downstream (media is sent on it), else of an upstream (media arrives on it).
  */
@@ -60,7 +61,8 @@ struct relay_id {
  * n belongs at index start + n % len. `start` and `len` are in one word, because they change together.
  */
 struct relay_ring {
-	__u64 run; /* high half: `len`, the number of entries, a power of two, or 0 without a ring; low half: `start` */
+	/* high 32 bits: `len`, the number of entries, a power of two, or 0 without a ring; low 32 bits: `start` */
+	__u64 run;
 };
 
 /* The precomputed keystream of one packet. Userspace clears `word`, changes the other fields, and sets `word` again.
@@ -91,7 +93,7 @@ struct relay_upstream {
 	__u64 streams
 		[RELAY_SEEN]; /* sliding bitmap of stream indices: streams that program or userspace has claimed */
 	__u64 preambles
-		[RELAY_SEEN]; /* sliding bitmap of streams that have sent only their WebTransport preamble so far */
+		[RELAY_SEEN]; /* sliding bitmap of streams of which only the WebTransport header has arrived so far */
 	__u64 late
 		[RELAY_SEEN]; /* sliding bitmap of streams whose later bytes arrived before the first byte */
 	__u64 web;	      /* ID of the WebTransport session, or WEB_BARE without one */
@@ -119,8 +121,9 @@ struct relay_slot {
 	__u32 kind; /* whether `id` is a stream ID or a track alias: enum relay_kind */
 };
 
-/* A track for whose new streams the program may open subscribers' streams. An opening is an ingress with egresses,
- * prepared for a stream that has not begun. Only the holder of `lock` may bind an opening to a stream.
+/* A track for whose new streams the program may open subscribers' streams. An opening is a prepared entry for a stream
+ * that has not begun: a struct relay_ingress with its subscribers' copies. Only the holder of `lock` may assign an
+ * opening to a stream.
  */
 struct relay_track {
 	__u64 alias;
@@ -129,20 +132,22 @@ struct relay_track {
 	/* Group of the subgroup that began last; the program opens streams only for later subgroups. */
 	__u64 group;
 	__u64 subgroup; /* ID of the subgroup that began last */
-	__u32 put;	/* number of openings (prepared ingresses) that userspace has added to the track */
-	__u32 taken;	/* number of openings (prepared ingresses) that the program has bound to streams */
-	__u32 low;    /* userspace is woken to prepare ingresses when only this many prepared ones are left */
-	__u32 missed; /* number of streams that began while no ingress was prepared for them */
-	/* ring of prepared ingresses; the n-th is at n modulo RELAY_OPENINGS */
+	/* number of openings (entries for streams that have not begun) that userspace has added to the track */
+	__u32 put;
+	__u32 taken; /* number of openings that the program has assigned to streams of the track */
+	__u32 low; /* userspace is woken to prepare further openings when only this many unused ones are left */
+	__u32 missed; /* number of streams that began while the track had no unused opening */
+	/* indices of the openings in the map `ingresses`; the n-th is at n modulo RELAY_OPENINGS */
 	__u32 openings[RELAY_OPENINGS];
 } SHARED;
 _Static_assert(sizeof(struct relay_track) == 48 + 4 * RELAY_OPENINGS, "relay_track has no hidden padding");
 
-/* The state of a slot, and the offset up to which its stream was checked (judged) for forwarding. The holder of `lock`
- * owns the other fields. A run that finds the lock taken forwards nothing of the slot.
+/* The state of a stream or a track's datagrams that the program forwards (a slot), and the offset up to which the
+ * stream was checked (judged). The holder of `lock` owns the other fields. A program run that finds the lock taken
+ * forwards nothing of the stream or track.
  */
 struct relay_ingress {
-	/* Stream ID or alias of the slot. Checked by each program run, since the entry may have been reused. */
+	/* Stream ID or track alias. Each program run checks it, since userspace may have reused the entry. */
 	__u64 id;
 	__u32 upstream;
 	__u32 kind;
@@ -150,13 +155,14 @@ struct relay_ingress {
 	__u32 lock;	  /* 0: the lock is free */
 	__u64 next;	  /* offset up to which the program or userspace has parsed the stream */
 	__u64 final_size; /* final size of the stream, or RELAY_UNKNOWN */
-	/* Start of a gapless run of stream bytes that arrived after a hole. There is no run if `run_end` is not above
-	 * `next`.
+	/* Start of a gapless range of stream bytes that arrived after a hole. `run_end` is its end. There is no such
+	 * range if `run_end` is not above `next`.
 	 */
 	__u64 run;
 	__u64 run_end;
-	/* Start of the range after `next` of which some bytes have arrived. Userspace has those bytes and keeps its
-	 * version. There is no such range if `apart_end` is not above `next`.
+	/* Start of a range of stream bytes after `next` of which userspace has received some without this program.
+	 * Userspace keeps its version of these bytes. `apart_end` is the range's end. There is no such range if it is
+	 * not above `next`.
 	 */
 	__u64 apart;
 	__u64 apart_end;
@@ -172,37 +178,48 @@ _Static_assert(sizeof(struct relay_ingress) == 144, "relay_ingress has no hidden
 
 /* One subscriber's copy of an upstream stream, or of a track's datagrams.
  *
- * A prepared egress has the `id` RELAY_UNOPENED. A run that opens the stream changes it to RELAY_OPENING, and then to
- * the stream's ID, or back to RELAY_UNOPENED if the ID was taken meanwhile. Userspace changes RELAY_UNOPENED to
- * RELAY_CLOSED. All of these are compare-and-exchange operations, so that exactly one side opens the stream.
+ * While the subscriber's stream is not open, `id` is RELAY_UNOPENED. A program run that opens the stream changes it to
+ * RELAY_OPENING, and then to the stream's ID, or back to RELAY_UNOPENED if that ID was used for another stream
+ * meanwhile. If userspace opens the stream, it changes RELAY_UNOPENED to RELAY_CLOSED first. All of these are
+ * compare-and-exchange operations, so that exactly one side opens the stream.
  */
 struct relay_egress {
-	/* Stream ID or alias of the slot. Checked by each program run, since the entry may have been reused. */
+	/* Stream ID or track alias on the publisher's connection. Each program run checks it, since userspace may have
+	 * reused the entry.
+	 */
 	__u64 upstream_id;
-	/* Downstream stream ID, or RELAY_CLOSED, RELAY_OPENING or RELAY_UNOPENED; for datagrams: the track alias. */
+	/* Stream ID on the subscriber's connection, or RELAY_CLOSED, RELAY_OPENING or RELAY_UNOPENED; for datagrams:
+	 * the track alias.
+	 */
 	__u64 id;
-	/* Downstream offset minus upstream offset, modulo 2^64. For datagrams: first object that is sent of group
-	 * `from`.
+	/* Offset on the subscriber's stream minus offset on the publisher's stream, modulo 2^64. For datagrams: ID of
+	 * the first object of group `from` that is sent.
 	 */
 	__u64 shift;
-	/* Upstream offset before which userspace sends the stream. For datagrams: first group that is sent. */
+	/* Offset on the publisher's stream before which userspace sends the bytes. For datagrams: first group that is
+	 * sent.
+	 */
 	__u64 from;
-	/* The peer's MAX_STREAM_DATA, as downstream offset. For datagrams: last group that is sent. */
+	/* The MAX_STREAM_DATA limit of the subscriber's stream. For datagrams: last group that is sent. */
 	__u64 max_offset;
-	__u64 tag; /* identifies the egress in reports of sent packets (struct relay_forwarded); set by userspace */
-	__u64 group;   /* group ID that trace events show for this copy, set by userspace */
-	__u64 counted; /* downstream offset up to which the stream has been counted against MAX_DATA */
-	__u32 next;    /* next subscriber's copy of the same data, or RELAY_END */
+	/* set by userspace: identifies this subscriber's copy in reports of sent packets (struct relay_forwarded) */
+	__u64 tag;
+	__u64 group; /* group ID that trace events show for this copy, set by userspace */
+	__u64 counted; /* offset on the subscriber's stream up to which bytes have been counted against MAX_DATA */
+	__u32 next; /* next subscriber's copy of the same data, or RELAY_END */
 	__u32 downstream;
 	__u32 upstream; /* index of the upstream connection on which the data arrives */
-	__u32 epoch;	/* `epoch` of the downstream connection; 0: the egress is not in use */
+	/* `epoch` of the subscriber's connection (struct relay_downstream); 0: this table entry is not in use */
+	__u32 epoch;
 	/* Priority, 16 bits: smaller is more urgent. A datagram's own priority replaces the low 8 bits. */
 	__u32 level;
 	__u32 track; /* number by which trace events identify the track */
 	__u32 kind;  /* enum relay_kind: copy of a stream or of datagrams */
-	/* Set if every subscriber that needs the stream has an egress, so its packets may be deferred. */
+	/* Set if the program serves every subscriber that needs the stream, so that the stream's packets need not wake
+	 * userspace.
+	 */
 	__u32 exclusive;
-	/* The fields from here to `pad` describe a prepared egress, until the program opens its stream. `level` has the
+	/* The fields from here to `pad` are used until the program opens the subscriber's stream. `level` has the
 	 * track's default priority.
 	 */
 	__u64 alias;	   /* track alias that the subscriber knows */
@@ -221,11 +238,13 @@ struct relay_path {
 	__u8 pad[3];
 };
 
-/* The outcome of one copy: a frame for one subscriber. */
+/* The result of sending one copy of a frame to one subscriber. */
 enum relay_egress_outcome {
 	RELAY_EGRESS_SENT = 0,
-	RELAY_EGRESS_GONE, /* the subscription's egress or its connection was removed */
-	/* The bytes are before the range that the kernel may send; for datagrams: outside the subscriber's range. */
+	RELAY_EGRESS_GONE, /* the subscription or its connection has ended */
+	/* The stream bytes are before the range that the kernel may send; for datagrams: outside the range of objects
+	 * that the subscriber requested.
+	 */
 	RELAY_EGRESS_BEFORE,
 	RELAY_EGRESS_UNOPENED, /* the program could not open the stream, and userspace has not opened it yet */
 	RELAY_EGRESS_STREAM_LIMIT, /* the peer's stream limit is reached, or userspace is about to open streams */
@@ -272,7 +291,7 @@ struct relay_arrival {
  * the unused entry, then switches to it with one store.
  */
 struct relay_downstream {
-	/* The packet number word: next packet number and key generation, as in millrace-quic's module `number`. */
+	/* The next packet number and the key generation in one word, as in millrace-quic's module `number`. */
 	__u64 number;
 	__u64 max_data; /* the most stream bytes that the kernel may send in total */
 	__u64 data;	/* stream bytes that the kernel has sent or is about to send */
@@ -283,7 +302,8 @@ struct relay_downstream {
 	__u64 web;	 /* ID of the WebTransport session, or WEB_BARE without one */
 	__u64 max_bytes; /* the most bytes of UDP payload that the kernel may send in total */
 	__u64 bytes;	 /* bytes of UDP payload that the kernel has sent or is about to send */
-	__u32 epoch; /* distinguishes this connection from earlier ones of the entry; 0: the entry is not in use */
+	/* distinguishes this connection from earlier ones that used this table entry; 0: the entry is not in use */
+	__u32 epoch;
 	__u32 mtu; /* largest UDP payload that fits the path, bytes */
 	/* For even and odd generations: the generation of the installed keys plus 1; 0: no keys. */
 	__u32 generations[2];
@@ -309,8 +329,8 @@ struct relay_forwarded {
 	__u64 time_ns; /* time of sending, CLOCK_MONOTONIC */
 	__u64 number;
 	__u64 tag;
-	__u64 id;     /* stream ID on the downstream connection, or the track alias of a datagram */
-	__u64 offset; /* offset in the downstream stream, or the group of a datagram */
+	__u64 id;     /* stream ID on the subscriber's connection, or the track alias of a datagram */
+	__u64 offset; /* offset on the subscriber's stream, or the group ID of a datagram */
 	__u64 object; /* object ID of a datagram. For a stream: number of bytes that count against MAX_DATA */
 	__u32 downstream;
 	__u32 epoch;
@@ -321,8 +341,9 @@ struct relay_forwarded {
 	__u8 kind; /* enum relay_kind: stream or datagram */
 };
 
-/* The outcome of a received packet, which is an index in the map `outcomes`. In that map, the values of enum
- * relay_egress_outcome, enum relay_further_run, enum relay_frame_outcome and enum relay_opening follow.
+/* What the program did with a received packet. The value is an index of a counter in the map `outcomes`. In that map,
+ * the values of enum relay_egress_outcome, enum relay_further_run, enum relay_frame_outcome and enum relay_opening
+ * follow.
  */
 enum relay_outcome {
 	RELAY_FORWARDED = 0, /* the program has tried to send every copy */
@@ -346,15 +367,19 @@ enum relay_outcome {
 	RELAY_NOT_AUTHENTIC,
 	RELAY_REPLAYED, /* the packet was replayed, or is too old for the replay window */
 	RELAY_BAD_FRAMES,
-	RELAY_NO_SLOT, /* no frame of the packet belongs to a delegated stream or track */
+	/* no frame of the packet belongs to a stream or track that userspace has set up for forwarding */
+	RELAY_NO_SLOT,
 	RELAY_BAD_STREAM, /* a stream is malformed, or exceeds its final size: nothing of the packet is forwarded */
-	RELAY_DECLINED, /* the packet has frames of delegated streams, but none may be forwarded, see enum relay_frame_outcome */
+	/* the packet has frames of streams set up for forwarding, but none may be forwarded, see enum
+	 * relay_frame_outcome
+	 */
+	RELAY_DECLINED,
 	RELAY_BUSY, /* this run has interrupted another run on the same CPU, which uses the CPU's work area */
 	RELAY_FROM_SUBSCRIBER, /* the packet comes from a subscriber, and was not decrypted */
 	RELAY_OUTCOMES,
 };
 
-/* The outcome of a program run that continues a packet from an earlier run. */
+/* The result of a program run that makes further copies of a packet which an earlier run began to forward. */
 enum relay_further_run {
 	RELAY_RUN_LAST = 0, /* the program has tried to send every copy of the packet */
 	RELAY_RUN_CONTINUED,
@@ -362,7 +387,9 @@ enum relay_further_run {
 	RELAY_FURTHER_RUNS,
 };
 
-/* The outcome of a STREAM frame, or a DATAGRAM frame with an object, that has a slot (an entry for forwarded media). */
+/* Whether a STREAM frame, or a DATAGRAM frame with an object, may be forwarded, and if not, why. Only frames of streams
+ * and tracks that are set up for forwarding count.
+ */
 enum relay_frame_outcome {
 	RELAY_FRAME_GOOD = 0,
 	RELAY_FRAME_REPEATED, /* some bytes of the frame have or may have arrived before */
@@ -373,18 +400,24 @@ enum relay_frame_outcome {
 	RELAY_FRAME_OUTCOMES,
 };
 
-/* The outcome for the first bytes of a publisher's stream that userspace has not delegated. Counted only on an upstream
- * with tracks for which the program may open subscribers' streams.
+/* Whether the program begins to forward a publisher's new stream when its first bytes arrive, and if not, why. Counted
+ * only for publishers with tracks for which the program may open subscribers' streams.
  */
 enum relay_opening {
-	RELAY_OPENING_BOUND = 0, /* the stream was bound to a prepared slot, so the program forwards it */
-	RELAY_OPENING_OTHER, /* the SUBGROUP_HEADER is incomplete or not in its shortest form, or the object ID that names the subgroup is missing */
-	/* The packet has only the stream's WebTransport preamble; the stream may get a slot with its next bytes. */
+	/* the stream was assigned to an opening (an entry prepared for a future stream), so the program forwards it */
+	RELAY_OPENING_BOUND = 0,
+	/* The SUBGROUP_HEADER is incomplete or not in its shortest form, or the object ID that gives the subgroup its
+	 * ID is missing.
+	 */
+	RELAY_OPENING_OTHER,
+	/* The packet has only the WebTransport header of the stream; forwarding may begin with the stream's next bytes.
+	 */
 	RELAY_OPENING_PREAMBLE,
 	RELAY_OPENING_NO_TRACK,
 	RELAY_OPENING_ORDER,  /* the subgroup is not later than the subgroup of its track that began last */
-	RELAY_OPENING_MISSED, /* no prepared slot is left for the track */
-	RELAY_OPENING_TAKEN, /* userspace has claimed the stream, the stream is old, or later bytes of it arrived first */
+	RELAY_OPENING_MISSED, /* the track has no unused opening (entry prepared for a future stream) */
+	/* userspace has claimed the stream, the stream is too old, or later bytes of it arrived first */
+	RELAY_OPENING_TAKEN,
 	RELAY_OPENING_BUSY, /* another CPU or userspace works on the same track */
 	RELAY_OPENING_FULL, /* the map `slots` is full */
 	RELAY_OPENING_OUTCOMES,
@@ -399,21 +432,25 @@ struct relay_tracing {
 	__u64 lost; /* number of events that were dropped because the ring buffer was full */
 } SHARED;
 
-/* A trace event in the ring buffer `events`: the outcome of a copy, or of a received packet that was not copied. */
+/* A trace event in the ring buffer `events`: what the program did with a copy, or with a received packet that was not
+ * copied.
+ */
 struct relay_event {
 	__u64 arrived_ns; /* arrival time of the received packet, CLOCK_MONOTONIC */
 	__u64 time_ns;	  /* time when the copy or the packet was finished, CLOCK_MONOTONIC */
-	__u64 received;	  /* packet number on the upstream connection; 0: not known */
+	__u64 received;	  /* packet number on the publisher's connection; 0: not known */
 	__u64 number;	  /* packet number of the copy; 0: none was drawn */
 	__u64 group;
-	__u64 stream_id; /* stream on the downstream connection. For datagrams: the track alias; `offset` is the object ID */
+	/* Stream ID on the subscriber's connection. For datagrams: the track alias; `offset` is the object ID then. */
+	__u64 stream_id;
 	__u64 offset;
 	__u32 publisher;  /* session ID of the publisher */
 	__u32 subscriber; /* ID of the subscriber's session */
 	__u32 track;
-	__u16 len;    /* number of stream bytes in the packet */
-	__u16 size;   /* size of the UDP payload, bytes; for a copy only if a packet number was drawn */
-	__u8 is_copy; /* 1: event of a copy; 0: event of the received packet, with 0 in the fields of a copy */
+	__u16 len;  /* number of stream bytes in the packet */
+	__u16 size; /* size of the UDP payload, bytes; for a copy only if a packet number was drawn */
+	/* 1: event of a copy; 0: event of the received packet, with 0 in the fields that describe a copy */
+	__u8 is_copy;
 	__u8 outcome; /* enum relay_egress_outcome of a copy, enum relay_outcome of a received packet */
 	__u8 fin;
 	__u8 pad[5];

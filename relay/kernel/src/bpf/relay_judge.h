@@ -63,8 +63,9 @@ int judge_bytes(struct subgroup_state *state, const struct quic_buf *in, __u32 a
 
 /* --- Runs of bytes after a hole --- */
 
-#define RUN_PIECE  (FRAMES_MAX / 2)
-#define RUN_PIECES 16 /* the most pieces (of RUN_PIECE bytes) of a run that are parsed for one frame */
+#define RUN_PIECE (FRAMES_MAX / 2)
+/* the most pieces (of RUN_PIECE bytes) of a run, the stored bytes after a hole, that are parsed for one frame */
+#define RUN_PIECES 16
 
 /* Parses a piece of a run: bytes that arrived after a hole in the stream. */
 int judge_run(struct subgroup_state *state, const struct run_bytes *run, __u32 at, __u32 bytes)
@@ -84,8 +85,8 @@ static __always_inline int is_ahead(const struct relay_ingress *ingress)
 	return ingress->run_end > ingress->next;
 }
 
-/* Makes this ingress the owner of its run buffer, which it shares with other ingresses. If another ingress owns the
- * buffer and has a run in it, nothing changes. That is checked under the lock of the present owner.
+/* Makes this stream (ingress) the owner of its buffer for bytes after a hole, which several streams share. If another
+ * stream owns the buffer and has bytes in it, nothing changes. The check holds the lock of the present owner.
  */
 static __always_inline void take_run(__u32 index)
 {
@@ -104,8 +105,8 @@ static __always_inline void take_run(__u32 index)
 		__sync_val_compare_and_swap(&run->owner, owner, index + 1);
 		return;
 	}
-	/* The lock of the other ingress is tried once, without waiting. If it is taken, the bytes after the hole are
-	 * not stored.
+	/* The lock of the stream that owns the buffer is tried once, without waiting. If it is taken, the bytes after
+	 * the hole are not stored.
 	 */
 	if (__sync_lock_test_and_set(&other->lock, 1))
 		return;
@@ -160,7 +161,9 @@ static __always_inline int has_apart(const struct relay_ingress *ingress)
 	return ingress->apart_end > ingress->next;
 }
 
-/* Records that userspace has stream bytes from `offset` to `end`, which lie after the position `next`. */
+/* Records that a frame after the judged position `next` has reached userspace, with the stream bytes from `offset` to
+ * `end`.
+ */
 static __always_inline void note_apart(struct relay_ingress *ingress, __u64 offset, __u64 end)
 {
 	if (!has_apart(ingress) || offset < ingress->apart)
@@ -282,7 +285,9 @@ static __always_inline enum relay_frame_outcome take_frame(struct relay_ingress 
 	if (frame->fin && !meets)
 		ingress->state = (struct subgroup_state){.field = SUBGROUP_OVER};
 	join_run(ingress, index);
-	/* The frame also contains bytes that arrived before, which may differ from the first version. */
+	/* The frame repeats bytes of the stream that arrived in an earlier packet, perhaps with other values. Userspace
+	 * keeps the earlier values.
+	 */
 	return known || meets ? RELAY_FRAME_REPEATED : RELAY_FRAME_GOOD;
 }
 
@@ -311,7 +316,7 @@ static __always_inline enum relay_frame_outcome judge_locked(struct relay_ingres
 	return outcome;
 }
 
-/* Records the range of a frame that is not parsed here and whose bytes userspace has. */
+/* Records the stream offsets of a frame that the program does not parse. Userspace gets the frame's bytes. */
 int leave_frame(struct relay_ingress *ingress, const struct frame_stream *frame)
 {
 	__u64 end;
@@ -320,7 +325,7 @@ int leave_frame(struct relay_ingress *ingress, const struct frame_stream *frame)
 		return -1;
 	end = frame->offset + frame->len;
 	if (ingress->id != frame->id)
-		end = 0; /* userspace has removed the slot since the lookup */
+		end = 0; /* userspace has deleted this stream's entry since the program looked it up */
 	else if (!fits_final(ingress, frame, end))
 		ingress->state = (struct subgroup_state){.field = SUBGROUP_BROKEN};
 	if (end > ingress->next)

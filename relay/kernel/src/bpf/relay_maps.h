@@ -69,7 +69,7 @@ struct {
 	__uint(max_entries, 1);
 } keystreams SEC(".maps");
 
-/* --- Slots and their copies --- */
+/* --- Forwarded streams and datagrams, and the subscribers' copies of them --- */
 
 /* A stream of an upstream, or a track's datagrams -> index in `ingresses`. For a key of kind RELAY_TRACK: a track of an
  * upstream -> index in `tracks`.
@@ -90,7 +90,7 @@ struct {
 	__uint(max_entries, 1);
 } tracks SEC(".maps");
 
-/* Index of an ingress -> the state of a slot: a forwarded stream, or the forwarded datagrams of a track. */
+/* Index of an ingress -> the state of a publisher's stream, or of a track's datagrams, that the program forwards. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -108,15 +108,15 @@ struct {
 	__uint(max_entries, 1);
 } egresses SEC(".maps");
 
-/* Registrations of sent packets, struct relay_forwarded. Userspace reads them. */
+/* Reports about packets that the program has sent, one struct relay_forwarded each. Userspace reads them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 12);
 } forwarded SEC(".maps");
 
-/* --- Deferred wake-ups --- */
+/* --- Deferred packets, which do not wake userspace at once --- */
 
-/* Index -> a socket of userspace to which deferred packets are steered. */
+/* Index -> a socket of userspace for deferred packets, which need not wake userspace at once. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SOCKMAP);
 	__type(key, __u32);
@@ -133,7 +133,7 @@ struct {
 	__uint(max_entries, RELAY_SOCKETS);
 } deferrals SEC(".maps");
 
-/* Low bits of the last 8 bytes of a deferred packet -> the packet's arrival time. */
+/* Low bits of the last 8 bytes of a deferred packet (one that need not wake userspace) -> the packet's arrival time. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -144,8 +144,9 @@ struct {
 
 /* --- Counters and events --- */
 
-/* Outcome -> how often it occurred. The keys are the values of enum relay_outcome, then enum relay_egress_outcome, enum
- * relay_further_run, enum relay_frame_outcome and enum relay_opening.
+/* Result of processing a packet, a copy or a frame -> how often it occurred. The keys are the values of enum
+ * relay_outcome, then enum relay_egress_outcome, enum relay_further_run, enum relay_frame_outcome and enum
+ * relay_opening.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

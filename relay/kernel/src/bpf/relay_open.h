@@ -16,12 +16,13 @@
 #include "subgroup.h"
 #include "util.h"
 
-#define UNIDIRECTIONAL 0x2 /* bit of a stream ID, RFC 9000, section 2.1 */
-#define SEEN_BLOCK     5   /* log2 of how many stream or packet numbers one word of a window covers */
-#define SEEN_ATTEMPTS  4   /* the most compare-and-exchange attempts to change a word of a window */
+#define UNIDIRECTIONAL 0x2 /* bit that is set in IDs of unidirectional streams, RFC 9000, section 2.1 */
+#define SEEN_BLOCK \
+	5 /* log2 of how many stream or packet numbers one word of a sliding bitmap (window) covers */
+#define SEEN_ATTEMPTS 4 /* the most compare-and-exchange attempts to change a word of a sliding bitmap */
 
-/* Marks a stream or packet number as seen, in a window of `words` words (a power of two). Returns an error (not 0) if
- * the number was marked before, or is older than the window.
+/* Marks a stream or packet number as seen, in a sliding bitmap (window) of `words` words (a power of two). Returns an
+ * error (not 0) if the number was marked before, or is older than the window.
  */
 static __always_inline int mark_in(__u64 *window, __u32 words, __u64 number)
 {
@@ -49,8 +50,8 @@ static __always_inline int mark_seen(__u64 *window, __u64 number)
 	return mark_in(window, RELAY_SEEN, number);
 }
 
-/* Reports whether a stream number is marked in a window. Returns false if newer numbers have replaced the word that
- * covered it.
+/* Reports whether a stream number is marked in a sliding bitmap (window). Returns false if newer numbers have replaced
+ * the word that covered it.
  */
 static __always_inline int is_seen(const __u64 *window, __u64 number)
 {
@@ -59,8 +60,8 @@ static __always_inline int is_seen(const __u64 *window, __u64 number)
 	return word >> 32 == (__u32)block && word >> (number & ((1 << SEEN_BLOCK) - 1)) & 1;
 }
 
-/* Reports whether a stream number is marked in a window, or may have been marked before newer numbers replaced its
- * word.
+/* Reports whether a stream number is marked in a sliding bitmap (window), or may have been marked before newer numbers
+ * replaced its word.
  */
 static __always_inline int may_be_seen(const __u64 *window, __u64 number)
 {
@@ -70,8 +71,8 @@ static __always_inline int may_be_seen(const __u64 *window, __u64 number)
 	return ahead > 0 || is_seen(window, number);
 }
 
-/* Records that bytes of a stream without a slot have arrived. Userspace keeps these bytes, even if a different version
- * arrives later, so only userspace may forward the stream.
+/* Records that bytes have arrived of a stream that the program does not forward. Userspace keeps these bytes, even if a
+ * different version arrives later, so only userspace may forward the stream.
  */
 int note_late(struct work *work, __u64 id)
 {
@@ -165,9 +166,8 @@ static __always_inline enum relay_opening bind_locked(struct work *work, struct 
 		return RELAY_OPENING_MISSED;
 	}
 	WRITE_ONCE(ingress->id, slot.id);
-	ingress->next =
-		chunk->frame
-			.offset; /* stream offsets in the slot are counted from the end of the WebTransport preamble */
+	/* the program counts this stream's offsets from the end of the WebTransport preamble */
+	ingress->next = chunk->frame.offset;
 	if (mark_seen(upstream->streams, slot.id >> 2)) {
 		WRITE_ONCE(ingress->id, RELAY_UNBOUND);
 		return RELAY_OPENING_TAKEN;
@@ -177,8 +177,8 @@ static __always_inline enum relay_opening bind_locked(struct work *work, struct 
 	track->subgroup = head->subgroup;
 	if (left - 1 <= track->low)
 		work->fan.wakes = 1;
-	/* The opening (prepared ingress) is used up even if the map `slots` is full. Userspace then forwards the
-	 * stream.
+	/* The ingress that userspace has prepared is used up even if the map `slots` is full. Userspace then forwards
+	 * the stream.
 	 */
 	if (bpf_map_update_elem(&slots, &slot, &index, BPF_NOEXIST))
 		return RELAY_OPENING_FULL;

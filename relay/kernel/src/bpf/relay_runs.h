@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Spreads a fan-out over several runs of the program, with fan_runs.h.
  *
- * The packet is passed to userspace in its last run. All of its copies are registered by then, so userspace knows what
- * not to send.
+ * The packet is passed to userspace in its last run. The program has reported all copies that it has sent by then, so
+ * userspace knows what not to send.
  */
 #ifndef MILLRACE_RELAY_RUNS_H
 #define MILLRACE_RELAY_RUNS_H
@@ -27,7 +27,8 @@ static __noinline int put_back(struct __sk_buff *skb, struct work *work)
 	return queue_again(skb, &work->cursor, work->fan.egress, &kept, config.max_runs);
 }
 
-/* Converts the outcome of a further run for a packet to the counter of such runs. */
+/* Returns the counter for the result of a further run: a run of the program for a packet after the packet's first run.
+ */
 static __noinline enum relay_further_run further_run(enum relay_outcome outcome)
 {
 	return outcome == RELAY_FORWARDED   ? RELAY_RUN_LAST

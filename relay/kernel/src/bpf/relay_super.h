@@ -19,8 +19,8 @@
 
 #define CLONE_MARK 0x4d530000U
 
-/* Counts the outcome of a program run for a packet. Runs after the packet's first one are counted by enum
- * relay_further_run.
+/* Counts the result of a program run for a packet in the map `outcomes`. Runs after the packet's first one are counted
+ * by enum relay_further_run.
  */
 static __always_inline void count(const struct work *work, enum relay_outcome outcome)
 {
@@ -139,7 +139,7 @@ static long next_segment(__u32 index, struct egress_loop *loop)
 }
 
 /* Reports whether this skb is the clone that the current run on this CPU has redirected. With PREEMPT_RT another packet
- * may be sent in between, but only privileged programs can set the mark.
+ * may be sent in between, but only privileged programs can set its firewall mark to CLONE_MARK.
  */
 static __always_inline int is_clone(const struct __sk_buff *skb, const struct work *work)
 {
@@ -191,8 +191,8 @@ static __noinline enum relay_outcome send_clone(struct __sk_buff *skb, struct wo
 	};
 	if (!work->cursor.kept.begun)
 		work->cursor.id = 0;
-	/* `begin_clone` clears `comes`. If the flag is still set after the redirect, the clone was not processed at the
-	 * loopback interface.
+	/* `begin_clone` clears the flag `comes` when the clone arrives there. If the flag is still set after the
+	 * redirect, the clone was not processed at the loopback interface.
 	 */
 	WRITE_ONCE(super->comes, 1);
 	skb->mark = CLONE_MARK;

@@ -48,11 +48,11 @@ struct arrival {
 
 /* A packet that is to be sent to one subscriber, with a copy of one frame. */
 struct egress_packet {
-	__u64 word;    /* the packet number that was drawn, with its key generation */
-	__u64 id;      /* stream ID, or track alias */
-	__u64 streams; /* value of the downstream's `streams` when the ID of its next stream was read */
-	__u64 web;     /* ID of the downstream's WebTransport session, or WEB_BARE */
-	__u64 offset;  /* offset in the downstream stream, or group of a datagram */
+	__u64 word; /* number of the packet to be sent; the high bits are its key generation */
+	__u64 id;   /* ID of the subscriber's stream, or the track alias of a datagram */
+	__u64 streams; /* the field `streams` of struct relay_downstream, as read when the stream's ID was chosen */
+	__u64 web;    /* ID of the downstream's WebTransport session, or WEB_BARE */
+	__u64 offset; /* offset in the downstream stream, or group of a datagram */
 	__u32 data_at;
 	__u32 data_bytes; /* number of bytes that are copied unchanged from the received packet */
 	__u32 len;	  /* number of stream bytes, or length of the datagram */
@@ -75,7 +75,7 @@ struct fan {
 	__u32 left_over; /* whether the packet has more frames than `chunks` can hold */
 	__u32 wakes;	 /* whether the packet has to wake userspace */
 	__u32 ordinal;	 /* ordinal that the next STREAM or DATAGRAM frame gets */
-	__u64 good;	 /* bitmap by ordinal: the frames of the packet that are forwarded */
+	__u64 good;	 /* bitmap by the frames' ordinals in the packet: the frames that are forwarded */
 	__u32 opens; /* bitmap by index in `chunks`: the frames whose copies may open subscribers' streams */
 	__u32 kept;  /* number of frames that may be forwarded */
 };
@@ -87,7 +87,7 @@ struct super_packet {
 	__u32 bytes;	/* length of the super-packet's payload, bytes */
 	__u32 mark;	/* firewall mark (`skb->mark`) of the super-packet */
 	__u32 comes; /* whether the clone was redirected to the loopback interface and is not processed yet */
-	__u32 goes_on;	/* whether copies of a segment are left for another run */
+	__u32 goes_on;	/* whether this run leaves copies of a segment to another run of the program */
 	__u32 wakes;	/* whether the super-packet has to wake userspace */
 	__u32 received; /* whether a segment of the super-packet belongs to an upstream connection */
 	__u32 first;	/* index of the first segment that this run has processed */
@@ -106,7 +106,8 @@ struct super_bytes {
 struct cursor_kept {
 	__u64 number;	 /* number of the QUIC packet */
 	__u64 traced_ns; /* arrival time if the packet is traced, as in struct arrival */
-	__u64 good; /* bitmap by ordinal: the frames that may be forwarded, which are checked only once */
+	/* bitmap by the frames' ordinals in the packet: the frames that the first run allowed to be forwarded */
+	__u64 good;
 	__u32 chunk;
 	__u32 opens;   /* bitmap by index in `chunks`: the frames that may open subscribers' streams */
 	__u32 segment; /* index of the segment, for a super-packet */
@@ -134,8 +135,8 @@ struct work {
 	__u32 copies; /* copies that this run has tried, plus one for each segment that it has finished */
 	__u32 pad;
 	struct egress_packet packet;
-	struct cursor_entry
-		cursor; /* saved state, with the copy at which this run continues; ID 0 in a packet's first run */
+	/* the packet's saved state: which subscriber's copy this run continues with; ID 0 in a packet's first run */
+	struct cursor_entry cursor;
 	struct bpf_fib_lookup route;
 };
 

@@ -49,8 +49,9 @@ static __always_inline int subgroup_take_short(struct frame_walk *walk, const __
 	return vi64_take(walk, text, value) || walk->at - at != vi64_len(*value);
 }
 
-/* Parses the SUBGROUP_HEADER in the `len` bytes at position `at`. Returns an error (not 0) if it is incomplete, not
- * encoded as millrace-moq does it, or lacks the object whose ID is the subgroup ID. The alias may have any length.
+/* Parses the SUBGROUP_HEADER in the `len` bytes at position `at`. Returns an error (not 0) if the header is incomplete,
+ * has an integer that is not in its shortest encoding, or lacks the object whose ID is the subgroup ID. The alias may
+ * have any length.
  */
 static __always_inline int subgroup_read_head(const __u8 *text, __u32 at, __u32 len,
 					      struct subgroup_head *head)
@@ -244,7 +245,7 @@ static __always_inline enum subgroup_step subgroup_value(struct subgroup_state *
 	}
 }
 
-/* Parses one field, a part of a field, or as much of a payload as the packet has. */
+/* Parses one field of the subgroup stream, a part of a field, or as much of a payload as the packet has. */
 static __always_inline enum subgroup_step subgroup_next(struct subgroup_state *state, struct frame_walk *walk,
 							const __u8 *text)
 {

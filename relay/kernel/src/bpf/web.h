@@ -11,7 +11,7 @@
 #define WEB_BARE   (~0ULL) /* value in place of a session ID if the connection has no WebTransport session */
 #define WEB_STREAM 0x54	   /* type of a unidirectional WebTransport stream, followed by the session ID */
 
-/* Returns the length of the WebTransport preamble that this end writes on a stream. */
+/* Returns the length of the WebTransport preamble that this relay writes at the beginning of a stream. */
 static __always_inline __u32 web_stream_len(__u64 session)
 {
 	return session == WEB_BARE ? 0 : varint_len(WEB_STREAM) + varint_len(session);

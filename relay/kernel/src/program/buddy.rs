@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-/// A run of 2^`order` entries. `start` is a multiple of that length.
+/// A run of 2^`order` consecutive keystream entries. `start` is a multiple of that length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BuddyRun {
     pub start: u32,
@@ -15,9 +15,9 @@ impl BuddyRun {
     }
 }
 
-/// Allocates runs of entries from one map.
+/// Allocates runs of consecutive entries of the map `keystreams`.
 pub(super) struct Runs {
-    /// The start indexes of free runs, by order (log2 of the length).
+    /// The start indexes of free runs of entries, by order (log2 of the length).
     free: [BTreeSet<u32>; u32::BITS as usize],
     /// Entry runs that were given up, and are freed once all BPF program runs that may still use them have ended.
     pub retired: Vec<BuddyRun>,
@@ -45,7 +45,7 @@ impl Runs {
         Some(BuddyRun { start, order })
     }
 
-    /// Frees a run. Merges it with its buddy while that is free, too.
+    /// Frees a run of keystream entries. Merges it with its buddy while that is free, too.
     pub fn give(&mut self, mut run: BuddyRun) {
         // The start of the buddy differs from the run's start only in the bit that equals the length.
         while self.free[run.order as usize].remove(&(run.start ^ run.len())) {
@@ -70,7 +70,7 @@ mod tests {
         let singles: Vec<_> = (0..8).map_while(|_| runs.take(0)).collect();
         assert_eq!(singles.iter().map(|run| run.start).collect::<BTreeSet<_>>(), (0..8).collect());
         assert_eq!(runs.take(1), None);
-        // The runs are freed in an arbitrary order.
+        // The eight entries are freed in an order in which neighbours do not follow each other.
         for at in [5, 0, 7, 2, 4, 1, 3, 6] {
             runs.give(singles[at]);
         }

@@ -30,7 +30,8 @@ pub struct Config {
     pub max_copies_per_run: u32,
     /// The most program runs for one received packet. Userspace sends the copies that these runs have not made.
     pub max_runs: u32,
-    /// The most registrations of sent packets that may wait to be drained.
+    /// The most reports about sent packets that the ring buffer to userspace holds. Userspace sends the copies for
+    /// which the ring has no room.
     pub max_waiting: u32,
     /// Memory for precomputed keystreams, in bytes. The keystream of one packet takes 1616 bytes.
     pub keystream_bytes: u64,
@@ -105,8 +106,8 @@ impl Config {
         u32::try_from(entries).unwrap_or(u32::MAX)
     }
 
-    /// Returns the size in bytes of the ring of registrations: a power of two, as the kernel requires. Each record has
-    /// a header of 8 bytes.
+    /// Returns the size in bytes of the ring buffer in which the program reports sent packets: a power of two, as the
+    /// kernel requires. Each report has a header of 8 bytes.
     pub(super) fn forwarded_bytes(&self) -> u32 {
         const MAX: u32 = 1 << 30;
         let record = size_of::<intf::Forwarded>() as u32 + 8;

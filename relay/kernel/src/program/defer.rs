@@ -44,8 +44,8 @@ impl DeferredSocket {
         self.entry().packets.load(Ordering::Acquire)
     }
 
-    /// Returns how many packets of the same connections went to the ordinary socket, and so wake userspace. The most
-    /// recent ones may not be readable yet.
+    /// Returns how many packets of connections that use this deferred socket went to the ordinary socket instead, and
+    /// so wake userspace. The most recent ones may not be readable yet.
     pub fn wakes(&self) -> u64 {
         self.entry().wakes.load(Ordering::SeqCst)
     }

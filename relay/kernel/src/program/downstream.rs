@@ -39,7 +39,7 @@ pub struct PacketPath {
     pub flow_label: u32,
 }
 
-/// The identity of a downstream connection in the registrations of sent packets.
+/// The identity of a downstream connection (to a subscriber) in the program's reports about sent packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DownstreamId {
     /// Index of the entry in the program's table.
@@ -71,13 +71,13 @@ pub struct DownstreamRecord {
     changing: Mutex<Changes>,
 }
 
-/// The times after which no program run can begin to use the replaced path and the replaced keys. `None`: no run has
-/// used that entry.
+/// The times after which no new program run uses the connection's previous network path and its previous keys. `None`:
+/// the connection has had no previous path or keys.
 #[derive(Default)]
 struct Changes {
     path: Option<Moment>,
-    /// The time after which no program run can begin to use the old keys of an entry, for both key entries, by parity
-    /// of the key generation.
+    /// For the key entries of even and of odd key generations: the time after which no new program run uses the entry's
+    /// old keys.
     keys: [Option<Moment>; 2],
 }
 
@@ -105,7 +105,7 @@ impl DownstreamRecord {
         }
         // SAFETY: the entry was free, so neither the kernel nor another handle uses it.
         unsafe { *entry.paths.get() = [path; 2] };
-        // The epoch makes the entry usable for the program, so it is stored last.
+        // An epoch other than 0 makes the entry usable for the program, so it is stored last.
         let epoch = shared.next_epoch();
         entry.epoch.store(epoch, Ordering::Release);
         let id = DownstreamId { index, epoch };
@@ -118,7 +118,7 @@ impl DownstreamRecord {
         self.shared.downstreams.get(self.id.index)
     }
 
-    /// Returns the identity of the connection in the registrations of sent packets.
+    /// Returns the identity of the connection in the program's reports about sent packets.
     pub fn id(&self) -> DownstreamId {
         self.id
     }
@@ -238,8 +238,8 @@ impl DownstreamRecord {
 
     /// Sets the most stream bytes that the kernel may send on this connection in total: its share of the peer's
     /// MAX_DATA. Returns the total that it has sent or is about to send, as [`set_max_bytes`](Self::set_max_bytes)
-    /// does. Bytes that were skipped in a stream, and left to userspace, count as well. Registrations contain the
-    /// counts.
+    /// does. Bytes that were skipped in a stream, and left to userspace, count as well. The program's report about each
+    /// sent packet contains the packet's part of the total.
     pub fn set_max_data(&self, total: u64) -> u64 {
         let entry = self.entry();
         entry.max_data.store(total, Ordering::SeqCst);
@@ -289,13 +289,13 @@ impl DownstreamRecord {
         self.ids.clear();
     }
 
-    /// Sets the socket to which deferred packets of the peer are steered.
+    /// Sets the socket for packets of the peer that need not wake userspace at once (deferred packets).
     pub fn set_deferred_socket(&self, socket: &DeferredSocket) {
         self.entry().deferred_socket.store(socket.index + 1, Ordering::Relaxed);
     }
 
-    /// Defers packets of the peer whose UDP payload has at most `bytes` bytes, until [`bytes`](Self::bytes) exceeds
-    /// `total`.
+    /// Lets the program steer packets of the peer to the deferred socket if their UDP payload has at most `bytes`
+    /// bytes, until [`bytes`](Self::bytes) exceeds `total`.
     pub fn set_deferral(&self, bytes: u32, total: u64) {
         let entry = self.entry();
         entry.deferred_bytes.store(bytes, Ordering::Relaxed);
@@ -318,7 +318,7 @@ impl DownstreamRecord {
         self.entry().session.store(session, Ordering::Relaxed);
     }
 
-    /// Returns the number of copies for this connection that had this outcome.
+    /// Returns how many of the copies for this connection the program sent, or left to userspace, for the given reason.
     pub fn outcome(&self, outcome: EgressOutcome) -> u64 {
         self.entry().outcomes[outcome as usize].load(Ordering::Relaxed)
     }

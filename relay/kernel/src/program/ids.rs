@@ -47,7 +47,7 @@ impl Ids {
         lock(&self.ids).drain(..).for_each(|id| self.forget(&id));
     }
 
-    /// Removes a connection ID, which is known to be in the map.
+    /// Removes a connection ID from the map of connection IDs. The ID is in the map, so this cannot fail.
     fn forget(&self, id: &intf::Id) {
         let _ = self.shared.ids.delete(id.as_bytes());
     }

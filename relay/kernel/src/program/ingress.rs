@@ -20,7 +20,7 @@ const ATTEMPTS: usize = 1000;
 pub struct PositionRecord {
     /// Stream offset of the next byte to parse.
     pub offset: u64,
-    /// The header field or payload that the next byte belongs to, as a number of the program.
+    /// The header field or payload that the next byte belongs to: a value of `enum subgroup_field`.
     pub field: u8,
     /// Value of the bytes read so far of an integer whose end has not arrived.
     pub value: u64,
@@ -71,15 +71,16 @@ impl PositionRecord {
     }
 }
 
-/// The entry in the kernel's table of ingresses, for a slot with egresses or for an opening (a slot prepared for a next
-/// stream).
+/// An entry in the BPF map `ingresses`: for a publisher's stream or a track's datagrams that have subscribers, or for a
+/// stream that has not begun.
 pub(super) struct IngressRecord {
     shared: Arc<RelayMaps>,
     index: u32,
 }
 
 impl IngressRecord {
-    /// Makes an ingress whose parser begins in the state `position`. The program cannot reach the ingress yet.
+    /// Makes the entry (ingress) of a stream whose parser begins in the state `position`. The program cannot find the
+    /// entry yet.
     pub fn new(
         shared: Arc<RelayMaps>,
         slot: &intf::Slot,
@@ -105,7 +106,7 @@ impl IngressRecord {
         self.index
     }
 
-    /// Returns the ID of the ingress's stream.
+    /// Returns the ID of the publisher's stream that this entry belongs to.
     pub fn id(&self) -> u64 {
         self.entry().id.load(Ordering::SeqCst)
     }
@@ -150,8 +151,8 @@ impl IngressRecord {
         }
     }
 
-    /// Reports whether the program's position in the framing differs from userspace's `position`. The caller holds the
-    /// lock.
+    /// Reports whether the program's parser is in another state than userspace's parser (`position`). The caller holds
+    /// the entry's lock.
     fn differs(&self, position: &PositionRecord) -> bool {
         // SAFETY: the parser state may be read by the holder of the entry's lock, which the caller is.
         let state = unsafe { *self.entry().state.get() };
@@ -188,7 +189,8 @@ impl IngressRecord {
         is_first
     }
 
-    /// Reports whether the program may have forwarded bytes that differ from the version that userspace keeps.
+    /// Reports whether the program may have forwarded bytes that differ from those that userspace has kept for the same
+    /// stream offsets.
     pub fn is_contradicted(&self) -> bool {
         self.entry().contradicted.load(Ordering::Relaxed) != 0
     }
@@ -203,7 +205,8 @@ impl IngressRecord {
 }
 
 impl Drop for IngressRecord {
-    /// Retires the ingress's map entry, which the program can no longer find.
+    /// Gives up the map entry, which the program can no longer find. It is reused once the present program runs have
+    /// ended.
     fn drop(&mut self) {
         self.shared.retire(|free| &mut free.ingresses, self.index);
     }
@@ -217,7 +220,8 @@ pub(super) fn leave(entry: &intf::Ingress, stream_id: u64, bytes: &Range<u64>, f
     }
     let [next, size, apart, end] = [&entry.next, &entry.final_size, &entry.apart, &entry.apart_end]
         .map(|word| word.load(Ordering::Relaxed));
-    // The program has parsed bytes at these offsets already, so it may have forwarded a different version.
+    // The program has parsed bytes at these stream offsets already. A packet with the same offsets may contain other
+    // bytes, so it may have forwarded bytes that userspace does not have.
     if next > bytes.start {
         contradict(entry);
         return;

@@ -37,7 +37,7 @@ mod tests {
     use crate::program::outcome::{EgressOutcome, FrameOutcome, FurtherRun, Lookup, OpeningOutcome, Outcome};
 
     #[test]
-    fn outcomes_have_the_programs_names_and_order() {
+    fn packet_outcomes_have_the_programs_names_and_order() {
         let names = |kind: &str, prefix: &str| enum_names(env!("OUT_DIR"), "relay.bpf.o", kind, prefix);
         assert_eq!(names("relay_outcome", "relay_"), Outcome::ALL.map(Outcome::name));
         assert_eq!(names("relay_lookup", "relay_lookup_"), Lookup::ALL.map(Lookup::name));

@@ -56,7 +56,8 @@ impl<T: FnMut(u16, u64, &mut [u8; 64], &mut [u8]) -> bool> Compute for T {}
 pub(super) struct KeystreamRing {
     shared: Arc<RelayMaps>,
     run: Option<BuddyRun>,
-    /// The generation whose keystreams are computed: for packet numbers below `end`, each for `bytes` bytes of payload.
+    /// The key generation whose keystreams are in the ring. They are computed for packet numbers below `end`, each for
+    /// `bytes` bytes of payload.
     generation: u16,
     end: u64,
     bytes: u32,
@@ -69,8 +70,8 @@ impl KeystreamRing {
         Self { shared, run: None, generation: 0, end: 0, bytes: 0, scratch }
     }
 
-    /// Gives the ring the wanted length, and computes the missing keystreams from packet number `next` on. `record`
-    /// tells the program where the ring is.
+    /// Gives the ring of keystreams the wanted length, and computes the missing keystreams from packet number `next`
+    /// on. `record` tells the program where the ring is.
     pub fn refill(
         &mut self,
         record: &intf::Ring,
@@ -117,7 +118,7 @@ impl KeystreamRing {
         Some(self.run.replace(run))
     }
 
-    /// If the ring has moved (`old` is `Some`), makes the program use the entries at `to`, and retires the ring's
+    /// If the ring has moved (`old` is `Some`), makes the program use the entries at `to`, and gives up the ring's
     /// previous entries.
     fn replace(&self, record: &intf::Ring, to: u64, old: Option<Option<BuddyRun>>) {
         let Some(old) = old else { return };
@@ -175,7 +176,7 @@ impl intf::Keystream {
 }
 
 impl Drop for KeystreamRing {
-    /// Retires the entries of the ring, which the program does not use any more.
+    /// Gives up the ring's map entries. They are reused once the present program runs have ended.
     fn drop(&mut self) {
         lock(&self.shared.free).keystreams.retired.extend(self.run);
     }

@@ -107,7 +107,8 @@ outcomes! {
         Last = "last",
         /// A further run makes more copies of the packet.
         Continued = "continued",
-        /// Userspace sends the other copies, because the queue is full or the packet has had `kernel-runs` runs.
+        /// Userspace sends the packet's other copies: the queue for further runs is full, or the packet has had
+        /// `kernel-runs` runs.
         Left = "left",
     }
 }
@@ -117,8 +118,8 @@ outcomes! {
     FrameOutcome {
         /// The frame's bytes are valid, so the kernel may forward the frame.
         Good = "good",
-        /// Some bytes of the frame came before, or may have: the publisher took them for lost. A datagram's object came
-        /// before, or its group is over.
+        /// Some bytes of the frame may have arrived in an earlier packet: the publisher retransmitted them. Or the
+        /// object of a datagram has arrived before, or its group is over.
         Repeated = "repeated",
         /// Earlier bytes of the stream were lost, or came in a packet that the kernel did not decrypt. The kernel
         /// continues once userspace has them.
@@ -144,7 +145,8 @@ outcomes! {
         /// Only the preamble of a WebTransport stream has arrived. The stream is counted again when its MOQT bytes
         /// arrive.
         Preamble = "preamble",
-        /// The track has no subscribers, has just begun, follows another publisher, or is beyond `kernel-tracks`.
+        /// The kernel opens no streams for this track: the track has no subscribers, has just begun, takes another
+        /// publisher's objects, or exceeds the setting `kernel-tracks`.
         NoTrack = "no_track",
         /// The stream's group or subgroup is earlier than one that has begun.
         Order = "order",
@@ -214,12 +216,13 @@ impl RelayCounters {
         self.further_runs[outcome as usize]
     }
 
-    /// Returns the number of frames with this outcome, of streams that have a slot.
+    /// Returns the number of frames with this outcome. Only frames of streams that the kernel forwards are counted.
     pub fn frames(&self, outcome: FrameOutcome) -> u64 {
         self.frames[outcome as usize]
     }
 
-    /// Returns the number of streams that began without a slot and had this outcome.
+    /// Returns the number of publishers' new streams with this outcome. Only streams for which userspace had not set up
+    /// forwarding are counted.
     pub fn openings(&self, outcome: OpeningOutcome) -> u64 {
         self.openings[outcome as usize]
     }

@@ -88,10 +88,10 @@ impl RelayMaps {
         })
     }
 
-    /// Waits for program runs that may still use retired entries. Then erases the keys and keystreams of these entries,
-    /// and makes the entries free.
+    /// Waits for program runs that may still use removed (retired) entries. Then erases the keys and keystreams of
+    /// these entries, and makes the entries free.
     pub fn settle(&self) -> Result<(), Error> {
-        // Entries that are retired during the wait stay retired, since later runs may have seen them.
+        // Entries that are removed during the wait do not become free yet, since later program runs may have seen them.
         let retired = lock(&self.free).take_retired();
         let result = self.barrier.wait_for_runs().and_then(|()| self.erase(&retired));
         let free = &mut lock(&self.free);
@@ -128,7 +128,8 @@ impl RelayMaps {
         which(&mut lock(&self.free)).retired.push(index);
     }
 
-    /// Returns a new epoch. It is never 0, which means "not in use".
+    /// Returns a new epoch: the number that marks a map entry as in use, and tells it from earlier uses of the entry.
+    /// It is never 0, which means "not in use".
     pub fn next_epoch(&self) -> u32 {
         match self.epochs.fetch_add(1, Ordering::Relaxed) {
             0 => self.epochs.fetch_add(1, Ordering::Relaxed),
@@ -196,12 +197,12 @@ impl Slab {
         self.free.pop().or_else(|| self.untouched.next())
     }
 
-    /// Returns how many entries are in use or retired, and how many the table has.
+    /// Returns how many entries are not free, in use or removed a short time ago, and how many the table has.
     pub fn fill(&self) -> (u32, u32) {
         (self.len - (self.free.len() + self.untouched.len()) as u32, self.len)
     }
 
-    /// Reports whether more entries are retired than free.
+    /// Reports whether more entries wait for the end of program runs than are free.
     fn is_low(&self) -> bool {
         self.retired.len() > self.free.len() + self.untouched.len()
     }

@@ -1,4 +1,4 @@
-//! Slots and their egresses: the media that is forwarded, and the subscribers it is sent to.
+//! Slots (forwarded streams, or a track's forwarded datagrams) and their egresses (the subscribers' copies).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ pub struct EgressRecord {
     pub from: u64,
     /// The subscriber's flow control limit (MAX_STREAM_DATA), as an offset in its stream.
     pub max_offset: u64,
-    /// A tag of the caller, which is returned in registrations of sent packets.
+    /// A number that the caller chooses. The program's reports about sent packets contain it.
     pub tag: u64,
     /// Priority, where smaller is more urgent. See [`DownstreamRecord::set_waiting`].
     pub level: u16,
@@ -43,7 +43,7 @@ pub struct DatagramRecord {
     pub first: (u64, u64),
     /// ID of the last group that is forwarded.
     pub last_group: u64,
-    /// The caller's tag, as in [`EgressRecord`].
+    /// A number that the caller chooses, as in [`EgressRecord`].
     pub tag: u64,
     /// Priority, as in [`EgressRecord`]. A datagram's own priority replaces the low 8 bits.
     pub level: u16,
@@ -65,13 +65,13 @@ pub struct OpeningRecord {
     pub max_offset: u64,
     /// Priority, as in [`EgressRecord`]. A SUBGROUP_HEADER's own priority replaces the low 8 bits.
     pub level: u16,
-    /// A tag of the caller, which is returned in registrations of sent packets.
+    /// A number that the caller chooses. The program's reports about sent packets contain it.
     pub tag: u64,
     /// The number that stands for the track in trace events.
     pub track: u32,
 }
 
-/// Says whether userspace or the program opens the stream of a prepared egress.
+/// Says whether userspace or the program opens a subscriber's stream that was prepared for the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpeningRecordSide {
     /// Userspace opens the stream; the program no longer may.
@@ -81,18 +81,18 @@ pub enum OpeningRecordSide {
     Program(Option<u64>),
 }
 
-/// Identifies one subscriber's egress in a slot.
+/// Identifies one subscriber's copy of a forwarded stream, or of a track's datagrams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EgressKey(u32);
 
-/// A stream of an upstream, or a track's datagrams, with its egresses. Dropping it returns all of its streams to
-/// userspace.
+/// A stream of an upstream, or a track's datagrams, with the subscribers' copies of it (egresses). Dropping it returns
+/// all of its streams to userspace.
 pub struct SlotRecord {
     shared: Arc<RelayMaps>,
     key: intf::Slot,
-    /// The slot's entry in the kernel's table. `Some` while the slot has egresses.
+    /// The slot's entry in the map `ingresses`. `Some` while the slot has subscribers' copies (egresses).
     ingress: Option<IngressRecord>,
-    /// Indexes of the egresses, in the order of the program's linked list.
+    /// Indexes of the subscribers' copies in the map `egresses`, in the order of the program's linked list.
     egresses: Vec<u32>,
     exclusive: bool,
     /// True while the slot is an opening: prepared for a stream that has not begun.
@@ -145,8 +145,8 @@ impl SlotRecord {
             || self.ingress.as_ref().is_none_or(|ingress| ingress.claim_object(object.0, object.1))
     }
 
-    /// Notes that a track's datagrams up to this object may have arrived before. If the slot has no egresses, egresses
-    /// that are added later begin after this object.
+    /// Notes that a track's datagrams up to this object may have arrived before. If no subscriber gets the datagrams
+    /// yet, subscribers that are added later get those after this object.
     pub fn skip_to(&mut self, group: u64, object: u64) {
         if self.ingress.is_none() {
             self.position = PositionRecord::behind_object(group, object);
@@ -167,7 +167,7 @@ impl SlotRecord {
     ) -> Result<EgressKey, Error> {
         let OpeningRecord { max_offset, tag, level, track, .. } = *opened;
         let egress = EgressRecord {
-            // `UNOPENED` means that the egress has no stream yet, and that the program may open one.
+            // `UNOPENED` means that the subscriber's copy has no stream yet, and that the program may open one.
             stream_id: intf::UNOPENED,
             shift: 0,
             from: 0,
@@ -180,8 +180,8 @@ impl SlotRecord {
         self.insert(downstream, &egress, Some(opened))
     }
 
-    /// Makes userspace open the stream of an egress, unless the program has opened it already. Returns which side opens
-    /// the stream.
+    /// Makes userspace open a subscriber's stream, unless the program has opened it already. Returns which of the two
+    /// opens the stream.
     pub fn close(&self, egress: EgressKey) -> OpeningRecordSide {
         if !self.egresses.contains(&egress.0) {
             return OpeningRecordSide::Userspace;
@@ -199,8 +199,8 @@ impl SlotRecord {
         self.ingress.as_ref().map(IngressRecord::id).filter(|id| *id != intf::UNBOUND)
     }
 
-    /// Turns this opening (prepared slot), which the program has bound to the stream `stream_id`, into an ordinary slot
-    /// of that stream.
+    /// Turns this opening (a slot for a stream that had not begun), which the program has bound to the stream
+    /// `stream_id`, into an ordinary slot of that stream.
     pub fn bind(&mut self, stream_id: u64) {
         self.key.id = stream_id;
         self.unbound = false;
@@ -209,8 +209,8 @@ impl SlotRecord {
         }
     }
 
-    /// Returns the index of the ingress entry, if this slot is an opening: prepared for a stream, and not yet passed to
-    /// [`Self::bind`].
+    /// Returns the slot's index in the map `ingresses`, if this slot is an opening: prepared for a stream, and not yet
+    /// passed to [`Self::bind`].
     pub(super) fn ingress(&self) -> Option<u32> {
         self.ingress.as_ref().filter(|_| self.unbound).map(IngressRecord::index)
     }
@@ -253,8 +253,8 @@ impl SlotRecord {
         ] {
             word.store(value, Ordering::Relaxed);
         }
-        // The epoch is stored last: if a packet is between two program runs, its next run may begin at this egress
-        // entry.
+        // The epoch, which makes the entry usable, is stored last: the next program run of a packet that waits for it
+        // may begin at this entry.
         entry.epoch.store(downstream.id().epoch, Ordering::Release);
         match self.egresses.last() {
             Some(last) => self.shared.egresses.get(*last).next.store(index, Ordering::Release),
@@ -265,15 +265,16 @@ impl SlotRecord {
         Ok(EgressKey(index))
     }
 
-    /// Sets the MAX_STREAM_DATA of the egress's stream after the peer has raised it.
+    /// Sets the flow control limit (MAX_STREAM_DATA) of a subscriber's stream after the subscriber has raised it.
     pub fn set_max_offset(&self, egress: EgressKey, max: u64) {
         if self.egresses.contains(&egress.0) {
             self.shared.egresses.get(egress.0).max_offset.store(max, Ordering::Relaxed);
         }
     }
 
-    /// Sets whether every subscriber of the stream has an egress here. If so, a packet is deferred when all of its
-    /// copies were sent and it has no other content. At most 31 packets in a row are deferred.
+    /// Sets whether the program serves every subscriber of the stream. If so, a packet is deferred (does not wake
+    /// userspace) when all of its copies were sent and it has no other content. At most 31 packets in a row are
+    /// deferred.
     pub fn set_exclusive(&mut self, exclusive: bool) {
         if exclusive != self.exclusive {
             self.exclusive = exclusive;
@@ -311,7 +312,7 @@ impl SlotRecord {
         self.ingress.as_ref().map_or(self.position.offset, IngressRecord::next)
     }
 
-    /// Removes an egress: userspace sends the stream to this subscriber from now on.
+    /// Removes a subscriber's copy (egress): userspace sends the stream to this subscriber from now on.
     pub fn remove(&mut self, egress: EgressKey) {
         let Some(at) = self.egresses.iter().position(|index| *index == egress.0) else { return };
         let next = self.egresses.get(at + 1).copied();
@@ -329,7 +330,7 @@ impl SlotRecord {
         self.retire(egress.0);
     }
 
-    /// Reports whether the slot has no egresses, so that nothing of it is forwarded.
+    /// Reports whether the slot has no subscribers' copies (egresses), so that the program forwards nothing.
     pub fn is_empty(&self) -> bool {
         self.egresses.is_empty()
     }
@@ -347,7 +348,7 @@ impl SlotRecord {
         Ok(())
     }
 
-    /// Unlinks the slot from the map. Fails only if it was not linked.
+    /// Removes the slot from the map by which the program finds it. Fails only if the slot is not in the map.
     fn unlink(&mut self) {
         if !self.unbound {
             let _ = self.shared.slots.delete(self.key.as_bytes());
@@ -363,7 +364,8 @@ impl SlotRecord {
 
 impl Drop for SlotRecord {
     fn drop(&mut self) {
-        // A program run that has taken the opening from its track may be binding it at this moment.
+        // A program run may be binding this slot to a new stream at this moment. The slot is then removed from the map
+        // under that stream's ID.
         if let Some(bound) = self.bound().filter(|_| self.unbound) {
             self.key.id = bound;
             self.unbound = false;

@@ -27,7 +27,7 @@ const PORT: u16 = 4443;
 const ID_LEN: usize = 8;
 const STREAM: u64 = 6;
 const OFFSET: u64 = 7;
-/// An egress whose copies are always declined with [`EgressOutcome::Before`].
+/// A subscriber's copy (egress) that the program always declines, with [`EgressOutcome::Before`].
 const EGRESS: EgressRecord = EgressRecord {
     stream_id: 3,
     shift: 2,
@@ -54,8 +54,8 @@ struct ProgramBench {
 }
 
 impl ProgramBench {
-    /// Loads the program with one upstream. The stream `STREAM` of that upstream has one egress, whose copies are
-    /// always declined.
+    /// Loads the program with one upstream. The stream `STREAM` of that upstream has one subscriber, whose copies the
+    /// program always declines.
     fn new() -> Self {
         Self::with_config(Config::default())
     }
@@ -140,7 +140,8 @@ impl ProgramBench {
     }
 
     fn counted(&self) -> RelayCounters {
-        self.relay.counters().expect("counters") // exact: only BPF_PROG_TEST_RUN runs the program, and it has returned
+        // exact: the BPF program counts packets only during BPF_PROG_TEST_RUN, which has returned
+        self.relay.counters().expect("counters")
     }
 }
 

@@ -52,7 +52,7 @@ pub enum ForwardingEventKind {
         /// Size of the packet's UDP payload, in bytes.
         size: u16,
     },
-    /// A copy of one frame for one egress.
+    /// A copy of one frame for one subscriber.
     Copy {
         /// The outcome of the copy.
         outcome: EgressOutcome,
@@ -83,7 +83,7 @@ impl ForwardingEvent {
             0 => ForwardingEventKind::Packet { outcome: *Outcome::ALL.get(outcome)?, size: raw.size },
             _ => {
                 let outcome = *EgressOutcome::ALL.get(outcome)?;
-                // Only copies with these outcomes have drawn a packet number.
+                // Only a copy that was sent, or lost after it was encrypted, has a packet number.
                 let drawn = matches!(outcome, EgressOutcome::Sent | EgressOutcome::Lost);
                 ForwardingEventKind::Copy {
                     outcome,

@@ -13,8 +13,8 @@ use super::intf;
 use super::shared::RelayMaps;
 use super::slot::SlotRecord;
 
-/// A track of an upstream with openings: slots that wait for the track's next streams. When this is dropped, no further
-/// stream is bound to an opening, except in program runs that have already begun.
+/// A track of an upstream with openings: entries that wait for the track's next streams. When this is dropped, no
+/// further stream is bound to an opening, except in program runs that have already begun.
 pub struct TrackRecord {
     shared: Arc<RelayMaps>,
     key: intf::Slot,
@@ -26,7 +26,8 @@ impl TrackRecord {
     /// How often `close` yields to a preempted program run that holds the lock, before it gives up.
     const PATIENCE: usize = 100;
 
-    /// The most openings (prepared slots) of one track that may wait for a stream at the same time.
+    /// The most openings (entries for streams that have not begun) of one track that may wait for a stream at the same
+    /// time.
     pub const MOST: u32 = intf::OPENINGS as u32;
 
     pub(super) fn new(
@@ -49,7 +50,8 @@ impl TrackRecord {
             shared.retire(|free| &mut free.tracks, index);
             return Err(error);
         }
-        // The program looks for openings (prepared slots) only on upstreams whose count of tracks is not 0.
+        // The program looks for openings (entries for streams that have not begun) only on upstreams whose count of
+        // tracks is not 0.
         shared.upstreams.get(upstream).tracks.fetch_add(1, Ordering::Relaxed);
         Ok(Self { shared, key, index, is_closed: AtomicBool::new(false) })
     }
@@ -73,7 +75,7 @@ impl TrackRecord {
         true
     }
 
-    /// Returns the number of openings (prepared slots) that wait for a stream to begin.
+    /// Returns the number of openings (prepared entries) that wait for a stream to begin.
     pub fn waiting(&self) -> u32 {
         let entry = self.entry();
         let put = entry.put.load(Ordering::Relaxed);
@@ -85,7 +87,8 @@ impl TrackRecord {
         self.entry().missed.load(Ordering::Relaxed)
     }
 
-    /// Sets the number of remaining openings (prepared slots) at which the program wakes userspace to prepare more.
+    /// Sets the number of remaining openings (entries for streams that have not begun) at which the program wakes
+    /// userspace to prepare more.
     pub fn set_low(&self, low: u32) {
         self.entry().low.store(low, Ordering::Relaxed);
     }
@@ -120,7 +123,8 @@ impl TrackRecord {
         if self.is_closed.swap(true, Ordering::Relaxed) {
             return self.last();
         }
-        let _ = self.shared.slots.delete(self.key.as_bytes()); // The key is in the map, so this cannot fail.
+        // The track's key is in the map `slots`, so the deletion cannot fail.
+        let _ = self.shared.slots.delete(self.key.as_bytes());
         self.shared.upstreams.get(self.key.upstream).tracks.fetch_sub(1, Ordering::Relaxed);
         let entry = self.entry();
         let locked = (0..Self::PATIENCE).find_map(|_| {
@@ -130,8 +134,8 @@ impl TrackRecord {
                 None
             })
         });
-        // If the lock could not be taken, the openings (prepared slots) stay. A program run may bind one, but sends
-        // nothing, since their egresses are removed.
+        // If the lock could not be taken, the openings (entries for streams that have not begun) stay. A program run
+        // may bind one to a stream, but sends nothing, since the subscribers' copies are removed.
         if locked.is_some() {
             entry.taken.store(entry.put.load(Ordering::Relaxed), Ordering::Relaxed);
         }

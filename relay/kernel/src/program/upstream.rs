@@ -114,8 +114,8 @@ impl UpstreamRecord {
     /// forwards no other version of these bytes. If it may have done so already, [`SlotRecord::is_contradicted`]
     /// reports it.
     pub fn leave(&self, stream_id: u64, bytes: &Range<u64>, fin: bool) {
-        // The stream is marked before its slot is looked up, because a program run checks the mark before it binds the
-        // stream to a slot.
+        // The stream's bit in the bitmap `late` is set before its slot is looked up, because a program run checks that
+        // bit before it binds the stream to a slot.
         mark_seen(&self.entry().late, stream_id >> 2);
         let key = intf::Slot { id: stream_id, upstream: self.index, kind: intf::STREAM };
         let found = self.shared.slots.lookup(key.as_bytes(), MapFlags::ANY).ok().flatten();
@@ -125,7 +125,7 @@ impl UpstreamRecord {
     }
 
     /// Records that bytes of a stream arrived before the program handled the connection, so that the program never
-    /// binds the stream to an opening (a prepared slot).
+    /// opens subscribers' streams for it.
     pub fn note_begun(&self, stream_id: u64) {
         mark_seen(&self.entry().late, stream_id >> 2);
     }
@@ -148,7 +148,8 @@ impl UpstreamRecord {
         TrackRecord::new(self.shared.clone(), self.index, alias, last)
     }
 
-    /// Makes an opening: a slot with egresses for a stream that has not begun. See [`TrackRecord::put`].
+    /// Makes an opening: an entry (slot) for a publisher's stream that has not begun. Subscribers are added to it
+    /// afterwards. See [`TrackRecord::put`].
     pub fn opening(&self) -> Result<SlotRecord, Error> {
         let key = intf::Slot { id: intf::UNBOUND, upstream: self.index, kind: intf::STREAM };
         SlotRecord::opening(self.shared.clone(), key)
@@ -165,18 +166,20 @@ impl UpstreamRecord {
         self.entry().session.store(session, Ordering::Relaxed);
     }
 
-    /// Sets the socket to which deferred packets are steered. [`SlotRecord::set_exclusive`] decides which packets are
-    /// deferred.
+    /// Sets the socket for packets that need not wake userspace at once (deferred packets).
+    /// [`SlotRecord::set_exclusive`] decides which packets are deferred.
     pub fn set_deferred_socket(&self, socket: &DeferredSocket) {
         self.entry().deferred_socket.store(socket.index + 1, Ordering::Relaxed);
     }
 
-    /// Makes a slot for a stream of this connection, without egresses. A stream may have one slot at a time.
+    /// Makes the entry (slot) by which the program forwards a stream of this connection. Subscribers are added to it
+    /// afterwards. A stream may have one slot at a time.
     pub fn slot(&self, stream_id: u64) -> SlotRecord {
         self.slot_of(intf::STREAM, stream_id)
     }
 
-    /// Makes a slot for the datagrams of the track with this alias, without egresses.
+    /// Makes the entry (slot) by which the program forwards the datagrams of the track with this alias. Subscribers are
+    /// added to it afterwards.
     pub fn datagrams(&self, alias: u64) -> SlotRecord {
         self.slot_of(intf::DATAGRAMS, alias)
     }
@@ -193,7 +196,7 @@ impl Drop for UpstreamRecord {
     }
 }
 
-/// Marks all numbers before `expected` as seen, in an entry that is not in use yet.
+/// Marks all packet numbers before `expected` as seen in the replay window of an entry that is not in use yet.
 fn fill_window(seen: &[AtomicU64], expected: u64) {
     let last = expected >> BLOCK_BITS;
     let words = seen.len() as u64;
@@ -204,7 +207,8 @@ fn fill_window(seen: &[AtomicU64], expected: u64) {
     }
 }
 
-/// Marks a number as seen in a window, as `mark_seen` in the program does. Returns true if it was not marked before.
+/// Marks a stream or packet number as seen in a sliding bitmap, as `mark_seen` in the program does. Returns true if it
+/// was not marked before.
 fn mark_seen(seen: &[AtomicU64], number: u64) -> bool {
     let block = number >> BLOCK_BITS;
     let bit = 1 << (number & 31);

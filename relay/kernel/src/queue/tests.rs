@@ -184,7 +184,7 @@ fn ten_thousand_changes_of_a_path_are_one_command() {
 }
 
 #[test]
-fn commands_without_wait_precede_one_wait_for_all_connections() {
+fn commands_that_need_no_wait_run_before_one_wait_for_all_others() {
     const MANY: u16 = 1000;
     let both: Both = CommandQueue::new();
     let log = CommandLog::default();
@@ -353,9 +353,10 @@ fn queue_thread_is_woken_by_commands_and_by_close() {
     assert!(queue.waiting.lock().orders.is_empty(), "nobody would ever take it");
 }
 
-/// Several threads set paths at once. Each connection must end up with the last path that was set for it.
+/// Several threads set connections' network paths at once. Each connection must end up with the last path that was set
+/// for it.
 #[test]
-fn latest_path_of_a_connection_wins() {
+fn latest_queued_path_of_a_connection_applies() {
     const LAST: u16 = 2000;
     let (queue, taker): Both = CommandQueue::new();
     let fakes = [(); 4].map(|()| Arc::new(FakeSubject::default()));

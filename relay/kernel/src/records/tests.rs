@@ -22,7 +22,8 @@ impl RecordScene {
         names.iter().for_each(|name| self.set(name, worth));
     }
 
-    /// Returns the claims that are granted a record, and those that have to return one.
+    /// Returns the names of the connections that are granted a record in the kernel's tables, and of those that have to
+    /// return theirs.
     fn decide(&self) -> (Vec<&'static str>, Vec<&'static str>) {
         let mut granted = Vec::new();
         let mut recalled = Vec::new();
@@ -50,7 +51,7 @@ impl RecordScene {
 const NOBODY: Vec<&str> = Vec::new();
 
 #[test]
-fn claim_without_traffic_gets_no_record() {
+fn connection_without_traffic_gets_no_kernel_record() {
     let mut scene = RecordScene::new(2);
     scene.all(Worth::Nothing, &["a", "b", "c"]);
     assert_eq!(scene.decide(), (NOBODY, NOBODY));
@@ -83,7 +84,8 @@ fn publisher_takes_the_record_of_the_newest_subscriber() {
     assert_eq!(scene.records.taken(), 1);
     scene.returned("third");
     assert_eq!(scene.decide(), (vec!["publisher"], NOBODY));
-    // A connection whose record was taken gets one before connections that began to wait later.
+    // A connection whose record in the kernel's tables was taken gets one again before connections that began to wait
+    // later.
     scene.set("first", Worth::Nothing);
     assert_eq!(scene.decide(), (NOBODY, vec!["first"]));
     scene.returned("first");
@@ -141,7 +143,7 @@ fn record_of_an_ended_connection_is_free_at_once() {
     assert_eq!(scene.decide(), (NOBODY, vec!["gone"]), "it claims nothing any more");
     scene.returned("gone");
     assert_eq!(scene.decide(), (vec!["next"], NOBODY));
-    // The connection ends while it has a record.
+    // The connection ends while it has a record in the kernel's tables.
     scene.records.leave(scene.numbers["next"]);
     assert_eq!(scene.decide(), (NOBODY, NOBODY));
     scene.returned("next");
@@ -150,7 +152,7 @@ fn record_of_an_ended_connection_is_free_at_once() {
 }
 
 #[test]
-fn claim_waits_if_its_record_cannot_be_made() {
+fn connection_waits_if_its_kernel_record_cannot_be_created() {
     let mut scene = RecordScene::new(1);
     scene.set("first", Worth::Subscriber);
     assert_eq!(scene.decide().0, ["first"]);

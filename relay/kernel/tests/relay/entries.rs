@@ -28,7 +28,7 @@ fn packets_of_removed_entries_are_not_forwarded() {
         .map(|subscriber| slot.add(&subscriber.downstream, &EGRESS).expect("an egress"))
         .collect();
     let mut keys: Vec<_> = keys.into_iter().enumerate().collect();
-    // Removes the egress in the middle, then the last one, then the only one left.
+    // Removes the subscriber's copy (egress) in the middle of three, then the last one, then the only one left.
     for remove in [None, Some(1), Some(2), Some(0)] {
         if let Some(remove) = remove {
             let at = keys.iter().position(|(subscriber, _)| *subscriber == remove).expect("an egress");
@@ -42,7 +42,8 @@ fn packets_of_removed_entries_are_not_forwarded() {
         let want: Vec<_> = keys.iter().map(|(i, _)| scene.subscribers[*i].downstream.id()).collect();
         assert_eq!(got, want);
     }
-    // Removes the first of two egresses, then a downstream while its egress still exists.
+    // Removes the first of two subscribers' copies (egresses), then a subscriber's connection while its copy still
+    // exists.
     let first = slot.add(&scene.subscribers[0].downstream, &EGRESS).expect("an egress");
     slot.add(&scene.subscribers[1].downstream, &EGRESS).expect("an egress");
     slot.remove(first);
@@ -57,7 +58,7 @@ fn packets_of_removed_entries_are_not_forwarded() {
     let number = scene.next_number();
     assert_eq!(scene.send(&scene.publisher.seal(0, number, 1, &frames)), []);
     assert_eq!(scene.counted().egresses(EgressOutcome::Gone), 1);
-    // Removes the slot, and then the connection ID.
+    // Stops the forwarding of the stream, and then removes the publisher's connection ID.
     drop(slot);
     let number = scene.next_number();
     assert_eq!(scene.send(&scene.publisher.seal(0, number, 1, &frames)), []);
@@ -109,8 +110,8 @@ fn program_forwards_after_detach_and_attach() {
 }
 
 #[test]
-fn removed_entries_are_reused_after_settling() {
-    if !root("removed_entries_are_reused_after_settling") {
+fn removed_map_entries_are_reused_after_all_program_runs_end() {
+    if !root("removed_map_entries_are_reused_after_all_program_runs_end") {
         return;
     }
     let network = NamespaceNetwork::new("reu");
@@ -149,7 +150,7 @@ fn removed_entries_are_reused_after_settling() {
         assert!(slot.add(&other, &EGRESS).is_err(), "a third");
         slot.remove(key);
         assert!(scene.upstream.slot(99).add(&other, &EGRESS).is_err(), "a second slot");
-        // The first egress entry now belongs to another downstream, which has no keys.
+        // The first entry for a subscriber's copy now belongs to another subscriber's connection, which has no keys.
         let number = scene.next_number();
         slot.set_position(&PositionRecord::opaque(OFFSET));
         let frames = scene.chunk(9).encode();

@@ -205,7 +205,7 @@ fn copy_that_cannot_be_registered_is_not_sent() {
     assert_eq!(scene.only().downstream.number().load(Ordering::SeqCst), sent);
     assert_eq!(scene.only().downstream.outcome(EgressOutcome::RingFull), declined);
     assert_eq!(scene.only().downstream.data(), OFFSET + 9 - FROM);
-    // The program forwards again once the waiting registrations have been read.
+    // The program forwards again once userspace has emptied the ring buffer of reports about sent packets.
     let number = scene.next_number();
     let frames = scene.chunk(9).encode();
     assert_eq!(scene.send(&scene.publisher.seal(0, number, 2, &frames)).len(), 1);

@@ -15,12 +15,11 @@ use crate::scene::{ID_LEN, RelayScene, simple};
 
 /// The track alias that the publisher uses.
 const ALIAS: u64 = 7;
-/// The egress tag, which the program repeats in each registration of a sent packet.
+/// The number (tag) of the subscription. The program repeats it in its report about each sent packet.
 const TAG: u64 = 1 << 63 | 5;
 /// The group and subgroup of the newest stream that began before these tests.
 const LAST: (u64, u64) = (4, 9);
-/// An opening (an egress prepared for streams that have not begun) for a subscriber that requested every group of the
-/// track.
+/// A subscriber's copy of streams that have not begun. The subscriber requested every group of the track.
 const OPENED: OpeningRecord = OpeningRecord {
     alias: 9,
     first: (0, 0),
@@ -68,7 +67,7 @@ fn preamble(session: Option<u64>) -> Vec<u8> {
     session.map_or(Binding::Bare, Binding::Session).uni().to_vec()
 }
 
-/// A track with openings (slots prepared for its next streams) that have one subscriber.
+/// A track with openings (entries prepared for its next streams) that have one subscriber.
 struct OpeningStage {
     _network: NamespaceNetwork,
     scene: RelayScene,
@@ -108,7 +107,7 @@ impl OpeningStage {
         self.number += 1;
         let forwarded = self.scene.send(&packet);
         let counted = self.scene.counted().since(&before);
-        // Other packets that arrive meanwhile have the outcome `NotUdp`.
+        // Packets that this test has not sent, such as ARP, have the outcome `NotUdp`.
         let outcome = Outcome::ALL.into_iter().filter(|one| *one != Outcome::NotUdp);
         let outcome = { outcome }.find(|one| counted.packets(*one) == 1).expect("an outcome");
         let opening = OpeningOutcome::ALL.into_iter().find(|one| counted.openings(*one) == 1);
@@ -198,8 +197,8 @@ fn open_under_every_alias(pair: (Option<u64>, Option<u64>)) {
     assert_eq!(stage.scene.only().downstream.set_streams(0, 0), stage.next_stream, "no ID was left out");
 }
 
-/// The publisher's streams begin with bytes for which the program opens no subscribers' streams. The openings (prepared
-/// slots) stay free for other streams.
+/// The publisher's streams begin with bytes for which the program opens no subscribers' streams. The openings (entries
+/// prepared for the track's next streams) stay free for other streams.
 #[test]
 fn stream_with_an_unknown_beginning_is_left_to_userspace() {
     if !root("stream_with_an_unknown_beginning_is_left_to_userspace") {
@@ -385,7 +384,8 @@ fn publisher_stream_is_opened_only_once_by_program_or_userspace() {
     let second = stream_of(&header(6), 0, 0, 100);
     assert_eq!(stage.send(&whole(6, &second)), SENT);
     assert!(!stage.scene.upstream.take_stream(6));
-    // The same stream begins again. It is not opened, even after its slot was removed and the next group may begin.
+    // A stream ID that was used before begins another stream. The program opens no subscribers' streams for it, even
+    // after userspace has stopped forwarding the earlier stream.
     let repeated = (Outcome::Declined, None, None);
     assert_eq!(stage.send(&whole(6, &second)), repeated);
     let (mut slot, _) = stage.openings.remove(0);
@@ -473,7 +473,7 @@ fn stream_that_could_not_be_opened_is_left_to_userspace() {
         assert_eq!(slot.close(*key), OpeningRecordSide::Userspace, "{description}");
     }
     let mut stage = OpeningStage::new("den");
-    // Userspace has taken back the prepared egress before the publisher's stream began.
+    // Userspace has forbidden the program to open the subscriber's stream before the publisher's stream began.
     stage.prepare(&OPENED);
     let (slot, key) = &stage.openings[0];
     assert_eq!(slot.close(*key), OpeningRecordSide::Userspace);

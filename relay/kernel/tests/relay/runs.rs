@@ -17,8 +17,8 @@ use crate::quic::{DirectionKeys, StreamPart};
 use crate::scene::{EGRESS, ID_LEN, RelayScene, STREAMS, simple};
 
 #[test]
-fn copy_budget_is_shared_in_order() {
-    if !root("copy_budget_is_shared_in_order") {
+fn budget_of_copies_per_program_run_is_shared_in_order() {
+    if !root("budget_of_copies_per_program_run_is_shared_in_order") {
         return;
     }
     let network = NamespaceNetwork::new("bud");
@@ -37,10 +37,10 @@ fn copy_budget_is_shared_in_order() {
     }
 }
 
-/// When userspace receives the packet, the registrations of all copies must be readable.
+/// When userspace receives the packet, it must be able to read the program's reports about all of the packet's copies.
 #[test]
-fn fan_out_beyond_the_budget_continues_in_further_runs() {
-    if !root("fan_out_beyond_the_budget_continues_in_further_runs") {
+fn fan_out_beyond_the_copy_budget_continues_in_further_runs() {
+    if !root("fan_out_beyond_the_copy_budget_continues_in_further_runs") {
         return;
     }
     for (name, family, offload) in [("f4", 4, true), ("f6", 6, false)] {
@@ -63,7 +63,8 @@ fn fan_out_beyond_the_budget_continues_in_further_runs() {
             assert_eq!(scene.capture.check(), 7 * chunks.len());
             let counted = scene.counted().since(&before);
             assert_eq!(counted.packets(Outcome::Continued), 1);
-            // The expected counts are: last runs, runs before the last, and runs that left copies to userspace.
+            // `runs` has the numbers of three kinds of further runs: those that made the last copies of the packet,
+            // those that left copies for another run, and those that left copies to userspace.
             let runs = FurtherRun::ALL.map(|outcome| counted.further_runs(outcome));
             assert_eq!(runs, [1, further - 1, 0]);
         }
@@ -117,8 +118,8 @@ fn a_thousand_subscribers_get_every_byte_of_a_stream() {
 }
 
 #[test]
-fn copies_after_the_last_run_are_left_to_userspace() {
-    if !root("copies_after_the_last_run_are_left_to_userspace") {
+fn copies_after_the_last_program_run_are_left_to_userspace() {
+    if !root("copies_after_the_last_program_run_are_left_to_userspace") {
         return;
     }
     let network = NamespaceNetwork::new("lft");
@@ -129,7 +130,7 @@ fn copies_after_the_last_run_are_left_to_userspace() {
     let chunk = scene.chunk(100);
     let number = scene.next_number();
     let forwarded = scene.send(&scene.publisher.seal(0, number, 1, &chunk.encode()));
-    // Three runs make 6 of the 7 copies.
+    // Three runs of the program, with 2 copies each, make 6 of the packet's 7 copies.
     scene.subscribers.truncate(6);
     scene.expect(&[chunk], &forwarded);
     let counters = scene.counted();
@@ -137,8 +138,8 @@ fn copies_after_the_last_run_are_left_to_userspace() {
 }
 
 #[test]
-fn packet_is_traced_in_all_its_runs_or_in_none() {
-    if !root("packet_is_traced_in_all_its_runs_or_in_none") {
+fn packet_is_traced_in_all_its_program_runs_or_in_none() {
+    if !root("packet_is_traced_in_all_its_program_runs_or_in_none") {
         return;
     }
     let network = NamespaceNetwork::new("trc");

@@ -96,7 +96,8 @@ impl RelayScene {
         Self { relay, upstream, slots, publisher, subscribers, from, to, capture, sent: 0, fresh: true, rng }
     }
 
-    /// Sends one packet and returns the registered copies. Userspace must get the unchanged packet.
+    /// Sends one packet, and returns the copies that the program reports as sent. Userspace must get the packet
+    /// unchanged.
     pub fn send(&mut self, packet: &[u8]) -> Vec<Forwarded> {
         self.from.send(packet).expect("send");
         peers::receive_original(&self.to, packet, &self.relay)
@@ -104,10 +105,12 @@ impl RelayScene {
 
     /// Returns the counted outcomes of all packets whose originals have arrived.
     pub fn counted(&self) -> RelayCounters {
-        self.relay.counters().expect("counters") // exact: the program counts a packet before it lets the original pass
+        // exact: the BPF program counts a packet before it passes the packet on, and all packets have arrived
+        self.relay.counters().expect("counters")
     }
 
-    /// Checks that each subscriber got each chunk in the packet that the userspace builder makes.
+    /// Checks that each subscriber got each part of a stream in `chunks`, in a packet that equals the one that the
+    /// userspace builder makes.
     pub fn expect(&mut self, chunks: &[StreamPart], forwarded: &[Forwarded]) {
         let mut registered = forwarded.iter();
         for chunk in chunks {
@@ -140,7 +143,8 @@ impl RelayScene {
         assert_eq!(registered.next(), None);
     }
 
-    /// Returns frames of up to `room` bytes for a packet, and the chunks in them that are forwarded.
+    /// Returns random frames of up to `room` bytes in total for a packet, and the parts of streams in these frames that
+    /// are forwarded.
     pub fn generate(&mut self, room: usize) -> (Vec<u8>, Vec<StreamPart>) {
         let rng = &mut self.rng;
         let mut frames = Vec::new();
@@ -159,7 +163,7 @@ impl RelayScene {
             let bits = rng.u32(1..58);
             let stream = STREAMS[which];
             let before = chunks.iter().rev().find(|chunk: &&StreamPart| chunk.stream == stream.upstream);
-            // A stream with an earlier chunk in this packet continues after that chunk.
+            // If the packet already has a frame of this stream, the next frame continues at that frame's end.
             let offset = match before {
                 Some(StreamPart { fin: true, .. }) => continue,
                 Some(before) => before.offset + before.data.len() as u64,
@@ -265,7 +269,7 @@ impl RelayScene {
         StreamPart { stream: STREAMS[0].upstream, offset: OFFSET, data, fin: false }
     }
 
-    /// Returns `count` chunks of `len` bytes that follow each other.
+    /// Returns `count` consecutive parts of a stream, with `len` bytes each.
     pub fn chunks(&mut self, count: usize, len: usize) -> Vec<StreamPart> {
         let offset = |at: usize| OFFSET + (at * len) as u64;
         (0..count).map(|at| StreamPart { offset: offset(at), ..self.chunk(len) }).collect()
@@ -328,7 +332,7 @@ impl RelayScene {
         self.slots = vec![slot(&self.upstream, &STREAMS[0], 0, &self.subscribers)];
     }
 
-    /// Replaces all slots by one for the first stream.
+    /// Ends the forwarding of all streams. Then forwards the first stream again, to the first subscriber only.
     pub fn relay_with(&mut self, egress: EgressRecord) -> EgressKey {
         self.slots.clear();
         let mut slot = self.upstream.slot(STREAMS[0].upstream);
@@ -340,7 +344,7 @@ impl RelayScene {
     }
 }
 
-/// An egress record for a copy of the first stream.
+/// The record (egress) of a subscriber's copy of the first stream.
 pub const EGRESS: EgressRecord = EgressRecord {
     stream_id: 3,
     shift: 0,
@@ -352,7 +356,7 @@ pub const EGRESS: EgressRecord = EgressRecord {
     group: 0,
 };
 
-/// Makes a scene with IPv4, one subscriber and ChaCha20-Poly1305.
+/// Makes a test setup with a publisher, a relay and one subscriber, over IPv4 and with ChaCha20-Poly1305.
 pub fn simple(name: &str) -> (NamespaceNetwork, RelayScene) {
     let network = NamespaceNetwork::new(name);
     net::set_checksum_offload(&network.publisher, "eth", false);

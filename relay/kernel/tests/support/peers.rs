@@ -32,8 +32,8 @@ pub fn attach(network: &NamespaceNetwork, relay: &RelayProgram, interface: &str)
     inside(&network.relay, || relay.attach(ifindex).expect("the relay attaches"));
 }
 
-/// Checks that userspace gets the unchanged packet. Returns the copies that the program registered before it passed the
-/// packet on.
+/// Checks that userspace gets the unchanged packet. Returns the copies that the program has reported as sent. It
+/// reports them before it passes the packet on.
 pub fn receive_original(to: &UdpSocket, packet: &[u8], relay: &RelayProgram) -> Vec<Forwarded> {
     let mut buffer = [0; 2048];
     let len = to.recv(&mut buffer).expect("the original");

@@ -104,7 +104,7 @@ impl RelayUnderTest {
     }
 
     fn refused(&self, reason: &str) -> u64 {
-        // exact: a refusal is counted before its answer is sent
+        // exact: the relay counts the refusal of a request before it sends the refusal
         self.server.status().access.refused.get(reason).copied().unwrap_or_default()
     }
 }
@@ -276,7 +276,7 @@ async fn second_publisher_of_a_namespace_gets_no_subscribe_for_published_tracks(
     let (asked, _request) = rival.asked().await;
     let Message::Subscribe(subscribe) = asked else { panic!("{asked:?}") };
     assert_eq!(subscribe.track, track(1));
-    // exact: a SUBSCRIBE for the first track would have arrived earlier
+    // exact: the first track's count of publishers is final: a SUBSCRIBE for it would have arrived earlier
     assert_eq!(relay.server.status().tracks.iter().map(|track| track.publishers).max(), Some(1));
 }
 
@@ -487,7 +487,7 @@ async fn new_access_policy_applies_to_open_requests() {
     until("nobody publishes", || relay.server.status().tracks.iter().all(|track| track.publishers == 0))
         .await;
     until("its session is over", || relay.server.status().sessions.len() == 1).await;
-    // exact: a session ends only after the new policy has taken effect
+    // exact: the number of revoked token IDs is final, since sessions end only after the new policy takes effect
     assert_eq!(relay.server.status().access.revoked, 1);
     // Removing a key also ends the rights of the tokens that it signed.
     let tokens = Requirements { keys: vec![keys::read_secret(&[7; 32]).unwrap()], ..Requirements::default() };
@@ -534,7 +534,7 @@ async fn request_updated_with_a_newer_token_continues() {
     let parameters = with_tokens(vec![value(&expiring(BRIEF))]);
     brief.subscribe(&in_room("a", "t"), parameters).await.accepted().await.reset().await;
     until("one subscriber", || relay.server.status().tracks[0].subscribers <= 1).await;
-    // exact: the last change of the status was the end of the subscription with the second token
+    // exact: the number of subscribers is final: the subscription with the second token has ended
     assert_eq!(relay.server.status().tracks[0].subscribers, 1);
     // An update with an expired token ends the request.
     let parameters = with_tokens(vec![value(&JwtClaims { exp: Some(1.0), ..claims(&[], &["a"]) })]);

@@ -59,7 +59,7 @@ async fn updates_beyond_the_request_rate_wait() {
     let mut asked = client.ask(watch).await;
     assert!(matches!(asked.message().await, Message::RequestOk(_)));
     let begun = Instant::now();
-    // Half of the budget is reserved for new requests.
+    // Half of the session's request budget is reserved for new requests, so updates may use the other half.
     let updates = RATE / 2 + RATE;
     let mut bytes = Vec::new();
     for number in 1..=updates {
@@ -73,7 +73,7 @@ async fn updates_beyond_the_request_rate_wait() {
     }
     let took = begun.elapsed();
     assert!(took > Duration::from_millis(900), "{updates} updates took {took:?}");
-    // exact: the relay counts a delayed update before it answers the update
+    // exact: the relay counts a delayed REQUEST_UPDATE before it answers the message
     assert!(relay.server.status().totals.message_waits > 0);
 }
 
@@ -118,14 +118,14 @@ async fn subscriptions_of_a_session_to_one_track_are_limited() {
         subscribed.push(asked);
     }
     assert_eq!(client.ask(again(4)).await.refusal().await, code::Request::EXCESSIVE_LOAD);
-    // exact: the relay counts a refusal before it sends the refusal
+    // exact: the relay counts the refusal of a SUBSCRIBE before it sends the refusal
     assert_eq!(relay.server.status().access.refused["same_track"], 1);
     // The limit applies to each session separately, and a subscription that has ended no longer counts.
     let other = BudgetClient::connect(&relay).await;
     let mut its_own = other.ask(again(0)).await;
     assert!(matches!(its_own.message().await, Message::SubscribeOk(_)));
     drop(subscribed.pop());
-    // exact: `until` repeats this check until it succeeds
+    // exact: `until` rereads the number of subscriptions until it is 4
     let subscribers = || relay.server.status().tracks.iter().map(|track| track.subscribers).sum::<u64>();
     until("one subscription less", || subscribers() == 4).await;
     assert!(matches!(client.ask(again(5)).await.message().await, Message::SubscribeOk(_)));

@@ -47,7 +47,7 @@ const STREAM_CREDIT_TIMEOUT: Duration = Duration::from_millis(500);
 /// The namespaces and tracks that the peer of one session publishes and watches.
 pub struct SessionNamespaces {
     context: Arc<SessionContext>,
-    /// The peer in its role as a publisher, as the hub uses it.
+    /// The handle by which the hub, the state that all sessions share, sends requests to the peer as a publisher.
     publisher: Arc<dyn HubPublisher>,
     publications: Arc<Publications>,
     subscriptions: Arc<Subscriptions>,

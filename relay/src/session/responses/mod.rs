@@ -42,7 +42,8 @@ const MIN_PATIENCE: Duration = Duration::from_secs(1);
 /// The FETCH responses and fills of one session.
 pub struct Responses {
     context: Arc<SessionContext>,
-    /// The responses under way, by the owner tag of their streams.
+    /// The responses under way. The key is the number (owner) that the data plane repeats in events of a response's
+    /// stream.
     under_way: Mutex<HashMap<u64, mpsc::UnboundedSender<DownstreamEvent>>>,
 }
 

@@ -118,7 +118,12 @@ impl SubscriptionEntry {
         for track in &tracks[..top] {
             track.join(subscription);
         }
-        debug!(session = self.context().id(), track = %self.track().name().typed(), renditions = tracks.len(), "the subscription adapts its rendition to the path");
+        debug!(
+            session = self.context().id(),
+            track = %self.track().name().typed(),
+            renditions = tracks.len(),
+            "the subscription switches between renditions as the network path allows"
+        );
         let mut ends = JoinSet::new();
         for (track, right) in lent {
             ends.spawn(async move {
@@ -137,7 +142,7 @@ impl SubscriptionEntry {
             let fits = decider.look(&sample(self.context().connection(), now));
             let chooses = self.family.state.lock().asked.chooses;
             if let Some((before, after)) = subscription.choose(if chooses { top } else { fits }, now) {
-                // The streams that the offload had prepared for the previous rendition were withdrawn, so new ones are
+                // The streams that the kernel had prepared for the previous rendition were withdrawn, so new ones are
                 // offered.
                 tracks[after].offer_openings(subscription);
                 self.context().hub().counters.count_switch(before, after);

@@ -70,7 +70,7 @@ struct SubscribeState {
     by_request: HashMap<u64, SubscribedTrack>,
     /// Request IDs of SUBSCRIBEs that have no answer yet.
     pending: HashSet<u64>,
-    /// Subscriptions by the owner tag of their data plane streams.
+    /// Subscriptions by the number (owner) that the data plane repeats in events of a subscription's streams.
     by_owner: HashMap<u64, Arc<Subscription>>,
     /// Track aliases that the session's subscriptions use.
     aliases: HashSet<u64>,
@@ -275,7 +275,7 @@ impl Subscriptions {
         joining: Option<Location>,
     ) -> SubscriptionEntry {
         let mut state = self.state.lock();
-        // Reusing the publisher's alias lets the offload copy stream headers without changing their length.
+        // Reusing the publisher's alias lets the kernel copy stream headers without changing their length.
         let wanted = track.upstreams().first().map_or(0, |upstream| upstream.alias);
         let alias =
             free_alias(wanted, |alias| state.aliases.contains(&alias) || state.retired.contains(&alias));

@@ -59,8 +59,8 @@ impl Subscriptions {
     }
 }
 
-/// Returns the parameters of PUBLISH for a subscription that begins with `asked`. From draft-20 on, the subscriber
-/// sends the other parameters in its answer.
+/// Returns the parameters of PUBLISH for a subscription that begins with `asked`. Before draft-20, PUBLISH contains
+/// only FORWARD, and the subscriber sends filter, order, priority and timeouts in its answer.
 fn publish_parameters(draft: Draft, asked: &Parameters) -> Parameters {
     let forward = Some(asked.forward.unwrap_or(true));
     if draft.accepts_with_parameters() {

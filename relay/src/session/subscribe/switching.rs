@@ -309,7 +309,7 @@ impl SwitchedSet {
         if before == best {
             return;
         }
-        // The offload may have opened streams of groups that userspace has not seen yet.
+        // The kernel may have opened streams of groups that userspace has not seen yet.
         let settled = of(before).is_none_or(|place| self.tracks[place].subscribed.subscription.withdraw(now));
         if settled {
             choice.switch(best);
@@ -317,7 +317,7 @@ impl SwitchedSet {
         let after = choice.current().member;
         drop(choice);
         if let Some(place) = of(after) {
-            // The streams that the offload had prepared for the previous track were withdrawn.
+            // The streams that the kernel had prepared for the previous track were withdrawn.
             self.tracks[place].offer_openings();
         }
         counters.count_switch(of(before), of(after));

@@ -211,7 +211,9 @@ int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, stru
 	return parse_udp(&native.skb, out);
 }
 
-/* Parses a frame as packet grafts do, and returns enum parse. Packet grafts accept UDP or IP protocol 253. */
+/* Parses a frame as packet grafts (packet functions that are loaded into the kernel) do, and returns enum parse. Packet
+ * grafts accept UDP or IP protocol 253.
+ */
 int wire_native_parse(const __u8 *frame, __u32 bytes, struct udp_packet *out, struct ip_carried *carried)
 {
 	struct native_skb native = {.skb.len = bytes, .frame = frame};
@@ -240,7 +242,8 @@ int wire_native_parse(const __u8 *frame, __u32 bytes, struct udp_packet *out, st
 	return PARSE_OK;
 }
 
-/* Converts a UDP header to the graft's wire header, as on sending, and back to a UDP header, as on receiving. */
+/* Converts a UDP header to the header that packet grafts send in its place, and back to a UDP header, as on receiving.
+ */
 void wire_native_change(const struct udphdr *udp, struct wire_header *wire, struct udphdr *again)
 {
 	wire_of_udp(wire, udp);

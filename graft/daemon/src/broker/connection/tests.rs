@@ -1,5 +1,5 @@
-//! Two hosts in network namespaces, each with its keys, its connections to the other's daemon and its programs. Needs
-//! root.
+//! Tests of the connection between the daemons of two hosts, which are network namespaces with keys and BPF programs of
+//! their own. They need root.
 
 use std::{
     net::UdpSocket,
@@ -78,7 +78,7 @@ impl CableSite {
         let settings = DaemonSettings::parse(&text, self.directory.path()).unwrap().into_sessions().unwrap();
         let (heard, words) = sync_channel(64);
         self.inside(side, || {
-            // A process that has just ended may keep the port in use for a moment longer.
+            // A process that has just ended may keep the UDP port in use for a moment longer.
             let started = || PeerLinks::start(&settings, &heard).map_err(|error| format!("{error:#}"));
             let links = wait_for("the port", started);
             let hooks = PacketHooks::start(settings).unwrap();
@@ -120,14 +120,15 @@ fn address(side: usize) -> &'static str {
     ["10.94.0.1", "10.94.0.2"][side]
 }
 
-/// A daemon's runtime and its connections, which a test drives itself instead of running the daemon.
+/// A daemon's BPF programs and its connections to peers. The test calls their methods itself instead of running the
+/// daemon.
 struct SteppedHost {
     links: PeerLinks,
     hooks: PacketHooks,
     words: Receiver<(usize, PeerEvent)>,
-    /// Secrets that the daemon's connections have exported.
+    /// Secrets that the host has derived from its QUIC connections with the TLS exporter.
     exported: Vec<[u8; 32]>,
-    /// Nonces of session keys that the daemon's runtime has received.
+    /// Nonces for session keys that the host has received from its peer.
     pairs: Vec<NoncePair>,
 }
 
@@ -291,8 +292,7 @@ fn stranger_is_ignored_while_the_peer_connects() {
     site.key("stranger.key");
     let mut answers = site.host(1, ["far.key", &identities[0]]);
     ip(&format!("-n {} addr add 10.94.0.3/24 dev eth", site.namespaces[0]));
-    // The first attempt to connect uses an unknown key from the peer's address and port. The second attempt uses the
-    // right key from another port.
+    // One intruder uses the peer's address and port, but an unknown key. Another uses the peer's key, but another port.
     let mut stranger = site.host(0, ["stranger.key", &identities[1]]);
     wait_for("refusals", || {
         site.inside(0, || stranger.step());

@@ -103,7 +103,7 @@ fn heard(site: &RuntimeSite, runtime: &mut PacketRuntime, wanted: &str, mut traf
 }
 
 #[test]
-fn path_mtu_and_missing_daemon_are_reported() {
+fn icmp_errors_report_the_path_mtu_and_a_missing_peer_daemon() {
     for (family, line, around) in
         [(4, "clear = true", 20 + 8 + 16), (4, "", 20 + 8 + 40), (6, "clear = true", 40 + 8 + 16)]
     {

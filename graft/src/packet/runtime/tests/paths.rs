@@ -136,7 +136,7 @@ impl<'a> PathTraffic<'a> {
     ) -> Self {
         let sockets = sockets.each_ref().map(|socket| {
             socket.set_nonblocking(true).expect("a socket");
-            // The socket returns an error while the window is full.
+            // The socket returns an error while the flow-control window is full.
             setsockopt(socket, sockopt::Ipv4RecvErr, &true).expect("a socket");
             socket.try_clone().expect("a socket")
         });
@@ -177,7 +177,7 @@ impl<'a> PathTraffic<'a> {
         }
     }
 
-    /// Sends as many messages as fit in the window.
+    /// Sends as many messages as fit in the flow-control window.
     fn send(&mut self, until: u32) {
         let most = self.sent + 20;
         while self.sent < until.min(most) {
@@ -300,7 +300,7 @@ fn cut_path_is_avoided_after_the_peer_daemon_restarted() {
 /// The session's own addresses are on an interface without a link. The host then needs no next hop's link address on
 /// the link that is cut.
 #[test]
-fn session_addresses_need_not_belong_to_a_path() {
+fn session_addresses_may_be_on_an_interface_outside_its_paths() {
     let Some(hosts) = Twofold::new("aside") else { return };
     hosts.put_addresses_aside();
     let sockets = hosts.site.sockets();

@@ -92,7 +92,8 @@ fn datagrams_on_the_wire_are_sealed() {
         let meddle = |number: u32, runtimes: &mut [PacketRuntime; 2]| {
             let graft = if number.is_multiple_of(400) { "complete" } else { "once" };
             if number.is_multiple_of(200) {
-                // The session refuses a change until packets of its previous function list can no longer be in flight.
+                // The session refuses to change its function list until packets of its previous function list can no
+                // longer be in flight.
                 let _ = site.inside(0, || runtimes[0].swap("s", graft));
             }
             if number % 500 == 499 {
@@ -184,7 +185,7 @@ fn until_it_passes(site: &RuntimeSite, runtimes: &mut [PacketRuntime; 2], [near,
 
 /// No datagram passes between ends with different settings, and the status says why.
 #[test]
-fn ends_with_different_settings_exchange_no_datagram() {
+fn session_ends_with_different_settings_exchange_no_datagram() {
     let Some(site) = RuntimeSite::new("sealed-other") else { return };
     let mut other_session = settings_with(1, GRAFTS, "once", "");
     other_session.sessions[0].ends.local.set_port(7001);

@@ -9,8 +9,8 @@ use millrace_graft_kernel::TALLIES;
 use super::*;
 use crate::ObjectIdentity;
 
-/// Writes a pool with a version of the function `tally`, which counts packets that arrive. The second version may be
-/// able to continue from the state of the first.
+/// Writes a directory with the object file and manifest of a version of the function `tally`, which counts packets that
+/// arrive. The second version may be able to continue from the state of the first.
 fn put(pool: &Path, version: usize, migrates: &str) {
     let image = TALLIES[version - 1];
     let identity = ObjectIdentity::from_image(image);
@@ -48,7 +48,8 @@ fn send(socket: &UdpSocket, stop: &AtomicBool) -> u32 {
     (0..)
         .find(|number: &u32| {
             socket.send(&number.to_be_bytes().repeat(50)).expect("sent");
-            std::thread::sleep(Duration::from_millis(1)); // exact: the pause paces the sender
+            // exact: this pause between two datagrams sets the sending rate
+            std::thread::sleep(Duration::from_millis(1));
             stop.load(Ordering::Relaxed)
         })
         .unwrap_or_default()
@@ -131,7 +132,7 @@ fn new_function_version_takes_over_state_without_loss() {
     let mut kept = [0; 2];
     let passed = under_traffic(&site, &mut runtimes, |runtimes| {
         steps += 1;
-        // One end has the second version first, so the other end refuses its proposal.
+        // Only one end has loaded the second version of the function, so the other end refuses its proposal.
         if steps == 100 {
             put(pools[0].path(), 2, MIGRATES);
             site.inside(0, || runtimes[0].apply(read(0))).expect("applied");
@@ -230,7 +231,8 @@ fn losses_of_a_restart_are_counted() {
             steps += 1;
             if steps > 100 && told == 2 * proposed && proposed < 3 {
                 let graft = ["newest", "newest", "plain"][proposed];
-                // The next change can begin when no packet of the previous function list can be in flight.
+                // The next change of the function list can begin when no packet of the previous function list can be in
+                // flight.
                 proposed += usize::from(site.inside(0, || runtimes[0].swap_anew("s", graft)).is_ok());
             }
             for event in step(&site, runtimes) {

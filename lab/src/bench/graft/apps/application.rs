@@ -17,7 +17,7 @@ use crate::bench::graft::host::GraftHost;
 
 /// Exit code with which `timeout` reports that it ended a command.
 const TIMED_OUT: i32 = 124;
-/// Time that the player may take beyond the time limit, seconds.
+/// Time that the video player may take beyond the time limit of a run, seconds.
 const PLAYER_ENDS: u64 = 30;
 /// Number of requests that redis-benchmark sends one after the other.
 const REQUESTS: u32 = 20;

@@ -66,7 +66,8 @@ pub struct AppArgs {
     /// Length of the film
     #[arg(long, default_value_t = 20, value_name = "SECONDS")]
     film_seconds: u32,
-    /// Round-trip time below which the result `chosen` uses plain TCP; above, it uses the tunnel
+    /// Round-trip time limit of the result `chosen`: it takes plain TCP's durations below this time, and the tunnel's
+    /// from it on
     #[arg(long, default_value_t = 10, value_name = "MS")]
     in_place_below_ms: u32,
     /// Number of runs of each measurement

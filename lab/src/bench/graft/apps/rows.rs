@@ -13,7 +13,7 @@ use crate::bench::table::columns;
 use crate::beside::{Panel, PanelLine, PanelMark};
 use crate::stats::Spread;
 
-/// An application on one network and one route.
+/// An application on one network, over one route: plain TCP or a tunnel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AppCase {
     pub application: String,
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_with_loss_bursts_get_rows_of_their_own() {
+    fn networks_with_loss_bursts_get_result_rows_of_their_own() {
         let watched =
             |stalls| ViewerFigures { start_s: 1.0, stalls, stalled_s: f64::from(stalls), is_over: false };
         let came = |stalls| RunResult { seconds: 1.0, is_over: false, watched: Some(watched(stalls)) };
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_several_files_are_drawn_together() {
+    fn results_of_several_files_are_drawn_in_one_plot() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("rows.json");
         let of = |way: &str, seconds| {

@@ -8,7 +8,7 @@ use super::server::AppServer;
 use crate::bench::graft::carrying::Carrying;
 use crate::bench::site::BenchSite;
 
-/// Sends over IPv4 from the relay's host to the subscribers' host of the site.
+/// Sends over IPv4 from the relay's host to the subscribers' host of the lab network, through a tunnel.
 ///
 /// # Errors
 ///

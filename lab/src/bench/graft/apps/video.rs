@@ -355,9 +355,12 @@ mod tests {
             }
         });
         let mut server = VideoServer::new(at, Instant::now() + Duration::from_secs(60)).expect("connected");
-        assert_eq!(server.get("/a").expect("a body"), b"first"); // exact: an HTTP request
-        assert_eq!(server.get("/b").expect("a body"), b""); // exact: an HTTP request
-        let error = server.get("/c").expect_err("it ended").to_string(); // exact: an HTTP request
+        // exact: `get` returns after the HTTP response has ended
+        assert_eq!(server.get("/a").expect("a body"), b"first");
+        // exact: `get` returns after the HTTP response has ended
+        assert_eq!(server.get("/b").expect("a body"), b"");
+        // exact: `get` returns after the HTTP response has ended
+        let error = server.get("/c").expect_err("it ended").to_string();
         assert!(error.contains("ended after 5 bytes of 9"), "{error}");
         serving.join().expect("served");
     }

@@ -26,7 +26,8 @@ pub struct Worse {
 }
 
 impl Worse {
-    /// Compares all rows. For plain TCP, `chosen` uses the first of the congestion controls `controls`.
+    /// Compares the tunnel, and the choice by round-trip time (`chosen`), with plain TCP under each of the congestion
+    /// controls `controls`. Where `chosen` takes plain TCP, it takes the results under the first of them.
     pub fn all<'a>(rows: &'a [AppRow], controls: &[String], in_place_below_ms: u32) -> Vec<Self> {
         let in_place = controls.first().map(String::as_str).unwrap_or_default();
         let carried = || rows.iter().filter(|row| row.case.way == CARRIED);
@@ -58,8 +59,8 @@ impl Worse {
             let (Some(median), Some(tcp)) = (one.seconds, other.seconds) else { continue };
             it.cases += 1;
             it.worse_cases += usize::from(median.median > tcp.median * MORE);
-            // Round 1 of the one route and round 1 of the other ran close together in time, and so on. So they are
-            // compared in pairs.
+            // In each round, both routes were measured shortly after each other. So the two results of a round are
+            // compared.
             for (one, other) in one.rounds.iter().zip(&other.rounds) {
                 it.runs += 1;
                 it.worse_runs += usize::from(*one > *other * MORE);
@@ -90,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slower_candidate_is_counted_by_medians_and_by_rounds() {
+    fn slower_candidate_is_counted_by_case_medians_and_by_single_runs() {
         let case = |rtt_ms, way: &str| AppCase {
             application: "a".into(),
             loss_percent: 0.0,

@@ -138,7 +138,8 @@ mod tests {
         assert_eq!(count.at, 1003);
         let mut count = DrainCount::default();
         count.check(&bytes[..16]).expect("in order");
-        // One number is missing in the first case, and one occurs twice in the second.
+        // The numbers 0 and 1 are received. Then number 3 is an error, since 2 is missing. In a new stream, a second 1
+        // is an error.
         assert!(count.check(&bytes[24..32]).is_err());
         let mut count = DrainCount::default();
         count.check(&bytes[..16]).expect("in order");

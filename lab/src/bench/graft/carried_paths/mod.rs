@@ -56,11 +56,12 @@ pub struct CarriedPathArgs {
 #[derive(Clone, Copy)]
 struct CarriedPathVariant {
     name: &'static str,
-    /// Kind of the carrier; `None`: plain TCP on the first path.
+    /// Protocol of the tunnel connection (the carrier), such as `mptcp`; `None`: plain TCP on the first path, without a
+    /// tunnel.
     carrier: Option<&'static str>,
-    /// Whether MPTCP's path managers announce both paths, so that the carrier uses both.
+    /// Whether MPTCP's path managers announce both paths, so that the tunnel uses both.
     is_spread: bool,
-    /// Whether the settings (`carry`) list both of the server's addresses.
+    /// Whether the client's setting `carry`, which says where the tunnel leads, lists both of the server's addresses.
     is_listed: bool,
     cut: Option<LinkEndNames>,
 }
@@ -213,7 +214,7 @@ impl CarriedPathArgs {
                 site.link(cut.near)?.change(Directions::Both, &Settings::parse("loss=100%")?)?;
             }
             let said = client.finish(sending + GRACE)?;
-            // A carrier whose path was cut may deliver the end of the connection late, so the sender is stopped here.
+            // A tunnel whose path was cut may deliver the end of the connection late, so the sender is stopped here.
             let _ = ending.shutdown(Shutdown::Both);
             pouring.join().map_err(|_| anyhow!("the sender panicked"))??;
             serde_json::from_str(said.trim())

@@ -1,4 +1,5 @@
-//! Clients and servers that are no Millrace daemons, but speak the carriers' protocol with a key of their own.
+//! Clients and servers that are no Millrace daemons, but speak the protocol of its tunnels (carriers) with a key of
+//! their own.
 
 use std::io::Read as _;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};

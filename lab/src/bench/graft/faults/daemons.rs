@@ -74,8 +74,8 @@ pub fn gone(case: &FaultCase<'_>, end: FaultedHost, by: EndMethod) -> anyhow::Re
     Ok(outcome)
 }
 
-/// Checks that new connections are tunnelled again and deliver all data. The check is repeated, since the carrier's
-/// pool of connections must grow first: application connections that find none free in time stay outside of the tunnel.
+/// Checks that new connections are tunnelled again and deliver all data. The check is repeated, since the tunnel's pool
+/// of connections must grow first: application connections that find none free in time stay outside of the tunnel.
 fn carried(
     pair: &FaultPair<'_>,
     traffic: &FaultTraffic<'_>,

@@ -18,13 +18,13 @@ use parking_lot::Mutex;
 use ring::digest;
 use serde::{Deserialize, Serialize};
 
-/// Largest piece that is sent at once, bytes.
+/// Largest piece of data that is sent at once, bytes.
 const PIECE: usize = 64 << 10;
 /// Length of a connection's first message, bytes: the connection's number, and how many bytes each side sends.
 const HEAD: usize = 16;
 /// Bit that is set in the server's seed, so that its bytes differ from the client's.
 const SERVERS: u64 = 1 << 63;
-/// Size of each socket buffer, bytes. Small buffers pass bytes on soon, even to a slow carrier.
+/// Size of each socket buffer, bytes. With small buffers, bytes reach even a slow tunnel soon.
 const BUFFER: usize = PIECE;
 /// Time without data after which client or server gives up a connection.
 const SILENCE: Duration = Duration::from_secs(90);
@@ -52,7 +52,7 @@ enum EndRole {
         to: SocketAddr,
         #[arg(long, default_value_t = 1)]
         connections: u64,
-        /// Number of the first connection
+        /// Number of the first connection; later connections count up from it
         #[arg(long, default_value_t = 0)]
         first: u64,
         #[arg(long, default_value_t = 0)]

@@ -1,5 +1,6 @@
-//! `bench graft faults`: tunnelled connections while their carrier fails. Each row is one fault in its own lab. A
-//! client and a server that know nothing of tunnel and fault check every byte in both directions.
+//! `bench graft faults`: TCP connections through a tunnel between two daemons, while the tunnel fails. Each result row
+//! is one fault in its own lab. A client and a server that know nothing of tunnel and fault check every byte in both
+//! directions.
 
 mod callers;
 mod crowd;
@@ -23,7 +24,7 @@ use crate::bench::site::BenchSite;
 use crate::bench::table::write_json;
 use crate::progress::BenchProgress;
 
-/// Protocol of a carrier.
+/// Protocol of the tunnel connections (carriers) between the daemons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum FaultedCarrier {
     Quic,
@@ -56,17 +57,17 @@ enum InjectedFault {
     ServerRestarted,
     /// Both daemons keep their kernel objects, and are replaced by another build of the program
     Upgraded,
-    /// Carriers are cut --cuts times, each time after a random number of bytes
+    /// The tunnel's connections are cut --cuts times, each time after a random number of bytes
     Cut,
-    /// Every carrier packet is dropped for a while
+    /// Every packet of the tunnel is dropped for a while
     Blackhole,
-    /// Every carrier packet is dropped for good
+    /// Every packet of the tunnel is dropped for good
     Lost,
-    /// UDP is blocked: another kind of carrier must be used
+    /// UDP is blocked: the tunnel must use another protocol
     UdpBlocked,
     /// The client's address is removed while the client has another route to the server
     PathChange,
-    /// The server's address that carriers connect to is removed while the server has a second one
+    /// The server's address that the tunnel connects to is removed while the server has a second one
     AddressChange,
     /// A NAT between the hosts loses its state
     NatRebinding,
@@ -76,11 +77,11 @@ enum InjectedFault {
     OptionsForged,
     /// A middlebox sends recorded SYN packets again
     OptionsReplayed,
-    /// The peer speaks another version of the carriers' protocol
+    /// The peer speaks another version of the tunnel's protocol
     OtherVersion,
     /// --connects new connections per second, for --seconds
     Connects,
-    /// A host without a known key sends handshakes, garbage, and the recorded beginning of a carrier
+    /// A host without a known key sends handshakes, garbage, and the recorded beginning of a tunnel connection
     Stranger,
 }
 
@@ -130,10 +131,10 @@ pub struct FaultArgs {
     /// Faults to measure; all of them by default
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME")]
     only: Vec<InjectedFault>,
-    /// Kinds of carriers to measure; all of them by default
+    /// Tunnel protocols to measure; all of them by default
     #[arg(long, value_enum, value_delimiter = ',', value_name = "KIND")]
     carriers: Vec<FaultedCarrier>,
-    /// Number of times that carriers of each kind are cut
+    /// Number of times that tunnels of each protocol are cut
     #[arg(long, default_value_t = 200)]
     cuts: u64,
     /// New connections per second, in the fault `connects`
@@ -153,7 +154,7 @@ pub struct FaultArgs {
     json: Option<PathBuf>,
 }
 
-/// A row to measure: a fault, a kind of carrier, and the lab for it.
+/// A result row to measure: a fault, a tunnel protocol, and the lab for it.
 struct FaultCase<'a> {
     args: &'a FaultArgs,
     site: BenchSite,

@@ -26,8 +26,8 @@ pub fn stripped(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     meddled(case, &rules.map(str::to_owned), true)
 }
 
-/// Writes another graft's name into agreement options, and another key into MPTCP's options. The agreement option is an
-/// unsigned hint: connections may agree on the other graft, but must deliver all data.
+/// Writes another graft's name into the TCP option by which hosts agree on a graft, and another key into MPTCP's
+/// options. The graft option is an unsigned hint: connections may agree on the other graft, but must deliver all data.
 pub fn forged(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let rules = [
         "tcp option @253,64,32 set 0x12345678".to_owned(),
@@ -47,7 +47,7 @@ fn meddled(case: &FaultCase<'_>, rules: &[String], is_stripped: bool) -> anyhow:
     let _between = Middlebox::new(pair.server.node, &rules)?;
     let _far = pair.server.start()?;
     let _near = pair.client.start()?;
-    // With forged options, no MPTCP carrier may come up. Then no connection is tunnelled.
+    // With forged options, no MPTCP tunnel may come up. Then no connection is tunnelled.
     let state = pair.wait_warm();
     outcome.seen.push(match &state {
         Ok(_) => "the carrier is warm".to_owned(),

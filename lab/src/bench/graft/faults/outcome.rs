@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_reported_by_one_end_only_is_an_error() {
+    fn connection_whose_ends_report_differently_is_an_error() {
         use DirectionEnd::{Differs, Refused, Reset, Short, Silent, Whole};
         let table = [
             (report(Whole, "a", "b"), Some(report(Whole, "b", "a")), (1, 0, 0)),

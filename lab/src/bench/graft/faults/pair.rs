@@ -1,5 +1,5 @@
-//! Two hosts whose daemons tunnel connections between them, and a third host, the stranger. Two routes join the hosts:
-//! a direct link, and one through the stranger.
+//! Two hosts whose daemons tunnel connections between them, and a third host that is no peer of theirs (the stranger).
+//! Two routes join the two hosts: a direct link, and one through the third host.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -18,7 +18,7 @@ use crate::program::product;
 
 pub const CARRIERS: u16 = 9188;
 pub const PORT: u16 = 7100;
-/// Name of the link that is part of the route through the stranger.
+/// Name of the link that is part of the route through the third host.
 pub const DETOUR: &str = "pub-sub1";
 
 /// Returns the topology of a [`FaultPair`]. `offloads` must be on behind a NAT: without offloads the kernel does not
@@ -41,11 +41,12 @@ pub struct FaultPair<'a> {
 /// Settings of two hosts with daemons, beyond the default ones.
 pub struct Setting<'a> {
     pub kinds: &'a [FaultedCarrier],
-    /// Additional lines of `[carry]` in the client's settings.
+    /// Additional lines of the section `[carry]` in the settings of the client's daemon.
     pub more: &'a str,
-    /// Addresses that carriers connect to. If empty, it is the server's address on the direct link.
+    /// Server addresses that the client's tunnel connections (carriers) are made to. If empty, it is the server's
+    /// address on the direct link.
     pub carry: Vec<SocketAddr>,
-    /// Public key that the client expects of the server; `None`: the right one.
+    /// Public key that the client expects of the server; `None`: the server's real key.
     pub key: Option<&'a str>,
     /// Port whose connections are not tunnelled. Both hosts agree on a graft for them by TCP options.
     pub in_place: Option<u16>,
@@ -73,7 +74,7 @@ impl<'a> FaultPair<'a> {
         address(self.server.node, SUBSCRIBERS_LINK)
     }
 
-    /// Returns the server's address on the route through the stranger.
+    /// Returns the server's address on the route through the third host.
     pub fn other_address(&self) -> anyhow::Result<IpAddr> {
         address(self.server.node, crate::bench::site::PUBLISHER_LINK)
     }
@@ -82,8 +83,8 @@ impl<'a> FaultPair<'a> {
         Ok(SocketAddr::new(self.address()?, port))
     }
 
-    /// Configures both hosts. A `turn` that differs from the previous call's changes the peers' entries, so that the
-    /// daemons set up their carriers again.
+    /// Configures both hosts. A `turn` that differs from the previous call's changes the settings of the peers, so that
+    /// the daemons set up their tunnel again.
     pub fn configure(&self, setting: &Setting<'_>, turn: usize) -> anyhow::Result<()> {
         self.configure_client(setting, turn)?;
         self.configure_server(setting, turn)
@@ -111,7 +112,7 @@ impl<'a> FaultPair<'a> {
         let [key, _] = &self.keys;
         // The client may connect from any of its addresses, so the server's settings list all of them.
         let addresses = self.client.node.interfaces().iter().map(|interface| interface.v4);
-        // The server accepts carriers on all of its addresses.
+        // The server accepts tunnel connections (carriers) on all of its addresses.
         self.server.configure(&format!(
             "[agreement]\nkey = \"host.key\"\n[carry]\ncarrier = {}\nlisten = \"0.0.0.0:{CARRIERS}\"\n[[peer]]\nname = \"client\"\n\
              key = \"{key}\"\naddresses = {}\nmin-cpus = {turn}\n{}",
@@ -121,7 +122,7 @@ impl<'a> FaultPair<'a> {
         ))
     }
 
-    /// Starts the daemons, the server's first, and waits for a warm carrier (ready for connections).
+    /// Starts the daemons, the server's first, and waits until the tunnel is warm, that is, ready for connections.
     pub fn start(&self) -> anyhow::Result<[BenchProcess; 2]> {
         // The client connects as soon as it starts, so the server's daemon must listen already.
         let far = self.server.start()?;
@@ -130,12 +131,12 @@ impl<'a> FaultPair<'a> {
         Ok([near, far])
     }
 
-    /// Waits until a carrier is warm (ready for connections). Returns how long that took.
+    /// Waits until a tunnel connection (carrier) is warm, that is, ready for connections. Returns how long that took.
     pub fn wait_warm(&self) -> anyhow::Result<Duration> {
         self.wait("a warm carrier", || Ok(self.state()? == "warm"))
     }
 
-    /// Returns the state of the carrier that the client uses now.
+    /// Returns the state of the tunnel connection (carrier) that the client's daemon uses now.
     pub fn state(&self) -> anyhow::Result<String> {
         self.carrier(0, "state")?.context("the daemon's status has no carriers")
     }
@@ -144,7 +145,8 @@ impl<'a> FaultPair<'a> {
         Ok(self.carrier(0, "carrier")?.unwrap_or_default())
     }
 
-    /// Returns a field of one of the client's carriers, from the status. The carrier in use is the first one.
+    /// Returns a field of one of the client daemon's tunnel connections (carriers), from its status. The first of them
+    /// is the one in use.
     pub fn carrier(&self, at: usize, what: &str) -> anyhow::Result<Option<String>> {
         let status = self.client.status()?;
         let said = status.pointer(&format!("/status/carry/carriers/{at}/{what}")).and_then(Value::as_str);
@@ -160,7 +162,7 @@ impl<'a> FaultPair<'a> {
 
     pub fn wait(&self, what: &str, ready: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<Duration> {
         let said = wait(what, ready);
-        // After a time-out, the client's status shows what the carrier was doing.
+        // After a time-out, the client's status shows what the tunnel was doing.
         said.with_context(|| self.client.status().map_or_else(|error| error.to_string(), |it| it.to_string()))
     }
 }

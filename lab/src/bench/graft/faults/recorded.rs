@@ -69,7 +69,7 @@ pub struct FrameRecording {
 }
 
 impl Recorded {
-    /// Starts to record the client's packets of the first carrier of this kind.
+    /// Starts to record the client's packets of the first tunnel connection with this protocol.
     pub fn begin(pair: &FaultPair<'_>, kind: FaultedCarrier) -> anyhow::Result<FrameRecording> {
         let mut from = None;
         Self::begin_with(pair, move |frame| {
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_are_found_in_frames() {
+    fn udp_and_tcp_packets_are_parsed_from_recorded_frames() {
         let mut frame = vec![0; ETHERNET];
         frame.extend([0x45, 0, 0, 31, 0, 0, 0, 0, 64, UDP, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
         frame.extend([0x12, 0x34, 0x23, 0xe4, 0, 11, 0, 0, 7, 8, 9, 0, 0]);

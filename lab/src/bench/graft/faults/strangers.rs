@@ -20,7 +20,7 @@ use crate::bench::graft::host::{GraftHost, LIMIT};
 use crate::bench::process::BenchProcess;
 use crate::bench::usage::rss_bytes;
 
-/// ALPN of a version of the carriers' protocol that does not exist.
+/// ALPN of a nonexistent version of the tunnel protocol.
 const OTHER: &[u8] = b"millrace-carry/0";
 const HANDSHAKES: u64 = 100;
 const GARBAGE: u64 = 500;
@@ -115,7 +115,7 @@ pub fn stranger(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
         "the memory of the server's daemon has grown".into()
     });
     outcome.seen.push(format!("recorded and sent again: {recorded}"));
-    // The stranger may still use plain TCP: as a client and as a server of applications.
+    // A host without a known key can still use plain TCP, as a client and as a server of applications.
     let theirs = traffic.begin_on(&host, TrafficLoad::with_size(5, 300_000))?.end()?;
     outcome.check(all_whole(&theirs), || "a connection from the stranger did not deliver all data".into());
     let led = count(&pair.client, "verdicts/led")?;
@@ -139,7 +139,7 @@ pub fn stranger(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     Ok(outcome)
 }
 
-/// Waits until the server's daemon has given up all handshakes that the stranger left unfinished.
+/// Waits until the server's daemon has given up all handshakes that the host without a known key left unfinished.
 fn quiet(pair: &FaultPair<'_>) -> anyhow::Result<()> {
     let sum = || count(&pair.server, "ended/unknown-caller");
     let mut latest = sum()?;

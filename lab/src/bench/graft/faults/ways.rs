@@ -1,4 +1,4 @@
-//! Faults on the carriers' path: cut connections, blocked packets, and changed addresses.
+//! Faults on the path of the tunnel between the daemons: cut connections, blocked packets, and changed addresses.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -13,14 +13,14 @@ use super::{FaultCase, FaultedCarrier};
 use crate::bench::site::{PUBLISHER_LINK, SUBSCRIBERS_LINK, device};
 use crate::lab::LabNode;
 
-/// Largest number of tunnelled bytes between two cuts.
+/// Largest number of tunnelled bytes between two cuts of the tunnel.
 const APART: u64 = 2 << 20;
 const CONNECTIONS: u64 = 3;
 /// Number of times that the NAT loses its state.
 const REBINDINGS: u64 = 5;
 /// First port that the NAT assigns.
 const TRANSLATED: u16 = 20_000;
-/// Length of an outage that a carrier survives.
+/// Length of an outage of the path that a tunnel connection (carrier) survives.
 const AWAY: Duration = Duration::from_secs(3);
 
 fn drops(ways: &[&str]) -> Vec<(&'static str, String)> {
@@ -70,13 +70,13 @@ pub fn cut(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
         let before = count(&pair.client, "resumed")?;
         pair.wait("tunnelled bytes", || Ok(moved(&pair)? >= offset))?;
         match (case.kind, number % 2) {
-            // The kernel closes the carrier's TCP connection, on either host.
+            // The kernel of either host closes the tunnel's TCP connection.
             (FaultedCarrier::Tcp, 0) => {
                 let node = [pair.client.node, pair.server.node][random.usize(..2)];
                 let filter = format!("( dport = :{CARRIERS} or sport = :{CARRIERS} )");
                 run(node, "ss", &["-K", "-t", &filter])?;
             }
-            // A daemon closes the carrier, on either host.
+            // The daemon of either host closes the tunnel connection (carrier).
             _ => {
                 let end = random.usize(..2);
                 turns[end] = 1 - turns[end];
@@ -98,7 +98,8 @@ pub fn cut(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     Ok(outcome)
 }
 
-/// Changes the peer's entry in one host's settings. The daemon then closes its carriers, whatever their state.
+/// Changes the settings of the peer on one host. The daemon then closes its tunnel connections (carriers) to that peer,
+/// whatever their state.
 fn again(pair: &FaultPair<'_>, setting: &Setting<'_>, end: usize, turn: usize) -> anyhow::Result<()> {
     let host = match end {
         0 => {
@@ -202,8 +203,8 @@ pub fn udp_blocked(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
         flowing(&pair, 1 << 20)?;
         drop(blocked);
         pair.wait("a QUIC carrier", || Ok(pair.kind()? == "quic"))?;
-        // A connection stays on its carrier. Only the end of that carrier moves the connection to a new carrier, which
-        // is of the preferred kind.
+        // An application connection stays on its tunnel connection (carrier). It moves to a new one, with the preferred
+        // protocol, only when the old one ends.
         let before = count(&pair.client, "resumed")?;
         run(pair.client.node, "ss", &["-K", "-t", &format!("dport = :{CARRIERS}")])?;
         pair.wait("resumed connections", || Ok(count(&pair.client, "resumed")? >= before + CONNECTIONS))?;
@@ -224,8 +225,8 @@ fn be_impatient(pair: &FaultPair<'_>, kind: FaultedCarrier) -> anyhow::Result<()
     Ok(())
 }
 
-/// Gives the client a second route to the server, through the stranger. The route is used when the direct link is gone.
-/// The server also sends through the stranger to the client's address on that second route.
+/// Gives the client a second route to the server, through the third host. The route is used when the direct link is
+/// gone. The server also sends through the third host to the client's address on that second route.
 fn detour(pair: &FaultPair<'_>) -> anyhow::Result<()> {
     let [client, server] = [pair.client.node, pair.server.node];
     let via = |link| anyhow::Ok(address(pair.stranger, link)?.to_string());
@@ -290,7 +291,7 @@ pub fn path_change(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     Ok(outcome)
 }
 
-/// Removes one of the two addresses that carriers connect to at the server.
+/// Removes one of the two server addresses that the tunnel can connect to.
 pub fn address_change(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let mut outcome = case.outcome();
     let kinds = [case.kind];
@@ -326,7 +327,7 @@ pub fn address_change(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     Ok(outcome)
 }
 
-/// Returns the local ports of the client's carriers, as the kernel assigned them.
+/// Returns the local ports of the client's tunnel connections (carriers), as the kernel assigned them.
 fn ports(pair: &FaultPair<'_>, kind: FaultedCarrier) -> anyhow::Result<Vec<u16>> {
     let local = |line: &str, at: usize| {
         let field = line.split_whitespace().nth(at)?;
@@ -341,8 +342,9 @@ fn ports(pair: &FaultPair<'_>, kind: FaultedCarrier) -> anyhow::Result<Vec<u16>>
     Ok(said.lines().filter_map(|line| local(line, at)).collect())
 }
 
-/// Makes a NAT between the hosts assign another port to the carrier. QUIC treats that as a new path of the same
-/// connection. For TCP, the NAT has lost its state: it drops packets of old connections and passes new ones.
+/// Makes a NAT between the hosts assign another port to the tunnel connection (carrier). QUIC treats that as a new path
+/// of the same connection. For TCP, the NAT has lost its state: it drops packets of old connections and passes new
+/// ones.
 pub fn nat_rebinding(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let mut outcome = case.outcome();
     let kinds = [case.kind];

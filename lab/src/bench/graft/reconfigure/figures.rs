@@ -1,4 +1,4 @@
-//! Throughput and delay of a run, by phase and over time.
+//! Throughput and delay of a run: over time, and for each phase between two changes of the path's round-trip time.
 
 use serde_json::{Value, json};
 

@@ -11,7 +11,7 @@ use crate::lab::LabNode;
 
 pub const PORT: u16 = 7000;
 const SESSION: &str = "bench";
-/// Share of messages that partial reliability may give up, per mille.
+/// Largest share of messages that partial reliability may leave undelivered, per mille.
 pub const GIVE_UP: u64 = 20;
 const DEADLINE_MS: u32 = 100;
 
@@ -63,7 +63,7 @@ impl ReconfigureHost {
         })
     }
 
-    /// Returns the counts of the session's packets, by outcome.
+    /// Returns the daemon's counters of what happened to the session's packets.
     pub fn packets(&self) -> anyhow::Result<Value> {
         Ok(self.0.status()?["sessions"][0]["packets"].take())
     }

@@ -45,7 +45,7 @@ pub struct MethodOutcome {
     pub looks: Vec<StateSample>,
     /// Times at which the path's round-trip time became long, and short again, seconds.
     pub turned_s: [f64; 2],
-    /// Counts of packets by outcome, at the sender and at the receiver.
+    /// The daemons' counters of what happened to the session's packets, at the sender and at the receiver.
     pub packets: [Value; 2],
 }
 
@@ -157,8 +157,8 @@ fn delay(rtt_ms: u32) -> String {
 }
 
 impl StateSample {
-    /// Reports whether the session in this sample used the graft with full reliability, with no change of the graft
-    /// under way.
+    /// Reports whether the session, when this sample was taken, used the graft with full reliability, with no change of
+    /// the graft under way.
     fn is_full(&self) -> bool {
         self.session.graft == FULL && !self.session.changing
     }
@@ -190,7 +190,8 @@ impl MethodOutcome {
         ranges
     }
 
-    /// Returns the seconds from a change of the path until the session used this graft.
+    /// Returns the seconds from a change of the path's round-trip time, at `turned_s`, until the session used this
+    /// graft.
     pub fn changed_after_s(&self, turned_s: f64, graft: &str) -> Option<f64> {
         let later = self.looks.iter().filter(|look| look.at_s >= turned_s);
         let found = later.into_iter().find(|look| look.session.graft == graft && !look.session.changing)?;
@@ -254,7 +255,7 @@ mod tests {
 
     /// Messages 200 to 699 may have been sent with partial reliability.
     #[test]
-    fn loss_of_owed_messages_is_an_error() {
+    fn loss_of_messages_sent_with_full_reliability_is_an_error() {
         use clap::Parser as _;
         #[derive(clap::Parser)]
         struct ParsedArgs {

@@ -27,7 +27,7 @@ use crate::progress::BenchProgress;
 
 #[derive(Debug, clap::Args)]
 pub struct ReconfigureArgs {
-    /// Methods that change the graft
+    /// Methods to compare: who changes the graft
     #[arg(
         long,
         value_enum,

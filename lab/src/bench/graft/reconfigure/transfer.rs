@@ -30,7 +30,7 @@ pub struct ReceivedTransfer {
     pub wrong: u64,
 }
 
-/// State of one transfer, shared by its sender, its receiver and the observer.
+/// State of one transfer, which its sender, its receiver and the thread that reads the daemon's status share.
 pub struct SharedTransfer {
     from: UdpSocket,
     to: UdpSocket,

@@ -16,7 +16,8 @@ use crate::lab::LabNode;
 
 const DIRECT: u16 = 7201;
 const PROXY: u16 = 7202;
-/// First port of the servers behind pairs of daemons. `BROKERS` is the first port where daemons accept carriers.
+/// First port of the servers whose connections are tunnelled. `BROKERS` is the first port where daemons accept tunnel
+/// connections (carriers).
 const SERVERS: u16 = 7210;
 const BROKERS: u16 = 9190;
 
@@ -26,13 +27,13 @@ pub enum RedirectMethod {
     Tcp,
     /// haproxy in TCP mode on the client's host
     Haproxy,
-    /// A daemon on each host, with a rule that does not tunnel the connection
+    /// A daemon on each host, with a rule by which the connection is not tunnelled
     InPlace,
-    /// A tunnel with a QUIC carrier
+    /// A tunnel over QUIC between two daemons
     Quic,
-    /// A tunnel with a TCP carrier
+    /// A tunnel over TCP between two daemons
     CarriedTcp,
-    /// A tunnel with an MPTCP carrier
+    /// A tunnel over MPTCP between two daemons
     CarriedMptcp,
 }
 
@@ -57,7 +58,7 @@ impl RedirectMethod {
         }
     }
 
-    /// Returns the lines of `[carry]` in both daemons' settings; `None` if connections are carried without daemons.
+    /// Returns the lines of the section `[carry]` in the settings of both daemons; `None` if this way needs no daemons.
     fn carry(self) -> Option<&'static str> {
         match self {
             Self::Tcp | Self::Haproxy => None,
@@ -162,7 +163,8 @@ impl<'a> RedirectRoute<'a> {
         Ok(stream)
     }
 
-    /// Checks that `connections` connections were carried in this way.
+    /// Checks that `connections` connections were tunnelled if this way is a tunnel, and none if a rule of the daemon
+    /// excludes them.
     pub fn check(&self, connections: usize) -> anyhow::Result<()> {
         let Some(pair) = &self.pair else { return Ok(()) };
         if self.way == RedirectMethod::InPlace {

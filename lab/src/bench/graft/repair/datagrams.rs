@@ -24,7 +24,7 @@ const PORT: u16 = 7000;
 const NO_ROOM: Duration = Duration::from_micros(200);
 const HEAD: usize = 16;
 
-/// A graft as a list of functions, and the functions' parameters as TOML.
+/// A graft as a list of packet functions, and the functions' parameters as TOML.
 #[derive(Default)]
 pub struct FunctionListSettings<'a> {
     pub functions: &'a [&'a str],
@@ -48,7 +48,7 @@ pub struct RepairOutcome {
     pub delays_ms: Vec<f64>,
     /// Longest time between two arrivals, ms.
     pub gap_ms: f64,
-    /// Counts of packets by reason, at the sender and at the receiver.
+    /// The counters of what happened to the session's packets, at the sender and at the receiver.
     pub sender: BTreeMap<String, u64>,
     pub receiver: BTreeMap<String, u64>,
 }
@@ -99,7 +99,7 @@ impl DatagramRun {
             let [ours, theirs] = ChannelEnd::pair()?;
             let receiver = scope.spawn(move || far.enter(|| hold(there, theirs, stop, &far_is_ready))?);
             let sender = scope.spawn(move || near.enter(|| hold(here, ours, stop, &is_ready))?);
-            // A closed channel means that a runtime failed to start.
+            // If the channel is closed, a host's packet graft runtime failed to start.
             let outcome = match (0..2).all(|_| ready.recv().is_ok()) {
                 true => forget_words(&to).and_then(|()| self.traffic(&from, &to, halfway)),
                 false => Err(anyhow!("not started")),
@@ -210,7 +210,8 @@ fn socket(node: &LabNode, peer: &LabNode) -> anyhow::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Runs the runtime of one host until `stop` is set. Returns the counts of its packets.
+/// Runs the packet grafts of one host (a `PacketRuntime`) until `stop` is set. Returns the counters of what happened to
+/// the session's packets.
 fn hold(
     settings: Settings,
     line: ChannelEnd,

@@ -27,7 +27,7 @@ enum DelayMethod {
 struct DelayFunctions {
     name: &'static str,
     functions: &'static [&'static str],
-    /// Share of messages that the function `partial` may give up, per mille.
+    /// Largest share of messages that the packet function `partial` (bounded loss) may leave undelivered, per mille.
     give_up: u64,
 }
 
@@ -130,7 +130,8 @@ impl RepairArgs {
             pace: DatagramPace::Rate(self.rate),
             bytes: self.bytes,
             sending: Duration::from_secs(self.seconds),
-            // `grace` is long enough to repair a lost message several times.
+            // Time to wait for messages after the last one was sent. It is long enough to repair a lost message several
+            // times.
             grace: Duration::from_millis(500 + 6 * u64::from(self.delay_rtt_ms)),
         }
     }

@@ -27,7 +27,7 @@ pub struct RepairArgs {
     /// Random loss of the link in the direction of the data
     #[arg(long, value_delimiter = ',', default_value = "1,2,5", value_name = "PERCENT")]
     loss: Vec<f64>,
-    /// Round-trip times in the measurement by window
+    /// Round-trip times for the comparison of Selective Repeat with Go-Back-N
     #[arg(long, value_delimiter = ',', default_value = "50,300", value_name = "MS")]
     rtt_ms: Vec<u32>,
     /// Limit the link's rate to one window per round trip; if absent, the rate is not limited
@@ -106,8 +106,8 @@ pub struct PacketWindow {
     pub bytes: u64,
 }
 
-/// Creates two hosts with a link that loses packets in the direction of the data. With `fills`, the link's rate is one
-/// window per round trip.
+/// Creates two hosts with a link that loses packets in the direction of the data. With the setting `fills`, the link's
+/// rate is one full window of packets per round trip.
 pub fn site(rtt_ms: u32, loss: f64, fills: Option<PacketWindow>) -> anyhow::Result<BenchSite> {
     let mut topology = Topology::standard(1, 1);
     if let Some(PacketWindow { packets, bytes }) = fills {

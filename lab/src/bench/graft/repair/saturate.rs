@@ -12,7 +12,7 @@ const FUNCTIONS: &[&str] = &["congestion", "window", "number", "repair", "acknow
 /// Payload of a datagram, bytes. With headers, the frame is as long as a full TCP packet.
 const BYTES: usize = 1400;
 
-/// Sends over IPv4 from the relay's host to the subscribers' host of the site.
+/// Sends over IPv4 from the relay's host to the subscribers' host of the lab network.
 ///
 /// # Errors
 ///

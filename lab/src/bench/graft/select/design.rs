@@ -121,7 +121,7 @@ mod tests {
     use crate::lab::Impairment;
 
     #[test]
-    fn hypercube_has_one_network_in_every_part_of_a_dimension() {
+    fn hypercube_sample_has_one_network_in_each_interval_of_a_dimension() {
         let all = networks(64, 1, DesignRange(1.0, 800.0), DesignRange(0.5, 100.0));
         let mut parts: Vec<usize> =
             all.iter().map(|it| ((it.rtt_ms.ln() / 800_f64.ln() * 64.0) as usize).min(63)).collect();
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn lab_accepts_every_network_of_the_hypercube() {
+    fn lab_can_emulate_every_network_of_the_latin_hypercube_sample() {
         for network in networks(200, 3, DesignRange(1.0, 800.0), DesignRange(0.5, 100.0)) {
             let text = impairment(&network);
             let made = Impairment::parse(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_of_the_hypercube_are_parsed() {
+    fn ranges_of_the_latin_hypercube_sample_are_parsed() {
         assert_eq!("0.5:100".parse(), Ok(DesignRange(0.5, 100.0)));
         for bad in ["", "1", "1:a", "0:1", "2:1", "1:nan", "1:1e9"] {
             assert!(bad.parse::<DesignRange>().is_err(), "{bad}");

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn existing_file_is_continued() {
+    fn existing_file_of_training_runs_is_continued() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("rows.csv");
         let networks = [TrainingNetwork { rtt_ms: 10.0, ..TrainingNetwork::default() }; 2];

@@ -1,5 +1,5 @@
-//! `bench graft select`: training data for the choice of a congestion control or carrier. Each line of the file is one
-//! transfer on one network with one candidate and one seed.
+//! `bench graft select`: training data for the choice of a congestion control or tunnel protocol. Each line of the file
+//! is one transfer on one network, with one congestion control or tunnel and one seed of random losses.
 
 mod design;
 pub mod fetch;
@@ -42,8 +42,9 @@ pub struct SelectArgs {
     /// Continue an existing file; transfers in it are not measured again
     #[arg(long)]
     resume: bool,
-    /// Candidates: congestion controls of plain TCP, and tunnels: carried-warm or carried-new, or with another carrier
-    /// carried-cubic-warm (QUIC with CUBIC), carried-tcp-warm, carried-mptcp-warm, carried-sctp-warm, and -new of each
+    /// Candidates: congestion controls of plain TCP, and tunnels, which exist already (-warm) or are set up first
+    /// (-new): carried-warm, carried-cubic-warm (QUIC with CUBIC), carried-tcp-warm, carried-mptcp-warm,
+    /// carried-sctp-warm, carried-new, carried-cubic-new and so on
     #[arg(
         long,
         value_delimiter = ',',
@@ -150,8 +151,8 @@ impl SelectArgs {
         (0..).zip(networks).map(job).filter(|job| !job.candidates.is_empty()).collect()
     }
 
-    /// Measures all candidates of a job on its network. Returns how many transfers failed: all of them, if the lab
-    /// could not be set up.
+    /// Measures all remaining candidates (congestion controls and tunnels) of a job on the job's network. Returns how
+    /// many transfers failed: all of them, if the lab could not be set up.
     fn on(&self, job: &Job<'_>, rows: &RowFile, progress: &BenchProgress) -> anyhow::Result<usize> {
         let place = match SelectSite::new(&job.network, job.number, job.seed, self.limit, self.most_kib) {
             Ok(place) => place,

@@ -20,7 +20,7 @@ use crate::bench::process::BenchProcess;
 use crate::bench::site::{BenchSite, SUBSCRIBERS_LINK};
 use crate::lab::{Directions, LabNode, Topology};
 
-/// Time that a carrier gets before the measurement to open its congestion window.
+/// Time that a tunnel gets before the measurement to open its congestion window.
 const WARMING: Duration = Duration::from_secs(3);
 /// Time that a process may take to start and to end, in addition to the transfer.
 const GRACE: Duration = Duration::from_secs(30);
@@ -85,8 +85,7 @@ impl SelectSite {
         let _client = pair.client.start()?;
         let start = Instant::now();
         pair.wait_warm()?;
-        // The time to set up a new carrier is added to the transfer. A warm carrier (ready for connections) adds no
-        // such time.
+        // The time to set up a new tunnel is added to the transfer's. A tunnel that was ready before adds no time.
         let later = if warm { Duration::ZERO } else { start.elapsed() };
         if warm {
             std::thread::sleep(WARMING);
@@ -150,7 +149,7 @@ impl SelectSite {
     }
 }
 
-/// Returns the lines of `[carry]` that select the kind of carrier.
+/// Returns the lines of the settings' section `[carry]` that select the tunnel's protocol.
 fn settings(carrier: CandidateCarrier<'_>) -> String {
     let kind = match carrier.by {
         None => String::new(),

@@ -1,5 +1,5 @@
-//! Measures the one-way delay and the CPU time of messages that applications send and receive with the library,
-//! unencrypted and encrypted.
+//! Measures the one-way delay and the CPU time of messages that applications send and receive in sessions through
+//! Millrace's client library, unencrypted and encrypted.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

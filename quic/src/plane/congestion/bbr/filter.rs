@@ -15,7 +15,7 @@ struct FilterSample {
 }
 
 impl WindowedMax {
-    /// Returns the largest value, or 0 before the first one.
+    /// Returns the largest value of the recent periods, or 0 if no value was added yet.
     pub fn get(&self) -> u64 {
         self.best[0].value
     }

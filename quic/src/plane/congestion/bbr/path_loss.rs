@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::RTT_NOISE;
 
-/// A round trip shows no queue if the mean of its samples exceeds the path's shortest sample by at most this time. An
-/// excess of at most the shortest sample divided by [`RTT_NOISE`] shows no queue either.
+/// Noise of round-trip samples. A round trip shows no queue if its mean sample exceeds the path's shortest one by no
+/// more than this time, or by no more than the shortest one divided by [`RTT_NOISE`].
 const NOISE: Duration = Duration::from_millis(3);
-/// Smallest number of packets from which loss is estimated.
+/// Smallest number of delivered and lost packets from which loss is estimated.
 const LEAST: f64 = 100.0;
 /// Factor by which each new round trip lowers the weight of the earlier ones, so that about the last 32 round trips
 /// count.

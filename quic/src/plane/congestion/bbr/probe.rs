@@ -1,4 +1,5 @@
-//! The state ProbeBW: cycles of draining, cruising, and probing for more bandwidth (section 5.3.3).
+//! The state ProbeBW: cycles of draining, cruising, and probing for more bandwidth (draft-ietf-ccwg-bbr, section
+//! 5.3.3).
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +12,8 @@ const UP_CWND_GAIN: f64 = 2.25;
 /// Shortest time between two probes for bandwidth. A random time up to [`PROBE_WAIT_MORE`] is added.
 const PROBE_WAIT: Duration = Duration::from_secs(2);
 const PROBE_WAIT_MORE: Duration = Duration::from_secs(1);
-/// Largest number of round trips between two probes for bandwidth, for fairness to competing Reno flows (section
-/// 5.3.3).
+/// Largest number of round trips between two probes for bandwidth, for fairness to competing Reno flows
+/// (draft-ietf-ccwg-bbr, section 5.3.3).
 const RENO_ROUNDS: u64 = 63;
 /// Largest exponent of the growth of bytes in flight during a probe; the growth doubles every round trip.
 const MAX_UP_ROUNDS: u32 = 30;
@@ -164,7 +165,8 @@ impl Bbr {
     }
 
     fn is_time_to_probe(&self, now: Instant) -> bool {
-        // A Reno flow with a window of n packets probes about every n round trips.
+        // A Reno flow with a window of n packets probes for bandwidth about every n round trips, so this flow probes
+        // after n round trips or `RENO_ROUNDS`, whichever is less.
         let packets = self.target_inflight() / self.mtu.max(1);
         now.saturating_duration_since(self.cycle.since) > self.cycle.wait
             || self.cycle.rounds_since_probe >= packets.min(RENO_ROUNDS)
@@ -177,8 +179,8 @@ impl Bbr {
 
     fn is_time_to_go_down(&mut self, delivered: &AckEffect) -> bool {
         if delivered.window_limited && self.cwnd >= self.inflight_longterm {
-            // `inflight_longterm` limits the window, and thus the measured bandwidth. So bandwidth growth is measured
-            // from the present rate.
+            // While `inflight_longterm` limits the window, the measured bandwidth cannot grow. So later growth is
+            // measured from the present delivery rate.
             self.reset_full_bw();
             self.full_bw = delivered.sample.rate.unwrap_or_default();
             return false;

@@ -32,7 +32,7 @@ impl SimulatedOffload {
 }
 
 impl Sim {
-    /// Delegates the stream over `source`, if the data plane allows that.
+    /// Lets the offload send the bytes of `source` on the stream, if the data plane allows that.
     pub fn delegate(&mut self, key: StreamKey, source: &Arc<Mem>) {
         if let Some(delegation) = self.down.delegate(key) {
             self.offload.delegated.insert(key, (delegation, source.clone()));
@@ -74,7 +74,7 @@ impl Sim {
         self.carry(size, SimArrival::Packet { number, frames: Some(frames), marks: Codepoint::NotEct });
     }
 
-    /// Processes the offload's reports in another order than the offload made them, and reclaims the offload's budget.
+    /// Passes the offload's packet reports to the data plane out of order, and withdraws the offload's send budget.
     pub fn reclaim_budget(&mut self) {
         let mut reports = std::mem::take(&mut self.offload.unreported);
         if reports.len() > 1 {

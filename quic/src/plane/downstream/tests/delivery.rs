@@ -21,7 +21,7 @@ fn one_stream_arrives_over_a_perfect_link() {
 }
 
 #[test]
-fn everything_arrives_at_every_loss_rate() {
+fn all_streams_arrive_at_every_packet_loss_rate() {
     for (seed, loss) in [0.0, 0.01, 0.05, 0.1, 0.2].into_iter().enumerate() {
         let link = SimLink { loss, duplicate: 0.02, jitter: Duration::from_millis(4), ..SimLink::default() };
         for algorithm in [CongestionAlgorithm::Cubic, CongestionAlgorithm::NewReno, CongestionAlgorithm::Bbr]

@@ -142,7 +142,7 @@ fn data_that_waits_too_long_is_dropped_except_the_newest_group() {
     assert_eq!(stats.resets, Resets { late: stats.resets.late, ..stats.resets });
     let delay = outcome.sim.down.queue_delay(outcome.sim.now);
     assert!(delay > DELAY / 4 && delay < SECOND, "{delay:?}");
-    // At most the newest group waits to be sent, and the first quarter of a second of the group after it.
+    // At most one whole group (84 kB) waits to be sent, and a quarter of a second of another group.
     assert!(stats.pending_bytes < 84_000 * 5 / 4, "{}", stats.pending_bytes);
     let behind = LateCamera { policy: policy::PolicyKind::Tail, ..camera }.run(20).sim.down.stats();
     assert_eq!(behind.resets, Resets::default());
@@ -284,7 +284,7 @@ fn data_blocked_by_the_peers_limits_is_dropped_when_late() {
     }
 }
 
-/// The offload forwards newer data only if no data of the same priority level waits in the data plane. The plane
+/// The offload forwards newer data only if no data of the same priority level waits in the data plane. The data plane
 /// recalls streams from the offload before it drops them.
 #[test]
 fn offload_does_not_overtake_waiting_data() {

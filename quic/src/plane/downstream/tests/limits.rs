@@ -40,7 +40,7 @@ fn streams_wait_for_ids_in_priority_order() {
 }
 
 #[test]
-fn tail_policy_resets_the_newest_waiting_streams() {
+fn tail_drop_policy_resets_the_newest_waiting_streams() {
     let queue = policy::QueueLimits { streams: 10, ..Config::new(CODES).queue };
     let config = Config { queue, policy: policy::PolicyKind::Tail, ..Config::new(CODES) };
     let credit = ReceiverCredit { streams: 1, ..ReceiverCredit::default() };

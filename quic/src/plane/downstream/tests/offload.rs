@@ -17,7 +17,7 @@ fn with_an_offload(seed: u64, link: SimLink, credit: ReceiverCredit) -> Sim {
             let last = object + 1 == OBJECTS;
             match sim.random(10) {
                 0 => {}
-                // Reorders packets: the offload forwards this object before the previous object.
+                // Reorders packets: the offload gets this object of the stream before the previous object.
                 1 if object > 0 => {
                     sim.offload_sees(*key, at..at + OBJECT, last);
                     sim.offload_sees(*key, at - OBJECT..at, false);
@@ -54,7 +54,7 @@ fn offload_sends_nearly_every_packet() {
 }
 
 #[test]
-fn bytes_that_the_offload_loses_or_declines_are_sent_by_the_plane() {
+fn bytes_that_the_offload_loses_or_declines_are_sent_by_data_plane() {
     for seed in 0..8 {
         let link = SimLink {
             loss: [0.0, 0.01, 0.05, 0.2][seed as usize % 4],
@@ -118,13 +118,13 @@ fn offload_sends_only_streams_more_urgent_than_waiting_data() {
         sim.offload_sees(*key, 1000..1100, false);
         assert_eq!(sim.offload.declined, [0, 1, 2][at]);
     }
-    // A stream that becomes less urgent is recalled.
+    // When a stream becomes less urgent, the offload has to give it back to the data plane.
     sim.down.set_priority(delegated[0].0, Priority { subscriber: 200, ..Priority::default() });
     assert_eq!(sim.down.poll_recall(), Some(delegated[0].0));
 }
 
 #[test]
-fn budget_outstanding_at_the_offload_is_not_used_twice() {
+fn credit_lent_to_the_offload_is_not_used_by_the_data_plane_too() {
     let credit = ReceiverCredit { data: 10_000, ..ReceiverCredit::default() };
     let mut sim = Sim::new(1, SimLink::default(), credit, Config::new(CODES));
     sim.down.set_outstanding(OffloadBudget { bytes: 0, data: 9500 });
@@ -196,7 +196,7 @@ fn stream_opened_by_the_offload_ends_before_it_is_adopted() {
 }
 
 #[test]
-fn stream_that_is_not_adopted_is_reset() {
+fn stream_opened_by_the_offload_and_not_adopted_is_reset() {
     for known in [true, false] {
         let mut sim = sim(SimLink::default());
         let id = sim.down.next_stream() << 2 | sim.down.stream_bits();
@@ -225,7 +225,7 @@ fn stream_that_is_not_adopted_is_reset() {
 }
 
 #[test]
-fn stream_that_the_offload_is_about_to_open_is_not_opened_by_the_plane() {
+fn stream_that_the_offload_opens_soon_is_not_opened_by_data_plane() {
     let mut sim = sim(SimLink::default());
     let source = Mem::new(7);
     source.push(300, sim.now);

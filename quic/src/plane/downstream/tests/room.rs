@@ -33,7 +33,7 @@ const VIDEO: RoomMedia = RoomMedia { hz: 30, group: 30, key: 135_000, delta: 17_
 struct RoomObject {
     tag: u64,
     is_key: bool,
-    /// Offsets in the stream: of the object's first byte, and of the first byte after the object.
+    /// Stream offset of the object's first byte. `end` is the offset of the first byte after the object.
     start: u64,
     end: u64,
     made: Instant,

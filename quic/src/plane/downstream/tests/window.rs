@@ -4,7 +4,7 @@ use super::*;
 use crate::plane::ecn;
 
 #[test]
-fn quic_stack_gets_the_window_that_the_plane_leaves() {
+fn quic_stack_gets_the_window_that_the_data_plane_leaves() {
     let mut sim = sim(SimLink::default());
     let window = sim.down.stack_window();
     assert_eq!(window, 12_000);

@@ -39,9 +39,9 @@ enum OffloadCall {
 struct FakeOffload {
     word: AtomicU64,
     told: Mutex<Vec<OffloadCall>>,
-    /// Totals of window and credit, bytes, that the offload may use.
+    /// Total bytes of congestion window and flow control credit that the offload may use.
     granted: Mutex<OffloadBudget>,
-    /// Totals of window and credit, bytes, that the offload has used.
+    /// Total bytes of congestion window and flow control credit that the offload has used.
     used: Mutex<OffloadBudget>,
     sent: Mutex<Vec<(Instant, OffloadSentPacket)>>,
 }
@@ -186,7 +186,7 @@ impl Offload for FakeOffload {
     }
 }
 
-/// A fake ingress, openings and delegation that do nothing.
+/// A fake [`OffloadIngress`], [`OffloadOpenings`] and [`Delegation`] that does nothing.
 struct IdleOffload;
 
 impl OffloadResult for IdleOffload {
@@ -389,7 +389,7 @@ fn packet_numbers_stay_unique_when_offloads_are_released_and_replaced() {
 }
 
 #[test]
-fn bytes_not_sent_by_a_released_offload_are_sent_by_the_plane() {
+fn bytes_not_sent_by_a_released_offload_are_sent_by_data_plane() {
     let (shared, now) = scene();
     let fake = Arc::new(FakeOffload::default());
     shared.on_offload(now, Arc::clone(&fake) as _);
@@ -400,7 +400,7 @@ fn bytes_not_sent_by_a_released_offload_are_sent_by_the_plane() {
     let ingress: Arc<dyn OffloadIngress> = Arc::new(IdleOffload);
     assert!(shared.with_offload(|offload| offload.delegate(key, &ingress, 0, 500)));
     let OffloadCall::Delegated(id) = fake.take()[0] else { panic!("not delegated") };
-    // exact: no other thread changes the counters
+    // exact: no other thread changes the count of stream bytes
     let sent = |shared: &SharedConnection| shared.downstream().stats().stream_bytes;
     fake.send(now, key, id, 500..600).unwrap();
 
@@ -426,7 +426,7 @@ fn bytes_not_sent_by_a_released_offload_are_sent_by_the_plane() {
     assert_eq!(shared.with_offload(|offload| offload.unregistered(now)), Some(0));
     assert!(next(&shared).1 > number);
 
-    // The stream is delegated again to a second offload.
+    // A second offload is also allowed to send on the stream.
     acknowledge_all(&shared, now);
     let other = Arc::new(FakeOffload::default());
     shared.on_offload(now, Arc::clone(&other) as _);
@@ -444,7 +444,7 @@ fn bytes_not_sent_by_a_released_offload_are_sent_by_the_plane() {
 }
 
 #[test]
-fn offload_gets_a_budget_only_for_the_present_path() {
+fn offload_gets_a_send_budget_only_for_the_present_path() {
     let (shared, now) = scene();
     let first = Arc::new(FakeOffload::default());
     shared.on_offload(now, Arc::clone(&first) as _);

@@ -4,7 +4,7 @@ use libbpf_rs::ProgramMut;
 
 use super::*;
 
-/// Number of genuine packets of each of two publishers, which are altered.
+/// Number of genuine packets that each of two publishers sends. Forged packets are made from them.
 const MODELS: u64 = 64;
 
 /// A publisher and the genuine packets that it has sent.

@@ -254,7 +254,7 @@ fn frame_that_overlaps_received_bytes_is_not_forwarded() {
 }
 
 /// Bytes may reach only userspace, in packets from an interface without the program, or in packets that the program
-/// does not parse. Other versions of them are not forwarded.
+/// does not parse. The program forwards no later packet that has other bytes at the same stream offsets.
 #[test]
 fn bytes_received_only_by_userspace_are_not_forwarded() {
     if !root("bytes_received_only_by_userspace_are_not_forwarded") {
@@ -281,17 +281,18 @@ fn bytes_received_only_by_userspace_are_not_forwarded() {
     assert_eq!(judge.send(&[part(&stream, 700..800)]), GOOD);
     assert!(!judge.bench.slot.borrow().is_contradicted());
     assert_eq!(judge.send(&[part(&stream, 800..1006)]), BAD);
-    // The program has forwarded another version of these bytes.
+    // The program has forwarded other bytes at the offsets that userspace reports.
     judge.begin();
     assert_eq!(judge.send(&[part(&stream, 0..200)]), GOOD);
     leave(&judge, 199..210, false);
     assert!(judge.bench.slot.borrow().is_contradicted());
     assert_eq!(judge.send(&[part(&stream, 200..210)]), BAD, "nothing more of it");
-    // Bytes that only userspace has received may also be recorded for a stream without a slot.
+    // Userspace may also report bytes of a stream that the program does not forward (a stream without a slot).
     judge.bench.upstream.leave(STREAM + 400, &(0..10), true);
 }
 
-/// A forwarded packet may be lost on its way to userspace, which then receives another version of its bytes.
+/// A forwarded packet may be lost on its way to userspace, which then receives a packet with other bytes at the same
+/// stream offset.
 #[test]
 fn differing_parser_states_at_one_offset_are_detected() {
     if !root("differing_parser_states_at_one_offset_are_detected") {

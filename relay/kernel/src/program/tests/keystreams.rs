@@ -31,7 +31,7 @@ fn packets_are_decrypted_with_precomputed_keystreams() {
     assert_eq!(bench.upstream.refill(0, want, &mut keystreams).computed, 8);
     assert_eq!(open_next(&mut bench, &mut word, 3), [3, 0, 0]);
     assert_eq!(bench.upstream.refill(0, want, &mut keystreams).computed, 3, "only what was used");
-    // A ring gets its wanted length at once. Keystreams that are shorter than a packet are not used.
+    // A ring of keystreams gets its wanted length at once. Keystreams that are shorter than a packet are not used.
     let short = WantedRing { len: 32, text_bytes: 900 };
     assert_eq!(bench.upstream.refill(0, short, &mut keystreams), Refill { computed: 32, len: 32 });
     assert_eq!(open_next(&mut bench, &mut word, 1), [0, 1, 0]);
@@ -79,8 +79,8 @@ fn keystream_rings_share_limited_memory() {
 }
 
 #[test]
-fn removed_upstream_entry_is_free_after_settling() {
-    if !root("removed_upstream_entry_is_free_after_settling") {
+fn removed_upstream_entry_is_free_after_all_program_runs_end() {
+    if !root("removed_upstream_entry_is_free_after_all_program_runs_end") {
         return;
     }
     let relay =

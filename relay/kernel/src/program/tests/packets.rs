@@ -154,8 +154,8 @@ fn program_forwards_no_packet_number_twice() {
 /// A run that interrupts another run on the same CPU cannot use the CPU's work area, so it passes the packet to
 /// userspace.
 #[test]
-fn run_without_free_work_area_passes_the_packet() {
-    if !root("run_without_free_work_area_passes_the_packet") {
+fn program_run_without_a_free_work_area_passes_the_packet() {
+    if !root("program_run_without_a_free_work_area_passes_the_packet") {
         return;
     }
     let bench = ProgramBench::new();
@@ -223,8 +223,8 @@ fn random_frames(rng: &mut Rng) -> Vec<u8> {
     frames
 }
 
-/// Returns the expected outcome and number of copies, according to userspace's walker. Returns `None` for payloads that
-/// only userspace rejects, such as an ACK of negative packet numbers.
+/// Returns the expected outcome and number of copies, according to userspace's parser of QUIC frames (`Walker`).
+/// Returns `None` for payloads that only userspace rejects, such as an ACK of negative packet numbers.
 fn expected(frames: &[u8]) -> Option<(Outcome, u64)> {
     let frames: Result<Vec<_>, _> = Walker::new(frames).map(|item| item.map(|(_, frame)| frame)).collect();
     let frames = match frames {

@@ -22,7 +22,7 @@ fn frame(bench: &ProgramBench, number: u64) -> Vec<u8> {
     ethernet(0x0800, &ipv4(0, &udp(PORT, &packet)))
 }
 
-/// Returns a test bench with five egresses. Its BPF program makes at most two copies in each run.
+/// Returns a test bench with five subscribers' copies (egresses). Its BPF program makes at most two copies in each run.
 fn five_by_two() -> ProgramBench {
     let bench = ProgramBench::with_config(Config { max_copies_per_run: 2, ..Config::default() });
     for _ in 1..5 {
@@ -62,7 +62,7 @@ fn further_program_run_continues_where_the_last_ended() {
     bench.set_busy(1);
     assert_eq!(run(&bench, &frame(&bench, 302), mark), (PASS_ON, 88, 0));
     bench.set_busy(0);
-    // The slot is removed between two runs.
+    // Userspace stops the forwarding of the stream between two runs for one packet.
     let (_, mark, _) = run(&bench, &frame(&bench, 301), 0);
     bench.slot = RefCell::new(bench.upstream.slot(STREAM));
     assert_eq!(run(&bench, &frame(&bench, 301), mark), (PASS_ON, 0, 0));
@@ -71,9 +71,9 @@ fn further_program_run_continues_where_the_last_ended() {
 /// More packets wait for another run than the program has cursors. Each waiting packet keeps its cursor, and packets
 /// without one are left to userspace.
 #[test]
-fn cursor_of_a_waiting_packet_is_not_reused() {
+fn cursor_of_a_packet_between_program_runs_is_not_reused() {
     const CURSORS: u64 = 4096;
-    if !root("cursor_of_a_waiting_packet_is_not_reused") {
+    if !root("cursor_of_a_packet_between_program_runs_is_not_reused") {
         return;
     }
     let bench = five_by_two();

@@ -46,7 +46,7 @@ fn trace_reports_the_outcome_of_traced_packets() {
     assert_eq!((replayed.publisher, replayed.received), (PUBLISHER, 1));
     let size = bench.publisher.seal(0, 1, 4, &stream(1000)).len() as u16;
     assert_eq!(replayed.what, ForwardingEventKind::Packet { outcome: Outcome::Replayed, size });
-    // Packets that belong to no upstream have no events.
+    // Packets that belong to no publisher's connection have no trace events.
     bench.run(&ethernet(0x0806, &[0; 46]), 0);
     bench.run_packet(&[0x40; 100]);
     assert_eq!(bench.relay.drain_events(|event| panic!("{event:?}")), 0);

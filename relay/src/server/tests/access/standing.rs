@@ -48,7 +48,7 @@ async fn session_stays_open_as_long_as_the_right_of_a_request() {
     let mut subscribed = watcher.subscribe(&in_room("a", "t"), own).await.accepted().await;
     let own = with_tokens(vec![value(&claims(&[], &["a"]))]);
     let kept = lasting.subscribe(&in_room("a", "t"), own).await.accepted().await;
-    // exact: before a request is answered, its session stops counting as one without a right
+    // exact: the relay removes a session from the count of sessions without rights before it answers a request
     until("both have a right", || relay.server.status().access.unproven == 0).await;
     // A session keeps its right after the request has ended, as long as the token is valid.
     drop(kept);
@@ -96,7 +96,7 @@ async fn session_without_access_rules_needs_no_right() {
     let relay = RelayUnderTest::with(Access::new(AccessPolicy::default(), BudgetLimits::default()), |_| {});
     let client = relay.client(SetupOptions::default()).await;
     let _namespace = client.publish_namespace("a").await.accepted().await;
-    // exact: the relay counts a session before it answers a request of the session
+    // exact: the relay counts a session without rights before it answers the session's request
     assert_eq!(relay.server.status().access.unproven, 0);
 }
 
@@ -138,7 +138,7 @@ async fn fill_of_a_subscription_needs_the_right_to_fetch() {
     let mut stream = open_stream(&publisher, &subgroup(7, 0)).await;
     // Writes an object of one byte, so that the cache has an object from before the subscription.
     stream.write_all(&[0, 1, b'x']).await.unwrap();
-    // exact: `until` repeats this check until it succeeds
+    // exact: `until` rereads the track's number of cached objects until it is 1
     let is_there = || relay.server.status().tracks.first().is_some_and(|track| track.objects_cached == 1);
     until("an object", is_there).await;
 
@@ -151,7 +151,7 @@ async fn fill_of_a_subscription_needs_the_right_to_fetch() {
     let mut subscribed = ask(&watcher, subscribe.into()).await.accepted().await;
     until("a fill", || relay.server.status().access.clients.iter().any(|one| one.fetched_bytes > 0)).await;
     subscribed.reset().await;
-    // exact: `until` repeats this check until it succeeds
+    // exact: `until` rereads the numbers of subscribers of all tracks until they are 0
     let is_over = || relay.server.status().tracks.iter().all(|track| track.subscribers == 0);
     until("no subscriber", is_over).await;
     assert_eq!(relay.refused("token_expired"), 1);
