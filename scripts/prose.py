@@ -88,7 +88,8 @@ def show(roots):
     return 1 if found else 0
 
 
-LOG = re.compile(r'\b(?:trace|debug|info|warn|error)!\((?:[^;"]|"[^"]*" *=)*?"((?:[^"\\]|\\.)*)"\s*\)', re.S)
+LOG = re.compile(r"\b(?:trace|debug|info|warn|error)!\(")
+STRING = re.compile(r'"((?:[^"\\]|\\.)*)"', re.S)
 HELP = ROOT / "millrace/tests/golden/cli.txt"
 
 
@@ -101,7 +102,7 @@ def sample(seed):
             if kind and path.suffix in (".rs", ".c", ".h"):
                 found[kind].append((name, line, text))
         if path.suffix == ".rs" and not is_test(path):
-            found["log lines"] += [(name, source.count("\n", 0, it.start(1)) + 1, it[1]) for it in LOG.finditer(source)]
+            found["log lines"] += [(name, *message) for message in log_messages(source)]
     for line, text in enumerate(HELP.read_text().split("\n"), 1):
         if is_message(text):
             found["help lines"].append((HELP.relative_to(ROOT), line, text.strip()))
@@ -111,6 +112,22 @@ def sample(seed):
         for name, line, text in drawn.sample(found[kind], count):
             print(f"  {name}:{line}: {' '.join(text.split())}")
     return 0
+
+
+def log_messages(source):
+    """The last string of each log macro's own arguments, unless it has no word of its own."""
+    for macro in LOG.finditer(source):
+        at, depth, message = macro.end(), 1, None
+        while depth > 0 and at < len(source):
+            string = STRING.match(source, at)
+            if string:
+                message = string if depth == 1 else message
+                at = string.end()
+            else:
+                depth += {"(": 1, ")": -1}.get(source[at], 0)
+                at += 1
+        if message and re.search(r"[a-z]{2}", re.sub(r"\{[^}]*\}", "", message[1])):
+            yield source.count("\n", 0, message.start(1)) + 1, message[1]
 
 
 def judge(shares):
@@ -338,6 +355,9 @@ def self_test():
     groups = {name: group(Path(name)) for name in ("gate/README.md", "gate/daemon/src/a.rs", "web/src/a.ts", "Makefile.toml")}
     if list(groups.values()) != ["docs", "gate/daemon", "web", "root"]:
         wrong.append(f"grouped wrong: {groups}")
+    logs = 'info!(name = short(x.unwrap_or("unknown")), "the session began"); warn!("{trouble}"); f("no log", warn!("late {x}"));'
+    if [text for _, text in log_messages(logs)] != ["the session began", "late {x}"]:
+        wrong.append(f"log messages: {list(log_messages(logs))}")
     print(*wrong, sep="\n", end="\n" if wrong else "", file=sys.stderr)
     return 1 if wrong else 0
 

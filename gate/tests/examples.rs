@@ -137,7 +137,7 @@ fn library_exports_exactly_the_functions_of_the_header() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn c_server_enforces_its_quota() {
+async fn c_server_enforces_its_quota_of_connections() {
     let needs = ["--exists", "libngtcp2", "libngtcp2_crypto_gnutls", "gnutls"];
     if !is_root() || !has("cc", &["--version"]) || !has("pkg-config", &needs) {
         return;

@@ -385,8 +385,9 @@ pub struct RelaySessionStatus {
     #[serde(default)]
     pub kernel_refused: Option<String>,
     /// Whether the session has an entry (record) in the kernel's tables, without which the kernel sends nothing for it.
-    /// `held` if it has one, or else the reason: `no right yet`, `waiting`, `taken for a publisher`. Absent without a
-    /// kernel engine, or if it refuses the session.
+    /// `held` if it has one. `no right yet`: the client has subscribed to nothing yet; `waiting`: no entry is free;
+    /// `taken for a publisher`: a publisher got it. Absent without a kernel engine, or if the engine refuses the
+    /// session.
     #[serde(default)]
     pub kernel_record: Option<String>,
     /// Whether the kernel has the keys and the network path of this session. Absent if it cannot send for it.

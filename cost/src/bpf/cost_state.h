@@ -228,7 +228,7 @@ static __always_inline void hand_over(struct cost_cpu *cpu)
 	}
 }
 
-/* Calls that send or receive: begin() and end() */
+/* The functions below time the system calls that send or receive: begin() starts the clock of a call, end() stops it. */
 
 /* Allocates the task-local storage in which leave() saves the socket call that a task is in. leave() itself cannot
  * allocate: sched_switch runs under the run queue's lock, where kernels before 6.4 must not allocate. A task with any

@@ -102,8 +102,8 @@ enum fanout_outcome {
 	FANOUT_BUSY, /* this run interrupted another one on its CPU and has no work area: userspace fans the packet out */
 	FANOUT_OUTCOMES,
 };
-#define FANOUT_TAKEN \
-	FANOUT_NOT_RTP /* the last value of enum fanout_outcome with which the packet is dropped */
+/* the last value of enum fanout_outcome with which the packet is dropped */
+#define FANOUT_TAKEN FANOUT_NOT_RTP
 
 /* If one run of the program cannot copy a packet to all receivers, further runs continue. This is what such a further
  * run did.

@@ -73,7 +73,7 @@ pub enum GateRequest {
         scope: String,
         /// The client's address and port.
         client: SocketAddr,
-        /// The token, in hexadecimal.
+        /// The token of the client's Initial packet, in hexadecimal.
         token: String,
     },
     /// Adds address prefixes to the block list.
@@ -226,10 +226,7 @@ struct PublishedId {
 impl Drop for PublishedId {
     fn drop(&mut self) {
         if let Err(error) = self.scope.retire(&self.bytes) {
-            tracing::warn!(
-                %error,
-                "cannot retire a connection ID of a server that has disconnected from the gate"
-            );
+            tracing::warn!(%error, "cannot retire a connection ID of a server that left the gate");
         }
     }
 }

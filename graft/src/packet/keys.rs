@@ -70,7 +70,8 @@ pub enum KeyMessage {
     /// Answer of the second end to `Take`: it did not offer this pair of nonces on the present connection, or has
     /// restarted since.
     Refuse(NoncePair),
-    /// Request of the second end for an `Ask`: it has no keys, or its keys have to be renewed.
+    /// The host that does not begin key agreements (the second one) asks the first host for a new agreement (`Ask`),
+    /// since it has no keys, or its keys have to be renewed.
     Need,
 }
 

@@ -92,7 +92,8 @@ impl Balance {
         }
     }
 
-    /// Updates all paths. It must be called every [`LOOK`], with the number of packets sent on each path.
+    /// Updates which paths are up, and how packets are shared among them. It must be called once in the interval
+    /// [`LOOK`]. `sent` is the number of packets sent so far on each path.
     pub fn look(&mut self, now: Duration, round_trip: Option<Duration>, sent: &[u64]) {
         let patience = SILENT + round_trip.unwrap_or_default().min(ROUND_TRIP_MOST);
         for (path, sent) in self.0.iter_mut().zip(sent) {

@@ -47,7 +47,7 @@ struct Make {
     /// File with a private key in PEM, or an HMAC secret as a JWK
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// File with an HMAC secret as raw bytes
+    /// File with the HMAC secret that signs or checks tokens, as raw bytes
     #[arg(long, value_name = "FILE")]
     secret: Option<PathBuf>,
     /// Format of the token

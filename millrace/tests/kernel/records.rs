@@ -314,7 +314,7 @@ fn lose_and_regain(times: usize, disturb: impl Fn(&mut Client, usize) + Sync) {
         let publishing = scope.spawn(move || net.run(publish(publisher, stops, published)));
         let kernel = |status: &Status| of_address(status, address).map_or(0, |one| one.kernel.packets);
         for round in 0..times {
-            // exact: the kernel's packet count may grow; the test then waits until it is larger
+            // exact: a lower bound; the next line waits until the kernel has sent more packets than this
             let before = kernel(&net.status());
             net.until("the kernel sends to the watcher", |status| kernel(status) > before + OBJECTS / 2);
             let other = show(net, "other", net.peer("sub3"), vec![net.peer("sub1")]);
@@ -328,7 +328,7 @@ fn lose_and_regain(times: usize, disturb: impl Fn(&mut Client, usize) + Sync) {
             wait_for("more groups", || published.load(Relaxed) > group + 1);
             other.end();
         }
-        // exact: the kernel's packet count may grow; the test then waits until it is larger
+        // exact: a lower bound; the next line waits until the kernel has sent more packets than this
         let before = kernel(&net.status());
         net.until("the kernel sends to the watcher again", |status| kernel(status) > before);
         stops.store(true, Relaxed);

@@ -546,7 +546,7 @@ async fn tracks_below_a_namespace_prefix_are_published_from_the_requested_start(
 /// In draft-18, FIN on the stream of SUBSCRIBE_NAMESPACE ends the request. In later drafts FIN says that no update will
 /// follow.
 #[tokio::test]
-async fn fin_of_a_namespace_request_depends_on_the_draft() {
+async fn fin_ends_a_namespace_request_only_in_draft_18() {
     let relay = TestRelay::start();
     for draft in Draft::ALL {
         let watcher = relay.peer_of(draft).await;

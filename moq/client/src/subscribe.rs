@@ -583,10 +583,7 @@ async fn subscribe(
             let catalog = read_msf(receiver, options).await?;
             let alternates = Alternates::from_catalog(&catalog, &options.namespace, name);
             if alternates.is_none() {
-                tracing::info!(
-                    track = name,
-                    "the catalog has no alternate renditions with a bitrate for this track"
-                );
+                tracing::info!(track = name, "the catalog has no other rendition with a bitrate");
             }
             alternates
         }

@@ -69,10 +69,7 @@ fn work(kernel: &Weak<RelayKernel>) {
             && kernel.relay.has_retired_keystreams()
             && let Err(error) = kernel.relay.settle()
         {
-            debug!(
-                %error,
-                "cannot wait until BPF program runs have ended: freed keystream memory is not reused yet"
-            );
+            debug!(%error, "cannot wait for BPF programs to end: freed keystream memory stays unused");
         }
         // The thread drops its strong reference to the engine while it sleeps, so that the engine can be dropped.
         drop(kernel);

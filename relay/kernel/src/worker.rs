@@ -58,10 +58,7 @@ pub(super) fn work(kernel: &Weak<RelayKernel>, commands: &Taker<KernelConnection
 /// Waits for the program runs that have begun. Then frees the map entries that were removed before.
 pub(super) fn settle(kernel: &RelayKernel) {
     if let Err(error) = kernel.relay.settle() {
-        warn!(
-            %error,
-            "cannot wait until BPF program runs have ended: removed map entries are not reused yet"
-        );
+        warn!(%error, "cannot wait for BPF programs to end: removed map entries stay unused");
     }
 }
 

@@ -52,10 +52,7 @@ pub async fn listen(context: Arc<AgreementContext>, listener: TcpListener, confi
         let address = remote.ip().to_canonical();
         let is_named = context.agreement.peers.iter().any(|peer| peer.is_at(address));
         let Some(caller) = callers.enter(address, is_named, Instant::now()) else {
-            debug!(
-                %remote,
-                "refused a connection that would negotiate grafts: too many handshakes are in progress"
-            );
+            debug!(%remote, "refused a peer that would negotiate: too many handshakes are in progress");
             continue;
         };
         let context = context.clone();

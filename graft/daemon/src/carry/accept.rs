@@ -41,7 +41,7 @@ pub async fn listen(
         let (stream, remote) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                warn!("a peer's connection for the pool of carriers cannot be accepted: {error}");
+                warn!("a peer's carrier cannot be accepted: {error}");
                 // Accepting a connection fails mostly because this process has no free file descriptors, so the loop
                 // waits a moment.
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -51,10 +51,7 @@ pub async fn listen(
         let remote = remote.ip().to_canonical();
         let Some(caller) = callers.enter(remote, context.carriers.are_at(remote), Instant::now()) else {
             context.table.count(refused::CROWDED);
-            debug!(
-                %remote,
-                "refused a connection for the pool of carriers: too many handshakes are in progress"
-            );
+            debug!(%remote, "refused a peer's carrier: too many handshakes are in progress");
             continue;
         };
         let context = context.clone();
@@ -69,7 +66,7 @@ pub async fn listen(
                 Ok(peer) => caller.has_shown(&peer),
                 Err(error) => {
                     context.table.count(refused::name(&error));
-                    debug!(%remote, "refused a connection for the pool of carriers: {error:#}");
+                    debug!(%remote, "refused a peer's carrier: {error:#}");
                 }
             }
         });

@@ -186,10 +186,7 @@ impl CarryGateway {
     /// Ends the socket of an earlier connection between the same addresses and ports, which may be in TIME-WAIT.
     pub fn end_old(&self, flow: GatewayConnection) {
         if let Err(error) = self.kernel.end_old(flow) {
-            debug!(
-                client = %flow.client,
-                "the socket of an earlier connection of the client could not be closed: {error}"
-            );
+            debug!(client = %flow.client, "the client's earlier connection could not be closed: {error}");
         }
     }
 

@@ -298,10 +298,7 @@ fn is_named(context: &CarryContext, server: SocketAddr, client: IpAddr) -> bool 
 fn find_listener(client: IpAddr, server: SocketAddr) -> Result<Option<ListeningSocket>, CarryReason> {
     // With client port 0 the kernel finds the listener, and never an established connection.
     listener(SocketAddr::new(client, 0), server).map_err(|error| {
-        warn!(
-            %server,
-            "cannot connect to the server: the kernel does not report the server's listening socket: {error}"
-        );
+        warn!(%server, "cannot connect: the kernel does not report the server's listener: {error}");
         CarryReason::NotListed
     })
 }

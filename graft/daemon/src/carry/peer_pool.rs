@@ -110,10 +110,7 @@ impl PeerPoolTask {
                     Ok(Ok(true)) => {}
                     Ok(Ok(false)) => return "the peer's broker was restarted",
                     Ok(Err(error)) => {
-                        debug!(
-                            peer = self.peer.name,
-                            "a connection could not be added to the pool of carriers: {error:#}"
-                        );
+                        debug!(peer = self.peer.name, "a carrier could not be added to the pool: {error:#}");
                         not_before = Instant::now() + LOOK;
                     }
                     Err(_) => {}

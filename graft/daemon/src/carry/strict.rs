@@ -210,10 +210,7 @@ pub async fn attempt(
         Ok(CarryFrame::Accepted { received: 0 }) => TunnelAttempt::Opened(Box::new(opened)),
         Ok(CarryFrame::Refused(reason)) => TunnelAttempt::Refused(reason),
         other => {
-            debug!(
-                %server,
-                "the peer's broker gives no usable answer to the request for a connection: {other:?}"
-            );
+            debug!(%server, "the peer's broker answers a new connection wrongly: {other:?}");
             TunnelAttempt::Nothing
         }
     }

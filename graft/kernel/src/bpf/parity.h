@@ -15,9 +15,9 @@
 #include "gf16.h"
 #include "packet_kept.h"
 
-#define PARITY_MAX \
-	4 /* most parity packets of a block: a 64-bit word holds a 16-bit element for each of them */
-#define BLOCK_MAX 64 /* a block has fewer data packets than this */
+/* most parity packets of a block: a 64-bit word holds a 16-bit element for each of them */
+#define PARITY_MAX 4
+#define BLOCK_MAX  64 /* a block has fewer data packets than this */
 
 /* Header in front of a parity packet's payload. */
 struct graft_parity {

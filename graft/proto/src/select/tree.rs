@@ -17,7 +17,7 @@ pub enum Node {
     Leaf(Leaf),
     /// A split by the threshold of a numeric feature.
     Split(Split),
-    /// A branch by a feature with named values.
+    /// A branch of the decision tree by a feature of the connection whose values are names, not numbers.
     Branch(Branch),
 }
 
@@ -47,11 +47,11 @@ pub enum TreeSide {
     Above,
 }
 
-/// A branch by a feature with named values.
+/// A branch of the decision tree by a feature of the connection whose values are names, not numbers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Branch {
-    /// Name of the feature with named values.
+    /// Name of the connection's feature that decides the branch, such as its carrier. Its values are names.
     pub by: String,
     /// Value that is assumed if the feature of a connection is unknown.
     pub unknown: String,

@@ -371,7 +371,7 @@ async fn derived_access_right_ends_with_the_token_that_granted_it() {
 
 /// Checks that a permission keeps its namespace or track when a change to one that is not allowed is refused.
 #[tokio::test]
-async fn refused_change_of_resource_leaves_the_right_unchanged() {
+async fn permission_stays_at_its_namespace_if_a_move_is_refused() {
     let policy = AccessPolicy::new(vec![rule("a/**", &[], &["anyone"])], Requirements::default(), false);
     let access = Access::new(policy, BudgetLimits::default());
     let (request, _) = subject(&access).request(vec![], 1, false).unwrap();

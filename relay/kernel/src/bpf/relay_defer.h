@@ -14,8 +14,8 @@
 #include "relay_maps.h"
 #include "util.h"
 
-#define DEFERRED_IN_A_ROW \
-	31 /* packets of one publisher that may be deferred in a row; a power of two minus one */
+/* packets of one publisher that may be deferred in a row; a power of two minus one */
+#define DEFERRED_IN_A_ROW 31
 
 /* Reports whether the packet belongs to an upstream connection, and is passed to userspace in this run of the program.
  */

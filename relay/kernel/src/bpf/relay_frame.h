@@ -7,8 +7,8 @@
 #include "fan.h"
 #include "relay_intf.h"
 
-#define QUIC_AT \
-	64 /* position of a QUIC packet in its buffer, after space for the outer headers or a longer STREAM header */
+/* position of a QUIC packet in its buffer, after space for the outer headers or a longer STREAM header */
+#define QUIC_AT	      64
 #define UDP_AT	      (QUIC_AT - UDP_BYTES)
 #define IPV4_FRAME_AT (UDP_AT - IPV4_BYTES - ETHERNET_BYTES)
 #define IPV6_FRAME_AT (UDP_AT - IPV6_BYTES - ETHERNET_BYTES)

@@ -17,8 +17,8 @@
 #include "util.h"
 
 #define UNIDIRECTIONAL 0x2 /* bit that is set in IDs of unidirectional streams, RFC 9000, section 2.1 */
-#define SEEN_BLOCK \
-	5 /* log2 of how many stream or packet numbers one word of a sliding bitmap (window) covers */
+/* log2 of how many stream or packet numbers one word of a sliding bitmap (window) covers */
+#define SEEN_BLOCK    5
 #define SEEN_ATTEMPTS 4 /* the most compare-and-exchange attempts to change a word of a sliding bitmap */
 
 /* Marks a stream or packet number as seen, in a sliding bitmap (window) of `words` words (a power of two). Returns an

@@ -114,8 +114,8 @@ struct cursor_kept {
 	__u32 begun;   /* whether an earlier run has made copies of the current segment */
 };
 
-#define CURSOR_ID \
-	0x4d520000U /* high half of the IDs of packets' saved state (cursors); other programs use other values */
+/* high half of the IDs of packets' saved state (cursors); other programs use other values */
+#define CURSOR_ID 0x4d520000U
 #include "fan_runs.h"
 
 /* The work area of one CPU. With PREEMPT_RT a run may interrupt another one on the same CPU; the interrupting run finds

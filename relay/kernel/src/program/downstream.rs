@@ -294,8 +294,8 @@ impl DownstreamRecord {
         self.entry().deferred_socket.store(socket.index + 1, Ordering::Relaxed);
     }
 
-    /// Lets the program steer packets of the peer to the deferred socket if their UDP payload has at most `bytes`
-    /// bytes, until [`bytes`](Self::bytes) exceeds `total`.
+    /// Lets the program steer the peer's small packets, of at most `bytes` bytes of UDP payload, to the socket for
+    /// packets that need not wake userspace. This ends when the sum of bytes sent, [`Self::bytes`], exceeds `total`.
     pub fn set_deferral(&self, bytes: u32, total: u64) {
         let entry = self.entry();
         entry.deferred_bytes.store(bytes, Ordering::Relaxed);

@@ -122,7 +122,7 @@ impl SubscriptionEntry {
             session = self.context().id(),
             track = %self.track().name().typed(),
             renditions = tracks.len(),
-            "the subscription switches between renditions as the network path allows"
+            "the subscription adapts its rendition to the network path"
         );
         let mut ends = JoinSet::new();
         for (track, right) in lent {
