@@ -1,4 +1,5 @@
-//! Records for each peer whether the daemons agreed on grafts, and what they learned about the path between them.
+//! Records for each peer whether its daemon and this host's daemon agreed on grafts (congestion controls loaded into
+//! the kernel). Also records what the daemons learned about the path between the hosts.
 
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
@@ -15,7 +16,7 @@ use crate::status;
 /// Number of a peer's latest downgrades (changes of TCP options by a middlebox) that the status lists with their times.
 const LATEST: usize = 8;
 
-/// State of the negotiation with a peer about grafts, or its outcome.
+/// State of the negotiation with a peer about grafts (congestion controls loaded into the kernel), or its outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NegotiationState {
     /// Neither end has connected to the other yet.
@@ -140,7 +141,8 @@ impl AgreementEntry {
         }
     }
 
-    /// Sets the state. The time of the latest change is updated only if the new state has another name.
+    /// Sets the state of the negotiation with this peer. The time of the latest change is updated only if the new state
+    /// has another name.
     fn become_other(&mut self, state: NegotiationState, now_ns: u64) {
         if self.state.name() != state.name() {
             self.since_ns = now_ns;
@@ -278,7 +280,8 @@ impl PeerAgreements {
         *self.negotiations.entry(name.to_owned()).or_default() += 1;
     }
 
-    /// Compares what both ends have reported about the same connections. Returns downgrades that were not known yet.
+    /// Compares what both ends have reported about the same connections. Returns changes of TCP options by a middlebox
+    /// (downgrades) that were not known yet.
     pub fn compare(
         &mut self,
         peer: &str,
@@ -331,7 +334,7 @@ impl PeerAgreements {
         self.negotiations.clone()
     }
 
-    /// Returns how many downgrades of each kind were found.
+    /// Returns how many changes of TCP options by a middlebox (downgrades) were found, by kind.
     pub fn downgrades(&self) -> BTreeMap<String, u64> {
         let sum = |kind: &Downgrade| self.peers.values().filter_map(|it| it.downgrades.get(kind)).sum();
         Downgrade::ALL.iter().map(|kind| (kind.name().to_owned(), sum(kind))).collect()

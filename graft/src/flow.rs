@@ -72,7 +72,8 @@ impl SelectedFlow {
     }
 }
 
-/// Events of the broker about redirected connections. Their IDs never equal the socket cookies of the kernel.
+/// Events of the broker (the local proxy) about TCP connections that the kernel redirected to it. The IDs of these
+/// connections never equal the socket cookies of the kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CarriedFlow {
     /// The broker has accepted a redirected connection.

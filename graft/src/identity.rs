@@ -1,4 +1,5 @@
-//! The identity of a graft: a hash of its object file, and signatures of trusted keys.
+//! The identity of a graft (a program that is loaded into the kernel): a hash of its object file, and signatures of
+//! trusted keys.
 
 use std::{fmt, str::FromStr};
 
@@ -7,7 +8,7 @@ use ring::{
     signature::{ED25519, UnparsedPublicKey},
 };
 
-/// SHA-256 of a graft's object file.
+/// SHA-256 of the object file of a graft (a program that is loaded into the kernel).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectIdentity([u8; 32]);
 

@@ -23,7 +23,8 @@ use crate::{
 };
 
 const VERSION: u32 = 1;
-/// Limit of the file's size in bytes. It is more than a file with all entries has.
+/// Limit of the file's size in bytes. A file with the most costs, rates and connections that a runtime remembers is
+/// smaller.
 const BYTES_MAX: usize = 64 << 20;
 
 /// Rates to peers and observed connections, as stored in the file, and the identity of the model that they belong to.

@@ -1,5 +1,5 @@
-//! Manifests of grafts. A manifest accompanies an object file, and states its purpose and the bounds of its
-//! parameters. `docs/guide/graft.md` has all keys.
+//! Manifests of grafts (BPF programs that are loaded into the kernel). A manifest accompanies the object file of a
+//! graft, and states its purpose and the bounds of its parameters. `docs/guide/graft.md` has all keys.
 
 use std::collections::BTreeMap;
 
@@ -10,23 +10,23 @@ use crate::identity::{ObjectIdentity, Signature, SignatureKey};
 /// Longest name of a graft, in bytes.
 const NAME_MAX: usize = 32;
 
-/// The manifest of a graft.
+/// The manifest of a graft: a description of the BPF object file that is loaded into the kernel.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct GraftManifest {
-    /// Version of the interface in `graft.h` that the graft uses.
+    /// Version of the programming interface in `graft.h` that the object file was written for.
     pub abi: u32,
     /// Name of the graft, at most 32 bytes.
     pub name: String,
     /// File name of the object, in the directory of the manifest.
     pub object: String,
-    /// SHA-256 of the object file. Grafts that are compiled in have none.
+    /// SHA-256 of the object file. Object files that are compiled into this program have none.
     pub sha256: Option<String>,
     /// Signature of the manifest by one of the operator's trusted keys (ed25519).
     pub signature: Option<String>,
     /// Description of the graft in one sentence.
     pub about: String,
-    /// Kernel hooks that call the graft.
+    /// Kernel hooks that call the programs of the object file.
     pub hooks: Vec<ManifestHook>,
     /// Services that the graft provides.
     pub services: Vec<ManifestService>,
@@ -45,7 +45,7 @@ pub struct GraftManifest {
     pub parameters: BTreeMap<String, ManifestParameter>,
 }
 
-/// A hook of the kernel that calls a graft.
+/// A hook of the kernel that calls the programs of a graft's object file.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum ManifestHook {
@@ -53,7 +53,7 @@ pub enum ManifestHook {
     Cc,
 }
 
-/// A service of grafts for TCP.
+/// A service that a graft (a BPF program loaded into the kernel) provides to TCP.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum ManifestService {

@@ -62,9 +62,10 @@ pub struct SessionStatus {
     pub local: String,
     /// The other end's address and port.
     pub remote: String,
-    /// Name of the session's present graft.
+    /// Name of the session's present graft (list of packet functions).
     pub graft: String,
-    /// Graft that replaces the present one as soon as both ends have agreed on it.
+    /// Name of the graft (list of packet functions) that replaces the present one as soon as both ends have agreed on
+    /// it.
     pub changing_to: Option<String>,
     /// Names of the functions in the session's graft, in order.
     pub functions: Vec<String>,
@@ -84,11 +85,11 @@ pub struct SessionStatus {
     pub mean_ns: BTreeMap<String, u64>,
     /// Number of measured packets that took longer than the limit, since the session was opened.
     pub over_budget: u64,
-    /// Number of completed changes of the session's graft.
+    /// Number of completed changes of the session's graft (list of packet functions).
     pub swaps: u64,
-    /// Number of changes of the session's graft that failed.
+    /// Number of changes of the session's graft (list of packet functions) that failed.
     pub swaps_failed: u64,
-    /// The latest change of the session's graft.
+    /// The latest change of the session's graft (list of packet functions).
     pub changed: Option<SessionChange>,
     /// Datagrams of this host's application that were lost when the session restarted to change the graft without its
     /// state.
@@ -145,7 +146,7 @@ pub struct PeerStatus {
     pub opened: u64,
 }
 
-/// The latest change of a session's graft.
+/// The latest change of a session's graft (list of packet functions).
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(default)]
 pub struct SessionChange {

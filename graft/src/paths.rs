@@ -38,7 +38,8 @@ pub struct PeerPath {
     pub delivered: u64,
     /// Number of packets that TCP considered lost, summed over all connections that were seen.
     pub lost: u64,
-    /// Largest distance in packets by which packets arrived out of order, which is at least 3 in TCP.
+    /// Largest distance in packets by which packets arrived out of order, as TCP estimates it. The estimate starts at
+    /// the sysctl `tcp_reordering`, which is 3 by default.
     pub reordering: u32,
     /// Seconds since the last connection with the peer, or 0 if there is one now.
     pub idle_s: u64,
@@ -56,17 +57,17 @@ pub struct ProbedPackets {
     pub rtt_us: u32,
     /// Share of the probe's packets that were lost, in per cent.
     pub loss_percent: f64,
-    /// Burstiness of the losses, which is 1 if they are independent.
+    /// Burstiness of the packet losses, which is 1 if the losses are independent of each other.
     pub burstiness: f64,
-    /// Growth of queues during the probe, in microseconds per second.
+    /// Growth of the queueing delay during the probe, in microseconds per second.
     pub queue_growth_us_s: f64,
     /// Time since the probe, in seconds.
     pub age_s: u64,
 }
 
 impl PeerPath {
-    /// Returns the features of the path for a model. The loss of a probe is preferred to TCP's, since TCP also loses
-    /// packets in queues that it fills itself.
+    /// Returns the features of the path from which a model chooses a congestion control or carrier. The loss rate of a
+    /// probe is preferred to TCP's loss rate, since TCP also loses packets in queues that it fills itself.
     pub fn features(&self) -> Features {
         let probed = self.probed.as_ref();
         let counted = (self.delivered > 0).then(|| self.loss_percent());
@@ -99,16 +100,16 @@ struct PeerFigures {
     lost: u64,
     reordering: u32,
     seen_s: u64,
-    /// The latest probe, and its time in seconds of the same clock as `now_s`.
+    /// Result of the latest probe of the path, and the time of that probe in seconds, by the clock of `Monitor::now_s`.
     probed: Option<(PathReport, u64)>,
 }
 
-/// Packet counters of one socket at the latest update.
+/// Packet counters of one TCP socket when the list of sockets was last read.
 #[derive(Debug, Default)]
 struct SocketPackets {
     delivered: u32,
     lost: u32,
-    /// True if the latest update did not find the socket any more.
+    /// True if the latest list of sockets no longer contains the socket.
     is_missed: bool,
 }
 
@@ -117,7 +118,7 @@ struct SocketPackets {
 pub struct Monitor {
     classes: Vec<PathClass>,
     peers: BTreeMap<IpAddr, PeerFigures>,
-    /// Packet counters of each socket at the latest update, by the socket's cookie.
+    /// Packet counters of each TCP socket when the list of sockets was last read, by the socket's cookie.
     counted: HashMap<u64, SocketPackets>,
     now_s: u64,
 }
@@ -372,8 +373,8 @@ pub(crate) mod tests {
         monitor.update(vec![socket(5, 1 << 40, 1000, 1, 0)], 2);
         assert_eq!(monitor.paths().len(), PEERS_MAX);
         assert_eq!(monitor.path_to("0.0.0.5".parse().unwrap()).map(|path| path.idle_s), Some(0));
-        // The counters of all sockets that two updates in a row have not found are dropped. Only the socket of this
-        // update is left.
+        // The counters of sockets that were missing in two lists in a row are dropped. Only the one socket of the
+        // latest list is left.
         monitor.update(vec![socket(5, 1 << 40, 1000, 1, 0)], 3);
         assert_eq!(monitor.counted.len(), 1);
     }

@@ -431,14 +431,15 @@ impl GraftRuntime {
         self.kinds.clone()
     }
 
-    /// Returns the known traffic classes with their predicted purposes, the latest first.
+    /// Returns the known traffic classes (role, port, command and cgroup of connections) with their predicted purposes,
+    /// the latest first.
     fn all_purposes(&self) -> Vec<status::PurposeStatus> {
         let kinds = lock(&self.kinds);
         let of = |kind| status::PurposeStatus::from_kind(kind, &self.settings.expected(kind, &kinds));
         kinds.iter().map(of).collect()
     }
 
-    /// Returns the predicted purposes of connections with a peer, by rule.
+    /// Returns the predicted purposes (traffic profile and size) of connections with a peer, by rule.
     fn purposes(&self, peer: IpAddr) -> Vec<status::PurposeStatus> {
         let kinds = lock(&self.kinds);
         let is_for = |rule: &&RuleSetting| rule.peers.iter().any(|prefix| kernel::covers(*prefix, peer));
@@ -524,7 +525,7 @@ impl GraftRuntime {
             outcome: Some(known.outcome.name().to_owned()),
             reason: reason(known.outcome).to_owned(),
             rule: self.rule_at(known.rule),
-            // Four zero bytes mean that the peer uses no graft.
+            // A graft hash of four zero bytes means that the peer uses no graft.
             peer_graft: (known.graft != [0; 4]).then(|| self.name_of(known.graft)),
             agreed: known.agreed,
             age_s: Some(age_ns as f64 / 1e9),

@@ -71,11 +71,11 @@ pub struct Settings {
     pub carry: Option<CarrySettings>,
     /// Carriers for connections of hosts behind this gateway.
     pub gateway: Option<GatewaySettings>,
-    /// Model that chooses for the rules with `select`.
+    /// Model that chooses the congestion control or carrier for rules with `select`.
     pub model: Option<Arc<Model>>,
     /// File that stores measured costs, rates and traffic patterns of connections for the next runtime.
     pub learned: Option<PathBuf>,
-    /// Purposes of connections that the operator has set.
+    /// Purposes of connections (traffic profile and expected size) that the operator has set.
     pub purposes: Vec<PurposeSettings>,
 }
 
@@ -147,8 +147,8 @@ pub struct RuleSetting {
     pub receive_buffer_kib: Option<u32>,
     /// Initial congestion window in packets.
     pub initial_window: Option<u32>,
-    /// Facts about the rule's connections for the model that chooses their congestion control or carrier. `None` if the
-    /// rule sets it itself.
+    /// Facts about the rule's connections for the model that chooses their congestion control or carrier. `None` if no
+    /// model chooses for the rule.
     pub select: Option<Select>,
 }
 
@@ -209,12 +209,13 @@ struct RawGraftSettings {
     carry: Option<carry::RawCarry>,
     /// Carriers for connections of hosts behind this gateway.
     gateway: Option<gateway::RawGateway>,
-    /// File with the model for rules with `select`, as `millrace-lab train` makes it.
+    /// File with the model that chooses the congestion control or carrier for rules with `select`, as `millrace-lab
+    /// train` makes it.
     model: Option<PathBuf>,
     /// File that keeps the measured costs, rates and traffic patterns of connections across restarts of the daemon.
     /// Without it they are lost.
     learned: Option<PathBuf>,
-    /// Purposes of connections that you know in advance, at most 64.
+    /// Purposes of connections (traffic profile and expected size) that you know in advance, at most 64.
     #[serde(default)]
     profile: Vec<purpose::RawPurpose>,
     /// Settings of functions on datagrams, and of sessions for applications.
@@ -320,7 +321,7 @@ struct RawRule {
     /// Side of the connection on which this host is. `client`: it connects, and `port` is the peer's port. `server`: it
     /// accepts, and `port` is its own port.
     side: SideSetting,
-    /// Server ports: 443, `"8000-8100"`, or a list of such.
+    /// Server ports: a port such as 443, a range such as `"8000-8100"`, or a list of ports and ranges.
     port: Vec<PortSetting>,
     /// Prefixes of peers, such as `"203.0.113.0/24"`. Default: every peer.
     peer: Option<Vec<String>>,
@@ -358,8 +359,8 @@ struct RawRule {
     receive_buffer_kib: Option<u32>,
     /// Number of packets that are sent before the first acknowledgement.
     initial_window: Option<u32>,
-    /// Traffic profile of the connections, which states what delays matter, or `"learned"`: the model chooses the
-    /// congestion control for the path to each peer. This needs `agree = false`.
+    /// Makes the model choose the congestion control or carrier for the path to each peer. The value is the
+    /// connections' traffic profile, which states what delays matter, or `"learned"`. Needs `agree = false`.
     select: Option<purpose::RawSelect>,
     /// Expected size of a connection in KiB, for the model.
     size_kib: Option<u32>,
@@ -559,7 +560,7 @@ impl Settings {
         }
     }
 
-    /// Checks the networks behind gateways: two peers, or a peer and this host, must not have a common address there.
+    /// Checks the networks behind gateways: no address may be behind two peers, or behind a peer and this host.
     fn check_networks(&self) -> Result<(), String> {
         if self.gateway.is_some() && self.carry.is_none() {
             return Err("[gateway] needs [carry], and an [agreement] with this host's key".to_owned());
@@ -714,7 +715,7 @@ fn fetched_to(agreement: &Option<AgreementSettings>) -> Option<PathBuf> {
     agreement.as_ref()?.fetch_to.clone()
 }
 
-/// Returns the default classes of paths, which are those of the research system VTL.
+/// Returns the default classes of paths by their smallest round-trip time: `lan`, `terrestrial` and `long-delay`.
 pub fn default_classes() -> Vec<PathClass> {
     let class = |name: &str, min_rtt_us| PathClass { name: name.to_owned(), min_rtt_us };
     vec![class("lan", 0), class("terrestrial", 5_000), class("long-delay", 300_000)]

@@ -36,7 +36,7 @@ pub struct Status {
     pub reload: Option<Reload>,
     /// Problems that need the operator's attention.
     pub trouble: Vec<String>,
-    /// Number of log lines that were lost since the start.
+    /// Number of log lines that were lost since the daemon's start.
     pub log_lines_dropped: u64,
     /// Paths that TCP connections have measured.
     pub paths: Vec<PeerPath>,
@@ -50,7 +50,8 @@ pub struct Status {
     pub carry: Option<CarryStatus>,
     /// Congestion controls and carriers that a model chose for rules with `select`, if there are such rules.
     pub selection: Option<SelectionStatus>,
-    /// Known traffic classes and their purposes, the latest first.
+    /// Known traffic classes (role, port, command and cgroup of connections) and their predicted purposes, the latest
+    /// first.
     pub purposes: Vec<PurposeStatus>,
 }
 
@@ -60,7 +61,8 @@ pub struct Status {
 pub struct CarryStatus {
     /// Address at which this host accepts carriers of peers.
     pub listen: Option<SocketAddr>,
-    /// Number of connections of this host's applications, by the verdict of the redirecting program.
+    /// Number of connections of this host's applications, by the verdict of the BPF program that redirects connections
+    /// into tunnels.
     pub verdicts: BTreeMap<String, u64>,
     /// Number of packets at the sockets that delay the SYNs of strict connections until the server has answered, by the
     /// verdict on the packet.
@@ -279,9 +281,9 @@ pub struct RuleStatus {
 pub struct PeerExplanation {
     /// Address of the peer.
     pub peer: String,
-    /// How the agreement in TCP options ended for the latest connection that matched a rule.
+    /// Outcome of the agreement by TCP options on the latest connection that matched a rule.
     pub outcome: Option<String>,
-    /// Explanation of that outcome, as text.
+    /// Explanation of the agreement's outcome, as text.
     pub reason: String,
     /// Name of the rule that the latest connection matched.
     pub rule: Option<String>,
@@ -299,11 +301,11 @@ pub struct PeerExplanation {
     pub carrier: Option<CarrierStatus>,
     /// Congestion controls or carriers that the model has chosen for the peer, by rule.
     pub chosen: Vec<ChosenStatus>,
-    /// The predicted purposes of the peer's connections, by rule.
+    /// The predicted purposes (traffic profile and size) of the peer's connections, by rule.
     pub purposes: Vec<PurposeStatus>,
 }
 
-/// The predicted purpose of a class of connections.
+/// The predicted purpose (traffic profile and size) of the connections of a rule or a traffic class.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct PurposeStatus {
@@ -376,32 +378,34 @@ pub struct ChosenStatus {
     pub profile: String,
     /// Share of similar training cases in which the model's candidate was the best one.
     pub right: f64,
-    /// Decisions in the model's tree that led to this choice, as text.
+    /// Decisions in the model's decision tree that led to this choice, as text.
     pub way: Vec<String>,
     /// Features of the path that the model used, with the path's best rate.
     pub known: String,
     /// Number of connections that have ended on this path.
     pub connections: u64,
-    /// Number of ended connections on this path that tried another candidate in order to learn.
+    /// Number of ended connections on this path that tried another congestion control or carrier, so that its cost was
+    /// measured.
     pub explored: u64,
-    /// Candidates that were tried on this path.
+    /// Congestion controls and carriers that were tried on this path.
     pub tried: Vec<CandidateStatus>,
-    /// Time that plain TCP takes on this path, as a multiple of the chosen candidate's time. It is computed from the
-    /// costs of past connections with either.
+    /// Time that plain TCP takes on this path, as a multiple of the chosen congestion control's or carrier's time. It
+    /// is computed from the costs of past connections.
     pub gain: Option<f64>,
 }
 
-/// The costs of recent connections that used one candidate on one path.
+/// The costs of recent connections that used one candidate (congestion control or carrier) on one path.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct CandidateStatus {
     /// Name of the candidate: a congestion control, or a kind of carrier.
     pub candidate: String,
-    /// Number of the candidate's connections whose costs are remembered.
+    /// Number of connections with this congestion control or carrier whose costs are remembered.
     pub outcomes: usize,
-    /// Number of these connections whose cost was higher than usual.
+    /// Number of the remembered connections whose cost was higher than usual.
     pub bad: usize,
-    /// Median cost of the candidate's connections: their duration as a multiple of the best possible one on the path.
+    /// Median cost of connections with this congestion control or carrier: their duration as a multiple of the best
+    /// possible one on the path.
     pub cost: Option<f64>,
 }
 
@@ -411,7 +415,7 @@ impl From<online::CandidateRecord> for CandidateStatus {
     }
 }
 
-/// The state of rules with `select`.
+/// The state of rules with `select`, for whose connections a model chooses the congestion control or carrier.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct SelectionStatus {
@@ -419,22 +423,25 @@ pub struct SelectionStatus {
     pub plain: String,
     /// Number of pairs of a rule and a path for which a congestion control or carrier is chosen.
     pub chosen: u64,
-    /// Number of paths with measured costs of connections, counted separately for each leaf of the model's tree.
+    /// Number of paths with measured costs of connections, counted separately for each leaf of the model's decision
+    /// tree.
     pub learned_places: u64,
-    /// Number of live connections by tier and candidate, such as `in-place/bbr`.
+    /// Number of live connections by tier (tunnelled or not) and congestion control or carrier, such as `in-place/bbr`.
     pub live: BTreeMap<String, u64>,
-    /// Number of connections that have begun since the start, by tier and candidate.
+    /// Number of connections that have begun since the daemon's start, by tier (tunnelled or not) and congestion
+    /// control or carrier.
     pub connections: BTreeMap<String, u64>,
-    /// Number of connections that have begun since the start, by the reason for their candidate.
+    /// Number of connections that have begun since the daemon's start, by the reason for their congestion control or
+    /// carrier.
     pub reasons: BTreeMap<String, u64>,
     /// Number of ended connections by their cost: `good` (usual or lower), `bad` (higher than usual) or `not-judged`.
     pub outcomes: BTreeMap<String, u64>,
     /// Number of connections that were not recorded, or whose end was not reported.
     pub forgotten: u64,
-    /// Number of paths on which plain TCP can be compared with the chosen candidate.
+    /// Number of paths on which plain TCP can be compared with the chosen congestion control or carrier.
     pub gain_paths: u64,
-    /// Time that plain TCP takes, as a multiple of the chosen candidate's time: the geometric mean over the
-    /// `gain_paths` paths.
+    /// Time that plain TCP takes, as a multiple of the chosen congestion control's or carrier's time: the geometric
+    /// mean over the `gain_paths` paths.
     pub gain: Option<f64>,
     /// The paths with the most connections.
     pub paths: Vec<ChosenStatus>,
@@ -459,24 +466,25 @@ pub struct GraftConnectionStatus {
     pub rule: String,
     /// Tier: `in-place` (not tunnelled) or `carried` (tunnelled).
     pub tier: String,
-    /// Name of the candidate that the connection uses.
+    /// Name of the congestion control, or kind of carrier, that the connection uses.
     pub candidate: String,
     /// Carrier that the connection uses, if it is tunnelled.
     pub carrier: Option<String>,
-    /// Reason for the candidate: `learned`, `explored`, `doubted` or `found`; `first`, if nothing was chosen yet;
-    /// `fallback`, if the connection should have been tunnelled and could not be.
+    /// Reason for the congestion control or carrier: `learned`, `explored`, `doubted` or `found`. It is `first` if the
+    /// model had not chosen yet. It is `fallback` if the connection should have been tunnelled and could not be.
     pub why: String,
     /// Time since the connection began, in seconds.
     pub age_s: f64,
     /// The measurements and the cost of the connection, once it has ended.
     pub ended: Option<EndedStatus>,
-    /// Time that plain TCP takes on this path, as a multiple of the candidate's time, if it is known.
+    /// Time that plain TCP takes on this path, as a multiple of the time with the connection's congestion control or
+    /// carrier, if it is known.
     pub gain: Option<f64>,
     /// Default congestion control of this host, which is plain TCP.
     pub plain: String,
-    /// Purpose that was predicted when the connection began.
+    /// Purpose (traffic profile and size) that was predicted when the connection began.
     pub purpose: Option<PurposeStatus>,
-    /// The model's choice of a candidate for the connection's path, if there was one.
+    /// The model's choice of a congestion control or carrier for the connection's path, if there was one.
     pub chosen: Option<ChosenStatus>,
 }
 

@@ -21,9 +21,9 @@ const FRAME: [u8; 14] = [0; 14];
 pub struct Barrier {
     barrier: MapHandle,
     nothing: MapHandle,
-    /// Number of waits that have begun.
+    /// Number of waits (for program runs to end) that have begun so far.
     begun: AtomicU64,
-    /// Number of the latest wait that has ended.
+    /// Number of the latest wait (for program runs to end) that has ended.
     ended: AtomicU64,
 }
 
@@ -35,7 +35,7 @@ impl Barrier {
     /// Opens the barrier, and tests that the kernel waits as expected.
     ///
     /// # Errors
-    /// Fails if the kernel does not wait, because keys would then be reused while programs use them.
+    /// Fails if the kernel does not wait, because map entries would then be reused while programs still use them.
     pub fn new(object: &mut LoadedObject) -> Result<Self, Error> {
         let barrier = Self {
             barrier: object.handle("barrier")?,

@@ -14,15 +14,17 @@ use nix::libc;
 /// The descriptors of links. The table is lock-free, because a child of a process with several threads must not take a
 /// lock that another thread may have held.
 static LINKS: [AtomicI32; 1024] = [const { AtomicI32::new(NONE) }; 1024];
-/// The descriptor of `/dev/null` that replaces links in children. When the child drops its copy of the link's owner,
-/// this descriptor is closed, and not an unrelated one with the same number.
+/// The descriptor of `/dev/null` that replaces descriptors of links in children. When a child drops its copy of a
+/// link's owner (a Rust value), this descriptor is closed, and not an unrelated one.
 static NOTHING: AtomicI32 = AtomicI32::new(NONE);
 const NONE: i32 = -1;
 
-/// Keeps a link from children until this value is dropped. Drop it before the link is closed.
+/// Makes forked children close their copy of a link's descriptor, as long as this value exists. Drop it before the link
+/// is closed.
 pub struct ForkSafeLink(Option<&'static AtomicI32>);
 
-/// Keeps a link from children. If the table is full, the link is inherited, which only matters if the process forks.
+/// Makes forked children close their copy of a link's descriptor. If the table of descriptors is full, they keep the
+/// copy, which only matters if the process forks.
 pub fn keep_from_children(link: &impl AsFd) -> ForkSafeLink {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -49,8 +51,8 @@ impl Drop for ForkSafeLink {
 extern "C" fn in_child() {
     let nothing = NOTHING.load(Ordering::Relaxed);
     for fd in LINKS.iter().map(|slot| slot.swap(NONE, Ordering::Relaxed)).filter(|fd| *fd != NONE) {
-        // SAFETY: both calls only change the child's descriptor table, and only the link's owner uses this descriptor
-        // in the child.
+        // SAFETY: `dup3` and `close` only change the child's descriptor table, and only the link's owner uses this
+        // descriptor in the child.
         unsafe {
             if libc::dup3(nothing, fd, libc::O_CLOEXEC) < 0 {
                 libc::close(fd);

@@ -91,7 +91,8 @@ pub struct RunTime {
 }
 
 impl RunTime {
-    /// Returns the totals of all programs that a process has descriptors of, or of those for one kind of hook.
+    /// Returns the total run time and number of runs of all programs that a process has descriptors of. With `kind`,
+    /// only programs for this kind of hook count.
     pub fn list_functions(process: u32, kind: Option<ProgramKind>) -> io::Result<Self> {
         // The map removes duplicates, since a process may have several descriptors of one program.
         let mut programs = BTreeMap::new();
@@ -115,7 +116,7 @@ impl RunTime {
         ))
     }
 
-    /// Returns the difference to earlier totals.
+    /// Returns the number of runs and the run time since `earlier`.
     pub fn since(self, earlier: Self) -> Self {
         Self { runs: self.runs.saturating_sub(earlier.runs), ns: self.ns.saturating_sub(earlier.ns) }
     }

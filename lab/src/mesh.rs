@@ -16,7 +16,8 @@ use millrace_relay_cluster::{Announcement, AnnouncementKey, Neighbour, NextSourc
 
 /// Time after which a relay notices that a peer has disappeared, ms.
 const SILENCE_MS: u64 = 1000;
-/// Time for which a track stays at its upstream relay after the last route to it is gone, ms.
+/// Time for which a relay keeps receiving a track from its upstream relay after it has lost its last route to the
+/// track's namespace, ms.
 const LAST_WORDS_MS: u64 = 2000;
 /// Length of a network partition, ms.
 const PARTITION_MS: u64 = 30_000;
@@ -328,8 +329,8 @@ impl<'a> MeshBroadcast<'a> {
                 continue;
             }
             let hop = HopId(relay as u64 + 1);
-            // The other relay accepts the subscription if it is the origin, if it receives the track on a path without
-            // the subscribing relay, or if it can subscribe itself.
+            // The upstream relay (`other`) accepts the subscription in three cases. It is the origin, it receives the
+            // track on a path without the subscribing relay, or it can subscribe to the track itself.
             let agrees = match self.upstream[other] {
                 _ if other == self.origin => true,
                 Some(from) => !self.tables[other].passes(&self.namespace, from as u64 + 1, hop),

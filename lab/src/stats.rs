@@ -60,7 +60,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Computes the spread; `None` without values.
+    /// Computes median, minimum and maximum; `None` without values.
     pub fn from_values(values: &[f64]) -> Option<Self> {
         let median = median(values)?;
         let min = values.iter().copied().fold(f64::INFINITY, f64::min);
@@ -68,7 +68,7 @@ impl Spread {
         Some(Self { median, min, max })
     }
 
-    /// Returns the spread of the value that `figure` returns for each item; `None` without items.
+    /// Returns median, minimum and maximum of the values that `figure` returns for the items; `None` without items.
     pub fn by<T>(items: &[T], figure: impl Fn(&T) -> f64) -> Option<Self> {
         Self::from_values(&items.iter().map(figure).collect::<Vec<_>>())
     }

@@ -46,7 +46,7 @@ pub struct TrainArgs {
     /// be repeated
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     candidates: Vec<String>,
-    /// Number of networks that each decision must have in at least two branches
+    /// Smallest number of training networks that at least two branches of a decision must each have
     #[arg(long, default_value_t = 2.0, value_name = "NETWORKS")]
     least: f64,
     /// Confidence for pruning branches, in standard deviations of their numbers of errors; below 0 nothing is pruned

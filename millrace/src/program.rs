@@ -26,8 +26,8 @@ pub trait Program: Parser {
     /// Returns the rights that the command needs. An error caused by missing rights names them.
     fn needs(&self) -> Option<CommandNeeds>;
 
-    /// Returns the faults that the command itself finds in its flags. Values that clap could not parse were left out:
-    /// `flags` names their flags.
+    /// Returns the faults that the command itself finds in its flags. Flags whose values clap could not parse are
+    /// missing in the command, and `flags` names them.
     fn problems(self, flags: &[String]) -> Vec<String>;
 
     /// Runs the command.

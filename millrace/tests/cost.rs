@@ -226,8 +226,8 @@ fn live_view_restores_the_terminal() {
     }
 }
 
-/// Reports have command lines only on request, and the live view shows them after a key. Control characters in them
-/// never reach the terminal.
+/// Reports contain the command lines of processes only on request, and the live view shows them after a key is pressed.
+/// Control characters in command lines never reach the terminal.
 #[test]
 fn command_lines_are_shown_on_request() {
     if !is_root("command_lines_are_shown_on_request") {
@@ -271,7 +271,8 @@ fn send_and_receive(stop: Arc<AtomicBool>) -> impl FnOnce() + Send {
     }
 }
 
-/// The log, the exported files and a replay of the log must have equal figures. A signal must end all of them properly.
+/// The log, the exported files and a replay of the log must have equal figures. After a signal has ended the observer,
+/// the log and the exported files must be complete.
 #[test]
 fn log_can_be_replayed() {
     if !is_root("log_can_be_replayed") {
@@ -388,8 +389,8 @@ fn wait_for_line(said: &mpsc::Receiver<String>, want: &str) -> String {
     }
 }
 
-/// If a process does not read the reports that `millrace cost` prints, it must not delay the measurement or the log.
-/// When it reads again, the reports' sequence numbers show the gap.
+/// If a process does not read the reports that `millrace cost` prints, the measurement and the log must not be delayed.
+/// When the process reads again, the reports' sequence numbers show the gap.
 #[test]
 fn slow_reader_of_reports_does_not_delay_the_observer() {
     if !is_root("slow_reader_of_reports_does_not_delay_the_observer") {
@@ -497,7 +498,7 @@ fn dashboard_shows_reports_of_this_machine() {
     let addr = said.strip_prefix("millrace: http://").unwrap().split('/').next().unwrap();
     // exact: the server has logged its address, so it accepts connections
     assert_eq!(fetch(addr.parse().unwrap(), "/metrics", None).unwrap().0, 401);
-    // The link's token is exchanged for a cookie, which differs from the token.
+    // The token in the URL of the dashboard is exchanged for a cookie, which differs from the token.
     let mut stream = TcpStream::connect(addr).unwrap();
     write!(stream, "GET /?token={} HTTP/1.0\r\nHost: {addr}\r\n\r\n", token.trim_end()).unwrap();
     let answer: Vec<_> = BufReader::new(stream).lines().map(Result::unwrap).collect();
@@ -535,8 +536,8 @@ const DAC_READ_SEARCH: u64 = 1 << 2;
 const THREE: u64 = 1 << 34 | 1 << 38 | 1 << 39;
 const NOBODY: &str = "65534\t65534\t65534\t65534";
 
-/// An attacker who takes over the HTTP server gets a process whose threads can observe, and have no other right. With
-/// these reduced rights the process must still observe, in mode `events` and in mode `sampling`.
+/// An attacker who takes over the HTTP server gets a process whose threads may measure the kernel, and have no other
+/// right. With these reduced rights the process must still measure, in mode `events` and in mode `sampling`.
 #[test]
 fn http_server_keeps_only_needed_rights() {
     if !is_root("http_server_keeps_only_needed_rights") {
@@ -674,7 +675,8 @@ fn grafana_dashboards_have_data() {
     }
     let stop = Arc::new(AtomicBool::new(false));
     let load = std::thread::spawn(send_and_receive(Arc::clone(&stop)));
-    // With a budget of a whole CPU the observer never falls back to sampling, so events are counted all the time.
+    // If the observer may itself use a whole CPU (`--budget 100`), it never falls back to sampling, so events are
+    // counted all the time.
     let arguments =
         ["--http", "127.0.0.1:0", "--http-token-file", "off", "--period", "200ms", "--budget", "100"];
     let mut observer = ProcessGuard::start(command(&arguments).stdout(Stdio::null()));
@@ -711,8 +713,8 @@ fn grafana_dashboards_have_data() {
         }
     }
     assert!(queries > 10, "{queries}");
-    // The time per call must include only calls that were counted. With the time of sampled calls, which are not
-    // counted, it would be far larger.
+    // The time per send call must include only calls that were counted. If it included the time of calls that were
+    // sampled but not counted, it would be far larger.
     let each = "rate(millrace_cost_event_counted_seconds_total{event=\"send\"}[10s]) / rate(millrace_cost_event_calls_total{event=\"send\"}[10s]) > 0";
     let each = wait_until(
         "the time of a call",

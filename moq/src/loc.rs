@@ -171,7 +171,8 @@ mod tests {
             |timestamp, sample| LocSample { timestamp, timescale: MICROSECONDS, config: None, sample };
         // moq-cli sends a time stamp in microseconds and no other property.
         assert_eq!(LocSample::parse(&[3, 0x10, 0x41, 0, b'x']), Ok(object(256, b"x")));
-        // The first property has draft-03's type. The other two properties have unknown types, one even and one odd.
+        // The first property is a time stamp with the property type of draft-ietf-moq-loc-03. The other two properties
+        // have unknown types, one even and one odd.
         assert_eq!(LocSample::parse(&[7, 0x06, 9, 0x06, 1, 0x05, 1, 0xff, b'x']), Ok(object(9, b"x")));
         for (bad, why) in [
             (&[][..], NotLoc::Malformed),

@@ -26,7 +26,7 @@ pub struct MsfCatalog {
     pub content_protections: Vec<ContentProtection>,
 }
 
-/// The encryption scheme, keys and content protection system of the tracks that refer to this entry.
+/// The encryption of those tracks that refer to it by its name: encryption scheme, keys and content protection system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContentProtection {
     #[serde(rename = "refID")]
@@ -243,8 +243,8 @@ impl MsfCatalog {
 }
 
 impl MsfTrack {
-    /// Returns the codec without profile and level if its key frames carry the decoder configuration, so that a switch
-    /// needs no other initialization.
+    /// Returns the track's codec without profile and level, if the track's key frames carry the decoder configuration.
+    /// A player can then switch to this track without other initialization data.
     fn codec_in_band(&self) -> Option<&str> {
         let family = self.codec.as_deref()?.split('.').next()?;
         let in_band = self.packaging == "loc" || matches!(family, "avc3" | "hev1" | "vvi1");

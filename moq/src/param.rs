@@ -100,23 +100,24 @@ impl fmt::Debug for AuthToken {
 pub struct Assignment {
     /// The ID of the switching set, unique in the session.
     pub set: u64,
-    /// The algorithm for selecting a set's track. 0 is the one that the draft defines.
+    /// The algorithm for selecting one track of the switching set. 0 is the algorithm that the draft defines.
     pub algorithm: u64,
     /// Throughput that the subscription's track requires, in kbit/s.
     pub threshold: u64,
-    /// Weight of the switching set, 1 to 10: sets of the same rank share throughput in proportion to their weights.
+    /// Weight of the switching set, 1 to 10: switching sets of the same rank share throughput in proportion to their
+    /// weights.
     pub weight: u64,
     /// Number of tracks that the switching set must have before the sender selects one of them. 0 turns the selection
     /// off.
     pub activate: u64,
-    /// Rank of the switching set. Sets with a lower rank are served first.
+    /// Rank of the switching set. Switching sets with a lower rank are served first.
     pub rank: u8,
 }
 
 impl Assignment {
     /// The weights that a switching set may have.
     pub const WEIGHTS: std::ops::RangeInclusive<u64> = 1..=10;
-    /// The algorithm for selecting a set's track that the draft itself defines.
+    /// The draft's own algorithm for selecting one track of a switching set.
     pub const ALGORITHM: u64 = 0;
 
     fn decode(mut input: WireReader) -> Result<Self, DecodeError> {
@@ -362,7 +363,7 @@ impl Parameters {
             }
             FILL_PARAMETERS => {
                 let mut value = input.nested()?;
-                // FILL_PARAMETERS contains parameters of its own scope, in which FILL_PARAMETERS itself is not allowed.
+                // FILL_PARAMETERS contains a list of parameters, in which FILL_PARAMETERS itself is not allowed.
                 self.fill = Some(Box::new(Self::decode(&mut value, Scope::FILL)?));
                 value.finish()?;
             }

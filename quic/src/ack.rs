@@ -194,7 +194,7 @@ impl NumberMap {
     /// Returns the virtual numbers (the QUIC stack's numbers) of the packets with wire numbers in `range`. The result
     /// is one range, because virtual numbers have no gaps.
     pub fn translate(&self, range: RangeInclusive<u64>) -> Option<RangeInclusive<u64>> {
-        // Wire numbers grow with virtual ones, so both ends are found by binary search.
+        // Packet numbers on the wire grow with the virtual ones, so both ends of the range are found by binary search.
         let start = self.packets.partition_point(|packet| packet.wire < *range.start());
         let end = self.packets.partition_point(|packet| packet.wire <= *range.end());
         (start < end).then(|| self.first + start as u64..=self.first + end as u64 - 1)

@@ -102,8 +102,8 @@ mod tests {
         let mut credit = CreditSplit::new(16 << 20);
         for round in 0..190 {
             credit.on_sent(0, round * 1000..(round + 1) * 1000);
-            // A retransmission must not count as new data. The streams below then make the map forget stream 0 before
-            // the next round.
+            // A retransmission must not count as new data. The streams below then make `credit` forget stream 0 before
+            // the next iteration of the outer loop.
             credit.on_sent(0, 0..10);
             for stream in 0..2 * STREAMS as u64 {
                 credit.on_sent(4 * (round * 2 * STREAMS as u64 + stream + 1), 0..0);

@@ -40,7 +40,7 @@ pub struct DelayRule {
     pub namespace: Pattern,
     /// The publisher priorities to which this delay rule applies.
     pub priority: RangeInclusive<u8>,
-    /// The longest delay of such media. `None`: it may wait without limit.
+    /// The longest delay of media to which this rule applies. `None`: such media may wait without limit.
     pub max_delay: Option<Duration>,
 }
 

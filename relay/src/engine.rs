@@ -1,4 +1,4 @@
-//! The choice between the engines `kernel` and `user`.
+//! The choice of the engine that sends media: the kernel (`kernel`) or only userspace (`user`).
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ impl RelayEngine {
         self.offload.as_ref().map(|offload| offload.interfaces()).unwrap_or_default()
     }
 
-    /// Returns the name of the running engine and the reason why it runs.
+    /// Returns the name of the engine in use and the reason why the relay uses it.
     pub fn describe(&self) -> (&'static str, String) {
         let attached = self.interfaces();
         if attached.is_empty() {

@@ -206,8 +206,8 @@ impl Hub {
         self.tracks.read().values().cloned().collect()
     }
 
-    /// Registers `publisher` for everything below `namespace`. `fallback` is true for the configured upstream relay,
-    /// which is asked last.
+    /// Registers `publisher` for all tracks of `namespace` and of the namespaces below it. `fallback` is true for the
+    /// configured upstream relay, which is asked last.
     pub fn publish(
         &self,
         namespace: Namespace,
@@ -217,8 +217,8 @@ impl Hub {
         self.publish_by(namespace, publisher, fallback, None)
     }
 
-    /// Registers `publisher` for everything below `namespace`. `path` is the hop path that the publisher announced, if
-    /// it speaks the cluster extension.
+    /// Registers `publisher` for all tracks of `namespace` and of the namespaces below it. `path` is the hop path that
+    /// the publisher announced, if it speaks the cluster extension.
     pub fn publish_by(
         &self,
         namespace: Namespace,

@@ -277,7 +277,7 @@ impl LiveTrack {
     ) {
         let mut upstreams = self.upstreams.lock();
         let Some(place) = upstreams.iter().position(|other| Arc::ptr_eq(other, upstream)) else {
-            return; // another publisher has taken over
+            return; // another publisher has taken over the track
         };
         upstreams.remove(place);
         if let Some(first) = upstreams.first().filter(|_| place == 0) {
@@ -475,9 +475,9 @@ impl LiveTrack {
         Ok(())
     }
 
-    /// Returns the openings with which the kernel may forward the next streams of `upstream`, or `None` if it may not.
-    /// `make` creates the openings. Its argument is the newest subgroup that has begun, since only later subgroups may
-    /// use them.
+    /// Returns the permissions (openings) with which the kernel may forward the next streams of `upstream`. Returns
+    /// `None` if it may forward none. `make` creates the permissions. Its argument is the group and subgroup ID of the
+    /// newest subgroup that has begun: the permissions apply only to later subgroups.
     pub fn openings_of(
         &self,
         upstream: &UpstreamTrack,

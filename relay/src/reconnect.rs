@@ -6,10 +6,12 @@ const SHORTEST: Duration = Duration::from_millis(250);
 /// The longest pause between connection attempts. A session that lasted longer than this resets the pause to the
 /// shortest.
 const LONGEST: Duration = Duration::from_secs(15);
-/// The least length of a session after which a restart of the upstream relay makes this relay connect again at once.
+/// The shortest duration of a session after which this relay connects again at once, if the upstream relay was
+/// restarted.
 const BRIEF: Duration = Duration::from_secs(1);
 
-/// The pause before the next connection. It doubles after each failed attempt and each short session.
+/// The pause before the next attempt to connect to the upstream relay. It doubles after each failed attempt and each
+/// short session.
 #[derive(Debug)]
 pub(crate) struct Pauses(Duration);
 
@@ -18,11 +20,11 @@ impl Pauses {
         Self(SHORTEST)
     }
 
-    /// Returns the pause after a session of the length `lasted`, which is zero if the attempt failed. `forgotten` is
-    /// true if the upstream relay answered with a stateless reset, because it was restarted.
+    /// Returns the pause after a session with the duration `lasted`, which is zero if the attempt to connect failed.
+    /// `forgotten` is true if the upstream relay answered with a stateless reset, because it was restarted.
     pub fn next_pause(&mut self, lasted: Duration, forgotten: bool) -> Duration {
-        // A least session length is required, so that a peer that resets each connection at once cannot cause a busy
-        // loop.
+        // A shortest duration of the session is required, so that a peer that resets each connection at once cannot
+        // cause a busy loop.
         if forgotten && lasted > BRIEF {
             self.0 = SHORTEST;
             return Duration::ZERO;

@@ -67,7 +67,7 @@ pub struct PastCounts {
     sessions: Mutex<SessionSums>,
 }
 
-/// Counters of single sessions, summed over the sessions that have ended, or over all sessions.
+/// Sums of the sessions' own counters. They cover the sessions that have ended, or these and the open ones.
 #[derive(Clone, Copy, Default)]
 struct SessionSums {
     sessions: u64,
@@ -463,8 +463,8 @@ fn describe_route(table: &RouteTable, namespace: &Namespace, route: &NamespaceRo
 fn describe(session: &RelaySession) -> status::RelaySessionStatus {
     let unregistered = session.connection().offload(|offload| offload.unregistered(Instant::now()));
     let offload = session.connection().offload_status();
-    // A connection that the kernel engine refuses has no record in the kernel's tables, so the status shows nothing
-    // about a record.
+    // The status of a session says whether it has an entry (record) in the kernel's tables. This is left out for a
+    // connection that the kernel engine refuses.
     let usable = offload.as_ref().filter(|offload| offload.refused.is_none());
     let (stats, estimate) = {
         let downstream = session.connection().downstream();

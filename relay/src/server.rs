@@ -304,7 +304,7 @@ impl Server {
         self.shared.draining.load(Relaxed)
     }
 
-    /// Returns the tracer of single packets.
+    /// Returns the tracer, which reports single packets to viewers of `/trace`.
     pub fn tracer(&self) -> &Arc<EventTracer> {
         &self.shared.tracer
     }

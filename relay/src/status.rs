@@ -243,9 +243,9 @@ pub struct ClientStatus {
 /// The engine that sends media, and its counters.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EngineStatus {
-    /// `user` or `kernel`.
+    /// Name of the engine: `user` or `kernel`.
     pub name: String,
-    /// The reason why this engine runs.
+    /// The reason why the relay uses this engine.
     pub reason: String,
     /// Network interfaces that the kernel engine should be attached to.
     #[serde(default)]
@@ -266,14 +266,14 @@ pub struct EngineStatus {
     /// Times that the kernel engine read the kernel's reports on a timer, without a packet that woke it.
     #[serde(default)]
     pub ticks: u64,
-    /// Sessions with changes (path, keys, streams to take back) that wait for the kernel engine's thread.
+    /// Sessions with a change, such as a new network path or new keys, that waits for the kernel engine's thread.
     #[serde(default)]
     pub commands_waiting: u64,
-    /// Changes of sessions that were passed to the kernel engine.
+    /// Changes of sessions, such as a new network path or new keys, that were passed to the kernel engine.
     #[serde(default)]
     pub commands: u64,
-    /// Changes of sessions (path, keys, streams to take back) that were never applied, because a newer change of the
-    /// same session replaced them.
+    /// Changes of sessions, such as a new network path or new keys, that were never applied, because a newer change of
+    /// the session replaced them.
     #[serde(default)]
     pub commands_coalesced: u64,
     /// Sessions that have proved an access right and wait for a record in the kernel's tables.
@@ -385,8 +385,8 @@ pub struct RelaySessionStatus {
     #[serde(default)]
     pub kernel_refused: Option<String>,
     /// Whether the session has an entry (record) in the kernel's tables, without which the kernel sends nothing for it.
-    /// `held` if it has one. `no right yet`: the client has subscribed to nothing yet; `waiting`: no entry is free;
-    /// `taken for a publisher`: a publisher got it. Absent without a kernel engine, or if the engine refuses the
+    /// `held` if it has one. `no right yet`: it is not known yet that the client may subscribe; `waiting`: no entry is
+    /// free; `taken for a publisher`: a publisher got it. Absent without a kernel engine, or if the engine refuses the
     /// session.
     #[serde(default)]
     pub kernel_record: Option<String>,
@@ -404,7 +404,8 @@ pub struct RelaySessionStatus {
     /// Packets that the kernel sent without reporting them. Always 0; any other value is a bug.
     #[serde(default)]
     pub kernel_unregistered: u64,
-    /// Packets that the kernel encrypted and decrypted, by the source of their keystream. Absent if it did neither.
+    /// Packets that the kernel encrypted and decrypted, by whether their keystream was precomputed. Absent if it did
+    /// neither.
     #[serde(default)]
     pub keystreams: Option<Keystreams>,
     /// Packets with media that were lost, sent by userspace or the kernel.
@@ -435,7 +436,7 @@ pub struct RelaySessionStatus {
     pub tracks: u64,
 }
 
-/// The kernel's encrypted and decrypted packets, by the source of their keystream.
+/// The packets that the kernel encrypted and decrypted, by whether their keystream was precomputed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Keystreams {
     /// Packets that the kernel has encrypted.
@@ -581,7 +582,7 @@ pub struct RelayTotals {
     pub kernel: SentStatus,
     /// Packets that the kernel sent without reporting them. Always 0; any other value is a bug.
     pub kernel_unregistered: u64,
-    /// Packets that the kernel encrypted and decrypted, by the source of their keystream.
+    /// Packets that the kernel encrypted and decrypted, by whether their keystream was precomputed.
     pub keystreams: Keystreams,
     /// Packets with media that were lost, sent by userspace or the kernel.
     pub packets_lost: u64,

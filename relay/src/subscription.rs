@@ -109,8 +109,8 @@ enum GroupOrigin {
     Set(SwitchingPlace),
 }
 
-/// The membership of a subscription in a switching set. Locks are taken in this order: subscription, choice,
-/// connection.
+/// The membership of a subscription in a switching set. Locks are taken in this order: the subscription's, then that of
+/// `choice`, then the connection's.
 pub struct SwitchingPlace {
     pub choice: Arc<Mutex<RenditionChoice>>,
     pub number: usize,
@@ -133,7 +133,8 @@ pub enum SubgroupNews<'a> {
     /// The subgroup has new bytes. The ingress is the kernel engine's handle of the publisher's stream, if it can
     /// forward the stream.
     Grown(Option<&'a Arc<dyn OffloadIngress>>),
-    /// The subgroup has ended, which is its last event. The ingress is as in `Grown`.
+    /// The subgroup has ended, which is its last event. The ingress is the kernel engine's handle of the publisher's
+    /// stream, if it can forward the stream.
     Ended(Option<&'a Arc<dyn OffloadIngress>>),
 }
 
@@ -272,8 +273,8 @@ impl Subscription {
             GroupOrigin::Renditions(choice) => {
                 self.member(from).is_none_or(|member| choice.saw(member, group))
             }
-            // A subscription may have been adapted before it joined a switching set. The renditions that it was adapted
-            // from still offer it their groups.
+            // Before a subscription joins a switching set, the relay may have served it from several renditions. These
+            // renditions still offer it their groups.
             GroupOrigin::Set(place) => {
                 from == self.track.number && place.choice.lock().saw(place.number, group)
             }
@@ -341,8 +342,9 @@ impl Subscription {
         key.inspect(|key| drop(state.open.insert(*key, (track.number, view))))
     }
 
-    /// Lets the kernel open a stream to this subscriber when the publisher begins the stream of the track `from` that
-    /// `opening` waits for. Returns true if userspace does not have to offer the stream's bytes.
+    /// Lets the kernel open a stream to this subscriber when the publisher begins its next stream of the track with the
+    /// number `from`. `opening` is the kernel engine's handle of that expected stream. Returns true if userspace does
+    /// not have to offer the stream's bytes.
     pub fn prepare(&self, from: u32, opening: &Arc<dyn OffloadIngress>) -> bool {
         let state = self.state.lock();
         let options = &state.options;
@@ -454,7 +456,7 @@ impl Subscription {
             group: ordered(options.order, header.group),
             subgroup: 0,
         };
-        // Cached objects were requested as past objects, so they are never late.
+        // The subscriber has asked for these cached objects, so they are never dropped for being late.
         let is_live = matches!(news, SubgroupNews::Grown(_));
         let max_delay = self.max_delay(timeouts, priority).filter(|_| is_live);
         let datagram = NewDatagram {
@@ -470,7 +472,8 @@ impl Subscription {
         outbox.transmit(&self.connection, now);
     }
 
-    /// Stops the kernel from sending datagrams and opening streams for the subscription, until it is allowed again.
+    /// Stops the kernel from sending datagrams and opening streams for the subscription, until userspace allows this
+    /// again.
     fn take_back(&self, now: Instant) {
         self.connection.offload(|offload| {
             offload.recall_datagrams(self.owner);
@@ -479,7 +482,8 @@ impl Subscription {
     }
 
     fn delegate_datagrams(&self, state: &SubscriptionState, ingress: &Arc<dyn OffloadIngress>) {
-        // Groups of an adapted subscription come from several tracks, and the kernel knows only one of them.
+        // If a subscription is served from several renditions, its groups come from several tracks. The kernel knows
+        // only one of them.
         let adapted = !matches!(state.origin, GroupOrigin::Own);
         if adapted || !state.options.forward || state.ended.is_some() {
             return;
@@ -500,7 +504,7 @@ impl Subscription {
         self.connection.offload(|offload| offload.delegate_datagrams(ingress, &datagrams));
     }
 
-    /// Encodes an object under this subscription's alias.
+    /// Encodes an object as a datagram with this subscription's track alias.
     fn encode(&self, object: &CachedDatagram) -> Bytes {
         let datagram = ObjectDatagram { alias: self.alias, ..object.datagram.clone() };
         let mut bytes = Vec::with_capacity(datagram.payload.len() + datagram.properties.len() + 48);

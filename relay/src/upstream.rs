@@ -179,7 +179,7 @@ impl UpstreamTrack {
         self.revoking.notify_waiters();
     }
 
-    /// Waits for [`Self::revoke`].
+    /// Waits until the publisher's right to publish the track was ended by [`Self::revoke`].
     pub async fn revoked(&self) {
         loop {
             // The notification is requested before the flag is read, so that a `revoke` in between is noticed.
@@ -218,8 +218,8 @@ impl UpstreamTrack {
         self.rival.load(Relaxed)
     }
 
-    /// Makes the publisher a standby, because its group IDs differ from the leader's. The publisher is asked to pause
-    /// (FORWARD 0).
+    /// Makes the publisher a standby, whose objects are dropped, because its group IDs differ from the leading
+    /// publisher's. The publisher is asked to pause (FORWARD 0).
     pub fn stand_by(&self) {
         if !self.standing_by.swap(true, Relaxed) {
             self.ask(UpstreamRequest::Forward(false));
@@ -234,7 +234,8 @@ impl UpstreamTrack {
     pub fn lead(&self) {
         self.set_rival(false);
         if self.stands_by() {
-            // A standby's groups were never compared with the track's, so its first group decides about the numbering.
+            // The group IDs of a standby were never compared with the track's. So its first group decides whether the
+            // track's group numbering starts over.
             self.returns(None, None);
             self.standing_by.store(false, Relaxed);
             self.ask(UpstreamRequest::Forward(true));

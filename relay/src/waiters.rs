@@ -31,7 +31,8 @@ impl<K> Default for Waiters<K> {
 }
 
 impl<K: Ord + Clone> Waiters<K> {
-    /// Registers the calling task for `key`. Call this before you look for the key, so that none is missed.
+    /// Registers the calling task for `key`. Call this before you look for the key, so that a key that is added in
+    /// between is not missed.
     pub fn wait(&self, key: &K) -> Waiter<'_, K> {
         let mut state = self.0.lock();
         let place = (key.clone(), state.next);

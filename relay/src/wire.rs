@@ -127,7 +127,7 @@ impl GoAways {
             Some(_) if !self.on_control => {
                 Err(SessionError::violation("a GOAWAY with a request ID on a request stream"))
             }
-            // The ID has to be one of ours: even if we are the client, odd if we are the server.
+            // The request ID in GOAWAY has to be one of ours: even if we are the client, odd if we are the server.
             Some(id) if id % 2 != u64::from(!self.from_server) => Err(SessionError::Violation {
                 code: code::Session::INVALID_REQUEST_ID,
                 reason: format!("GOAWAY with request ID {id}, which is of the wrong side"),

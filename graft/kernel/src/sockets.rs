@@ -143,7 +143,7 @@ impl SocketState {
     }
 }
 
-/// Returns the delivery rate in payload bytes per second; `None` if the interval is 0.
+/// Returns the delivery rate in payload bytes per second; `None` if the measuring interval is 0.
 fn rate(packets: u32, mss_bytes: u32, interval_us: u32) -> Option<u64> {
     (u64::from(packets) * u64::from(mss_bytes) * 1_000_000).checked_div(u64::from(interval_us))
 }

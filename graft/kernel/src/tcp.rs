@@ -79,7 +79,8 @@ pub struct TcpPeer {
     pub outcome: TcpOutcome,
     /// Index (from 0) of the rule that matched the latest connection.
     pub rule: u32,
-    /// First bytes of the identity of the graft that the peer uses; `None` if the peer did not send it.
+    /// First bytes of the hash that identifies the congestion control that the peer uses; zeros if the peer did not
+    /// send it.
     pub graft: [u8; 4],
     /// Number of connections in whose handshake this host and the peer agreed to use the rule.
     pub agreed: u64,
@@ -102,9 +103,9 @@ pub struct TcpConnection {
     pub outcome: TcpOutcome,
     /// True if this host is a client that offered an agreement in its SYN, or a server that answers such offers.
     pub spoke: bool,
-    /// First bytes of the identity of the graft that this host would use.
+    /// First bytes of the hash that identifies the congestion control that this host would use.
     pub own: [u8; 4],
-    /// First bytes of the identity of the graft that the peer sent.
+    /// First bytes of the hash, sent by the peer, that identifies the peer's congestion control.
     pub heard: [u8; 4],
 }
 
@@ -228,8 +229,8 @@ impl Tcp {
     }
 
     /// Sets the candidate (a congestion control or the broker) for later connections with the peer that match a rule
-    /// with this [`choice`](TcpRule::choice). A choice may let exactly one connection try a second candidate. If none
-    /// has tried the earlier choice's second candidate yet, none will.
+    /// with this [`choice`](TcpRule::choice). A choice may let exactly one connection try a second candidate. A new
+    /// choice replaces the earlier one, including a second candidate that no connection has tried yet.
     pub fn choose(&self, peer: IpAddr, rule: u32, choice: &PathCandidates) -> Result<(), Error> {
         self.choices.set(peer, rule, choice)
     }
@@ -244,8 +245,8 @@ impl Tcp {
         self.choices.clear()
     }
 
-    /// Returns whether the choice for this peer and rule has a second candidate that no connection has tried yet.
-    /// Exactly one connection may try it.
+    /// Returns whether the model's choice of a congestion control for this peer and rule has a second candidate that no
+    /// connection has tried yet. Exactly one connection may try it.
     pub fn is_granted(&self, peer: IpAddr, rule: u32) -> Result<bool, Error> {
         self.choices.is_granted(peer, rule)
     }
@@ -274,7 +275,7 @@ impl Tcp {
         let map = self.object.handle("peers")?;
         let mut peers = Vec::new();
         for key in map.keys() {
-            // The LRU map may have evicted the entry since its key was read.
+            // The LRU map may have evicted the peer's entry since its key was read.
             let Ok(Some(value)) = map.lookup(&key, MapFlags::ANY) else { continue };
             peers.extend(peer(&key, &value));
         }

@@ -13,7 +13,7 @@ use super::rule::{RuleSide, address, name, remove, text, words};
 use super::sockets::SocketState;
 use super::{Error, intf, namespace};
 
-/// Most paths for which the model's choice is stored.
+/// Maximum number of network paths for which the model's choice of a congestion control is stored.
 pub const CHOICES: usize = intf::CHOICES;
 
 /// The congestion control, or the broker, that a model chose for the connections with a peer that match a rule.
@@ -131,8 +131,8 @@ impl Choices {
         keys.iter().try_for_each(|key| remove(&self.map, "choices", key))
     }
 
-    /// Returns whether a choice still grants its second candidate to one connection. The BPF programs clear this grant
-    /// when a connection uses the candidate.
+    /// Returns whether the model's choice for this peer and rule still lets one connection use its second candidate.
+    /// The BPF programs withdraw this permission when a connection uses the candidate.
     pub fn is_granted(&self, peer: IpAddr, rule: u32) -> Result<bool, Error> {
         let found = self.map.lookup(key(peer, rule).as_bytes(), MapFlags::ANY);
         let found = found.map_err(|source| millrace_kernel::Error::Read { what: "choices", source })?;

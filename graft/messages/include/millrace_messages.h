@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Messages over grafts: an application states the services that it needs, and the daemons of both hosts agree on a
- * graft that provides them.
+/* Messages over packet functions in the kernel: an application states the transport services that it needs, and the
+ * daemons of both hosts agree on a graft, a list of packet functions, that provides them.
  *
  *	millrace_messages_session *session;
  *
@@ -61,7 +61,7 @@ typedef enum millrace_messages_status {
 	MILLRACE_MESSAGES_INCOMPLETE = -13
 } millrace_messages_status;
 
-/* Bits of millrace_messages_qos.asked, which select the fields that apply. */
+/* Bits of millrace_messages_qos.asked, which select the fields of millrace_messages_qos that apply. */
 #define MILLRACE_MESSAGES_MAX_DELAY	 1u
 #define MILLRACE_MESSAGES_MIN_THROUGHPUT 2u
 #define MILLRACE_MESSAGES_MAX_LOSS	 4u
@@ -69,7 +69,7 @@ typedef enum millrace_messages_status {
 #define MILLRACE_MESSAGES_ADAPT 8u
 
 typedef struct millrace_messages_qos {
-	/* MILLRACE_MESSAGES_MAX_DELAY and similar bits, which select the fields that apply */
+	/* the bits MILLRACE_MESSAGES_MAX_DELAY, ..., which select the fields of this struct that apply */
 	uint32_t asked;
 	uint32_t max_delay_ms; /* longest delay in one direction */
 	double min_throughput_mbit;

@@ -25,7 +25,7 @@ const ADAPT: u32 = 8;
 /// The object behind a pointer to `millrace_messages_session`.
 pub struct FfiSession {
     session: Session,
-    /// A message that did not fit into the caller's buffer. The next call returns it.
+    /// A received message that did not fit into the caller's buffer. The next receive call returns it.
     message: Option<Vec<u8>>,
     /// The rest of a message that was read in part, if the session is read as a stream.
     rest: Rest,
@@ -228,7 +228,7 @@ pub extern "C" fn millrace_messages_version() -> *const c_char {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn millrace_messages_error() -> *const c_char {
-    // The text is valid until this thread's next call replaces it.
+    // The returned error text is valid until this thread's next call into the library replaces it.
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 

@@ -1,6 +1,6 @@
 //! Sessions for applications: an application requests the transport services that it needs. The daemons of both hosts
-//! agree on a graft that provides these services, and the application gets a socket without any privilege. In the terms
-//! of TAPS (RFC 9621, RFC 9622):
+//! agree on a graft (a list of packet functions in the kernel) that provides these services, and the application gets a
+//! socket without any privilege. In the terms of TAPS (RFC 9621, RFC 9622):
 //!
 //! ```no_run
 //! use millrace_messages::{Preconnection, Received};
@@ -53,7 +53,7 @@ pub const DEFAULT_SOCKET: &str = "/run/millrace/messages.sock";
 /// An event of a session. Messages are separate: see [`Session::receive`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum SessionEvent {
-    /// Both hosts have changed to another graft.
+    /// Both hosts have changed to another graft, a list of packet functions in the kernel.
     Changed {
         /// Name of the new graft.
         graft: String,

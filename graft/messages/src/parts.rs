@@ -3,7 +3,7 @@
 //!
 //! Incomplete messages are bounded in number and in bytes: beyond the bound the oldest one is discarded and counted. A
 //! part may arrive twice. If the interface's queue drops a part, the send call fails, so the library sends the part
-//! again; but the graft retransmits the dropped packet, too.
+//! again; but the session's graft (its list of packet functions) retransmits the dropped packet, too.
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -24,8 +24,8 @@ pub const INCOMPLETE_MAX: usize = 64;
 pub const INCOMPLETE_BYTES: usize = 4 << 20;
 
 /// Number of latest messages for which the receiver remembers whether they are complete or discarded. A message further
-/// behind the newest cannot arrive, since the graft drops packets that are 1024 behind, and each packet belongs to one
-/// message.
+/// behind the newest cannot arrive: the packet functions in the kernel drop packets that are 1024 behind the newest
+/// packet, and each packet belongs to one message.
 const SEEN: u32 = 2048;
 
 const PART: u8 = 1;

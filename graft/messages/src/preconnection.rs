@@ -78,7 +78,8 @@ impl Preconnection {
         self
     }
 
-    /// Allows the daemon to change to another graft if the present one does not provide the quality.
+    /// Allows the daemon to change to another graft (list of packet functions) if the present one does not provide the
+    /// requested quality.
     pub fn adapt(mut self, may: bool) -> Self {
         self.want.adapt = may;
         self

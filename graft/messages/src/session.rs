@@ -27,10 +27,11 @@ const AGAIN_MOST: Duration = Duration::from_millis(4);
 /// Longest pause before a datagram is sent again that the socket refused because the flow-control window was full. The
 /// daemon reports when the window has space, which ends the pause early unless the report is lost.
 const AGAIN_TOLD: Duration = Duration::from_millis(25);
-/// Time for which messages may still arrive after the other side has ended, if the graft does not retransmit.
+/// Time for which messages may still arrive after the other side has ended, if the session's packet functions do not
+/// retransmit.
 const LINGER: Duration = Duration::from_secs(1);
-/// Time for which messages may still arrive after a session is over, if the graft retransmits. The daemons keep the
-/// session a little longer than this.
+/// Time for which messages may still arrive after a session is over, if its packet functions retransmit. The daemons
+/// keep the session a little longer than this.
 const LINGER_RELIABLE: Duration = Duration::from_secs(8);
 /// Most events that are stored for the application. Beyond this number the oldest are dropped.
 const EVENTS_MAX: usize = 64;
@@ -242,7 +243,7 @@ impl Session {
         self.say(&BrokerRequest::Renegotiate { want })
     }
 
-    /// Returns the graft and services that both hosts agreed on last.
+    /// Returns the graft (list of packet functions) and the services that both hosts agreed on last.
     pub fn agreed(&mut self) -> Result<&OpenedSession, Error> {
         self.check_process()?;
         self.look();
@@ -286,7 +287,8 @@ impl Session {
         self.flush_until(self.until())
     }
 
-    /// Receives the next complete message. The session's graft determines the order of messages.
+    /// Receives the next complete message. The session's graft (list of packet functions) determines the order of
+    /// messages.
     pub fn receive(&mut self) -> Result<Received, Error> {
         self.check_process()?;
         let until = self.until();
@@ -591,7 +593,8 @@ impl Session {
         let since = Instant::now();
         self.phase = SessionPhase::Over(Over { reason: reason.clone(), link, since, is_kept });
         self.tell(SessionEvent::Closed { reason });
-        // The timer makes the session's descriptor readable, so that an event loop asks for the event.
+        // The timer makes the session's descriptor readable, so that the application's event loop calls the session for
+        // the new event.
         let _ = self.wake_after(Duration::from_nanos(1));
     }
 

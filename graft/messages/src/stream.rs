@@ -61,8 +61,8 @@ impl Stream {
     }
 }
 
-/// Checks that the session's graft provides a stream. The check is repeated during the session, since the graft may
-/// change.
+/// Checks that the session's graft (list of packet functions) provides the services that a stream needs. The check is
+/// repeated during the session, since the graft may change.
 fn check(session: &mut Session) -> Result<(), Error> {
     let opened = session.agreed()?;
     let has = |service: &&str| opened.services.iter().any(|had| had == service);

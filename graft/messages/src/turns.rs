@@ -1,7 +1,8 @@
 //! Returns complete messages in the order in which they were sent. Messages that arrive before earlier ones wait.
 //!
-//! This is used with grafts that retransmit lost packets, so gaps are filled. Waiting messages are bounded in number
-//! and in bytes all the same, since a malicious sender may leave a gap on purpose. Such a gap is skipped and counted.
+//! This is used with packet functions that retransmit lost packets, so gaps are filled. Waiting messages are bounded in
+//! number and in bytes all the same, since a malicious sender may leave a gap on purpose. Such a gap is skipped and
+//! counted.
 
 use std::collections::BTreeMap;
 
@@ -101,7 +102,8 @@ mod tests {
         assert_eq!(all(&mut turns), [254, 255, 0, 1]);
     }
 
-    /// Messages arrive in any order, and some are missing. The bounds hold, and messages are returned in order.
+    /// Messages arrive in any order, and some are missing. The bounds on waiting messages and bytes are never exceeded,
+    /// and messages are returned in order.
     #[test]
     fn waiting_messages_are_bounded() {
         let mut state = 7_u64;

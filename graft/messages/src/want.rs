@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Name of encryption as a service. Sessions provide encryption themselves, whatever their graft is.
+/// Name of encryption as a service. Sessions provide encryption themselves, whatever packet functions they use.
 pub const ENCRYPTION: &str = "encryption";
 /// Most services that a request may name: more than the number of services that exist.
 const SERVICES_MAX: usize = 16;
@@ -28,7 +28,8 @@ pub struct Want {
     pub services: BTreeSet<String>,
     /// The requested quality.
     pub qos: Qos,
-    /// True if the daemons may change to another graft when the present one does not provide the quality.
+    /// True if the daemons may change to another graft (list of packet functions) when the present one does not provide
+    /// the requested quality.
     pub adapt: bool,
 }
 

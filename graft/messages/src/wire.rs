@@ -31,8 +31,8 @@ pub enum BrokerRequest {
         /// Name of the service.
         service: String,
     },
-    /// Requests another graft during the session. The daemon answers with [`BrokerReply::Changed`] or
-    /// [`BrokerReply::Refused`].
+    /// Requests other services or another quality during the session, which may need another graft (list of packet
+    /// functions). The daemon answers with [`BrokerReply::Changed`] or [`BrokerReply::Refused`].
     Renegotiate {
         /// The services and the quality that the session needs from now on.
         want: Want,
@@ -62,7 +62,7 @@ pub enum BrokerReply {
         /// The reason, as text for people.
         reason: String,
     },
-    /// Both hosts have changed to another graft.
+    /// Both hosts have changed the session to another graft (list of packet functions).
     Changed {
         /// Name of the new graft.
         graft: String,
@@ -94,13 +94,13 @@ pub struct OpenedSession {
     pub peer: String,
     /// Name of the service.
     pub service: String,
-    /// Name of the graft.
+    /// Name of the session's graft (list of packet functions).
     pub graft: String,
-    /// Services of the graft.
+    /// Transport services that the session's graft provides.
     pub services: Vec<String>,
     /// True if datagrams are encrypted and authenticated.
     pub is_sealed: bool,
-    /// True if the library puts messages in order, because the graft does not.
+    /// True if the library puts messages in order, because the session's packet functions do not.
     #[serde(default)]
     pub in_order: bool,
     /// Largest size of the session's datagrams, in bytes.
@@ -123,7 +123,8 @@ pub enum SessionRefusal {
     NotAllowed,
     /// The request names a service that every session has anyway, so it must not be requested.
     Redundant,
-    /// No graft of the settings provides the requested services or quality, or the path cannot provide them.
+    /// No graft (list of packet functions) in the daemon's settings provides the requested services or quality, or the
+    /// network path cannot provide them.
     Impossible,
     /// All ports for sessions with this peer are in use, or the user already has as many sessions as allowed.
     Exhausted,
@@ -157,7 +158,7 @@ pub enum ChangeOrigin {
     Application,
     /// The daemon has changed the graft, because the previous one did not provide the quality.
     Adaption,
-    /// The other host or an operator has changed the graft.
+    /// The other host or an operator has changed the session's graft (list of packet functions).
     Other,
 }
 

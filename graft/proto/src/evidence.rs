@@ -28,8 +28,8 @@ impl Downgrade {
     }
 }
 
-/// Returns this host's connections that the peer reports, too. Each comes with the downgrade that the two reports
-/// prove, if any.
+/// Returns this host's connections that the peer reports, too. Each comes with the way in which a middlebox changed its
+/// TCP options, if the two reports prove such a change.
 pub fn compare<'a>(
     own: &'a [ConnectionReport],
     theirs: &'a [ConnectionReport],
@@ -46,8 +46,8 @@ pub fn compare<'a>(
 fn find_downgrade(client: &ConnectionReport, server: &ConnectionReport) -> Option<Downgrade> {
     use OptionOutcome::{Agreed, Malformed, NotAsked, Refused, Resent, Silent};
     match (client.outcome, server.outcome) {
-        // Both hosts report an agreement. If no middlebox changed it, the client received the graft that the server
-        // would use.
+        // Both hosts report an agreement. If no middlebox changed it, the client received the identity of the
+        // congestion control (graft) that the server would use.
         (Agreed, Agreed) if client.heard == server.own => None,
         // Each host received an option that the peer did not send in this form.
         (Agreed, Agreed) | (Malformed, _) | (_, Malformed) => Some(Downgrade::Altered),
@@ -94,10 +94,12 @@ mod tests {
         use OptionOutcome::{Agreed, Malformed, NotAsked, Refused, Resent, Silent};
         let table = [
             // Columns: the client's outcome, whether the client offered an agreement, the server's outcome, whether the
-            // server would have answered an offer, and the downgrade that the two reports prove.
+            // server would have answered an offer, and the change of TCP options by a middlebox that the two reports
+            // prove.
             (Agreed, true, Agreed, true, None),
             (Silent, true, Silent, true, Some(Downgrade::Stripped)),
-            // The server cannot answer: it listened before the program was attached, or uses SYN cookies.
+            // The server cannot answer: it listened before the BPF program was attached at its host, or it uses SYN
+            // cookies.
             (Silent, true, Silent, false, None),
             (Silent, true, NotAsked, true, None),
             (Agreed, true, Silent, true, Some(Downgrade::Altered)),

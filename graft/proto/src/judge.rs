@@ -21,7 +21,8 @@ pub struct Wants {
 pub struct JudgeTerms {
     /// The newest version of the agreement protocol that both hosts support.
     pub version: u32,
-    /// Indices of this host's rules that match a rule of the peer, each with the graft that the peer uses for it.
+    /// Indices of this host's rules that match a rule of the peer, each with the graft (loadable congestion control)
+    /// that the peer uses for it.
     pub rules: Vec<(usize, Option<Hash>)>,
     /// Address translation (NAT) on the path, as this host sees it.
     pub nat: NatReport,
@@ -33,7 +34,7 @@ pub struct JudgeTerms {
 /// The hosts cannot agree; the refusal names the reason and is sent to the peer.
 pub fn judge(own: &Statement, wants: &Wants, theirs: &Statement) -> Result<JudgeTerms, AgreementRefusal> {
     let version = version(own, theirs)?;
-    // Hosts exchange object files of grafts, so both need the same ABI.
+    // Hosts exchange object files of congestion controls (grafts), so both need the same ABI.
     if own.host.abi != theirs.host.abi {
         let detail = format!("grafts of ABI {} and of ABI {}", own.host.abi, theirs.host.abi);
         return Err(AgreementRefusal::new(RefusalReason::Abi, detail));
@@ -102,7 +103,7 @@ fn nat(own: &Statement, theirs: &Statement) -> NatReport {
 }
 
 /// Returns this host's rules that match a rule of the peer: one host is client and the other server, port ranges
-/// overlap, and each host uses the graft that the other requires.
+/// overlap, and each host uses the congestion control (graft) that the other requires.
 fn meeting(own: &Statement, theirs: &Statement) -> Result<Vec<(usize, Option<Hash>)>, AgreementRefusal> {
     let mut met = Vec::new();
     let mut unmet = None;
@@ -118,8 +119,8 @@ fn meeting(own: &Statement, theirs: &Statement) -> Result<Vec<(usize, Option<Has
             }
         }
     }
-    // If a rule fails only for lack of a graft, the refusal names the graft, which helps the operator more than "no
-    // rule matches".
+    // If a rule fails only because one host lacks a congestion control (graft), the refusal names it, which helps the
+    // operator more than "no rule matches".
     match (met.is_empty(), unmet) {
         (false, _) => Ok(met),
         (true, Some(detail)) => Err(AgreementRefusal::new(RefusalReason::UnknownFunction, detail)),
@@ -134,7 +135,8 @@ fn meets(one: &RuleOffer, other: &RuleOffer) -> bool {
     one.side != other.side && one.first_port <= other.last_port && other.first_port <= one.last_port
 }
 
-/// Returns a description of the required graft if the peer's rule does not use it; `None` if it does.
+/// Returns a description of the required congestion control (graft) if the peer's rule does not use it; `None` if it
+/// does.
 fn missing(rule: &RuleOffer, other: &RuleOffer, has: &Statement) -> Option<String> {
     let wanted = rule.wants.filter(|wanted| other.graft != Some(*wanted))?;
     Some(match has.functions.iter().find(|it| it.identity == wanted) {

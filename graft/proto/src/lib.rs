@@ -1,5 +1,5 @@
-//! Messages about grafts between two hosts, on connections whose ends TLS has authenticated, and the decisions that
-//! follow from them. The code does no I/O, and reads no clock.
+//! Messages between two hosts about grafts (transport functions that are loaded into the kernel), on connections whose
+//! ends TLS has authenticated, and the decisions that follow from them. The code does no I/O, and reads no clock.
 //!
 //! | module | what it does |
 //! | --- | --- |

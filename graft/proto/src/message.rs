@@ -1,4 +1,5 @@
-//! Messages by which two hosts agree on grafts: a length of 32 bits (big-endian), and that many bytes of JSON.
+//! Messages by which two hosts agree on grafts (congestion controls that are loaded into the kernel): a length of 32
+//! bits (big-endian), and that many bytes of JSON.
 //!
 //! Every list and text that a peer can make long is bounded here, so a [`Statement`] is small. Unknown members are
 //! ignored, so that later versions can add some.
@@ -13,7 +14,8 @@ pub const ALPN: &[u8] = b"graft/1";
 pub const VERSIONS: [u32; 1] = [1];
 /// Most bytes of a message, without its length field.
 pub const MESSAGE_MAX: usize = 256 << 10;
-/// Most bytes of a graft's object file, which follows an [`AgreementMessage::Object`].
+/// Maximum size in bytes of the object file of a congestion control (graft), which follows an
+/// [`AgreementMessage::Object`].
 pub const OBJECT_MAX: usize = 4 << 20;
 
 const FUNCTIONS_MAX: usize = 256;
@@ -51,7 +53,7 @@ pub enum AgreementMessage {
     Confirm,
     /// Refuses an agreement. A host may send this instead of an `Offer`, `Accept` or `Confirm`.
     Refuse(AgreementRefusal),
-    /// Requests a graft's object file.
+    /// Requests the object file of a congestion control (graft).
     Fetch {
         /// SHA-256 of the graft's object file.
         identity: Hash,
@@ -81,7 +83,7 @@ pub struct Statement {
     pub local: SocketAddr,
     /// Remote address of this connection at the sender's socket.
     pub remote: SocketAddr,
-    /// Grafts that the sender has.
+    /// Loadable congestion controls (grafts) that the sender has.
     pub functions: Vec<GraftOffer>,
     /// The sender's rules for connections with the receiver.
     pub rules: Vec<RuleOffer>,
@@ -99,7 +101,7 @@ pub struct HostOffer {
     pub program: String,
     /// Kernel release, as `uname -r` prints it.
     pub kernel: String,
-    /// Version of the graft ABI that the host supports.
+    /// Version of the ABI of loadable congestion controls (grafts) that the host supports.
     pub abi: u32,
     /// Number of online CPUs.
     pub cpus: u32,
@@ -107,14 +109,14 @@ pub struct HostOffer {
     pub memory_mib: u64,
 }
 
-/// A graft that the sender has.
+/// A loadable congestion control (graft) that the sender has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GraftOffer {
     /// Name of the graft at the sender.
     pub name: String,
     /// SHA-256 of the graft's object file.
     pub identity: Hash,
-    /// Version of the graft ABI that the object was built for.
+    /// Version of the ABI of loadable congestion controls that the object file was built for.
     pub abi: u32,
     /// Services that the graft provides, by name.
     pub services: Vec<String>,
@@ -133,7 +135,7 @@ pub enum OfferSide {
     Server,
 }
 
-/// A rule for connections between the two hosts, and the graft that the sender uses for them.
+/// A rule for connections between the two hosts, and the congestion control (graft) that the sender uses for them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuleOffer {
     /// Whether the sender is client or server of the connections.
@@ -164,9 +166,10 @@ pub struct ConnectionReport {
     pub outcome: OptionOutcome,
     /// True if the sender is a client that offered an agreement, or a server that would have answered an offer.
     pub spoke: bool,
-    /// First bytes of the SHA-256 of the graft that the sender would use.
+    /// First bytes of the SHA-256 of the congestion control (graft) that the sender would use.
     pub own: u32,
-    /// First bytes of the SHA-256 of the peer's graft, which the sender received from the peer; 0 without an agreement.
+    /// First bytes of the SHA-256 of the peer's congestion control (graft), which the sender received from the peer; 0
+    /// without an agreement.
     pub heard: u32,
 }
 
@@ -191,7 +194,7 @@ pub enum OptionOutcome {
 /// Measured properties of a path. A field that is `None` is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathVerdict {
-    /// True if packets with the graft TCP option pass the path.
+    /// True if packets with the TCP option by which hosts agree on congestion controls pass the path.
     pub options: Option<bool>,
     /// True if UDP packets pass the path.
     pub udp: Option<bool>,
@@ -230,9 +233,9 @@ pub struct AgreementRefusal {
 pub enum RefusalReason {
     /// The two hosts support no common version of the agreement protocol.
     Version,
-    /// The grafts of the two hosts have different ABI versions.
+    /// The loadable congestion controls (grafts) of the two hosts have different ABI versions.
     Abi,
-    /// A host lacks a graft that the peer requires.
+    /// A host lacks a congestion control (graft) that the peer requires.
     UnknownFunction,
     /// The peer's kernel is older than required.
     Kernel,
@@ -246,7 +249,7 @@ pub enum RefusalReason {
     NotAllowed,
     /// The host already handles as many negotiations as it may.
     Busy,
-    /// The requested graft does not exist, or may not be fetched.
+    /// The requested congestion control (graft) does not exist, or the peer may not fetch it.
     NotGiven,
 }
 

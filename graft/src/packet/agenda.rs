@@ -13,7 +13,7 @@ pub struct SessionAgenda {
 }
 
 impl SessionAgenda {
-    /// Sets the time at which a session is due next. This replaces an earlier time; `None` removes the session.
+    /// Sets the time of a session's next time-out. This replaces an earlier time; `None` removes the session.
     pub fn put(&mut self, ends: SessionEnds, at: Option<Duration>) {
         let before = match at {
             Some(at) => self.of.insert(ends, at),
@@ -32,7 +32,7 @@ impl SessionAgenda {
         self.by_time.first().map(|(at, _)| *at)
     }
 
-    /// Returns the sessions that are due, and removes them.
+    /// Returns the sessions with a time-out that has expired, and removes them.
     pub fn take(&mut self, now: Duration) -> Vec<SessionEnds> {
         let mut due = Vec::new();
         while self.next().is_some_and(|at| at <= now)

@@ -57,11 +57,12 @@ pub enum ListMessage {
     Hello(Since),
     /// Number of the application's datagrams that the sender had sent before it restarted, modulo 2^32.
     Sent(u32),
-    /// Number of the receiver's datagrams before its restart that have not arrived at the sender of this message.
+    /// Number of datagrams that the receiver of this message had sent before it restarted, and that have not arrived at
+    /// the sender of this message.
     Lost(u32),
     /// Number of packets that the sender has received on one path of the session, modulo 2^30.
     Came {
-        /// Number of the path.
+        /// Index of the path within the session.
         path: u8,
         /// Number of packets that have arrived on the path.
         count: u32,
@@ -469,9 +470,10 @@ impl ListId {
 }
 
 impl ListMessage {
-    /// Returns the kind (one of eight) and the number of a message, as they are encoded in a packet.
+    /// Returns the message's kind (one of eight) and a 32-bit number with the message's contents, as they are encoded
+    /// in a packet.
     pub fn encode(self) -> (u8, u32) {
-        // Kinds 1, 3 and 7 have two messages each, which the highest bit of the number tells apart.
+        // Kinds 1, 3 and 7 each stand for two messages, which differ in the highest bit of the 32-bit number.
         const REFUSE: u32 = 1 << 31;
         const HELLO: u32 = 1 << 31;
         const ANSWER: u32 = 1 << 31;

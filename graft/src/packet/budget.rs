@@ -1,4 +1,4 @@
-//! Compares the time budgets of grafts with the times that the BPF programs have measured.
+//! Compares the time budgets of grafts (lists of packet functions) with the times that the BPF programs have measured.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;

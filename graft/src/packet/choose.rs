@@ -1,4 +1,5 @@
-//! Chooses the graft for an application's request, or explains why no graft is suitable. The code does no I/O.
+//! Chooses the graft (list of packet functions) for an application's request, or explains why no graft is suitable. The
+//! code does no I/O.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -12,7 +13,8 @@ use super::settings::{GraftSetting, Settings};
 /// Assumed size of a packet with its headers, in bits, for converting a window in packets to a rate.
 const PACKET_BITS: f64 = 8.0 * 1200.0;
 
-/// A graft of the settings, with the capabilities that are compared with requests.
+/// A graft (list of packet functions) from the settings, with the capabilities that are compared with applications'
+/// requests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Offer {
     /// Name of the graft.
@@ -28,7 +30,7 @@ pub struct Offer {
     pub gives_up: Option<(u64, Duration)>,
     /// Number of packets that one parity packet protects.
     pub parity: Option<u64>,
-    /// Rate limit of the graft, in bit/s.
+    /// Rate in bit/s to which the graft's functions limit a session's packets.
     pub rate: Option<f64>,
     /// Reason why the graft cannot be used now.
     pub trouble: Option<String>,
@@ -43,7 +45,7 @@ pub struct PeerPathFigures {
     pub loss: Option<f64>,
 }
 
-/// The reason why no graft was chosen for a request.
+/// The reason why no graft (list of packet functions) was chosen for an application's request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChoiceRefusal {
     /// The request names a service that every session has anyway.
@@ -54,12 +56,12 @@ pub enum ChoiceRefusal {
     Impossible(String),
 }
 
-/// Returns the capabilities of each graft of the settings.
+/// Returns the capabilities of each graft (list of packet functions) from the settings.
 pub fn offers(settings: &Settings) -> Vec<Offer> {
     settings.grafts.values().map(|graft| Offer::from_graft(graft, settings)).collect()
 }
 
-/// Returns the suitable graft that provides the fewest services beyond the requested ones.
+/// Returns the suitable graft (list of packet functions) that provides the fewest services beyond the requested ones.
 pub fn choose<'a>(
     offers: &'a [Offer],
     want: &Want,
@@ -253,8 +255,8 @@ impl Offer {
         }
     }
 
-    /// Returns the share of packets that are lost despite the graft, if losses are independent, and a text for the
-    /// refusal.
+    /// Returns the share of packets that are lost after the graft's functions have recovered packets, if the path loses
+    /// packets independently. Also returns a text for the refusal of the request.
     fn loss(&self, path: f64) -> (f64, &'static str) {
         // The graft retransmits lost packets, and abandons at most `permille` of all packets, whatever the path loses.
         if let Some((permille, _)) = self.gives_up {

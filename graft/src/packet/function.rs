@@ -256,8 +256,8 @@ impl PacketFunction {
         }
     }
 
-    /// Returns the version of the function. Its key contains the object's hash, so that several versions can be
-    /// loaded at once.
+    /// Returns the version of the function. The name of the version in the kernel contains the object file's hash, so
+    /// that several versions can be loaded at once.
     pub(super) fn version(&self) -> FunctionVersion {
         let FunctionManifest { name, state_version, migrates, .. } = &self.manifest;
         // The first `IDENTITY_DIGITS` hex digits of the hash are enough to tell the versions of one function apart.
@@ -276,8 +276,8 @@ impl PacketFunction {
         object.parameters().iter().find(|it| it.name == parameter).map(|it| it.default)
     }
 
-    /// Returns the values of the parameters on which both ends need to agree, as text that is a part of the list's
-    /// hash.
+    /// Returns the values of the parameters on which both ends need to agree, as text. Both ends compare hashes of
+    /// their function lists, and the hash covers this text.
     pub(super) fn shared_values(&self, values: Option<&BTreeMap<String, u64>>) -> String {
         let shared = self.manifest.parameters.iter().filter(|(_, parameter)| parameter.shared);
         let value = |name: &String| {

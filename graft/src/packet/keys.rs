@@ -85,7 +85,7 @@ pub struct KeyWord {
     pub remote: SocketAddr,
     /// Cipher of the session at the sender, or `None` if the session is not encrypted there.
     pub cipher: Option<AeadCipher>,
-    /// Phase (0 or 1) of the keys that the message is about.
+    /// Key phase (0 or 1, as in QUIC) of the keys that the message is about.
     pub phase: KeyPhase,
     /// The message itself.
     pub word: KeyMessage,
@@ -96,13 +96,14 @@ pub struct KeyWord {
 pub enum KeyAction {
     /// Authenticate the trailers of the session's packets with this key.
     Frames(FrameKey),
-    /// Open datagrams with the keys of this pair of nonces as well. They replace the keys that had the same phase.
+    /// Open datagrams with the keys of this pair of nonces as well. They replace the keys with the same key phase (0 or
+    /// 1).
     Install(KeyPhase, NoncePair),
-    /// Seal datagrams with the key of this phase.
+    /// Seal datagrams with the key that has this key phase (0 or 1).
     Use(KeyPhase),
-    /// Stop opening datagrams with the key of this phase.
+    /// Stop opening datagrams with the key that has this key phase (0 or 1).
     Discard(KeyPhase),
-    /// Send this message to the other daemon, with the phase that it is about.
+    /// Send this message to the other daemon, with the key phase (0 or 1) of the keys that it is about.
     Say(KeyPhase, KeyMessage),
 }
 
@@ -306,7 +307,7 @@ impl KeyAgreement {
         let mut acts = Vec::new();
         if self.lingers.is_some_and(|until| now >= until) {
             self.lingers = None;
-            // A key has one of two phases, so the previous key has the other phase.
+            // There are two key phases (0 and 1), so the previous key has the other one.
             acts.extend(self.current.map(|(phase, ..)| KeyAction::Discard(phase ^ 1)));
         }
         let phase = self.next_phase();
@@ -369,7 +370,7 @@ impl KeyAgreement {
         match (word, asking) {
             (KeyMessage::Offer(pair), KeyRequestState::Asks { first, .. }) if pair.first == first => {
                 self.side = KeySide::First(KeyRequestState::Takes { pair, next: now + AGAIN, tries: 1 });
-                // The new key gets the phase of the previous key, which this action discards.
+                // The new key gets the key phase of the previous key, which this action discards.
                 self.lingers = None;
                 vec![
                     KeyAction::Install(phase, pair),
@@ -436,7 +437,7 @@ impl KeyAgreement {
         self.current = Some((phase, pair, now));
     }
 
-    /// Returns the phase of the keys that the first end requests next.
+    /// Returns the key phase (0 or 1) of the keys that the first end (lower address or port) requests next.
     fn next_phase(&self) -> KeyPhase {
         self.current.map_or(0, |(phase, ..)| phase ^ 1)
     }

@@ -117,7 +117,7 @@ mod tests {
         let table = [
             ([(100, 40), (50, 97)], [(3, 10), (10, 3)]),
             ([(0, 0), (0, 0)], [(0, 0), (0, 0)]),
-            // No function of this graft numbers packets, so a duplicate was delivered, too: 11 datagrams arrive, of 10
+            // No function of the session numbers packets, so a duplicate was delivered, too: 11 datagrams arrive, of 10
             // that were sent.
             ([(10, 0), (0, 11)], [(0, 0), (0, 0)]),
             // The counters wrap around.

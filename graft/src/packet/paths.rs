@@ -16,7 +16,7 @@ pub const IDLE: Duration = Duration::from_secs(1);
 /// sent since the last one that is known to have arrived.
 const SILENT: Duration = Duration::from_millis(200);
 const UNHEARD: u64 = 8;
-/// Longest round-trip time that is added to `SILENT`.
+/// Longest round-trip time that is added to `SILENT`, the time without arrivals after which a path counts as down.
 const ROUND_TRIP_MOST: Duration = Duration::from_secs(1);
 
 /// Difference to the best path's delivery ratio from which a path counts as worse.

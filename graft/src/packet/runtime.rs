@@ -26,7 +26,7 @@ use super::versions::FunctionVersion;
 use super::{SessionChange, Status};
 use crate::Error;
 
-/// Interval at which grafts' time budgets, keys and interfaces are checked.
+/// Interval at which the sessions' time budgets and keys, and the interfaces, are checked.
 const LOOK: Duration = Duration::from_secs(1);
 /// Interval at which a session's greeting (its first message) is repeated while the other end has not answered.
 const GREETINGS: Duration = Duration::from_secs(1);
@@ -38,18 +38,19 @@ const SPREAD: Duration = Duration::from_millis(1);
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the variants describe their fields")]
 pub enum PacketEvent {
-    /// Both ends use the graft. `took` is the time since the proposal, if this end has proposed the change. `cut` is
-    /// the time that the kernel took to switch to the new function list at this end. If the session has restarted,
-    /// `Counted` follows.
+    /// Both ends use the new graft (list of packet functions). `took` is the time since the proposal, if this end has
+    /// proposed the change. `cut` is the time that the kernel took to switch to the new function list at this end. If
+    /// the session has restarted, `Counted` follows.
     Swapped { session: String, graft: String, took: Option<Duration>, cut: Duration, change: SessionChange },
-    /// Number of datagrams that were lost because a change of the graft restarted the session without its state.
+    /// Number of datagrams that were lost because a change of the graft (list of packet functions) restarted the
+    /// session without its state.
     Counted { session: String, losses: PacketLosses },
-    /// A rule of the settings requests another graft for the session, for the reason `why`.
+    /// A rule of the settings requests another graft (list of packet functions) for the session, for the reason `why`.
     Ruled { session: String, graft: String, why: String },
-    /// A change of the session's graft failed, and the session keeps its graft.
+    /// A change of the session's graft (list of packet functions) failed, and the session keeps its previous graft.
     NotSwapped { session: String, graft: String, why: ListRefusal },
-    /// The graft takes more time per packet than its budget allows. `fallback` replaces it; if that is `None`, the
-    /// session keeps the graft.
+    /// The session's graft (list of packet functions) takes more time per packet than its budget allows. The graft
+    /// `fallback` replaces it; if that is `None`, the session keeps its graft.
     OverBudget { session: String, graft: String, hook: FunctionHook, ns: u64, fallback: Option<String> },
     /// The programs were detached by another process, or the interface was created again. `error` says why attaching
     /// them again failed, or is `None` if they are attached again.
@@ -65,10 +66,10 @@ pub enum PacketEvent {
     Restarted { session: String },
 }
 
-/// The state of a session that the broker needs before it lends the session to an application.
+/// The state of a session that the broker (the local proxy) needs before it assigns the session to an application.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SessionView {
-    /// Name of the session's graft.
+    /// Name of the session's graft (list of packet functions).
     pub graft: String,
     /// True if the session passes datagrams. A sealed session then has keys.
     pub is_open: bool,
@@ -89,8 +90,8 @@ pub struct SessionTraffic {
     pub refused: u64,
 }
 
-/// A runtime of packet grafts. Dropping it removes everything from the kernel. It belongs to the network namespace in
-/// which it was started.
+/// A runtime of packet grafts (lists of packet functions that process datagrams in the kernel). Dropping it removes
+/// everything from the kernel. It belongs to the network namespace in which it was started.
 pub struct PacketRuntime {
     hooks: PacketHooks,
     /// Functions in the kernel: those of the settings, and those of earlier settings that sessions still use.
@@ -98,7 +99,7 @@ pub struct PacketRuntime {
     settings: Settings,
     places: Vec<RuntimeInterface>,
     live: BTreeMap<SessionEnds, LiveSession>,
-    /// Sessions with rules that choose the graft by the round-trip time.
+    /// Sessions with rules that choose the graft (list of packet functions) by the round-trip time.
     ruled: Vec<SessionEnds>,
     /// Sessions that have several paths.
     pathed: Vec<SessionEnds>,
@@ -133,7 +134,7 @@ impl PacketRuntime {
         let mut hooks = PacketHooks::load_for(with_trials(settings.room))?;
         let mut loaded = Vec::new();
         versions::load(&mut hooks, &mut loaded, &settings)?;
-        // Grafts are measured before any session exists.
+        // The processing times of grafts (lists of packet functions) are measured before any session exists.
         for graft in settings.grafts.values() {
             check_budget(&mut hooks, graft)?;
         }
@@ -202,8 +203,8 @@ impl PacketRuntime {
         let before: BTreeMap<_, _> = old.sessions.iter().map(|before| (before.ends, &before.graft)).collect();
         for session in &settings.sessions {
             if let Some(live) = self.live.get(&session.ends) {
-                // A graft that a command has chosen stays, unless the settings now name another graft for the session
-                // than before.
+                // A graft (list of packet functions) that an operator's command has chosen stays, unless the settings
+                // now name another graft for the session than before.
                 let is_new = before.get(&session.ends).is_some_and(|before| **before != session.graft);
                 let change = live.becomes(session, &settings, is_new && live.graft.name != session.graft)?;
                 changes.extend(change.map(|graft| (session.ends, graft)));
@@ -232,7 +233,8 @@ impl PacketRuntime {
                 self.hooks.set_budget(ends, graft.budget_ns)?;
             }
         }
-        // Changes of grafts are proposed to the other ends only now, when the new settings are in force.
+        // Changes of sessions' grafts (lists of packet functions) are proposed to the other ends only now, when the new
+        // settings are in force.
         for (ends, graft) in changes {
             let anew = graft.anew;
             self.propose(ends, &graft, anew)?;
@@ -246,13 +248,14 @@ impl PacketRuntime {
         Ok(())
     }
 
-    /// Starts to change both ends of a session to another graft. [`step`](Self::step) returns the result as an event.
+    /// Starts to change both ends of a session to another graft (list of packet functions). [`step`](Self::step)
+    /// returns the result as an event.
     pub fn swap(&mut self, session: &str, graft: &str) -> Result<(), Error> {
         self.change(session, graft, false)
     }
 
-    /// Starts to change both ends of a session to another graft, and restarts the session without its state. Packets in
-    /// flight are lost and counted.
+    /// Starts to change both ends of a session to another graft (list of packet functions), and restarts the session
+    /// without its state. Packets in flight are lost and counted.
     pub fn swap_anew(&mut self, session: &str, graft: &str) -> Result<(), Error> {
         self.change(session, graft, true)
     }
@@ -269,7 +272,8 @@ impl PacketRuntime {
         let ends = *ends;
         let graft = self.settings.graft(graft)?.clone();
         let anew = anew || graft.anew;
-        // A command takes precedence over the rules by round-trip time.
+        // The graft that an operator's command names takes precedence over the rules that choose a graft by round-trip
+        // time.
         self.live.entry(ends).and_modify(|live| live.ruled.overrule());
         self.propose(ends, &graft, anew)
     }
@@ -571,7 +575,7 @@ impl PacketRuntime {
             let Some(live) = self.live.get_mut(&ends) else { continue };
             let graft = live.graft.clone();
             let Some((hook, ns)) = live.meter.look(times, graft.budget_ns) else { continue };
-            // A change that is in progress may already replace this graft.
+            // A change that is in progress may already replace the session's graft (list of packet functions).
             if live.agreement.next().is_some() {
                 continue;
             }
@@ -600,13 +604,13 @@ impl PacketRuntime {
     }
 }
 
-/// Adds capacity for the two sessions in which the processing time of grafts is measured.
+/// Adds capacity for the two sessions in which the processing times of grafts (lists of packet functions) are measured.
 fn with_trials(room: SessionRoom) -> SessionRoom {
     SessionRoom { sessions: room.sessions + 2, ..room }
 }
 
-/// Reports whether a session with this graft needs a timer by which the sender announces its latest packet number.
-/// Otherwise the receiver would not notice the loss of the latest packet.
+/// Reports whether a session with this graft (list of packet functions) needs a timer by which the sender announces its
+/// latest packet number. Otherwise the receiver would not notice the loss of the latest packet.
 fn needs_clock(graft: &GraftSetting) -> bool {
     let needing =
         [FunctionService::Reliability, FunctionService::PartialReliability, FunctionService::FlowControl];

@@ -35,7 +35,7 @@ pub const CANONICAL: &str = "canonical";
 /// Values of parameters, by function and name of the parameter.
 pub type FunctionParameters = BTreeMap<String, BTreeMap<String, u64>>;
 
-/// The settings of packet grafts.
+/// The settings of packet grafts: lists of functions that process the datagrams of sessions in the kernel.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Interfaces through which the datagrams of sessions pass.
@@ -44,9 +44,9 @@ pub struct Settings {
     pub mode: XdpMode,
     /// Values of functions' parameters, by function and parameter.
     pub parameters: FunctionParameters,
-    /// Grafts by name.
+    /// Grafts (lists of packet functions) by name.
     pub grafts: BTreeMap<String, GraftSetting>,
-    /// Sessions of the settings, including those of pools.
+    /// Sessions of the settings, including those for each port of a peer's pool, which applications use on request.
     pub sessions: Vec<SessionSetting>,
     /// Largest numbers of sessions that may exist at the same time. The kernel memory for this many sessions is
     /// allocated at the start.
@@ -72,7 +72,7 @@ pub struct GraftSetting {
     pub services: BTreeSet<FunctionService>,
     /// Time in ns that each hook may take for a packet, or 0 for no limit.
     pub budget_ns: u32,
-    /// Name of the graft that replaces this one when it exceeds its time budget.
+    /// Name of the graft (list of packet functions) that replaces this one when it exceeds its time budget.
     pub fallback: Option<String>,
     /// True if sessions that change to this graft restart without their state, and lose packets in flight.
     pub anew: bool,
@@ -87,13 +87,14 @@ pub struct SessionSetting {
     pub ends: SessionEnds,
     /// Name of the peer at the other end.
     pub peer: String,
-    /// Name of the graft with which the session begins.
+    /// Name of the graft (list of packet functions) with which the session begins.
     pub graft: String,
     /// Cipher of the session, or `None` if the settings have `clear`.
     pub cipher: Option<AeadCipher>,
     /// Protocol of the session's packets between the hosts.
     pub protocol: WireProtocol,
-    /// Rules that choose other grafts by the round-trip time, from the shortest to the longest.
+    /// Rules that choose other grafts (lists of packet functions) by the round-trip time, from the shortest time to the
+    /// longest.
     pub when: Vec<When>,
     /// The paths of the session, if it has several.
     pub paths: Option<PathSettings>,
@@ -176,7 +177,7 @@ enum RawMode {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct RawGraft {
-    /// Name of the graft.
+    /// Name of the graft, a list of packet functions.
     name: String,
     /// Names of the graft's functions, in the order in which they run.
     functions: Vec<String>,
@@ -184,7 +185,8 @@ pub(crate) struct RawGraft {
     /// is refused at the start.
     #[serde(default)]
     budget_ns: u32,
-    /// Graft that a session changes to when this one exceeds its `budget-ns`. It needs to have the same services.
+    /// Name of the graft (list of packet functions) that a session changes to when this one exceeds its `budget-ns`.
+    /// That graft has to provide the same services.
     fallback: Option<String>,
     /// How sessions change to this graft: `"stateful"`, the default, keeps their state, and `"stateless"` restarts
     /// them.
@@ -211,7 +213,7 @@ pub(crate) struct RawSession {
     remote: SocketAddr,
     /// Name of the peer at the other end.
     peer: String,
-    /// Name of the graft with which the session begins.
+    /// Name of the graft (list of packet functions) with which the session begins.
     graft: String,
     /// Cipher of the session: `chacha20-poly1305`, the default, or `aes-128-gcm`. It must be the same at both ends.
     cipher: Option<AeadCipher>,
@@ -223,7 +225,7 @@ pub(crate) struct RawSession {
     /// ends.
     #[serde(default)]
     protocol: RawProtocol,
-    /// Rules that choose other grafts by the round-trip time.
+    /// Rules that choose other grafts (lists of packet functions) by the round-trip time.
     #[serde(default)]
     when: Vec<RawWhen>,
     /// The session's paths, two to four, which are used at the same time.
@@ -256,16 +258,16 @@ impl From<RawProtocol> for WireProtocol {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct RawWhen {
-    /// Round-trip time in milliseconds from which this graft is used.
+    /// Round-trip time in milliseconds from which the rule's graft (list of packet functions) is used.
     rtt_ms: u32,
-    /// Round-trip time in milliseconds below which the session leaves this graft again. Default: four fifths of
-    /// `rtt-ms`.
+    /// Round-trip time in milliseconds below which the session stops using the rule's graft again. Default: four fifths
+    /// of `rtt-ms`.
     until_rtt_ms: Option<u32>,
     /// Milliseconds for which the round-trip time has to stay above `rtt-ms`, or below `until-rtt-ms`, before the graft
     /// changes, 1000 by default.
     #[serde(default = "hold_ms")]
     for_ms: u32,
-    /// Name of the graft that the rule chooses.
+    /// Name of the graft (list of packet functions) that the rule chooses.
     graft: String,
 }
 
@@ -407,8 +409,8 @@ impl Settings {
         Ok(())
     }
 
-    /// Checks the rules by round-trip time. Each graft has to measure the round-trip time, or the session could not
-    /// change back.
+    /// Checks the rules by round-trip time. Each graft that a rule chooses needs a packet function that measures the
+    /// round-trip time, or the session could not change back.
     fn check_when(&self, session: &SessionSetting) -> Result<(), Error> {
         let wrong = |message: String| Err(Error::Settings(format!("session {}: {message}", session.name)));
         for pair in session.when.windows(2) {
@@ -445,8 +447,8 @@ impl Settings {
                 room.sessions
             ));
         }
-        // A session may change to any graft of the settings. If one of them keeps packets, every session needs memory
-        // for them.
+        // A session may change to any graft (list of packet functions) in the settings. If a function of one of them
+        // stores packets, every session needs memory for packets.
         match self.grafts.values().find(|graft| graft.keeps()) {
             Some(graft) if have > room.storing_sessions as usize => {
                 let mib = (have as u64 * KEPT_BYTES).div_ceil(MIB);
@@ -472,7 +474,7 @@ impl Settings {
         let base = packet::base_bytes(&self.room, sealed > 0).map_err(failed("hooks"))?;
         let versions = self.grafts.values().flat_map(|graft| &graft.functions);
         let mut bytes = base + sealed * SEALED_BYTES;
-        // A function is loaded only once, however many grafts use it.
+        // A packet function is loaded only once, however many grafts (function lists) use it.
         for name in versions.map(|version| &version.name).collect::<BTreeSet<_>>() {
             let mut function = self.functions.find(name)?.open(&BTreeMap::new())?;
             bytes += function.bytes(&self.room).map_err(failed(name))?;
@@ -480,7 +482,8 @@ impl Settings {
         Ok(bytes)
     }
 
-    /// Returns the value of a function's parameter in a graft, or `None` if the graft does not have the function.
+    /// Returns the value of a function's parameter in a graft (list of packet functions), or `None` if the graft does
+    /// not have the function.
     pub fn parameter(&self, graft: &GraftSetting, function: &str, parameter: &str) -> Option<u64> {
         graft.functions.iter().find(|version| version.name == function)?;
         let set = self.parameters.get(function).and_then(|values| values.get(parameter)).copied();
@@ -503,7 +506,8 @@ impl Settings {
     fn check_fallback(&self, graft: &GraftSetting) -> Result<(), Error> {
         let Some(name) = &graft.fallback else { return Ok(()) };
         let other = self.graft(name)?;
-        // Applications were promised the services of the graft, so its fallback needs all of them.
+        // Applications were promised the services of the graft, so the graft that replaces it (`fallback`) has to
+        // provide all of them.
         match graft.services.iter().find(|service| !other.services.contains(service)) {
             Some(service) => Err(Error::Settings(format!(
                 "graft {}: its fallback {name} does not have the service {service:?}",
@@ -513,7 +517,7 @@ impl Settings {
         }
     }
 
-    /// Returns the graft of this name.
+    /// Returns the graft (list of packet functions) of this name.
     ///
     /// # Errors
     /// There is no such graft. The error names those that exist.
@@ -540,19 +544,20 @@ fn room(sessions: u32, memory_mib: u32) -> Result<SessionRoom, Error> {
 }
 
 impl GraftSetting {
-    /// Reports whether the graft keeps packets, to retransmit them or to compute other packets from them.
+    /// Reports whether a function of the graft stores packets, to retransmit them or to compute other packets from
+    /// them.
     fn keeps(&self) -> bool {
         let keeping =
             [FunctionService::Reliability, FunctionService::PartialReliability, FunctionService::Recovery];
         keeping.iter().any(|service| self.services.contains(service))
     }
 
-    /// Returns the names of the graft's functions.
+    /// Returns the names of the packet functions in the graft's list.
     pub fn names(&self) -> Vec<String> {
         self.functions.iter().map(|function| function.name.clone()).collect()
     }
 
-    /// Reports whether the graft measures the round-trip time.
+    /// Reports whether a function of the graft measures the round-trip time.
     fn measures(&self) -> bool {
         self.has("acknowledge")
     }

@@ -48,7 +48,7 @@ pub fn moves(from: &[FunctionVersion], to: &[FunctionVersion]) -> Result<Vec<Sta
     Ok(moves)
 }
 
-/// Returns the key of a loaded version whose state has the same layout as that of a new one.
+/// Returns the name in the kernel of a loaded version whose state has the same layout as that of a new version.
 pub fn find_identical<'a>(loaded: &'a [FunctionVersion], new: &FunctionVersion) -> Option<&'a str> {
     let same = |old: &&FunctionVersion| old.name == new.name && old.state == new.state;
     loaded.iter().find(same).map(|old| old.key.as_str())

@@ -1,4 +1,5 @@
-//! Rules that choose a session's graft by its round-trip time. The code does no I/O, and gets the time as an argument.
+//! Rules that choose a session's graft (list of packet functions) by its round-trip time. The code does no I/O, and
+//! gets the time as an argument.
 //!
 //! The rules of a session are steps, from the shortest round-trip time to the longest. A session is on one step, or
 //! below the first one, where it uses its own graft. It goes up when the round-trip time reaches the `rtt` of the next
@@ -7,10 +8,10 @@
 
 use std::time::Duration;
 
-/// A rule that chooses a session's graft by the session's round-trip time.
+/// A rule that chooses a session's graft (list of packet functions) by the session's round-trip time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct When {
-    /// Name of the graft that sessions use while this rule applies to them.
+    /// Name of the graft (list of packet functions) that sessions use while this rule applies to them.
     pub graft: String,
     /// Round-trip time from which this rule applies to a session.
     pub rtt: Duration,

@@ -260,12 +260,14 @@ impl GraftRuntime {
         Ok(())
     }
 
-    /// Counts a connection of a host without a known key.
+    /// Counts a refused control connection: the host's key is not in the settings, or its TLS handshake was not
+    /// completed.
     pub fn count_stranger(&mut self) {
         self.agreements.count_stranger();
     }
 
-    /// Records which packets pass on the path to a peer, according to probes and connections.
+    /// Records which kinds of packets (graft TCP option, UDP, IP protocol 253) pass the path to a peer, according to
+    /// probes and connections.
     pub fn note_path(&mut self, peer: &str, verdict: &PathVerdict) {
         self.agreements.note(peer, verdict, clock::monotonic_ns());
     }
@@ -366,8 +368,8 @@ fn connection_report(connection: &kernel::TcpConnection) -> Option<ConnectionRep
         | TcpOutcome::Withheld
         | TcpOutcome::Unbound
         | TcpOutcome::NoMemory => Told::NotAsked,
-        // The following outcomes are not reported to the peer. They describe single packets or events after the
-        // handshake, and not the result of the handshake.
+        // The outcomes `Cookies` to `Untold` are not reported to the peer. They describe single packets or events after
+        // the TCP handshake, and not the result of the handshake.
         TcpOutcome::Cookies
         | TcpOutcome::Answered
         | TcpOutcome::NoCongestion

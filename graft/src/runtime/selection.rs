@@ -34,13 +34,13 @@ use crate::{
     status::{self, CandidateStatus},
 };
 
-/// Factor that reduces the best known rate of a path with each later connection.
+/// Factor by which the best known rate to a peer decreases with each further measured rate.
 const FADING: f64 = 0.99;
 /// Largest number of the model's choices that are remembered by serial number, for connections that may still refer to
 /// them.
 const MADE_MAX: usize = 2 * CHOICES;
 
-/// Address of a peer, and a leaf of the model's tree.
+/// Address of a peer, and number of a leaf of the model's decision tree.
 type SelectionKey = (IpAddr, u32);
 /// Index of a rule, and address of a peer.
 pub type SelectionPlace = (usize, IpAddr);
@@ -53,7 +53,7 @@ pub enum SelectionOrder {
     Forget { peer: IpAddr, rule: u32 },
 }
 
-/// One choice: the candidate that the connections of a rule use on a path.
+/// One choice: the candidate (congestion control or carrier) that the connections of a rule use on the path to a peer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SelectionResult {
     pub rule: String,
@@ -64,16 +64,17 @@ pub struct SelectionResult {
     pub way: Vec<String>,
     pub leaf: u32,
     pub usual: Option<f64>,
-    /// The candidate that the model prefers on this path.
+    /// The candidate (congestion control or carrier) that the model prefers on this path.
     pub learned: String,
-    /// Share of similar training cases in which the model's candidate was the best one.
+    /// Share of similar cases in the model's training data in which the preferred congestion control or carrier was the
+    /// best one.
     pub right: f64,
     pub candidate: String,
     pub why: DecisionReason,
-    /// The other candidate that one connection is permitted to try, if any.
+    /// A different candidate (congestion control or carrier) that one connection is permitted to try, if any.
     pub other: Option<String>,
-    /// Generation of the model that made the choice. Costs measured for the leaves of one model are not valid for
-    /// another model.
+    /// Generation of the model that made the choice. Connection costs are measured for each leaf of a model's decision
+    /// tree, so they are not valid for another model.
     generation: u32,
 }
 
@@ -101,7 +102,7 @@ pub struct SelectionWorld<'a> {
     pub controls: &'a dyn Fn(&str) -> bool,
     /// Peers with a broker, and whether a carrier to each is ready ("warm").
     pub carriers: &'a BTreeMap<IpAddr, bool>,
-    /// Statistics of past connections, from which the purpose of new ones is predicted.
+    /// Statistics of past connections, from which the traffic profile and size of new connections are predicted.
     pub kinds: &'a Kinds,
     /// Returns a random number between 0 and 1, new for each call.
     pub chance: &'a dyn Fn() -> f64,
@@ -110,7 +111,7 @@ pub struct SelectionWorld<'a> {
     pub is_granted: &'a dyn Fn(IpAddr, u32) -> bool,
 }
 
-/// The state of all rules with `select`.
+/// The state of all rules with `select`, for whose connections a model chooses the congestion control or carrier.
 pub struct RuntimeSelection {
     online: Online<SelectionKey>,
     /// Default congestion control of this host.
@@ -239,7 +240,7 @@ impl RuntimeSelection {
         self.rates.retain(|peer, _| peers.contains(peer));
     }
 
-    /// Chooses the candidate for one rule and path. Returns false if no candidate can be chosen.
+    /// Chooses the congestion control or carrier for one rule and path. Returns false if none can be chosen.
     fn look(
         &mut self,
         world: &SelectionWorld<'_>,
@@ -250,7 +251,8 @@ impl RuntimeSelection {
         orders: &mut Vec<SelectionOrder>,
     ) -> bool {
         let place = (index, path.peer);
-        // While no connection has used the permission to try another candidate, no further permission is given.
+        // While no connection has used the permission to try another congestion control or carrier, no further
+        // permission is given.
         let granted = self.current.get(&place).is_some_and(|current| current.choice.grant.is_some());
         let waits = granted && (world.is_granted)(path.peer, number(index));
         let Some((made, choice)) = self.plan(world, rule, expected, path, !waits) else { return false };
@@ -384,7 +386,7 @@ impl RuntimeSelection {
                     candidate,
                 };
                 // A connection that began before the model had chosen for its path used plain TCP. Its cost is stored
-                // for the leaf of the model's tree to which the connection's path belongs now.
+                // for the leaf of the model's decision tree to which the connection's path belongs now.
                 let now = || self.current.get(&(index, flow.remote.ip())).map(|current| current.made.clone());
                 let made = made.or_else(now);
                 let judges_received =
@@ -599,7 +601,7 @@ impl RuntimeSelection {
     }
 }
 
-/// Returns how many times as long plain TCP takes on a path as `candidate` does.
+/// Returns how many times as long plain TCP takes on a path as the congestion control or carrier `candidate` does.
 fn gain(tried: &[CandidateStatus], candidate: &str, plain: &str) -> Option<f64> {
     let cost = |name: &str| tried.iter().find(|it| it.candidate == name)?.cost;
     Some(cost(plain)? / cost(candidate)?)

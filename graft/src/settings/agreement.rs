@@ -74,7 +74,8 @@ pub struct AgreementPeer {
     /// Addresses of the peer's broker, in order of preference. This host makes carriers to each. If there are none, the
     /// peer makes the carriers.
     pub carry: Vec<SocketAddr>,
-    /// Addresses that clients on the peer may have, as the peer's key authorizes, in addition to those of `carry`.
+    /// Addresses that clients on the peer's host may have, in addition to the addresses of `carry`. The peer's key
+    /// authorizes connections from them.
     pub addresses: Vec<IpAddr>,
     /// Networks behind the peer, if it is a gateway. The peer's key authorizes connections of clients with any of their
     /// addresses.

@@ -107,9 +107,11 @@ pub struct CarrySettings {
     pub listen: Option<SocketAddr>,
     /// Limit of concurrent tunnelled connections.
     pub connections: usize,
-    /// Limit in bytes of unconfirmed data of one connection in one direction.
+    /// Limit of the data of one connection in one direction that the other end of the tunnel has not confirmed yet, in
+    /// bytes.
     pub window: u64,
-    /// Limit in bytes of the unconfirmed data of all connections together.
+    /// Limit of the data of all connections together that the other ends of the tunnels have not confirmed yet, in
+    /// bytes.
     pub memory: u64,
     /// Number of padding bytes that open the congestion window of a new carrier.
     pub warm: u64,
@@ -147,11 +149,11 @@ pub(super) struct RawCarry {
     listen: Option<String>,
     /// Largest number of tunnelled connections, 10,000 by default. Further connections are not tunnelled.
     connections: Option<usize>,
-    /// Limit in KiB of the unconfirmed bytes of one connection in one direction, which is the memory that a slow reader
-    /// occupies: 64 to 16384, and 4096 by default.
+    /// Limit in KiB of a connection's data in one direction that the tunnel's other end has not confirmed: 64 to 16384,
+    /// and 4096 by default. A slow reader occupies this much memory.
     window_kib: Option<u32>,
-    /// Memory in MiB for the unconfirmed bytes of all connections, 512 by default. With many connections each
-    /// has a smaller window, at least 16 KiB.
+    /// Memory in MiB for the data of all connections that the other ends of the tunnels have not confirmed, 512 by
+    /// default. With many connections each has a smaller window, at least 16 KiB.
     memory_mib: Option<u32>,
     /// KiB of padding that each end sends on a new carrier to open its congestion window: 0 to 1024, and 256 by
     /// default.

@@ -1,4 +1,5 @@
-//! Purposes of connections: those that the settings set, and those that are learned.
+//! Purposes of connections (traffic profile and expected size): those that the settings set, and those that are
+//! learned.
 
 use std::{
     net::IpAddr,
@@ -96,8 +97,8 @@ impl PurposeSettings {
         self.ports.is_empty() || self.ports.iter().any(has)
     }
 
-    /// Reports whether the entry applies to a connection. `command` and `cgroup` are those of the application, if they
-    /// are known.
+    /// Reports whether this `[[profile]]` applies to a connection. `command` and `cgroup` are those of the application,
+    /// if they are known.
     fn is_for(&self, command: Option<&str>, cgroup: Option<&Path>) -> bool {
         let Who { command: wanted, cgroup: above } = &self.who;
         let is_below = |above: &CgroupSetting| cgroup.is_some_and(|cgroup| cgroup.starts_with(above.path()));
@@ -115,7 +116,7 @@ impl PurposeSettings {
 }
 
 impl Settings {
-    /// Returns the predicted purpose of a rule's connections.
+    /// Returns the predicted purpose (traffic profile and size) of a rule's connections.
     pub fn expected_of(&self, rule: &RuleSetting, kinds: &Kinds) -> Expected {
         let known = kinds.expect(&Question {
             is_client: rule.side == SideSetting::Client,
@@ -127,7 +128,7 @@ impl Settings {
         selected(rule.select, self.configured(who.0, who.1, &rule.ports, known))
     }
 
-    /// Returns the predicted purpose of a tunnelled connection with this peer.
+    /// Returns the predicted purpose (traffic profile and size) of a tunnelled connection with this peer.
     pub fn expected_with(&self, kind: &TrafficClass, peer: IpAddr, kinds: &Kinds) -> Expected {
         let side = if kind.is_client { SideSetting::Client } else { SideSetting::Server };
         let command = Some(kind.command.as_str()).filter(|name| !name.is_empty());
@@ -136,7 +137,8 @@ impl Settings {
         selected(rule.and_then(|rule| rule.select), self.expected(kind, kinds))
     }
 
-    /// Returns the predicted purpose of connections of a traffic class, with any peer.
+    /// Returns the predicted purpose of connections with any peer, for a traffic class: role of this host, port,
+    /// command and cgroup.
     pub fn expected(&self, kind: &TrafficClass, kinds: &Kinds) -> Expected {
         let question = Question {
             is_client: kind.is_client,

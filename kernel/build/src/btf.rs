@@ -99,7 +99,7 @@ impl<'a> Btf<'a> {
         Ok(Self { strings, types })
     }
 
-    /// Returns the ID of a structure.
+    /// Returns the ID of the structure with this name.
     pub fn structure(&self, name: &str) -> Option<u32> {
         let found = self.types.iter().position(|it| kind(it) == STRUCT && self.string(it.name) == name)?;
         u32::try_from(found).ok()
@@ -110,7 +110,7 @@ impl<'a> Btf<'a> {
         self.types.iter().any(|it| kind(it) == DECL_TAG && it.size == id && self.string(it.name) == tag)
     }
 
-    /// Returns name, type and offset in bytes of each field.
+    /// Returns name, type and offset in bytes of each field of a structure.
     pub fn members(&self, id: u32) -> Result<Vec<(&'a str, u32, u32)>> {
         let it = self.get(id)?;
         let fields = it.rest.chunks_exact(12).map(|field| {

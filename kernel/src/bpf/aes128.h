@@ -75,9 +75,9 @@ static const __u64 aes_mix[256] = {
 	0x3a16162c3a16162c,
 };
 
-#define SUBSTITUTED 1 /* offset of the S-box's value in an entry */
+#define SUBSTITUTED 1 /* offset of the S-box's value in an entry of the table aes_mix */
 
-/* Returns the table's entry for the byte in this row of a column. */
+/* Returns the entry of the table aes_mix for the byte in this row of a column. */
 static __always_inline const __u8 *aes_entry(__u32 column, int row)
 {
 	return (const __u8 *)aes_mix + (row ? column >> (8 * row - 3) & 0x7f8 : (column & 0xff) << 3);

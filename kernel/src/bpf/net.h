@@ -35,7 +35,7 @@
 /* --- The cursor --- */
 
 #define HEAD_BYTES 256 /* largest number of bytes of a frame that are copied */
-#define HEAD_SLACK 80  /* bytes after HEAD_BYTES, for the longest read that begins at a masked offset */
+#define HEAD_SLACK 80  /* spare bytes of the buffer, since a read may begin at the last byte of the copy */
 
 /* A copy of the first bytes of a frame. */
 struct net_head {

@@ -11,7 +11,8 @@
 enum root_slot {
 	ROOT_GATE,
 	ROOT_GRAFT,
-	ROOT_LEAVING, /* not empty while a process is about to detach root_xdp; other processes then use no slot */
+	/* This slot is not empty while a process is about to detach root_xdp. Other processes then use no slot. */
+	ROOT_LEAVING,
 	ROOT_SLOTS,
 };
 

@@ -45,7 +45,7 @@ pub enum Contender {
     MoqRelayIetf,
     /// moq-dev's relay
     MoqRelay,
-    /// A plain UDP forwarder: shows what the lab and the probe add by themselves
+    /// A plain UDP forwarder: shows the latency and CPU time that the lab and the probe add by themselves
     Forwarder,
     /// A UDP forwarder with as few system calls as possible: recvmmsg, sendmmsg
     Batched,

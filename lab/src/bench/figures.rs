@@ -96,7 +96,7 @@ pub struct RelayRow {
     pub contender: Contender,
     pub profile: LinkProfile,
     pub load: RowLoad,
-    /// Measured values of each round, or its error.
+    /// Measured values of each round, or the error that ended the round.
     pub rounds: Vec<Result<RelayFigures, String>>,
 }
 

@@ -31,8 +31,8 @@ pub struct HostileArgs {
     /// Relays to attack, in interleaved runs; only those of Millrace
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user")]
     relays: Vec<Contender>,
-    /// Transports of the hostile client, in interleaved runs; a scenario that needs one transport is skipped on the
-    /// other
+    /// Transports of the hostile client, in interleaved runs; a scenario that works over one transport only is skipped
+    /// with the other transport
     #[arg(long, value_enum, value_delimiter = ',', default_value = "raw", value_name = "TRANSPORT")]
     transport: Vec<LabTransport>,
     /// Scenarios of the hostile client (millrace-lab lab hostile --list); all by default
@@ -99,7 +99,7 @@ struct HostileRow {
     transport: LabTransport,
     scenario: &'static str,
     rounds: Vec<Result<HostileFigures, String>>,
-    /// Packets per second of all clients together, in the latest round.
+    /// Packets per second that all hostile clients together sent in the latest round.
     packets_per_s: Option<f64>,
 }
 
@@ -132,7 +132,7 @@ struct MediaStretch {
 struct Attacks {
     /// Number of times that each client ran the scenario.
     count: u32,
-    /// Packets per second of all clients together.
+    /// Packets per second that all these clients together sent.
     packets_per_s: f64,
     /// The relay's resident memory after the first and after the last round, bytes.
     rss_bytes: [u64; 2],
@@ -379,8 +379,8 @@ impl HostileArgs {
 
     fn command(&self, attack: &RepeatedAttack<'_>, time: Option<Duration>) -> anyhow::Result<Command> {
         let url = format!("{}://{}:{PORT}", attack.transport.scheme(), attack.site.relay()?.addr_v4());
-        // A real attacker has a machine of its own. On this machine the scheduler gives it only time that no other
-        // process wants.
+        // A real attacker has a machine of its own. Here the attacker shares a machine with the relay, so the scheduler
+        // gives the attacker only time that no other process wants.
         let mut command = attack.site.node(ATTACKER)?.command("chrt");
         command.args(["--idle", "0"]).arg(env::current_exe()?);
         command.args(["lab", "hostile", attack.scenario, "--relay", &url, "--json", "--clients"]);
@@ -402,11 +402,11 @@ struct RepeatedAttack<'run> {
     relay: &'run BenchProcess,
     transport: LabTransport,
     scenario: &'run str,
-    /// Packets per second of all clients together; only for scenarios that send at a rate.
+    /// Packets per second that all clients that run the scenario send together; only for scenarios that send at a rate.
     rate: Option<f64>,
 }
 
-/// Fields of the report of `lab hostile --json` that are used here.
+/// Fields of the report of `lab hostile --json` that this benchmark uses.
 #[derive(Deserialize)]
 struct HostileReport {
     rounds: Vec<HostileRound>,

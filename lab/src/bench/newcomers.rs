@@ -34,7 +34,7 @@ pub struct Newcomers {
     /// Largest number of sessions whose changes (path, keys) waited to be written to the kernel's tables, in any
     /// reading of the relay's status.
     pub queue: u64,
-    /// Number of status readings in which more sessions with such changes waited than there were connections.
+    /// Number of status readings in which more sessions waited for such a write than the relay had connections.
     pub queue_too_long: usize,
 }
 

@@ -8,8 +8,8 @@ use crate::stats::median;
 /// Objects owed to subscribers in one run, summed over all subscribers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct OwedFigures {
-    /// Number of owed objects: those sent from one second after each subscriber's first arrival to the end of the
-    /// track.
+    /// Number of owed objects: for each subscriber, those sent from one second after its first object arrived to the
+    /// end of the track.
     pub objects: u64,
     /// Number of owed objects that arrived.
     pub delivered: u64,

@@ -42,8 +42,8 @@ pub struct RelayBenchArgs {
     /// fixed rate
     #[arg(long, conflicts_with_all = ["plot", "impair"])]
     max_rate: bool,
-    /// Length of the measurement without probe and counters, seconds; the measurements with them take a half and a
-    /// fifth of it
+    /// Length of the measurement without packet probe and counters, seconds; the measurement with the probe takes half
+    /// of it, and the one with counters of system calls a fifth
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
     /// Number of runs of every relay with every number of subscribers

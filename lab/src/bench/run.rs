@@ -1,5 +1,5 @@
-//! One run of a relay and its traffic, in several measured periods. Each instrument (probe, counters) is attached in a
-//! period of its own, so that it does not affect what another instrument measures.
+//! One run of a relay and its traffic, in several measured periods. Each instrument (the packet probe in BPF, the
+//! counters of system calls) has a period of its own, so that it does not affect what another instrument measures.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -45,8 +45,8 @@ const TRIAL_FLOWING: f64 = 0.05;
 /// The lab and the settings of all runs.
 pub struct BenchRun {
     site: BenchSite,
-    /// Length of the period without instruments (probe, counters), seconds. Periods with instruments last a fraction of
-    /// it.
+    /// Length of the period without instruments (packet probe, counters of system calls), seconds. Periods with
+    /// instruments last a fraction of it.
     seconds: f64,
     profile: LinkProfile,
     /// Rate of media to one subscriber, bits per second.
@@ -92,7 +92,8 @@ impl BenchRun {
         let before = self.packets()?;
         let (undisturbed, used) = self.undisturbed(&relay)?;
         let after = self.packets()?;
-        // The instruments (probe, counters) run after the period without instruments, one at a time.
+        // The instruments (packet probe, counters of system calls) run after the period without instruments, one at a
+        // time.
         let (probed, wire) = self.probed(load)?;
         let (syscalls_per_object, programs) = self.counted(contender, &relay, load)?;
         traffic.check_runs().context("traffic ended before it was measured")?;
@@ -101,8 +102,8 @@ impl BenchRun {
         let received = traffic.finish()?;
 
         let objects = |ns: u64| received.rate_hz * ns as f64 / 1e9;
-        // Compare the median latency with and without the probe. The difference shows the delay that the probe itself
-        // adds.
+        // Compare the median latency with and without the packet probe. The difference shows the delay that the probe
+        // itself adds.
         let probe_adds_us = (received.latency_of(&probed))
             .zip(received.latency_of(&undisturbed))
             .map(|(with, without)| with.p50 - without.p50);
@@ -207,7 +208,7 @@ impl BenchRun {
         Ok((used.process_ns.saturating_sub(own_ns) + all_ns) as f64 / used.elapsed_ns.max(1) as f64)
     }
 
-    /// Measures the wire latency with the probe attached.
+    /// Measures the wire latency with the BPF packet probe attached.
     fn probed(&self, load: &RowLoad) -> anyhow::Result<(Range<u64>, WireFigures)> {
         let mut probe = self.attach_probe(load)?;
         let start = monotonic_ns();
@@ -215,7 +216,8 @@ impl BenchRun {
         Ok((start..monotonic_ns(), wire))
     }
 
-    /// Measures the relay's system calls per object and the work of its BPF programs. The probe counts the objects.
+    /// Measures the relay's system calls per object and the work of its BPF programs. The packet probe counts the
+    /// objects.
     fn counted(
         &self,
         contender: Contender,
@@ -245,8 +247,8 @@ impl BenchRun {
             mechanism: None,
         })?;
         let node = self.site.relay()?;
-        // The probe is attached to the publisher's interface last, so that every object seen on arrival is also seen
-        // when it leaves.
+        // The packet probe is attached to the publisher's interface last, so that every object that it sees on arrival
+        // is also seen when it leaves.
         for link in [SUBSCRIBERS_LINK, PUBLISHER_LINK] {
             let device = device(node, link)?;
             node.enter(|| {

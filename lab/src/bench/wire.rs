@@ -1,5 +1,5 @@
-//! Computes the wire latency from the probe's samples: matches each copy that left the relay with the packet that
-//! arrived.
+//! Computes the wire latency from the samples of the BPF packet probe: matches each copy of an object that left the
+//! relay with the packet in which the object arrived.
 //!
 //! Packets are encrypted, so copies are matched by their order alone. That is unambiguous while each object is one
 //! packet and is forwarded before the next object arrives. If the numbers of packets show otherwise, the result says
@@ -12,7 +12,7 @@ use millrace_kernel::tc::KernelHook;
 use millrace_lab_kernel::probe::PacketSample;
 use serde::{Deserialize, Serialize};
 
-/// Hosts that send objects to the relay and receive them from it.
+/// Addresses of the host that sends objects to the relay, and of the host that receives copies from the relay.
 #[derive(Debug, Clone, Copy)]
 pub struct WireHosts {
     pub publisher: IpAddr,
@@ -33,7 +33,8 @@ pub struct Matched {
     pub copies: u64,
     /// Copies that should have left the relay in the period but did not, over all subscribers.
     pub missing: u64,
-    /// Packets towards subscribers without an object, such as retransmissions and path MTU probes.
+    /// Packets that the relay sent to subscribers in addition to one copy of each object, such as retransmissions and
+    /// path MTU probes.
     pub extra: u64,
 }
 

@@ -29,7 +29,7 @@ const PROBES: usize = 2000;
 const DELAYS: [&str; 4] = ["0ms", "1ms", "10ms", "50ms"];
 const LOSSES: [f64; 3] = [0.01, 0.05, 0.2];
 const RATES: [u64; 3] = [1_000_000, 10_000_000, 100_000_000];
-/// Rate above which the probes of each millisecond are sent together, per second.
+/// Rate above which the probes of each millisecond are sent together, probes per second.
 const BULK: u64 = 1000;
 /// Time without a probe after which the receiver checks whether more are to come.
 const SILENCE: Duration = Duration::from_millis(100);

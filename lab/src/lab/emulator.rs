@@ -245,8 +245,8 @@ impl FramePump {
                 Err(_) => 0,
             };
             if sent == 0 {
-                // The first frame of the batch cannot be sent: the device is down, or memory is short. Count it as
-                // overrun.
+                // The first frame of the batch cannot be sent: the device is down, or memory is short. Count it as lost
+                // by the emulator (`overrun`).
                 self.shaper.lock().count_overrun(1);
             }
             frames = frames.get(sent.max(1)..).unwrap_or_default();

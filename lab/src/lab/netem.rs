@@ -86,7 +86,8 @@ fn arguments(settings: &Impairment) -> Vec<String> {
     let micros = format!("{:.3}us", settings.delay.as_nanos() as f64 / 1e3);
     let mut arguments = vec!["netem".to_owned(), "limit".into(), LIMIT.into(), "delay".into(), micros];
     if settings.burst_start > 0.0 {
-        // Order of the arguments: p, r, loss within a burst, loss outside of bursts.
+        // Arguments of netem's option `loss gemodel` (Gilbert-Elliott), in order: p, r, loss within a burst, loss
+        // outside of bursts.
         let Impairment { burst_start, burst_end, burst_loss, loss, .. } = *settings;
         arguments.extend(["loss".into(), "gemodel".into()]);
         arguments.extend([burst_start, burst_end, burst_loss, loss].map(percent));

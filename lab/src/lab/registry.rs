@@ -1,9 +1,9 @@
 //! Registers the labs of this host and their owner processes.
 //!
 //! A lab has a directory `/run/millrace/lab/ID` with its control socket and a file `lock`, and the namespaces
-//! `ID-NODE`. The lab's owner keeps `lock` locked. Whoever may open the file could lock it, so only the user of all
-//! labs may open it. The kernel releases the lock however the owner ends. So a lab with a free lock is dead, and its
-//! remains may be removed. Process IDs decide nothing, since they are reused.
+//! `ID-NODE`. The lab's owner keeps `lock` locked. Whoever may open the file could lock it, so only root, who creates
+//! all labs, may open it. The kernel releases the lock however the owner ends. So a lab with a free lock is dead, and
+//! its remains may be removed. Process IDs decide nothing, since they are reused.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::Write as _;

@@ -198,7 +198,7 @@ impl Topology {
             || self.events.iter().any(|event| event.link == link.name)
     }
 
-    /// Reports whether netem could impair the link as needed, now and in all events.
+    /// Reports whether netem could impair the link as the topology needs it, now and after each event of the timeline.
     pub(super) fn is_for_netem(&self, link: &LinkSpec) -> bool {
         let start =
             [LinkDirection::Forward, LinkDirection::Backward].iter().all(|d| netem::can(link.impairment(*d)));

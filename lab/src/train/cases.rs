@@ -1,5 +1,6 @@
-//! Training cases: questions with their right answers, computed from measured transfers. A question is a network with a
-//! traffic profile, a size, and the peer's offer.
+//! Training cases: questions with their right answers (the best congestion controls or tunnels), computed from measured
+//! transfers. A question is a network with an application's traffic profile, the size of a transfer, and whether the
+//! peer offers tunnels.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +17,8 @@ pub const TCP: [&str; 2] = ["cubic", "bbr"];
 /// candidate's.
 pub const TIE: f64 = 0.95;
 
-/// A question (network, traffic profile, size and the peer's offer), with the cost and utility of each candidate.
+/// A question (network, traffic profile, size of the transfer, and whether the peer offers tunnels), with the cost and
+/// utility of each candidate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainingCase {
     pub network: u32,
@@ -37,8 +39,8 @@ pub struct Cases {
 }
 
 impl Cases {
-    /// Builds the cases. The right answers come from means over all seeds of a network, while the observations in a
-    /// question come from one seed.
+    /// Builds the training cases. The right answers come from means over all seeds of a network, while the observations
+    /// of the path in a question come from one seed.
     pub fn from_runs(runs: &[TrainingRun]) -> Self {
         let candidates: BTreeSet<&str> = runs.iter().map(|run| run.candidate.as_str()).collect();
         let candidates: Vec<String> = candidates.into_iter().map(str::to_owned).collect();
@@ -122,7 +124,7 @@ fn utilities(profile: TrafficProfile, cost_ms: &[Option<f64>]) -> Vec<f64> {
 }
 
 impl TrainingCase {
-    /// Returns a key that is equal for cases that differ only in their observations.
+    /// Returns what identifies the question. It is equal for cases that differ only in the observations of the path.
     pub fn question(&self) -> (u32, [Option<u64>; 4]) {
         let asked = [Feature::Profile, Feature::Size, Feature::Offer, Feature::Warmth];
         (self.network, asked.map(|feature| self.features.get(feature).map(f64::to_bits)))

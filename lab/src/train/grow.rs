@@ -223,8 +223,8 @@ impl Grower<'_> {
         shares
     }
 
-    /// Divides a set. Examples without a value go into every branch, weighted by the share of examples known to belong
-    /// there.
+    /// Divides a set of examples into branches. Examples without a value go into every branch, weighted by the share of
+    /// examples known to belong there.
     fn divided(&self, set: &ExampleSet, chosen: PossibleSplit) -> Vec<ExampleSet> {
         let mut sets = vec![ExampleSet::new(); self.ways(chosen.column)];
         let mut unknown = ExampleSet::new();

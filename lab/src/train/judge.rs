@@ -342,8 +342,8 @@ mod tests {
         assert_eq!(again(&runs(1)), None);
         let score = again(&runs(2)).expect("two");
         assert_eq!((score.cases, score.by.as_str()), (2 * 10 * 4 * 9 * 3, "other transfers there"));
-        // The traffic profile `insensitive` also accepts a candidate that takes twice as long as the best one, so some
-        // answers are right by chance.
+        // For the traffic profile `insensitive` (transfers in the background), a candidate that takes twice as long as
+        // the best one is right too. So some answers are right by chance.
         assert!((0.5..0.65).contains(&score.right), "{score:?}");
     }
 

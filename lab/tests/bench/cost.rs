@@ -124,8 +124,8 @@ fn accuracy_and_overhead_of_one_scenario_are_reported() {
         [clock, array, http].map(|row| &row["mode"]),
         [&Value::Null, &"events".into(), &"events".into()]
     );
-    // Whether the observer only samples networking or also times it depends on this machine's packet rate. The reported
-    // mode must agree with the reported share of sampling.
+    // Whether the observer only samples the CPUs or also times each run of the networking code depends on this
+    // machine's packet rate. The mode that it reports must agree with the share of time that it reports for sampling.
     let sampled = auto["overhead"]["sampled_pct"].as_f64().unwrap_or_else(|| panic!("{auto}"));
     assert_eq!(auto["mode"], if sampled > 50.0 { "sampling" } else { "events" }, "{auto}");
     assert!(auto["overhead"]["timing_pct"].as_f64() > Some(0.0), "{auto}");

@@ -275,7 +275,7 @@ fn session_uses_both_paths() {
     }
 }
 
-/// A short form of the measurement, which `make soak` runs for longer.
+/// Runs `bench graft faults` for a short time; `make soak` runs it for longer.
 #[test]
 fn tunnelled_connections_survive_faults_without_damage() {
     let test = "tunnelled_connections_survive_faults_without_damage";

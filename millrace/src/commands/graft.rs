@@ -38,8 +38,8 @@ pub struct GraftCommandArgs {
 
 #[derive(Debug, Subcommand)]
 enum GraftVerb {
-    /// Run the graft daemon: load grafts into the kernel, and let connections and sessions use them as a settings file
-    /// says
+    /// Run the graft daemon: load grafts into the kernel, and let TCP connections and sessions of datagrams use them as
+    /// a settings file says
     Run(GraftRunArgs),
     /// Run the graft daemon as a gateway, which also tunnels connections of the hosts behind its interfaces
     Gateway(GraftGatewayArgs),
@@ -49,11 +49,11 @@ enum GraftVerb {
     /// Run one of the daemon's child processes, such as the one for TCP. Started by the daemon
     #[command(hide = true)]
     Part(GraftPartArgs),
-    /// Hold the sockets that the daemon has lent to applications, and shut them down when the daemon is gone. Started
-    /// by the daemon
+    /// Keep copies of the sockets that the daemon has passed to applications, and shut them down when the daemon is
+    /// gone. Started by the daemon
     #[command(hide = true)]
     SessionsKeep,
-    /// Check a graft: its manifest, its identity, and whether this kernel accepts it
+    /// Check a graft: its manifest, the hash that identifies it, and whether this kernel accepts it
     Check(GraftCheckArgs),
     /// List the grafts that are built into millrace, and those in the given directories
     List(PoolArgs),
@@ -85,7 +85,8 @@ enum GraftVerb {
         #[arg(long)]
         json: bool,
     },
-    /// Explain how connections with a peer are sent, or what a model would choose under given conditions
+    /// Explain which graft, congestion control or tunnel connections with a peer use, or what a model would choose
+    /// under given conditions
     Why(why::WhyArgs),
     /// Show round-trip times, rates and losses that TCP has measured on the paths to its peers
     Monitor {
@@ -136,8 +137,8 @@ struct GraftRunArgs {
     persist: bool,
     #[command(flatten)]
     pins: PinsArg,
-    /// Socket where applications ask for sessions with the peers of the settings; all users may connect, and the
-    /// settings say who gets a session
+    /// Unix socket where applications ask for sessions with the peers that the settings name; all users may connect,
+    /// and the settings say who gets a session
     #[arg(long, value_name = "PATH", default_value = DEFAULT_MESSAGES_SOCKET)]
     messages_socket: PathBuf,
     #[command(flatten)]
@@ -246,7 +247,7 @@ struct GraftLoadArgs {
 struct Swap {
     /// Graft that connections use now
     from: String,
-    /// Graft that connections move to; if it is the same as FROM, its present files are loaded first
+    /// Graft that connections move to; if it is the same as FROM, the files of the graft are loaded again first
     to: String,
     #[command(flatten)]
     values: Values,

@@ -1,4 +1,5 @@
-//! The commands, one file each: their flags, and the functions that run them. The products' crates contain the logic.
+//! The commands, one file each: their flags, and the functions that run them. Other crates contain the logic: those of
+//! the relay, the gate, the cost observer, the grafts and the RTP fan-out.
 
 pub mod cluster;
 mod connect;
@@ -56,8 +57,8 @@ pub enum ProgramCommand {
     Version,
 }
 
-/// Returns the faults that the command itself finds in its flags. Values that clap could not parse were left out:
-/// `flags` names their flags.
+/// Returns the faults that the command itself finds in its flags. Flags whose values clap could not parse are missing
+/// in the command, and `flags` names them.
 pub fn problems(command: ProgramCommand, flags: &[String]) -> Vec<String> {
     let found = match command {
         ProgramCommand::Relay(args) => relay::problems(args),

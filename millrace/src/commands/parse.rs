@@ -106,7 +106,7 @@ fn problem(error: &clap::Error, arguments: &[OsString]) -> Option<(String, std::
         {
             let at = arguments.iter().position(|argument| argument.to_str() == Some(given.as_str()))?;
             let flag = arguments.get(at.checked_sub(1)?)?.to_str().filter(|flag| flag.starts_with("--"))?;
-            // Without the number, the flag before it would have no value, so both arguments are removed.
+            // Without the negative number, the flag before it would have no value, so both arguments are removed.
             Some((format!("invalid value '{given}' for '{flag}': less than 0"), at - 1..at + 1))
         }
         _ => None,

@@ -39,7 +39,8 @@ fn with(error: &str, CommandNeeds(needs): CommandNeeds) -> String {
     if !is_refused {
         return error.to_owned();
     }
-    // The lines of libbpf are left out: they suggest another cause, and the log of the verifier is empty.
+    // Lines that libbpf printed are removed from the error: they suggest another cause than missing rights, and their
+    // verifier log is empty.
     let lines: Vec<&str> =
         error.lines().filter(|line| !line.starts_with("libbpf: ") && !line.is_empty()).collect();
     let error = lines.join("\n");

@@ -269,7 +269,7 @@ impl GenerateArgs {
             priority_pattern: self.priority_pattern,
             shape,
         });
-        // The generator names a refused setting; the flag has the same name, with hyphens.
+        // The generator's error names the refused field of its settings. The flag has the same name, with hyphens.
         let generator =
             generator.map_err(|Unusable { name, rule }| anyhow!("--{} {rule}", name.replace('_', "-")))?;
         Ok(Input::Generated { generator, track: self.track })

@@ -17,7 +17,8 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// Clears a terminal and moves the cursor to the top left corner.
 const CLEAR: &str = "\x1b[2J\x1b[H";
 
-/// The space that a view may fill, in characters and lines. `rows` is `usize::MAX` for files and pipes.
+/// The space on the terminal for a view that is printed every second, in characters and lines. `rows` is `usize::MAX`
+/// for files and pipes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScreenSize {
     pub columns: usize,

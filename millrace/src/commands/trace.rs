@@ -271,7 +271,7 @@ fn describe_media(media: &TraceMedia) -> String {
     text
 }
 
-/// Counts of the printed events by kind, for the summary at the end.
+/// Counts of the printed events by type of event, for the summary at the end of the output.
 #[derive(Default)]
 struct TraceSums {
     events: u64,

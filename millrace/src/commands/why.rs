@@ -1,4 +1,5 @@
-//! `millrace graft why`: explains how connections with a peer are sent, or what a model would choose.
+//! `millrace graft why`: explains which graft, congestion control or tunnel connections with a peer use, or what a
+//! model would choose.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -116,7 +117,7 @@ impl WhyArgs {
     }
 }
 
-/// A model's decision as JSON.
+/// The decision of a model that chooses a congestion control, graft or tunnel, as JSON.
 #[derive(Debug, Serialize)]
 struct WhatIf<'a> {
     known: String,

@@ -276,7 +276,7 @@ fn silent_or_lossy_receiver_is_cut_off() {
     wait_for("the last packets", || well.packet() == media(9, 10));
     assert!(silent.gets_nothing() && lossy.gets_nothing());
     wait_for("the log line", || fanout.logged("cut off") && fanout.logged("reason=\"silent\""));
-    // The sender gets the receivers' reports unchanged.
+    // The RTP sender gets the receivers' RTCP reports unchanged.
     let mut buffer = [0; 2048];
     let len = scene.sender.recv(&mut buffer).unwrap();
     assert!(matches!(DatagramKind::read(&buffer[..len]), Some(DatagramKind::Control { ssrc: 1 | 2, .. })));

@@ -55,7 +55,7 @@ impl<'a> GateProcess<'a> {
     }
 
     /// Returns the numbers of packets that a rule refused, and that it would have refused in mode `monitor`. The gate
-    /// counts a packet before it accepts it.
+    /// counts a packet before it drops it or lets it pass.
     pub fn counted(&self, rule: &str) -> (u64, u64) {
         // exact: callers repeat this read of packet counts, or have received an answer that passed the gate
         let status = self.status();

@@ -27,7 +27,7 @@ use crate::site::{
 
 const CONTROL: u16 = 9187;
 
-/// Makes the keys of both hosts, and returns the identities by which the hosts know each other.
+/// Makes the keys of both hosts, and returns the hashes of the public keys, by which the hosts identify each other.
 pub fn keys(site: &GraftSite) -> [String; 2] {
     [0, 1].map(|side| key(site, &format!("host{side}.key")))
 }
@@ -65,7 +65,8 @@ fn rule(side: &str, agree: &str) -> String {
 const BOUND: &str = "\"bound\"";
 
 fn peer(daemon: &GraftProcess<'_>) -> GraftPeerStatus {
-    // exact: callers repeat this read until the peer's state is as expected, or expect no change of the state
+    // exact: callers repeat this read until the state of the agreement with the peer is as expected, or expect no
+    // change of it
     daemon.status().peers.remove(0)
 }
 
@@ -85,7 +86,7 @@ fn why(daemon: &GraftProcess<'_>, peer: &str) -> PeerExplanation {
     serde_json::from_str(&daemon.succeed(&["why", peer, "--json"])).unwrap()
 }
 
-/// Reports for each end whether the next connection has the rule's congestion control.
+/// Reports for the client's and the server's end of a new connection whether it has the rule's congestion control.
 fn is_set(site: &GraftSite, listener: &TcpListener) -> (bool, bool) {
     let (near, far) = site.connect(listener);
     let set = (congestion(&near) == "reno", congestion(&far) == "cubic");
@@ -125,7 +126,7 @@ fn graft_agreement_lasts_until_one_daemon_ends() {
         (false, false),
         "a connection was set although the peer has no daemon"
     );
-    // exact: the kernel counts the outcome of a connection before connect() returns
+    // exact: before connect() returns, the kernel counts whether both ends agreed in TCP options
     assert_eq!(near.status().outcomes["unbound"], 1);
     let absent = wait_for_state(&near, "absent");
     assert!(absent.detail.contains("no daemon of grafts answers on 10.96.0.1:9187"), "{absent:?}");
@@ -164,8 +165,8 @@ fn graft_agreement_lasts_until_one_daemon_ends() {
     drop(listener);
     let far = GraftProcess::start_on(&site, 1);
     let listener = site.listen();
-    // The daemon that opened the connection is the first to report the agreement. The daemon that accepted it reports
-    // the agreement later.
+    // Of the two daemons that agree, the one that opened the TLS connection is the first to report the agreement. The
+    // daemon that accepted the connection reports the agreement later.
     wait_for_state(&near, "agreed");
     wait_for_state(&far, "agreed");
     assert_eq!(is_set(&site, &listener), (true, true));
@@ -210,7 +211,7 @@ fn either_daemon_may_open_the_connection_that_negotiates_grafts() {
     wait_for_state(&far, "agreed");
     assert_eq!(is_set(&site, &listener), (true, true));
     let agreed = |daemon: &GraftProcess<'_>| {
-        // exact: the counts of completed agreements are final, since both daemons have agreed
+        // exact: the daemons' counts of completed negotiations are final, since both daemons have agreed
         let counts = daemon.status().negotiations;
         counts.get("agreed").copied().unwrap_or_default()
     };
@@ -394,14 +395,14 @@ fn signed_graft_is_downloaded_from_a_peer_by_hash() {
     let near = GraftProcess::start_on(&site, 0);
     wait_for("its refusal", || near.log().contains("its signature was made by none"));
     assert_eq!(fs::read_dir(site.path("fetched")).unwrap().count(), 0);
-    // exact: the rule still waits for its graft, since the daemon refused the fetched graft
+    // exact: the rule still waits for the graft that it names, since the daemon refused the fetched graft
     assert!(near.status().rules[0].waits);
     near.kill();
 
     site.configure_on(0, &fetches(&signer, &identity));
     let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "agreed");
-    // exact: the rule no longer waits for its graft, since daemons fetch missing grafts before they agree
+    // exact: the rule no longer waits for the graft that it names, since daemons fetch missing grafts before they agree
     assert!(!near.status().rules[0].waits);
     let listener = site.listen();
     let (one, other) = site.connect(&listener);
@@ -420,15 +421,15 @@ fn signed_graft_is_downloaded_from_a_peer_by_hash() {
     fs::create_dir(site.path("fetched")).unwrap();
     let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "agreed");
-    // exact: the rule keeps waiting for its graft, since no peer offers that graft
+    // exact: the rule keeps waiting for the graft that it names, since no peer offers that graft
     assert!(near.status().rules[0].waits);
     let (one, other) = site.connect(&listener);
     assert_ne!(congestion(&one), "mr_hybla");
     transfer(one, other);
 }
 
-/// Puts a copy of the graft Hybla into the graft directory `pool` under another name. Returns its identity and the
-/// public key that signed it.
+/// Puts a copy of the graft Hybla into the graft directory `pool` under another name. Returns the hash that identifies
+/// the copy, and the public key that signed it.
 fn signed_graft(site: &GraftSite) -> (String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
     let output = command.args(["graft", "export"]).arg(site.path("pool")).arg("hybla").output().unwrap();
@@ -553,7 +554,8 @@ fn peer_that_violates_the_agreement_protocol_changes_nothing() {
     tls.conn.complete_io(&mut tls.sock).unwrap();
     wait_for_state(&far, "timed-out");
 
-    // The peer sends an offer but does not confirm the daemon's answer, so the daemon must not report an agreement.
+    // The peer offers congestion controls and grafts, but does not confirm the daemon's answer, so the daemon must not
+    // report an agreement.
     let mut tls = pretend(&site);
     let bytes = offer(&tls, |_| ());
     send(&mut tls, &bytes);

@@ -223,7 +223,8 @@ fn quic_carrier_delivers_all_bytes_and_true_addresses() {
     assert!(near.succeed(&["status"]).contains("CARRIER TO"));
 }
 
-/// Most clients send first. Their first bytes travel together with the message that opens the connection.
+/// Most clients send first. Their first bytes travel through the tunnel together with the message that opens the
+/// tunnelled connection.
 #[test]
 fn data_that_a_client_sends_right_after_connecting_arrives() {
     let Some(site) = GraftSite::new("early") else { return };
@@ -350,7 +351,7 @@ fn server_refusal_is_passed_on_and_broker_refusal_falls_back_to_plain_tcp() {
         (led, latest) = (led + 1, Some(begin));
         false
     });
-    // The daemon counts each refusal before it resets the application's socket.
+    // The daemon counts each refused connection before it resets the application's socket.
     assert_eq!((ended(&near, "refused"), verdict(&near, "refused")), (led, 1));
 
     // Only the client's settings list this port. The server's daemon refuses to tunnel a connection to a port that its
@@ -379,7 +380,8 @@ fn server_refusal_is_passed_on_and_broker_refusal_falls_back_to_plain_tcp() {
     });
 }
 
-/// Starts both daemons like `warm`, with `connect = "strict"` in the client's rule.
+/// Starts both daemons like [`warm`], with `connect = "strict"` in the client's rule: connect() returns only after the
+/// server has answered.
 fn strict<'a>(site: &'a GraftSite) -> [GraftProcess<'a>; 2] {
     let known = keys(site);
     let early = client(&known[1], "");

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Returns a leaf of a model's decision tree as JSON, which ranks the given candidates (congestion controls, grafts or
-/// tunnels), the best first. `usual` is the highest cost of a connection that counts as good.
+/// tunnels), the best first. `usual` is a limit on the measured cost of a connection: at most this cost counts as good.
 pub fn leaf(number: u32, candidates: &[&str], usual: Option<f64>) -> String {
     let rank = |(at, candidate): (usize, &&str)| {
         let right = 1.0 / (at + 1) as f64;
@@ -50,7 +50,7 @@ fn selection(daemon: &GraftProcess<'_>) -> SelectionStatus {
 }
 
 /// Sends `length` bytes over a new connection, and waits until all have arrived. Returns the connection's congestion
-/// control and its ends.
+/// control, and the addresses of its two ends.
 fn send(site: &GraftSite, listener: &TcpListener, length: usize) -> (String, [SocketAddr; 2]) {
     let near = site.try_connect(listener.local_addr().unwrap()).unwrap();
     let (mut far, _) = listener.accept().unwrap();
@@ -141,7 +141,8 @@ fn wrong_model_is_overruled_within_fifty_connections() {
             break;
         }
     }
-    // The daemon must have recorded for every connection whether the chosen candidate did well.
+    // The daemon must have recorded for every connection whether the chosen congestion control had a usual or a too
+    // high cost.
     let is_all = |now: &SelectionStatus| now.outcomes.values().sum::<u64>() == used.len() as u64 + 1;
     let now = wait_until("all outcomes", || selection(&daemon), is_all);
     assert!(used.iter().any(|control| control == wrong), "the candidate was never tried: {now:?}");
@@ -163,7 +164,7 @@ fn learned_results_outlast_the_daemon() {
         return;
     };
     let Some(site) = GraftSite::new("outlasts") else { return };
-    // The highest cost of a good connection is 0, so every connection counts as bad.
+    // The model counts a connection as good only if its cost is at most 0, so every connection counts as bad.
     model(&site, &[learned], &leaf(0, &[learned], Some(0.0)));
     site.configure(&format!("model = \"model.json\"\nlearned = \"learned.json\"\n{}", rule("in-place")));
     let listener = site.listen();
@@ -177,7 +178,7 @@ fn learned_results_outlast_the_daemon() {
     let is_all = |it: &SelectionStatus| it.outcomes.values().sum::<u64>() == sent;
     wait_until("all outcomes", || selection(&daemon), is_all);
     let before = selection(&daemon).paths.remove(0);
-    // exact: the counts of outcomes are final, since every connection has ended
+    // exact: the counts of good and bad connections are final, since every connection has ended
     let kinds = daemon.status().purposes;
     daemon.end();
     let daemon = GraftProcess::start(&site);
@@ -200,8 +201,8 @@ fn learned_results_outlast_the_daemon() {
     assert_eq!(fs::read_to_string(site.path("learned.json.unreadable")).unwrap(), "no JSON");
 }
 
-/// This test's model gives no cost that separates good connections from bad ones. A connection with another congestion
-/// control than the model's was therefore made to try that control (exploration).
+/// This test's model states no cost above which a connection counts as bad. If a connection has another congestion
+/// control than the model prefers, the daemon therefore chose it as an experiment (exploration).
 #[test]
 fn at_most_two_percent_of_connections_explore_another_candidate() {
     let Some(learned) = other_control("at_most_two_percent_of_connections_explore_another_candidate") else {

@@ -122,7 +122,7 @@ fn settings(site: &GraftSite) {
     );
 }
 
-/// Starts both daemons, and waits until the carrier between them is established and its window is open.
+/// Starts both daemons, and waits until the carrier between them is established and its congestion window is open.
 fn daemons<'a>(site: &'a GraftSite) -> [GraftProcess<'a>; 2] {
     settings(site);
     let far = GraftProcess::start_on(site, 1);
@@ -189,8 +189,8 @@ fn hears(site: &GraftSite, is_led: bool, attempt: Try, listener: &TcpListener) -
     stream.read_exact(&mut [0]).is_ok()
 }
 
-/// Each case has a rule at one host. A connection that plain TCP allows must be tunnelled, one that plain TCP refuses
-/// must fail, and firewall counters must have the same values as with plain TCP.
+/// Each test case adds firewall rules at one host. A connection that plain TCP allows must be tunnelled, and one that
+/// plain TCP refuses must fail. Firewall counters must have the same values as with plain TCP.
 #[test]
 fn firewalls_filter_tunnelled_connections_like_plain_tcp() {
     let Some(site) = GraftSite::new("firewall") else { return };
@@ -294,8 +294,8 @@ fn firewall_rules_beyond_connection_setup_disable_tunnelling_and_are_named() {
         assert!(hears(&site, true, PASSES, &listener), "{rule}");
         wait_until("a redirected connection", || verdict(&near, "led"), |count| *count == led + 1);
     }
-    // The daemon on the server's host finds the rule when it connects to the server. The client's daemon then connects
-    // over plain TCP.
+    // The daemon on the server's host finds the firewall rule when it connects to the server. The client's daemon then
+    // connects over plain TCP.
     let port = *PORTS.end();
     let listener = site.listen_on(at(SERVER, port));
     firewall(&site, 1, &table("input", "tcp dport PORT quota over 100 mbytes drop", port));

@@ -75,7 +75,7 @@ impl Sites {
         self.listen_on(at(SERVER_HOST, PORT))
     }
 
-    /// Connects from the client's host, behind the near gateway. Returns both ends.
+    /// Connects from the client's host, behind the near gateway.
     fn try_connect(&self, to: SocketAddr) -> std::io::Result<TcpStream> {
         inside(&self.hosts[0], || TcpStream::connect_timeout(&to, LONG))
     }
@@ -189,7 +189,7 @@ fn hosts_without_software_exchange_all_bytes_through_gateways() {
     assert!(why.contains(&format!("{SERVER_HOST}: carried by far")), "{why}");
     let status = near.succeed(&["status"]);
     assert!(status.contains("gateway of 10.97.0.0/24, fd97::/64 behind lan0: 0 wait"), "{status}");
-    // exact: the list of troubles no longer changes, since all connections have ended
+    // exact: the daemon's list of problems no longer changes, since all connections have ended
     assert_eq!(near.status().trouble, Vec::<String>::new());
 }
 
@@ -397,7 +397,7 @@ fn a_gateway_is_no_open_proxy() {
     exchange(&here, &there, 1000);
     assert!(packets(&near, "outside") >= 1);
 
-    // The client uses the address of a host that is behind another interface.
+    // The client uses the address of a host that is behind another interface of the gateway.
     ip(&format!("-n {gateway} link add other0 type veth peer name other1"));
     ip(&format!("-n {gateway} link set other1 up"));
     ip(&format!("-n {gateway} link set other0 up"));
@@ -440,7 +440,7 @@ fn from_end(sites: &Sites, client: SocketAddr, listener: &TcpListener) -> (TcpSt
     (here, there)
 }
 
-/// A client uses the same port again, while the gateway's socket of the connection before is in TIME_WAIT.
+/// A client uses the same port again, while the gateway's socket of the previous connection is in TIME_WAIT.
 #[test]
 fn reused_port_behind_a_gateway_is_a_new_connection() {
     let Some(sites) = Sites::new("again") else { return };

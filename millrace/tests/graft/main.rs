@@ -53,7 +53,7 @@ fn graft_rule_is_applied_swapped_explained_and_removed() {
     let (near, far) = site.connect(&listener);
     assert_eq!(congestion(&near), "mr_hybla");
     assert_eq!(congestion(&far), default);
-    // exact: the kernel counts the outcome of a connection before connect() returns
+    // exact: before connect() returns, the kernel counts whether both ends agreed in TCP options
     let status = daemon.status();
     assert_eq!(status.outcomes["one-sided"], 1);
     assert_eq!((status.loaded.len(), status.loaded[0].connections), (1, 1));
@@ -113,7 +113,7 @@ fn a_reload_is_all_or_nothing() {
         assert!(error.contains(wanted), "{error}");
         assert_eq!(ours(), ["mr_hybla"], "{wanted}");
         assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla", "{wanted}");
-        // exact: the failed reload command has returned, so the daemon's list of troubles is complete
+        // exact: the failed reload command has returned, so the daemon's list of problems is complete
         let trouble = daemon.status().trouble;
         assert!(trouble.iter().any(|it| it.contains("the settings before stay")), "{trouble:?}");
     }
@@ -132,7 +132,7 @@ fn a_reload_is_all_or_nothing() {
     daemon.succeed(&["reload"]);
     assert_eq!(ours(), ["mr_westwood"]);
     assert_eq!(congestion(&site.connect(&listener).0), "mr_westwood");
-    // exact: the reload command has returned, so the daemon's list of troubles is final
+    // exact: the reload command has returned, so the daemon's list of problems is final
     assert_eq!(daemon.status().trouble, Vec::<String>::new());
     let second = Command::new(env!("CARGO_BIN_EXE_millrace"))
         .args(["graft", "run", "--http=off", "--config"])
@@ -175,7 +175,8 @@ fn graft(site: &GraftSite, args: &[&str]) -> Output {
     command.arg("graft").args(args).current_dir(site.directory.path()).output().unwrap()
 }
 
-/// Writes the manifest of docs/guide/graft.md, with the identity that `millrace graft check` prints.
+/// Writes the manifest of docs/guide/graft.md, with the hash that identifies the graft, which `millrace graft check`
+/// prints.
 fn write_manifest(site: &GraftSite) {
     let output = graft(site, &["check", "mine.bpf.o"]);
     let said = String::from_utf8(output.stdout).unwrap();
@@ -371,7 +372,7 @@ fn persistent_grafts_stay_until_they_are_cleaned() {
     site.configure(&changed);
     let third = GraftProcess::start_with(&site, 0, &keep);
     assert_eq!((ours(), is_used()), (vec!["mr_hybla".to_owned()], "mr_hybla".to_owned()));
-    // exact: the kernel counts the outcome of a connection before connect() returns
+    // exact: before connect() returns, the kernel counts whether both ends agreed in TCP options
     assert_eq!(third.status().outcomes["one-sided"], 1, "the outcome was counted twice");
     third.succeed(&["load", "longhaul"]);
     third.succeed(&["unload", "longhaul"]);

@@ -39,7 +39,7 @@ name = "newest"
 functions = ["number", "order"]
 "#;
 
-/// A daemon in a namespace; killed when dropped.
+/// A graft daemon in a network namespace; killed when dropped.
 pub struct MessageHost<'a> {
     pub site: &'a GraftSite,
     pub side: usize,
@@ -104,7 +104,7 @@ impl<'a> MessageHost<'a> {
     }
 
     pub fn lent(&self) -> usize {
-        // exact: callers repeat this read until the number of lent sockets is as expected
+        // exact: callers repeat this read until the number of sockets that applications use is as expected
         self.status().peers[0].lent
     }
 
@@ -185,7 +185,7 @@ pub fn event(session: &mut Session, wanted: impl Fn(&SessionEvent) -> bool) -> S
     })
 }
 
-/// Waits until all events of a session were read and no more arrive.
+/// Waits until all events of a message session (such as a change of its graft) were read and no more arrive.
 pub fn wait_for_silence(session: &mut Session) {
     wait_for("silence", || {
         let mut is_silent = true;
@@ -335,7 +335,8 @@ fn impossible_services_are_refused_and_graft_changes_in_mid_session() {
     assert!(matches!(refused, SessionEvent::Refused { why: SessionRefusal::Redundant, .. }), "{refused:?}");
 }
 
-/// Each user gets only the sessions that the settings allow, whatever services the listener offers.
+/// Each user gets only the sessions that the settings allow, whatever services (such as reliability) the listening
+/// application offers.
 #[test]
 fn sessions_are_limited_to_allowed_users() {
     let Some(site) = GraftSite::new("allowed") else { return };
@@ -356,7 +357,7 @@ fn sessions_are_limited_to_allowed_users() {
     wait_until("all sockets to be given back", || near.lent(), |lent| *lent == 0);
 }
 
-/// A pool of six sockets has three for each end to open sessions with.
+/// With a pool of six sockets, each host can open three sessions at the same time. When some end, others can be opened.
 #[test]
 fn exhausted_session_pool_recovers() {
     let Some(site) = GraftSite::new("exhausted") else { return };
@@ -443,7 +444,7 @@ fn garbage_messages_are_ignored() {
         let _ = connect(&one, &address);
         one
     }));
-    // exact: garbage messages add nothing to the daemon's list of troubles, so the list stays empty
+    // exact: garbage messages add nothing to the daemon's list of problems, so the list stays empty
     let trouble = || near.status().trouble;
     assert_eq!(trouble(), Vec::<String>::new());
     drop(kept);
@@ -539,7 +540,7 @@ fn nonblocking_session_is_polled() {
     assert!(matches!(near.receive(), Err(Error::TimedOut)));
 }
 
-// --- Without a privilege, and without the daemon ---
+// --- Applications without privileges, and sessions whose daemon has ended ---
 
 /// Runs this test program as another user, and returns its output. `what` selects the action of
 /// `application_process_of_the_messages_tests`.

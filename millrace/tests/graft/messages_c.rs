@@ -1,4 +1,5 @@
-//! Tests of the message API from C: the example as its users build and run it, and the effect of a fork.
+//! Tests of the message API from C: the example program, built and run as its users do, and the effect of fork() on a
+//! session.
 
 use std::{
     fs,
@@ -225,7 +226,8 @@ int main(int argc, char **argv)
 }
 "#;
 
-/// Layouts and numbers in the header must be those of the library. A forked child cannot use its parent's session.
+/// Struct layouts and constants in the C header must be those of the library. A forked child cannot use its parent's
+/// session.
 #[test]
 fn every_c_function_works_and_a_fork_is_refused() {
     if !has("cc") || !has("pkg-config") || !has("make") {

@@ -1,5 +1,5 @@
-//! Tests of message sessions of every kind, and of their end when the watchdog process, a daemon, an address or the
-//! agreement between the daemons is gone.
+//! Tests of message sessions with different addresses, ciphers and grafts. Other tests end a session because the
+//! watchdog process, a daemon, an address or the agreement between the daemons is gone.
 
 use std::{process::Command, thread};
 

@@ -23,7 +23,8 @@ const BOUNDED: Duration = Duration::from_secs(6);
 
 fn settings(site: &GraftSite, side: usize) -> String {
     let (local, remote) = if side == 0 { (CLIENT, SERVER) } else { (SERVER, CLIENT) };
-    // The host has a single list of congestion controls, so only one of the two daemons has a graft in it.
+    // The kernel has one list of TCP congestion controls for all network namespaces. So only one of the two daemons
+    // loads a graft for TCP.
     let rule = format!(
         "cgroup = {:?}\n[[rule]]\nname = \"test\"\nside = \"client\"\nport = {PORT}\nagree = false\ngraft = \"hybla\"\n",
         site.cgroup(0)

@@ -17,7 +17,7 @@ use millrace_testkit::show_log_on_panic;
 
 use crate::site::{CLIENT, GraftSite, LONG, SERVER, inside, peer, wait_for, wait_until};
 
-/// A daemon in a namespace; killed when dropped.
+/// A graft daemon in a network namespace; killed when dropped.
 struct PacketsDaemon<'a> {
     site: &'a GraftSite,
     side: usize,

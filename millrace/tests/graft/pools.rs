@@ -806,8 +806,8 @@ fn peer_whose_carrier_pool_is_full_is_retried_rarely() {
         let count = ended(&far, "pool-full");
         (count >= at_least).then_some(count)
     };
-    // The clock is read before the counter of refusals. Refusals between both readings would otherwise make the
-    // measured time too short.
+    // The clock is read before the counter of refused connections. Connections that are refused between these two reads
+    // would otherwise make the measured time too short.
     let mut begin = Instant::now();
     let first = wait_for("a refusal", || {
         begin = Instant::now();

@@ -27,7 +27,7 @@ fn client(server: &str, rules: &str) -> String {
 
 /// Sets the command name of this thread. Threads that it starts later inherit the name.
 fn be(command: &str) {
-    fs::write("/proc/thread-self/comm", command).unwrap(); // exact: the name is written and not read
+    fs::write("/proc/thread-self/comm", command).unwrap(); // exact: this call only writes the thread's name
 }
 
 /// Reports whether a connection to the listener was tunnelled.

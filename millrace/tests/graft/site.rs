@@ -43,7 +43,8 @@ pub const PORT: u16 = 7100;
 
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A key pair that both hosts use, as PEM, and the identity by which they know each other.
+/// Returns the key pair that both hosts use, as PEM, and the hash of its public key. The hosts identify each other by
+/// this hash.
 fn own_key() -> &'static (String, ObjectIdentity) {
     static KEY: OnceLock<(String, ObjectIdentity)> = OnceLock::new();
     KEY.get_or_init(|| {
@@ -70,11 +71,11 @@ pub fn peer_with(ends: &str) -> String {
 
 pub struct GraftSite {
     pub directory: TempDir,
-    /// Network namespaces of the client's and the server's host. Tests in a lab may have more hosts.
+    /// Network namespaces of the client's and the server's host. Tests in an emulated network may have more hosts.
     pub namespaces: Vec<String>,
     root: PathBuf,
     cgroups: Vec<PathBuf>,
-    /// The lab that owns the namespaces.
+    /// The emulated network that the namespaces belong to.
     lab: Option<Lab>,
     controls: OnceLock<Flock<fs::File>>,
     _turn: MutexGuard<'static, ()>,
@@ -117,7 +118,7 @@ impl GraftSite {
         Some(site)
     }
 
-    /// Returns a test setup whose hosts are the nodes of a lab, with links that lose and delay packets.
+    /// Returns a test setup whose hosts are the nodes of an emulated network, with links that lose and delay packets.
     pub fn in_lab(test: &str, topology: &Topology) -> Option<Self> {
         let mut site = Self::bare(test, topology.nodes().len())?;
         let lab = Lab::new(topology).unwrap();
@@ -365,7 +366,7 @@ pub fn transfer(mut from: TcpStream, mut to: TcpStream) {
     assert_eq!(got.len(), 1 << 20);
 }
 
-/// A running `millrace graft run` in a namespace and its cgroup; killed when dropped.
+/// A running `millrace graft run` in a host's network namespace and cgroup; killed when dropped.
 pub struct GraftProcess<'a> {
     site: &'a GraftSite,
     side: usize,

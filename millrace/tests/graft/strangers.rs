@@ -137,7 +137,7 @@ fn strangers(site: &GraftSite) -> [Vec<IpAddr>; 2] {
     from.map(|all| all.iter().map(|address| address.parse().unwrap()).collect())
 }
 
-/// Time between two connections of strangers from one group of addresses: 200 connections per second.
+/// Time between two connection attempts by strangers of one address family: 200 attempts per second.
 const PACE: Duration = Duration::from_millis(5);
 
 fn has_sctp(test: &str) -> bool {

@@ -1,4 +1,4 @@
-//! Tests of applications' sessions as streams of bytes.
+//! Tests of sessions that applications use as streams of bytes.
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},

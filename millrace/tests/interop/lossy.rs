@@ -90,7 +90,7 @@ fn keys_are_updated_every_100_packets() {
     }
 }
 
-/// Gives a node on the edge of the lab another address, which replaces the old one at once.
+/// Gives the host of a publisher or subscriber another address, which replaces the old one at once.
 fn change_address(node: &LabNode) {
     let interface = &node.interfaces()[0];
     let [a, b, c, d] = interface.v4.octets();

@@ -56,7 +56,7 @@ pub fn subscribe(host: ProgramHost, url: &str, more: &[&str]) -> InteropProcess 
     InteropProcess::ours(host, "subscribe", url, more)
 }
 
-/// Largest number of bytes that moq-sub keeps until it exits: those after the last byte 0x0a.
+/// Largest number of output bytes that moq-sub buffers until it exits: those after the last line feed (0x0a).
 pub const HELD_BACK: usize = 1024;
 
 /// A player, and the fragment from which it should write the media.
@@ -127,7 +127,7 @@ fn moq_sub_joins_with_earlier_groups() {
     let relay = InteropRelay::start();
     let clip = &VIDEO;
     let mut publisher = moq_pub(None, &relay, &relay.url(), clip, &[]);
-    // A relay gets only tracks with a subscriber, so one subscribes from the start.
+    // A relay receives a track only while the track has a subscriber, so one player subscribes from the start.
     let _first = moq_sub(None, &relay.url(), &[]);
     relay.until_subscribed(VIDEO_TRACK, 1);
     publisher.feed(&clip.fragments[..LATE], PACE);

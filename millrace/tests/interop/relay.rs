@@ -33,7 +33,7 @@ pub struct InteropRelay {
 }
 
 impl InteropRelay {
-    /// Starts a relay that listens on all IPv4 addresses of its host: a node of the lab, or this machine with engine
+    /// Starts a relay that listens on all IPv4 addresses of its host: a network namespace, or this machine with engine
     /// `user`.
     pub fn start() -> Self {
         Self::with(|_| {})
@@ -89,7 +89,7 @@ impl InteropRelay {
         format!("moqt://{host}:{}", self.server.local_addrs()[0].port())
     }
 
-    /// Closes every session.
+    /// Closes every session of the relay.
     pub fn stop(&self) {
         self.runtime.block_on(self.server.stop());
     }
@@ -134,7 +134,7 @@ impl InteropRelay {
         });
     }
 
-    /// Waits until the relay has this frame of the video.
+    /// Waits until the largest object of the track at the relay is the one with this frame of the video.
     pub fn until_largest(&self, track: &str, frame: usize) {
         let name = name(track);
         let at = ((frame / GROUP) as u64, (frame % GROUP) as u64);

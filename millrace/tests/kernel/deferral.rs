@@ -82,13 +82,14 @@ fn detached_program_defers_no_packet() {
     let status = play(&net, cast, &show, |group| match group {
         10 => {
             net.server.change_engine(&user).unwrap();
-            // exact: ten groups have arrived, so the kernel has deferred acknowledgements
+            // exact: ten groups have arrived, so the kernel has deferred waking the relay for acknowledgements
             assert!(net.status().engine.deferred > 0);
         }
-        // exact: the count of deferred packets is final, since a group has arrived after the program was detached
+        // exact: the count of packets whose wake-up the kernel deferred is final, since a group has arrived after the
+        // detach
         11 => deferred.set(net.status().engine.deferred),
         20 => {
-            // exact: the detached program does not change the count of deferred packets
+            // exact: the detached program does not change the count of packets whose wake-up the kernel deferred
             assert_eq!(net.status().engine.deferred, deferred.get());
             net.server.change_engine(&net.config).unwrap();
         }

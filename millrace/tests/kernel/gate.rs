@@ -47,8 +47,8 @@ fn url_of(net: &KernelNetwork) -> url::Url {
     format!("moqt://{}:{PORT}", net.relay().addr_v4()).parse().unwrap()
 }
 
-/// Tries to open another session with the relay from the lab's node `node`, and reports whether the session is refused
-/// or gets no answer.
+/// Tries to open another session with the relay from the host `node` of the emulated network. Reports whether the
+/// session is refused or gets no answer.
 fn is_turned_away(net: &KernelNetwork, node: &str) -> bool {
     let remote = Remote::new(url_of(net), CertificateTrust::Anyone);
     let connect = async { time::timeout(Duration::from_secs(3), Session::connect(&remote)).await };
@@ -253,7 +253,7 @@ fn recreated_interface_is_guarded_again() {
     assert!(net.status().gate.refused.is_empty());
 }
 
-/// Returns the guarded interfaces, in order.
+/// Returns the names of the interfaces that the gate guards, in alphabetical order.
 fn guarded(status: &Status) -> Vec<&str> {
     let attached = status.gate.interfaces.iter().filter(|it| it.attached);
     let mut names: Vec<_> = attached.map(|it| it.name.as_str()).collect();
@@ -287,7 +287,7 @@ fn interface_is_guarded_while_it_has_an_address() {
     assert_eq!(net.relay().enter(left).unwrap(), 0, "a program is still there");
     sh(net.relay(), "ip address add 192.0.2.1/24 dev late");
     until("the interface to be guarded again", || guarded(&net.status()) == ["late", "to-pub", "to-sub1"]);
-    // exact: the count of refused short packets is final, since the test sends no more of them
+    // exact: the count of packets refused as too short is final, since the test sends no more of them
     assert_eq!(net.status().gate.refused["short"], 20);
     drop(net.peer("sub1"));
 }
@@ -321,7 +321,7 @@ fn gate_attaches_when_an_interface_gets_its_first_address() {
 fn gate_leaves_another_program_on_the_interface() {
     needs_root!(gate_leaves_another_program_on_the_interface);
     let first = gated(1);
-    // Each relay has a port of its own, because quinn releases a port some time after its end.
+    // Each relay has a port of its own, because quinn releases a port some time after the relay has ended.
     let also = |gate, port| {
         let config = Config { listen: vec![([0, 0, 0, 0], port).into()], gate, ..first.config.clone() };
         start(&first.lab, &first.runtime, config, 0)

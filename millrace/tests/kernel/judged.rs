@@ -49,8 +49,8 @@ impl Holes {
     }
 }
 
-/// All objects are in one stream. If the kernel stopped forwarding the stream at a gap, its count of STREAM frames that
-/// it may forward would not grow any more.
+/// All objects are in one stream. If the kernel stopped forwarding at a gap in the stream, its counter of STREAM frames
+/// that may be forwarded would no longer grow.
 #[test]
 fn kernel_continues_after_a_hole_in_a_stream() {
     const HOLES: u64 = 3;
@@ -142,7 +142,8 @@ fn kernel_sends_to_new_ids_after_peers_retire_old_ones() {
     let retired = || ends.iter().map(|end| end.stats().frame_rx.retire_connection_id).min().unwrap_or(0);
     let arrived = Arrived::new(1);
     let publishing = async {
-        // Packets that the kernel sent between two retirements have the connection ID of that time.
+        // Packets that the kernel sent between two retirements have the connection ID that was in use between these
+        // retirements.
         let mut id = 0;
         let mut seen = 0;
         let mut before = 0;

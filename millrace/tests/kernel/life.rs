@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// A stream of 30 groups, which tests divide into phases of 10 groups.
+/// A track with 30 groups, which tests divide into phases of 10 groups.
 const LONG: GroupStream = GroupStream { groups: 30, objects: 30, ..SHOW };
 
 /// Returns the number of packets that the kernel has sent to subscribers.
@@ -43,7 +43,7 @@ const UNDER_WAY: u64 = 2 * (AHEAD + 1);
 
 impl Phases {
     pub fn begin(&mut self, net: &KernelNetwork) {
-        // exact: the kernel may still send packets in flight, and the test's bounds allow for them
+        // exact: the kernel may send a few more packets meanwhile, and the test's bounds allow for them
         self.0.push(sent(&net.status()));
     }
 
@@ -102,7 +102,7 @@ fn detached_engine_continues_in_userspace() {
     let status = play(&net, cast, &SHOW, |group| {
         if group == SHOW.groups / 2 {
             detach_all(net.relay());
-            // exact: the kernel may still send packets in flight, and the test's bounds allow for them
+            // exact: the kernel may send a few more packets meanwhile, and the test's bounds allow for them
             let status = net.status();
             before.set(sum(&status, |session| session.kernel.packets)).unwrap();
         }
@@ -146,7 +146,7 @@ fn detached_engine_attaches_again() {
     assert!(by_kernel[1] >= OF_A_PHASE, "{by_kernel:?} {:#?}", status.engine);
 }
 
-/// Replaces both ends of a node's link to the relay, as a reloaded driver does.
+/// Replaces both interfaces of the link between a peer's host and the relay, as a reloaded driver does.
 pub fn replace_link(net: &KernelNetwork, name: &str) {
     let relay = net.relay();
     let node = net.lab.node(name).unwrap();
@@ -256,7 +256,8 @@ impl<'a> RelayProcess<'a> {
     }
 
     fn engine(&self) -> Option<millrace_relay_daemon::status::EngineStatus> {
-        // exact: the relay selects its engine before it answers requests, and callers wait for later changes
+        // exact: the relay selects its engine before it answers requests, and callers wait for later changes of the
+        // engine
         let (_, body) = self.node.enter(|| fetch(HTTP.parse().unwrap(), "/status", None)).unwrap().ok()?;
         Some(serde_json::from_str::<Status>(&body).unwrap().relay.engine)
     }

@@ -13,8 +13,8 @@ use crate::{
 
 const DSCP: &str = "af41";
 
-/// Adds firewall rules to the node that count the relay's packets with [`DSCP`], with another DSCP, and with ECT(0).
-/// With `marks`, packets with ECT(0) are marked CE.
+/// Adds firewall rules to a host of the emulated network that count the relay's packets with [`DSCP`], with another
+/// DSCP, and with ECT(0). With `marks`, packets with ECT(0) are marked CE.
 fn count(node: &LabNode, marks: bool) {
     let mark = if marks { "ip ecn set ce" } else { "" };
     let rules = format!(

@@ -36,7 +36,7 @@ pub enum PeerKind {
     Web,
 }
 
-/// A relay with engine `kernel`, and the nodes of its peers.
+/// A relay with engine `kernel`, in an emulated network with a host for each peer.
 pub struct KernelNetwork {
     pub runtime: Runtime,
     pub server: Arc<RunningServer>,
@@ -74,7 +74,7 @@ impl KernelNetwork {
         self.peer_at(node, self.relay().addr_v4().into())
     }
 
-    /// Connects a peer on a node to this address of the relay.
+    /// Connects a peer on the host `node` of the emulated network to this address of the relay.
     pub fn peer_at(&self, node: &str, ip: IpAddr) -> TestPeer {
         self.peer_from(node, ip, quinn::EndpointConfig::default())
     }
@@ -188,9 +188,9 @@ pub fn is_quiet(status: &Status) -> bool {
     status.sessions.iter().all(|session| session.pending == 0 && session.in_flight == 0)
 }
 
-/// A stream of groups, and what its subscribers must receive. The publisher waits until subscribers have received
-/// earlier objects, so that it is never far ahead of a relay that gets little CPU time: the kernel sends only objects
-/// that arrive after the relay has handed a stream over.
+/// The groups of a track that a test publishes, and what the subscribers must receive. The publisher waits until
+/// subscribers have received earlier objects, so that it is never far ahead of a relay that gets little CPU time: the
+/// kernel sends only objects that arrive after the relay has handed a stream over.
 pub struct GroupStream {
     pub groups: u64,
     pub objects: u64,
@@ -200,7 +200,8 @@ pub struct GroupStream {
     pub ahead: Option<u64>,
 }
 
-/// Largest number of objects in flight in the stream [`SHOW`]. Their packets fit into the smallest congestion window.
+/// Largest number of objects of [`SHOW`] that the publisher has sent and subscribers have not received. Their packets
+/// fit into the smallest congestion window.
 pub const AHEAD: u64 = 8;
 pub const SHOW: GroupStream =
     GroupStream { groups: 10, objects: 50, bytes: 1000, pause: Duration::from_millis(2), ahead: Some(AHEAD) };
@@ -240,7 +241,7 @@ impl Arrived {
 }
 
 impl GroupStream {
-    /// Publishes the whole stream of groups, and calls `between` before each group.
+    /// Publishes all groups, and calls `between` before each group.
     pub async fn play(
         &self,
         publisher: &TestPeer,
@@ -316,7 +317,7 @@ pub fn introduce(net: &KernelNetwork, mut publisher: TestPeer, subscribers: Vec<
     Cast { publisher, subscribers, _requests: requests }
 }
 
-/// Plays the whole stream of groups. Returns the status when all of it is acknowledged.
+/// Publishes all groups to the subscribers. Returns the relay's status when everything sent is acknowledged.
 pub fn play(net: &KernelNetwork, cast: Cast, show: &GroupStream, between: impl FnMut(u64)) -> Status {
     let Cast { publisher, subscribers, _requests } = cast;
     net.run(async {

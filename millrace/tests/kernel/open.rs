@@ -142,8 +142,9 @@ fn open_a_stream_for_each_object(by: PeerKind) {
     nothing_is_left(&net);
 }
 
-/// Checks that this number of the publisher's streams began since `before`, and that the kernel opened the subscribers'
-/// streams for each. The preamble of a WebTransport session may have been counted, too.
+/// Checks that `streams` streams of the publisher began since `before`, and that the kernel opened the subscribers'
+/// streams for each. Packets that had only the preamble of a WebTransport stream are counted separately, and ignored
+/// here.
 pub fn assert_all_bound(now: &Status, before: &Status, streams: u64) {
     let mut openings = since(&now.engine.openings, &before.engine.openings);
     openings.retain(|(name, _)| name != "preamble");
@@ -282,7 +283,7 @@ fn every_object_arrives_once_over_lossy_reordering_links() {
     }
 }
 
-/// The publisher resets streams before userspace has read any of their bytes, or just after.
+/// The publisher resets streams before userspace has read any of their bytes, or just after it has read them.
 #[test]
 fn streams_that_the_publisher_resets_are_reset_and_leave_nothing_behind() {
     needs_root!(streams_that_the_publisher_resets_are_reset_and_leave_nothing_behind);

@@ -27,8 +27,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// client that the relay has just closed.
 const CONNECTIONS: u64 = 3;
 
-/// A hostile client that changes its port, ID or key until `stops` is set. It runs in a thread of its own in a node's
-/// namespace.
+/// A hostile client that changes its port, ID or key until `stops` is set. It runs in a thread of its own in the
+/// network namespace of a peer's host.
 struct StrangerClient<'a> {
     net: &'a KernelNetwork,
     target: PeerTarget,

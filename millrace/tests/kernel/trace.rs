@@ -111,8 +111,8 @@ impl CountedEvents {
     }
 }
 
-/// Returns the packet number and the media in an event about a packet to a subscriber. The number is `None` if the
-/// packet was not sent. Returns `None` for other events.
+/// Returns the packet number, and the part of a track in the packet, from an event about a packet to a subscriber. The
+/// number is `None` if the packet was not sent. Returns `None` for other events.
 fn sending(event: &TraceEvent) -> Option<(Option<u64>, &TraceMedia)> {
     match event {
         TraceEvent::Copy(copy) => Some((copy.number, &copy.media)),
@@ -134,7 +134,7 @@ fn assert_unique(events: &[TraceEvent]) {
     }
 }
 
-/// Returns the sent ranges of each stream, in the order of their offsets.
+/// Returns the byte ranges that were sent on each stream, in the order of their offsets.
 fn sent_ranges(events: &[TraceEvent]) -> BTreeMap<u64, Vec<(u64, u64, bool)>> {
     let mut streams = BTreeMap::<u64, Vec<_>>::new();
     for (number, media) in events.iter().filter_map(sending) {

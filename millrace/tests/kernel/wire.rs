@@ -69,7 +69,8 @@ fn checksums_are_right_for_every_mix_of_address_families() {
     }
 }
 
-/// Makes a VLAN on the link between the relay and a node. From then on they reach each other only through the VLAN.
+/// Makes a VLAN on the link between the relay and a peer's host. From then on they reach each other only through the
+/// VLAN.
 fn make_vlan(net: &KernelNetwork, name: &str) -> &'static str {
     const VLAN: &str = "vlan100";
     let node = net.lab.node(name).unwrap();
@@ -192,7 +193,7 @@ fn route_that_only_the_relays_user_may_use_is_left_to_userspace() {
     assert_eq!(given_up, u64::from(lost.kernel.packets >= 8), "{lost:#?}");
 }
 
-/// Writes frames like `tcpdump -w`, all with the same time.
+/// Writes frames like `tcpdump -w`, all with the same time stamp.
 fn write_pcap(path: &Path, frames: &[Vec<u8>]) {
     let mut bytes = Vec::new();
     for word in [0xa1b2_c3d4, 2 | 4 << 16, 0, 0, 65_535, 1_u32] {

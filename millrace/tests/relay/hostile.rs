@@ -77,7 +77,8 @@ async fn take(subscriber: &mut TestPeer, mut published: watch::Receiver<Option<u
     }
 }
 
-/// Returns the target for hostile clients that connect like the test's peers.
+/// Returns the relay's address for hostile clients, with the transport that the test's other peers use: QUIC or
+/// WebTransport.
 fn target(relay: &TestRelay) -> PeerTarget {
     target_over(relay, if wants_web() { LabTransport::Webtransport } else { LabTransport::Raw })
 }
@@ -158,8 +159,8 @@ async fn attacked_over(transport: LabTransport) -> BTreeMap<String, u64> {
         for scenario in scenario::over(transport) {
             let report = attack(&relay, transport, scenario).await;
             println!("{}: {:?}", scenario.name, report.rounds);
-            // In the scenarios listed in `GO_ON`, and in those over WebTransport, the hostile client must get to its
-            // end without an error.
+            // In the scenarios listed in `GO_ON`, and in those over WebTransport, the hostile client must complete its
+            // scenario without an error.
             if GO_ON.contains(&scenario.name) || scenario.name.starts_with("web-") {
                 assert_eq!(report.rounds[0].ended, None, "{}", scenario.name);
             }
@@ -315,7 +316,7 @@ async fn a_stream_may_be_reset_in_the_packet_of_its_data() {
             publisher.closed.clone()
         })
         .await;
-        // It is possible that the subscriber does not get the last piece. But its stream is reset, and no session ends.
+        // The subscriber may not get the last piece of the object. But its stream is reset, and its session continues.
         assert_eq!(received.all().await.1, PeerStreamEnd::Reset, "{beyond}");
         if beyond < 0 {
             assert!(closed.as_ref().is_some_and(|closed| closed.starts_with(FINAL_SIZE_ERROR)), "{closed:?}");

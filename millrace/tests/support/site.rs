@@ -123,7 +123,7 @@ fn lab() -> Option<Lab> {
     Some(Lab::new(&topology).unwrap())
 }
 
-/// The host of a relay: a node of the lab, or this machine with engine `user`.
+/// The host of a relay: a network namespace of the emulated network, or this machine with engine `user`.
 #[derive(Clone, Copy)]
 pub struct RelayHost<'a>(pub Option<&'a LabNode>);
 

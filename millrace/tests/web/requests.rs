@@ -138,8 +138,8 @@ async fn rule_for_port_443_applies_without_explicit_port() {
 #[tokio::test]
 async fn malformed_session_request_closes_the_connection() {
     let relay = TestRelay::start();
-    // The cases are HEADERS that cannot be decoded, DATA before HEADERS, a frame that is too long, and a frame that
-    // ends early.
+    // The malformed requests are HEADERS that cannot be decoded, DATA before HEADERS, a frame that is too long, and a
+    // frame that ends early.
     let table: [&[u8]; 4] = [&[1, 2, 0xff, 0xff], &[0, 1, 7], &[1, 0x80, 0xff, 0xff, 0xff], &[1, 9, 0, 0]];
     for bytes in table {
         let client = WebClient::connect(&relay).await;

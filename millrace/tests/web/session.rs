@@ -1,4 +1,4 @@
-//! Tests of events within a WebTransport session.
+//! Tests of capsules, HTTP requests, streams and datagrams on the connection of a WebTransport session.
 
 use millrace_moq::{code, message::SetupOptions};
 use millrace_quic::{varint, webtransport::error};
@@ -102,7 +102,7 @@ async fn http_requests_next_to_a_session_close_it() {
     }
 }
 
-/// Opens a stream of a reserved type, or a request.
+/// Opens a unidirectional stream of a reserved type, or an HTTP request stream.
 async fn foreign(client: &WebClient, is_uni: bool) -> quinn::SendStream {
     let mut stream = match is_uni {
         true => client.connection.open_uni().await.unwrap(),

@@ -74,7 +74,8 @@ pub(crate) async fn successor(session: &Session, remote: &Remote) -> (Arc<Sessio
     let next = Remote { url, ..remote.clone() };
     let mut pause = Pause::new();
     loop {
-        // The first attempt waits too, so that two peers that redirect a client to each other do not keep it busy.
+        // The first attempt to connect also waits, so that two peers that redirect a client to each other do not keep
+        // it busy.
         pause.wait().await;
         match Session::connect(&next).await {
             Ok(session) => return (session, next),

@@ -75,7 +75,7 @@ impl SubscribedAlternates {
     }
 }
 
-/// Subscribes to a track, or to all its `alternates`. The objects of all of them go to the same sink.
+/// Subscribes to a track, or to all its `alternates`. The objects of all of them are passed to the same `sink`.
 pub(crate) async fn subscribe(
     receiver: &ObjectReceiver,
     track: TrackName,

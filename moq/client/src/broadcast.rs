@@ -1,4 +1,4 @@
-//! A publisher's broadcast: its tracks, their recent objects, and their listeners.
+//! A publisher's broadcast: its tracks, their recent objects, and the listeners through which sessions get new objects.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,7 +49,8 @@ pub struct Broadcast {
     /// The group ID that is sent for the group that publishers call 0. It is the same in every track.
     first_group: Arc<AtomicU64>,
     tracks: Mutex<BTreeMap<Bytes, Arc<BroadcastTrack>>>,
-    /// Whether the broadcast has ended. Receivers are also woken, without a change of the value, when a track is added.
+    /// Whether the broadcast has ended. Receivers of this channel are also woken, without a change of the value, when a
+    /// track is added.
     ended: watch::Sender<bool>,
 }
 

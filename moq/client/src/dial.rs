@@ -25,7 +25,7 @@ use crate::tls::{self, CertificateRefusal, CertificateTrust, LastRefusal};
 /// Requested size of the socket's receive buffer, in bytes. The default of Linux holds less than 100 packets, which
 /// arrive in 5 ms at 200 Mbit/s.
 const RECEIVE_BUFFER: usize = 4 << 20;
-/// Time without an answer after which a hint about the likely reason is logged.
+/// Time without an answer from the peer after which the client logs a hint about the likely reason.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The reason why no connection was established.

@@ -21,7 +21,8 @@ pub struct Sequencer {
     open: BTreeMap<(u64, u64), Option<u64>>,
     /// The location after the last object that was returned.
     next: Option<Location>,
-    /// The location within a group at which the subscription began. Objects may be returned from there on.
+    /// The location at which the subscription began, if it is within a group. An object at this location may be the
+    /// first one that is returned.
     inside: Option<Location>,
     late: u64,
     /// The latest groups whose first object was returned.
@@ -31,10 +32,11 @@ pub struct Sequencer {
     aside: Vec<ReceivedObject>,
 }
 
-/// Number of latest groups whose IDs are remembered. An object whose group is further behind than this is not just
-/// late: its publisher has restarted.
+/// Number of latest groups whose IDs are remembered. An object whose group is more than this number of groups behind
+/// the last returned object is not just late: its publisher has restarted.
 const REMEMBERED: usize = 64;
-/// Step in group IDs above which the queue does not wait for the groups in between.
+/// If the group ID rises by more than this number between two objects, the queue does not wait for the groups in
+/// between.
 const JUMP: u64 = 64;
 /// Largest number of objects that are kept while it is not known whether the publisher has restarted.
 const ASIDE: usize = 256;

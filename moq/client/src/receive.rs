@@ -121,7 +121,8 @@ pub struct EstablishedSubscription {
     /// The data stream of the fill (objects from before the subscription), if the subscription asked for it and such
     /// objects exist.
     fill: Option<oneshot::Receiver<ObjectStream>>,
-    /// Number of the subscription's data streams that are not subgroups: 1 if there is a fill.
+    /// Number of the subscription's data streams that are not subgroups: 1 if there is a fill (a stream of the objects
+    /// from before the subscription).
     others: u64,
 }
 
@@ -183,8 +184,8 @@ impl ObjectReceiver {
         let request_id = self.session.next_request_id();
         let fill = parameters.fill.as_ref().map(|fill| {
             let (sender, stream) = oneshot::channel();
-            // The fill's data stream may arrive before the response to SUBSCRIBE, so it is registered before the
-            // SUBSCRIBE is sent.
+            // The data stream of the fill (objects from before the subscription) may arrive before the response to
+            // SUBSCRIBE. It is therefore registered before the SUBSCRIBE is sent.
             self.fetches.lock().insert(request_id, (fill.group_order.unwrap_or_default(), sender));
             stream
         });
@@ -196,7 +197,8 @@ impl ObjectReceiver {
             }
         };
         let (mut request, ok) = asked.await.inspect_err(|_| drop(self.fetches.lock().remove(&request_id)))?;
-        // If the track has no objects yet, the publisher opens no data stream for the fill.
+        // If the track has no objects yet, the publisher opens no data stream for objects from before the subscription
+        // (the fill).
         let fill = fill.filter(|_| ok.parameters.largest_object.is_some());
         if TrackProperties::parse(&ok.properties)?.unsupported.is_some() {
             request.cancel();

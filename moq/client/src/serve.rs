@@ -238,7 +238,7 @@ impl BroadcastServer {
     }
 }
 
-/// Returns a track's properties for a request with these parameters.
+/// Returns the track's properties, or none if the request's `parameters` decline them (INCLUDE_PROPERTIES).
 fn properties_for(track: &BroadcastTrack, parameters: &Parameters) -> Properties {
     match parameters.include_properties {
         Some(false) => Properties::default(),
@@ -323,7 +323,7 @@ impl PastObjects {
 #[derive(Clone, Copy, Debug)]
 struct ObjectWindow {
     start: Location,
-    /// The last location, inclusive. The largest object ID means the whole group.
+    /// The last location that the subscription forwards. The largest possible object ID means the end of the group.
     end: Option<Location>,
     forward: bool,
 }
@@ -359,7 +359,7 @@ struct ServedSubscription {
     alias: u64,
     track: Arc<BroadcastTrack>,
     window: ObjectWindow,
-    /// The location filter from which `window` was computed.
+    /// The subscription's location filter, from which `window` (the range of forwarded objects) was computed.
     filter: Option<Filter>,
     /// The track's largest location at the time when this subscription began to forward (the joining location).
     joining: Option<Location>,

@@ -44,8 +44,8 @@ pub struct Remote {
     pub trust: CertificateTrust,
     /// Drafts to offer, the preferred one first. The peer chooses one.
     pub drafts: Vec<Draft>,
-    /// Whether to announce in SETUP that switching sets are supported (draft-wilaw-moq-moqt-ssts). Its code points
-    /// are provisional.
+    /// Whether to announce in SETUP that switching sets are supported (draft-wilaw-moq-moqt-ssts). The code points of
+    /// that draft are provisional.
     pub switching_sets: bool,
     /// The identity (HOP_ID) that this endpoint states in SETUP (draft-lcurley-moq-cluster). A relay of a cluster then
     /// requires HOP_PATH in every announcement of this endpoint.
@@ -260,7 +260,8 @@ impl Session {
         Ok(Self::start(endpoint, connection, prober, Some(tunnel), setup, 0).await?)
     }
 
-    /// Begins a session on a connection. `first_request` is 0 for a client and 1 for a server.
+    /// Begins a session on a connection. `first_request` is the first request ID of this endpoint: 0 for a client and 1
+    /// for a server.
     pub(crate) async fn start(
         endpoint: quinn::Endpoint,
         connection: quinn::Connection,

@@ -28,8 +28,8 @@ use crate::stats::{ObjectArrival, ObjectFigures, StatsReport};
 const QUEUE: usize = 256;
 /// Longest time that a player waits for a missing group after a later group has arrived.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Time that a player waits for a missing group if nothing was received for long before. The group was then most likely
-/// published during the silence.
+/// Time that a player waits for a missing group if it has written no object for longer than [`PATIENCE`]. The group was
+/// then most likely published during this pause.
 const PATIENCE_AFTER_SILENCE: Duration = Duration::from_millis(200);
 /// Longest time for closing the session after the subscriber was told to stop.
 const LEAVING: Duration = Duration::from_secs(3);
@@ -549,8 +549,8 @@ async fn receive_during(
     mut left: watch::Receiver<bool>,
 ) -> Result<SubscriberEnd, Error> {
     let serving = tokio::spawn(session.clone().run(receiver));
-    // A publisher may close its session at a relay that sent GOAWAY before we do. The broadcast then continues at
-    // another relay, so this early end is ignored.
+    // After the relay has sent GOAWAY, the publisher may leave the relay before this subscriber does. The broadcast
+    // then continues at another relay, so the early end of the track is ignored.
     let work = async {
         match work.await {
             Err(error) if error.is_early() && session.goaway().borrow().is_some() => {

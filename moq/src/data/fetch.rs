@@ -272,7 +272,7 @@ impl FetchEncoder {
 
     fn object_field(&self, location: Location) -> Option<u64> {
         match self.prior.location {
-            // The object ID may be omitted even in a new group, where that also means the previous ID plus one.
+            // An object ID that is the previous ID plus one may be omitted, even in a new group.
             Some(prior) if prior.object.checked_add(1) == Some(location.object) => None,
             Some(prior) if prior.group == location.group => {
                 debug_assert!(prior.object < location.object, "object IDs ascend in a group");

@@ -205,8 +205,8 @@ impl MessageBody for SubscribeOk {
     }
 }
 
-/// REQUEST_UPDATE: changes the parameters of the request on whose stream it is sent. Check `parameters` against the
-/// scope of that request.
+/// REQUEST_UPDATE: changes the parameters of the request on whose stream it is sent. The receiver has to check that
+/// this kind of request may have these `parameters`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestUpdate {
     /// The request ID of the update.

@@ -709,8 +709,8 @@ proptest! {
         let _ = decode_in(draft, &bytes);
     }
 
-    /// Damaged messages reach fields that random bytes never reach. If a damaged message is accepted, it must be
-    /// possible to encode it.
+    /// Messages with one changed byte test the parsers of fields that random bytes never reach. If a damaged message is
+    /// accepted, it must be possible to encode it.
     #[test]
     fn damaged_messages_never_panic((draft, message) in a_message(), at: prop::sample::Index, byte: u8) {
         let mut bytes = encode_in(draft, message).unwrap();

@@ -199,8 +199,8 @@ impl TrackCache {
         while self.bytes.load(Relaxed) > self.limits.bytes - self.limits.bytes / SLACK {
             let Some((at, entry)) = self.victim(&largest) else { return };
             self.drop_group(&entry);
-            // The list is sorted by memory, so the publisher that lost the group gets the place of its remaining
-            // memory.
+            // The list of publishers is sorted by memory, so the publisher that lost the group is inserted again
+            // according to its remaining memory.
             let (_, id) = largest.remove(at);
             let bytes = self.holders.lock().get(&id).map_or(0, |holder| holder.account.bytes());
             let place = largest.partition_point(|(other, _)| *other >= bytes);

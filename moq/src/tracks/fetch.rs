@@ -220,11 +220,11 @@ impl Source for FetchResponse {
 /// The arrival state of the objects in a range of a track.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// An object of the range is still arriving.
+    /// An object of the requested range is still arriving.
     Unfinished,
     /// Objects may still arrive: a group has not ended, and some of its object IDs are missing.
     Gaps,
-    /// Every object in the cached part of the range has arrived.
+    /// Every object in the cached part of the requested range has arrived.
     Ready,
 }
 
@@ -255,7 +255,7 @@ pub struct FetchWalk {
     first: Location,
     last: Location,
     order: GroupOrder,
-    /// The location from which to continue, or `None` at the end of the range.
+    /// The location from which the iteration continues, or `None` at the end of the requested range.
     at: Option<Location>,
 }
 
@@ -265,7 +265,7 @@ pub enum WalkStep {
     Objects(Vec<FetchEntry>),
     /// A range that the cache does not cover, from the first location to the second, inclusive.
     Missing(Location, Location),
-    /// The end of the range was reached.
+    /// The end of the requested range was reached.
     Done,
 }
 

@@ -5,9 +5,9 @@ use crate::{Filter, Location};
 /// A location filter that was converted to absolute locations when the subscription was established.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LocationWindow {
-    /// The first location.
+    /// The first location that the filter includes.
     pub start: Location,
-    /// The last location, inclusive. The largest possible object ID means the end of the group.
+    /// The last location that the filter includes. The largest possible object ID means the end of the group.
     pub end: Option<Location>,
 }
 
@@ -34,7 +34,7 @@ impl LocationWindow {
         }
     }
 
-    /// Checks that objects of the range may still arrive.
+    /// Checks that objects of the subscription's range may still arrive.
     ///
     /// # Errors
     /// Fails if the range has ended.
@@ -47,28 +47,30 @@ impl LocationWindow {
         }
     }
 
-    /// Reports whether the location is in the range.
+    /// Reports whether the subscription's range includes the location.
     pub fn contains(&self, location: Location) -> bool {
         location >= self.start && self.end.is_none_or(|end| location <= end)
     }
 
-    /// Reports whether any object of `group` can be in the range.
+    /// Reports whether the subscription's range can include any object of `group`.
     pub fn touches_group(&self, group: u64) -> bool {
         group >= self.start.group && !self.is_past(group)
     }
 
-    /// Returns the smallest object ID of `group` in the range. The range must [touch](Self::touches_group) the group.
+    /// Returns the smallest object ID of `group` in the subscription's range. The range must
+    /// [touch](Self::touches_group) the group.
     pub fn first_object(&self, group: u64) -> u64 {
         if group == self.start.group { self.start.object } else { 0 }
     }
 
-    /// Returns the largest object ID of `group` in the range, or `None` if the range covers the group's end. The range
-    /// must touch the group.
+    /// Returns the largest object ID of `group` in the subscription's range, or `None` if the range covers the group's
+    /// end. The range must touch the group.
     pub fn last_object(&self, group: u64) -> Option<u64> {
         self.end.filter(|end| end.group == group && end.object != u64::MAX).map(|end| end.object)
     }
 
-    /// Returns the last group that the range includes up to its end, or `None` if there is no such group.
+    /// Returns the last group that the subscription's range includes up to the group's end. Returns `None` if the range
+    /// includes the end of no group.
     pub fn last_whole_group(&self) -> Option<u64> {
         match self.end {
             None => Some(u64::MAX),
@@ -77,7 +79,7 @@ impl LocationWindow {
         }
     }
 
-    /// Reports whether `group` comes after the last group of the range.
+    /// Reports whether `group` comes after the last group of the subscription's range.
     pub fn is_past(&self, group: u64) -> bool {
         self.end.is_some_and(|end| group > end.group)
     }
@@ -91,7 +93,7 @@ mod tests {
         Location { group, object }
     }
 
-    /// Returns the end of a range that includes the whole group `group`.
+    /// Returns the last location of a range that ends with the end of `group`.
     const fn whole(group: u64) -> Option<Location> {
         Some(at(group, u64::MAX))
     }

@@ -27,7 +27,8 @@ pub struct SubgroupStream {
     serial: u64,
     header: SubgroupHeader,
     header_len: usize,
-    /// Length in bytes of the preamble that precedes the header on the publisher's stream.
+    /// Length in bytes of the preamble (WebTransport's stream header) that precedes the SUBGROUP_HEADER on the
+    /// publisher's stream.
     preamble: usize,
     settled: AtomicBool,
     state: RwLock<SubgroupBytes>,
@@ -62,8 +63,8 @@ impl SubgroupStream {
         Self::begin_behind(0, header, header_len)
     }
 
-    /// Does the same as [`begin`](Self::begin), for a publisher's stream with a preamble of `preamble` bytes before the
-    /// header.
+    /// Does the same as [`begin`](Self::begin), for a publisher's stream with a preamble (WebTransport's stream header)
+    /// of `preamble` bytes before the SUBGROUP_HEADER.
     pub fn begin_behind(preamble: usize, header: SubgroupHeader, header_len: usize) -> SubgroupReceiver {
         let parser = ObjectParser::new(&header, 0);
         let state = SubgroupBytes {

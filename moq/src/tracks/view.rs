@@ -15,7 +15,8 @@ use crate::{Status, SubgroupHeader, SubgroupId, data::encode_object_header};
 pub struct SubgroupView {
     subgroup: Arc<SubgroupStream>,
     prefix: Vec<u8>,
-    /// The offset in the subgroup's bytes from which the view continues after its prefix (preamble and header).
+    /// The offset in the subgroup's bytes from which the view continues after its prefix (WebTransport's stream header
+    /// and the SUBGROUP_HEADER).
     from: u64,
     /// The largest object ID in the view, if the view may end before the subgroup does.
     last: Option<u64>,
@@ -49,7 +50,7 @@ impl SubgroupView {
         Self { subgroup, prefix, from: start.payload, last: None }
     }
 
-    /// Inserts `preamble` at the start of the view.
+    /// Inserts `preamble` (WebTransport's stream header) at the start of the view.
     pub fn with_preamble(mut self, preamble: &[u8]) -> Self {
         self.prefix.splice(0..0, preamble.iter().copied());
         self

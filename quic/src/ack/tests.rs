@@ -58,7 +58,8 @@ fn ack_ranges_are_parsed() {
 
 #[test]
 fn ack_translation_keeps_only_the_packets_of_the_quic_stack() {
-    // Wire numbers 2, 5 and 9 are the stack's packets 0, 1 and 2. All other wire numbers are the data plane's.
+    // The packets with numbers 2, 5 and 9 on the wire are the QUIC stack's packets 0, 1 and 2. All other packets are
+    // the data plane's.
     let map = map([2, 5, 9]);
     type Ranges = &'static [RangeInclusive<u64>];
     let table: [(Ranges, Ranges); 7] = [

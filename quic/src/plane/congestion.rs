@@ -103,7 +103,7 @@ pub struct LostPacket {
     pub delivered: u64,
 }
 
-/// The effect of one ACK frame.
+/// Changes of a connection's state by one ACK frame, and measurements from the frame.
 #[derive(Clone, Copy, Debug)]
 pub struct AckEffect {
     /// The time when the frame arrived.
@@ -118,7 +118,7 @@ pub struct AckEffect {
     pub rtt: Option<Duration>,
     /// Bytes in flight now.
     pub in_flight: u64,
-    /// True if the window was full when the frame arrived.
+    /// True if the congestion window was full when the ACK frame arrived.
     pub window_limited: bool,
 }
 

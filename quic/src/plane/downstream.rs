@@ -99,7 +99,7 @@ struct Newest {
 /// send, call [`Self::poll_frames`] until it returns `None`, and pass each returned packet content on to
 /// [`Self::on_sent`] or [`Self::on_not_sent`]. Frames of the peer go to [`Self::on_ack`] and the other `on_...` methods
 /// in the order of their arrival. [`Self::timeout`] tells when to call [`Self::on_timeout`]; any other call may change
-/// it. At any time each byte of a stream is acknowledged, in flight, or part of a hole.
+/// that time. At any time each byte of a stream is acknowledged, in flight, or part of a hole (bytes still to be sent).
 ///
 /// ```
 /// use std::time::{Duration, Instant};
@@ -284,8 +284,8 @@ impl Downstream {
                 stream.priority = priority;
             }
             self.place(key);
-            // The kernel offload still uses the priority that the stream had when it was delegated, so the stream is
-            // recalled.
+            // The kernel offload still uses the priority that the stream had when the offload was allowed to send on
+            // it. The offload therefore has to return the stream.
             self.recall(key);
         }
     }

@@ -1,4 +1,4 @@
-//! Spreads a window's packets over the round trip (RFC 9002, section 7.7).
+//! Packet pacing: spreads the packets of a congestion window over the round trip (RFC 9002, section 7.7).
 
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,7 @@ impl Pacer {
             return Ok(());
         }
         let missing = self.mtu - self.tokens;
-        // The wait is rounded up, so that the bucket has the missing bytes at the deadline.
+        // The wait is rounded up, so that the token bucket has enough bytes for a packet when the wait ends.
         Err(self.filled + Duration::from_nanos(scale(missing, NANOS, rate).saturating_add(1)))
     }
 

@@ -17,7 +17,7 @@ use super::types::{PriorityLevel, StreamKey};
 pub struct WaitingStream {
     /// The stream's key. Older streams have smaller keys.
     pub key: StreamKey,
-    /// The stream's owner: the caller's number of a subscription.
+    /// The stream's owner: the number that the caller has given to the subscription.
     pub owner: u64,
     /// The stream's priority level. A smaller level is more urgent.
     pub level: PriorityLevel,
@@ -67,7 +67,8 @@ pub struct WaitingQueue {
 pub struct QueueLimits {
     /// Largest number of streams that may have bytes to send at the same time.
     pub streams: usize,
-    /// Largest number of bytes that may wait, not counting requested old data. Half of it is a soft limit.
+    /// Largest number of bytes that may wait to be sent, not counting requested old data. Half of this number is a soft
+    /// limit.
     pub bytes: u64,
     /// Time for which more bytes than the soft limit may wait, before streams are dropped.
     pub burst: Duration,
@@ -122,7 +123,7 @@ pub trait QueuePolicy: Send {
     fn rest(&mut self) {}
 }
 
-/// The available policies.
+/// The policies that can be configured for a receiver that cannot keep up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PolicyKind {
     /// [`LivePolicy`], which bounds how long data may wait.
@@ -133,7 +134,7 @@ pub enum PolicyKind {
 }
 
 impl PolicyKind {
-    /// Creates the policy.
+    /// Creates the policy that this value names.
     pub fn build(self) -> Box<dyn QueuePolicy> {
         match self {
             Self::Live => Box::new(LivePolicy::default()),

@@ -84,7 +84,7 @@ impl StreamQueues {
         }
     }
 
-    /// Ends the round-robin turn of the queue whose stream is named by `place`, so that the other queues of its
+    /// Ends the round-robin turn of the queue that contains the position `place`, so that the other queues of its
     /// priority level are served next.
     pub fn rotate(&mut self, place: QueuePosition) {
         let id = place.queue();

@@ -371,8 +371,8 @@ impl<T: Clone> Recovery<T> {
         self.probes
     }
 
-    /// Returns whether this process need not read the peer's next acknowledgement at once: no loss is suspected, no
-    /// probe was needed, and no packet of the QUIC stack is in flight.
+    /// Returns whether the peer's next acknowledgement may be read with a delay: no loss is suspected, no probe timeout
+    /// has expired, and no packet of the QUIC stack is in flight.
     pub fn is_steady(&self) -> bool {
         self.loss_time.is_none() && self.pto_count == 0 && self.probes == 0 && self.stack_in_flight == 0
     }
@@ -415,7 +415,7 @@ impl<T: Clone> Recovery<T> {
         self.controller.window()
     }
 
-    /// Returns the bytes that were acknowledged.
+    /// Returns the number of bytes that the peer has acknowledged since the connection began.
     pub fn delivered(&self) -> u64 {
         self.delivery.delivered()
     }
@@ -448,7 +448,7 @@ impl<T: Clone> Recovery<T> {
         self.controller.window().saturating_sub(own).max(2 * self.mtu())
     }
 
-    /// Returns the counts since the connection began.
+    /// Returns the counts of sent, lost and acknowledged packets since the connection began.
     pub fn counts(&self) -> RecoveryCounts {
         self.counts
     }

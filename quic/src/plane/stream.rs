@@ -97,8 +97,8 @@ pub struct PlaneStream {
     /// Offset before which all bytes are requested old data.
     asked: u64,
     state: SendState,
-    /// Offset after the last byte that was ever sent. It counts against credit, and is the final size of a reset
-    /// stream.
+    /// Offset after the last byte that was ever sent. It counts against the peer's flow control limits, and is the
+    /// final size of a reset stream.
     sent: u64,
 }
 

@@ -38,7 +38,7 @@ fn stream_frames(payload: &[u8]) -> impl Iterator<Item = StreamFrame<'_>> {
     })
 }
 
-/// Returns the largest offset of each stream, and whether the stream ends.
+/// Returns, for each stream in the payload, the offset after its last byte, and whether a frame with FIN ends it.
 fn ends(payload: &[u8]) -> BTreeMap<u64, (u64, bool)> {
     let mut ends = BTreeMap::new();
     for frame in stream_frames(payload) {
@@ -179,8 +179,8 @@ proptest! {
                 let is_beyond = |(_, at): &(u64, u64)| *at >= end;
                 let size = sizes.get(&id).copied().unwrap_or(if fin { end } else { u64::MAX });
                 if end > size || (fin && (end != size || seen.range((id, 0)..(id + 1, 0)).any(is_beyond))) {
-                    // These frames contradict each other, so in the relay the QUIC stack would close the connection.
-                    // The test ends.
+                    // These frames contradict each other, so in the relay the QUIC stack would close the connection. So
+                    // nothing after them is tested.
                     return Ok(());
                 }
                 if fin {

@@ -146,7 +146,7 @@ impl Connection {
         self.shared.set_worth(worth);
     }
 
-    /// Sets the number by which packet traces identify this session.
+    /// Sets the number by which packet traces identify the MoQ session on this connection.
     pub fn set_session(&self, session: u32) {
         self.shared.set_session(session);
     }
@@ -289,7 +289,7 @@ impl Connection {
         self.shared.window.join(share);
     }
 
-    /// Returns the size of the connection's receive window, and the time since the last MAX_DATA frame.
+    /// Returns the size of the connection's receive window, and the time since the last MAX_DATA frame to the peer.
     pub fn receive_window(&self, now: Instant) -> ReceiveWindow {
         self.shared.window.status(now)
     }

@@ -21,7 +21,8 @@ impl Dscp {
     }
 }
 
-/// Names of code points that are not composed of a class (RFC 2474, RFC 3246, RFC 5865, RFC 8622).
+/// DSCP names without a class number (RFC 2474, RFC 3246, RFC 5865, RFC 8622), in contrast to names such as `cs5` and
+/// `af41`.
 const NAMES: [(&str, u8); 5] = [("default", 0), ("cs0", 0), ("le", 1), ("ef", 46), ("voice-admit", 44)];
 
 impl FromStr for Dscp {

@@ -157,8 +157,8 @@ impl Endpoint {
             tls::client(provider, &config.trust, config.client_certificate.as_ref(), &config.alpn)?;
         let initial = tls::initial_suite().ok_or(BindError::NoSuite)?;
 
-        // quinn derives Initial keys and seals Retry packets with this TLS configuration, before a connection has one
-        // of its own.
+        // quinn derives Initial keys and seals Retry packets with this TLS configuration. Each accepted connection gets
+        // a TLS configuration of its own later.
         let crypto = QuicServerConfig::with_initial(Arc::new(server_tls.clone()), initial)
             .map_err(|_| BindError::NoSuite)?;
         let mut server = quinn::ServerConfig::with_crypto(Arc::new(crypto));
@@ -314,7 +314,8 @@ impl Incoming {
 
 impl Drop for EndpointInner {
     fn drop(&mut self) {
-        // Notified, the driver task finds that the endpoint's registry of connections was dropped, and ends.
+        // The notification wakes the driver task, which ends because the endpoint's registry of connections was
+        // dropped.
         self.alarm.ring();
     }
 }

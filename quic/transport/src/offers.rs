@@ -89,7 +89,7 @@ impl Offers {
     }
 }
 
-/// The state of one offer: of a track's datagrams, or of its new streams.
+/// Whether the kernel offload may forward a track's datagrams, or its new streams, and the handle by which it does so.
 enum Offered<T: ?Sized> {
     /// The kernel offload's handle of these datagrams or streams was not requested yet, or the offload could not create
     /// it.

@@ -149,7 +149,7 @@ pub trait Offload: Send + Sync {
     /// Returns whether the kernel offload can forward packets at present.
     fn is_active(&self) -> bool;
 
-    /// Sets the number by which packet traces identify this session.
+    /// Sets the number by which packet traces identify the MoQ session on this connection.
     fn set_session(&self, session: u32);
 
     /// Sets whether the application's streams and datagrams are plain QUIC ones or belong to a WebTransport session, in
@@ -601,16 +601,16 @@ pub struct Status {
     /// Packets from subscribers that did not wake the process when they arrived, because from their length they were
     /// likely plain acknowledgements.
     pub deferred: u64,
-    /// Deferred packets that were dropped because the buffer was full.
+    /// Packets that did not wake the process, and were dropped because the receive buffer for such packets was full.
     pub deferred_dropped: u64,
     /// Number of times that the engine polled its offloads for packets that they had sent, without an event that
     /// announced such packets.
     pub ticks: u64,
     /// Connections with requested changes (path, keys, streams to be returned) that the engine has not carried out yet.
     pub commands_waiting: u64,
-    /// Changes of connections that were requested so far.
+    /// Changes of connections (path, keys, streams to be returned) that were requested from the engine so far.
     pub commands: u64,
-    /// Changes that were replaced by newer ones before they were carried out.
+    /// Requested changes of connections that were replaced by newer requests before the engine carried them out.
     pub commands_coalesced: u64,
     /// Connections that wait for a kernel offload.
     pub offloads_waiting: u64,

@@ -32,7 +32,7 @@ pub(crate) struct Builder<'a> {
     pub numbers: &'a NumberAllocator,
     pub counters: &'a SeamCounters,
     pub tap: &'a Tap,
-    /// The number that identifies this session in packet traces.
+    /// The number that identifies the connection's MoQ session in packet traces.
     pub session: u32,
 }
 

@@ -133,7 +133,7 @@ pub(crate) struct SharedConnection {
     handover: Arc<SendHandover>,
     tap: Arc<Tap>,
     paths: Arc<PathReports>,
-    /// The number by which [`Tap`] and [`PathReports`] identify this session.
+    /// The number by which [`Tap`] and [`PathReports`] identify the connection's MoQ session.
     session: AtomicU32,
 }
 
@@ -210,11 +210,11 @@ impl SharedConnection {
         MutexGuard::map(self.state.lock(), |state| &mut state.plane.downstream)
     }
 
-    /// Sets the number by which packet traces identify this session.
+    /// Sets the number by which packet traces identify the MoQ session on this connection.
     pub fn set_session(&self, session: u32) {
         self.session.store(session, Ordering::Relaxed);
         let mut state = self.state.lock();
-        // Path estimates that were reported before had no session number, so the estimate is reported again.
+        // Path estimates that were reported before this call had no session number, so the estimate is reported again.
         state.teller = PathReporter::default();
         if let Some(offload) = &mut state.offload {
             offload.set_session(session);

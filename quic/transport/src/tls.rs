@@ -59,7 +59,7 @@ impl ReplaceableRoots {
         Ok(clients)
     }
 
-    /// Replaces the roots. No earlier session can be resumed afterwards.
+    /// Replaces the root certificates for clients' certificates. No earlier TLS session can be resumed afterwards.
     pub fn set(&self, roots: Option<&Arc<RootCertStore>>) -> Result<(), Error> {
         let verifier = roots.map(|roots| {
             WebPkiClientVerifier::builder_with_provider(Arc::clone(roots), Arc::clone(&self.provider))

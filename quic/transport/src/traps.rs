@@ -54,11 +54,11 @@ impl Traps {
     }
 
     fn aim(&mut self, number: u64) {
-        // The distance is random, between a half and one and a half of its mean.
+        // The distance between two skipped packet numbers is random, between a half and one and a half of its mean.
         self.next = number + self.distance / 2 + self.random.hash_one(number) % self.distance;
     }
 
-    /// Returns whether one of the acknowledged ranges has a skipped number.
+    /// Returns whether one of the acknowledged ranges contains a skipped packet number.
     pub fn catch(&self, acknowledged: &[RangeInclusive<u64>]) -> bool {
         let Some(oldest) = self.left_out.front() else { return false };
         acknowledged.iter().filter(|range| range.end() >= oldest).any(|range| {
@@ -72,7 +72,7 @@ impl Traps {
 mod tests {
     use super::*;
 
-    /// Draws `numbers` numbers one by one, and returns the skipped ones.
+    /// Draws the first `numbers` packet numbers one by one, and returns those that were skipped.
     fn run(traps: &mut Traps, numbers: u64) -> Vec<u64> {
         let due: Vec<_> = (0..numbers)
             .filter(|number| traps.is_due(*number).then(|| traps.add(*number)).is_some())

@@ -123,7 +123,7 @@ impl BudgetLimits {
     }
 }
 
-/// A budget, and how much of it is used up.
+/// A budget for requests and tracks, and how much of it is used up.
 #[derive(Debug)]
 pub struct BudgetUsage {
     budget: Budget,

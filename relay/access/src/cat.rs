@@ -157,8 +157,8 @@ fn grant(claims: Vec<(Value, Value)>) -> Result<Grant, TokenError> {
             IAT => drop(time(number(&value)?)?),
             CTI => grant.id = Some(identifier(value)?),
             MOQT => grant.scopes = scopes(value)?,
-            // The claim `moqt-reval` demands that the token's rights are checked again at an interval. The relay checks
-            // them again whenever something changes that they depend on, which meets every interval.
+            // The claim `moqt-reval` gives an interval at which the token's rights have to be checked again. The relay
+            // needs no interval: it checks the rights again whenever something changes that they depend on.
             MOQT_REVAL if number(&value)? >= 0.0 => {}
             MOQT_REVAL => return Err(TokenError::Malformed("moqt-reval")),
             // Unknown claims are refused, because claims of CAT restrict the use of a token.

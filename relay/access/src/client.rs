@@ -40,7 +40,7 @@ struct FetchBucket {
     bytes_per_second: u64,
     /// The time at which the bucket is full again. `None`: nothing was taken yet.
     full_at: Mutex<Option<Instant>>,
-    /// Total number of bytes that were charged.
+    /// Total number of bytes of FETCH responses that were charged to the bucket.
     bytes: AtomicU64,
 }
 

@@ -203,12 +203,12 @@ pub struct Grant {
     /// The claim `root` of a JWT, a URL path. The path of the connection's URL must be equal to it, below it or above
     /// it.
     pub root: Option<Vec<String>>,
-    /// For each key that verifies the token, the issuer that may use it, or `None` if every issuer without a key of its
-    /// own may.
+    /// One element for each key that verifies the token: the only issuer that may use the key. `None`: every issuer
+    /// that has no key of its own may use it.
     pub signers: Vec<Option<Arc<str>>>,
 }
 
-/// Returns for each key the issuer that may use it, or `None` if every issuer without a key of its own may.
+/// Returns, for each key, the only issuer that may use it. `None`: every issuer that has no key of its own may use it.
 pub(super) fn list_issuers(keys: &[&AccessKey]) -> Vec<Option<Arc<str>>> {
     keys.iter().map(|key| key.issuer().cloned()).collect()
 }

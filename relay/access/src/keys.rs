@@ -118,7 +118,8 @@ pub fn read(bytes: &[u8]) -> Result<Vec<AccessKey>, KeyError> {
 /// Reads an HMAC secret, byte by byte. A line end at its end, as editors add it, is dropped if the rest is long enough.
 ///
 /// # Errors
-/// Fails if the secret is too short, or is a key or a certificate in a known format, which others may know.
+/// Fails if the secret is too short. Fails as well if the bytes are a key or a certificate in a known format, because
+/// it may be public.
 pub fn read_secret(bytes: &[u8]) -> Result<AccessKey, KeyError> {
     // Key formats are recognised before a line end is dropped, since the last byte of a key in DER may look like a line
     // end.

@@ -76,7 +76,7 @@ struct AccessClients {
     /// Clients that have sessions, and the networks of these clients.
     present: HashMap<NetworkPrefix, Weak<AccessClient>>,
     /// Cache memory used per client, with its limit. The count is kept after the client's last session has ended, as
-    /// long as the cache has groups of this client.
+    /// long as the cache has groups of tracks that this client has published.
     cache: HashMap<NetworkPrefix, Weak<account::CacheShare>>,
 }
 
@@ -100,7 +100,7 @@ pub struct ClientUse {
     pub refused: u64,
     /// Tracks that open requests use at present.
     pub tracks: u64,
-    /// Bytes that the client's groups take in the cache.
+    /// Bytes of the cache that groups of the client's tracks take.
     pub cache_bytes: u64,
     /// Bytes of objects that were sent in the client's FETCH responses.
     pub fetched_bytes: u64,
@@ -134,7 +134,7 @@ impl Access {
         Self::new(AccessPolicy::default(), BudgetLimits::default())
     }
 
-    /// Puts a policy in force. All rights in use are decided again.
+    /// Puts an access policy in force. All rights in use are decided again.
     pub fn set_policy(&self, mut policy: AccessPolicy) {
         self.version.send_modify(|version| {
             *version += 1;
@@ -143,12 +143,12 @@ impl Access {
         });
     }
 
-    /// Returns the policy in force.
+    /// Returns the access policy in force.
     pub fn policy(&self) -> Arc<AccessPolicy> {
         Arc::clone(&self.policy.read())
     }
 
-    /// Returns the limits. They never change.
+    /// Returns the limits on what sessions, clients and networks of clients may use. They never change.
     pub fn limits(&self) -> &BudgetLimits {
         &self.limits
     }

@@ -1,4 +1,4 @@
-//! Tests of tokens of both forms, of key files, and of decisions.
+//! Tests of tokens (JWT and CAT), of key files, and of access decisions.
 
 mod decisions;
 mod key_files;

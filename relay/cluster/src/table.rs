@@ -267,7 +267,8 @@ impl RouteTable {
 
     /// Sets the sessions from which tracks are currently received, by the namespaces of the tracks.
     pub fn set_carried(&mut self, carried: BTreeMap<Namespace, BTreeSet<ClusterLink>>) {
-        // A track's namespace may be longer than the announced one, so the prefixes are looked up.
+        // A track's namespace may be longer than the announced one. So each prefix of the track's namespace is looked
+        // up among the announced namespaces.
         let mut announced: BTreeMap<Namespace, BTreeSet<ClusterLink>> = BTreeMap::new();
         for (namespace, links) in carried {
             for prefix in namespace.prefixes() {
@@ -300,8 +301,8 @@ impl RouteTable {
     }
 
     /// Returns the rank of a route; the smallest is chosen. Routes in use come before unused ones, so that all tracks
-    /// of a namespace take one route. Otherwise two relays could each choose the other's copy, whose announced cost is
-    /// 0, and form a loop.
+    /// of a namespace take one route. Otherwise two relays could each choose the route through the other relay, which
+    /// is announced with cost 0, and form a loop.
     fn rank(&self, namespace: &Namespace, route: &NamespaceRoute) -> impl Ord + use<> {
         let is_used = self.is_carried(namespace, route.key.link);
         (self.suspects.contains(&route.key.link), !route.is_local, !is_used, self.merit(namespace, route))
@@ -407,7 +408,8 @@ impl RouteTable {
         };
         let Some(best) = best.filter(|best| !from.contains(&best.key.link)) else { return NextSource::Stay };
         let is_suspect = |route: &NamespaceRoute| self.suspects.contains(&route.key.link);
-        // If the peer of the track's session does not answer, the track moves at once, but not to another such session.
+        // If the peer of the track's session does not answer, the track moves at once, but not to another session whose
+        // peer does not answer.
         if is_suspect(current) {
             return if is_suspect(best) { NextSource::Stay } else { NextSource::Move(best.key.link) };
         }
@@ -438,7 +440,7 @@ impl RouteTable {
         routes
     }
 
-    /// Returns the numbers of namespaces, of routes, and of namespaces that are received from other relays.
+    /// Returns how many namespaces and how many routes exist, and how many namespaces are received from other relays.
     pub fn size(&self) -> (usize, usize, usize) {
         (self.routes.len(), self.routes.values().map(Vec::len).sum(), self.carried.len())
     }

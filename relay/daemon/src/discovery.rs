@@ -43,7 +43,7 @@ impl Drop for RunningDiscovery {
 }
 
 impl RunningDiscovery {
-    /// Marks this relay's record as draining, so that other relays no longer connect.
+    /// Marks this relay's record as draining, so that other relays no longer connect to this relay.
     pub fn drain(&self) {
         self.own.send_if_modified(|own| {
             own.as_mut().is_some_and(|own| !std::mem::replace(&mut own.draining, true))

@@ -116,10 +116,10 @@ fn worst<'a>(now: &'a Counts, before: Option<&Counts>, harmless: &[&str]) -> Opt
 /// A sample of the relay's media counters.
 #[derive(Default)]
 struct ShareMoment {
-    /// For each session: bytes sent by the kernel, bytes sent by userspace, and counts of copies by whether they were
-    /// sent, and if not, why.
+    /// Values of each session: bytes sent by the kernel, and bytes sent by userspace. Also counts of packet copies by
+    /// result: sent, or the reason why not.
     sessions: HashMap<u64, (u64, u64, Counts)>,
-    /// Counts of publishers' packets, frames and new streams, by whether they were forwarded, and if not, why.
+    /// Counts of publishers' packets, frames and new streams by result: forwarded, or the reason why not.
     upstream: [Counts; 3],
 }
 

@@ -11,7 +11,8 @@ use millrace_relay::status::{self as relay, ClusterDiscoveryStatus};
 
 use super::status::{MediaShare, RelaySessionStatus, RelayTrackStatus, Status};
 
-/// Renders a whole status, with rates since `before`. Lines fit `width` columns unless numbers or addresses are wider.
+/// Renders a whole status. Rates are computed from the difference to the earlier status `before`. Lines fit `width`
+/// columns unless numbers or addresses are wider.
 pub fn render(status: &Status, before: Option<&Status>, width: usize) -> String {
     let mut out = String::new();
     summary(&mut out, status, before, width);

@@ -83,7 +83,7 @@ struct Granted {
     id: EtcdNumber,
 }
 
-/// The object that wraps each answer of a streaming call.
+/// The JSON object in which etcd's gateway wraps each message of a streaming response.
 #[derive(Deserialize)]
 struct Streamed<T> {
     result: T,

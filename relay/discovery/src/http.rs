@@ -131,7 +131,7 @@ impl HttpClient {
         };
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(http)?;
         let connection = OpenConnection(tokio::spawn(async move {
-            let _ = connection.await; // an error is ignored: it also ends the answer's body, which the caller reads
+            let _ = connection.await; // an error is ignored: the caller gets it when it reads the answer's body
         }));
         let request = Request::builder()
             .method(if body.is_some() { "POST" } else { "GET" })

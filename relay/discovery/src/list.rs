@@ -121,7 +121,7 @@ mod tests {
 
     use super::*;
 
-    /// Waits for a result that must come within 30 s.
+    /// Returns the result of the future. The test fails if the result takes longer than 30 s.
     async fn soon<T>(work: impl Future<Output = T>) -> T {
         time::timeout(Duration::from_secs(30), work).await.expect("within 30 s")
     }

@@ -63,8 +63,8 @@ fn work(kernel: &Weak<RelayKernel>) {
             }
             all = all.or(pass);
         }
-        // Keystream entries that were given up can be reused only when all program runs that may have seen them have
-        // ended.
+        // Keystream entries that no ring uses any more can be reused only when all program runs that may have seen them
+        // have ended.
         if all.short
             && kernel.relay.has_retired_keystreams()
             && let Err(error) = kernel.relay.settle()

@@ -89,14 +89,14 @@ pub(super) struct KernelConnection {
     pub open: KeystreamAhead,
     pub kernel: Arc<RelayKernel>,
     owner: Weak<dyn OffloadOwner>,
-    /// The binding of the connection's WebTransport session. Unset without WebTransport.
+    /// The WebTransport session to which the connection's streams and datagrams belong. Unset without WebTransport.
     pub binding: OnceLock<Binding>,
     /// The openings of each track that the peer publishes: entries in the kernel's tables that are prepared for streams
     /// that have not begun.
     pub openings: Mutex<Vec<Weak<dyn Binds>>>,
     /// The connection's commands to the engine's thread.
     pub place: ConnectionCommands,
-    /// True from when the connection begins to return its record to the engine.
+    /// True from when the connection begins to return its record in the kernel's tables to the engine.
     pub is_released: AtomicBool,
     pub inbox: Mutex<Vec<Forwarded>>,
     /// True while `inbox` may contain the kernel's reports about sent packets.

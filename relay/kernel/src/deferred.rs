@@ -80,14 +80,15 @@ impl Deferred {
     pub fn sleep(&self, others: u64) {
         self.media.store(self.handle.media(), Ordering::Relaxed);
         self.handle.sleep(others);
-        // Packets may be deferred again, so the ticker has to run. If `rest` runs at the same time, either this code
-        // sees the flag `resting`, or every packet still wakes this process.
+        // Packets may be deferred again, so the ticker (the timer that wakes the socket's reader) has to run. If `rest`
+        // runs at the same time, either this code sees the flag `resting`, or every packet still wakes this process.
         if self.resting.load(Ordering::SeqCst) && self.resting.swap(false, Ordering::SeqCst) {
             (self.ticker)();
         }
     }
 
-    /// Pauses the ticker. From now on every packet wakes this process, and the next packet resumes the ticker.
+    /// Pauses the ticker, the timer that wakes the socket's reader. From now on every packet wakes this process, and
+    /// the next packet resumes the ticker.
     pub fn rest(&self) {
         self.resting.store(true, Ordering::SeqCst);
         self.handle.wake();

@@ -1,4 +1,5 @@
-//! Implements the transport's ingresses and egresses: the media that the kernel forwards from one connection to others.
+//! Implements the transport's traits for media that the kernel forwards. An ingress is a publisher's stream or a
+//! track's datagrams. An egress is one subscriber's copy of an ingress.
 
 use std::{
     any::Any,

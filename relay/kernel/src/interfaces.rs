@@ -42,10 +42,11 @@ impl ForwardingInterfaces {
         self.any.load(Ordering::Relaxed)
     }
 
-    /// Attaches to the named interfaces of the calling thread's network namespace, and detaches from all others.
+    /// Attaches the program to the named interfaces of the calling thread's network namespace, and detaches it from all
+    /// others.
     ///
     /// # Errors
-    /// If one interface cannot be attached to, returns an error and changes nothing.
+    /// If the program cannot be attached to one of the interfaces, returns an error and changes nothing.
     pub fn set(&self, relay: &RelayProgram, names: &[String]) -> Result<(), Error> {
         let mut places = self.places.lock();
         let mut wanted: Vec<ForwardingInterface> = Vec::new();
@@ -54,14 +55,16 @@ impl ForwardingInterfaces {
             match attach(relay, name) {
                 Ok(place) => wanted.push(place),
                 Err(error) => {
-                    // After a failure, the interfaces that this call has attached to are detached again.
+                    // After a failure, the program is detached again from the interfaces to which this call has
+                    // attached it.
                     let new = wanted.iter().filter(|place| !is_in(&places, place.index));
                     new.for_each(|place| relay.detach_from(place.index));
                     return Err(error);
                 }
             }
         }
-        // Interfaces are detached only when all others are attached, so a failure changes nothing.
+        // The program is detached from interfaces only after it was attached to all new ones, so a failure changes
+        // nothing.
         places
             .iter()
             .filter(|place| !is_in(&wanted, place.index))

@@ -44,7 +44,7 @@ impl KeystreamAhead {
         self.keys.lock().by_parity[usize::from(generation & 1)] = key;
     }
 
-    /// Sets the key generation in use.
+    /// Sets the key generation in use. New keystreams are computed with its keys.
     pub fn set_generation(&self, generation: u16) {
         self.keys.lock().generation = generation;
     }
@@ -107,15 +107,16 @@ impl KeystreamPass {
     }
 }
 
-/// Computes the wanted length of a ring: twice the most packets that were recently sent within a tick.
+/// Computes the wanted length of a keystream ring: twice the most packets that were recently sent within a tick (a pass
+/// of the keystream thread).
 #[derive(Debug, Default)]
 struct Demand {
-    /// The next packet number, as it was at the last tick.
+    /// The next packet number, as it was at the last tick (pass of the keystream thread).
     number: Option<u64>,
-    /// The most packets that were sent within one tick, as a fixed-point number in units of 1/`UNIT` packet. The value
-    /// decays by half in about 2 seconds.
+    /// The most packets that were sent within one tick (pass of the keystream thread), as a fixed-point number in units
+    /// of 1/`UNIT` packet. The value decays by half in about 2 seconds.
     peak: u64,
-    /// The present length of the ring, in keystreams.
+    /// The present length of the keystream ring.
     len: u32,
     idle: u32,
 }
@@ -126,7 +127,7 @@ impl Demand {
     const LEAST: u64 = 8;
     const MOST: u64 = 1 << 12;
 
-    /// Returns the wanted length of the ring.
+    /// Returns the wanted length of the keystream ring.
     fn tick(&mut self, number: u64, streams: bool) -> u32 {
         let used = number - self.number.replace(number).unwrap_or(number).min(number);
         self.idle = if streams { 0 } else { self.idle + 1 };
@@ -136,7 +137,8 @@ impl Demand {
         self.peak = (self.peak - self.peak / Self::DECAY).max(used.saturating_mul(Self::UNIT));
         let wanted = (2 * self.peak).div_ceil(Self::UNIT).clamp(Self::LEAST, Self::MOST);
         let wanted = wanted.next_power_of_two() as u32;
-        // The ring shrinks only to twice the wanted length, so that it does not change back and forth.
+        // The keystream ring shrinks only to twice the wanted length, so that its length does not change back and
+        // forth.
         if wanted >= self.len { wanted } else { (2 * wanted).min(self.len) }
     }
 }
@@ -145,8 +147,8 @@ impl Demand {
 mod tests {
     use super::*;
 
-    /// Simulates `ticks` ticks, and `used` sent packets before each. Returns the length of the keystream ring after the
-    /// last tick.
+    /// Simulates `ticks` passes of the keystream thread, and `used` sent packets before each. Returns the length of the
+    /// keystream ring after the last pass.
     fn run(demand: &mut Demand, ticks: usize, used: u64) -> u32 {
         for _ in 0..ticks {
             let number = demand.number.unwrap_or(0) + used;

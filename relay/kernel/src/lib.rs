@@ -182,7 +182,7 @@ struct Claimant {
 pub struct RelayKernel {
     relay: bpf::RelayProgram,
     interfaces: ForwardingInterfaces,
-    /// The connections with a record in the kernel's tables, by the index of their downstream record.
+    /// The connections with a record in the kernel's tables, by the index of their record for sent media.
     connections: RwLock<Vec<Weak<KernelConnection>>>,
     clock: MonotonicClock,
     commands: Arc<CommandQueue<KernelConnection, SetInterfaces>>,
@@ -259,11 +259,11 @@ impl RelayKernel {
         self.interfaces.any()
     }
 
-    /// Attaches to the named interfaces and to no others, and waits until that is done. Interfaces that have lost the
-    /// program get it again.
+    /// Attaches the program to the named interfaces and to no others, and waits until that is done. Interfaces that
+    /// have lost the program get it again.
     ///
     /// # Errors
-    /// Returns an error if one of them cannot be attached to. Nothing has changed then.
+    /// If the program cannot be attached to one of the interfaces, returns an error and changes nothing.
     pub fn set_interfaces(&self, names: Vec<String>) -> Result<(), Error> {
         let (done, result) = mpsc::sync_channel(1);
         self.commands.order(SetInterfaces { names, done });

@@ -51,7 +51,7 @@ impl Offload for KernelConnection {
     }
 
     fn set_binding(&self, binding: Binding) {
-        let _ = self.binding.set(binding); // The binding to a WebTransport session is set once per connection.
+        let _ = self.binding.set(binding); // The connection's WebTransport session is set only once.
         self.downstream.set_web(self.web_session());
     }
 

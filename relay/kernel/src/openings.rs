@@ -52,8 +52,8 @@ impl Supply {
 
 /// The openings of one track of a publisher: entries that are prepared for streams that have not begun.
 pub(super) struct KernelOpenings {
-    // The record of the track is dropped before the openings, so that the program binds no further stream to an
-    // opening.
+    // The record of the track is dropped before the openings (entries prepared for new streams), so that the program
+    // binds no further stream to an opening.
     track: bpf::TrackRecord,
     /// The openings (prepared entries) that userspace has not taken over yet. The program may have bound some of them
     /// to a stream already.

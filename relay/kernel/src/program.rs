@@ -142,7 +142,7 @@ impl RelayProgram {
         }
         let mut object = open.load()?;
         let shared = RelayMaps::new(&mut object, config)?;
-        // The ring is mapped into this process, so that reading it takes no system call.
+        // The ring buffer is mapped into this process, so that reading it takes no system call.
         let ring = RingReader::new(object.handle("forwarded")?, config.forwarded_bytes() as usize)
             .map_err(|source| Error::Memory { what: "forwarded", source })?;
         let trace = trace::RelayTraceRing::new(&mut object)?;

@@ -73,8 +73,8 @@ struct PendingCommands {
     is_released: bool,
     /// Streams that userspace takes back from the program. Their number is limited by the connection's streams.
     recalled: Vec<(StreamKey, Option<Box<dyn Delegation>>)>,
-    /// Numbers (tags) of subscriptions for which the kernel was allowed to open a stream, until the publisher's side
-    /// was removed. There are at most as many as the connection has streams.
+    /// Numbers (tags) of subscriptions for which the kernel was allowed to open a stream until forwarding from the
+    /// publisher ended. There are at most as many as the connection has streams.
     gone: Vec<u64>,
 }
 

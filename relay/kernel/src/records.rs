@@ -17,8 +17,8 @@ use std::{
 use millrace_transport::offload::{OffloadStanding, Worth};
 use parking_lot::Mutex;
 
-/// How long a connection keeps its record after its last subscription, although other connections wait for one. A
-/// subscriber that changes tracks has no subscription for a moment.
+/// How long a connection keeps its record in the kernel's tables after its last subscription, although other
+/// connections wait for a record. A subscriber that changes tracks has no subscription for a moment.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// The claims of connections to the kernel engine's records. `T` identifies the connection.
@@ -161,7 +161,7 @@ impl<T: Clone> RecordClaims<T> {
         self.0.lock().taken
     }
 
-    /// Decides which connections get a record, and which have to return theirs.
+    /// Decides which connections get a record in the kernel's tables, and which have to return theirs.
     pub fn decide(&self, now: Instant) -> Decided<T> {
         let mut state = self.0.lock();
         let mut decisions = Vec::new();
@@ -223,7 +223,7 @@ impl<T> RecordsState<T> {
         }
     }
 
-    /// Returns the claim that loses its record to a claim of the worth `to`.
+    /// Returns the claim whose record is taken for a waiting claim of the worth `to`.
     fn victim(&self, to: Worth, now: Instant) -> Option<u64> {
         let above = if to >= Worth::Publisher { Worth::Publisher } else { Worth::Subscriber };
         let is_old = |number: u64| {

@@ -17,8 +17,8 @@ use super::RelayKernel;
 /// How often connections are informed about sent packets if nothing else happens on them.
 const TICK: Duration = Duration::from_millis(10);
 
-/// The interval of ticks while packets arrive quickly. A publisher's whole congestion window may wait in a deferred
-/// socket until the next tick, which adds to the publisher's round-trip time.
+/// The interval between ticks of the ticker (periodic timer) while packets arrive quickly. A publisher's whole
+/// congestion window may wait in a deferred socket until the next tick, which adds to the publisher's round-trip time.
 const FAST_TICK: Duration = Duration::from_millis(2);
 
 /// If at least this many packets of publishers wait in a deferred socket, the interval of ticks is [`FAST_TICK`]. At
@@ -28,12 +28,12 @@ const FAST: u64 = 8;
 /// The ticker (periodic timer) rests after this time without any packet. Every packet wakes the process then.
 const REST: Duration = Duration::from_millis(200);
 
-/// The interval between two ticks while the ticker rests, because no packets arrive.
+/// The interval between two ticks while the ticker (periodic timer) rests, because no packets arrive.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The ticker's task *ticks* or *rests*. It rests after some time without packets. Packets are not deferred then, so
-/// the next one wakes the process and calls [`Self::wake`]. While it rests, the task still checks for packets once a
-/// second. [`Self::start`] replaces a task whose runtime has ended.
+/// The ticker is a periodic timer, whose task *ticks* or *rests*. It rests after some time without packets. Packets are
+/// not deferred then, so the next one wakes the process and calls [`Self::wake`]. While it rests, the task still checks
+/// for packets once a second. [`Self::start`] replaces a task whose runtime has ended.
 #[derive(Default)]
 pub(super) struct Ticker {
     awake: Arc<Notify>,
@@ -51,12 +51,12 @@ impl Ticker {
         }
     }
 
-    /// Returns the number of ticks so far.
+    /// Returns how often the ticker has checked for sent and deferred packets so far.
     pub fn ticks(&self) -> u64 {
         self.ticks.load(Ordering::Relaxed)
     }
 
-    /// Makes the task tick again if it rests.
+    /// Makes the ticker's task tick at short intervals again if it rests.
     pub fn wake(&self) {
         self.awake.notify_one();
     }

@@ -87,7 +87,7 @@ impl CommandSubject for KernelConnection {
     fn set_id(&self, id: &ConnectionId, is_used: bool) {
         let changed = match (self.upstream(), is_used) {
             (Some(upstream), true) => {
-                // The upstream record receives the peer's packets from now on, so all connection IDs move to it.
+                // The record for received media gets the peer's packets from now on, so all connection IDs move to it.
                 self.downstream.remove_ids();
                 upstream.add_id(id)
             }

@@ -23,8 +23,8 @@ use peers::{KernelSubscriber, PORT, SubscriberPlace};
 use quic::DirectionKeys;
 
 const ALIAS: u64 = 300;
-/// The subscribers' track aliases. Their encodings are shorter than the publisher's, as long, and of the maximum
-/// length.
+/// The subscribers' track aliases. One encoding is shorter than that of the publisher's alias, one is as long, and one
+/// has the maximum length.
 const ALIASES: [u64; 3] = [7, 301, u64::MAX - 1];
 /// The largest DATAGRAM frame that the subscribers accept.
 const LIMIT: u32 = 1200;
@@ -117,7 +117,8 @@ impl DatagramScene {
         self.fronts = subscribers.iter().copied().map(front).collect();
     }
 
-    /// Returns the bytes of a datagram as the publisher sends it in its session.
+    /// Returns a datagram as the publisher sends it: after the prefix of WebTransport, if the publisher uses
+    /// WebTransport.
     fn fronted(&self, datagram: &[u8]) -> Vec<u8> {
         [&self.front, datagram].concat()
     }
@@ -148,7 +149,7 @@ impl DatagramScene {
     }
 
     /// Checks that each subscriber received each datagram under its own alias, as the userspace builder makes it.
-    /// `forwarded` must have exactly these copies.
+    /// Checks that `forwarded`, the program's reports of sent copies, lists exactly these copies.
     fn expect(&mut self, datagrams: &[(Vec<u8>, ObjectDatagram)], forwarded: &[Forwarded]) {
         let mut registered = forwarded.iter();
         for (start, datagram) in datagrams {
@@ -419,7 +420,8 @@ fn datagram_is_sent_only_within_size_window_priority_and_range_limits() {
     assert_eq!(scene.outcome(&frame_of_1300), EgressOutcome::Sent);
     scene.subscribers[0].downstream.set_max_bytes(u64::MAX / 2);
 
-    // A waiting object of priority 0x41 holds back datagrams that are as urgent or less.
+    // An object of priority 0x41 waits in userspace. The program leaves datagrams that are as urgent or less urgent to
+    // userspace.
     scene.subscribers[0].downstream.set_waiting(Some(0x8041));
     assert_eq!(scene.outcome(&plain), EgressOutcome::Sent);
     for (priority, want) in [
@@ -460,8 +462,9 @@ fn object_that_arrives_twice_is_forwarded_once() {
         frame::write_datagram(&encode(&plain_datagram(group, object, payload.to_vec())), &mut frames);
         frames
     };
-    // The third number of each tuple says how many datagrams are forwarded. Object 15 is too old to tell whether it is
-    // new, and group 1 is over once group 2 began.
+    // Each tuple has a group ID, an object ID and the number of copies that the program sends. For the newest object
+    // and the 64 object IDs before it, the program knows whether they have arrived. So object 15 is not forwarded after
+    // object 80. No object of group 1 is forwarded after one of group 2.
     for (group, object, sent) in [
         (1, 0, 1),
         (1, 0, 0),
@@ -499,7 +502,8 @@ fn no_packet_is_forwarded_twice_or_for_another_track() {
     assert_eq!(scene.send_packet(&packet), []);
     scene.sent = 1;
     assert_eq!(scene.send(&frames(ALIAS + 1)), []);
-    // A stream whose ID equals the track alias is forwarded, too. Its entry must not be used for the datagram.
+    // The program also forwards a stream whose ID equals the track alias. It must not use the map entry of that stream
+    // for the datagram.
     let mut streams = scene.upstream.slot(ALIAS + 1);
     let egress = millrace_relay_kernel::program::EgressRecord {
         stream_id: 3,

@@ -36,7 +36,7 @@ const EGRESS: EgressRecord = EgressRecord {
     group: 0,
 };
 
-/// A relay with one upstream, whose publisher sends one stream to `interface`.
+/// A relay with one publisher, which sends one stream that arrives on a network interface of the relay.
 struct PathScene {
     relay: RelayProgram,
     _upstream: UpstreamRecord,
@@ -248,7 +248,8 @@ fn frame_with_stacked_vlan_tags_is_left_to_userspace() {
         let before = scene.counted();
         let tag = [outer, 9].map(u16::to_be_bytes);
         wire.send(&[&frame[..12], tag.as_flattened(), &frame[12..]].concat());
-        // No socket receives from the inner VLAN, so only the counted outcome can be checked.
+        // No socket receives from the inner VLAN, so the test checks only the program's counter of frames with
+        // unsupported headers.
         wait_until(
             "the count",
             || scene.counted().since(&before),
@@ -269,8 +270,8 @@ fn has_vxlan(namespace: &str) -> bool {
 }
 
 /// The kernel sums up all bytes of a frame from a tunnel when it has to check the outer checksum (CHECKSUM_COMPLETE).
-/// The test cannot find a sum that is out of date: receivers then compute it again, and the kernel warns only about
-/// sums of hardware.
+/// The test cannot detect that the program leaves an outdated sum in the skb. Receivers then compute the sum again, and
+/// the kernel warns only about sums that hardware has computed.
 #[test]
 fn frames_with_a_complete_checksum_are_forwarded() {
     if !root("frames_with_a_complete_checksum_are_forwarded") {

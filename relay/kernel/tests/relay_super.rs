@@ -57,7 +57,8 @@ struct SuperPacketScene {
 }
 
 impl SuperPacketScene {
-    /// Makes one subscriber for each entry of `families`. The publisher's packets have the first family.
+    /// Makes one subscriber for each address family (4 or 6) in `families`. The publisher's packets have the first
+    /// address family of the list.
     fn new(network: &NamespaceNetwork, config: Config, families: &[u8]) -> Self {
         net::stay_on_this_cpu();
         let mut rng = Rng::with_seed(5);
@@ -177,19 +178,20 @@ fn each_segment_of_a_super_packet_is_forwarded() {
             assert_eq!(packets.map(|outcome| counted.packets(outcome)), [1, lengths.len() as u64, 0]);
         }
         assert_eq!(capture.check(), 53 * 3);
-        // The program keeps no state of the super-packet's clone: a single packet is then forwarded as usual.
+        // The program clones a super-packet to forward it. Afterwards it forwards a single packet as usual, because it
+        // keeps no state of the clone.
         scene.reaches_all(&[100]);
     }
 }
 
-/// One program run makes fewer copies than the super-packet needs, so a segment is continued in a further run. That run
-/// may also begin the next segments.
+/// One program run makes fewer copies than the super-packet needs, so a further run makes the missing copies of a
+/// segment. That run may also begin the next segments.
 #[test]
 fn copies_beyond_the_budget_are_sent_in_further_program_runs() {
     if !root("copies_beyond_the_budget_are_sent_in_further_program_runs") {
         return;
     }
-    // If a run makes at most 3 copies, it cannot finish a segment with 5 subscribers.
+    // If a program run makes at most 3 copies, it cannot copy a segment to all 5 subscribers.
     for (max_copies_per_run, continued) in [(3, 8), (7, 0), (14, 0)] {
         let network = NamespaceNetwork::new("sr");
         let config = Config { max_copies_per_run, max_runs: 3, ..Config::default() };
@@ -259,8 +261,8 @@ fn only_forged_segments_of_a_super_packet_are_declined() {
 }
 
 /// A super-packet is forwarded by way of a clone on the loopback interface. If the program was detached from loopback,
-/// userspace gets the super-packet and no copies are made. The outcome is counted and reported until the program is
-/// attached again.
+/// userspace gets the super-packet and no copies are made. The program counts such super-packets, and reports itself as
+/// detached until it is attached again.
 #[test]
 fn super_packet_without_a_clone_is_left_to_userspace() {
     if !root("super_packet_without_a_clone_is_left_to_userspace") {
@@ -279,12 +281,13 @@ fn super_packet_without_a_clone_is_left_to_userspace() {
     assert!(inside(&network.relay, || scene.relay.is_attached(west)));
     scene.slot.set_position(&PositionRecord::opaque(scene.offset));
     scene.reaches_all(&[900; 4]);
-    // When the program is detached from the last other interface, it is detached from loopback, too.
+    // When the program is detached from its last interface besides loopback, it is detached from loopback, too.
     scene.relay.detach_from(west);
     assert!(inside(&network.relay, || tc::count(LOOPBACK, KernelHook::Egress).expect("TCX")) == 0);
 }
 
-/// The deferred socket gets the super-packet and counts each of its segments.
+/// The deferred socket (the socket for packets that need not wake userspace) gets the super-packet and counts each of
+/// its segments.
 #[test]
 fn super_packet_is_deferred_as_a_whole() {
     if !root("super_packet_is_deferred_as_a_whole") {

@@ -87,7 +87,8 @@ impl Hub {
     }
 
     /// Adds a route that a [registered](Self::register_relay) relay has announced. `link_cost` is the cost of the link
-    /// to that relay. The publication is returned even if the route is refused, since a later update may be accepted.
+    /// to that relay. The route's guard is returned even if the route is refused, since a later update of the route may
+    /// be accepted.
     pub fn publish_route(
         &self,
         namespace: Namespace,
@@ -217,7 +218,8 @@ impl Hub {
         if upstreams.iter().any(|upstream| !upstream.is_of_relay) {
             return; // the track comes from a publisher of this relay or from the upstream relay
         }
-        // A publisher whose track is being moved counts as the source until another one has taken over.
+        // A publisher whose track is being moved counts as the source of the track until another publisher has taken
+        // over.
         let staying: Vec<_> = upstreams.iter().filter(|one| !one.is_leaving()).collect();
         let from: Vec<ClusterLink> = match staying.is_empty() {
             true => upstreams.iter().map(|upstream| upstream.publisher).collect(),

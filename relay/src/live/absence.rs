@@ -165,8 +165,8 @@ impl LiveTrack {
     }
 
     /// Returns how a group of `upstream` relates to the track; called before anything of the group is processed. If the
-    /// group shows a restart, the track starts over. If the group is far from the leading publisher's, `upstream`
-    /// becomes a standby.
+    /// group shows a restart, the track starts over. If the group ID is far from the leading publisher's, `upstream`
+    /// becomes a standby, whose objects are dropped.
     pub fn place(&self, upstream: &UpstreamTrack, group: u64, now: Instant) -> Numbering {
         if upstream.stands_by() {
             return Numbering::StandsBy;
@@ -180,7 +180,7 @@ impl LiveTrack {
                 return Numbering::StandsBy;
             }
         }
-        // The closure runs once: for the first group of a publisher that took over from another one.
+        // This closure is called only for the first group of a publisher that took over from another one.
         let anew = upstream.number(|claimed| {
             let Some(last) = self.data.last_seen() else { return false };
             let is_from_relay = upstream.is_of_upstream || upstream.is_of_relay;

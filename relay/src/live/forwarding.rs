@@ -57,8 +57,8 @@ impl Forwarding {
         self.newest
     }
 
-    /// Chooses the forwarded publisher: the present one, unless it is a standby or the track is being moved away from
-    /// it. If every publisher is a standby or is being replaced, the present one stays.
+    /// Chooses the forwarded publisher: the present one, unless it is a standby, whose objects are dropped, or the
+    /// track is being moved away from it. If every publisher is a standby or is being replaced, the present one stays.
     pub fn choose(&mut self, upstreams: &[Arc<UpstreamTrack>]) {
         let is_fit = |upstream: &&Arc<UpstreamTrack>| !upstream.is_leaving() && !upstream.stands_by();
         let present = upstreams.iter().find(|upstream| self.is(upstream));
@@ -86,8 +86,8 @@ impl Forwarding {
         let (begun, is_named) = match header.subgroup {
             SubgroupId::Explicit(id) => ((header.group, id), true),
             SubgroupId::Zero => ((header.group, 0), true),
-            // The subgroup ID is the ID of the first object, which has not been read yet. The largest ID claims all
-            // subgroups of the group.
+            // The subgroup ID is the ID of the subgroup's first object, which has not been read yet. A claim of the
+            // largest ID covers all subgroups of the group.
             SubgroupId::FirstObject => ((header.group, if is_alone { 0 } else { u64::MAX }), false),
         };
         let claimed = self.known_openings().is_none_or(|openings| openings.claim(begun));

@@ -19,8 +19,8 @@ const LARGE: u64 = 256 << 10;
 // Granted QUIC flow control credit cannot be revoked (RFC 9000, section 4.1), so the memory becomes free only when the
 // session is closed.
 impl ServerShared {
-    /// Closes the idle session with the largest receive window, if, since the last call, another window could not grow
-    /// for lack of memory.
+    /// Closes the idle session with the largest receive window. Does nothing unless, since the last call, the window of
+    /// another session could not grow for lack of memory.
     pub(super) fn reclaim_window(&self, now: Instant) {
         if !self.config.transport.windows.take_pressed() {
             return;

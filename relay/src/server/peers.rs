@@ -115,7 +115,7 @@ impl ServerShared {
                             there = peer.terms.upstream.at(&uri).filter(|_| !uri.is_empty());
                             if time::timeout(LEAVING, &mut running).await.is_err() {
                                 session.close(code::Session::NO_ERROR, "the peer is going away");
-                                let _ = running.await; // the panic hook has logged its panic
+                                let _ = running.await; // if the session's task panicked, the panic hook has logged it
                             }
                         }
                     }

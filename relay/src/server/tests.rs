@@ -44,7 +44,8 @@ impl RelayUnderTest {
         let mut transport = transport::Config {
             certificate: Some(Arc::new(certificate())),
             trust: ServerTrust::Anyone,
-            // All streams that the client opens are quinn's, none the data plane's.
+            // The QUIC stack (quinn) handles all streams that the client opens. None is left for the data plane, which
+            // sends media.
             control_streams: 1 + STREAMS as u64,
             ..transport::Config::default()
         };

@@ -83,7 +83,7 @@ impl UpstreamCandidates {
         }
     }
 
-    /// Delays the next attempt to reach a relay, after a failed attempt or a session of the length `lasted`.
+    /// Delays the next attempt to reach a relay, after a failed attempt or a session with the duration `lasted`.
     /// `forgotten` is true if the relay was restarted and answers again.
     fn rest(&mut self, source: usize, lasted: Duration, forgotten: bool, now: Instant) {
         let source = &mut self.0[source];

@@ -79,7 +79,7 @@ pub struct SessionContext {
     attached: AtomicBool,
 }
 
-/// The side that opened the session's QUIC connection, and to which peer.
+/// Which side opened the session's QUIC connection. If it was this relay, also the kind of the peer.
 pub enum SessionLinkEnd {
     /// A client opened the connection.
     Accepted,
@@ -323,7 +323,7 @@ impl SessionContext {
         self.authority.account()
     }
 
-    /// Returns the peer's rights.
+    /// Returns the peer's identity, its access rights and its use of the relay's budgets.
     pub fn authority(&self) -> &SessionRights {
         &self.authority
     }
@@ -334,8 +334,8 @@ impl SessionContext {
         Requester { session: self.id, is_upstream: self.is_upstream(), is_relay: self.is_relay(), hop }
     }
 
-    /// Decides whether a request of the peer may be served, before any state is created for it. The inner error refuses
-    /// the request.
+    /// Decides whether a request of the peer may be served, before any state is created for it. An error in the inner
+    /// `Result` is the answer that refuses the request.
     ///
     /// # Errors
     /// Returns an error if the session has to be closed.

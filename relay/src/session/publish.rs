@@ -228,7 +228,8 @@ impl Publications {
         Ok(())
     }
 
-    /// Applies a publisher's description to `track`. The inner error refuses the publisher.
+    /// Applies a publisher's description to `track`. An error in the inner `Result` refuses the publisher, one in the
+    /// outer `Result` ends the session.
     fn prepare(
         &self,
         track: &LiveTrack,
@@ -309,7 +310,7 @@ impl Publications {
     }
 
     /// Reports whether a group from the peer is accepted. Logs if the publisher has restarted its group numbering, or
-    /// has become a standby.
+    /// has become a standby, whose objects are dropped.
     pub fn takes(&self, PublishedTrack { track, upstream }: &PublishedTrack, group: u64) -> bool {
         let session = self.context.id();
         let stood_by = upstream.stands_by();
@@ -438,8 +439,8 @@ fn change_to_all(published: &Parameters) -> Option<Parameters> {
 #[derive(Default)]
 struct Updates {
     unanswered: u64,
-    /// The newest REQUEST_UPDATE that has to wait for an earlier answer. Its parameters replace those of earlier
-    /// waiting updates.
+    /// The newest REQUEST_UPDATE that has to wait for the answer to an earlier one. Its parameters replace those of
+    /// earlier waiting updates.
     waiting: Option<Parameters>,
 }
 

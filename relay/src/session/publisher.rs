@@ -35,7 +35,8 @@ impl hub::HubPublisher for SessionPublisher {
         let publications = Arc::clone(&self.publications);
         let unheard = answers.clone();
         let begun = self.context.spawn(async move {
-            let _ = answers.send(publications.subscribe(track).await).await; // The send fails only if no caller waits.
+            // The send fails only if no caller waits for the answer.
+            let _ = answers.send(publications.subscribe(track).await).await;
             Ok(())
         });
         if !begun {

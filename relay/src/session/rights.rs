@@ -34,9 +34,9 @@ pub struct SessionRights {
     registered: Mutex<RegisteredTokens>,
     /// The account that the cache charges with the groups that the peer publishes.
     account: OnceLock<Arc<Account>>,
-    /// The subject and rights of the session, once SETUP has arrived.
+    /// The identity and access rights of the session's peer, once SETUP has arrived.
     admitted: OnceLock<(Arc<SessionSubject>, Arc<Rights>)>,
-    /// The namespaces that the peer publishes, each with the right under which it does so.
+    /// The namespaces that the peer publishes, each with the access right that allows it.
     namespaces: Mutex<Vec<(Namespace, Arc<Rights>)>>,
 }
 
@@ -166,7 +166,8 @@ impl SessionRights {
         refused(subject.without_right(place, proven).await)
     }
 
-    /// Admits a request of the peer, before any state is created for it. The inner error refuses the request.
+    /// Admits a request of the peer, before any state is created for it. An error in the inner `Result` is the answer
+    /// that refuses the request.
     ///
     /// # Errors
     /// Returns an error if the session has to be closed.

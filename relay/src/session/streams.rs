@@ -339,7 +339,7 @@ impl ArrivingSubgroup {
         self.ingress.as_ref().is_some_and(|ingress| ingress.is_contradicted())
     }
 
-    /// Ends the subgroup. The inner error reports that its track is malformed.
+    /// Ends the subgroup. An error in the inner `Result` reports that the subgroup's track is malformed.
     fn end(mut self, end: SubgroupEnd) -> Result<Result<(), TrackMalformed>, SessionError> {
         let Some(writer) = self.writer.take() else { return Ok(Ok(())) };
         match end {

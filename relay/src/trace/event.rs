@@ -1,4 +1,4 @@
-//! The events of `/trace`, one on each line.
+//! The events that a viewer of the HTTP resource `/trace` receives, one on each line.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -14,7 +14,7 @@ pub enum TraceEvent {
     Start {
         /// The engine: `user` or `kernel`.
         engine: String,
-        /// The reason why this engine runs.
+        /// The reason why the relay uses this engine.
         reason: String,
         /// Hints for the trace's viewer about the events that follow, such as why there are none of some types.
         notes: Vec<String>,
@@ -93,7 +93,7 @@ pub struct TraceUserspace {
     pub media: TraceMedia,
 }
 
-/// The measured state of a session's path.
+/// The measured state of a session's network path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TracePath {
     /// Time of the measurement, in microseconds since 1970.
@@ -137,11 +137,11 @@ pub struct TraceMedia {
     pub group: Option<u64>,
     /// The ID of the stream on the subscriber's connection.
     pub stream: Option<u64>,
-    /// Offset in the stream of the first of these bytes.
+    /// Offset in the stream of the first stream byte that the packet contains.
     pub offset: Option<u64>,
-    /// Number of stream bytes.
+    /// Number of bytes of the stream that the packet contains.
     pub len: Option<u16>,
-    /// True if the stream ends with these bytes.
+    /// True if the stream ends with the bytes in the packet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fin: bool,
 }
@@ -165,7 +165,7 @@ pub enum RawEvent {
     Offload(trace::OffloadTraceEvent),
     /// A packet that userspace has sent.
     Userspace(SentPiece),
-    /// A change of a path's state.
+    /// A change of the measured state of a session's network path.
     Path(PathChange),
 }
 

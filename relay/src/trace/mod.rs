@@ -34,7 +34,7 @@ use tokio::{
 use self::event::{LossPlace, RawEvent, TraceClock, TraceEvent};
 use super::{engine::RelayEngine, hub::Hub};
 
-/// How often events are collected.
+/// How often the trace's events are collected and passed to viewers.
 const TICK: Duration = Duration::from_millis(20);
 /// How long events are held back, so that earlier ones of other CPUs and threads can be sorted in before them.
 const HOLD: Duration = Duration::from_millis(20);
@@ -118,7 +118,7 @@ struct TraceState {
     viewers: Vec<TraceViewer>,
     /// The filter that the sources of events use now.
     told: Option<PacketFilter>,
-    /// Receives changes of paths while at least one viewer is connected.
+    /// Receives changes of the sessions' measured network paths while at least one viewer is connected.
     changes: Option<broadcast::Receiver<PathChange>>,
     /// Events that are too recent to be sent in order. They are not sorted yet.
     held: Vec<RawEvent>,
@@ -160,8 +160,8 @@ impl EventTracer {
         let start = self.start_line(&wanted);
         let viewer = TraceViewer { wanted, events: sender, lost: Arc::clone(&lost), last: Instant::now() };
         state.viewers.push(viewer);
-        // Changes of paths are subscribed to for each viewer, because a new receiver first gets the present state of
-        // all paths.
+        // Changes of network paths are subscribed to for each viewer, because a new receiver first gets the present
+        // state of all paths.
         let changes = self.paths.listen();
         state.changes.get_or_insert(changes);
         if !std::mem::replace(&mut state.running, true) {
@@ -297,7 +297,7 @@ impl EventTracer {
     }
 }
 
-/// Returns the path changes that have arrived, and how many were dropped.
+/// Returns the changes of measured network paths that have arrived, and how many were dropped.
 fn take_changes(changes: &mut Option<broadcast::Receiver<PathChange>>) -> (Vec<RawEvent>, u64) {
     let mut events = Vec::new();
     let mut lost = 0;

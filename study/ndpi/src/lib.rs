@@ -23,17 +23,17 @@ pub use sample::{NdpiSample, RECORD_MAX, parse};
 pub const LIBRARY: &str = "libndpi.so.4.2";
 /// Debian package that installs the library. The library's own package has another name in each release.
 pub const PACKAGE: &str = "libndpi-dev";
-/// Version whose functions are declared here.
+/// Version of nDPI whose functions are declared here.
 const VERSION: &str = "4.2.";
 
-/// Size of the bit mask of protocols, bytes. The library reads fewer bytes of it.
+/// Size of the bit mask that enables nDPI's protocols, in bytes. The library reads fewer bytes of it.
 const MASK_BYTES: usize = 1024;
-/// Largest size of a flow's state that is accepted, bytes.
+/// Largest size of nDPI's state of a flow that this crate allocates, in bytes.
 const FLOW_BYTES_MAX: u32 = 1 << 16;
 const PACKET_MAX: usize = 1500;
 const HEADERS: usize = 40;
 
-/// Largest payload of one packet, bytes.
+/// Largest TCP payload of a packet that is passed to nDPI, in bytes.
 pub const SEGMENT_MAX: usize = PACKET_MAX - HEADERS;
 
 #[derive(Debug, thiserror::Error)]

@@ -2,18 +2,18 @@
 
 use crate::SEGMENT_MAX;
 
-/// Largest number of segments in a record, both directions together.
+/// Largest number of TCP segments in a record of a connection's first bytes, both directions together.
 pub const SEGMENTS_MAX: usize = 10;
-/// Largest number of payload bytes in a record, both directions together.
+/// Largest number of payload bytes in a record of a connection's first bytes, both directions together.
 pub const BYTES_MAX: usize = 4096;
 const PORT: usize = 2;
 /// Number of bytes in front of each segment, which contain the segment's sender and length.
 const HEAD: usize = 3;
-/// Largest size of a record, bytes.
+/// Largest size of a record of a connection's first bytes, in bytes.
 pub const RECORD_MAX: usize = PORT + SEGMENTS_MAX * HEAD + BYTES_MAX;
 
-/// A record: the server's port, then for each segment 1 (client) or 0 (server), its length and its bytes. Numbers are
-/// in network order.
+/// A record of a connection's first bytes. It contains the server's port, then for each segment 1 (client) or 0
+/// (server), its length and its bytes. Numbers are in network order.
 pub struct NdpiSample {
     record: Vec<u8>,
     segments: usize,

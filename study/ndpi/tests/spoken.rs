@@ -21,7 +21,8 @@ const SSH: &[u8] = b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n";
 /// Segments in their order. The flag is true if the client sends the segment.
 type SpokenSegments = &'static [(bool, &'static [u8])];
 
-/// Sends `bytes` over a connection, and adds the received bytes to the sample.
+/// Sends `bytes` over a connection, and adds the received bytes to `sample`, the record of the connection's first
+/// bytes.
 fn pass(from: &mut TcpStream, to: &mut TcpStream, is_client: bool, bytes: &[u8], sample: &mut NdpiSample) {
     from.write_all(bytes).unwrap();
     let mut got = vec![0; bytes.len()];

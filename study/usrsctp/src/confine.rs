@@ -80,7 +80,7 @@ pub struct ChildLimits {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "confined", rename_all = "snake_case")]
 pub enum Hello {
-    /// The child is confined, except that the layers in `without` are missing.
+    /// The child is confined, except that the layers of confinement in `without` are missing.
     Yes { without: Vec<String> },
     /// The child could not be confined, and has ended.
     No { why: String },
@@ -130,7 +130,8 @@ impl Confined {
             let _ = tell.send(Ok((process.clone(), child.id(), cpu.clone())));
             cpu.watch(&process, &last);
             let how = child.wait().map_or_else(|error| error.to_string(), describe_exit);
-            // An error is ignored: the reason is already set if the child was killed for its use of CPU time.
+            // An error is ignored: the reason for the child's end is already set if the child was killed for its use of
+            // CPU time.
             let _ = last.set(how);
         })?;
         let (process, pid, cpu) = told.recv().map_err(io::Error::other)??;
@@ -279,7 +280,7 @@ pub fn enter<T>(
 }
 
 /// Sends a record without descriptors. `ControlEnd::send` uses sendmsg, which can carry addresses and descriptors, so
-/// the child's filter forbids it.
+/// the child's filter of system calls forbids it.
 pub fn say(control: &ControlEnd, record: &impl Serialize) -> io::Result<()> {
     let text = serde_json::to_vec(record)?;
     send(control, &text, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
@@ -327,7 +328,7 @@ fn confine(bounds: ChildLimits, without: &mut Vec<String>) -> anyhow::Result<()>
     // A change of the user resets the parent-death signal, so the signal is set afterwards. If the daemon has already
     // ended, the socket is closed.
     set_parent_process_death_signal(Some(Signal::KILL)).context("to die with the daemon")?;
-    // Applying the filter also sets `no_new_privs`.
+    // Applying the filter of system calls also sets `no_new_privs`.
     apply_filter_all_threads(&program).context("the list of system calls")
 }
 
@@ -423,8 +424,8 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_poll,
 ];
 
-/// Returns the filter. Forbidden calls fail with EPERM instead of ending the process, so that libraries that try more
-/// than they need continue.
+/// Returns the filter of system calls (seccomp). Forbidden calls fail with EPERM instead of ending the process, so that
+/// libraries that try more than they need continue.
 fn filter() -> anyhow::Result<BpfProgram> {
     let must = |argument, operation, value| {
         SeccompCondition::new(argument, SeccompCmpArgLen::Qword, operation, value)

@@ -34,7 +34,7 @@ const PMTUD_DISABLE: u32 = 0x10;
 const UNORDERED: u16 = 0x400;
 const SENDV_SNDINFO: c_uint = 1;
 const NOTIFICATION: c_int = 0x2000;
-/// Size of a packet's common header, bytes.
+/// Size of the common header of an SCTP packet, in bytes.
 const COMMON_HEADER: u32 = 12;
 
 pub const READ: c_int = 1;
@@ -91,7 +91,7 @@ struct PathParameters {
     dscp: u8,
 }
 
-/// The library's functions, named as in `usrsctp.h`.
+/// The functions of usrsctp, named as in `usrsctp.h`.
 struct UsrsctpCalls {
     init_nothreads: unsafe extern "C" fn(u16, Option<UsrsctpOutput>, Option<Print>),
     register_address: unsafe extern "C" fn(*mut c_void),
@@ -131,18 +131,19 @@ struct UsrsctpCalls {
     _library: Library,
 }
 
-/// The library, loaded into this process.
+/// The library usrsctp, loaded into this process.
 pub struct Usrsctp(UsrsctpCalls);
 
-/// Settings of an association.
+/// Settings of an SCTP association.
 #[derive(Clone, Copy, Debug)]
 pub struct Association {
-    /// Largest size of a packet, bytes.
+    /// Largest size of an SCTP packet, in bytes.
     pub packet_bytes: u32,
-    /// Size of the buffer of each direction, bytes.
+    /// Size of the association's send buffer and of its receive buffer, in bytes.
     pub buffer_bytes: u32,
     pub is_ordered: bool,
-    /// Number of streams that messages take in turn. Messages on different streams do not wait for each other.
+    /// Number of SCTP streams, on which messages are sent in turn. Messages on different streams do not wait for each
+    /// other.
     pub streams: u16,
     /// Initial and smallest retransmission time-out, in milliseconds.
     pub rto_initial_ms: u32,

@@ -1,4 +1,5 @@
-//! Tests a confined process that tries to escape from its confinement. This program is its own child. Harness: its own.
+//! Tests a confined process that tries to escape from its confinement. The test program starts itself again as the
+//! confined child process. Harness: its own.
 //!
 //! Tier: test-all, since it is no part of the product.
 
@@ -37,8 +38,8 @@ const LONG: Duration = Duration::from_secs(60);
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 enum ChildOrder {
-    /// Makes the child try to escape. A UDP socket is sent along with the order. `at` is the address of a listener,
-    /// `parent` and `witness` are processes to attack.
+    /// Makes the child try to escape. A UDP socket is sent along with this message. `at` is the address of a listening
+    /// socket. `parent` and `witness` are IDs of the processes that the child attacks.
     Escape {
         at: String,
         parent: i32,
@@ -297,8 +298,8 @@ fn earned_cpu_time_is_granted_and_bounded() {
         (child, control)
     };
     let (child, control) = started();
-    // In the loop, the child uses three times the CPU time that it may use without a grant. The parent grants more
-    // after each order, so the child lives on.
+    // In the loop, the child uses three times the CPU time that it may use without a grant. The parent grants more CPU
+    // time after each loop iteration, so the child is not killed.
     for _ in 0..12 {
         control.send(&ChildOrder::Work { ms: 100 }, &[]).expect("ordered");
         let _: EscapeAttempts = record(&control);
@@ -310,7 +311,7 @@ fn earned_cpu_time_is_granted_and_bounded() {
     control.send(&ChildOrder::Work { ms: u64::MAX / 2 }, &[]).expect("ordered");
     let said = "it was killed, since it used 400ms of CPU time without doing any work";
     assert_eq!(end(&child), said);
-    // The reason is known as soon as the child's socket has ended.
+    // The reason for the child's end is known as soon as its socket is closed.
     let (child, control) = started();
     control.send(&ChildOrder::Work { ms: u64::MAX / 2 }, &[]).expect("ordered");
     wait(&control);
@@ -326,7 +327,7 @@ fn started() -> (Confined, ControlEnd) {
     (child, control)
 }
 
-/// Waits for the child's `Hello`. Returns the layers that are missing.
+/// Waits for the child's `Hello`. Returns the layers of confinement that the child could not apply.
 fn greeted(control: &ControlEnd) -> Vec<String> {
     wait(control);
     match hello(control).expect("a word") {

@@ -379,8 +379,8 @@ fn token_bucket_is_exact_after_years() {
     }
 }
 
-/// Compares the parsers on nearly valid TCP options of grafts. In the option that offers a graft, each byte is changed
-/// to every value, at every length of the option.
+/// Compares the parsers on nearly valid TCP options with which a SYN offers a graft (a function that both hosts load
+/// into the kernel). Each byte of the option is changed to every value, at every length of the option.
 #[test]
 fn parsers_agree_on_damaged_tcp_options_of_grafts() {
     let offer = *b"\xfd\x0cMRg1\x01\x01abcdefgh";
@@ -395,8 +395,8 @@ fn parsers_agree_on_damaged_tcp_options_of_grafts() {
     }
 }
 
-/// Checks congestion control (RFC 5681) step by step: slow start, halving, additive increase, a timeout, and an unused
-/// window.
+/// Checks congestion control (RFC 5681) step by step: slow start, halving, additive increase, a timeout, and a
+/// congestion window that is not used.
 #[test]
 fn congestion_window_follows_acknowledgements() {
     for start in [0, u32::MAX - 100] {
@@ -411,14 +411,14 @@ fn congestion_window_follows_acknowledgements() {
         // previous one.
         assert_eq!(path.look(319, 0, 0), 42);
         assert_eq!(path.look(321, 0, 0), 1);
-        // The window grows exponentially up to half of its old size (slow start), and then linearly.
+        // The congestion window grows exponentially up to half of its old size (slow start), and then linearly.
         assert_eq!(path.look(340, 1, 0), 2);
         assert_eq!(path.look(360, 100, 0), 21);
         assert_eq!(path.look(380, 21, 0), 22);
-        // Losses never reduce the window below two packets.
+        // Losses without a timeout never reduce the congestion window below two packets.
         let least = (0..9).map(|step| path.look(400 + step, 1, 1)).min();
         assert_eq!(least, Some(2));
-        // An unused window does not grow, and if nothing is in flight no timeout occurs.
+        // A congestion window that is not used does not grow. If no packet is in flight, no timeout occurs.
         let mut idle = checks::Controlled::new(start);
         (0..5).for_each(|step| assert_eq!(idle.look_idle(step * 1000, 2), 10));
     }

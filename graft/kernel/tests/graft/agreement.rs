@@ -10,7 +10,8 @@ use crate::site::{
     GraftTestSite, LONG, PORT, all, congestion, congestion_of, counted, loaded, rule, transfer,
 };
 
-/// Returns a rule that sets Reno. Every kernel has Reno, so these tests need no graft.
+/// Returns a rule that sets the congestion control Reno. Every kernel has Reno, so these tests load no congestion
+/// control.
 fn reno(side: RuleSide) -> TcpRule {
     rule(side, congestion("reno"))
 }

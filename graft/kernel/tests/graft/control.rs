@@ -65,8 +65,9 @@ fn congestion_control_is_replaced_while_sockets_use_it() {
     }
 }
 
-/// A graft that was loaded before is not relocated by libbpf again, and the verifier processes each instruction about
-/// once. With static functions it would process 44,000 instructions of `pcc`.
+/// If a congestion control's object was loaded before, libbpf does not relocate it again. The verifier processes each
+/// instruction about once, because functions are global. With static functions it would process 44,000 instructions for
+/// the congestion control `pcc`.
 #[test]
 fn known_congestion_control_is_verified_without_repetition() {
     let Some(_site) = GraftTestSite::new("known") else { return };
@@ -119,8 +120,8 @@ fn graft_parameters_are_the_members_of_its_config() {
 #[test]
 fn object_without_congestion_control_is_refused() {
     let hybla = image("hybla");
-    // Offset of the control's name in the object file. The last of the names below has a letter that names of controls
-    // may not have.
+    // Offset of the congestion control's name in the object file. The last name tried below has a letter that is not
+    // allowed in names of congestion controls.
     let at = hybla.windows(9).position(|bytes| bytes == b"mr_hybla\0").expect("its name");
     let renamed = |name: &[u8; 8]| {
         let mut image = hybla.to_vec();

@@ -25,8 +25,8 @@ pub fn framed(sender: &PacketHooks, ends: &SessionEnds, payload: &[u8]) -> Vec<u
     frame
 }
 
-/// Runs the BPF program of a hook on a frame. Returns the reason that the program counted, its verdict and the frame's
-/// bytes, and checks that it counted no other reason.
+/// Runs the BPF program of a hook on a frame. Returns the counter that the program raised (one per reason for its
+/// verdict), the verdict and the frame's bytes. Checks that the program raised no other counter.
 pub fn reason(
     hooks: &mut PacketHooks,
     ends: &SessionEnds,
@@ -188,7 +188,7 @@ fn forged_frames_are_dropped() {
     assert_eq!(reason(&mut receiver, &there, FunctionHook::Rx, &good).0, PacketReason::LetIn);
 }
 
-/// Packets of random bytes get a verdict, and only the counter of one reason changes.
+/// Packets of random bytes get a verdict, and the program raises exactly one of its counters of reasons for verdicts.
 #[test]
 fn random_frames_get_a_verdict() {
     if !root("random_frames_get_a_verdict") {
@@ -216,8 +216,8 @@ fn random_frames_get_a_verdict() {
     assert!(!counts.is_empty() && counts.iter().all(|(reason, _)| is_refusal(reason)), "{counts:?}");
 }
 
-/// A test case: a list of packet functions, and packets in the order of arrival. Each packet has its number and the
-/// reason that the receiver's XDP program is expected to count.
+/// A test case: a list of packet functions, and packets in the order of arrival. Each packet is given by its packet
+/// number and by the reason for its verdict that the receiver's XDP program is expected to count.
 type FrameCase = (&'static [&'static str], &'static [(usize, PacketReason)]);
 
 #[test]
@@ -264,7 +264,8 @@ fn functions_run_in_the_order_of_their_list() {
     assert_eq!(reason(&mut receiver, &there, FunctionHook::Repair, &frame).0, Delivered);
 }
 
-/// A request is turned into the requested packet, byte for byte, if the sender has sent that packet.
+/// The sender's program turns a retransmission request into the requested packet, byte for byte, if the sender has sent
+/// that packet.
 #[test]
 fn retransmission_request_is_answered_with_the_same_packet() {
     if !root("retransmission_request_is_answered_with_the_same_packet") {
@@ -282,7 +283,8 @@ fn retransmission_request_is_answered_with_the_same_packet() {
             let (why, verdict, mut got) = reason(&mut sender, &ends, FunctionHook::Repair, &request);
             assert_eq!((why, verdict), (PacketReason::Resent, REDIRECT));
             assert!(crate::net::check_frame(&got));
-            // The link addresses are swapped in the answer, since the answer is made in the buffer of the request.
+            // The Ethernet addresses are swapped in the retransmitted packet, since it is made in the buffer of the
+            // request.
             got[..12].copy_from_slice(&want[..12]);
             let ip = if ends.local.is_ipv4() { 20 } else { 40 };
             assert_eq!(got[ETHERNET + ip..], want[ETHERNET + ip..], "number {number}");
@@ -293,7 +295,8 @@ fn retransmission_request_is_answered_with_the_same_packet() {
     }
 }
 
-/// A request is not answered with packets that were stored for another session, or before the session restarted.
+/// A retransmission request is not answered with packets that were stored for another session, or before the session
+/// restarted.
 #[test]
 fn packets_stored_before_a_restart_are_not_sent() {
     if !root("packets_stored_before_a_restart_are_not_sent") {
@@ -339,8 +342,8 @@ fn packets_of_both_lists_are_accepted_during_a_swap() {
     let new = framed(&sender, &v4(), b"payload");
     let at_rx =
         |receiver: &mut PacketHooks, frame: &[u8]| reason(receiver, &there, FunctionHook::Rx, frame).0;
-    // Packet numbers continue after the list of functions is replaced, so duplicates and late packets are recognised in
-    // both epochs.
+    // Packet numbers continue after the list of functions is replaced, so duplicates and late packets are recognised
+    // whether they were sent before or after the replacement.
     assert_eq!(at_rx(&mut receiver, &old), PacketReason::LetIn);
     assert_eq!(at_rx(&mut receiver, &new), PacketReason::LetIn);
     assert_eq!(at_rx(&mut receiver, &new), PacketReason::Duplicate);
@@ -354,7 +357,8 @@ fn packets_of_both_lists_are_accepted_during_a_swap() {
     sender.replace(&v4(), &list(&["number"]), 0).expect("replaced");
     let first = framed(&sender, &v4(), b"payload");
     assert_eq!(at_rx(&mut receiver, &first), PacketReason::LetIn);
-    // A packet of the same epoch is dropped if its trailer contains the identifier of another function list.
+    // A packet with the current epoch (the number, 0 or 1, of the function list) is dropped if its trailer contains the
+    // identifier of another function list.
     let mut other = hooks();
     open(&mut other, v4(), &["number", "order", "repair"]);
     let strange = framed(&other, &v4(), b"payload");
@@ -388,7 +392,7 @@ fn invalid_session_changes_are_refused() {
     }
     assert!(said(hooks.accept(&v6(), &list(&[])).expect_err("none")).contains("there is no session"));
     assert!(said(hooks.remove("seal").expect_err("none")).contains("seal is not loaded"));
-    // All 64 sessions are opened, and one more is refused.
+    // All 64 sessions that the maps have space for are opened, and one more is refused.
     for port in 1..64 {
         open(&mut hooks, ends("10.0.0.1:7000", &format!("10.0.0.3:{port}")), &["number"]);
     }
@@ -519,8 +523,8 @@ fn bpf_objects_without_exactly_one_function_are_refused() {
     assert!(OpenedFunction::open(b"ELF").is_err());
 }
 
-/// Waits until at least `enough` ticks of the sessions' clocks have been reported. Returns the ticks in the order of
-/// arrival.
+/// Waits until the kernel's periodic session timers have reported at least `enough` expiries (ticks). Returns the
+/// reports in the order of arrival.
 fn ticks(hooks: &mut PacketHooks, enough: usize) -> Vec<Tick> {
     let mut ticks = Vec::new();
     wait_for("ticks", || {
@@ -545,7 +549,7 @@ fn session_clock_ticks_are_reported() {
     hooks.set_clock(&v4(), std::time::Duration::ZERO).expect("stopped");
 }
 
-/// Each session has its own clock. The clock stops while it has nothing to report.
+/// Each session has its own periodic timer in the kernel. The timer stops while the session has nothing to report.
 #[test]
 fn session_clock_stops_until_a_packet_is_sent() {
     if !root("session_clock_stops_until_a_packet_is_sent") {

@@ -85,7 +85,8 @@ impl FunctionPair {
         Self { capture, arriving, marker, namespace, sender, receiver, ends }
     }
 
-    /// Makes both hosts accept another function list and use it for outgoing packets. Returns the new epoch.
+    /// Makes both hosts accept another function list and use it for outgoing packets. Returns the epoch (0 or 1) of the
+    /// new list, which packets contain.
     pub fn swap(&mut self, functions: &[&str]) -> u8 {
         let here = self.ends;
         let there = other_side(&self.ends);
@@ -97,7 +98,8 @@ impl FunctionPair {
         epoch
     }
 
-    /// Sends a payload as an application does. Returns the counted reason, the verdict, and all packets that were sent.
+    /// Sends a payload as an application does. Returns the reason that the BPF program counted for its verdict, the
+    /// verdict, and all packets that were sent.
     pub fn send(&mut self, payload: &[u8]) -> (PacketReason, i32, Vec<(u8, Vec<u8>)>) {
         let before = counted(&mut self.sender, &self.ends);
         let frame = datagram(&self.ends, payload);
@@ -155,7 +157,7 @@ impl FunctionPair {
         arrive(&self.namespace, &mut self.sender, &self.ends, frame, &self.capture)
     }
 
-    /// Returns a GRAFT_LAST message as the sender's daemon sends it.
+    /// Returns the message GRAFT_LAST, in which the sender's daemon states the number of the next packet.
     pub fn last(&self, next: u32) -> Vec<u8> {
         datagram(&self.ends, &self.sender.word(&self.ends, TalkMessage::Last(next)).expect("a word"))
     }
@@ -252,8 +254,8 @@ fn window_bounds_packets_in_flight() {
     }
 }
 
-/// A refused sender is notified once, when a quarter of its window is free or nothing is in flight. The sender of a
-/// session without `tell_room` is not notified.
+/// A refused sender is notified once, when a quarter of its window is free or nothing is in flight. A sender that did
+/// not ask for the notification (`tell_room`) gets none.
 #[test]
 fn refused_sender_is_notified_of_room_once() {
     if !root("refused_sender_is_notified_of_room_once") {
@@ -311,7 +313,8 @@ fn acknowledgements_report_received_packets_and_forged_ones_do_not() {
             assert_eq!(pair.at_sender(ack).reason, PacketReason::Answered);
             assert_eq!(pair.known(), known, "an old one says nothing new");
         }
-        // A changed bit is detected in the contents of an acknowledgement, in its tag, and in the packet's trailer.
+        // A changed bit is detected in the contents of an acknowledgement, in its authentication tag, and in the
+        // packet's trailer.
         let ack = acks.last().expect("one");
         let from = ack.len() - FRAME_BYTES - ACK_BYTES;
         for at in from..ack.len() {
@@ -643,7 +646,7 @@ fn function_list_abandons_only_its_own_packets_after_a_swap() {
         }
         numbers
     };
-    // Packet 14 is requested until its deadline has passed.
+    // The receiver requests the retransmission of packet 14 until the packet's deadline has passed.
     asked(&mut pair, &last);
     let owed: BTreeSet<u32> = (3..=10).collect();
     assert_eq!(asked(&mut pair, &last), owed);
@@ -652,8 +655,8 @@ fn function_list_abandons_only_its_own_packets_after_a_swap() {
         assert_eq!(pair.at_receiver(&copy).reason, PacketReason::Delivered, "{number}");
     }
     assert_eq!(pair.come().complete, 20);
-    // Go-Back-N sends packets 20 to 22: 20 is lost. A message that was sent before the swap must not make the receiver
-    // abandon packet 20.
+    // Go-Back-N sends packets 20 to 22: 20 is lost. A message from the sender's daemon before the swap of function
+    // lists must not make the receiver abandon packet 20.
     let word = pair.last(20);
     pair.swap(GO_BACK);
     let third = frames(&mut pair, 3);

@@ -27,8 +27,8 @@ pub const KEY: [u8; 16] = *b"sixteen bytes, !";
 
 /// Loads the dispatcher and all functions that the tests' function lists contain.
 pub fn hooks() -> PacketHooks {
-    // Requests are repeated after a short time, since round trips are short, and without a limit, since a busy machine
-    // may be slow.
+    // Retransmission requests are repeated after a short time, since round trips are short. They are repeated without a
+    // limit, since a busy machine may be slow.
     let parameters = [("repair", "retry_us", 5000), ("repair", "tries", 0)];
     hooks_of(&["number", "order", "repair"], &parameters)
 }
@@ -84,7 +84,8 @@ pub fn count(hooks: &mut PacketHooks, ends: &SessionEnds, reason: PacketReason) 
     counts.into_iter().find(|(it, _)| *it == reason).map_or(0, |(_, count)| count)
 }
 
-/// Returns the reasons that the packet programs counted at least once for a session, with their counts.
+/// Returns the reasons for verdicts that the packet programs counted at least once for a session's packets, with their
+/// counts.
 pub fn counted(hooks: &mut PacketHooks, ends: &SessionEnds) -> Vec<(PacketReason, u64)> {
     hooks.counts(ends).expect("counts").into_iter().filter(|(_, count)| *count > 0).collect()
 }

@@ -277,8 +277,8 @@ fn malformed_parity_recovers_nothing() {
         pair.at_receiver(frame);
     }
     let at = parities[0].len() - payload(&parities[0]).len();
-    // The changed headers have impossible rows, counts and lengths. A packet's trailer does not authenticate the
-    // payload, so without sealing a path can change it.
+    // The changed headers of parity packets have impossible matrix rows, packet counts and lengths. A packet's trailer
+    // does not authenticate the payload, so without sealing a path can change it.
     for (offset, value) in [(0, 2), (0, 255), (1, 0), (1, 1), (1, 64), (1, 255)] {
         let mut changed = parities[0].clone();
         changed[at + offset] = value;

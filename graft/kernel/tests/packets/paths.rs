@@ -107,8 +107,8 @@ fn redundant_datagram_uses_each_path() {
     });
 }
 
-/// A path of a session does not accept packets that arrive at another interface, have other addresses or lack the key.
-/// It does not count them as received.
+/// A path of a session does not accept packets that arrive at another interface, have other addresses, or are not
+/// authenticated with the session's key. The path does not count such packets as received.
 #[test]
 fn path_accepts_only_its_own_session() {
     if !root("path_accepts_only_its_own_session") {
@@ -225,15 +225,16 @@ fn packet_counts_of_a_session_path_continue_on_a_new_interface() {
     sender.set_paths(last, &of(last, LOOPBACK), false).expect("room");
 }
 
-/// A packet that a slower path may still deliver is neither requested nor counted as lost.
+/// The receiver neither requests the retransmission of a packet that a slower path may still deliver, nor counts it as
+/// lost.
 #[test]
 fn packet_that_may_arrive_on_another_path_is_not_missing() {
     if !root("packet_that_may_arrive_on_another_path_is_not_missing") {
         return;
     }
-    // Each pair has the number of the packet that arrives, and the newest packet number after its arrival. No packet of
-    // the second path is known at first. When packet 7 arrives, packets 5 and 6 are no longer in flight, and a late
-    // packet changes nothing.
+    // Columns: the number of the packet that arrives, and the number below which the receiver then considers no packet
+    // to be in flight. No packet of the second path is known at first. When packet 7 arrives, packets 5 and 6 are no
+    // longer in flight, and a late packet changes nothing.
     let come = [(0, 1), (1, 1), (2, 2), (4, 2), (8, 2), (3, 4), (7, 8), (5, 8)];
     with_two_queues(|ifindex| {
         let ends = v4();

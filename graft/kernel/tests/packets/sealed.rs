@@ -417,8 +417,8 @@ fn control_message_of_an_encrypted_session_must_be_encrypted() {
     assert_eq!(receiver.words(Duration::ZERO).expect("words").len(), 1);
 }
 
-/// A session that `hold` has stopped sends nothing. A packet that is authenticated with a new key counts as forged
-/// until the peer has the new key, too.
+/// A session whose sending the daemon has paused (`hold`) sends nothing. A packet that is authenticated with a new key
+/// counts as forged until the peer has the new key, too.
 #[test]
 fn frame_is_authenticated_with_the_latest_key() {
     if !root("frame_is_authenticated_with_the_latest_key") {
@@ -606,8 +606,8 @@ fn random_frames_get_a_verdict() {
     assert!(!counts.is_empty() && counts.iter().all(|(reason, _)| is_refusal(reason)), "{counts:?}");
 }
 
-/// Requests, retransmissions and messages are sealed, too, on a path that loses packets in both directions. The path
-/// sees no clear text, and no datagram twice.
+/// Retransmission requests, retransmissions and the daemons' messages are sealed, too, on a path that loses packets in
+/// both directions. The path sees no clear text, and no datagram twice.
 #[test]
 fn lost_packets_are_sent_again() {
     const SENT: u32 = 3000;

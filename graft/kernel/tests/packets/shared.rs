@@ -52,8 +52,9 @@ fn session() -> SessionEnds {
     ends(GRAFTED, CLIENT)
 }
 
-/// A network on which tests attach two programs, grafts and the gate. Grafts drop packets that lack their trailer, and
-/// the gate drops packets that are too short, so the test sees which program runs.
+/// A network on which tests attach two programs to one XDP hook: packet grafts and the gate. Packet grafts drop packets
+/// that lack the trailer of their session, and the gate drops packets that are too short, so the test sees which
+/// program runs.
 struct SharedSite {
     network: NamespaceNetwork,
     client: UdpSocket,

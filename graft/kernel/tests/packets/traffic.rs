@@ -368,7 +368,7 @@ pub fn assert_all_once(got: &[u32], sent: u32) {
     assert!(times.values().all(|count| *count == 1), "some came twice");
 }
 
-/// The wire loses requests and retransmissions as often as other packets.
+/// The wire loses retransmission requests and retransmissions as often as other packets.
 #[test]
 fn lost_packets_are_sent_again() {
     const SENT: u32 = 3000;
@@ -605,7 +605,8 @@ fn function_lists_with_a_window_keep_reliability_and_order() {
     }
 }
 
-/// The new list of functions repairs packets that were lost before the swap. Selective Repeat and Go-Back-N alternate.
+/// Under the new list of functions, packets that were lost before the swap are retransmitted. Selective Repeat and
+/// Go-Back-N alternate.
 #[test]
 fn go_back_n_and_selective_repeat_are_swapped_without_loss() {
     const SENT: u32 = 3000;
@@ -694,8 +695,8 @@ fn sender_stops_while_the_receiver_does_not_read() {
         scope.spawn(|| wire.run(&stop, |_| DatagramFate::Pass));
         get_to_know(&site, &sender, &mut receiver);
         let sending = scope.spawn(|| send_into_window(&near, 0..SENT));
-        // The sender stops far below the window: it is refused again and again, and the number of its next packet does
-        // not change.
+        // The sender stops long before its window of packets in flight is full: its datagrams are refused again and
+        // again, and the number of its next packet does not change.
         let mut before = (0, 0);
         let before = wait_for("its end", || {
             let now = (next(&sender, &site.ends), count(&mut sender, &site.ends, PacketReason::WindowFull));

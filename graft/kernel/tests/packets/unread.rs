@@ -152,8 +152,8 @@ impl UnreadCase {
         assert_eq!(left, (0, 0));
         assert_eq!(count(&mut sender, &site.ends, PacketReason::Sent), u64::from(SENT));
         assert_eq!(count(&mut receiver, &there, PacketReason::Delivered), u64::from(SENT));
-        // If the buffer holds a whole window, the receiver never refuses a packet, since it never announces more space
-        // than it has.
+        // If the receive buffer has space for all packets that the send window allows in flight, the receiver never
+        // refuses a packet, since it never announces more space than it has.
         if self.buffer == Some(1 << 20) {
             assert_eq!(count(&mut receiver, &there, PacketReason::SocketFull), 0);
         }

@@ -349,7 +349,7 @@ fn requested_packet_is_sent_again() {
     }
 }
 
-/// Packets of random bytes get a verdict, and only the counter of one reason changes.
+/// Packets of random bytes get a verdict, and the program raises exactly one of its counters of reasons for verdicts.
 #[test]
 fn random_frames_get_a_verdict() {
     if !root("random_frames_get_a_verdict") {
@@ -384,7 +384,7 @@ fn random_frames_get_a_verdict() {
     }
 }
 
-/// Checks the wire format byte by byte, since other tests rely on it.
+/// Checks byte by byte how a datagram over IP protocol 253 looks on the wire, since other tests rely on this format.
 #[test]
 fn wire_format_matches_the_documentation() {
     let udp = datagram(&v4(), b"payload");

@@ -1,4 +1,5 @@
-//! Frames on the streams of a carrier, in the order in which they are sent. Integers are big-endian; offsets and
+//! Frames between two brokers (the proxies that tunnel TCP connections), in the order in which they are sent. Their
+//! streams belong to a carrier, such as a QUIC connection between the brokers. Integers are big-endian; offsets and
 //! lengths are QUIC's variable-length integers.
 //!
 //! | type | name | fields |
@@ -28,10 +29,10 @@ pub const ALPN: &[u8] = b"millrace-carry/1";
 /// ALPN name of version 2 of the protocol, which adds [`CarryFrame::Ask`] and its answer.
 pub const ALPN_ASKS: &[u8] = b"millrace-carry/2";
 
-/// Most bytes of a frame before its data.
+/// Maximum length in bytes of a frame's head: everything before the data of a data frame.
 const HEAD_MAX: usize = 64;
 
-/// A frame between two brokers, on a stream of a carrier.
+/// A frame between two brokers, on a stream of a carrier (such as a QUIC connection between the brokers).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CarryFrame {
     /// Opens a connection. The client's broker sends this as the first frame on the connection's first stream.

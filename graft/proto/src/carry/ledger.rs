@@ -1,5 +1,5 @@
-//! The unconfirmed bytes of a tunnelled connection in each direction. They allow another carrier to continue the
-//! connection where one has ended.
+//! The unconfirmed bytes of a tunnelled connection in each direction. If the carrier that tunnels the connection ends,
+//! such as a QUIC connection, the tunnelled connection continues on another carrier with these bytes.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,5 @@
-//! TCP connections as streams of a carrier between two brokers. The connections continue when the carrier ends.
+//! TCP connections that two brokers (proxies) tunnel as streams of a carrier, such as a QUIC connection between the
+//! brokers. The connections continue when the carrier ends.
 //!
 //! | module | what it does |
 //! | --- | --- |

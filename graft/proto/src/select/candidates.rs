@@ -1,13 +1,14 @@
-//! Names of candidates for a connection: congestion controls of a direct connection, and carriers that tunnel
-//! it. Carriers are possible only if the peer offers one.
+//! Names of candidates for a connection: congestion controls of a direct connection, and carriers (such as QUIC
+//! connections between two proxies) that tunnel it. Carriers are possible only if the peer offers one.
 
 use super::features::{Feature, Features};
 
 /// Prefix of the names of candidates that tunnel the connection over a carrier.
 pub const CARRIED: &str = "carried";
-/// Name of the default carrier if it is connected already.
+/// Name of the candidate that tunnels the connection over the default carrier, if that carrier is connected already.
 pub const CARRIED_WARM: &str = "carried-warm";
-/// Name of the default carrier if it has to be connected first.
+/// Name of the candidate that tunnels the connection over the default carrier, if that carrier has to be connected
+/// first.
 pub const CARRIED_NEW: &str = "carried-new";
 /// Names of further carriers: QUIC with CUBIC, or a pool of TCP, MPTCP or SCTP connections.
 pub const CARRIERS: [&str; 4] = ["cubic", "tcp", "mptcp", "sctp"];

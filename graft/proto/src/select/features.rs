@@ -41,8 +41,8 @@ const fn choice(name: &'static str, choices: &'static [&'static str]) -> Example
     ExampleColumn { name, unit: "", choices }
 }
 
-/// The columns that a decision tree may use: the features in the order of [`Feature`], and then `windows`, which is
-/// computed from features.
+/// The columns that a decision tree may use: the features in the order of [`Feature`], and then `windows`, the
+/// transfer's size in multiples of bandwidth times round trip, which is computed from features.
 pub const COLUMNS: [ExampleColumn; SAID + 1] = [
     number("rtt", "ms"),
     number("rate", "Mbit/s"),
@@ -96,7 +96,7 @@ impl Feature {
 }
 
 impl ExampleColumn {
-    /// Parses a value. A named value becomes its index among the column's names.
+    /// Parses a value of this column. A value with a name becomes its index in the column's list of names.
     ///
     /// # Errors
     /// The text is not one of the accepted values, which the error names.
@@ -110,12 +110,12 @@ impl ExampleColumn {
         value.ok_or_else(|| Error::Number { name: self.name, unit: self.unit, value: text.to_owned() })
     }
 
-    /// Returns the name of a value; `None` for a numeric column.
+    /// Returns the name of a value of this column; `None` for a numeric column.
     pub fn choice(&self, value: f64) -> Option<&'static str> {
         self.choices.get(value as usize).copied()
     }
 
-    /// Returns a value as text, with its unit.
+    /// Returns a value of this column as text, with its unit.
     pub fn written(&self, value: f64) -> String {
         match (self.choice(value), self.unit) {
             (Some(name), _) => name.to_owned(),
@@ -155,7 +155,7 @@ impl Features {
         self.with(Feature::Profile, profile as usize as f64)
     }
 
-    /// Sets whether the peer offers a carrier, and whether that carrier is connected.
+    /// Sets whether the peer offers a carrier (a tunnel between two proxies), and whether that carrier is connected.
     #[must_use]
     pub fn carrying(self, offered: bool, warm: bool) -> Self {
         let place = |is: bool| f64::from(u8::from(is));
@@ -188,10 +188,10 @@ impl Features {
         windows.is_finite().then_some(windows)
     }
 
-    /// Returns the values of all columns, in the order of [`COLUMNS`].
+    /// Returns the connection's values for all columns that a decision tree may use, in the order of [`COLUMNS`].
     pub fn values(&self) -> [Option<f64>; COLUMNS.len()] {
         let mut all = [self.windows(); COLUMNS.len()];
-        // Features fill the first columns, and the computed column follows them.
+        // Features fill the first columns, and the computed column `windows` follows them.
         all[..SAID].copy_from_slice(&self.0);
         all
     }

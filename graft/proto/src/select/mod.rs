@@ -1,5 +1,6 @@
-//! Chooses the candidate that suits a connection best: a congestion control, or a carrier. The model is learned
-//! from measured transfers, people can read it, and outcomes of connections correct it.
+//! Chooses the candidate that suits a connection best: a congestion control, or a carrier that tunnels the connection
+//! (such as a QUIC connection between two proxies). The model is learned from measured transfers, people can read it,
+//! and outcomes of connections correct it.
 //!
 //! | module | what it does |
 //! | --- | --- |

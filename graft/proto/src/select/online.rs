@@ -50,7 +50,7 @@ pub enum DecisionReason {
     Found,
 }
 
-/// A candidate that was chosen, and why.
+/// The candidate (a congestion control or a tunnel) that was chosen for connections, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CandidateDecision<'a> {
     /// Name of the candidate.
@@ -59,7 +59,7 @@ pub struct CandidateDecision<'a> {
     pub why: DecisionReason,
 }
 
-/// The remembered costs of a candidate's latest connections.
+/// The remembered costs of the latest connections that used a candidate (a congestion control or a tunnel).
 #[derive(Clone, Debug, PartialEq)]
 pub struct CandidateRecord {
     /// Name of the candidate.

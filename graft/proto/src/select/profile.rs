@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 /// Sizes in KiB at which a transfer's progress is timed. An index into this list is called a rung.
 pub const LADDER_KIB: [u32; 9] = [1, 4, 16, 64, 256, 1024, 4096, 16_384, 32_768];
 
-/// Factor by which a transfer may last longer than with the best candidate and still count as equally good, if the
-/// application's traffic profile is insensitive to delay.
+/// Factor by which a transfer may last longer than with the best candidate (congestion control or tunnel) and still
+/// count as equally good, if the application's traffic profile is insensitive to delay.
 const PATIENCE: f64 = 2.0;
 
 /// The kind of delay that matters to an application.

@@ -116,7 +116,7 @@ impl Node {
             words.push(word);
             node = match next {
                 Some(next) => next,
-                // A branch may lack the wanted subtree only if the model was not checked.
+                // A branch has a subtree for every value of its feature, unless the model file was not checked.
                 None => return TreeWalk { leaf: &NOWHERE, words },
             };
         }

@@ -245,7 +245,7 @@ fn restarted_end_gets_new_keys() {
     for side in [0, 1] {
         let mut world = KeyTestWorld::new();
         for round in 0..10 {
-            // Every other restart happens in the middle of a key agreement.
+            // Restarts happen alternately between two key agreements and in the middle of one.
             world.run(if round % 2 == 0 { 5000 } else { 25 }, |_| false);
             let now = world.now;
             let mut random = NonceCounter(1000 * (round + 1));

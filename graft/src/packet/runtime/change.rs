@@ -1,4 +1,5 @@
-//! Changes a session's graft, and decides which state is kept and which datagrams are counted as lost.
+//! Changes a session's graft (list of packet functions), and decides which state is kept and which datagrams are
+//! counted as lost.
 
 use std::time::Instant;
 
@@ -65,7 +66,8 @@ impl PacketRuntime {
         Ok(())
     }
 
-    /// Returns the graft with this function list. If two grafts have the same list, the proposed one is returned.
+    /// Returns the graft in the settings that has this function list. If two grafts have the same list, the one that
+    /// was proposed for the session is returned.
     fn graft_for(&self, live: &LiveSession, list: u16) -> Option<GraftSetting> {
         let wanted = live.wanted.as_ref().and_then(|name| self.settings.grafts.get(name));
         wanted.filter(|wanted| wanted.list.id == list).or_else(|| self.graft_of(list)).cloned()
@@ -217,7 +219,8 @@ impl PacketRuntime {
 
     // --- Losses ---
 
-    /// Handles a message about losses. Returns false if the message is about something else.
+    /// Handles a message about datagrams that were lost when the session restarted. Returns false if the message is
+    /// about something else.
     pub(super) fn hear_losses(&mut self, ends: &SessionEnds, word: ListMessage) -> bool {
         if !matches!(word, ListMessage::Sent(_) | ListMessage::Lost(_)) {
             return false;

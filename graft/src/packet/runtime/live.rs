@@ -25,22 +25,24 @@ pub(super) const CLOCK: Duration = Duration::from_millis(20);
 /// The state of one open session.
 pub(super) struct LiveSession {
     pub session: SessionSetting,
-    /// The latest graft on which both ends have agreed.
+    /// The latest graft (list of packet functions) on which both ends have agreed.
     pub graft: GraftSetting,
-    /// The graft that replaces `graft`, from its acceptance at this end until both ends send with it.
+    /// The graft (list of packet functions) that replaces the field `graft`, from its acceptance at this end until both
+    /// ends send with it.
     pub next: Option<GraftSetting>,
-    /// The graft that was replaced last, while packets of it may be in flight.
+    /// The graft (list of packet functions) that was replaced last, while packets that were sent with it may be in
+    /// flight.
     pub before: Option<GraftSetting>,
     pub agreement: ListAgreement,
     pub meter: BudgetMeter,
-    /// Time at which this end has proposed another graft, while the change is in progress.
+    /// Time at which this end has proposed another graft (list of packet functions), while the change is in progress.
     pub proposed: Option<Duration>,
-    /// Name of the graft that this end has proposed.
+    /// Name of the graft (list of packet functions) that this end has proposed.
     pub wanted: Option<String>,
     /// Time that the kernel took for this end's latest switch to another list of functions.
     pub cut: Duration,
-    /// Kind of the pending change of the graft: whether it keeps the session's state. If no change is pending, this is
-    /// the kind of the latest one.
+    /// Kind of the pending change of the session's graft (list of packet functions): whether it keeps the session's
+    /// state. If no change is pending, this is the kind of the latest one.
     pub change: SessionChange,
     /// The count of lost datagrams after the latest restart of the session.
     pub count: Option<LossCount>,
@@ -48,7 +50,7 @@ pub(super) struct LiveSession {
     pub is_counted: bool,
     /// Counters of datagrams at the time when the session was opened or last restarted.
     pub begun: Before,
-    /// Problem of the session: its graft exceeds its time budget, or could not be swapped.
+    /// Problem of the session: its graft (list of packet functions) exceeds its time budget, or could not be changed.
     pub trouble: Option<String>,
     /// The latest announcements of the session's last packet number.
     pub said: LastWords,
@@ -93,7 +95,7 @@ pub(super) struct LiveLine {
     pub agreement: keys::KeyAgreement,
 }
 
-/// The state of a session's rules that choose a graft by the round-trip time.
+/// The state of a session's rules that choose a graft (list of packet functions) by the round-trip time.
 #[derive(Default)]
 pub(super) struct Ruled {
     pub watch: RuleWatch,
@@ -103,7 +105,7 @@ pub(super) struct Ruled {
     pub due: Option<DueChange>,
 }
 
-/// A change to another graft that a rule requests and that was not made yet.
+/// A change to another graft (list of packet functions) that a rule requests and that was not made yet.
 pub(super) struct DueChange {
     pub graft: String,
     pub why: String,
@@ -168,7 +170,7 @@ impl LiveSession {
         }
     }
 
-    /// Restarts the session with this graft, after the other end was restarted.
+    /// Restarts the session with this graft (list of packet functions), after the other end was restarted.
     pub fn begin(&mut self, graft: GraftSetting) {
         self.graft = graft;
         // Changes of the graft and counts of lost datagrams from before the restart of the other end do not apply any
@@ -235,13 +237,13 @@ impl LiveSession {
         self.keying.line.as_ref().is_some_and(|line| line.agreement.has_keys())
     }
 
-    /// Returns the grafts whose functions the session uses at present.
+    /// Returns the grafts (lists of packet functions) whose functions the session uses at present.
     pub fn grafts(&self) -> impl Iterator<Item = &GraftSetting> {
         [Some(&self.graft), self.next.as_ref(), self.before.as_ref()].into_iter().flatten()
     }
 
-    /// Returns the graft that the session has to change to under new settings: either they name another graft for the
-    /// session (`is_wanted`), or its graft has another list.
+    /// Returns the graft (list of packet functions) that the session has to change to under new settings: either they
+    /// name another graft for the session (`is_wanted`), or they change the functions of its graft.
     ///
     /// # Errors
     /// The session cannot change to the new settings or to that graft.
@@ -276,7 +278,7 @@ impl LiveSession {
         Ok(Some(graft.clone()))
     }
 
-    /// Checks that the functions of a graft can continue with the session's present state.
+    /// Checks that the functions of a graft (list of packet functions) can continue with the session's present state.
     pub fn check_way_to(&self, graft: &GraftSetting, anew: bool) -> Result<(), Error> {
         match moves(&self.graft.functions, &graft.functions) {
             Err(no) if !anew => Err(Error::NoState {
@@ -289,8 +291,8 @@ impl LiveSession {
         }
     }
 
-    /// Applies new settings of the session's graft, except for its list of functions. Returns the graft if its settings
-    /// have changed.
+    /// Applies new settings of the session's graft (list of packet functions), except for the list itself. Returns the
+    /// graft if its settings have changed.
     pub fn refreshed(&mut self, settings: &Settings) -> Option<&GraftSetting> {
         let graft = settings.grafts.get(&self.graft.name)?;
         // A changed function list has to be agreed on with the other end, and is not handled here.

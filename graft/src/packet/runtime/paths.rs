@@ -106,7 +106,7 @@ impl SessionRoutes {
         self.settings.each.iter().zip(self.balance.weights()).map(path).collect()
     }
 
-    /// Reports whether any path other than the session's own is up.
+    /// Reports whether a path with other addresses than the session's own is up.
     fn is_another_up(&self) -> bool {
         let mut others = self.each.iter().enumerate().skip(1);
         others.any(|(at, path)| path.ifindex != 0 && self.balance.is_up(at))

@@ -1,5 +1,5 @@
 //! The interfaces of sessions: BPF programs are attached to them, and attached again if another process has detached
-//! them. If a graft paces packets, the interface must obey time stamps of departure.
+//! them. If a session's packet functions pace packets, the interface must obey time stamps of departure.
 
 use millrace_graft_kernel::packet::PacketHooks;
 use millrace_kernel::qdisc;
@@ -31,7 +31,8 @@ fn index_of(name: &str) -> Result<i32, Error> {
     i32::try_from(index).map_err(|_| failed(nix::Error::ERANGE))
 }
 
-/// Checks the queueing disciplines: if a graft paces packets, all interfaces have to obey time stamps of departure.
+/// Checks the queueing disciplines: if the packet functions of a session pace packets, all interfaces have to obey time
+/// stamps of departure.
 ///
 /// # Errors
 /// The error names the first interface that does not obey them, and the remedy.

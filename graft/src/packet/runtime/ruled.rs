@@ -1,4 +1,4 @@
-//! Sessions whose settings have rules that choose the graft by the round-trip time.
+//! Sessions whose settings have rules that choose the graft (list of packet functions) by the round-trip time.
 
 use std::time::Duration;
 
@@ -14,17 +14,18 @@ use crate::Error;
 /// session is checked less often.
 const LOOK: Duration = Duration::from_millis(50);
 const AT_ONCE: usize = 256;
-/// Pause after which a failed change of a session's graft is tried again.
+/// Pause after which a failed change of a session's graft (list of packet functions) is tried again.
 const RETRY: Duration = Duration::from_secs(10);
 
 impl Ruled {
-    /// Drops the change of the graft that a rule requires, since an operator or the broker has chosen a graft. The
-    /// chosen graft stays until another rule applies to the round-trip time.
+    /// Drops the change of the graft (list of packet functions) that a rule requires, since an operator or the broker
+    /// (the local proxy) has chosen a graft. The chosen graft stays until another rule applies to the round-trip time.
     pub fn overrule(&mut self) {
         self.due = None;
     }
 
-    /// Records that both ends use this graft. Returns the rule's reason if a rule requested the change.
+    /// Records that both ends use this graft (list of packet functions). Returns the rule's reason if a rule requested
+    /// the change.
     pub fn agreed(&mut self, graft: &str) -> Option<String> {
         Some(self.due.take_if(|due| due.graft == graft)?.why)
     }
@@ -41,7 +42,8 @@ impl LiveSession {
         }
     }
 
-    /// Records the change of the graft that the rules require for the present round-trip time.
+    /// Records the change of the graft (list of packet functions) that the rules require for the present round-trip
+    /// time.
     fn look_at_rules(&mut self, now: Duration, progress: &SessionProgress) -> Option<PacketEvent> {
         let rtt = progress.round_trip?;
         let seen = (progress.acked, progress.delivered);
@@ -56,9 +58,10 @@ impl LiveSession {
         Some(PacketEvent::Ruled { session: self.session.name.clone(), graft, why })
     }
 
-    /// Returns the graft to propose to the other end now, if the rules require another graft.
+    /// Returns the graft (list of packet functions) to propose to the other end now, if the rules require another one.
     fn due_graft(&mut self, now: Duration) -> Option<String> {
-        // Only one change of the graft at a time is possible, and the other end may have started one.
+        // Only one change of a session's graft (list of packet functions) at a time is possible, and the other end may
+        // have started one.
         let is_free = self.agreement.next().is_none();
         let due = self.ruled.due.as_mut().filter(|due| is_free && now >= due.next)?;
         due.next = now + RETRY;
@@ -79,7 +82,7 @@ impl PacketRuntime {
             return Ok(());
         }
         self.looked_at_rules = now;
-        // The list is rotated, so that every session is checked before any is checked again.
+        // The list of sessions with rules is rotated, so that every session is checked before any is checked again.
         let first = self.ruled.len().min(AT_ONCE);
         let mut due: Vec<(SessionEnds, String)> = Vec::new();
         for &ends in &self.ruled[..first] {

@@ -219,8 +219,8 @@ fn datagrams_sent_before_a_swap_arrive() {
         let bytes = to.recv(&mut buffer).expect("received");
         assert_eq!(&buffer[..bytes], b"afterwards");
     }
-    // A graft that a command has chosen stays until the settings change. Even then a change has to wait until no packet
-    // of the previous function list can be in flight.
+    // A graft (list of packet functions) that an operator's command has chosen stays until the settings change. Even
+    // then a change has to wait until no packet of the previous function list can be in flight.
     let apply = |runtimes: &mut [PacketRuntime; 2], graft| {
         let settings = settings(0, GRAFTS, graft);
         site.inside(0, || runtimes[0].apply(settings))

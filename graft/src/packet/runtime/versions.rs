@@ -7,7 +7,7 @@ use super::super::versions::{FunctionVersion, find_identical};
 use super::PacketRuntime;
 use crate::Error;
 
-/// Loads the functions of grafts that are not loaded yet.
+/// Loads into the kernel those packet functions of the grafts (function lists) in the settings that are not loaded yet.
 pub(super) fn load(
     hooks: &mut PacketHooks,
     loaded: &mut Vec<FunctionVersion>,

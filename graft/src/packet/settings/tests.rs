@@ -170,7 +170,7 @@ fn with(line: &str, text: &str) -> String {
     text.replacen("[sessions]", &format!("[sessions]\n{line}"), 1)
 }
 
-/// Each session takes the same amount of memory, whichever graft it uses.
+/// Each session takes the same amount of memory, whichever graft (list of packet functions) it uses.
 #[test]
 fn memory_of_sessions_is_known_before_it_is_allocated() {
     let of = |head: &str, text: &str| parse(&with(head, text)).expect(head).memory().expect("bytes");

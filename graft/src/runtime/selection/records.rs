@@ -1,4 +1,5 @@
-//! Records of live connections and of the latest ended ones: the candidate that each used, and the reason.
+//! Records of live connections and of the latest ended ones: the congestion control or carrier that each used, and the
+//! reason for it.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -26,7 +27,8 @@ pub struct ConnectionRecord {
     /// `found`, `first`, `fallback` or `rule`.
     pub why: &'static str,
     pub candidate: String,
-    /// Purpose that was predicted, or `None` if the choice did not use a purpose.
+    /// Purpose (traffic profile and size) that was predicted for the connection, or `None` if its congestion control or
+    /// carrier was chosen without one.
     pub purpose: Option<status::PurposeStatus>,
     /// The model's choice for the connection's path, or `None` if no choice was made yet.
     pub made: Option<Arc<SelectionResult>>,
@@ -42,8 +44,8 @@ pub struct ConnectionRecord {
     pub ended: Option<(SelectedFlow, Option<ConnectionOutcome>)>,
 }
 
-/// Returns the reason for a connection's candidate. `missed` is true if the connection should have been tunnelled, but
-/// could not be.
+/// Returns the reason for a connection's congestion control or carrier. `missed` is true if the connection should have
+/// been tunnelled, but could not be.
 pub fn choice_reason(made: Option<&SelectionResult>, is_tried: bool, missed: bool) -> &'static str {
     match made {
         None => "first",

@@ -212,8 +212,8 @@ fn wrong_choice_of_a_model_is_replaced_within_fifty_connections() {
     assert_eq!(last.ended.expect("over").is_bad, Some(false));
 }
 
-/// A permission to try another candidate is for one connection, and the next is given only after enough other
-/// connections. Connections come in any order.
+/// A permission to try another congestion control is for one connection. The next permission is given only after enough
+/// further connections. Connections come in any order.
 #[test]
 fn two_percent_of_connections_try_another_candidate() {
     let mut bench = SelectionBench::new("in-place");
@@ -224,8 +224,8 @@ fn two_percent_of_connections_try_another_candidate() {
     let mut id = 0;
     for round in 0..400 {
         for _ in 0..round % 23 {
-            // The kernel gives the permission to try the second candidate to the first connection that follows the
-            // choice.
+            // The first connection after a choice with a permission uses the permission: it tries the second congestion
+            // control.
             let takes = choice.grant.is_some();
             bench.connect(id, "10.0.0.2", &choice, takes, 200);
             choice.grant = choice.grant.filter(|_| !takes);
@@ -308,8 +308,7 @@ fn number_of_chosen_paths_is_bounded_to_the_most_recent() {
         .collect();
     assert_eq!(bench.choose(&paths, true).len(), CHOICES);
     assert_eq!(bench.selection.chosen_for_peer(paths[CHOICES].peer), []);
-    // The only path for which nothing was chosen is now used, so it replaces the least recently used path in the table
-    // of choices.
+    // A path without a choice is in use now, so it replaces the least recently used path in the table of choices.
     let mut later = paths;
     later[CHOICES].idle_s = 0;
     let orders = bench.choose(&later, true);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Wire probe: stamps the UDP packets that pass an interface, at TC ingress and egress. It changes
- * nothing: every packet goes on to whatever else is attached.
+/* Wire probe: records when UDP packets pass an interface, at TC ingress and egress. It changes no
+ * packet: every packet goes on to whatever else is attached.
  */
 #include "intf.h"
 #include "sk_buff.h"

@@ -28,7 +28,7 @@ static __always_inline int is_networking(__u32 vector)
 	return vector == NET_TX_SOFTIRQ || vector == NET_RX_SOFTIRQ;
 }
 
-/* Argument of both raw tracepoints: unsigned int vector. */
+/* Argument of the raw tracepoints softirq_entry and softirq_exit: unsigned int vector. */
 SEC("raw_tp/softirq_entry")
 int softirqs_entry(struct bpf_raw_tracepoint_args *ctx)
 {
@@ -46,7 +46,7 @@ int softirqs_exit(struct bpf_raw_tracepoint_args *ctx)
 	__u32 key = 0;
 	__u64 *start = bpf_map_lookup_elem(&began, &key), time_ns;
 
-	/* The start is 0 if the softirq began before this program was attached. */
+	/* The start time is 0 if the softirq began before this program was attached. */
 	if (!start || !*start || !is_networking(ctx->args[0]))
 		return 0;
 	time_ns = bpf_ktime_get_ns() - *start;

@@ -54,7 +54,7 @@ pub struct AdaptArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum AdaptPolicy {
-    /// Send the rendition that fits; drop late media
+    /// Send the rendition that fits the bandwidth; drop late media
     Adaptive,
     /// Send one rendition; drop late media
     Live,

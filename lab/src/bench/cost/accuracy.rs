@@ -37,14 +37,14 @@ pub struct CpuError {
     observer_in_events_pct: f64,
     /// Time of all events (kernel contexts such as NET_RX) by the `perf` profile.
     profile_events_pct: f64,
-    /// Time of the observer's own BPF programs and of the kernel code that calls them, by the profile.
+    /// Time of the observer's own BPF programs and of the kernel code that calls them, by the `perf` profile.
     observer_pct: f64,
     /// Remaining kernel time, neither in the contexts that the observer accounts nor in the observer itself, by the
-    /// profile.
+    /// `perf` profile.
     rest_pct: f64,
-    /// Time in user mode, by the profile.
+    /// Time in user mode, by the `perf` profile.
     user_pct: f64,
-    /// Busy time by the profile's number of samples. The profile's other times in this structure are shares of
+    /// Busy time by the `perf` profile's number of samples. The profile's other times in this structure are shares of
     /// `clock_busy_pct` instead, since samples that the profiler missed cannot be assigned.
     profile_busy_pct: f64,
     /// Time outside of the idle task, by a clock that is read at task switches.

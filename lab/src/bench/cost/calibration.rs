@@ -27,11 +27,11 @@ const BURST_NS: u64 = 200_000;
 #[derive(Debug, Serialize)]
 pub struct CalibrationFigures {
     pub cpu: u32,
-    /// Sum of the bursts by `CLOCK_MONOTONIC`, without the pauses between them.
+    /// Total length of the load's bursts of work by `CLOCK_MONOTONIC`, without the pauses between them.
     pub bursts_pct: f64,
-    /// CPU time by the thread's CPU clock, which includes falling asleep and waking up.
+    /// CPU time by the load thread's CPU clock, which includes falling asleep and waking up.
     pub thread_pct: f64,
-    /// Time outside of the idle task by a clock: the load and everything else that ran.
+    /// Time outside of the idle task by a clock that is read at task switches: the load and everything else that ran.
     pub clock_busy_pct: f64,
     pub busy_pct: f64,
     /// Busy time in the columns of `/proc/stat`, which the kernel accounts at ticks.
@@ -39,7 +39,8 @@ pub struct CalibrationFigures {
     pub profile_busy_pct: f64,
 }
 
-/// Runs a known load on each CPU for `length`, and returns what each reference measured.
+/// Runs a known load on each CPU for `length`. Returns the busy time that each method measured (clocks, `/proc/stat`
+/// and `perf`).
 pub fn measure(length: Duration) -> anyhow::Result<Vec<CalibrationFigures>> {
     let mut observer = Observer::start(Config { frequency_hz: 0, ..Config::new()? })?;
     let cpus = cpus_of(&observer.report()?);

@@ -47,7 +47,7 @@ struct ContextFigures {
 const MOST_PARTS: usize = 12;
 /// Largest allowed difference between the networking times of observer and profile, as a share of the profile's.
 const TOLERANCE: f64 = 0.05;
-/// Largest networking time that may be reported for a scenario without networking, percent of one CPU.
+/// Largest networking time that the observer may report for a scenario without networking, percent of one CPU.
 const MOST_LOCAL_PCT: f64 = 1.0;
 
 pub(super) fn run(args: &CostArgs) -> anyhow::Result<()> {

@@ -58,7 +58,8 @@ struct Perf {
 pub struct CpuSamples {
     frequency_hz: u32,
     pub parts: BTreeMap<(Event, String), u64>,
-    /// Samples in the observer's BPF programs and in the kernel code that calls them, in networking and elsewhere.
+    /// Samples in the observer's BPF programs and in the kernel code that calls them, both during networking and at
+    /// other times.
     pub observer: u64,
     /// Samples of all other kernel code, except the idle task: neither networking nor the observer.
     pub rest: u64,

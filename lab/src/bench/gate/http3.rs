@@ -41,7 +41,7 @@ pub struct Http3Serve {
     tls_key: PathBuf,
     #[arg(long)]
     body_bytes: usize,
-    /// Refuse new connections from an address that has this many
+    /// Refuse new connections from an address that has this many connections
     #[arg(long)]
     connections: Option<usize>,
     /// Refuse new connections beyond this rate, per second

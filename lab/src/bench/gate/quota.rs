@@ -69,7 +69,8 @@ pub struct QuotaFigures {
     /// Mean duration of the honest clients' requests that ended during the attack.
     pub mean_duration_ms: f64,
     pub honest_goodput_ratio: f64,
-    /// Time from the attackers' last attempt until the rate of requests is back, seconds.
+    /// Time from the attackers' last attempt until the rate of honest requests is normal again (90 % of the rate before
+    /// the attack), seconds.
     pub recovery_s: Option<f64>,
     /// Number of all attackers' attempts during the attack, number of those that got their body, and mean time after
     /// which the other attempts failed.
@@ -304,8 +305,9 @@ pub fn rate(got: &[BodyTimes], span: (u64, u64)) -> f64 {
     within(got, span.0, span.1).count() as f64 / ((span.1 - span.0).max(1) as f64 / 1e9)
 }
 
-/// Returns the seconds from `from` until the rate of requests is back at the rate before the attack; `None` if that
-/// does not happen before `end`.
+/// Returns the seconds from `from` until the rate of honest requests is normal again. A rate is normal if it is at
+/// least the share `RECOVERED` of `calm`, the rate before the attack. Returns `None` if the rate is not normal before
+/// `end`.
 fn recovery_s(got: &[BodyTimes], from: u64, end: u64, calm: f64) -> Option<f64> {
     let over = RECOVERED_OVER.as_nanos() as u64;
     let step = over / 50;

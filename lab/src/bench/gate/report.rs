@@ -28,7 +28,7 @@ const FIGURES: [&str; 7] = [
 pub struct DefenceRow {
     pub experiment: Experiment,
     pub defence: Defence,
-    /// Measured values of each round, or its error.
+    /// Measured values of each round, or the error that ended the round.
     pub rounds: Vec<Result<Value, String>>,
 }
 
@@ -196,7 +196,8 @@ fn compare_with_equic(rows: &[DefenceRow]) -> String {
     columns(&lines)
 }
 
-/// Returns the change of the medians in percent, with the lowest and highest change within a round.
+/// Returns the difference between two defences' medians of a measured value in percent, with the lowest and highest
+/// difference within a round.
 fn change(gate: &DefenceRow, user: &DefenceRow, figure: &str) -> String {
     let of = |(gate, user): (f64, f64)| (user > 0.0).then(|| 100.0 * (gate / user - 1.0));
     let Some(median) = gate.figure(figure).zip(user.figure(figure)).and_then(of) else { return dash() };

@@ -37,17 +37,17 @@ pub struct ChoiceArgs {
     /// Congestion control that the measured daemon's model chooses on every network
     #[arg(long, default_value = "reno", value_name = "NAME")]
     learned: String,
-    /// Cost that the model expects of a connection with its choice, as a multiple of the lowest cost that the network
-    /// allows
+    /// Cost that the model expects of a connection with the congestion control of --learned, as a multiple of the
+    /// lowest cost that the network allows
     #[arg(long, default_value_t = 2.0)]
     usual: f64,
-    /// Use this model, made by `graft train`, instead of --learned and --usual
+    /// Use this learned model, made by `graft train`, instead of one made from --learned and --usual
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
     /// Number of connections on each network
     #[arg(long, default_value_t = 100)]
     connections: usize,
-    /// Size of each connection
+    /// Data that each connection transfers
     #[arg(long, default_value_t = 256, value_name = "KIB")]
     size_kib: usize,
     /// Write the results to this file, as JSON

@@ -77,7 +77,7 @@ pub fn run(args: CrowdedArgs) -> anyhow::Result<()> {
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))
 }
 
-/// Reports whether the error says that the kernel lacks the protocol.
+/// Reports whether the error says that the kernel lacks the tunnel's protocol, such as SCTP.
 fn is_unknown_here(error: &anyhow::Error) -> bool {
     let error = error.downcast_ref::<std::io::Error>();
     error.and_then(std::io::Error::raw_os_error) == Some(nix::libc::EPROTONOSUPPORT)

@@ -48,7 +48,7 @@ const CARRIERS: u16 = 9188;
 const BETWEEN: &str = "relay-relay2";
 const BEHIND: &str = "relay2-sub1";
 const MESSAGE: usize = 64;
-/// Number of messages before anything is timed.
+/// Number of messages that are exchanged for warm-up, before any message is timed.
 const UNTIMED: usize = 100;
 /// Congestion control of the servers in all measurements.
 const CONTROL: &str = "cubic";

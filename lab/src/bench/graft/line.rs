@@ -58,7 +58,7 @@ impl ChannelEnd {
         for word in self.hears.try_iter() {
             runtime.hear_key_word(PEER, &word)?;
         }
-        // A send error is ignored: it only means that the other end is gone.
+        // A send error is ignored: it only means that the channel's other end was dropped.
         for (_, word) in runtime.key_words() {
             let _ = self.says.send(word);
         }

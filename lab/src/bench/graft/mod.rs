@@ -44,7 +44,7 @@ pub struct GraftBenchArgs {
 enum GraftBenchCommand {
     /// Unmodified applications over plain TCP and tunnelled, by loss and round-trip time
     Apps(apps::AppArgs),
-    /// Throughput of a tunnel over two paths, and its longest gap when one is cut
+    /// Throughput of a tunnel over two paths, and the longest time without data when one path is cut
     CarriedPaths(carried_paths::CarriedPathArgs),
     /// Number of connections until the daemon corrects a wrong congestion control that its learned model chose, by
     /// network
@@ -74,13 +74,13 @@ enum GraftBenchCommand {
     /// The player of a film in segments, for the benchmark `apps`
     #[command(hide = true)]
     Play(apps::video::VideoArgs),
-    /// Throughput of a session of packet grafts over two paths, and its longest gap when one is cut
+    /// Throughput of a session of packet grafts over two paths, and the longest time without data when one path is cut
     Paths(paths::PathArgs),
     /// A transfer whose round-trip time grows for a while, and its gain from another graft during that time
     Reconfigure(reconfigure::ReconfigureArgs),
     /// Cost of tunnelling a connection on a good link, compared with haproxy
     Redirect(redirect::RedirectArgs),
-    /// Repair of lost packets by retransmission or parity, by window, loss and round-trip time
+    /// Repair of lost packets by retransmission or parity, by send window, loss and round-trip time
     Repair(repair::RepairArgs),
     /// Training data for the choice of a congestion control: transfers on many networks, as lines of a file
     Select(select::SelectArgs),
@@ -90,7 +90,7 @@ enum GraftBenchCommand {
     /// The receiver of a transfer, for the benchmark `select`
     #[command(hide = true)]
     Fetch(select::fetch::FetchArgs),
-    /// Delay and jitter of packets by graft, and memory, with one session and with many
+    /// Delay and jitter that each packet graft adds, and the daemons' memory, with one session and with many
     Sessions(sessions::SessionArgs),
     /// Time to swap grafts during a live transfer that must lose no data
     Swap(swap::SwapArgs),

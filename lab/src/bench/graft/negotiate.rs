@@ -29,7 +29,7 @@ pub struct NegotiateArgs {
     /// Number of negotiations of each measurement
     #[arg(long, default_value_t = 20)]
     rounds: usize,
-    /// Number of TCP connections of each measurement, with and without an agreement
+    /// Number of TCP connections of each measurement: as many with a negotiated graft as without
     #[arg(long, default_value_t = 200)]
     connections: usize,
     /// Write the results to this file, as JSON

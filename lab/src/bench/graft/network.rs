@@ -57,7 +57,8 @@ impl NetworkProfile {
         Ok(())
     }
 
-    /// Returns a topology whose queue holds one bandwidth-delay product.
+    /// Returns a topology in which the queue of the link that loses packets holds one bandwidth-delay product, at least
+    /// 64 KiB.
     pub fn topology(&self, rate_mbit: u32, lossy: Directions, seed: u64) -> anyhow::Result<Topology> {
         let Self { loss: percent, burst, rtt_ms } = self;
         let loss = loss(*percent, *burst);

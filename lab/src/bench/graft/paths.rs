@@ -1,4 +1,5 @@
-//! `bench graft paths`: the throughput of a packet session over two paths, and its longest gap when one of them is cut.
+//! `bench graft paths`: the throughput of a session of packet grafts over two paths, and the longest time without data
+//! when one of the paths is cut.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -23,7 +24,7 @@ const BYTES: usize = 1400;
 pub struct PathArgs {
     #[command(flatten)]
     links: LinkProperties,
-    /// Length of a run; one of the paths is cut in the middle
+    /// Length of a run; one of the paths is cut in the middle of the run
     #[arg(long, default_value_t = 10)]
     seconds: u64,
     /// Number of runs of each measurement

@@ -141,8 +141,7 @@ mod tests {
             // one matches.
             (fragments(&[b"key", b"three"], 0), Ok((2, true))),
             (fragments(&[b"key", b"three"], 1), Ok((2, false))),
-            // In the next two cases the player joined a group's frames into one fragment, or wrote an mdat box without
-            // a moof box.
+            // The player may join a group's frames into one fragment, or write an mdat box without a moof box.
             (fragments(&[b"keyonetwo", b"keythree"], 0), Ok((5, false))),
             (mp4_box(b"mdat", b"two"), Ok((1, false))),
             (fragments(&[b"key", b"two"], 0), Err("after 1 matching frames, from number")),

@@ -69,7 +69,7 @@ const POLL: Duration = Duration::from_millis(250);
 /// Time within which media that have begun must be complete.
 const SLACK: Duration = Duration::from_secs(30);
 const FRAMES_A_SECOND: usize = 30;
-/// Pause before a player is started again that had started before its broadcast.
+/// Pause before a player is started again, if it had started before its broadcast was announced.
 const AGAIN: Duration = Duration::from_millis(500);
 
 /// One publisher and one player at one relay.

@@ -21,7 +21,7 @@ pub struct Gap {
 /// Reason why a viewer received nothing after the restart of the publisher or relay.
 #[derive(Debug, Clone)]
 pub struct RestartFailure {
-    /// Whether the track, the session or the viewer itself ended.
+    /// True if the viewer's process ended, as it does when its track or session ends; false if it ran on without media.
     pub ended: bool,
     pub why: String,
 }

@@ -51,7 +51,7 @@ pub struct WatchArgs {
 }
 
 const NAME: &str = "live";
-/// Time after the first picture that is not measured.
+/// Time after the first picture during which nothing is measured.
 const SETTLING: Duration = Duration::from_secs(1);
 /// Longest wait until the last measured frame is shown.
 const LAST: Duration = Duration::from_secs(2);

@@ -12,7 +12,7 @@ use crate::stats::{Spread, median};
 
 /// Shortest time without a new frame that counts as a stall, ms.
 const STALL: f64 = 250.0;
-/// Time after the first picture that is not measured, ms.
+/// Time after the first picture during which nothing is measured, ms.
 const SETTLING: f64 = 1000.0;
 
 /// The report of the script inside the page. Times are ms of the host's real-time clock since its epoch.

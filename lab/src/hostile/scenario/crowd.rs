@@ -1,5 +1,5 @@
 //! Scenarios with very many allowed requests: subscriptions to one track, tracks of one publisher, subscriptions that
-//! wait for a track, and updates of a prefix.
+//! wait for a track, and updates that change the namespace prefix of a request (SUBSCRIBE_TRACKS).
 
 use anyhow::Result;
 use millrace_moq::{
@@ -18,7 +18,8 @@ use crate::hostile::peer::{HostilePeer, StreamKind, encoded};
 const REQUESTS: u64 = 900;
 /// Number of sessions that make `REQUESTS` requests each.
 const SESSIONS: u64 = 8;
-/// Number of published tracks, with one viewer each. It exceeds the number of streams that a relay prepares in total.
+/// Number of published tracks, with one viewer each. It exceeds the total number of streams to viewers that a relay
+/// prepares in advance for its kernel fast path.
 const HOG_TRACKS: u64 = 1100;
 /// Number of groups that are published while the requests are open.
 const GROUPS: u64 = 20;
@@ -92,8 +93,8 @@ pub fn waiters(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     peers.into_iter().try_for_each(|peer| attack.close(peer))
 }
 
-/// Publishes many tracks, and sends many updates of one request. Each update changes the request to another namespace.
-/// Few of the namespaces have tracks.
+/// Publishes many tracks, and sends many updates of one SUBSCRIBE_TRACKS request. Each update changes the request's
+/// namespace prefix. Few of the namespaces have tracks.
 pub fn updates(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut peers = sessions(attack, |peer, number, track| peer.request(publish(number, track)).map(drop))?;
     let mut peer = attack.peer()?;

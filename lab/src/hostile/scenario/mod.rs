@@ -244,7 +244,7 @@ pub fn find(name: &str) -> Option<&'static HostileScenario> {
     ALL.iter().find(|scenario| scenario.name == name)
 }
 
-/// State of a running round.
+/// State of a running round of a scenario.
 pub struct ScenarioAttack<'a> {
     pub target: &'a PeerTarget,
     pub counts: PeerCounts,
@@ -272,7 +272,7 @@ impl ScenarioAttack<'_> {
     }
 }
 
-/// Result of a round.
+/// Result of one round of a scenario.
 #[derive(Clone, Debug, Serialize)]
 pub struct ScenarioRound {
     pub counts: PeerCounts,

@@ -1,4 +1,5 @@
-//! Scenarios with HTTP/3: on connections without a WebTransport session, and on other streams next to one.
+//! Scenarios with HTTP/3: on connections without a WebTransport session, and on streams that are not part of a
+//! connection's WebTransport session.
 
 use anyhow::Result;
 use millrace_quic::varint;

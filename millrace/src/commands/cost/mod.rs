@@ -74,7 +74,7 @@ pub struct CostCommandArgs {
     #[arg(long, value_delimiter = ',', value_name = "PID")]
     profile: Vec<u32>,
     /// Show command lines of processes, which may contain secrets: in tables, JSON and logs, and on a dashboard that
-    /// requires a token. The live view also shows them after the key a
+    /// requires a token. The live view shows them without this flag when the user presses the key `a`
     #[arg(long)]
     arguments: bool,
     /// Report all other work of the kernel too, under the name `kernel`: in tables, JSON and flame graphs
@@ -92,7 +92,8 @@ pub struct CostCommandArgs {
     /// Kind of buffer through which the kernel passes sampled stacks to this program
     #[arg(long, value_enum, default_value_t = TransportName::DoubleBuffer)]
     transport: TransportName,
-    /// Power of all CPU packages and their memory when idle: it is not counted as networking's energy
+    /// Power that all CPU packages and their memory take on an idle machine; it is subtracted before networking's share
+    /// of the energy is computed
     #[arg(long, value_name = "WATTS")]
     idle_watts: Option<f64>,
     #[command(flatten)]

@@ -186,8 +186,8 @@ fn guard(args: GateGuardArgs) -> anyhow::Result<()> {
     args.daemon.run(serve::run(&setup, args.daemon.front()))
 }
 
-/// Returns the text of a policy file with one scope (group of guarded ports): the ports and the limit of the command
-/// line.
+/// Returns the text of a policy file with one scope (group of guarded ports): the ports and the limit of connections
+/// per client that the command line gives.
 fn policy_of_flags(ports: &[u16], connections: Option<u32>) -> String {
     let mut text = format!("[[scope]]\nname = \"default\"\nport = {ports:?}\n");
     if let Some(connections) = connections {
@@ -215,7 +215,7 @@ fn watch(socket: &Path) -> anyhow::Result<()> {
     })
 }
 
-/// Text with which [`describe_change`] reports that entries were removed.
+/// Text with which [`describe_change`] reports that address prefixes were removed from the block and allow lists.
 const TAKEN_BACK: &str = "removed from the lists";
 
 fn list(args: GateListArgs, entry: fn(control::PrefixList) -> GateRequest, done: &str) -> anyhow::Result<()> {

@@ -38,7 +38,7 @@ pub(super) struct GateTraceArgs {
     /// Trace only packets for this scope (group of guarded ports) of the policy, repeatable
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     scope: Vec<String>,
-    /// Trace only packets that this rule refuses, or would refuse, repeatable
+    /// Trace only packets that this rule refuses, or would refuse if it were not in mode `monitor`, repeatable
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = PossibleValuesParser::new(Rule::ALL.map(Rule::name)))]
     rule: Vec<String>,
     /// Limit of traced packets per second; the number of packets beyond it is printed each second and at the end
@@ -64,7 +64,7 @@ pub(super) struct GateTraceArgs {
 
 /// Interval between two polls of the gate.
 const PERIOD: Duration = Duration::from_millis(250);
-/// Shortest interval between two lines about packets that were not shown.
+/// Shortest interval between two output lines that count the traced packets that were not shown.
 const SUMS: Duration = Duration::from_secs(1);
 
 pub(super) fn run(args: GateTraceArgs) -> anyhow::Result<()> {
@@ -92,7 +92,7 @@ pub(super) fn run(args: GateTraceArgs) -> anyhow::Result<()> {
         match wait(&signals, left)? {
             Waited::Out => {}
             Waited::ForSignal => {
-                // A last poll gets the packets that arrived before the signal.
+                // A last poll gets the packets that arrived before the signal that ends the command.
                 let seen =
                     expect_answer!(control::ask_more(&mut gate, &GateRequest::Traced)?, GateReply::Traced)?;
                 shown.show(seen)?;
@@ -140,7 +140,7 @@ enum GateTraceEvent<'a> {
         per_second: u32,
     },
     Packet(&'a GateTraceLine),
-    /// Numbers of packets that were not shown, counted since the previous line with such numbers.
+    /// How many traced packets were not shown since the previous line of this type.
     NotShown {
         left_out: u64,
         lost: u64,
@@ -163,7 +163,7 @@ struct ShownPackets<'a> {
     said: UnshownLine,
 }
 
-/// The latest line about packets that were not shown: its time, and the totals at that time.
+/// The latest output line that counted packets that were not shown: its time, and the totals at that time.
 struct UnshownLine {
     at: Instant,
     left_out: u64,
@@ -208,8 +208,8 @@ impl<'a> ShownPackets<'a> {
         if text.is_empty() { Ok(()) } else { print(&text) }
     }
 
-    /// Returns a line with the numbers of packets that were not shown since the last call, or an empty text if there
-    /// are none.
+    /// Returns a line that says how many traced packets were not shown since the last call, or an empty text if all
+    /// were shown.
     fn sum(&mut self) -> anyhow::Result<String> {
         let left_out = self.left_out - self.said.left_out;
         let lost = self.lost - self.said.lost;

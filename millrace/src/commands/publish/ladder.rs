@@ -26,7 +26,7 @@ pub fn bitrates(kbit: &[u64]) -> anyhow::Result<[u64; RUNGS]> {
     Ok(kbit.map(|kbit| 1000 * kbit))
 }
 
-/// Opens files that are already encoded, the best first.
+/// Opens the video files of renditions that are already encoded, the rendition with the best quality first.
 pub async fn open(files: [&PathBuf; RUNGS], bitrates: [u64; RUNGS]) -> anyhow::Result<[Encoded; RUNGS]> {
     let [best, middle, least] = files.map(|file| super::open(file));
     let (best, middle, least) = tokio::try_join!(best, middle, least)?;
@@ -34,7 +34,7 @@ pub async fn open(files: [&PathBuf; RUNGS], bitrates: [u64; RUNGS]) -> anyhow::R
     Ok([(best, bitrates[0]), (middle, bitrates[1]), (least, bitrates[2])].map(encoded))
 }
 
-/// Starts an encoder for each rendition of a file, the best first.
+/// Starts an encoder for each rendition of a video file, the rendition with the best quality first.
 pub fn encode(file: &Path, bitrates: [u64; RUNGS]) -> anyhow::Result<(Encoders, [Encoded; RUNGS])> {
     let mut encoders = Vec::new();
     let mut start = |place: usize| -> anyhow::Result<Encoded> {

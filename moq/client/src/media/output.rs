@@ -141,7 +141,8 @@ impl TrackOutput {
         Duration::try_from_secs_f64(seconds).map_or(LATEST, |time| time.min(LATEST))
     }
 
-    /// Returns the presentation time of a sample after edits, in units of the timescale.
+    /// Returns the presentation time of a sample after the track's edit list is applied and `later` is added, in units
+    /// of the timescale.
     pub fn presented(&self, sample: &MediaSample) -> i128 {
         sample.presented() - i128::from(self.edit) + i128::from(self.later)
     }
@@ -168,12 +169,12 @@ impl TrackOutput {
             Some(PictureKind::AsMarked) => is_sync,
             None => {
                 // If no sample of the track so far is marked as a key frame, a group begins at the first fragment after
-                // a fixed time.
+                // the previous group has lasted for `UNMARKED`.
                 self.is_marked |= is_sync;
                 is_sync || !self.is_marked && position == 0 && self.is_due(sample, UNMARKED)
             }
         };
-        // A group that lasts too long is ended even if a decoder cannot start with the next sample.
+        // A group that reaches its longest duration is ended even if a decoder cannot start with the next sample.
         let is_forced = !begins && position == 0 && self.begun.is_some() && self.is_due(sample, LONGEST);
         if self.is_video && !is_sync && (is_forced || begins && verdict.is_none()) && !self.is_warned {
             self.is_warned = true;

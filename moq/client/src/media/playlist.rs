@@ -19,7 +19,7 @@ pub struct PlayedTrack {
 }
 
 impl PlayedTrack {
-    /// Makes an entry for a track whose objects are MP4 fragments, and so are played unchanged.
+    /// Makes a playlist entry for a track whose objects are MP4 fragments, and so are played unchanged.
     pub fn plain(name: String) -> Self {
         Self { name, wrap: None }
     }

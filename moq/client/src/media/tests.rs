@@ -85,7 +85,7 @@ fn every_byte_of_the_media_is_in_an_object() {
     let mut fragments = [objects(&broadcast, "1.m4s"), objects(&broadcast, "2.m4s")].concat();
     let length: usize = fragments.iter().map(|(_, payload)| payload.len()).sum();
     assert_eq!(init.len() + length, media.len());
-    // After the init segment, the file consists of the objects' payloads, in some order of the two tracks.
+    // After the init segment, the file consists of the payloads of both tracks' objects, interleaved in any way.
     let mut rest = &media[init.len()..];
     while !rest.is_empty() {
         let next = fragments.iter().position(|(_, payload)| rest.starts_with(payload)).unwrap();
@@ -310,7 +310,7 @@ fn single_rendition_is_described_in_both_catalogs() {
         catalog.tracks.iter().map(|track| (&track.name[..], track.role.as_deref())).collect();
     assert_eq!(described, [("1.m4s", Some("video")), ("2.m4s", Some("audio"))]);
     assert!(catalog.tracks.iter().all(|track| track.alt_group.is_none() && track.render_group == Some(1)));
-    // Each track has its own init segment, which contains the track's part of the init segment of all tracks.
+    // Each track has its own init segment: the init segment of all tracks, without the other tracks.
     let init = objects(&broadcast, INIT).remove(0).1;
     let common = Presentation::parse(&init).unwrap();
     for (track, id) in catalog.tracks.iter().zip([1, 2]) {

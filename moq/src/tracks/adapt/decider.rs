@@ -73,7 +73,8 @@ pub struct ConnectionSample {
     pub delivered: u64,
     /// The congestion controller's estimate of the path's capacity, in bytes per second.
     pub bandwidth: u64,
-    /// The highest throughput within [`LATELY`], in bytes per second. The path's capacity is at least this throughput.
+    /// The highest throughput of the last seconds ([`LATELY`]), in bytes per second. The path's capacity is at least
+    /// this throughput.
     pub fastest: u64,
     /// Age of the oldest media in the send queue.
     pub waiting: Duration,

@@ -1,13 +1,13 @@
-//! Switching sets (draft-wilaw-moq-moqt-ssts): selects one track of each set for a given throughput, by the draft's
-//! algorithm 0.
+//! Switching sets (draft-wilaw-moq-moqt-ssts): selects one track of each switching set for a given throughput, by the
+//! draft's algorithm 0.
 
 /// A switching set for which a track is to be selected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitchingSet {
-    /// Rank of the switching set. Sets with a lower rank get as much throughput as they can use, before sets with a
-    /// higher rank get any.
+    /// Rank of the switching set. Switching sets with a lower rank get as much throughput as they can use, before those
+    /// with a higher rank get any.
     pub rank: u8,
-    /// Weight of the switching set. Sets of the same rank share throughput in proportion to their weights.
+    /// Weight of the switching set. Switching sets of the same rank share throughput in proportion to their weights.
     pub weight: u64,
     /// Throughput that each track requires, in kbit/s, in ascending order.
     pub thresholds: Vec<u64>,
@@ -16,11 +16,11 @@ pub struct SwitchingSet {
 /// The largest throughput for which [`rungs`] computes an allocation, in kbit/s.
 const MOST: u64 = 1 << 40;
 
-/// The selected track of each set, as an index into the set's thresholds. `None` if the set's throughput is too low for
-/// all of its tracks.
+/// The selected track of each switching set, as an index into [`SwitchingSet::thresholds`]. `None` if the throughput of
+/// the switching set is too low for all of its tracks.
 pub type Allocation = Vec<Option<usize>>;
 
-/// Returns the best tracks of all sets whose total requirement is at most `kbps`.
+/// Selects the best track of each switching set, so that the selected tracks together require at most `kbps` kbit/s.
 pub fn allocate(sets: &[SwitchingSet], kbps: u64) -> Allocation {
     let mut allocation = vec![None; sets.len()];
     let mut ranks: Vec<_> = sets.iter().map(|set| set.rank).collect();
@@ -36,8 +36,8 @@ pub fn allocate(sets: &[SwitchingSet], kbps: u64) -> Allocation {
     allocation
 }
 
-/// Divides `pool` among sets of the same rank in proportion to their weights. A set whose best track needs less than
-/// the set's share leaves the rest to the other sets.
+/// Divides the throughput `pool` among switching sets of the same rank in proportion to their weights. If a switching
+/// set's best track needs less than the set's share, the other switching sets get the rest.
 fn share(sets: &[SwitchingSet], mut open: Vec<usize>, mut pool: u64, allocation: &mut Allocation) {
     loop {
         let weights: u128 = open.iter().map(|at| u128::from(sets[*at].weight)).sum();
@@ -61,19 +61,19 @@ fn needed(set: &SwitchingSet, track: Option<usize>) -> Option<u64> {
     set.thresholds.get(track?).copied()
 }
 
-/// Returns the selected tracks for every throughput from 0 on. Each allocation is returned with the smallest throughput
-/// in kbit/s at which it applies. An allocation may be missing if it applies to a range of throughput that is narrower
-/// than an eighth of that throughput.
+/// Returns the allocations (the selected track of each switching set) for all throughputs from 0 on. Each allocation is
+/// returned with the smallest throughput in kbit/s at which it applies. An allocation may be missing if it applies to a
+/// range of throughput that is narrower than an eighth of that throughput.
 pub fn rungs(sets: &[SwitchingSet]) -> Vec<(u64, Allocation)> {
     let mut rungs = vec![(0, allocate(sets, 0))];
-    // At this throughput every set has its best track.
+    // At this throughput the best track of every switching set is selected.
     let weights = sets.iter().fold(0u64, |sum, set| sum.saturating_add(set.weight.max(1)));
     let best = sets.iter().filter_map(|set| set.thresholds.last());
     let most = best.fold(0u64, |sum, need| sum.saturating_add(need.saturating_mul(weights))).min(MOST);
     let mut at = 0;
     while at < most {
-        // The search raises the throughput by an eighth in each iteration. A binary search then finds the throughput in
-        // between at which the allocation changes. It assumes one change per iteration.
+        // The search raises the throughput by an eighth in each iteration. If the allocation has changed, a binary
+        // search finds the throughput at which it changes. The binary search assumes a single change per iteration.
         let next = at.saturating_add(1 + at / 8).min(most);
         let known = rungs.last().map(|(_, allocation)| allocation.clone());
         if Some(allocate(sets, next)) != known {
@@ -113,8 +113,8 @@ mod tests {
             ("exactly", vec![set(0, 5, &ladder)], 2000, vec![Some(2)]),
             ("nothing fits", vec![set(0, 5, &ladder)], 499, vec![None]),
             ("a track that needs nothing always fits", vec![set(0, 1, &[0, 9])], 0, vec![Some(0)]),
-            // By weight, the sets get 1800 and 1200 kbit/s. The first set's best track needs only 1600, so 200 are left
-            // for the second set.
+            // By weight, the two switching sets get 1800 and 1200 kbit/s. The best track of the first one needs only
+            // 1600 kbit/s, so the second one gets 200 kbit/s more.
             ("by weight", vec![set(0, 6, &[800, 1600]), set(0, 4, &ladder)], 3000, vec![Some(1), Some(1)]),
             (
                 "the rest of one set goes to the other",

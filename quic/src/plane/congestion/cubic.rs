@@ -40,12 +40,13 @@ struct CubicState {
 /// A period of congestion avoidance.
 #[derive(Clone, Debug)]
 struct CubicEpoch {
-    /// Start of the period, postponed by the time in which the sender had too little data (RFC 9438, section 5.8).
+    /// Start of the congestion avoidance period, postponed by the time in which the sender had too little data (RFC
+    /// 9438, section 5.8).
     start: Instant,
     last_ack: Instant,
-    /// K: seconds from the period's start until the cubic curve reaches `max` again.
+    /// K: seconds from the start of congestion avoidance until the cubic curve reaches W_max again.
     k: f64,
-    /// The plateau of the cubic curve: `max`, or the window at the period's start if that is larger.
+    /// The plateau of the cubic curve: W_max, or the window at the start of congestion avoidance if that is larger.
     plateau: f64,
     /// W_est: the window that Reno would have now, bytes.
     reno: f64,

@@ -12,16 +12,16 @@ use super::{AckEffect, Acked, Controller, Delivery, LostPacket, RateSnapshot, Se
 pub const MTU: u64 = 1250;
 
 pub struct SimulatedLink {
-    /// Rate in bytes per second.
+    /// Rate of the bottleneck in bytes per second.
     pub rate: u64,
     pub rtt: Duration,
-    /// Size of the queue in bytes.
+    /// Size of the bottleneck's queue in bytes.
     pub queue: u64,
     /// Probability that a packet is lost at random.
     pub loss: f64,
 }
 
-/// A flow's measured share of the link and its loss.
+/// A flow's measured share of the link's rate, and the fraction of its packets that was lost.
 #[derive(Debug)]
 pub struct FlowOutcome {
     /// The flow's share of the link's rate, 0 to 1.

@@ -23,7 +23,7 @@ pub struct RateSnapshot {
     pub app_limited: bool,
 }
 
-/// A sample of the path, taken from an ACK.
+/// A sample of the path's delivery rate and losses, taken from an ACK.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RateSample {
     /// Delivery rate, bytes per second. `None`: the interval is too short.
@@ -40,7 +40,7 @@ pub struct RateSample {
     pub app_limited: bool,
 }
 
-/// Counters of a connection on one path.
+/// Counters of the bytes that a connection has delivered and lost on one path, from which rate samples are computed.
 #[derive(Clone, Debug)]
 pub struct Delivery {
     delivered: u64,
@@ -55,7 +55,7 @@ pub struct Delivery {
     fastest: Fastest,
 }
 
-/// The highest rate within [`LATELY`]: one maximum for each half of that time.
+/// The highest delivery rate of the last seconds ([`LATELY`]): one maximum for each half of that time.
 #[derive(Clone, Debug)]
 struct Fastest {
     since: Instant,
@@ -74,7 +74,7 @@ impl Fastest {
 }
 
 impl Delivery {
-    /// Creates counters for a new path.
+    /// Creates the counters of delivered and lost bytes for a new path.
     pub fn new(now: Instant) -> Self {
         Self {
             delivered: 0,
@@ -142,7 +142,7 @@ impl Delivery {
         self.delivered
     }
 
-    /// Returns the highest rate within [`LATELY`], bytes per second.
+    /// Returns the highest delivery rate of the last seconds ([`LATELY`]), bytes per second.
     pub fn fastest(&self) -> u64 {
         self.fastest.now.max(self.fastest.before)
     }

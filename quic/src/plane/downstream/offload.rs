@@ -2,9 +2,9 @@
 //! datagrams by itself, within an [`OffloadBudget`] of window and credit, and reports each packet afterwards.
 //!
 //! A stream is *delegated* to the offload once all bytes of its source were sent. The offload may send bytes that the
-//! source does not have yet. Reported bytes count as if the data plane had sent them, and skipped bytes become a hole.
-//! RESET_STREAM names the final size, so a delegated stream is reset only after the data plane has *recalled* it and
-//! the offload has *returned* it.
+//! source does not have yet. Reported bytes count as if the data plane had sent them, and the data plane sends the
+//! bytes that the offload skipped. RESET_STREAM names the final size, so a delegated stream is reset only after the
+//! data plane has *recalled* it and the offload has *returned* it.
 
 use std::time::Instant;
 

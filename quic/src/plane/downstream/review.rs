@@ -9,10 +9,11 @@ use super::{
 };
 use crate::plane::stream::{PlaneStream, StreamHead};
 
-/// Time after which a stream is reset whose last object is being finished before the stream is dropped.
+/// A stream that is to be dropped after its current object is reset after this time, even if that object is not
+/// finished.
 const FINISH: Duration = Duration::from_secs(2);
 
-/// Time from when data begins to wait to be sent until waiting data is first checked for lateness.
+/// Time between the moment when data begins to wait to be sent and the first check for late data.
 const FIRST: Duration = Duration::from_millis(10);
 
 /// Shortest time between two checks of the data that waits to be sent.
@@ -20,8 +21,8 @@ const LEAST: Duration = Duration::from_millis(5);
 /// Longest time between two checks of the data that waits to be sent.
 const MOST: Duration = Duration::from_millis(50);
 
-/// Shortest time between two checks of the waiting data, per waiting stream or datagram. More of them make the checks
-/// rarer, to limit CPU time.
+/// The shortest time between two checks of the waiting data is at least this time multiplied by the number of waiting
+/// streams and datagrams. This limits the CPU time of the checks.
 const PER_ONE: Duration = Duration::from_micros(50);
 
 impl StreamOwner {

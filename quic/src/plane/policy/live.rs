@@ -19,9 +19,10 @@ use crate::plane::types::{PriorityLevel, StreamKey};
 /// * **Hopeless**: if the owner has a newer group, a stream is dropped as soon as its rest would be late. The time of
 ///   arrival is estimated from the bandwidth and from the data that is sent first. The saved bandwidth is used for the
 ///   newer group and its key frame.
-/// * **Bytes**: above the hard limit at once, and above the soft limit after a burst, streams are dropped until three
-///   quarters of that limit are left. The least urgent level loses streams first, but keeps its share of a reserve.
-///   Within a level, the owner with the most waiting bytes loses its oldest stream.
+/// * **Bytes**: above the hard limit of bytes at once, and above the soft limit after a while, streams are dropped.
+///   Three quarters of that limit are left. The least urgent priority level loses streams first. But it keeps a number
+///   of bytes that is reserved for each level. Within a level, the owner with the most waiting bytes loses its oldest
+///   stream.
 /// * **Streams**: above the limit of streams, streams are dropped by the same order until seven eighths of the limit
 ///   are left.
 ///
@@ -100,7 +101,7 @@ impl LivePolicy {
         let since = *self.over_since.get_or_insert(now);
         if now.saturating_duration_since(since) >= limits.burst {
             self.over_since = None;
-            // A quarter of the limit becomes free, so that the next drop is not needed at once.
+            // The waiting data is reduced to three quarters of the limit, so that the next drop is not needed at once.
             return Some(soft - soft / 4);
         }
         (bytes > limits.bytes).then_some(limits.bytes - limits.bytes / 4)
@@ -157,8 +158,8 @@ fn hopeless(now: Instant, queue: &WaitingQueue, gone: &HashSet<StreamKey>) -> Ve
         for mut owner in line.owners.into_values() {
             owner.streams.sort_unstable_by_key(|stream| (stream.order, stream.key));
             // Streams are checked in sending order, up to the first one that would arrive in time. Subscriptions of one
-            // priority level send in turn, so the others together are assumed to send up to as many bytes as this
-            // stream meanwhile.
+            // priority level send in turn. So until this stream is complete, the other subscriptions of the level
+            // together are assumed to send at most as many bytes as this stream.
             let others = bytes - owner.bytes;
             let is_hopeless = |stream: &&WaitingStream| {
                 let ahead = before + stream.bytes + others.min(stream.bytes);

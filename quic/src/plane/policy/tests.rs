@@ -114,8 +114,8 @@ proptest! {
                 prop_assert!(other.since >= gone.since);
             }
         }
-        // A priority level loses streams only if the less urgent levels with droppable streams have no more bytes left
-        // than is reserved for them.
+        // A priority level loses streams only if no less urgent level has more bytes left than are reserved for it.
+        // Levels without droppable streams do not count.
         let mut levels = HashMap::<PriorityLevel, u64>::new();
         for stream in left.streams.iter().filter(|stream| stream.standing != StreamImportance::Asked) {
             *levels.entry(stream.level).or_default() += stream.bytes;
@@ -139,7 +139,7 @@ proptest! {
         }
     }
 
-    /// Streams of a higher importance are dropped only after all of a lower one.
+    /// Streams of a higher importance are dropped only after all streams of lower importance.
     #[test]
     fn live_policy_drops_the_newest_groups_last((_, queue) in queues()) {
         let drops = LivePolicy::default().overflow(&queue, &LIMITS);

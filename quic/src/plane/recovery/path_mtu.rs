@@ -56,7 +56,7 @@ impl PathMtu {
         }
     }
 
-    /// Notes that a packet of `size` bytes arrived.
+    /// Notes that the peer has acknowledged a packet of `size` bytes.
     pub fn on_acked(&mut self, size: u64) {
         if size > BASE_MTU {
             self.suspicions = 0;

@@ -431,7 +431,7 @@ fn ecn_marked_packets_reduce_the_window_once_a_round_trip() {
     let window = lab.recovery.window();
     assert_eq!(counted(&mut lab, 4, 4, 0), window + 4 * MTU);
     assert_eq!(lab.recovery.ecn().state(), ecn::EcnState::Capable);
-    // The window grows for the acknowledged packets before the CE mark halves it.
+    // The congestion window first grows by the two acknowledged packets. Then the CE mark halves it.
     let reduced = (window + 6 * MTU) / 2;
     assert_eq!(counted(&mut lab, 6, 5, 1), reduced);
     assert_eq!(counted(&mut lab, 8, 5, 3), reduced, "sent before the reduction");

@@ -12,7 +12,8 @@ use std::{
 
 use super::{Source, SourceEnd, SourceExtent};
 
-/// A source whose first 8 bytes are its tag. Each other byte is computed from tag and offset.
+/// A source of test data. Its first 8 bytes are its tag, a number that the test chooses. Each later byte is computed
+/// from the tag and the byte's offset.
 pub struct Mem {
     pub tag: u64,
     len: AtomicU64,
@@ -45,18 +46,18 @@ impl Mem {
         *self.end.lock().expect("no panic") = end;
     }
 
-    /// Evicts the bytes.
+    /// Evicts all bytes of the source, so that they can no longer be read.
     pub fn evict(&self) {
         self.evicted.store(u64::MAX, Ordering::Relaxed);
     }
 
-    /// Returns the number of bytes.
+    /// Returns the number of bytes that the source has got so far.
     #[allow(clippy::len_without_is_empty, reason = "the length is the number of bytes written")]
     pub fn len(&self) -> u64 {
         self.len.load(Ordering::Relaxed)
     }
 
-    /// Returns the byte at an offset of the source with this tag.
+    /// Returns the byte that a source with the tag `tag` has at `offset`.
     pub fn byte(tag: u64, offset: u64) -> u8 {
         match offset {
             0..8 => tag.to_be_bytes()[offset as usize],

@@ -1,5 +1,5 @@
 //! Decides which packets of a subscriber need not wake this process: acknowledgements of the kernel offload's packets,
-//! while no data waits for window or retransmission.
+//! while no data waits for congestion window or retransmission.
 //!
 //! The offload does not decrypt these packets, and knows only their length. So this module tells the offload the length
 //! of a packet whose ACK shows no loss. An ACK that shows a loss has an additional range, so it is at least two bytes
@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use millrace_quic::{plane::downstream::OffloadBudget, varint};
 
-/// Time for which all packets wake the process after the kernel offload could not send for lack of window or credit.
+/// Time for which all packets wake the process after the kernel offload could not send for lack of congestion window or
+/// flow control credit.
 const SHORT_OF_ROOM: Duration = Duration::from_millis(100);
 
 /// Acknowledgements wake the process again when the kernel offload may send no more than this fraction (1/`RESERVE`) of
@@ -21,9 +22,11 @@ const RESERVE: u64 = 2;
 pub(in crate::offload) struct Deferral {
     /// Largest UDP payload of a packet with an ACK that shows no loss, bytes.
     size: u32,
-    /// Number of copies that the kernel offload declined for lack of window or credit.
+    /// Number of frame copies that the kernel offload did not send for lack of congestion window or flow control
+    /// credit.
     declined: u64,
-    /// Time until which every packet wakes the process, because the kernel offload lacked window or credit.
+    /// Time until which every packet wakes the process, because the kernel offload lacked congestion window or flow
+    /// control credit.
     wake_until: Option<Instant>,
 }
 
@@ -37,7 +40,8 @@ impl Deferral {
 
     /// Returns the largest UDP payload of packets whose wake-up is deferred, and the bytes that may be sent before all
     /// packets wake the process. `budget` is the kernel offload's unused budget, and `window` the congestion window for
-    /// it, bytes. `declined` is how many copies the offload could not send so far for lack of window or credit.
+    /// it, bytes. `declined` is how many frame copies the offload could not send so far for lack of congestion window
+    /// or flow control credit.
     pub fn limits(&mut self, now: Instant, budget: OffloadBudget, window: u64, declined: u64) -> (u32, u64) {
         if std::mem::replace(&mut self.declined, declined) != declined {
             self.wake_until = Some(now + SHORT_OF_ROOM);

@@ -31,7 +31,8 @@ pub(super) struct OpeningEntry {
     pub key: Option<StreamKey>,
     /// True if the data plane has the stream's source, or if the subscription does not want the stream.
     pub adopted: bool,
-    /// True if the kernel offload has stopped to send on the stream, and has reported all its packets.
+    /// True if the kernel offload has stopped sending on the stream, and has reported all packets that it sent on the
+    /// stream.
     pub returned: bool,
 }
 

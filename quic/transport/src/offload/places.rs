@@ -126,7 +126,7 @@ mod tests {
         others.extend(sessions[2].within(|| Ok(Box::new(NoDelegation))));
         drop((held, others));
         assert_eq!((client.held(), network.held()), (0, 0));
-        // A connection whose client is not known yet has no limit.
+        // A connection whose client is not known yet has no limit on delegated streams.
         assert!((0..100).all(|_| OffloadPlaces::default().within(|| Ok(Box::new(NoDelegation))).is_ok()));
     }
 }

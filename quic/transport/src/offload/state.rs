@@ -1,8 +1,9 @@
 //! A connection's state for its offload: the budget, the delegated streams, and the keys, path and other settings that
 //! a kernel offload needs.
 //!
-//! The offload sends within a budget of credit and window, which is granted whenever the connection's lock is released.
-//! Before the data plane sends, the budget is reclaimed, so both together stay within the peer's limits.
+//! The offload sends within a budget of flow control credit and congestion window, which is granted whenever the
+//! connection's lock is released. Before the data plane sends, the budget is reclaimed, so offload and data plane
+//! together stay within both limits.
 //!
 //! A connection has an offload only part of the time ([`Offloaded::take_offload`] to [`Offloaded::finish_release`]).
 //! This module always keeps the connection's state that an offload needs.
@@ -138,7 +139,7 @@ impl Offloaded {
         }
     }
 
-    /// Sets the number by which packet traces identify this session.
+    /// Sets the number by which packet traces identify the MoQ session on this connection.
     pub fn set_session(&mut self, session: u32) {
         self.session = session;
         self.offload.iter().for_each(|offload| offload.set_session(session));
@@ -194,7 +195,7 @@ impl Offloaded {
         self.binding.iter().for_each(|binding| offload.set_binding(*binding));
         self.tell_peer(&*offload);
         self.ids.iter().for_each(|id| Arc::clone(&offload).add_id(id));
-        // A new offload counts the window and credit that it has used from zero.
+        // A new offload counts the congestion window and flow control credit that it uses from zero.
         (self.registered, self.budget) = (OffloadBudget::default(), OffloadBudget::default());
         (self.path_told, self.path_ready) = (false, false);
         self.offload = Some(offload);

@@ -162,9 +162,9 @@ async fn data_plane_follows_the_client_to_a_new_address() {
     assert_eq!(pair.server.stats().address_changes, 4);
 }
 
-/// A NAT drops the mapping of a client that only receives. All packets to the client are lost, the window is full, and
-/// probe timeouts double. The client's next packet ends this: quinn sends a PATH_CHALLENGE, whose acknowledgement
-/// reveals the losses. So media is sent before the next probe timeout.
+/// A NAT drops the mapping of a client that only receives. All packets to the client are lost, the congestion window is
+/// full, and probe timeouts double. When the client's next packet arrives, quinn sends a PATH_CHALLENGE, whose
+/// acknowledgement reveals the losses. So media is sent before the next probe timeout.
 #[tokio::test(flavor = "multi_thread")]
 async fn client_behind_a_new_nat_mapping_gets_media_at_its_next_packet() {
     /// Number of probe timeouts that the test waits for. The next probe timeout would come about 3 s later.

@@ -230,7 +230,8 @@ impl SeamPair {
         }
     }
 
-    /// Sends patterns to the server and back, one after the other, on quinn's streams.
+    /// Sends `times` byte sequences of `len` bytes, one after the other, on quinn's bidirectional streams. Checks that
+    /// the server returns each of them unchanged.
     pub async fn echo(&self, times: u64, len: u64) {
         for tag in 0..times {
             let (mut send, mut recv) = self.client.open_bi().await.expect("the client has no error");
@@ -263,17 +264,18 @@ impl SeamPair {
     }
 }
 
-/// The 1-RTT packets of one end.
+/// The 1-RTT packets that one endpoint has sent.
 pub struct PairSent {
-    /// Key generation by packet number.
+    /// Key generation of each packet, by packet number.
     pub numbers: BTreeMap<u64, usize>,
-    /// Connection IDs, in the order of their first use.
+    /// Destination connection IDs of the packets, in the order of their first use.
     pub ids: Vec<Vec<u8>>,
     pub largest: usize,
 }
 
 impl PairSent {
-    /// Opens all packets of one end. `label` is the label of the end's secret in the key log.
+    /// Decrypts all 1-RTT packets that one endpoint has sent. `label` is the label of the endpoint's secret in the key
+    /// log.
     pub fn open(datagrams: &[Vec<u8>], suite: KeySuite, secrets: &PairSecrets, label: &str) -> Self {
         let mut secret = secrets.secret(suite, label);
         let header_key = secret.header_key();

@@ -363,7 +363,8 @@ async fn derived_access_right_ends_with_the_token_that_granted_it() {
     request.update(vec![may(Action::Subscribe, "s2")]).unwrap();
     access.set_policy(revoking(&["f", "s"]));
     assert_eq!([is_over(&request), is_over(&low)], [false, false]);
-    // Tokens that update the permission of the following action have no effect on the permission of the request.
+    // Tokens that update the permission of an action that follows from the request have no effect on the permission of
+    // the request.
     low.update(vec![may(Action::Subscribe, "low")]).unwrap();
     access.set_policy(revoking(&["s2"]));
     assert_eq!([is_over(&request), is_over(&low)], [true, false]);

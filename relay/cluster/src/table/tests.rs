@@ -274,7 +274,7 @@ impl Mesh {
         self.tell(other);
     }
 
-    /// Reports whether one relay can reach the other over the links that are left.
+    /// Reports whether one relay can reach the other over the links that the test has not removed.
     fn connects(&self, from: usize, to: usize) -> bool {
         let mut seen = BTreeSet::from([from]);
         let mut next = vec![from];
@@ -337,7 +337,7 @@ fn random_meshes_converge_without_loops_and_find_every_remaining_route() {
     }
 }
 
-/// The mesh also converges if relays announce namespaces that they already receive at cost 0.
+/// Relays announce a namespace that they already receive with cost 0. The mesh must converge in that case, too.
 #[test]
 fn meshes_with_namespaces_announced_at_cost_0_converge() {
     let now = Instant::now();

@@ -62,7 +62,7 @@ pub struct Issuer {
     revoked: Option<PathBuf>,
 }
 
-/// Writes the name of the setting and of its file, for messages.
+/// Writes the name of the setting, and the path of the key file that the setting names, for messages.
 impl fmt::Display for KeyFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path.display();
@@ -75,7 +75,7 @@ impl fmt::Display for KeyFile {
     }
 }
 
-/// Writes the name of the setting and of its file, for messages.
+/// Writes the name of the setting, and the path of the revocation file that the setting names, for messages.
 impl fmt::Display for RevokedFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path.display();
@@ -127,7 +127,7 @@ pub fn exposes(addr: &SocketAddr) -> String {
     )
 }
 
-/// An `[[allow]]` table of the file.
+/// An `[[allow]]` table of the settings file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Allow {
@@ -145,7 +145,7 @@ struct Allow {
     authority: Option<TextValue<RuleAuthority>>,
 }
 
-/// An `[[issuer]]` table of the file.
+/// An `[[issuer]]` table of the settings file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct IssuerTable {

@@ -27,7 +27,7 @@ pub enum AdaptiveChoice {
     Ladder,
 }
 
-/// A `[[ladder]]` table of the file.
+/// A `[[ladder]]` table of the settings file: renditions of one video, with their bit rates.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LadderTable {

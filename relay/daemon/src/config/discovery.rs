@@ -1,4 +1,5 @@
-//! Reads `[discovery]`, which names the store of the cluster's relays. Only the file can have this table.
+//! Reads the `[discovery]` table, which names the store that lists the cluster's relays. Only the settings file can
+//! have this table.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -41,7 +42,7 @@ pub struct DiscoveryConfig {
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
-/// The source of the list of relays.
+/// The source of the list of the cluster's relays.
 #[derive(Clone, Debug)]
 pub enum DiscoveryStore {
     /// An etcd store that has a record for each relay.
@@ -50,7 +51,7 @@ pub enum DiscoveryStore {
     List { place: ListPlace, interval: Duration },
 }
 
-/// The `[discovery]` table of the file.
+/// The `[discovery]` table of the settings file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct DiscoveryEntry {

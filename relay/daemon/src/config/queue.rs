@@ -75,7 +75,7 @@ impl FromStr for Priorities {
     }
 }
 
-/// A `[[delay]]` table of the file.
+/// A `[[delay]]` table of the settings file: how long media may wait for a subscriber.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Delay {

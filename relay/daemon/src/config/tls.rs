@@ -49,7 +49,8 @@ impl fmt::Display for IdentityConfig {
 pub struct UpstreamConfig {
     /// URLs of upstream relays, the preferred one first; empty if the credentials are only for relays of the cluster.
     pub urls: Vec<Url>,
-    /// PEM file of trusted roots; `None` if the other relay's certificate is not verified.
+    /// PEM file of trusted roots; `None` if the certificates of upstream relays and of the cluster's relays are not
+    /// verified.
     pub tls_root: Option<PathBuf>,
     /// File with this relay's token, which is read again for each connection.
     pub token: Option<PathBuf>,
@@ -218,7 +219,7 @@ pub struct PeerConfig {
     pub namespaces: Vec<Pattern>,
 }
 
-/// A `[[peer]]` table of the file.
+/// A `[[peer]]` table of the settings file: the cost and the namespaces of one relay of the cluster.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PeerEntry {

@@ -1,4 +1,4 @@
-//! Types of settings' values, which have the same form in flags and in the file.
+//! Types of settings' values, which have the same form in flags and in the settings file.
 
 use std::{
     net::{SocketAddr, UdpSocket},

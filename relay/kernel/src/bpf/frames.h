@@ -193,7 +193,8 @@ static __always_inline enum frame_step frame_new_id(struct frame_walk *walk, con
 
 	if (frame_varint(walk, text, &sequence) || frame_varint(walk, text, &retire) || walk->at >= walk->end)
 		return FRAME_BAD;
-	/* RFC 9000, section 19.15: an ID of 1 to 20 bytes, followed by a stateless reset token of 16 bytes. */
+	/* RFC 9000, section 19.15: a connection ID of 1 to 20 bytes, followed by a stateless reset token of 16 bytes.
+	 */
 	len = text[walk->at & FRAMES_MASK];
 	if (retire > sequence || len < 1 || len > 20)
 		return FRAME_BAD;

@@ -64,8 +64,8 @@ static __noinline int end(struct __sk_buff *skb, struct work *work, enum relay_o
 	return verdict_of(outcome);
 }
 
-/* Lets a packet pass because another run uses the work area. Not inlined, so that its stack is not added to the
- * program's.
+/* Lets a packet pass to userspace because another run of the program uses this CPU's work area. Not inlined, so that
+ * its stack is not added to the program's.
  */
 static __noinline int pass_by(struct __sk_buff *skb)
 {

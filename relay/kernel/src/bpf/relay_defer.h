@@ -103,8 +103,9 @@ static __noinline int note_arrival(struct __sk_buff *skb, const struct arrival *
 }
 
 /* Defers a packet of a subscriber that is so short that it can only be an ACK which reports no loss. The packet is not
- * decrypted to check that. Userspace sets the largest size of such packets, and how many bytes may be sent before all
- * packets wake userspace again. Segments of super-packets are not deferred.
+ * decrypted to check that. Userspace sets the largest size of such packets. It also sets how many bytes may be sent to
+ * the subscriber before all of the subscriber's packets wake userspace again. Segments of super-packets are not
+ * deferred.
  */
 static __noinline int defer_short(struct __sk_buff *skb, const struct arrival *arrival)
 {

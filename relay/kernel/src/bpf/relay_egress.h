@@ -68,7 +68,9 @@ static __always_inline void measure_front(struct egress_packet *packet, const st
 		packet->level = (egress->level & 0xff00) | (head->priority & 0xff);
 }
 
-/* Computes offset, credit and sizes of a STREAM frame. A downstream offset is the upstream offset plus `shift`. */
+/* Computes offset, credit and sizes of a STREAM frame. The offset on the subscriber's stream is the offset on the
+ * publisher's stream plus `shift`.
+ */
 static __always_inline void measure_stream(struct egress_packet *packet, const struct relay_egress *egress,
 					   const struct frame_stream *frame, const struct subgroup_head *head)
 {
@@ -323,7 +325,9 @@ static __always_inline __u32 put_frame_header(struct quic_buf *in, const struct 
 	return data_at + packet->data_bytes - packet->frame_bytes;
 }
 
-/* Writes the packet's header, and determines the frame that is to be encrypted. */
+/* Writes the QUIC headers of the packet and of its frame. Sets `extent` to the part of the packet that is to be
+ * encrypted.
+ */
 int put_packet(struct work *work, const struct relay_egress *egress, const struct relay_path *path,
 	       struct quic_extent *extent)
 {

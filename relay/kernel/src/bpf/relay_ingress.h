@@ -20,7 +20,7 @@
 
 /* quinn treats a packet number as a duplicate if it is further than this below the next expected number. */
 #define NUMBERS_BEHIND 128
-#define SHORTEST       14 /* smallest number of bytes to copy, fewer than any Ethernet frame or 1-RTT packet has */
+#define SHORTEST       14 /* least bytes that `load` copies; every Ethernet frame and 1-RTT packet has more */
 
 enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
 {
@@ -89,8 +89,9 @@ static __always_inline enum relay_outcome check_size(__u8 first, __u32 packet_by
 	return packet_bytes > QUIC_TEXT_MAX ? RELAY_TOO_LONG : RELAY_FORWARDED;
 }
 
-/* Copies the whole frame, which `restore` needs, and the QUIC packet, which is decrypted in place. Not inlined: Linux
- * 6.1 allows 512 bytes of stack for a whole call chain, and this function's stack must not add to that of the copies.
+/* Copies the whole Ethernet frame, which `restore` needs, and the QUIC packet, which is decrypted in place. Not
+ * inlined: Linux 6.1 allows 512 bytes of stack for a whole call chain, and this function's stack must not add to that
+ * of the copies.
  */
 static __noinline enum relay_outcome load_packet(struct __sk_buff *skb, struct work *work)
 {
@@ -184,8 +185,9 @@ enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 	keys = bpf_map_lookup_elem(&open_keys, &index);
 	if (!keys)
 		return RELAY_NO_KEYS;
-	/* The program's first run for a packet stores the packet number in the cursor. Later runs for the same packet
-	 * take it from there, and skip the replay check, which would report the packet as a replay.
+	/* The program's first run for a packet stores the packet number in the cursor, the state that is kept between
+	 * runs. Later runs for the same packet take the number from there, and skip the replay check, which would
+	 * report the packet as a replay.
 	 */
 	number = work->cursor.id ? work->cursor.kept.number
 				 : quic_number(READ_ONCE(upstream->expected), &header);
@@ -279,7 +281,9 @@ __noinline int take_chunk(struct work *work, const struct chunk *found)
 	return 0;
 }
 
-/* Parses the object in a DATAGRAM frame. `web` is the WebTransport session of the upstream, or WEB_BARE. */
+/* Parses the object in a DATAGRAM frame. `web` is the ID of the publisher's WebTransport session, or WEB_BARE without
+ * one.
+ */
 int read_datagram(const struct quic_buf *in, const struct frame_stream *frame, __u64 web, struct chunk *chunk)
 {
 	struct object_datagram datagram = {};

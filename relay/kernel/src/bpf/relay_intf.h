@@ -312,7 +312,7 @@ struct relay_downstream {
 	/* Priority level of data that waits in userspace; copies of this level or less urgent are left to userspace. */
 	__u32 waiting;
 	__u32 max_datagram; /* the peer's max_datagram_frame_size, bytes */
-	__u32 stream_bits;  /* low two bits of the IDs of this end's unidirectional streams */
+	__u32 stream_bits;  /* low two bits of the IDs of the relay's unidirectional streams */
 	__u32 pad;
 	__u32 deferred_socket; /* index of the socket for the peer's deferred packets in `sockets`, plus 1; 0: none */
 	__u32 deferred_bytes; /* largest UDP payload of a packet from the peer that may be deferred, bytes */

@@ -61,7 +61,7 @@ int judge_bytes(struct subgroup_state *state, const struct quic_buf *in, __u32 a
 	return judge(&loop);
 }
 
-/* --- Runs of bytes after a hole --- */
+/* --- Runs of bytes after a hole in the stream --- */
 
 #define RUN_PIECE (FRAMES_MAX / 2)
 /* the most pieces (of RUN_PIECE bytes) of a run, the stored bytes after a hole, that are parsed for one frame */
@@ -78,7 +78,8 @@ int judge_run(struct subgroup_state *state, const struct run_bytes *run, __u32 a
 	return judge(&loop);
 }
 
-/* Reports whether the ingress has a run (gapless stream bytes after a hole) that ends after the judged position `next`.
+/* Reports whether the ingress has a run (gapless stream bytes after a hole) that ends after `next`, the offset up to
+ * which the stream was checked.
  */
 static __always_inline int is_ahead(const struct relay_ingress *ingress)
 {
@@ -155,14 +156,16 @@ int keep_frame(struct run_bytes *run, const struct quic_buf *in, const struct fr
 	return 0;
 }
 
-/* Reports whether stream bytes have arrived after a hole that begins at the judged position `next`. */
+/* Reports whether stream bytes have arrived after a hole that begins at `next`, the offset up to which the stream was
+ * checked.
+ */
 static __always_inline int has_apart(const struct relay_ingress *ingress)
 {
 	return ingress->apart_end > ingress->next;
 }
 
-/* Records that a frame after the judged position `next` has reached userspace, with the stream bytes from `offset` to
- * `end`.
+/* Records that a frame has reached userspace with the stream bytes from `offset` to `end`. The frame begins after
+ * `next`, the offset up to which the stream was checked.
  */
 static __always_inline void note_apart(struct relay_ingress *ingress, __u64 offset, __u64 end)
 {
@@ -186,7 +189,7 @@ static __always_inline void note_ahead(struct relay_ingress *ingress, __u32 inde
 		return;
 	}
 	note_apart(ingress, frame->offset, end);
-	/* A frame that does not continue the run of bytes after the hole starts a new run. */
+	/* A frame that does not continue the run (the stored bytes after a hole in the stream) starts a new run. */
 	if (!is_ahead(ingress) || frame->offset != ingress->run_end || end - ingress->run > RUN_BYTES) {
 		ingress->run = frame->offset;
 		take_run(index);
@@ -197,8 +200,8 @@ static __always_inline void note_ahead(struct relay_ingress *ingress, __u32 inde
 		keep_frame(run, in, frame, frame->offset - ingress->run);
 }
 
-/* If the judged position `next` has reached the run (bytes stored after a hole), parses the run's rest and moves `next`
- * as far as possible.
+/* If `next`, the offset up to which the stream was checked, has reached the run (bytes stored after a hole), parses the
+ * run's rest. Moves `next` as far as possible.
  */
 static __always_inline void join_run(struct relay_ingress *ingress, __u32 index)
 {

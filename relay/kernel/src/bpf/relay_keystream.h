@@ -17,7 +17,8 @@ static __always_inline struct relay_keystream *find_keystream(const struct relay
 {
 	__u64 run = READ_ONCE(ring->run);
 	__u32 len = run >> 32;
-	/* The length `len` of the ring is a power of two, so the mask takes the packet number modulo `len`. */
+	/* The length `len` of the keystream ring is a power of two, so the mask takes the packet number modulo `len`.
+	 */
 	__u32 index = (__u32)run + (word & (len - 1));
 
 	return len ? bpf_map_lookup_elem(&keystreams, &index) : NULL;

@@ -16,8 +16,8 @@ const volatile struct relay_config config = {};
 
 /* --- Connections --- */
 
-/* Destination connection ID -> index of an upstream. For a connection that only subscribes: RELAY_SUBSCRIBER plus the
- * index of a downstream.
+/* Destination connection ID -> index of an upstream connection. For a connection that only subscribes: RELAY_SUBSCRIBER
+ * plus the index of a downstream connection.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -26,7 +26,7 @@ struct {
 	__uint(max_entries, 1);
 } ids SEC(".maps");
 
-/* Index of an upstream -> its state. */
+/* Index of an upstream connection (on which media arrives) -> the connection's state. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -35,7 +35,7 @@ struct {
 	__uint(max_entries, 1);
 } upstreams SEC(".maps");
 
-/* Twice the index of an upstream, plus the key phase -> keys that decrypt its packets. */
+/* Twice the index of an upstream connection, plus the key phase -> keys that decrypt its packets. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -43,7 +43,7 @@ struct {
 	__uint(max_entries, 2);
 } open_keys SEC(".maps");
 
-/* Index of a downstream -> its state. */
+/* Index of a downstream connection (on which media is sent) -> the connection's state. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -52,7 +52,8 @@ struct {
 	__uint(max_entries, 1);
 } downstreams SEC(".maps");
 
-/* Twice the index of a downstream, plus the parity of the key generation -> keys that encrypt its packets. */
+/* Twice the index of a downstream connection, plus the parity of the key generation -> keys that encrypt its packets.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);

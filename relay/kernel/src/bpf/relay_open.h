@@ -139,9 +139,9 @@ static __always_inline int is_behind(const struct subgroup_head *head, const str
 	       (head->group == track->group && head->subgroup > track->subgroup);
 }
 
-/* Binds a stream to the next opening (prepared ingress) of its track. The caller holds the track's lock. The stream's
- * ID is written to the ingress before the stream is marked as claimed, so that userspace finds the ID whenever it finds
- * the mark.
+/* Binds a stream to the track's next opening: an entry (ingress) that userspace has prepared. The caller holds the
+ * track's lock. The stream's ID is written to the ingress before the stream is marked as claimed, so that userspace
+ * finds the ID whenever it finds the mark.
  */
 static __always_inline enum relay_opening bind_locked(struct work *work, struct chunk *chunk,
 						      const struct subgroup_head *head,
@@ -177,8 +177,8 @@ static __always_inline enum relay_opening bind_locked(struct work *work, struct 
 	track->subgroup = head->subgroup;
 	if (left - 1 <= track->low)
 		work->fan.wakes = 1;
-	/* The ingress that userspace has prepared is used up even if the map `slots` is full. Userspace then forwards
-	 * the stream.
+	/* The entry (ingress) that userspace has prepared for a new stream is used up even if the map `slots` is full.
+	 * Userspace then forwards the stream.
 	 */
 	if (bpf_map_update_elem(&slots, &slot, &index, BPF_NOEXIST))
 		return RELAY_OPENING_FULL;
@@ -210,7 +210,8 @@ static __always_inline enum relay_opening find_opening(struct work *work, struct
 	return outcome;
 }
 
-/* Binds a stream without an ingress to an opening: an ingress that userspace has prepared for the track's next stream.
+/* Binds a stream that has no entry for forwarding (ingress) to an opening: an ingress that userspace has prepared for
+ * the track's next stream.
  */
 enum relay_opening bind_stream(struct work *work, struct chunk *chunk, const struct subgroup_head *head)
 {

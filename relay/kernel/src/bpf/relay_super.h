@@ -191,8 +191,8 @@ static __noinline enum relay_outcome send_clone(struct __sk_buff *skb, struct wo
 	};
 	if (!work->cursor.kept.begun)
 		work->cursor.id = 0;
-	/* `begin_clone` clears the flag `comes` when the clone arrives there. If the flag is still set after the
-	 * redirect, the clone was not processed at the loopback interface.
+	/* `begin_clone` clears the flag `comes` when the clone arrives at the loopback interface. If the flag is still
+	 * set after the redirect, the clone was not processed.
 	 */
 	WRITE_ONCE(super->comes, 1);
 	skb->mark = CLONE_MARK;

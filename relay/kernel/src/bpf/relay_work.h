@@ -21,7 +21,7 @@
 /* A QUIC frame of the received packet that may be forwarded. */
 struct chunk {
 	/* The application's part of the frame, without the preamble of a WebTransport session. For a datagram: `id` is
-	 * the alias, `offset` the group, and the data are the bytes after the alias.
+	 * the track alias, `offset` the group ID, and the data are the bytes after the alias.
 	 */
 	struct frame_stream frame;
 	__u64 object;
@@ -38,10 +38,11 @@ struct chunk {
 struct arrival {
 	__u64 traced_ns; /* arrival time, if the packet is traced, or else 0 */
 	__u64 number;	 /* packet number, for trace events */
-	__u64 web;	 /* ID of the upstream's WebTransport session, or WEB_BARE */
+	__u64 web;	 /* ID of the publisher's WebTransport session, or WEB_BARE without one */
 	__u32 upstream;
-	__u32 downstream; /* index of the downstream, set only for the outcome RELAY_FROM_SUBSCRIBER */
-	__u32 opens;	  /* number of tracks of the upstream whose streams the program may open */
+	__u32 downstream; /* index of the subscriber's connection, set only for the outcome RELAY_FROM_SUBSCRIBER */
+	/* number of the upstream's tracks for whose new streams the program may open subscribers' streams */
+	__u32 opens;
 	__u32 pad;
 	struct fan_frame frame;
 };
@@ -51,8 +52,8 @@ struct egress_packet {
 	__u64 word; /* number of the packet to be sent; the high bits are its key generation */
 	__u64 id;   /* ID of the subscriber's stream, or the track alias of a datagram */
 	__u64 streams; /* the field `streams` of struct relay_downstream, as read when the stream's ID was chosen */
-	__u64 web;    /* ID of the downstream's WebTransport session, or WEB_BARE */
-	__u64 offset; /* offset in the downstream stream, or group of a datagram */
+	__u64 web;    /* ID of the subscriber's WebTransport session, or WEB_BARE without one */
+	__u64 offset; /* offset in the subscriber's stream, or group ID of a datagram */
 	__u32 data_at;
 	__u32 data_bytes; /* number of bytes that are copied unchanged from the received packet */
 	__u32 len;	  /* number of stream bytes, or length of the datagram */
@@ -132,7 +133,7 @@ struct work {
 		heads[CHUNKS]; /* subgroup headers of the frames in `chunks` that begin a stream */
 	struct fan fan;
 	struct super_packet super;
-	__u32 copies; /* copies that this run has tried, plus one for each segment that it has finished */
+	__u32 copies; /* copies that this run has tried to send, plus one for each segment that it has finished */
 	__u32 pad;
 	struct egress_packet packet;
 	/* the packet's saved state: which subscriber's copy this run continues with; ID 0 in a packet's first run */

@@ -6,11 +6,11 @@
 #include "frames.h"
 
 #define RUNS	  64	/* number of run buffers, each for one stream with a hole; a power of two */
-#define RUN_BYTES 65536 /* the most bytes after a hole that are stored for a stream; a power of two */
+#define RUN_BYTES 65536 /* the most bytes after a hole in a stream that are stored; a power of two */
 
 /* Buffer for a run: gapless stream bytes that arrived after a hole, see `run` in struct relay_ingress. */
 struct run_bytes {
-	__u32 owner; /* index of the ingress that owns the buffer plus 1; 0: unused */
+	__u32 owner; /* index of the stream's entry in `ingresses`, plus 1; 0: no stream owns the buffer */
 	__u32 pad;
 	__u8 bytes[RUN_BYTES + FRAMES_MAX + 16];
 };

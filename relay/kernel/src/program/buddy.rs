@@ -19,7 +19,8 @@ impl BuddyRun {
 pub(super) struct Runs {
     /// The start indexes of free runs of entries, by order (log2 of the length).
     free: [BTreeSet<u32>; u32::BITS as usize],
-    /// Entry runs that were given up, and are freed once all BPF program runs that may still use them have ended.
+    /// Runs of keystream entries that no ring uses any more. They are freed once all BPF program runs that may still
+    /// use them have ended.
     pub retired: Vec<BuddyRun>,
 }
 

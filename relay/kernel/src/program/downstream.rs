@@ -42,7 +42,7 @@ pub struct PacketPath {
 /// The identity of a downstream connection (to a subscriber) in the program's reports about sent packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DownstreamId {
-    /// Index of the entry in the program's table.
+    /// Index of the connection's entry in the program's table of downstream connections.
     pub index: u32,
     /// Distinguishes the connection from earlier ones with the same index.
     pub epoch: u32,
@@ -181,8 +181,9 @@ impl DownstreamRecord {
         self.entry().lookups[lookup as usize].load(Ordering::Relaxed)
     }
 
-    /// Changes the addresses or the connection ID. From the second call on it waits for program runs, some 10 ms,
-    /// unless [`settle`](super::RelayProgram::settle) was called since the last change.
+    /// Changes the network path of the packets that are sent: addresses and connection ID. From the second call on it
+    /// waits for program runs, some 10 ms, unless [`settle`](super::RelayProgram::settle) was called since the last
+    /// change.
     pub fn set_path(&self, path: &PacketPath) -> Result<(), Error> {
         let path = raw_path(path)?;
         let mut changing = lock(&self.changing);

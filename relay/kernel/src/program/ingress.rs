@@ -205,8 +205,8 @@ impl IngressRecord {
 }
 
 impl Drop for IngressRecord {
-    /// Gives up the map entry, which the program can no longer find. It is reused once the present program runs have
-    /// ended.
+    /// Retires the map entry, which the program can no longer find. The entry is reused once the present program runs
+    /// have ended.
     fn drop(&mut self) {
         self.shared.retire(|free| &mut free.ingresses, self.index);
     }
@@ -221,7 +221,7 @@ pub(super) fn leave(entry: &intf::Ingress, stream_id: u64, bytes: &Range<u64>, f
     let [next, size, apart, end] = [&entry.next, &entry.final_size, &entry.apart, &entry.apart_end]
         .map(|word| word.load(Ordering::Relaxed));
     // The program has parsed bytes at these stream offsets already. A packet with the same offsets may contain other
-    // bytes, so it may have forwarded bytes that userspace does not have.
+    // bytes, so the program may have forwarded bytes that userspace does not have.
     if next > bytes.start {
         contradict(entry);
         return;

@@ -19,7 +19,7 @@ const NUMBER_BITS: u32 = intf::NUMBER_BITS;
 /// The ring of keystreams that one direction of a connection should have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WantedRing {
-    /// Number of packets to precompute, a power of two. 0 frees the ring.
+    /// Number of packets to precompute keystreams for, a power of two. 0 frees the ring.
     pub len: u32,
     /// The largest packet payload, in bytes, for which the keystreams are long enough.
     pub text_bytes: usize,
@@ -30,7 +30,7 @@ pub struct WantedRing {
 pub struct Refill {
     /// Number of keystreams that the refill has computed.
     pub computed: usize,
-    /// Length of the ring in packets, which is less than wanted if memory is short.
+    /// Length of the keystream ring in packets, which is less than wanted if memory is short.
     pub len: u32,
 }
 
@@ -106,7 +106,7 @@ impl KeystreamRing {
             return Some(self.run.take());
         }
         let wanted = len.next_power_of_two().trailing_zeros();
-        // If memory is short, a shorter ring than wanted is accepted if it is longer than the present one.
+        // If memory is short, a shorter keystream ring than wanted is accepted if it is longer than the present one.
         let least = if len > have { (have + 1).next_power_of_two().trailing_zeros() } else { wanted };
         let run = {
             let runs = &mut lock(&self.shared.free).keystreams;
@@ -118,7 +118,7 @@ impl KeystreamRing {
         Some(self.run.replace(run))
     }
 
-    /// If the ring has moved (`old` is `Some`), makes the program use the entries at `to`, and gives up the ring's
+    /// If the ring has moved (`old` is `Some`), makes the program use the entries at `to`, and retires the ring's
     /// previous entries.
     fn replace(&self, record: &intf::Ring, to: u64, old: Option<Option<BuddyRun>>) {
         let Some(old) = old else { return };
@@ -126,8 +126,8 @@ impl KeystreamRing {
         lock(&self.shared.free).keystreams.retired.extend(old);
     }
 
-    // Entries of packets before `next` are no longer needed. Each of these entries is filled with the keystream of the
-    // packet whose number is larger by the ring's length.
+    // Keystream entries of packets before `next` are no longer needed. Each of these entries is filled with the
+    // keystream of the packet whose number is larger by the ring's length.
     fn fill(&mut self, run: BuddyRun, next: u64, mut compute: impl Compute) -> usize {
         let first = self.end.max(next);
         let end = next + u64::from(run.len());
@@ -176,7 +176,7 @@ impl intf::Keystream {
 }
 
 impl Drop for KeystreamRing {
-    /// Gives up the ring's map entries. They are reused once the present program runs have ended.
+    /// Retires the ring's map entries. They are reused once the present program runs have ended.
     fn drop(&mut self) {
         lock(&self.shared.free).keystreams.retired.extend(self.run);
     }

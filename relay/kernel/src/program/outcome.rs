@@ -1,10 +1,10 @@
-//! Outcomes of packets and their copies, under the program's names.
+//! Outcomes of packets and their copies, under the names that the BPF program uses.
 
 use millrace_kernel::outcomes;
 
 outcomes! {
-    /// The outcome of a packet that arrived on an interface of engine `kernel`. Every packet but those that are
-    /// `not_restored` goes on to userspace.
+    /// The outcome of a packet that arrived on an interface of engine `kernel`. Every packet goes on to userspace,
+    /// except those with the outcome `not_restored`.
     Outcome {
         /// A copy was tried for every subscriber; each copy has an outcome of its own.
         Forwarded = "forwarded",
@@ -14,8 +14,8 @@ outcomes! {
         /// The packet has too many streams, or more subscribers than all its runs may serve: userspace sends the other
         /// copies.
         OverBudget = "over_budget",
-        /// Copies were tried, but there was no memory to restore the packet: it is dropped, and recovered like any
-        /// loss.
+        /// The packet has too many streams, or more subscribers than the allowed number of program runs can serve:
+        /// userspace sends the other copies.
         NotRestored = "not_restored",
         /// The packet is not UDP over IP.
         NotUdp = "not_udp",
@@ -49,7 +49,7 @@ outcomes! {
         Replayed = "replayed",
         /// The packet's frames are malformed: the relay's QUIC stack reports the error.
         BadFrames = "bad_frames",
-        /// The packet has nothing to forward, only acknowledgements, control or the beginning of a stream.
+        /// The packet has nothing to forward, only acknowledgements, control frames or the beginning of a stream.
         NoSlot = "no_slot",
         /// A stream's bytes are malformed, or beyond its final size: nothing in the packet is forwarded, and the relay
         /// closes the connection.
@@ -93,7 +93,8 @@ outcomes! {
         NoRoute = "no_route",
         /// The next hop's link address is not known; userspace's packet makes the kernel ask for it.
         NoNeighbour = "no_neighbour",
-        /// The ring of sent copies is full, because the relay's process did not run for a long time.
+        /// The ring buffer for reports about sent copies is full, because the relay's process did not run for a long
+        /// time.
         RingFull = "ring_full",
         /// The interface's queue was full, or the copy could not be written. It is recovered like any loss.
         Lost = "lost",
@@ -114,7 +115,8 @@ outcomes! {
 }
 
 outcomes! {
-    /// The outcome of a frame of a stream that the kernel forwards. Userspace sends the frames that are not `good`.
+    /// The outcome of a frame of a stream that the kernel forwards. Userspace sends the frames whose outcome is not
+    /// `good`.
     FrameOutcome {
         /// The frame's bytes are valid, so the kernel may forward the frame.
         Good = "good",
@@ -134,8 +136,8 @@ outcomes! {
 }
 
 outcomes! {
-    /// The outcome for a stream that a publisher has begun. Userspace opens the subscribers' streams for those that are
-    /// not `bound`.
+    /// The outcome for a stream that a publisher has begun. Unless the outcome is `bound`, userspace opens the
+    /// subscribers' streams.
     OpeningOutcome {
         /// The kernel opens the subscribers' streams, each with its first copy.
         Bound = "bound",
@@ -145,13 +147,13 @@ outcomes! {
         /// Only the preamble of a WebTransport stream has arrived. The stream is counted again when its MOQT bytes
         /// arrive.
         Preamble = "preamble",
-        /// The kernel opens no streams for this track: the track has no subscribers, has just begun, takes another
-        /// publisher's objects, or exceeds the setting `kernel-tracks`.
+        /// The kernel opens no streams for this track: the track has no subscribers, has just begun, is taken from
+        /// another publisher, or exceeds the setting `kernel-tracks`.
         NoTrack = "no_track",
         /// The stream's group or subgroup is earlier than one that has begun.
         Order = "order",
-        /// Streams began faster than userspace prepared them. Userspace then prepares more streams, as far as
-        /// `kernel-streams` allows.
+        /// A track's streams began faster than userspace prepared entries for them in the kernel. Userspace then
+        /// prepares more, as far as `kernel-streams` allows.
         Missed = "missed",
         /// Userspace had the stream already, or a later part of the stream arrived first.
         Taken = "taken",

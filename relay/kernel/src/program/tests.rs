@@ -27,7 +27,8 @@ const PORT: u16 = 4443;
 const ID_LEN: usize = 8;
 const STREAM: u64 = 6;
 const OFFSET: u64 = 7;
-/// A subscriber's copy (egress) that the program always declines, with [`EgressOutcome::Before`].
+/// Loads the program with one upstream connection. The stream `STREAM` of that connection has one subscriber, whose
+/// copies the program always declines.
 const EGRESS: EgressRecord = EgressRecord {
     stream_id: 3,
     shift: 2,

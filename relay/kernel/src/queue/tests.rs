@@ -152,7 +152,7 @@ fn keys() -> QuicKeys {
     QuicKeys::chacha20_poly1305(&[0; 32], &[0; 12], &[0; 32])
 }
 
-/// Takes and carries out one batch. Returns the number of connections in it.
+/// Takes one batch of queued commands and carries it out. Returns the number of connections in the batch.
 fn work((queue, taker): &Both, all: &[&Arc<FakeSubject>]) -> usize {
     queue.wake(); // makes `take` return without waiting for a command
     let batch = taker.take(Instant::now()).unwrap();

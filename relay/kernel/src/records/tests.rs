@@ -126,7 +126,7 @@ fn unused_record_goes_to_a_connection_with_subscriptions() {
     assert_eq!(scene.decide(), (vec!["subscriber"], NOBODY));
     assert_eq!(scene.standing("second"), OffloadStanding::Waiting);
     assert_eq!(scene.records.taken(), 0);
-    // A connection that gets a new subscription soon after its last one ended keeps its record.
+    // A connection that gets a new subscription soon after its last one ended keeps its record in the kernel's tables.
     scene.set("first", Worth::Subscriber);
     scene.set("second", Worth::Subscriber);
     scene.now += GRACE;

@@ -74,8 +74,8 @@ fn flow_control_limits_hold_to_the_byte() {
     assert_eq!(scene.try_egress(0), EgressOutcome::Sent);
 }
 
-/// The subscriber counts a connection's credit by the largest offset of each stream. Bytes that were left to userspace
-/// therefore count as soon as later bytes of their stream are sent.
+/// The subscriber counts a connection's flow control credit (MAX_DATA) by the largest offset of each stream. Bytes that
+/// were left to userspace therefore count as soon as later bytes of their stream are sent.
 #[test]
 fn bytes_left_to_userspace_count_against_max_data() {
     if !root("bytes_left_to_userspace_count_against_max_data") {

@@ -384,8 +384,8 @@ fn publisher_stream_is_opened_only_once_by_program_or_userspace() {
     let second = stream_of(&header(6), 0, 0, 100);
     assert_eq!(stage.send(&whole(6, &second)), SENT);
     assert!(!stage.scene.upstream.take_stream(6));
-    // A stream ID that was used before begins another stream. The program opens no subscribers' streams for it, even
-    // after userspace has stopped forwarding the earlier stream.
+    // The publisher begins another stream with a stream ID that it has used before. The program opens no subscribers'
+    // streams for it, even after userspace has stopped forwarding the earlier stream.
     let repeated = (Outcome::Declined, None, None);
     assert_eq!(stage.send(&whole(6, &second)), repeated);
     let (mut slot, _) = stage.openings.remove(0);

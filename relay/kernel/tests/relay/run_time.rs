@@ -90,7 +90,7 @@ impl RunTimeCase {
         attach(&network, &scene.relay, "west");
         let mut chunk = scene.chunk(1200);
         encode_object_header(Some(0), 1, None, 1197, Status::Normal, &mut object);
-        // The object's header takes the first 3 bytes.
+        // The header of the MoQ object takes the first 3 bytes of the stream data in each packet.
         chunk.data[..3].copy_from_slice(&object);
         let before = run_time();
         for number in 0..packets {

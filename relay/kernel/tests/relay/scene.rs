@@ -37,7 +37,7 @@ pub const FROM: u64 = 20;
 /// The stream offset that the program expects next in each stream, unless a test sets another one.
 pub const OFFSET: u64 = 1000;
 
-/// A relay with one upstream. Each subscriber gets a copy of each stream in `STREAMS`.
+/// A relay with one upstream connection. Each subscriber gets a copy of each stream in `STREAMS`.
 pub struct RelayScene {
     pub relay: RelayProgram,
     pub upstream: UpstreamRecord,

@@ -178,7 +178,7 @@ impl UserspaceSockets<'_> {
     }
 }
 
-/// Returns a packet with a short header and random bytes that no key opens.
+/// Returns a packet with a short header and random bytes that no key decrypts.
 fn sealed(id: &[u8], len: usize, scene: &mut RelayScene) -> Vec<u8> {
     let rest = quic::bytes(len - 1 - id.len(), &mut scene.rng);
     [&[0x40], id, &rest].concat()
@@ -238,7 +238,7 @@ fn small_packets_of_a_subscriber_go_to_the_deferred_socket() {
     }
     assert_eq!(scene.only().downstream.deferred_packets(), handle.packets());
 
-    // The program opens the packets of a connection as soon as the connection publishes something.
+    // The program decrypts the packets of a connection as soon as the connection publishes something.
     scene.only().downstream.remove_ids();
     scene.upstream.add_id(&id).expect("an ID");
     let counters = scene.counted();

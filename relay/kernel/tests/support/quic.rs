@@ -44,7 +44,8 @@ impl DirectionKeys {
         }
     }
 
-    /// Returns a function that computes keystreams before their packets exist.
+    /// Returns a function that computes the keystream of a packet from its key generation and packet number, without
+    /// the packet.
     pub fn keystreams(&self) -> impl Compute + use<> {
         let keys: Vec<_> = self.secrets.iter().map(KeystreamKey::new).collect();
         move |generation, number, once, text| {
@@ -54,7 +55,7 @@ impl DirectionKeys {
         }
     }
 
-    /// Returns the packet with the generation and number `word` as the userspace builder makes it.
+    /// Returns a packet as the userspace builder makes it. `word` is its key generation and its packet number.
     pub fn build(&self, word: (u16, u64), frames: &[u8]) -> Vec<u8> {
         let id = ConnectionId::new(&self.id).expect("a connection ID");
         let mut out = Vec::new();

@@ -102,7 +102,8 @@ async fn refused_requests_count_against_the_rate() {
     assert_eq!(last, Some(code::Request::EXCESSIVE_LOAD), "of as many as fit in a second");
 }
 
-/// A draft that allows repeated subscriptions to a track must not let one session use up the kernel's records.
+/// Some drafts allow several subscriptions of a session to one track. With them, a session must not use up the entries
+/// of the kernel's tables.
 #[tokio::test]
 async fn subscriptions_of_a_session_to_one_track_are_limited() {
     let relay = relay();

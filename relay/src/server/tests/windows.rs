@@ -8,7 +8,7 @@ use super::*;
 
 const LEAST: u64 = 64 << 10;
 
-/// A publisher that uses quinn directly, with the relay's full flow control credit for each stream.
+/// A publisher that uses quinn directly, so on each stream it may send as much as the relay's flow control allows.
 struct QuinnPublisher {
     connection: quinn::Connection,
     session: u64,
@@ -82,8 +82,8 @@ fn client(trusted: &CertifiedKey) -> quinn::ClientConfig {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_session_is_closed_when_others_need_its_window() {
-    // Receive windows may use three quarters of the budget. One session holds four eighths of the budget, and another
-    // session then needs two eighths or more.
+    // The memory budget for receive windows is 8 times `LEAST`, and the windows may use three quarters of it. One
+    // session's window takes up 4 times `LEAST`, and another session then needs 2 times `LEAST` or more.
     let windows = Arc::new(Windows::new(8 * LEAST));
     let trusted = certificate();
     let relay = RelayUnderTest::with(Access::open(), |transport| {

@@ -78,7 +78,7 @@ impl Drop for PrefixClaim {
 }
 
 fn add(claims: &mut BTreeSet<Namespace>, prefix: &Namespace) -> Result<(), RequestError> {
-    // In the order of the set, a namespace is directly followed by those that it is a prefix of.
+    // In the sorted set `claims`, the namespaces that begin with `prefix` come directly after it.
     let longer = claims.range(prefix..).next().is_some_and(|next| prefix.is_prefix_of(next));
     if longer || prefix.prefixes().any(|shorter| claims.contains(&shorter)) {
         let reason = "the prefix overlaps with another of this session";

@@ -177,7 +177,7 @@ impl Responses {
         (UnderWay { family, range, response, acknowledged, key, owner, priority }, events)
     }
 
-    /// Returns how many responses are under way.
+    /// Returns how many FETCH responses and fills of the session are under way.
     pub fn count(&self) -> usize {
         self.under_way.lock().len()
     }
@@ -190,7 +190,7 @@ impl Responses {
     }
 }
 
-/// A response under way. Dropping it resets the stream.
+/// A FETCH response or fill under way. Dropping it resets its stream.
 pub struct UnderWay {
     family: Arc<Responses>,
     range: ResponseRange,
@@ -246,14 +246,14 @@ impl UnderWay {
         }
     }
 
-    /// Fills the response, and waits for its end. Never returns: the caller drops it when an event reports the end of
-    /// the stream.
+    /// Fills the response. This future never completes: the caller drops it when an event reports the end of the
+    /// response's stream.
     pub async fn fill_and_wait(&self, start: fill::FillStart) {
         self.fill(start).await;
         std::future::pending().await
     }
 
-    /// Resets the response, because it cannot be completed.
+    /// Resets the response's stream, because the response cannot be completed.
     pub fn abort(&self, code: code::Reset) {
         self.response.abort(code.0);
         self.wake();

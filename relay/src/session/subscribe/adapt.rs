@@ -23,11 +23,11 @@ use millrace_access::{
 /// How often the estimated bandwidth of the path is checked.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
 
-/// The most ladders that are remembered for a session. If it asks for tracks of more ladders, its subscriptions are not
-/// adapted.
+/// The most ladders (sets of renditions of the same content) that are remembered for a session. If the session asks for
+/// tracks of more ladders, the relay does not adapt its subscriptions.
 const MAX_LADDERS: usize = 16;
 
-/// The tracks that a session asked for, one for each ladder.
+/// The tracks that a session asked for: one for each ladder, a set of renditions of the same content.
 #[derive(Default)]
 pub(super) struct LadderTracks {
     ladders: Vec<(Ladder, TrackName)>,
@@ -50,8 +50,8 @@ impl LadderTracks {
 }
 
 impl SubscriptionEntry {
-    /// Serves the subscription from the best fitting rendition until it ends. Returns at once if the subscription is
-    /// not adapted.
+    /// Serves the subscription from the best fitting rendition until it ends. Returns at once if the rendition is not
+    /// adapted to the path's bandwidth.
     pub(super) async fn adapt(&self, rights: Option<&Arc<Rights>>) {
         let context = self.context();
         let hub = context.hub();
@@ -61,8 +61,8 @@ impl SubscriptionEntry {
         let asked = self.track().name();
         let Some(ladder) = hub.ladder(asked, requester).await else { return };
         let leaves_it = self.family.state.lock().asked.note(&ladder, asked);
-        // Subscriptions in descending order are not adapted, because a switch applies only to groups with larger IDs
-        // than those sent so far.
+        // The rendition of a subscription in descending order is not adapted: a switch applies only to groups with
+        // larger IDs than those sent so far.
         if !leaves_it || self.subscription().options().order == GroupOrder::Descending {
             return;
         }

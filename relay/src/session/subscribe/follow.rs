@@ -52,8 +52,8 @@ impl SubscriptionEntry {
         let ends_with_its_filter = self.context().draft().ends_with_its_filter();
         let mut deadline = None;
         let mut past_end = None;
-        // Each iteration first checks whether the end has been reached, since any of the events below may cause the
-        // end.
+        // Each iteration first checks whether the subscription has reached its end, since any of the events below may
+        // cause it.
         loop {
             if let Some(ended) = subscription.drained().filter(|_| fills.are_delivered()) {
                 return Ok(Some(ended));

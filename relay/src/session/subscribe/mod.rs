@@ -172,7 +172,8 @@ impl Subscriptions {
     /// Returns the range of locations that the filter of a request selects.
     ///
     /// # Errors
-    /// Returns an error if the range is over already, and the draft requires a refusal for that.
+    /// Returns an error if the track has passed the end of the range already, and the draft requires a refusal for
+    /// that.
     fn window(
         &self,
         parameters: &Parameters,
@@ -340,7 +341,8 @@ struct SubscriptionEntry {
     family: Arc<Subscriptions>,
     request_id: u64,
     subscribed: SubscribedTrack,
-    /// The tracks that an adapted subscription is served from, including its own.
+    /// The renditions from which the subscription is served if it is adapted to the path's bandwidth, including its own
+    /// track.
     renditions: OnceLock<Vec<Arc<LiveTrack>>>,
     _part: Arc<TrackPart>,
     _use: Use,
@@ -376,7 +378,7 @@ impl SubscriptionEntry {
     }
 
     /// Sends the answer, runs the subscription until either side ends it, and sends PUBLISH_DONE. The rendition is
-    /// adapted to the path only if `rights` are given. `fills` end with the subscription.
+    /// adapted to the path's bandwidth only if `rights` are given. `fills` end with the subscription.
     async fn run(
         self,
         ok: Option<Message>,

@@ -80,8 +80,8 @@ impl Subscriptions {
     /// Checks whether the subscriber may use this assignment to a switching set.
     ///
     /// # Errors
-    /// The outer error closes the session, because the parameter is not allowed at all. The inner error refuses the
-    /// request.
+    /// An error in the outer `Result` closes the session, because the parameter is not allowed at all. An error in the
+    /// inner `Result` refuses the request.
     pub(super) fn check(
         &self,
         assignment: Option<&Assignment>,
@@ -129,7 +129,8 @@ impl Sets {
         sample: &ConnectionSample,
     ) -> Result<(), RequestError> {
         let state = &mut *self.0.lock();
-        // An update may change the threshold of a track in its set, but not move the track to another set.
+        // An update may change the throughput that a track of a switching set needs. It may not move the track to
+        // another set.
         let known =
             state.sets.iter().find(|(_, set)| set.tracks.iter().any(|track| track.request_id == request_id));
         let count: usize = state.sets.values().map(|set| set.tracks.len()).sum();

@@ -42,8 +42,8 @@ fn until_it_is(site: &RuntimeSite, runtimes: &mut [PacketRuntime; 2], is: impl F
     }
 }
 
-/// Ten thousand sessions exist, and each of them passes datagrams and changes its graft. They take as much kernel
-/// memory as was computed from the settings beforehand.
+/// Ten thousand sessions exist, and each of them passes datagrams and changes its graft (list of packet functions).
+/// They take as much kernel memory as was computed from the settings beforehand.
 #[test]
 fn ten_thousand_sessions_work_within_the_stated_memory() {
     let Some(site) = RuntimeSite::new("many") else { return };

@@ -343,7 +343,8 @@ fn redundant_paths_deliver_what_any_of_them_delivers() {
             }
             assert!(begin.elapsed() < LONG, "{line}: {after:?}");
         }
-        // The loop has waited for the first copy of each message. The second copies may still be in flight.
+        // Each message is sent on both paths. The loop has waited for the first copy of each; the second copies may
+        // still be in flight.
         traffic.until(|it| {
             let packets = &now(&mut it.runtimes[1]).sessions[0].packets;
             packets.get("duplicate").or(packets.get("replayed")).is_some_and(|twice| *twice >= 400)

@@ -170,7 +170,8 @@ fn new_function_version_takes_over_state_without_loss() {
         let came = passed[1 - side].1.len() as u64;
         let [packets, _, moved] = tally(runtime, 2)[..] else { panic!("a state") };
         assert!(moved > 0 && packets > moved, "{packets} {moved}");
-        // Each version has counted the packets of the function lists to which it belongs.
+        // Each version of the function `tally` has counted the packets that were sent with function lists that contain
+        // that version.
         assert!(kept[side] >= moved, "{moved} {kept:?}");
         assert_eq!(packets - moved + kept[side], came, "{packets} {moved} {kept:?}");
         let session = now(runtime).sessions.remove(0);
@@ -196,7 +197,7 @@ fn session_without_a_state_migration_stays_or_restarts() {
         "{error}"
     );
     assert_eq!(runtimes[0].loaded.len(), 3, "all stays as it was");
-    // After a reload the session has the graft that the settings name.
+    // After the settings were read again, the session has the graft (list of packet functions) that they name.
     for (side, runtime) in runtimes.iter_mut().enumerate() {
         let mut settings = read(side, "");
         settings.grafts.get_mut("counted").expect("a graft").anew = true;

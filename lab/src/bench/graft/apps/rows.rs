@@ -93,7 +93,7 @@ pub fn read(path: &Path) -> anyhow::Result<Vec<AppRow>> {
     read().with_context(|| format!("{}: rows of bench graft apps", path.display()))
 }
 
-/// Returns one panel for each network, and the names of all routes that have results.
+/// Returns the plot's panels, one for each network, and the names of all routes that have results.
 pub fn panels(rows: &[AppRow]) -> (Vec<Panel>, Vec<&str>) {
     let mut ways: Vec<&str> = Vec::new();
     let mut panels: Vec<Panel> = Vec::new();

@@ -27,7 +27,7 @@ pub struct Worse {
 
 impl Worse {
     /// Compares the tunnel, and the choice by round-trip time (`chosen`), with plain TCP under each of the congestion
-    /// controls `controls`. Where `chosen` takes plain TCP, it takes the results under the first of them.
+    /// controls `controls`. Where `chosen` takes plain TCP, it takes the results with the first of `controls`.
     pub fn all<'a>(rows: &'a [AppRow], controls: &[String], in_place_below_ms: u32) -> Vec<Self> {
         let in_place = controls.first().map(String::as_str).unwrap_or_default();
         let carried = || rows.iter().filter(|row| row.case.way == CARRIED);
@@ -59,8 +59,8 @@ impl Worse {
             let (Some(median), Some(tcp)) = (one.seconds, other.seconds) else { continue };
             it.cases += 1;
             it.worse_cases += usize::from(median.median > tcp.median * MORE);
-            // In each round, both routes were measured shortly after each other. So the two results of a round are
-            // compared.
+            // In each round, the compared route and plain TCP were measured shortly after each other. So their results
+            // are compared within each round.
             for (one, other) in one.rounds.iter().zip(&other.rounds) {
                 it.runs += 1;
                 it.worse_runs += usize::from(*one > *other * MORE);

@@ -15,7 +15,7 @@ const BLOCK: usize = 1 << 16;
 pub struct DrainArgs {
     #[arg(long)]
     from: SocketAddr,
-    /// Time to read, from the first byte on
+    /// How long the receiver reads, counted from the first byte
     #[arg(long)]
     seconds: u64,
 }

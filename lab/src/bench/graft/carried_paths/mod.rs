@@ -1,5 +1,5 @@
-//! `bench graft carried-paths`: the throughput of a tunnelled connection over two paths, and its longest gap when one
-//! of them is cut.
+//! `bench graft carried-paths`: the throughput of a tunnelled connection over two paths, and the longest time without
+//! data when one of the paths is cut.
 
 pub mod drain;
 
@@ -36,7 +36,7 @@ const GRACE: Duration = Duration::from_secs(60);
 pub struct CarriedPathArgs {
     #[command(flatten)]
     links: LinkProperties,
-    /// Length of a run; one of the paths is cut in the middle
+    /// Length of a run; one of the paths is cut in the middle of the run
     #[arg(long, default_value_t = 20)]
     seconds: u64,
     /// Number of runs of each measurement
@@ -45,7 +45,8 @@ pub struct CarriedPathArgs {
     /// Number of runs at the same time, each in its own lab
     #[arg(long, default_value_t = 1)]
     labs: usize,
-    /// Measure only variants whose names contain this text, such as `mptcp, first`
+    /// Measure only variants (a tunnel protocol, and the paths that it may use) whose names contain this text, such as
+    /// `mptcp, first`
     #[arg(long, default_value = "", value_name = "TEXT")]
     only: String,
     /// Write the results to this file, as JSON

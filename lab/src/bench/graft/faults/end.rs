@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 const PIECE: usize = 64 << 10;
 /// Length of a connection's first message, bytes: the connection's number, and how many bytes each side sends.
 const HEAD: usize = 16;
-/// Bit that is set in the server's seed, so that its bytes differ from the client's.
+/// Bit that is set in the seed of the server's random bytes, so that they differ from the client's.
 const SERVERS: u64 = 1 << 63;
 /// Size of each socket buffer, bytes. With small buffers, bytes reach even a slow tunnel soon.
 const BUFFER: usize = PIECE;
@@ -268,9 +268,9 @@ fn both(stream: &TcpStream, sending: &SendingSide<'_>, theirs: u64) -> EndReport
     })
 }
 
-/// Combines the results of receiving (`came`) and sending (`failed`). The kernel reports a reset once, to whichever of
-/// both asks first, and the other direction then reads an end of stream. After an end of stream, the kernel reports a
-/// broken pipe to the sender instead of a reset. A stream that ended early and was reset later counts as short.
+/// Combines a connection's results of receiving (`came`) and sending (`failed`). The kernel reports a reset only once,
+/// to the read or the write that comes first; later reads return an end of stream. After an end of stream, writes fail
+/// with a broken pipe instead of a reset.
 fn with_both_directions(came: DirectionEnd, failed: Option<ErrorKind>) -> DirectionEnd {
     match (came, failed) {
         // The sender timed out, since the receiving application has not read the bytes.
@@ -358,7 +358,8 @@ impl ReceivingSide {
         }
     }
 
-    /// Reads a piece and compares every byte, even if the piece is incomplete.
+    /// Reads a piece of the stream and compares every byte with the expected one, even if the stream ends within the
+    /// piece.
     fn take(&mut self, from: &mut impl Read, piece: &mut [u8]) -> io::Result<bool> {
         let wanted = self.noise.piece(u64::MAX);
         let mut at = 0;
@@ -468,7 +469,8 @@ mod tests {
         assert_eq!(came(7, &more).0, Some(DirectionEnd::Differs));
     }
 
-    /// Returns how a connection ended after the other side executed `then` while both directions carried data.
+    /// Returns how a connection ended for one side, after the other side applied `then` to its socket while both
+    /// directions carried data.
     fn said(then: impl FnOnce(TcpStream)) -> DirectionEnd {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

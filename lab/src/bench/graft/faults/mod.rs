@@ -143,7 +143,7 @@ pub struct FaultArgs {
     /// Length of the fault `connects`, seconds
     #[arg(long, default_value_t = 5)]
     seconds: u64,
-    /// Seed of the random decisions
+    /// Seed of the random numbers of bytes after which tunnel connections are cut
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Number of rows measured at the same time, each in its own lab

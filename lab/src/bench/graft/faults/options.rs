@@ -15,7 +15,7 @@ const REPEATS: u64 = 20;
 /// Interval between two repetitions of the recorded SYN packets, so that they arrive in every phase of a connection.
 const APART: Duration = Duration::from_millis(50);
 
-/// Returns how many connections agreed on a graft by TCP options, by the client's status.
+/// Returns how many connections agreed on a graft by TCP options, according to the status of the client's daemon.
 fn agreed(pair: &FaultPair<'_>) -> anyhow::Result<u64> {
     let status = pair.client.status()?;
     Ok(status.pointer("/status/outcomes/agreed").and_then(serde_json::Value::as_u64).unwrap_or_default())

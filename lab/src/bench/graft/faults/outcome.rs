@@ -17,7 +17,7 @@ pub struct FaultOutcome {
     pub connections: u64,
     /// Number of bytes that arrived, in both directions.
     pub bytes: u64,
-    /// Connections that delivered all bytes in both directions, by the hashes of both sides.
+    /// Connections that delivered all bytes in both directions: the hashes of sent and received bytes agree.
     pub whole: u64,
     /// Connections that were reset on both sides. All bytes before the reset were correct.
     pub reset: u64,

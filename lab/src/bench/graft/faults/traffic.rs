@@ -16,7 +16,8 @@ use crate::bench::process::BenchProcess;
 
 /// Longest wait for the reports. It is longer than the time without data after which the applications give up.
 const PATIENCE: Duration = Duration::from_secs(200);
-/// Pause after each piece, us. With this pause, three connections send a few MB per second in each direction.
+/// Pause of a sender after each piece of data, us. With this pause, three connections send a few MB per second in each
+/// direction.
 const PAUSE_US: u64 = 25_000;
 const BATCH: u64 = 1 << 20;
 

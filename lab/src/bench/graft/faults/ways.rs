@@ -20,7 +20,7 @@ const CONNECTIONS: u64 = 3;
 const REBINDINGS: u64 = 5;
 /// First port that the NAT assigns.
 const TRANSLATED: u16 = 20_000;
-/// Length of an outage of the path that a tunnel connection (carrier) survives.
+/// Length of a path outage that a tunnel connection (carrier) must survive.
 const AWAY: Duration = Duration::from_secs(3);
 
 fn drops(ways: &[&str]) -> Vec<(&'static str, String)> {

@@ -58,7 +58,7 @@ impl MethodOutcome {
         delays.into_iter().enumerate().map(of).collect()
     }
 
-    /// Returns the latest sample at or before this time.
+    /// Returns the latest sample of the session's state that was taken at or before this time.
     fn look_at(&self, at_s: f64) -> Option<&StateSample> {
         self.looks.iter().take_while(|look| look.at_s <= at_s).last()
     }

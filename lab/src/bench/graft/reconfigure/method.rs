@@ -15,7 +15,7 @@ use crate::lab::{Directions, Settings, Topology};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum ReconfigureMethod {
-    /// The application requests the other graft from the daemon
+    /// The application asks the daemon to change the graft when the round-trip time has changed
     Aware,
     /// A rule in the daemon's settings changes the graft
     InPlace,
@@ -142,7 +142,7 @@ impl ReconfigureArgs {
         Ok(looks)
     }
 
-    /// Returns the graft that suits the round-trip time, if the session has the other one.
+    /// Returns the graft that suits the session's round-trip time, or `None` if the session uses that graft already.
     fn wanted(&self, session: &HostSession) -> Option<&'static str> {
         let rtt_ms = session.rtt_ms?;
         match session.graft == FULL {
@@ -253,7 +253,8 @@ mod tests {
         }
     }
 
-    /// Messages 200 to 699 may have been sent with partial reliability.
+    /// In this test, messages 200 to 699 may have been sent with partial reliability, and all others with full
+    /// reliability.
     #[test]
     fn loss_of_messages_sent_with_full_reliability_is_an_error() {
         use clap::Parser as _;

@@ -71,7 +71,7 @@ enum RedirectPart {
 const MANY: u16 = 7203;
 const CONNECTIONS_MAX: usize = 55_000;
 const MESSAGE: usize = 64;
-/// Number of messages before anything is timed.
+/// Number of messages that are exchanged for warm-up, before any message is timed.
 const UNTIMED: usize = 200;
 
 struct RedirectRow<'a> {

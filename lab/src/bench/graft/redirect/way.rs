@@ -92,8 +92,8 @@ pub struct RedirectRoute<'a> {
 }
 
 impl<'a> RedirectRoute<'a> {
-    /// Starts the programs that carry connections in this way. `serve` gets the server's listener. `number`
-    /// distinguishes the ports of several routes.
+    /// Starts the programs that carry connections in this way. `serve` gets the server's listener. `number` makes the
+    /// ports differ from those of other ways that run at the same time.
     pub fn new(
         site: &'a BenchSite,
         way: RedirectMethod,

@@ -20,7 +20,7 @@ use crate::bench::site::BenchSite;
 use crate::lab::LabNode;
 
 const PORT: u16 = 7000;
-/// Pause of a sender after the session's window had no space for a datagram.
+/// Pause of a sender after the session's send window had no space for a datagram.
 const NO_ROOM: Duration = Duration::from_micros(200);
 const HEAD: usize = 16;
 
@@ -56,7 +56,7 @@ pub struct RepairOutcome {
 /// Pace at which an application sends.
 #[derive(Clone, Copy)]
 pub enum DatagramPace {
-    /// Send as much as the window allows.
+    /// Send as much as the session's send window allows.
     Window,
     /// Send this many messages per second.
     Rate(u32),
@@ -115,7 +115,7 @@ impl DatagramRun {
     }
 
     /// Returns when a message is due, as time since `base`. Its delay is measured from that time, so waiting for space
-    /// in the window adds to the delay. Returns `None` after the end of the sending time.
+    /// in the send window adds to the delay. Returns `None` after the end of the sending time.
     pub fn due(&self, number: u64, base: Instant) -> Option<Duration> {
         let now = base.elapsed();
         match self.pace {

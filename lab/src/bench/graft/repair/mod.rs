@@ -1,4 +1,4 @@
-//! `bench graft repair`: the gain from packet functions that repair losses, by window, loss and round-trip time.
+//! `bench graft repair`: the gain from packet functions that repair losses, by send window, loss and round-trip time.
 
 pub mod datagrams;
 mod delay;
@@ -18,10 +18,10 @@ use crate::lab::{Directions, Topology};
 
 #[derive(Debug, clap::Args)]
 pub struct RepairArgs {
-    /// Measurements to make: Selective Repeat against Go-Back-N by size of the window, or the delay of messages
+    /// Measurements to make: Selective Repeat against Go-Back-N by size of the send window, or the delay of messages
     #[arg(long, value_enum, value_delimiter = ',', default_value = "window,delay", value_name = "PART")]
     parts: Vec<RepairPart>,
-    /// Largest number of packets in flight
+    /// Sizes of the send window: the largest number of packets in flight
     #[arg(long, value_delimiter = ',', default_value = "16,64,128,256", value_name = "COUNT")]
     windows: Vec<u32>,
     /// Random loss of the link in the direction of the data
@@ -30,7 +30,7 @@ pub struct RepairArgs {
     /// Round-trip times for the comparison of Selective Repeat with Go-Back-N
     #[arg(long, value_delimiter = ',', default_value = "50,300", value_name = "MS")]
     rtt_ms: Vec<u32>,
-    /// Limit the link's rate to one window per round trip; if absent, the rate is not limited
+    /// Limit the link's rate to one send window per round trip; if absent, the rate is not limited
     #[arg(long)]
     filled: bool,
     /// Round-trip time in the measurement of the delay of messages
@@ -39,7 +39,7 @@ pub struct RepairArgs {
     /// Random loss in the measurement of the delay of messages
     #[arg(long, default_value_t = 2.0, value_name = "PERCENT")]
     delay_loss: f64,
-    /// Messages per second
+    /// Messages per second in the measurement of the delay of messages
     #[arg(long, default_value_t = 200, value_name = "COUNT")]
     rate: u32,
     /// Payload of a packet or message, bytes
@@ -99,7 +99,7 @@ pub fn run(args: RepairArgs) -> anyhow::Result<()> {
 
 pub use saturate::saturate;
 
-/// Number of packets in a window, and the size of each on the wire in bytes.
+/// Number of packets in a send window, and the size of each on the wire in bytes.
 #[derive(Clone, Copy)]
 pub struct PacketWindow {
     pub packets: u32,
@@ -107,7 +107,7 @@ pub struct PacketWindow {
 }
 
 /// Creates two hosts with a link that loses packets in the direction of the data. With the setting `fills`, the link's
-/// rate is one full window of packets per round trip.
+/// rate is one full send window per round trip.
 pub fn site(rtt_ms: u32, loss: f64, fills: Option<PacketWindow>) -> anyhow::Result<BenchSite> {
     let mut topology = Topology::standard(1, 1);
     if let Some(PacketWindow { packets, bytes }) = fills {

@@ -1,4 +1,4 @@
-//! Compares Selective Repeat with Go-Back-N while the window limits the throughput.
+//! Compares Selective Repeat with Go-Back-N while the send window limits the throughput.
 
 use anyhow::ensure;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ const GO_BACK: &[&str] = &["window", "gobackn", "number", "acknowledge"];
 /// Bytes around the payload: headers of Ethernet, IPv4 and UDP, and the framing of an unencrypted session.
 const AROUND_BYTES: usize = 14 + 20 + 8 + 16;
 
-/// Results on one path with one size of the window: one per round, for Selective Repeat and for Go-Back-N.
+/// Results on one path with one size of the send window: one result per round, for Selective Repeat and for Go-Back-N.
 #[derive(Default)]
 struct WindowCell {
     selective: Vec<WindowFigures>,
@@ -119,7 +119,8 @@ impl WindowFigures {
     fn from_outcome(outcome: &RepairOutcome, seconds: u64) -> Self {
         let count = |reason: &str| outcome.sender.get(reason).copied().unwrap_or_default() as f64;
         let packets = outcome.received as f64;
-        // `sent-by-us` counts packets that a function sends, and here the only such packets are retransmissions.
+        // `sent-by-us` counts the packets that packet functions send themselves. In this benchmark they are all
+        // retransmissions.
         let again = count("sent-by-us");
         let share = packets / (outcome.sent as f64).max(1.0);
         Self {

@@ -6,7 +6,7 @@ use crate::train::runs::TrainingNetwork;
 
 use crate::bench::graft::network::loss;
 
-/// A range from the first to the second number. Both are above 0.
+/// Range of a property of the drawn networks, such as the round-trip time: its lowest and highest value, both above 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DesignRange(f64, f64);
 
@@ -24,7 +24,7 @@ impl FromStr for DesignRange {
 }
 
 impl DesignRange {
-    /// Returns the value at a share (0 to 1) of the range, on a logarithmic scale.
+    /// Interpolates on a logarithmic scale: returns the lowest value of the range for `share` 0, and the highest for 1.
     fn at(self, share: f64) -> f64 {
         self.0 * (self.1 / self.0).powf(share)
     }

@@ -151,8 +151,8 @@ impl SelectArgs {
         (0..).zip(networks).map(job).filter(|job| !job.candidates.is_empty()).collect()
     }
 
-    /// Measures all remaining candidates (congestion controls and tunnels) of a job on the job's network. Returns how
-    /// many transfers failed: all of them, if the lab could not be set up.
+    /// Measures the candidates (congestion controls and tunnels) that have yet to be measured on the job's network.
+    /// Returns how many transfers failed: all of them, if the lab could not be set up.
     fn on(&self, job: &Job<'_>, rows: &RowFile, progress: &BenchProgress) -> anyhow::Result<usize> {
         let place = match SelectSite::new(&job.network, job.number, job.seed, self.limit, self.most_kib) {
             Ok(place) => place,

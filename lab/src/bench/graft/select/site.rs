@@ -1,4 +1,4 @@
-//! One network of the hypercube as a lab, and transfers on it.
+//! A lab with one of the networks drawn from the Latin hypercube, and transfers on it.
 
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;

@@ -51,7 +51,7 @@ const CANDIDATES: [SessionDelayVariant; 7] = [
     },
     SessionDelayVariant { name: "fec", functions: &["number", "fec"], parameters: "" },
 ];
-/// Pause of a sender after the session's window had no space for a message.
+/// Pause of a sender after the session's send window had no space for a message.
 const NO_ROOM: Duration = Duration::from_micros(50);
 /// Longest wait for messages that are still on their way after the last one was sent.
 const GRACE: Duration = Duration::from_millis(500);
@@ -62,7 +62,7 @@ struct SessionDelayOutcome {
     delays_us: Vec<f64>,
 }
 
-/// Delays and jitter of one variant with one number of sessions, over all rounds.
+/// Delays and jitter over all rounds, for one list of packet functions and one number of sessions.
 struct SessionDelayFigures {
     delays: Percentiles,
     /// Mean absolute distance of a delay from the median, us.

@@ -44,8 +44,8 @@ impl SessionMemory {
     }
 }
 
-/// Parses the kernel's description of a descriptor (fdinfo). Returns the ID and the size in bytes of the map, if it is
-/// one.
+/// Parses the kernel's description of a file descriptor (fdinfo). If the descriptor refers to a BPF map, returns the
+/// map's ID and its size in bytes.
 fn map_of(text: &str) -> Option<(u64, u64)> {
     let field =
         |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());

@@ -20,7 +20,7 @@ use crate::lab::{LabNode, Topology};
 #[derive(Debug, clap::Args)]
 pub struct SessionArgs {
     /// Measurements to make: the delay of messages, memory, ways to deliver messages to applications, or ways to notify
-    /// a sender of space in its window
+    /// a sender of space in its send window
     #[arg(
         long,
         value_enum,
@@ -29,7 +29,7 @@ pub struct SessionArgs {
         value_name = "PART"
     )]
     parts: Vec<SessionPart>,
-    /// Numbers of sessions that share the messages
+    /// Numbers of sessions that the messages are divided among
     #[arg(long, value_delimiter = ',', default_value = "1,64", value_name = "COUNT")]
     sessions: Vec<u16>,
     /// Messages per second, of all sessions together
@@ -47,7 +47,7 @@ pub struct SessionArgs {
     /// Numbers of sessions for which memory is measured
     #[arg(long, value_delimiter = ',', default_value = "1,64,10000", value_name = "COUNT")]
     memory_sessions: Vec<u16>,
-    /// Round-trip times in the measurement of senders that wait for space in their window
+    /// Round-trip times in the measurement of senders that wait for space in their send window
     #[arg(long, value_delimiter = ',', default_value = "20,100", value_name = "MS")]
     room_rtt_ms: Vec<u32>,
     /// Write the results to this file, as JSON

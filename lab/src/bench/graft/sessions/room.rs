@@ -1,5 +1,5 @@
-//! Measures a sender that is stopped by a full window. Either the daemon notifies the sender of space in the window, or
-//! the sender polls.
+//! Measures a sender that is stopped by a full send window. Either the daemon notifies the sender of space in the
+//! window, or the sender polls.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ enum RoomVariant {
 
 const CANDIDATES: [RoomVariant; 2] = [RoomVariant::Told, RoomVariant::Tries];
 
-/// Result of one run with a sender that is stopped by a full window.
+/// Result of one run with a sender that is stopped by a full send window.
 struct RoomOutcome {
     /// Received messages per second.
     messages: f64,
@@ -117,7 +117,7 @@ pub fn run(args: &SessionArgs) -> anyhow::Result<(Vec<Value>, String)> {
 }
 
 impl SessionArgs {
-    /// Sends as many messages as the window allows, for the run's length.
+    /// Sends as many messages as the send window allows, for the run's length.
     fn fill(
         &self,
         candidate: RoomVariant,

@@ -31,7 +31,7 @@ pub struct PathLoss {
 
 #[derive(Clone, Debug, Default)]
 struct PathLossRound {
-    /// Sum of the samples in the present round trip.
+    /// Sum of the round-trip time samples in the present round trip.
     trips: Duration,
     samples: u32,
     delivered: u64,

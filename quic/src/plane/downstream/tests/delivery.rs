@@ -15,7 +15,8 @@ fn one_stream_arrives_over_a_perfect_link() {
     assert_eq!(stats.bytes_in_flight, 0);
     assert_eq!(sim.events, [event(key, EventKind::Opened), event(key, EventKind::Finished)]);
     assert_eq!(sim.down.owned(1), Owned { opened: 1, live: 0 });
-    // Four round trips of 20 ms carry 12 kB, 24 kB, 48 kB and the remaining bytes. One ACK delay follows.
+    // Four round trips of 20 ms carry the stream of 100 kB in slow start: 12 kB, 24 kB, 48 kB and the remaining 16 kB.
+    // One ACK delay follows.
     assert!(time < Duration::from_millis(130), "{time:?}");
     assert_eq!(sim.down.timeout(), None);
 }

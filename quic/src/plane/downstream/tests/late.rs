@@ -73,7 +73,7 @@ struct LateCamera {
 /// The simulator and the streams, after all of the camera's frames were simulated.
 struct LateOutcome {
     sim: Sim,
-    /// Streams by group and subgroup.
+    /// The camera's streams, one for each subgroup of each group.
     streams: Vec<SentSubgroup>,
 }
 
@@ -284,8 +284,8 @@ fn data_blocked_by_the_peers_limits_is_dropped_when_late() {
     }
 }
 
-/// The offload forwards newer data only if no data of the same priority level waits in the data plane. The data plane
-/// recalls streams from the offload before it drops them.
+/// The offload forwards newer data only if no data of the same priority level waits in the data plane. Before the data
+/// plane drops a stream that the offload sends on, it recalls the stream from the offload.
 #[test]
 fn offload_does_not_overtake_waiting_data() {
     let mut sim = sim(narrow());
@@ -307,7 +307,7 @@ fn offload_does_not_overtake_waiting_data() {
     sim.transmit();
     sim.run_until(SECOND, |sim| sim.down.stats().bytes_in_flight == 0);
     sim.delegate(second, &second_source);
-    // Much data of the first stream reaches its source only now, and the offload has sent none of this data.
+    // The first stream now gets 200 kB of data, of which the offload has sent nothing.
     first_source.push(200_000, sim.now);
     sim.down.wake(first);
     sim.transmit();

@@ -1,4 +1,4 @@
-//! Tests of the peer's limits, and of frames that a peer must not send.
+//! Tests of the peer's limits on flow control and on the number of streams, and of frames that a peer must not send.
 
 use super::*;
 

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Runs live streams whose packets the offload forwards in the order of their arrival, which is out of order and with
-/// gaps. The source gets every byte later, in order.
+/// Simulates live streams whose packets arrive at the offload out of order and with gaps. The offload forwards them as
+/// they arrive. The data plane's source of each stream gets all its bytes later, in order.
 fn with_an_offload(seed: u64, link: SimLink, credit: ReceiverCredit) -> Sim {
     const OBJECT: u64 = 1000;
     const OBJECTS: u64 = 200;
@@ -66,8 +66,8 @@ fn bytes_that_the_offload_loses_or_declines_are_sent_by_data_plane() {
         let credit = if seed < 4 { ReceiverCredit::default() } else { tight };
         let sim = with_an_offload(seed, link, credit);
         let offloaded = sim.down.stats().offloaded_packets;
-        // At a higher loss rate the window is always full, so the data plane sends everything itself, in order of
-        // priority.
+        // At a packet loss rate above 1 % the congestion window is always full, so the data plane sends everything
+        // itself, in order of priority.
         assert!(offloaded > if link.loss > 0.01 || seed >= 4 { 0 } else { 50 }, "{seed}: {offloaded}");
         assert!(sim.offload.declined > 0 || seed < 4, "the offload declines bytes beyond its credit");
     }
@@ -142,7 +142,7 @@ fn over(source: &Arc<Mem>) -> NewStream {
     NewStream { priority: Priority { subscriber: 128, ..Priority::default() }, ..stream_of(source) }
 }
 
-/// Reports a packet of the stream, as the offload does. Returns the packet's number.
+/// Reports to the data plane that the offload has sent a packet of the stream. Returns the packet's number.
 fn report(sim: &mut Sim, key: StreamKey, offset: u64, len: u16, fin: bool) -> u64 {
     let number = sim.number();
     let sent = sim.now;

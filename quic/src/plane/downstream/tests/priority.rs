@@ -1,4 +1,4 @@
-//! Tests of the order of sending.
+//! Tests of the order in which streams are sent.
 
 use super::*;
 

@@ -109,7 +109,8 @@ fn window_is_paced_over_the_round_trip() {
         sim.down.wake(key);
         sim.transmit();
         let burst = sim.sent.len() - before;
-        // The pacer sends 1.25 windows in 20 ms, and a burst is the packets of 2 ms: an eighth of the window.
+        // The pacer sends 1.25 congestion windows in a round trip of 20 ms. A burst is the packets of 2 ms: an eighth
+        // of the congestion window.
         let tenth = window as usize / 8 / MTU;
         assert!(if pacing { burst <= tenth + 1 } else { burst > 120 }, "{burst} packets, window {window}");
         sim.run_for(Duration::from_millis(20));

@@ -36,7 +36,7 @@ struct Judge {
 }
 
 impl Judge {
-    /// Makes a test bench for a stream that has received no byte yet.
+    /// Makes a test bench for a stream of which no byte has arrived yet.
     fn new() -> Self {
         let mut judge = Self { bench: ProgramBench::new(), sent: 0 };
         judge.begin();
@@ -141,7 +141,7 @@ fn packet_with_bytes_beyond_the_final_size_is_not_forwarded() {
     assert_eq!(judge.send(&[last(cut, size)]), DECLINED);
     assert_eq!(judge.send(&[part(&stream, 0..150)]), GOOD);
     assert_eq!(judge.send(&[part(&stream, 150..size + 1)]), BAD);
-    // The final size is smaller than the end of bytes that arrived after a hole.
+    // The final size is smaller than the end of bytes that arrived after a hole in the stream.
     judge.begin();
     assert_eq!(judge.send(&[part(&stream, 150..size)]), DECLINED);
     assert_eq!(judge.send(&[last(&stream[..size - 10], size - 10)]), BAD);
@@ -221,7 +221,8 @@ fn frame_that_overlaps_received_bytes_is_not_forwarded() {
         assert_eq!(judge.send(&[part(&x, object + 54..500)]), GOOD);
     }
 
-    // A frame overlaps with bytes that arrived after a hole, so it is parsed only up to them.
+    // A frame overlaps with bytes that arrived after a hole in the stream, so the frame is parsed only up to these
+    // bytes.
     let mut judge = Judge::new();
     assert_eq!(judge.send(&[part(&x, 0..200)]), GOOD);
     assert_eq!(judge.send(&[part(&y, 250..260)]), DECLINED);
@@ -231,7 +232,7 @@ fn frame_that_overlaps_received_bytes_is_not_forwarded() {
     advance(&judge, 310);
     assert_eq!(judge.send(&[part(&x, 310..320)]), GOOD);
 
-    // Bytes arrive after two holes. The run of bytes after the first hole is given up.
+    // Bytes arrive after two holes in the stream. The stored bytes after the first hole are discarded.
     judge.begin();
     assert_eq!(judge.send(&[part(&x, 0..200)]), GOOD);
     assert_eq!(judge.send(&[part(&y, 210..220)]), DECLINED);
@@ -339,11 +340,12 @@ fn stream_is_forwarded_again_after_its_hole_is_filled() {
         return;
     }
     let stream = subgroup(&[100, 1000, 100, 100, 100]);
-    // Offsets at which the objects begin.
+    // Stream offsets at which the objects of the tested stream begin.
     let [one, two, three, four, five] = [3, 105, 1108, 1210, 1312];
     let advance = |judge: &Judge, to: usize| judge.bench.slot.borrow_mut().advance(&position(&stream, to));
 
-    // The hole is in a payload. The frame that fills it shows where the next object begins.
+    // The hole in the stream is in an object's payload. The frame that fills the hole shows where the next object
+    // begins.
     let mut judge = Judge::new();
     assert_eq!(judge.send(&[part(&stream, 0..200)]), GOOD);
     assert_eq!(judge.send(&[part(&stream, 300..400)]), DECLINED);
@@ -367,7 +369,7 @@ fn stream_is_forwarded_again_after_its_hole_is_filled() {
     assert_eq!(judge.judged(), five + 20);
     assert_eq!(judge.send(&[last(&stream, five + 20)]), GOOD);
 
-    // The hole is in the middle of an object, and later packets arrive faster than userspace reads.
+    // The hole in the stream is in the middle of an object, and later packets arrive faster than userspace reads.
     judge.begin();
     assert_eq!(judge.send(&[part(&stream, 0..one + 50)]), GOOD);
     assert_eq!(judge.send(&[part(&stream, three + 50..four + 1)]), DECLINED);
@@ -380,7 +382,7 @@ fn stream_is_forwarded_again_after_its_hole_is_filled() {
     advance(&judge, four);
     assert_eq!(judge.judged(), five + 20);
 
-    // The hole begins and ends in the middle of an object.
+    // The hole in the stream begins and ends in the middle of an object.
     judge.begin();
     assert_eq!(judge.send(&[part(&stream, 0..two)]), GOOD);
     assert_eq!(judge.send(&[part(&stream, three + 5..four)]), DECLINED);
@@ -399,8 +401,8 @@ fn stream_is_forwarded_again_after_its_hole_is_filled() {
     assert_eq!(judge.send(&[part(&stream, five..five + 9)]), GOOD);
 }
 
-/// More bytes arrive after a hole than the program stores, so it gives up the first ones. If userspace parses the
-/// stream up to bytes that were given up, the program stops there, too. If userspace parses up to the bytes that were
+/// More bytes arrive after a hole than the program stores, so it discards the first ones. If userspace parses the
+/// stream up to bytes that were discarded, the program stops there, too. If userspace parses up to the bytes that were
 /// stored last, the program continues with these bytes.
 #[test]
 fn bytes_stored_after_a_hole_are_bounded() {
@@ -434,7 +436,7 @@ fn bytes_stored_after_a_hole_are_bounded() {
         assert_eq!(judge.judged(), want);
     }
     assert_eq!(judge.send(&[part(&stream, frames[53].clone())]), GOOD);
-    // Malformed bytes in a run are detected when the parser's position reaches them.
+    // Malformed bytes that are stored after a hole in the stream are detected when the parser's position reaches them.
     let mut broken = subgroup(&[10, 10]);
     broken.extend([0, 0, 1]);
     judge.begin();
@@ -471,7 +473,7 @@ fn bytes_after_holes_are_stored_for_limited_streams() {
         number += 1;
         bench.run_packet(&bench.publisher.seal(0, number, 4, &chunk.encode()))
     };
-    // The first and the last stream share a buffer.
+    // The first and the last stream share a buffer for bytes after a hole.
     for at in [0, STREAMS - 1] {
         assert_eq!(send(at, 0..10), Outcome::Forwarded);
         assert_eq!(send(at, 110..210), Outcome::Declined);
@@ -508,7 +510,7 @@ fn object_ids_after_a_hole_may_be_large() {
     assert_eq!(judge.send(&[part(&stream, one..two)]), GOOD);
     assert_eq!(judge.judged(), three);
     assert_eq!(judge.send(&[part(&stream, three..four)]), BAD);
-    // The last two objects of the stream arrive after the hole.
+    // The last two objects of the stream arrive after the hole in the stream.
     judge.begin();
     assert_eq!(judge.send(&[part(&stream, 0..one)]), GOOD);
     assert_eq!(judge.send(&[part(&stream, two..four)]), DECLINED);

@@ -32,7 +32,7 @@ fn keys_and_keystreams_are_erased_when_a_connection_ends() {
     assert_eq!(bench.upstream.refill(0, want, bench.publisher.keystreams()).len, 16);
     let maps = ["open_keys", "seal_keys", "keystreams"];
     assert_eq!(maps.map(|map| bench.filled(map).len()), [2, 2, 32]);
-    // A second connection stays open, so the program must keep its keys.
+    // A second connection stays open, so the program must keep the keys of that connection.
     let upstream = bench.relay.upstream(0).expect("an upstream");
     upstream.set_keys(1, &bench.publisher.kernel_keys(1)).expect("keys");
     assert_eq!(upstream.refill(1, WantedRing { len: 4, ..want }, bench.publisher.keystreams()).len, 4);

@@ -5,7 +5,8 @@ use super::*;
 /// Offset of the field `mark` in `struct __sk_buff`.
 const MARK: usize = 8;
 
-/// Runs the program once. Returns its verdict, the packet's mark afterwards, and the number of copies tried.
+/// Runs the program once. Returns its verdict, the packet's firewall mark (`skb->mark`) afterwards, and the number of
+/// copies tried.
 fn run(bench: &ProgramBench, frame: &[u8], mark: u32) -> (u32, u32, u64) {
     let mut context = context(0);
     context[MARK..MARK + 4].copy_from_slice(&mark.to_ne_bytes());
@@ -31,8 +32,8 @@ fn five_by_two() -> ProgramBench {
     bench
 }
 
-/// Between two runs, the packet's mark has a cursor ID, which tells the next run where to continue. That run frees the
-/// cursor, and the last run restores the original mark.
+/// Between two runs, the packet's firewall mark has a cursor ID, which tells the next run where to continue. That run
+/// frees the cursor, and the last run restores the original mark.
 #[test]
 fn further_program_run_continues_where_the_last_ended() {
     if !root("further_program_run_continues_where_the_last_ended") {
@@ -50,14 +51,14 @@ fn further_program_run_continues_where_the_last_ended() {
     let (verdict, third, egresses) = run(&bench, &one, first);
     assert_eq!((verdict, egresses), (DROP, 2));
     assert_eq!(run(&bench, &one, third), (PASS_ON, 77, 1), "the fifth egress");
-    // A packet mark with a cursor ID that was already used is treated as an ordinary packet mark.
+    // A firewall mark with a cursor ID that was already used is treated as an ordinary firewall mark.
     assert_eq!(run(&bench, &one, third), (PASS_ON, third, 0));
     // One packet's cursor, which says where its next run continues, cannot be used for another packet.
     assert_eq!(run(&bench, &one, second), (PASS_ON, 0, 0));
     let counters = bench.counted();
     assert_eq!(FurtherRun::ALL.map(|outcome| counters.further_runs(outcome)), [1, 1, 1]);
     assert_eq!(counters.packets(Outcome::Replayed), 2);
-    // A run that interrupts another run must not lose the packet or its mark.
+    // A run that interrupts another run must not lose the packet or its firewall mark (`skb->mark`).
     let (_, mark, _) = run(&bench, &frame(&bench, 302), 88);
     bench.set_busy(1);
     assert_eq!(run(&bench, &frame(&bench, 302), mark), (PASS_ON, 88, 0));
@@ -68,8 +69,8 @@ fn further_program_run_continues_where_the_last_ended() {
     assert_eq!(run(&bench, &frame(&bench, 301), mark), (PASS_ON, 0, 0));
 }
 
-/// More packets wait for another run than the program has cursors. Each waiting packet keeps its cursor, and packets
-/// without one are left to userspace.
+/// More packets wait for another run than the program has cursors, which say where a packet's next run continues. Each
+/// waiting packet keeps its cursor, and packets without one are left to userspace.
 #[test]
 fn cursor_of_a_packet_between_program_runs_is_not_reused() {
     const CURSORS: u64 = 4096;

@@ -50,7 +50,8 @@ async fn session_stays_open_as_long_as_the_right_of_a_request() {
     let kept = lasting.subscribe(&in_room("a", "t"), own).await.accepted().await;
     // exact: the relay removes a session from the count of sessions without rights before it answers a request
     until("both have a right", || relay.server.status().access.unproven == 0).await;
-    // A session keeps its right after the request has ended, as long as the token is valid.
+    // A session keeps the right of a token as long as the token is valid, even after the request with this token has
+    // ended.
     drop(kept);
     subscribed.reset().await;
     assert_eq!(watcher.closed().await, code::Session::UNAUTHORIZED);
