@@ -340,7 +340,7 @@ impl RuntimeSelection {
         let rule = settings.rules.get(index);
         let made = self.made.get(&told.serial).cloned();
         let candidate = told.congestion.clone().unwrap_or_else(|| self.plain.clone());
-        let is_granted = |made: &SelectionResult| made.other.as_ref() == Some(&candidate);
+        let is_granted = |made: &Arc<SelectionResult>| made.other.as_ref() == Some(&candidate);
         let is_tried = told.explored && made.as_ref().is_some_and(is_granted);
         let missed = !is_tried && made.as_ref().is_some_and(|made| made.candidate.starts_with(CARRIED));
         let side = if told.side == millrace_graft_kernel::RuleSide::Client {

@@ -65,6 +65,9 @@ pub struct CpuError {
     /// Error of the kernel's total time: `events_pct` plus `observer_pct` plus `rest_pct`, minus `procstat_pct` and the
     /// kernel's share of `steal_pct`.
     procstat_error_pct: Spread,
+    /// Part of `procstat_error_pct` that `uncounted_pct` cannot explain. `/proc/stat` does not tell whether the time in
+    /// none of its columns was kernel or idle time, so 0 means that the kernel's time is one that it allows.
+    procstat_outside_pct: Spread,
 }
 
 /// Error of the observer's time for one network stack layer (such as TCP) in one kernel context (such as NET_RX), in
@@ -107,6 +110,12 @@ impl AccuracyFigures {
     /// error.
     pub fn procstat_error_pct(&self) -> Option<Spread> {
         worst(self.cpus.iter().map(|cpu| cpu.procstat_error_pct))
+    }
+
+    /// Returns the largest error against `/proc/stat` that its uncounted time cannot explain: that of the CPU with the
+    /// largest median of these errors.
+    pub fn procstat_outside_pct(&self) -> Option<Spread> {
+        worst(self.cpus.iter().map(|cpu| cpu.procstat_outside_pct))
     }
 
     /// Returns the largest error of the kernel's time against a clock: that of the CPU with the largest median error.
@@ -173,6 +182,12 @@ impl AccuracyCpuTimes {
 
     fn procstat_error(self) -> f64 {
         self.kernel() - self.stat.kernel_with_steal()
+    }
+
+    fn procstat_outside(self) -> f64 {
+        let error = self.procstat_error();
+        let uncounted = self.stat.uncounted();
+        error - error.clamp(uncounted.min(0.0), uncounted.max(0.0))
     }
 }
 
@@ -287,6 +302,7 @@ impl CpuError {
             procstat_user_pct: median(&|it| it.stat.user)?,
             procstat_pct: median(&|it| it.stat.kernel)?,
             procstat_error_pct: all(&|it| it.procstat_error())?,
+            procstat_outside_pct: all(&|it| it.procstat_outside())?,
         })
     }
 }
@@ -382,6 +398,8 @@ mod tests {
         let spread = |median, min, max| Spread { median, min, max };
         assert_eq!(figures.procstat_error_pct(), Some(spread(3.0, 2.0, 8.0)));
         assert_eq!(figures.clock_error_pct(), Some(spread(-1.0, -2.0, 4.0)));
+        // `/proc/stat` has 10 % of the time in no column.
+        assert_eq!(figures.procstat_outside_pct(), Some(spread(0.0, 0.0, 0.0)));
         let [part] = &figures.parts[..] else { panic!("{figures:?}") };
         assert_eq!((part.error_points, part.points()), (spread(-0.5, -2.0, 1.0), 0.5));
         let expected = (0.04 * std::f64::consts::FRAC_PI_2 / 3.0).sqrt();
@@ -397,6 +415,13 @@ mod tests {
         low.cpus.insert(1, high);
         let worst = AccuracyFigures::from_rounds(&[low]).procstat_error_pct().expect("two CPUs");
         assert_eq!(worst.median, -15.0);
+        let [no_more, too_much] = [40.0, 70.5].map(|events| {
+            AccuracyFigures::from_rounds(&[round(events, (0.0, 0.0))])
+                .procstat_outside_pct()
+                .expect("a CPU")
+                .median
+        });
+        assert_eq!((no_more, too_much), (-15.0, 5.5));
     }
 
     /// A layer of the network stack (such as TCP) that either the observer or the profile missed in one round counts
