@@ -65,8 +65,7 @@ fn rule(side: &str, agree: &str) -> String {
 const BOUND: &str = "\"bound\"";
 
 fn peer(daemon: &GraftProcess<'_>) -> GraftPeerStatus {
-    // exact: callers repeat this read until the state of the agreement with the peer is as expected, or expect no
-    // change of it
+    // exact: callers repeat this read until the agreement with the peer is as expected, or expect no change
     daemon.status().peers.remove(0)
 }
 

@@ -85,8 +85,7 @@ fn detached_program_defers_no_packet() {
             // exact: ten groups have arrived, so the kernel has deferred waking the relay for acknowledgements
             assert!(net.status().engine.deferred > 0);
         }
-        // exact: the count of packets whose wake-up the kernel deferred is final, since a group has arrived after the
-        // detach
+        // exact: a group has arrived after the detach, so the kernel's count of deferred packets is final
         11 => deferred.set(net.status().engine.deferred),
         20 => {
             // exact: the detached program does not change the count of packets whose wake-up the kernel deferred

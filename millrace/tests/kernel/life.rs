@@ -256,8 +256,7 @@ impl<'a> RelayProcess<'a> {
     }
 
     fn engine(&self) -> Option<millrace_relay_daemon::status::EngineStatus> {
-        // exact: the relay selects its engine before it answers requests, and callers wait for later changes of the
-        // engine
+        // exact: the relay selects its engine before it answers, and callers wait for later changes of the engine
         let (_, body) = self.node.enter(|| fetch(HTTP.parse().unwrap(), "/status", None)).unwrap().ok()?;
         Some(serde_json::from_str::<Status>(&body).unwrap().relay.engine)
     }
