@@ -106,10 +106,11 @@ build() {
     {
         cargo test --locked -q -p millrace-kernel -p millrace-relay-kernel -p millrace-fanout -p millrace-gate -p millrace-cost \
             -p millrace-graft-kernel -p millrace-lab-kernel --test '*' --no-run --message-format=json
-        # The test of the observer's command, in addition to those of the observer.
+        # The observer's unit tests, and the tests of its command, in addition to the observer's test programs.
+        cargo test --locked -q -p millrace-cost --lib --no-run --message-format=json
         cargo test --locked -q -p millrace --test cost --no-run --message-format=json
-    } | sed -n 's/.*[/#]\(millrace[a-z-]*\)[@#].*"kind":\["test"\].*"name":"\([^"]*\)","src_path".*"executable":"\([^"]*\)".*/\1 \2 \3/p' \
-        >"$dir/programs"
+    } | sed -n 's/.*[/#]\(millrace[a-z-]*\)[@#].*"kind":\["\(test\|lib\)"\].*"name":"\([^"]*\)","src_path".*"executable":"\([^"]*\)".*/\1 \3 \4/p' |
+        sed 's/ millrace_cost / units /' >"$dir/programs"
     while read -r crate name program; do
         case " ${KERNELS_TESTS:-$name} " in *" $name "*) ;; *) continue ;; esac
         # Programs that start daemons or examples can only run on this machine.

@@ -192,8 +192,8 @@ impl DaemonFrame {
         Ok(Self { asked: RequestSource::By(Box::new(front), socket), signals })
     }
 
-    /// Installs the signal handlers in a process that is a part of a daemon, and gets its connections from
-    /// `supervisor`.
+    /// Installs the signal handlers in a part of a daemon, which is a process of its own. Its `supervisor` passes the
+    /// connections of clients to it.
     pub(crate) fn inherited(supervisor: Arc<Inherited>) -> io::Result<Self> {
         Ok(Self { asked: RequestSource::BySupervisor(supervisor), signals: DaemonSignals::new()? })
     }

@@ -44,7 +44,7 @@ pub struct Policy {
 /// The two keys of Retry tokens. A token contains the index (0 or 1) of the key that authenticates it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenKeys {
-    /// The two token keys.
+    /// Two keys for the tokens that clients show in Initial packets. Both check tokens, and one of them makes new ones.
     pub slots: [GateKey; 2],
     /// Index (0 or 1) of the key that new tokens are made with.
     pub current: usize,

@@ -27,7 +27,7 @@ for program in "$directory"/*; do
     name=$(basename "$program")
     case ",${KERNELS_ONLY:-$name}," in *",$name,"*) ;; *) continue ;; esac
     # Several observers at once interrupt an emulated CPU more often than it can take.
-    case $name in millrace-cost) threads=--test-threads=1 ;; *) threads= ;; esac
+    case $name in millrace-cost | cost-units) threads=--test-threads=1 ;; *) threads= ;; esac
     run "$name" "$program" --show-output $threads
 done
 labs=$(echo "${KERNELS_LABS:-forward carry interfaces}" | tr , ' ')

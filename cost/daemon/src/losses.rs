@@ -53,7 +53,7 @@ impl ReportLosses {
         }
     }
 
-    /// Returns the losses of every output.
+    /// Returns how many reports each output (log, HTTP, terminal) has lost.
     pub fn all(&self) -> BTreeMap<&'static str, ReportLoss> {
         self.outputs.lock().clone()
     }

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn finish_with_a_deadline_does_not_wait_for_the_output() {
+    fn finish_waits_for_the_output_until_its_deadline_only() {
         let (mut queued, _enter, _seen) = gated();
         queued.report(&report(0)).expect("taken");
         let error = queued.finish(Some(Instant::now() + Duration::from_millis(1))).expect_err("not taken");

@@ -461,7 +461,7 @@ struct gate_expire_call {
 	__u32 at;      /* number of the map's entries that this call has passed; 0 before the call */
 	__u32 from;    /* number of entries to skip, which earlier calls have handled */
 	__u32 to; /* number of the entry to stop after; if `at` stays below it, the map has no further entries */
-	__u32 removed; /* result: entries that were removed from the map */
+	__u32 removed; /* result: number of expired entries that this call removed from the map it walks over */
 	__u32 pad;
 };
 

@@ -423,7 +423,7 @@ fn gate_reports_fill_levels_of_its_tables() {
 }
 
 #[test]
-fn samples_of_refused_packets_are_limited_per_scope() {
+fn samples_of_refused_packets_are_limited_per_policy_scope() {
     if !root("samples") {
         return;
     }

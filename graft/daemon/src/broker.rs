@@ -15,7 +15,7 @@
 //!
 //! An application gets its socket only when the other end's socket already receives. From then on no datagrams of the
 //! socket's previous session can arrive. An application's connection to the daemon stands for its session: when the
-//! connection ends, the session ends. The broker runs in the thread that holds the runtime, and never blocks.
+//! connection ends, the session ends. The session broker runs in the thread that holds the runtime, and never blocks.
 
 mod addresses;
 mod changing;
@@ -68,7 +68,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Capacity of the queue of messages from peers. A message that finds it full is dropped, and its sender repeats it.
 const WORDS: usize = 4096;
 
-/// The broker of sessions, which lends sockets of the peers' pools to applications.
+/// The session broker, which lends sockets of the peers' pools to applications.
 pub struct SessionBroker {
     /// The Unix socket that applications connect to. `None` if no peer has a pool, since no session can be opened then.
     client_listener: Option<ClientListener>,

@@ -1,5 +1,5 @@
-//! A gateway: TCP connections of the hosts behind this one, which BPF programs redirect to this host's broker instead
-//! of forwarding them.
+//! A gateway: TCP connections of the hosts behind this one, which BPF programs redirect to this host's tunnel broker
+//! instead of forwarding them.
 //!
 //! The programs need routing rules and routes on the host. If the process is killed, these remain until
 //! [`remove_leftovers`] removes them.
@@ -79,7 +79,7 @@ impl GatewayRun {
         Self::BASE | u32::from(self.0)
     }
 
-    /// Returns the packet mark of SYNs that were held back and that the broker sends again over loopback.
+    /// Returns the packet mark of SYNs that were held back and that the tunnel broker sends again over loopback.
     pub fn mark_again(self) -> u32 {
         Self::BASE_AGAIN | u32::from(self.0)
     }
@@ -127,15 +127,15 @@ impl GatewayRun {
     }
 }
 
-/// Settings of the gateway: the number of the daemon process, and the loopback ports on which the broker listens with
-/// IP_TRANSPARENT.
+/// Settings of the gateway: the number of the daemon process, and the loopback ports on which the tunnel broker listens
+/// with IP_TRANSPARENT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
     /// Number of the daemon process to whose broker connections are redirected.
     pub run: GatewayRun,
-    /// The broker's port on 127.0.0.1.
+    /// The tunnel broker's port on 127.0.0.1.
     pub v4: u16,
-    /// The broker's port on `::1`; `None`: IPv6 connections are forwarded instead of redirected.
+    /// The tunnel broker's port on `::1`; `None`: IPv6 connections are forwarded instead of redirected.
     pub v6: Option<u16>,
 }
 
@@ -155,7 +155,7 @@ pub struct GatewaySyn {
     pub flow: GatewayConnection,
     /// The SYN's TCP header with its options.
     pub syn: Vec<u8>,
-    /// True if the broker still has a socket in TIME_WAIT with the same addresses and ports; see
+    /// True if the tunnel broker still has a socket in TIME_WAIT with the same addresses and ports; see
     /// [`GatewayPrograms::end_old`].
     pub is_old: bool,
 }
@@ -282,7 +282,7 @@ impl GatewayPrograms {
         Ok(())
     }
 
-    /// Adds an inside network. Only connections from inside networks are redirected to the broker.
+    /// Adds an inside network. Only connections from inside networks are redirected to the tunnel broker.
     pub fn add_inside(&self, network: Prefix) -> Result<(), Error> {
         Ok(write(&self.maps.inside, "inside", key(network).as_bytes(), &1_u32.to_ne_bytes())?)
     }
@@ -303,19 +303,19 @@ impl GatewayPrograms {
         Ok(write(&self.maps.avoided, "avoided", end(server).as_bytes(), in_future(time).as_bytes())?)
     }
 
-    /// Tells the programs that the broker will be alive for this time. The broker repeats the call regularly. Without a
-    /// call for this time, SYNs are forwarded.
+    /// Tells the programs that the tunnel broker will be alive for this time. The broker repeats the call regularly.
+    /// Without a call for this time, SYNs are forwarded.
     pub fn stay(&self, time: Duration) -> Result<(), Error> {
         Ok(write(&self.maps.alive, "alive", &0_u32.to_ne_bytes(), in_future(time).as_bytes())?)
     }
 
-    /// Lets the BPF programs deliver a connection's SYN to the broker from now on. Returns false if the SYN was
+    /// Lets the BPF programs deliver a connection's SYN to the tunnel broker from now on. Returns false if the SYN was
     /// forwarded to the server in the meantime.
     pub fn let_in(&self, flow: GatewayConnection) -> Result<bool, Error> {
         let found = self.maps.flows.lookup(raw(flow).as_bytes(), MapFlags::ANY);
         let found = found.map_err(|source| millrace_kernel::Error::Read { what: "flows", source })?;
         let found = found.and_then(|value| intf::State::from_bytes(&value));
-        // The server may have answered the forwarded SYN, so the broker must not answer it as well.
+        // The server may have answered the forwarded SYN, so the tunnel broker must not answer it as well.
         if found.is_some_and(|it| it.state == intf::FORWARD) {
             return Ok(false);
         }
@@ -323,8 +323,8 @@ impl GatewayPrograms {
         Ok(true)
     }
 
-    /// Closes the broker's socket in TIME_WAIT of an earlier connection with the same addresses, so that a new one
-    /// may begin.
+    /// Closes the tunnel broker's socket in TIME_WAIT of an earlier connection with the same addresses, so that a new
+    /// one may begin.
     ///
     /// # Errors
     /// The socket is in use, or the kernel does not support SOCK_DESTROY.

@@ -1,4 +1,4 @@
-//! A socket filter that holds SYNs back from a listening socket until the broker lets them pass.
+//! A socket filter that holds SYNs back from a listening socket until the tunnel broker lets them pass.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,5 +1,5 @@
-//! Redirects TCP connections of this host's applications to the host's broker, by BPF programs. The applications of
-//! client and server see each other's addresses, not the broker's.
+//! Redirects TCP connections of this host's applications to the host's tunnel broker, by BPF programs. The applications
+//! of client and server see each other's addresses, not the broker's.
 
 pub(super) mod intf;
 
@@ -37,54 +37,55 @@ const PROGRAMS: [&str; 7] = [
 ];
 
 outcomes! {
-    /// The BPF programs' verdict on a connection that matches a rule and whose server's host has a broker.
+    /// The BPF programs' verdict on a connection that matches a rule and whose server's host has a tunnel broker.
     HookVerdict {
-        /// The connection was redirected to the broker. With all other verdicts it goes directly to its server.
+        /// The connection was redirected to the tunnel broker. With all other verdicts it goes directly to its server.
         Led = "led",
         /// No carrier to the peer is connected.
         Cold = "cold",
         /// The server has refused an earlier connection. This connection goes directly to the server, so that the
         /// application gets the server's own error.
         Refused = "refused",
-        /// The broker itself opens the connection.
+        /// The tunnel broker itself opens the connection.
         Own = "own",
-        /// The application's socket is in another network namespace than the broker.
+        /// The application's socket is in another network namespace than the tunnel broker.
         Elsewhere = "elsewhere",
         /// The socket is bound to an interface, so it cannot use loopback.
         BoundDevice = "bound-device",
         /// The socket is MPTCP, or another kind of stream.
         NotTcp = "not-tcp",
-        /// The broker does not listen in the connection's address family.
+        /// The tunnel broker does not listen in the connection's address family.
         NoFamily = "no-family",
         /// The kernel had no memory for the socket's state.
         NoMemory = "no-memory",
-        /// The learned model in userspace has chosen plain TCP, without the broker, for connections with this peer.
+        /// The learned model in userspace has chosen plain TCP, without the tunnel broker, for connections with this
+        /// peer.
         InPlace = "in-place",
-        /// The learned model in userspace has not chosen between the broker and plain TCP for connections with this
-        /// peer yet.
+        /// The learned model in userspace has not chosen between the tunnel broker and plain TCP for connections with
+        /// this peer yet.
         Unknown = "unknown",
     }
 }
 
-/// Ports on which the broker listens for redirected connections.
+/// Ports on which the tunnel broker listens for redirected connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// Ports at which the broker accepts connections at once, before it has reached the server.
+    /// Ports at which the tunnel broker accepts connections at once, before it has reached the server.
     pub early: HookPorts,
     /// Ports at which SYNs are held back ([`super::hold`]).
     pub strict: HookPorts,
 }
 
-/// Loopback ports of the broker's listening sockets, one for each address family.
+/// Loopback ports of the tunnel broker's listening sockets, one for each address family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HookPorts {
-    /// The broker's port on 127.0.0.1.
+    /// The tunnel broker's port on 127.0.0.1.
     pub v4: u16,
-    /// The broker's port on `::1`; `None`: only IPv4 connections are redirected.
+    /// The tunnel broker's port on `::1`; `None`: only IPv4 connections are redirected.
     pub v6: Option<u16>,
 }
 
-/// A rule that selects connections for the broker.
+/// A rule that selects connections for the tunnel broker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lead {
     /// The servers' addresses.
@@ -93,16 +94,16 @@ pub struct Lead {
     pub ports: RangeInclusive<u16>,
     /// Condition on the connecting process.
     pub caller: CallerRule,
-    /// True if connect() may succeed only after the broker has reached the server.
+    /// True if connect() may succeed only after the tunnel broker has reached the server.
     pub strict: bool,
-    /// Number of the rule in the keys of the map `choices`, in which a learned model chooses between the broker and
-    /// plain TCP for each peer. 0: all connections that match the rule are redirected.
+    /// Number of the rule in the keys of the map `choices`, in which a learned model chooses between the tunnel broker
+    /// and plain TCP for each peer. 0: all connections that match the rule are redirected.
     pub choice: u32,
     /// True if matching connections go directly to their server. Later rules do not change that.
     pub in_place: bool,
 }
 
-/// The origin of a connection that was redirected to the broker.
+/// The origin of a connection that was redirected to the tunnel broker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedirectedConnection {
     /// The server's address and port, to which the application connects.
@@ -114,8 +115,8 @@ pub struct RedirectedConnection {
     pub choice: u32,
     /// Serial number of the learned model's choice that decided about the connection; 0: the model had made no choice.
     pub serial: u32,
-    /// True if this connection tried another candidate (the broker or a congestion control) than the one that the
-    /// learned model has chosen.
+    /// True if this connection tried another candidate (the tunnel broker or a congestion control) than the one that
+    /// the learned model has chosen.
     pub explored: bool,
     /// Name of the connecting thread in the kernel (`comm`).
     pub command: String,
@@ -136,11 +137,11 @@ pub struct SocketOwner {
     pub mark: u32,
 }
 
-/// A connection that the broker makes to a server on this host. The broker's address and the server's port together
-/// identify the socket that the server accepts.
+/// A connection that the tunnel broker makes to a server on this host. The broker's address and the server's port
+/// together identify the socket that the server accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Guest {
-    /// The broker's address and port in this connection.
+    /// The tunnel broker's address and port in this connection.
     pub broker: SocketAddr,
     /// The server's port.
     pub server_port: u16,
@@ -173,7 +174,7 @@ impl Drop for HookPrograms {
 
 impl HookPrograms {
     /// Loads the programs for connections of the calling thread's network namespace. `shared` has the maps in which a
-    /// learned model chooses between the broker and direct connections; `None` if no rule uses them.
+    /// learned model chooses between the tunnel broker and direct connections; `None` if no rule uses them.
     ///
     /// # Errors
     /// The kernel refuses a program. Kernels before 5.14 cannot tell network namespaces apart.
@@ -227,8 +228,9 @@ impl HookPrograms {
         Ok(())
     }
 
-    /// Adds a peer with a broker, or changes whether it is `warm`. Connections to the peer are redirected only while it
-    /// is warm, which means that a carrier to it is ready. `near` is this host's address on the route to the peer.
+    /// Adds a peer with a tunnel broker, or changes whether it is `warm`. Connections to the peer are redirected only
+    /// while it is warm, which means that a carrier to it is ready. `near` is this host's address on the route to the
+    /// peer.
     pub fn set_peer(&self, peer: IpAddr, near: IpAddr, warm: bool) -> Result<(), Error> {
         let value = intf::Peer { near: words(near), warm: u32::from(warm), pad: 0 };
         Ok(write(&self.maps.peers, "peers", &words(peer), value.as_bytes())?)
@@ -239,19 +241,19 @@ impl HookPrograms {
         remove(&self.maps.peers, "peers", &words(peer))
     }
 
-    /// Lets connections go directly to this server for this time, instead of redirecting them to the broker.
+    /// Lets connections go directly to this server for this time, instead of redirecting them to the tunnel broker.
     pub fn avoid(&self, server: SocketAddr, time: Duration) -> Result<(), Error> {
         Ok(write(&self.maps.avoided, "avoided", end(server).as_bytes(), clock::in_future(time).as_bytes())?)
     }
 
-    /// Exempts a socket of the broker from redirection. It has to be called before the socket connects.
+    /// Exempts a socket of the tunnel broker from redirection. It has to be called before the socket connects.
     pub fn exempt(&self, socket: BorrowedFd<'_>) -> Result<(), Error> {
         let descriptor = socket.as_raw_fd().to_ne_bytes();
         Ok(write(&self.maps.own, "own", &descriptor, &1_u32.to_ne_bytes())?)
     }
 
-    /// Returns and removes the origin of a connection that the broker has accepted from the address `from`. `None`
-    /// means that the application connected to the broker's own port, and was not redirected.
+    /// Returns and removes the origin of a connection that the tunnel broker has accepted from the address `from`.
+    /// `None` means that the application connected to the broker's own port, and was not redirected.
     pub fn arrival(&self, from: SocketAddr) -> Result<Option<RedirectedConnection>, Error> {
         let from = end(from);
         let found = self.maps.arrivals.lookup(from.as_bytes(), MapFlags::ANY);
@@ -271,7 +273,7 @@ impl HookPrograms {
     }
 
     /// Stores the origin of a connection again, after [`arrival`](Self::arrival) has removed it. This is needed if the
-    /// kernel will deliver the same connection to the broker a second time.
+    /// kernel will deliver the same connection to the tunnel broker a second time.
     pub fn expect(&self, from: SocketAddr, arrival: &RedirectedConnection) -> Result<(), Error> {
         let led = intf::Led {
             far: end(arrival.far),
@@ -288,13 +290,13 @@ impl HookPrograms {
         Ok(write(&self.maps.arrivals, "arrivals", end(from).as_bytes(), led.as_bytes())?)
     }
 
-    /// Sets the client address that the server's application sees as its peer. It has to be called before the broker
-    /// connects.
+    /// Sets the client address that the server's application sees as its peer. It has to be called before the tunnel
+    /// broker connects.
     pub fn show(&self, guest: Guest, client: SocketAddr) -> Result<(), Error> {
         Ok(write(&self.maps.guests, "guests", raw_guest(guest).as_bytes(), end(client).as_bytes())?)
     }
 
-    /// Removes the client address that was set for a connection. The server's application then sees the broker's
+    /// Removes the client address that was set for a connection. The server's application then sees the tunnel broker's
     /// address.
     pub fn show_no_more(&self, guest: Guest) -> Result<(), Error> {
         remove(&self.maps.guests, "guests", raw_guest(guest).as_bytes())

@@ -1,6 +1,6 @@
-//! Tests whether the host's firewall allows a connection, before the connection exists. The broker sends or injects a
-//! SYN, which passes netfilter as that of a real connection would. BPF programs drop the SYN behind netfilter. A SYN
-//! that reaches them shows that the firewall allows the connection.
+//! Tests whether the host's firewall allows a connection, before the connection exists. The tunnel broker sends or
+//! injects a SYN, which passes netfilter as that of a real connection would. BPF programs drop the SYN behind
+//! netfilter. A SYN that reaches them shows that the firewall allows the connection.
 
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr};

@@ -1,5 +1,5 @@
-//! The model's choices between congestion controls and the broker for each path, and the kernel's events about the
-//! connections that follow them.
+//! The model's choices between congestion controls and the tunnel broker for each path, and the kernel's events about
+//! the connections that follow them.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -16,25 +16,25 @@ use super::{Error, intf, namespace};
 /// Maximum number of network paths for which the model's choice of a congestion control is stored.
 pub const CHOICES: usize = intf::CHOICES;
 
-/// The congestion control, or the broker, that a model chose for the connections with a peer that match a rule.
+/// The congestion control, or the tunnel broker, that a model chose for the connections with a peer that match a rule.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PathCandidates {
     /// Serial number of the model's choice, which is never 0 and differs for each choice. Events about connections
     /// contain the number.
     pub serial: u32,
-    /// The congestion control that the path's connections use, or the broker that tunnels them.
+    /// The congestion control that the path's connections use, or the tunnel broker that tunnels them.
     pub candidate: CandidateChoice,
     /// A second candidate that exactly one connection uses, so that its performance is measured.
     pub grant: Option<CandidateChoice>,
 }
 
-/// A candidate for connections: a congestion control, or the broker.
+/// A candidate for connections: a congestion control, or the tunnel broker.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CandidateChoice {
-    /// Congestion control of a connection that is not tunnelled by the broker; `None`: the congestion control that the
-    /// socket already has.
+    /// Congestion control of a connection that is not tunnelled by the tunnel broker; `None`: the congestion control
+    /// that the socket already has.
     pub congestion: Option<String>,
-    /// True to redirect the connection to the broker, if the broker accepts it.
+    /// True to redirect the connection to the tunnel broker, if the broker accepts it.
     pub carried: bool,
 }
 
@@ -47,8 +47,8 @@ pub enum SelectedEventKind {
     Ended,
 }
 
-/// An event about a connection that goes directly to its server, not to the broker. The connection matches a rule for
-/// which the model chooses the congestion control.
+/// An event about a connection that goes directly to its server, not to the tunnel broker. The connection matches a
+/// rule for which the model chooses the congestion control.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SelectedEvent {
     /// The kind of the event.
@@ -70,8 +70,8 @@ pub struct SelectedEvent {
     pub rule: u32,
     /// Serial number of the model's choice that the connection followed; 0: the model had made no choice yet.
     pub serial: u32,
-    /// True if this connection used the second candidate (a congestion control or the broker), which the model's choice
-    /// grants to only one connection.
+    /// True if this connection used the second candidate (a congestion control or the tunnel broker), which the model's
+    /// choice grants to only one connection.
     pub explored: bool,
     /// Congestion control that was chosen for the connection; `None`: the socket's own.
     pub congestion: Option<String>,

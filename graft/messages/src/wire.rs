@@ -154,7 +154,7 @@ impl SessionRefusal {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum ChangeOrigin {
-    /// The application has requested the change by `renegotiate`.
+    /// The application has requested another graft for the session by `renegotiate`.
     Application,
     /// The daemon has changed the graft, because the previous one did not provide the quality.
     Adaption,

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn latest_conclusive_report_decides_whether_options_pass() {
+    fn latest_conclusive_report_decides_whether_tcp_options_pass() {
         let of = |outcome, downgrade| (connection(OfferSide::Client, outcome, true), downgrade);
         let told = |list: &[(ConnectionReport, Option<Downgrade>)]| {
             options_pass(list.iter().map(|(connection, downgrade)| (connection, *downgrade)))

@@ -72,7 +72,7 @@ pub enum Tier {
     /// Connections are not tunnelled: they go to the peer as plain TCP.
     #[default]
     InPlace,
-    /// Connections are redirected to the broker, which tunnels them.
+    /// Connections are redirected to the tunnel broker, which tunnels them.
     Carried,
     /// The model decides for each path whether connections are tunnelled.
     Chosen,

@@ -339,8 +339,8 @@ pub trait OffloadResult: Send + Sync {
 /// Handle of an incoming stream, or of a track's incoming datagrams, that the kernel offload may forward. Dropping it
 /// ends the forwarding.
 pub trait OffloadIngress: OffloadResult + Any {
-    /// Notes that this endpoint has received the stream's bytes up to `position`. The kernel offload forwards only
-    /// well-formed bytes that directly follow forwarded bytes, or bytes that this endpoint has received.
+    /// Notes that this endpoint has received the stream's bytes up to `position`. The kernel offload forwards
+    /// only well-formed bytes that directly follow such received bytes, or bytes that it has forwarded itself.
     fn advance(&self, position: &Position);
 
     /// Returns whether forwarded bytes may differ from those that this endpoint received, because the peer has sent two

@@ -307,8 +307,8 @@ impl PeerLink {
         let mut exported = [0; 32];
         let is_exported = connection.export_keying_material(&mut exported, LABEL, &[]).is_ok();
         let mut current = self.connection.lock();
-        // The broker learns of the connection before it gets a message that arrived on it, since both go through one
-        // channel.
+        // The session broker learns of the connection before it gets a message that arrived on it, since both go
+        // through one channel.
         let connected = (self.peer, PeerEvent::Connected(Exported(exported)));
         // The connection is closed again if its keys cannot be exported, or if its event does not fit into the channel.
         if !is_exported || self.heard.try_send(connected).is_err() {
@@ -344,8 +344,8 @@ impl PeerLink {
         }
     }
 
-    /// Passes a message of the peer to the broker. A message that finds the channel full is dropped, and the peer
-    /// repeats it.
+    /// Passes a message of the peer to the session broker. A message that finds the channel full is dropped, and the
+    /// peer repeats it.
     fn on_message(&self, connection: &Connection, say: PeerMessage) {
         self.path.lock().heard = Instant::now();
         match say {

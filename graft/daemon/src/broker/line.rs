@@ -21,12 +21,12 @@ use millrace_messages::wire::{BrokerReply, BrokerRequest, RECORD_MAX};
 
 use super::places::ClientPlace;
 
-/// Limit of requests that were read from the connection and that the broker has not handled yet.
+/// Limit of requests that were read from the connection and that the session broker has not handled yet.
 const AHEAD: usize = 4;
 /// Stack size in bytes of a thread that reads requests. The stack holds one request and the buffers for reading it.
 const STACK: usize = 64 * 1024 + 2 * RECORD_MAX;
 
-/// The broker's side of a connection. Dropping it closes the connection.
+/// The session broker's side of a connection. Dropping it closes the connection.
 pub struct ClientLine {
     control: Arc<ControlEnd>,
     requests: Receiver<ControlReceived<BrokerRequest>>,
@@ -48,7 +48,7 @@ impl ClientLine {
         let work = move || {
             let Ok((control, place)) = handed.recv() else { return };
             read(&control, tell);
-            // Waits until the broker drops its side of the connection, which makes this receive fail.
+            // Waits until the session broker drops its side of the connection, which makes this receive fail.
             let _ = let_go.recv();
             drop(control);
             drop(place);
@@ -90,7 +90,7 @@ impl Drop for ClientLine {
     }
 }
 
-/// Reads until the connection ends, or the broker has dropped its side.
+/// Reads until the connection ends, or the session broker has dropped its side.
 fn read(control: &ControlEnd, tell: SyncSender<ControlReceived<BrokerRequest>>) {
     loop {
         control.wait();
@@ -143,8 +143,8 @@ mod tests {
         wait_for("the place to be free", || places.enter(7).is_some());
     }
 
-    /// Requests carry a descriptor of a socket whose close blocks (`SO_LINGER`). The broker must not be blocked when
-    /// such a request is read, or when a connection with such an unread request is closed. The connection counts
+    /// Requests carry a descriptor of a socket whose close blocks (`SO_LINGER`). The session broker must not be blocked
+    /// when such a request is read, or when a connection with such an unread request is closed. The connection counts
     /// towards its user's limit until the socket has stopped lingering.
     #[test]
     fn lingering_socket_blocks_only_its_own_connection() {

@@ -82,8 +82,8 @@ impl SealWatchdog {
         self.tell(&WatchdogMessage::Forget { at: ends.local.to_string() }, &[]);
     }
 
-    /// Sends a message to the watchdog process. Errors are ignored, since the broker regularly checks whether the
-    /// process still runs.
+    /// Sends a message to the watchdog process. Errors are ignored, since the session broker regularly checks whether
+    /// the process still runs.
     fn tell(&self, tell: &WatchdogMessage, descriptors: &[BorrowedFd<'_>]) {
         let _ = self.control.send(tell, descriptors);
     }

@@ -28,7 +28,7 @@ use crate::{callers::Callers, tls::Tls};
 /// this limit is long: it only has to detect dead connections.
 const ASKED: Duration = Duration::from_secs(5);
 
-/// Accepts connections for as long as the broker runs.
+/// Accepts connections for as long as the tunnel broker runs.
 pub async fn listen(
     context: Arc<CarryContext>,
     listener: TcpListener,

@@ -1,4 +1,4 @@
-//! One carrier to a peer's broker: a QUIC connection, or a pool of connections.
+//! One carrier to a peer's tunnel broker: a QUIC connection, or a pool of connections.
 
 use std::{
     fmt,
@@ -19,7 +19,7 @@ use super::{carrier_error::CarrierError, pool::ConnectionPool, stream::CarrierSt
 /// Minimum silence before a carrier is suspected to be dead, however short its round trip is.
 const SUSPECT_LEAST: Duration = Duration::from_millis(300);
 
-/// The broker at the other end: its authenticated name, and what its greeting says.
+/// The tunnel broker at the other end: its authenticated name, and what its greeting says.
 pub struct CarrierPeer {
     pub peer: String,
     /// Random number that the other broker chose when it started, by which a restart is noticed.
@@ -85,7 +85,7 @@ pub enum CarrierLink {
     Pool(Arc<ConnectionPool>),
 }
 
-/// A carrier to one peer's broker, and its state.
+/// A carrier to one peer's tunnel broker, and its state.
 pub struct PeerCarrier {
     pub far: Arc<CarrierPeer>,
     pub way: CarrierRoute,

@@ -28,7 +28,7 @@ use super::{
 /// Interval of checks whether anything has arrived on a carrier that is suspected to be dead.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The broker's carriers, by peer. A carrier is a connection between brokers that tunnels TCP connections.
+/// The tunnel broker's carriers, by peer. A carrier is a connection between brokers that tunnels TCP connections.
 pub struct Carriers {
     hooks: Arc<Hooks>,
     gateway: Option<Arc<CarryGateway>>,
@@ -339,7 +339,7 @@ impl Carriers {
         self.gateway.iter().for_each(|gateway| gateway.set_peers(&networks));
     }
 
-    /// Returns the addresses of hosts with a broker, and whether a carrier to each of them is ready ("warm").
+    /// Returns the addresses of hosts with a tunnel broker, and whether a carrier to each of them is ready ("warm").
     pub fn warmth(&self) -> BTreeMap<IpAddr, bool> {
         let mut warmth = BTreeMap::new();
         let is_full = self.table.is_full();

@@ -1,4 +1,4 @@
-//! State that all connections of a broker share.
+//! State that all connections of a tunnel broker share.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub struct CarryContext {
     pub table: Arc<TunnelTable>,
     pub watch: TunnelWatch,
     pub carriers: Arc<Carriers>,
-    /// Range of local ports from which the broker connects to servers on this host.
+    /// Range of local ports from which the tunnel broker connects to servers on this host.
     pub ports: PortRange,
     /// Asks this host's firewall whether a connection may be tunnelled.
     pub openings: TunnelOpenings,

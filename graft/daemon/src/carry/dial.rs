@@ -224,7 +224,7 @@ pub async fn listen(context: Arc<CarryContext>, endpoint: Endpoint, tls: Arc<par
 struct DialledPeer {
     connection: Connection,
     peer: String,
-    /// Random number that the peer's broker chose when it started.
+    /// Random number that the peer's tunnel broker chose when it started.
     run: u64,
     stream: CarrierStream,
 }

@@ -24,8 +24,8 @@ const IPV6: u8 = 10;
 const FORWARD: u32 = 2;
 const OUTPUT: u32 = 3;
 const POSTROUTING: u32 = 4;
-/// NF_NETDEV_EGRESS. The broker's test packets do not reach this hook, so it is unknown whether rules there accept a
-/// connection.
+/// NF_NETDEV_EGRESS. The tunnel broker's test packets do not reach this hook, so it is unknown whether rules there
+/// accept a connection.
 const EGRESS: u32 = 1;
 
 /// Files that list the tables of legacy iptables, whose rules nftables does not show.
@@ -186,7 +186,7 @@ fn those_of(rule: &NetfilterRule, ports: &RangeInclusive<u16>) -> RangeInclusive
 
 fn obstacle(rule: &NetfilterRule, end: ConnectionEnd, first_only: bool) -> Option<String> {
     let chain = &rule.chain;
-    // The broker's test packets are dropped before the egress hook, so rules there cannot be tested.
+    // The tunnel broker's test packets are dropped before the egress hook, so rules there cannot be tested.
     if chain.family == NETDEV && chain.hook == Some(EGRESS) {
         return Some("egress of an interface".to_owned());
     }

@@ -29,7 +29,8 @@ use super::{
     watchdog::TunnelWatchdog,
 };
 
-/// Time after the broker's latest sign of life from which on the kernel forwards all SYNs without asking the broker.
+/// Time after the tunnel broker's latest sign of life from which on the kernel forwards all SYNs without asking the
+/// broker.
 const STAY: Duration = Duration::from_secs(10);
 /// Limit of SYNs that the kernel holds back at the same time.
 const WAITING_MAX: usize = 4096;
@@ -103,7 +104,7 @@ impl CarryGateway {
         Ok(self.kernel.set_rules(rules)?)
     }
 
-    /// Updates the list of peers in the kernel. `wanted` has all hosts and networks with a broker, and whether a
+    /// Updates the list of peers in the kernel. `wanted` has all hosts and networks with a tunnel broker, and whether a
     /// carrier to each is ready.
     pub fn set_peers(&self, wanted: &BTreeMap<Prefix, bool>) {
         let mut told = self.peers.lock();
@@ -249,7 +250,7 @@ impl CarryGateway {
     }
 }
 
-/// Returns the hosts and networks to which connections can be tunnelled through this peer's broker.
+/// Returns the hosts and networks to which connections can be tunnelled through this peer's tunnel broker.
 pub fn networks_of(peer: &AgreementPeer) -> impl Iterator<Item = Prefix> {
     peer.all_addresses().map(Prefix::from).chain(peer.networks.iter().copied())
 }

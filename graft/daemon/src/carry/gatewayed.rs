@@ -2,7 +2,7 @@
 //! SYN until a carrier has reached the server, so the client gets the answer that it would get without a tunnel. A
 //! connection that is not tunnelled is forwarded as any router would.
 //!
-//! The broker at the server's end connects from the client's own address to servers behind its host.
+//! The tunnel broker at the server's end connects from the client's own address to servers behind its host.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -23,13 +23,13 @@ use super::{
     strict::{self, TunnelAttempt},
 };
 
-/// Time for which connections to a server are forwarded after the peer's broker has refused one.
+/// Time for which connections to a server are forwarded after the peer's tunnel broker has refused one.
 const AVOID: Duration = Duration::from_secs(30);
 /// Time for which connections to a server are forwarded if the peer is busy, or the carrier permits no further
 /// connection.
 const AVOID_BUSY: Duration = Duration::from_secs(2);
 
-/// Passes connections whose SYNs were admitted to the tasks that wait for them, for as long as the broker runs.
+/// Passes connections whose SYNs were admitted to the tasks that wait for them, for as long as the tunnel broker runs.
 pub async fn accept(context: Arc<CarryContext>, gateway: Arc<CarryGateway>) {
     loop {
         let (local, client, waits) = gateway.next().await;
@@ -46,7 +46,7 @@ pub async fn accept(context: Arc<CarryContext>, gateway: Arc<CarryGateway>) {
     }
 }
 
-/// Handles the SYNs that the kernel reports, for as long as the broker runs.
+/// Handles the SYNs that the kernel reports, for as long as the tunnel broker runs.
 pub async fn answer(
     context: Arc<CarryContext>,
     gateway: Arc<CarryGateway>,

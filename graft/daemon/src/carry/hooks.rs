@@ -47,13 +47,13 @@ struct HookState {
     /// Ports whose connections are never redirected, whatever the rules say.
     plain: Vec<RangeInclusive<u16>>,
     commands: Vec<HookCommand>,
-    /// Hosts with a broker, as each hook knows them: the local address of the route to each, and whether a carrier to
-    /// it is ready ("warm").
+    /// Hosts with a tunnel broker, as each hook knows them: the local address of the route to each, and whether a
+    /// carrier to it is ready ("warm").
     peers: BTreeMap<IpAddr, (IpAddr, bool)>,
     /// Sums of the counters of hooks whose commands have ended.
     past: BTreeMap<String, u64>,
-    /// Connections from the broker to servers of this host whose server is shown the client's address as its peer. A
-    /// connection is identified by the broker's address and the server's port.
+    /// Connections from the tunnel broker to servers of this host whose server is shown the client's address as its
+    /// peer. A connection is identified by the broker's address and the server's port.
     shown: HashSet<(SocketAddr, u16)>,
 }
 
@@ -191,8 +191,8 @@ impl Hooks {
         self.state.lock().commands.iter().flat_map(|command| &command.serves).any(fits)
     }
 
-    /// Updates the hosts with a broker in all hooks: `wanted` has all hosts, and whether a carrier to each is ready
-    /// ("warm"). `near` returns the local address of the route to a host, and is called again for known hosts if
+    /// Updates the hosts with a tunnel broker in all hooks: `wanted` has all hosts, and whether a carrier to each is
+    /// ready ("warm"). `near` returns the local address of the route to a host, and is called again for known hosts if
     /// `looks` is set.
     pub fn set_peers(&self, wanted: &BTreeMap<IpAddr, bool>, looks: bool, near: impl Fn(IpAddr) -> IpAddr) {
         let mut state = self.state.lock();
@@ -244,8 +244,8 @@ impl Hooks {
         self.state.lock().all().find_map(|hook| hook.arrival(from).ok().flatten())
     }
 
-    /// Tells the kernel that the connection from this address will be redirected to the broker again when its SYN is
-    /// repeated.
+    /// Tells the kernel that the connection from this address will be redirected to the tunnel broker again when its
+    /// SYN is repeated.
     pub fn expect(&self, from: SocketAddr, arrival: &RedirectedConnection) {
         warn_on_error(
             "a repeated SYN cannot be announced to the kernel",
@@ -253,8 +253,8 @@ impl Hooks {
         );
     }
 
-    /// Makes the server see this client's address, not the broker's, as the connection's remote address, until the
-    /// returned guard is dropped.
+    /// Makes the server see this client's address, not the tunnel broker's, as the connection's remote address, until
+    /// the returned guard is dropped.
     pub fn show(&self, guest: Guest, client: SocketAddr) -> anyhow::Result<ShownClient<'_>> {
         let mut state = self.state.lock();
         let shown = ShownClient { hooks: self, guest };
@@ -267,7 +267,8 @@ impl Hooks {
         Ok(shown)
     }
 
-    /// Reports whether the server of a connection sees its client's address instead of this address of the broker.
+    /// Reports whether the server of a connection sees its client's address instead of this address of the tunnel
+    /// broker.
     pub fn is_shown(&self, guest: Guest) -> bool {
         self.state.lock().shown.contains(&key(guest))
     }
@@ -317,8 +318,8 @@ fn is_in(cgroup: u64, top: &Path) -> bool {
     is_it || below().filter(is_directory).any(|entry| is_in(cgroup, &entry.path()))
 }
 
-/// Guard for one connection: while this value exists, the server sees the client's address, not the broker's, as the
-/// connection's remote address.
+/// Guard for one connection: while this value exists, the server sees the client's address, not the tunnel broker's, as
+/// the connection's remote address.
 pub struct ShownClient<'a> {
     hooks: &'a Hooks,
     guest: Guest,

@@ -244,7 +244,7 @@ async fn reach<'a>(
 }
 
 /// Connects to a server behind this host, always from the client's own address: the kernel would not route answers to
-/// any other address back to the broker.
+/// any other address back to the tunnel broker.
 async fn reach_behind(
     context: &CarryContext,
     far: &CarrierPeer,

@@ -1,4 +1,4 @@
-//! Listening sockets to which the kernel redirects connections for the broker.
+//! Listening sockets to which the kernel redirects connections for the tunnel broker.
 
 use std::{
     io,

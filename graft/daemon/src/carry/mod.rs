@@ -1,9 +1,9 @@
-//! The broker, which tunnels applications' TCP connections. The kernel redirects chosen connections to it ([`hooks`]).
-//! It accepts them ([`redirected`], or [`strict`] where the application has to wait for the server), and forwards each
-//! on a stream of a carrier to the peer's broker ([`carriers`]). That broker connects to the server ([`host`]), if the
-//! [`firewall`] of both hosts accepts the connection's first packets ([`openings`]). Connections of hosts behind this
-//! one are handled by [`gatewayed`]. [`pump`] moves the bytes at both ends. The format of a stream is in
-//! `millrace-graft-proto`.
+//! The tunnel broker, which tunnels applications' TCP connections. The kernel redirects chosen connections to it
+//! ([`hooks`]). It accepts them ([`redirected`], or [`strict`] where the application has to wait for the server), and
+//! forwards each on a stream of a carrier to the peer's broker ([`carriers`]). That broker connects to the server
+//! ([`host`]), if the [`firewall`] of both hosts accepts the connection's first packets ([`openings`]). Connections of
+//! hosts behind this one are handled by [`gatewayed`]. [`pump`] moves the bytes at both ends. The format of a stream is
+//! in `millrace-graft-proto`.
 //!
 //! A [`carrier`] is a QUIC connection ([`dial`]), or a [`pool`] of TCP connections: the connecting end maintains it
 //! ([`peer_pool`]), and the listening end accepts its connections ([`accept`]). [`tcp`] is their handshake, [`record`]
@@ -83,7 +83,7 @@ use super::tls::Tls;
 /// Number of file descriptors that are kept free of tunnelled connections, for all other uses in the daemon.
 const OTHER_DESCRIPTORS: u64 = 256;
 
-/// The broker, which tunnels connections until it is dropped. Tunnelled connections are reset then.
+/// The tunnel broker, which tunnels connections until it is dropped. Tunnelled connections are reset then.
 pub struct TunnelBroker {
     carry: CarrySettings,
     context: Arc<CarryContext>,
@@ -99,8 +99,8 @@ pub struct TunnelBroker {
 }
 
 impl TunnelBroker {
-    /// Starts the broker, if the settings have the sections [carry] and [agreement]. `kinds` contains statistics of
-    /// past connections, grouped by kind of traffic. Each connection that ends is added to them.
+    /// Starts the tunnel broker, if the settings have the sections [carry] and [agreement]. `kinds` contains statistics
+    /// of past connections, grouped by kind of traffic. Each connection that ends is added to them.
     ///
     /// # Errors
     /// A key is not usable, the broker cannot listen on an address, or the kernel rejects a hook.
@@ -116,8 +116,8 @@ impl TunnelBroker {
             Some(at) => Some(dial::endpoint(at, Some(dial::server_config(&tls, carry)?))?),
             None => None,
         };
-        // This check reports missing kernel features when the broker starts, and not with the first connection to a
-        // peer.
+        // This check reports missing kernel features when the tunnel broker starts, and not with the first connection
+        // to a peer.
         tcp::check(&carry.carriers, &carry.pool)?;
         let pools = carry.listen.map_or(Ok(Vec::new()), |at| tcp::listen(at, &carry.carriers))?;
         let listeners = Listeners::bind()?;
@@ -302,7 +302,7 @@ impl TunnelBroker {
         self.context.watch.take()
     }
 
-    /// Returns the addresses of hosts with a broker, and whether a carrier to each is ready ("warm").
+    /// Returns the addresses of hosts with a tunnel broker, and whether a carrier to each is ready ("warm").
     pub fn warmth(&self) -> BTreeMap<IpAddr, bool> {
         self.context.carriers.warmth()
     }

@@ -1,7 +1,7 @@
-//! Asks the firewall of this host whether connections may be tunnelled. For each connection the broker sends a SYN and
-//! its answer through netfilter, with the true addresses and owner. Both test packets are dropped after the last hook
-//! that could reject them. A connection whose first packets do not pass stays plain TCP, and the firewall handles it as
-//! usual. Without a firewall no packet is sent.
+//! Asks the firewall of this host whether connections may be tunnelled. For each connection the tunnel broker sends a
+//! SYN and its answer through netfilter, with the true addresses and owner. Both test packets are dropped after the
+//! last hook that could reject them. A connection whose first packets do not pass stays plain TCP, and the firewall
+//! handles it as usual. Without a firewall no packet is sent.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -38,7 +38,7 @@ const PROTOCOL_RAW: i32 = 255;
 const PATIENCE: Duration = Duration::from_millis(250);
 /// Interval of checks whether a test packet has passed.
 const LOOK: Duration = Duration::from_millis(1);
-/// Time for which connections to a server stay plain TCP after this host's firewall has blocked the broker's own
+/// Time for which connections to a server stay plain TCP after this host's firewall has blocked the tunnel broker's own
 /// connection to that server.
 const UNREACHED: Duration = Duration::from_secs(60);
 const UNREACHED_MOST: usize = 1024;
@@ -73,7 +73,7 @@ verdicts! {
     Translated = "translated",
     /// A rule examines more than the first packets of connections, so the connection stays plain TCP.
     Rule = "rule",
-    /// This host's firewall blocks the broker's connections to the host's own server.
+    /// This host's firewall blocks the tunnel broker's connections to the host's own server.
     Loopback = "loopback",
     /// The firewall's verdict cannot be determined. The log says why at level debug.
     Failed = "failed",
@@ -87,8 +87,8 @@ pub struct TunnelOpenings {
     firewall: Mutex<FirewallRules>,
     /// Firewall rules that force connections to be plain TCP, and that were already logged.
     named: Mutex<Vec<String>>,
-    /// Servers of this host to which the firewall blocks the broker's own connections, with the time of the blocked
-    /// attempt.
+    /// Servers of this host to which the firewall blocks the tunnel broker's own connections, with the time of the
+    /// blocked attempt.
     unreached: Mutex<HashMap<SocketAddr, Instant>>,
     counts: [AtomicU64; Verdict::ALL.len()],
 }
@@ -132,8 +132,8 @@ impl TunnelOpenings {
         self.firewall.lock().is_there()
     }
 
-    /// Remembers for the time `UNREACHED` that this host's firewall blocks the broker's connections to a server of this
-    /// host.
+    /// Remembers for the time `UNREACHED` that this host's firewall blocks the tunnel broker's connections to a server
+    /// of this host.
     pub fn note_unreached(&self, server: SocketAddr) {
         let mut unreached = self.unreached.lock();
         if unreached.len() < UNREACHED_MOST {

@@ -67,7 +67,7 @@ pub async fn keep(task: PeerPoolTask) {
 
 impl PeerPoolTask {
     async fn call(&self) -> anyhow::Result<AuthenticatedConnection> {
-        // This connection is the broker's own, so the hooks must not redirect it.
+        // This connection is the tunnel broker's own, so the hooks must not redirect it.
         let exempt = |socket: &_| drop(self.context.hooks.exempt(tokio::net::TcpSocket::as_fd(socket)));
         tcp::call(self.way.kind, self.at, self.config.clone(), &self.limits, self.context.run, exempt).await
     }
@@ -119,8 +119,8 @@ impl PeerPoolTask {
         }
     }
 
-    /// Adds one connection to the pool. Returns false if the peer's broker was restarted: the pool's other connections
-    /// lead to a broker that no longer exists.
+    /// Adds one connection to the pool. Returns false if the peer's tunnel broker was restarted: the pool's other
+    /// connections lead to a broker that no longer exists.
     async fn one_more(self: Arc<Self>, pool: Arc<ConnectionPool>, run: u64) -> anyhow::Result<bool> {
         let met = self.call().await?;
         if met.run != run {

@@ -1,5 +1,5 @@
-//! Pools of connections to a peer's broker by TCP, MPTCP or SCTP. Each carries one application's connection at a time:
-//! the kernel provides back-pressure, and no connection waits for lost packets of another one.
+//! Pools of connections to a peer's tunnel broker by TCP, MPTCP or SCTP. Each carries one application's connection at a
+//! time: the kernel provides back-pressure, and no connection waits for lost packets of another one.
 
 use std::{
     sync::{
@@ -22,7 +22,7 @@ use super::{
 /// Time without use after which an idle connection is closed, if the pool has more than its minimum.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// A pool of connections to one peer's broker.
+/// A pool of connections to one peer's tunnel broker.
 pub struct ConnectionPool {
     limits: settings::PoolSettings,
     pub crowd: Arc<SocketGroup>,

@@ -1,7 +1,7 @@
-//! Local ports for the broker's connections to servers of its host. If the broker closes a connection first, the kernel
-//! reserves the port for a minute, and Linux has 28,232 local ports by default. A port that a socket names explicitly
-//! can be used again as soon as the connection is over, since TCP timestamps identify old packets (RFC 6191). The
-//! broker therefore chooses the ports itself, one after the other.
+//! Local ports for the tunnel broker's connections to servers of its host. If the broker closes a connection first, the
+//! kernel reserves the port for a minute, and Linux has 28,232 local ports by default. A port that a socket names
+//! explicitly can be used again as soon as the connection is over, since TCP timestamps identify old packets (RFC
+//! 6191). The broker therefore chooses the ports itself, one after the other.
 
 use std::{
     io,

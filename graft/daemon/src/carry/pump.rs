@@ -53,7 +53,7 @@ pub enum PumpEnd {
     Reset,
     /// The application on the other host has reset the connection.
     PeerReset,
-    /// The server or the peer's broker refused the connection, so it was never established.
+    /// The server or the peer's tunnel broker refused the connection, so it was never established.
     Refused(CarryReason),
     /// The carrier was lost, and no other one was available in time.
     Lost,
@@ -99,12 +99,12 @@ pub struct TunnelPump<'a> {
     role: PumpRole,
     pub out: OutgoingBytes,
     inn: IncomingBytes,
-    /// True once the peer's broker has reached the server.
+    /// True once the peer's tunnel broker has reached the server.
     is_accepted: bool,
     /// Time at which delivered bytes are acknowledged (frame `Confirm`) although they are fewer than `WORTH`.
     confirm_at: Option<Instant>,
-    /// Deadline for the first answer of the peer's broker, and the value of the carrier's counter of data arrivals when
-    /// the deadline was set.
+    /// Deadline for the first answer of the peer's tunnel broker, and the value of the carrier's counter of data
+    /// arrivals when the deadline was set.
     answer_by: Option<(Instant, u64)>,
     /// State of silence detection on the pool's connection that carries this tunnelled connection. `None` on QUIC.
     silence: Option<CarrierSilence>,
@@ -207,8 +207,8 @@ impl<'a> TunnelPump<'a> {
         }
     }
 
-    /// Creates the pump on the client's host, with a stream on which the peer's broker has already connected to the
-    /// server.
+    /// Creates the pump on the client's host, with a stream on which the peer's tunnel broker has already connected to
+    /// the server.
     pub fn accepted(
         context: &'a CarryContext,
         local: &'a TcpStream,
@@ -602,8 +602,8 @@ impl<'a> TunnelPump<'a> {
             let fresh = carriers.wait_for(|it| it.as_ref().is_some_and(|it| !it.is_closed())).await;
             // The channel has closed: the settings have changed the peer, or do not name it any more.
             let Some(fresh) = fresh.ok().and_then(|fresh| fresh.clone()) else { continue };
-            // If the peer's broker was restarted in the meantime, it cannot know whether the connection had already
-            // reached the server.
+            // If the peer's tunnel broker was restarted in the meantime, it cannot know whether the connection had
+            // already reached the server.
             let same_run = fresh.far.run == carrier.far.run;
             *carrier = fresh;
             let Ok(mut stream) = carrier.open().await else { continue };
@@ -700,8 +700,8 @@ async fn called(role: &mut PumpRole) -> Option<Resumption> {
     }
 }
 
-/// Sets the options of a broker's socket. A linger time of zero resets the connection when the socket is dropped before
-/// all data is sent, also when this process is killed. Urgent data is delivered in order with other data.
+/// Sets the options of a tunnel broker's socket. A linger time of zero resets the connection when the socket is dropped
+/// before all data is sent, also when this process is killed. Urgent data is delivered in order with other data.
 pub fn prepare(socket: &TcpStream) -> io::Result<()> {
     let socket = socket2::SockRef::from(socket);
     socket.set_linger(Some(Duration::ZERO))?;

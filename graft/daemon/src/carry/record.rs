@@ -26,7 +26,7 @@ const APPLICATION_DATA: u8 = 23;
 const ALERT: u8 = 21;
 const VERSION: [u8; 2] = [3, 3];
 const FATAL: u8 = 2;
-/// TLS alert that a broker sends after its application has reset the tunnelled connection.
+/// TLS alert that a tunnel broker sends after its application has reset the tunnelled connection.
 const USER_CANCELED: u8 = 90;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

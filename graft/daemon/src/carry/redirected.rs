@@ -1,4 +1,4 @@
-//! Connections of this host's applications that the kernel has redirected to the broker.
+//! Connections of this host's applications that the kernel has redirected to the tunnel broker.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -35,7 +35,7 @@ const ROOM: Duration = Duration::from_millis(50);
 /// Time limit for connecting to a server by plain TCP.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Accepts the connections that are redirected here, for as long as the broker runs.
+/// Accepts the connections that are redirected here, for as long as the tunnel broker runs.
 pub async fn accept(context: Arc<CarryContext>, listeners: Listeners) {
     loop {
         let (local, from) = listeners.next().await;
@@ -69,8 +69,8 @@ pub fn watch(
     context.watch.begin(arrival, from.port(), carrier, meter.expected().clone())
 }
 
-/// Returns the original addresses and owner of a connection that the kernel has redirected to the broker, and a place
-/// in the table of tunnelled connections. Returns `None`, and counts the refusal, if there is no place.
+/// Returns the original addresses and owner of a connection that the kernel has redirected to the tunnel broker, and a
+/// place in the table of tunnelled connections. Returns `None`, and counts the refusal, if there is no place.
 pub fn enter(context: &CarryContext, from: SocketAddr) -> Option<(RedirectedConnection, TunnelPlace<'_>)> {
     let Some(arrival) = context.hooks.arrival(from) else {
         debug!(%from, "refused a connection at the broker's port that the kernel has not redirected there");

@@ -1,4 +1,4 @@
-//! Reasons for refusing a broker that has connected, with the names by which refusals are counted.
+//! Reasons for refusing a tunnel broker that has connected, with the names by which refusals are counted.
 
 use quinn::{ConnectionError, TransportErrorCode};
 use rustls::{AlertDescription, Error as Tls};

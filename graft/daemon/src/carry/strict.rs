@@ -1,5 +1,5 @@
 //! Strict redirection: the kernel holds an application's SYN until the server was reached, so that `connect()` has the
-//! same result as without the broker.
+//! same result as without the tunnel broker.
 
 use std::{collections::HashMap, io, net::SocketAddr, os::fd::AsFd as _, sync::Arc, time::Duration};
 
@@ -27,8 +27,8 @@ use super::{
     watch::TunnelRecord,
 };
 
-/// Time limit for the broker's listener to accept the connection of an admitted SYN. The application may have given up
-/// meanwhile.
+/// Time limit for the tunnel broker's listener to accept the connection of an admitted SYN. The application may have
+/// given up meanwhile.
 const ADMISSION: Duration = Duration::from_secs(5);
 
 /// The SYNs that the kernel holds, and the listeners at which admitted SYNs arrive.
@@ -64,11 +64,11 @@ impl Strict {
         let from = canonical(ask.from);
         let (sender, receiver) = oneshot::channel();
         self.admitted.lock().insert(from, sender);
-        // The BPF filter has to let the SYN pass before the broker sends this SYN once more.
+        // The BPF filter has to let the SYN pass before the tunnel broker sends this SYN once more.
         let sent = self.hold.let_in(ask.from).map_err(io::Error::other).and_then(|()| self.resend_syn(ask));
         if let Err(error) = sent {
-            // The kernel repeats the application's SYN a second later, so a SYN that the broker could not send again is
-            // only logged.
+            // The kernel repeats the application's SYN a second later, so a SYN that the tunnel broker could not send
+            // again is only logged.
             debug!(%from, "an application's held SYN could not be sent again: {error}");
         }
         let local = timeout(ADMISSION, receiver).await.ok().and_then(Result::ok);
@@ -98,7 +98,7 @@ impl Strict {
     }
 }
 
-/// Accepts the connections whose SYNs were admitted, for as long as the broker runs.
+/// Accepts the connections whose SYNs were admitted, for as long as the tunnel broker runs.
 pub async fn accept(strict: Arc<Strict>) {
     loop {
         let (local, from) = strict.listeners.next().await;
@@ -111,7 +111,7 @@ pub async fn accept(strict: Arc<Strict>) {
     }
 }
 
-/// Handles the SYNs that the kernel reports, for as long as the broker runs.
+/// Handles the SYNs that the kernel reports, for as long as the tunnel broker runs.
 pub async fn answer_all(context: Arc<CarryContext>, strict: Arc<Strict>, mut asks: KernelEvents<HoldSyn>) {
     while let Some(come) = asks.next().await {
         for ask in come {
@@ -158,7 +158,7 @@ enum ReachedServer {
     InPlace(TcpStream),
 }
 
-/// A stream on which the peer's broker has reached the server.
+/// A stream on which the peer's tunnel broker has reached the server.
 pub struct OpenedStream {
     open: OpenFrame,
     stream: Option<CarrierStream>,
@@ -216,7 +216,8 @@ pub async fn attempt(
     }
 }
 
-/// Asks the peer's broker to open the connection. Returns `None` if nothing has arrived on the carrier for too long.
+/// Asks the peer's tunnel broker to open the connection. Returns `None` if nothing has arrived on the carrier for too
+/// long.
 async fn answer(
     context: &CarryContext,
     stream: &mut CarrierStream,
@@ -239,8 +240,8 @@ async fn answer(
     None
 }
 
-/// Connects to the server by a carrier. Without a carrier, or if the peer's broker does not tunnel the connection, it
-/// connects by plain TCP.
+/// Connects to the server by a carrier. Without a carrier, or if the peer's tunnel broker does not tunnel the
+/// connection, it connects by plain TCP.
 async fn reach(
     context: &CarryContext,
     from: SocketAddr,

@@ -17,8 +17,8 @@ const WINDOW_LEAST: u64 = 16 << 10;
 /// Limit of finished connections that are remembered, since the peer may not know yet that a connection is over.
 const FINISHED_MAX: usize = 4096;
 
-/// Identifies a tunnelled connection: name of the client's host as a peer, the random number that the peer's broker
-/// chose when it started, and the connection's number at that broker.
+/// Identifies a tunnelled connection: name of the client's host as a peer, the random number that the peer's tunnel
+/// broker chose when it started, and the connection's number at that broker.
 pub type TunnelKey = (String, u64, u64);
 
 /// A stream on which a peer resumes a connection, and the number of bytes that the peer has received.

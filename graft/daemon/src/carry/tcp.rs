@@ -131,7 +131,7 @@ fn versions() -> Vec<Vec<u8>> {
     vec![ALPN_ASKS.to_vec(), ALPN.to_vec()]
 }
 
-/// Connects to a peer's broker. `exempt` makes the hooks ignore the socket.
+/// Connects to a peer's tunnel broker. `exempt` makes the hooks ignore the socket.
 pub async fn call(
     kind: CarrierKind,
     at: SocketAddr,

@@ -99,7 +99,7 @@ impl TunnelWatch {
         if !watched.is_told {
             return;
         }
-        // If nothing was tunnelled (`seen` is `None`), the broker has connected to the server by plain TCP.
+        // If nothing was tunnelled (`seen` is `None`), the tunnel broker has connected to the server by plain TCP.
         let candidate = if seen.is_some() { CARRIED_WARM } else { "in-place-by-broker" };
         let was_carried = seen.is_some();
         let seen = seen.unwrap_or_default();

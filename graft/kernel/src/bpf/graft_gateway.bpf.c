@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Redirects TCP connections of hosts behind this one to the broker, which tunnels them. Neither these hosts
+/* Redirects TCP connections of hosts behind this one to the tunnel broker, which tunnels them. Neither these hosts
  * nor their servers notice.
  *
  * It runs at the interfaces of the inside networks. A SYN that a rule matches, to a peer's network, is held
@@ -58,7 +58,7 @@ struct {
 	__uint(max_entries, GATEWAY_FLOWS);
 } flows SEC(".maps");
 
-/* Time until which the broker counts as alive (CLOCK_MONOTONIC, ns). The broker renews it. */
+/* Time until which the tunnel broker counts as alive (CLOCK_MONOTONIC, ns). The broker renews it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -161,7 +161,7 @@ static __always_inline bool is_plain(const struct gateway_flow *flow)
 
 enum found {
 	FOUND_NONE,
-	FOUND_OLD, /* the broker's socket of an earlier connection with the same addresses, in TIME_WAIT */
+	FOUND_OLD, /* the tunnel broker's socket of an earlier connection with the same addresses, in TIME_WAIT */
 	FOUND_ONE,
 	FOUND_FAILED,
 };
@@ -196,7 +196,7 @@ static __always_inline enum found take(struct __sk_buff *skb, const struct packe
 	return found;
 }
 
-/* Delivers a SYN to the broker's listening socket. */
+/* Delivers a SYN to the tunnel broker's listening socket. */
 static __always_inline enum gateway_verdict let_in(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct hook_end broker = {};
@@ -309,8 +309,8 @@ static __always_inline enum gateway_verdict judge(struct __sk_buff *skb, const s
 	return is_way_back(skb, packet) ? GATEWAY_ASKED : GATEWAY_WRONG_WAY;
 }
 
-/* Records that a connection is forwarded, although the broker was notified of it or has a socket in TIME_WAIT with the
- * same addresses and ports. Later packets are then not delivered to that socket, and the broker can no longer accept
+/* Records that a connection is forwarded, although the tunnel broker was notified of it or has a socket in TIME_WAIT
+ * with the same addresses and ports. Later packets are then not delivered to that socket, and the broker can no longer accept
  * the connection.
  */
 static __always_inline void note_plain(const struct gateway_flow *flow)
@@ -332,7 +332,7 @@ static __always_inline enum gateway_verdict welcome(struct __sk_buff *skb, const
 	const struct gateway_state *known = bpf_map_lookup_elem(&flows, &packet->flow);
 	enum gateway_verdict verdict;
 
-	/* States of a connection in `flows`: none -> WAITING (set here, when the broker is notified) -> OPEN
+	/* States of a connection in `flows`: none -> WAITING (set here, when the tunnel broker is notified) -> OPEN
 	 * or FORWARD (set by userspace, when the broker has decided). FORWARD expires.
 	 */
 	if (known && known->state == GATEWAY_OPEN)
@@ -377,7 +377,7 @@ static __always_inline enum gateway_verdict segment(struct __sk_buff *skb, struc
 	verdict = welcome(skb, packet, tcp.doff * 4, warm, found == FOUND_OLD);
 	if (found == FOUND_NONE || stays(verdict))
 		return verdict;
-	/* The SYN is forwarded. Later packets of its connection must not be delivered to the broker's socket in
+	/* The SYN is forwarded. Later packets of its connection must not be delivered to the tunnel broker's socket in
 	 * TIME_WAIT, so the connection is recorded as forwarded.
 	 */
 	note_plain(&packet->flow);
@@ -391,7 +391,7 @@ static __always_inline bool is_error(bool is_v4, __u8 type)
 	return type >= ICMPV6_UNREACHABLE && type <= ICMPV6_TIME_EXCEED;
 }
 
-/* Handles an ICMP error. If the failed packet was sent by a socket of the broker, the kernel delivers the
+/* Handles an ICMP error. If the failed packet was sent by a socket of the tunnel broker, the kernel delivers the
  * error to that socket.
  */
 static __always_inline enum gateway_verdict message(struct __sk_buff *skb, const struct packet *outer)
@@ -409,7 +409,7 @@ static __always_inline enum gateway_verdict message(struct __sk_buff *skb, const
 		return GATEWAY_OTHER;
 	packet.flow.client.port = bpf_ntohs(ports[0]);
 	packet.flow.server.port = bpf_ntohs(ports[1]);
-	/* The ICMP error quotes a packet that the broker has sent to the client with the server's address as its
+	/* The ICMP error quotes a packet that the tunnel broker has sent to the client with the server's address as its
 	 * source. So the quoted source is the server.
 	 */
 	client = packet.flow.server;
@@ -486,8 +486,8 @@ static __noinline enum gateway_verdict look_again(struct __sk_buff *skb)
 	return known && known->state == GATEWAY_OPEN ? let_in(skb, &packet) : GATEWAY_NO_SOCKET;
 }
 
-/* Runs at loopback, where the broker sends accepted SYNs a second time. No other socket of this host may
- * receive them, since it would answer in the server's place.
+/* Runs at loopback. The tunnel broker holds a client's SYN until the server is reached, and then sends it there a
+ * second time. Only the tunnel broker's socket may receive these SYNs: any other one would answer in the server's place.
  */
 SEC("tcx/ingress")
 int gateway_again(struct __sk_buff *skb)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Holds SYNs back from the broker's listening sockets, where the kernel would answer them at once. The broker
+/* Holds SYNs back from the tunnel broker's listening sockets, where the kernel would answer them at once. The broker
  * gets the TCP header of each SYN. When it has reached the server, it lets the client's SYNs pass and sends
  * the SYN again itself.
  */
@@ -55,7 +55,7 @@ static __noinline long tell(const struct hold_ask *one)
 	return one ? bpf_ringbuf_output(&asks, (void *)one, sizeof(*one), 0) : -1;
 }
 
-/* Reports a SYN to the broker. A repeated SYN is not reported again, since the broker's decision about the
+/* Reports a SYN to the tunnel broker. A repeated SYN is not reported again, since the broker's decision about the
  * first one also applies to it.
  */
 static __always_inline enum hold_verdict ask(struct __sk_buff *skb, const struct tcphdr *tcp,

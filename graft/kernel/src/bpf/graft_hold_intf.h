@@ -5,10 +5,10 @@
 
 #include "graft_hook_intf.h"
 
-#define HOLD_WAITING 1 /* the broker was notified of the SYN and has not decided */
+#define HOLD_WAITING 1 /* the tunnel broker was notified of the SYN and has not decided */
 #define HOLD_OPEN    2
 
-/* An event for the broker: a SYN that was held back. */
+/* An event for the tunnel broker: a SYN that was held back. */
 struct hold_ask {
 	struct hook_end from;
 	__u32 bytes;
@@ -18,10 +18,10 @@ struct hold_ask {
 /* The verdict on a packet at a listening socket, or at an accepted socket that still has the filter. */
 enum hold_verdict {
 	HOLD_OTHER,  /* the packet is no SYN: passed */
-	HOLD_ASKED,  /* the SYN is held back, and the broker was notified */
-	HOLD_HELD,   /* the SYN is held back; the broker was notified of an earlier copy */
-	HOLD_LET_IN, /* the SYN passes, since the broker has accepted it */
-	/* the SYN is held back without notifying the broker, as the ring buffer is full; the client repeats
+	HOLD_ASKED,  /* the SYN is held back, and the tunnel broker was notified */
+	HOLD_HELD,   /* the SYN is held back; the tunnel broker was notified of an earlier copy */
+	HOLD_LET_IN, /* the SYN passes, since the tunnel broker has accepted it */
+	/* the SYN is held back without notifying the tunnel broker, as the ring buffer is full; the client repeats
 	 * it
 	 */
 	HOLD_NO_ROOM,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Redirects TCP connections of this host's applications to the broker, which tunnels them, and shows the applications
- * of client and server the true addresses.
+/* Redirects TCP connections of this host's applications to the tunnel broker, which tunnels them, and shows the
+ * applications of client and server the true addresses.
  *
  * A connection is redirected only while a carrier to its peer is connected. If brokers or the path between
  * them fail, connections go directly to their server. The state of a redirected socket is in the socket's
@@ -18,7 +18,7 @@
 
 const volatile struct hook_config config SEC(".rodata.config");
 
-/* Hosts that run a broker. Userspace writes the entries. The key is the host's IPv6 or IPv4-mapped address, as in
+/* Hosts that run a tunnel broker. Userspace writes the entries. The key is the host's IPv6 or IPv4-mapped address, as in
  * `struct hook_end`.
  */
 struct {
@@ -29,7 +29,7 @@ struct {
 	__uint(max_entries, HOOK_PEERS);
 } peers SEC(".maps");
 
-/* Marks the broker's own sockets, whose connections are not redirected to the broker. */
+/* Marks the tunnel broker's own sockets, whose connections are not redirected to the broker. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -44,7 +44,7 @@ struct {
 	__type(value, struct hook_led);
 } led SEC(".maps");
 
-/* The true destination of each redirected connection, by the application's address and port as the broker
+/* The true destination of each redirected connection, by the application's address and port as the tunnel broker
  * sees them. The broker removes an entry when it accepts the connection.
  */
 struct {
@@ -54,7 +54,7 @@ struct {
 	__uint(max_entries, HOOK_ARRIVALS);
 } arrivals SEC(".maps");
 
-/* The client address that a server's application sees as its peer. The broker adds an entry before it
+/* The client address that a server's application sees as its peer. The tunnel broker adds an entry before it
  * connects to the server.
  */
 struct {
@@ -127,7 +127,7 @@ static __always_inline enum hook_verdict judge(struct bpf_sock_addr *ctx, const 
 }
 
 /* Applies the choice that userspace's learned model has made for connections with this peer: redirect the connection to
- * the broker, or let it go directly to its server.
+ * the tunnel broker, or let it go directly to its server.
  */
 static __always_inline enum hook_verdict pick(struct bpf_sock *sk, const struct hook_end *to, __u32 rule)
 {
@@ -176,7 +176,7 @@ static __noinline int count(enum hook_verdict verdict)
 	return 0;
 }
 
-/* Decides whether a connection goes to the broker, and to which of its ports. This is the only place that
+/* Decides whether a connection goes to the tunnel broker, and to which of its ports. This is the only place that
  * counts verdicts.
  */
 static __always_inline bool leads(struct bpf_sock_addr *ctx, const struct hook_end *to, __u32 *strict)
@@ -224,7 +224,7 @@ int hook_connect4(struct bpf_sock_addr *ctx)
 
 	read4(ctx, &to);
 	if (leads(ctx, &to, &strict)) {
-		/* The connection's destination is rewritten here, so the kernel connects to the broker; getpeername()
+		/* The connection's destination is rewritten here, so the kernel connects to the tunnel broker; getpeername()
 		 * returns the server's address.
 		 */
 		ctx->user_ip4 = bpf_htonl(LOOPBACK4);
@@ -253,7 +253,7 @@ int hook_connect6(struct bpf_sock_addr *ctx)
 	return PASS;
 }
 
-/* Announces a redirected connection to the broker. The socket has its local port now and has not sent its
+/* Announces a redirected connection to the tunnel broker. The socket has its local port now and has not sent its
  * SYN, so the entry exists before the broker can accept.
  */
 static __always_inline void announce(struct bpf_sock_ops *ctx, struct bpf_sock *sk)
@@ -288,7 +288,7 @@ int hook_announce(struct bpf_sock_ops *ctx)
 }
 
 /* Returns the address and port of the true client, which the server's application sees as its peer. NULL: the
- * connection does not come from the broker.
+ * connection does not come from the tunnel broker.
  */
 static __always_inline const struct hook_end *guest(struct bpf_sock_addr *ctx, struct bpf_sock *sk,
 						    const struct hook_end *seen)

@@ -14,7 +14,7 @@
 #define HOOK_AVOIDED  4096
 
 struct hook_config {
-	/* cookie of the broker's network namespace; connections are redirected to loopback in that namespace
+	/* cookie of the tunnel broker's network namespace; connections are redirected to loopback in that namespace
 	 */
 	__u64 namespace_cookie;
 	__u16 port4[2]; /* broker's ports on 127.0.0.1: [0] accepts at once, [1] holds SYNs back; 0: none */
@@ -28,7 +28,7 @@ struct hook_end {
 	__u16 pad;
 };
 
-/* A rule that redirects connections to the broker, or lets them go directly to their servers. The first rule
+/* A rule that redirects connections to the tunnel broker, or lets them go directly to their servers. The first rule
  * that matches applies; a rule with last port 0 ends the list.
  */
 struct hook_rule {
@@ -48,7 +48,7 @@ struct hook_rule {
 	struct caller_wanted caller;
 };
 
-/* A host with a broker, stored by the host's address. */
+/* A host with a tunnel broker, stored by the host's address. */
 struct hook_peer {
 	address_words near; /* this host's address on the route to the peer */
 	__u32 warm;	    /* 1 while a carrier to the peer is connected */
@@ -76,7 +76,7 @@ struct hook_led {
 	__u32 mark;
 };
 
-/* Key of a connection from a broker to a local server: the broker's address and port, and the server's port.
+/* Key of a connection from a tunnel broker to a local server: the broker's address and port, and the server's port.
  * The key identifies the socket that the server accepts.
  */
 struct hook_guest {
@@ -85,21 +85,21 @@ struct hook_guest {
 	__u16 pad;
 };
 
-/* The verdict on a connection to a host with a broker, if a rule matches. With every verdict but HOOK_LED the
+/* The verdict on a connection to a host with a tunnel broker, if a rule matches. With every verdict but HOOK_LED the
  * connection goes directly to its server.
  */
 enum hook_verdict {
-	HOOK_LED,  /* the connection is redirected to the broker */
+	HOOK_LED,  /* the connection is redirected to the tunnel broker */
 	HOOK_COLD, /* no carrier to the peer is connected */
 	/* the server refused an earlier connection: the application gets the server's own error */
 	HOOK_REFUSED,
-	HOOK_OWN,	   /* the connection is one of the broker's own */
-	HOOK_ELSEWHERE,	   /* the socket is in another network namespace than the broker */
+	HOOK_OWN,	   /* the connection is one of the tunnel broker's own */
+	HOOK_ELSEWHERE,	   /* the socket is in another network namespace than the tunnel broker */
 	HOOK_BOUND_DEVICE, /* the socket is bound to an interface, so it cannot use loopback */
 	HOOK_NOT_TCP,	   /* the socket is MPTCP, or another stream protocol */
-	HOOK_NO_FAMILY,	   /* the broker does not listen in the connection's address family */
+	HOOK_NO_FAMILY,	   /* the tunnel broker does not listen in the connection's address family */
 	HOOK_NO_MEMORY,	   /* no memory for the socket's state */
-	/* the connection is not redirected, because userspace's learned model has decided against the broker for this
+	/* the connection is not redirected, because userspace's learned model has decided against the tunnel broker for this
 	 * peer
 	 */
 	HOOK_IN_PLACE,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Tests whether this host's firewall would let a connection's first packets pass, before the broker tunnels
+/* Tests whether this host's firewall would let a connection's first packets pass, before the tunnel broker tunnels
  * the connection.
  *
  * The broker sends these packets as plain TCP would: with the true addresses, ports and socket owner. They
@@ -14,8 +14,8 @@
 #define PASS 1
 #define DROP 0
 
-/* State of the broker's sockets that send a test packet: whether netfilter accepted the packet, and its addresses after
- * netfilter.
+/* State of the tunnel broker's sockets that send a test packet: whether netfilter accepted the packet, and its
+ * addresses after netfilter.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
@@ -32,7 +32,7 @@ struct {
 	__uint(max_entries, OPENING_DUE);
 } due SEC(".maps");
 
-/* Listening sockets of the broker that drop all packets: one for IPv4, one for IPv6. */
+/* Listening sockets of the tunnel broker that drop all packets: one for IPv4, one for IPv6. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SOCKMAP);
 	__type(key, __u32);
@@ -55,7 +55,7 @@ static __noinline int count(enum opening_verdict verdict)
 	return 0;
 }
 
-/* Runs after netfilter's OUTPUT and POSTROUTING, for packets of sockets that were created in the broker's
+/* Runs after netfilter's OUTPUT and POSTROUTING, for packets of sockets that were created in the tunnel broker's
  * cgroup. It records and drops the packets of sockets in `sent`.
  */
 SEC("cgroup_skb/egress")
@@ -118,7 +118,7 @@ int opening_in(struct bpf_sk_lookup *ctx)
 	one = bpf_map_lookup_elem(&due, &key);
 	if (!one)
 		return SK_PASS;
-	/* A packet from another interface with the same addresses is not the broker's test packet. */
+	/* A packet from another interface with the same addresses is not the tunnel broker's test packet. */
 	if (one->ifindex != ctx->ingress_ifindex) {
 		count(OPENING_ELSEWHERE);
 		return SK_PASS;

@@ -33,7 +33,7 @@ enum opening_verdict {
 	 * broker's
 	 */
 	OPENING_ELSEWHERE,
-	OPENING_NO_SOCKET, /* no socket of the broker exists to assign the packet to, so it is dropped */
+	OPENING_NO_SOCKET, /* no socket of the tunnel broker exists to assign the packet to, so it is dropped */
 	OPENING_VERDICTS,
 };
 

@@ -35,7 +35,7 @@ const HEAD_MAX: usize = 64;
 /// A frame between two brokers, on a stream of a carrier (such as a QUIC connection between the brokers).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CarryFrame {
-    /// Opens a connection. The client's broker sends this as the first frame on the connection's first stream.
+    /// Opens a connection. The client's tunnel broker sends this as the first frame on the connection's first stream.
     Open(OpenFrame),
     /// Resumes a connection on a new carrier. This is the first frame on each later stream of the connection.
     Resume {
@@ -60,7 +60,7 @@ pub enum CarryFrame {
         /// Offset up to which bytes were delivered, in bytes.
         delivered: u64,
     },
-    /// Names the sending broker's run, a number that changes whenever the broker starts. The frame belongs to no
+    /// Names the sending broker's run, a number that changes whenever the tunnel broker starts. The frame belongs to no
     /// connection.
     Hello {
         /// Number that identifies the run.
@@ -75,7 +75,7 @@ pub enum CarryFrame {
 /// The connection that one broker requests the other one to open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenFrame {
-    /// ID of the connection, unique in this run of the broker that opens it.
+    /// ID of the connection, unique in this run of the tunnel broker that opens it.
     pub id: u64,
     /// Address and port of the server.
     pub server: SocketAddr,
@@ -110,20 +110,21 @@ reasons! {
     Refused = 1, "refused";
     /// No rule at the server's host contains the server's port.
     NotListed = 2, "not-listed";
-    /// The server's address does not belong to the broker's host.
+    /// The server's address does not belong to the tunnel broker's host.
     NotHere = 3, "not-here";
     /// The peer's key does not permit this client address.
     Client = 4, "client";
-    /// The broker already has as many connections as allowed.
+    /// The tunnel broker already has as many connections as allowed.
     Busy = 5, "busy";
     /// The server did not answer, or there is no route to it.
     Unreachable = 6, "unreachable";
-    /// The broker knows no connection with the ID that should be resumed.
+    /// The tunnel broker knows no connection with the ID that should be resumed.
     Unknown = 7, "unknown";
 }
 
 impl CarryReason {
-    /// Returns whether the broker refused without contacting the server, so that the client may connect to it directly.
+    /// Returns whether the tunnel broker refused without contacting the server, so that the client may connect to it
+    /// directly.
     pub fn is_brokers(self) -> bool {
         !matches!(self, Self::Refused | Self::Unreachable | Self::Unknown)
     }

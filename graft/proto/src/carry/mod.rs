@@ -14,7 +14,7 @@
 pub mod frame;
 pub mod ledger;
 
-/// Most unconfirmed bytes of a connection. A broker that receives more closes the connection.
+/// Most unconfirmed bytes of a connection. A tunnel broker that receives more closes the connection.
 pub const WINDOW_MAX: u64 = 16 << 20;
 
 /// Most bytes of padding at the beginning of a stream, which belong to no connection. They make the path's congestion

@@ -196,7 +196,7 @@ fn graft_of(runtime: &mut PacketRuntime) -> String {
 }
 
 #[test]
-fn datagrams_sent_before_a_swap_arrive() {
+fn datagrams_sent_before_a_graft_swap_arrive() {
     let Some(site) = RuntimeSite::new("swap") else { return };
     let mut runtimes = site.both(GRAFTS);
     let [near, far] = site.sockets();
