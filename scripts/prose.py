@@ -6,6 +6,8 @@ flagged if it opens with a word that leaves it without a subject, has a phrase o
 line of a page is flagged if it has more than LONG_LINE characters. A flag asks for a second look and is no verdict, so a crate may have a few:
 these rules flag 2.5 % of quinn's texts and 4.0 % of moq-dev's. A crate may have AIM percent of such texts, without exception.
 
+Pages are wrapped at COLUMNS, or have a sentence a line. Every line that is neither of them is refused.
+
     scripts/prose.py            the check: all crates
     scripts/prose.py --list     the share of each crate
     scripts/prose.py PATH...    what to read again under these paths
@@ -40,7 +42,7 @@ WORDS = re.compile(
     r"is heard|are heard|as was|what (comes|came|goes|leaves)|has (it|them|each|others) \w+|to who\b|is there\b|becomes of|became of)\b",
     re.I,
 )
-LONG_SENTENCE, LONG_LINE = 32, 220
+LONG_SENTENCE, LONG_LINE, COLUMNS = 32, 220, 120
 # Shorter strings in code are keys, names and formats.
 MESSAGE_WORDS = 4
 
@@ -48,6 +50,7 @@ HASH = (".py", ".sh", ".toml", ".yml", ".yaml", ".dot")
 SLASH = (".rs", ".c", ".h", ".ts", ".js", ".mjs", ".css")
 # Lines of a page that are no prose: tables, headings, HTML, pictures, and the steps that walk.py runs.
 UNREAD = ("|", "#", "<", "![", "run ", "says ")
+GENERATED_NOTE = "scripts/reference.py writes this page"
 GENERATED = ("web/dist/", "web/package-lock.json", "fuzz/fixtures/")
 
 
@@ -69,6 +72,9 @@ def main():
             print(f"{share:5.1f} % {counts[name][True]:5} of {counts[name].total():5}  {name}")
         return 0
     wrong = judge(shares)
+    for path in tracked():
+        if path.suffix == ".md":
+            wrong += [f"{path.relative_to(ROOT)}:{line}: wrap it at {COLUMNS} columns" for line in unwrapped(path.read_text())]
     for line in wrong:
         print(line, file=sys.stderr)
     return 1 if wrong else 0
@@ -103,15 +109,23 @@ def sample(seed):
                 found[kind].append((name, line, text))
         if path.suffix == ".rs" and not is_test(path):
             found["log lines"] += [(name, *message) for message in log_messages(source)]
-    for line, text in enumerate(HELP.read_text().split("\n"), 1):
-        if is_message(text):
-            found["help lines"].append((HELP.relative_to(ROOT), line, text.strip()))
+    found["help lines"] = [(HELP.relative_to(ROOT), line, text) for line, text in help_lines(HELP.read_text())]
     drawn = random.Random(seed)
     for kind, count in (("comments", 60), ("log lines", 30), ("help lines", 30), ("names of tests", 30)):
         print(f"{kind}: {count} of {len(found[kind])}")
         for name, line, text in drawn.sample(found[kind], count):
             print(f"  {name}:{line}: {' '.join(text.split())}")
     return 0
+
+
+def help_lines(golden):
+    """Lines of `--help` that describe something: neither commands, usages and lists of values, nor the output of other commands."""
+    is_help = False
+    for number, line in enumerate(golden.split("\n"), 1):
+        if line.startswith("$ "):
+            is_help = line.endswith(" --help")
+        elif is_help and is_message(line) and not line.strip().startswith(("Usage:", "[possible values:")):
+            yield number, line.strip()
 
 
 def log_messages(source):
@@ -176,20 +190,41 @@ def texts(suffix, source, in_test=False):
 
 def page(source):
     """Sentences of a Markdown page, each with the line that it begins in."""
+    for start, paragraph in paragraphs(source):
+        yield from sentences(paragraph, start)
+
+
+def unwrapped(source):
+    """Lines of a page that are longer than COLUMNS and no sentence of their own. The address of a link does not count, since it cannot be wrapped."""
+    if GENERATED_NOTE in source.split("\n")[0]:
+        return
+    for start, paragraph in paragraphs(source):
+        ended = True
+        for number, line in enumerate(paragraph, start):
+            ends = re.search(r"[.!?:;)][)\"”*_`]*$", line.rstrip()) is not None or number == start + len(paragraph) - 1
+            is_sentence = ended and ends and len(split(line.strip())) == 1
+            if len(re.sub(r"(?<=\])\([^)]*\)|https?://\S+", "", line)) > COLUMNS and not is_sentence:
+                yield number
+            ended = ends
+
+
+def paragraphs(source):
+    """Paragraphs and items of a Markdown page that are prose: (line, lines)."""
     fenced, paragraph, start = False, [], 0
     for number, line in enumerate(source.split("\n") + [""], 1):
         bare = line.strip()
         fence = bare.startswith("```")
         item = re.match(r"\s*([-*+]|\d+\.)\s+", line)
-        if fenced or fence or not bare or item or bare.startswith(UNREAD) or line.startswith("    ") and not paragraph:
-            yield from sentences(paragraph, start)
+        if paragraph and (fenced or fence or not bare or item or bare.startswith(UNREAD)):
+            yield start, paragraph
             paragraph = []
         fenced ^= fence
         if fenced or fence or not bare or bare.startswith(UNREAD) or line.startswith("    ") and not paragraph and not item:
             continue
         if not paragraph:
             start = number
-        paragraph.append(line[item.end() :] if item else line)
+        # An item's mark is no text, and takes its columns.
+        paragraph.append(" " * item.end() + line[item.end() :] if item else line)
 
 
 def sentences(paragraph, start):
@@ -342,8 +377,25 @@ CASES = [
 ]
 
 
+LONG = "word " * (COLUMNS // 5)
+WRAPPED = [
+    # A page, and its lines that are neither wrapped nor a sentence.
+    (f"# Page\n\nA whole sentence: {LONG}ends.\nAnother one: {LONG}ends.\n", []),
+    (f"A sentence. A second one: {LONG}ends.\n", [1]),
+    (f"A sentence that begins\nearlier: {LONG}ends.\nThe next: {LONG}\nends.\n", [2, 3]),
+    (f"* Short.\n* An item: {LONG}ends. Another.\n", [2]),
+    ("* " + "a" * (COLUMNS - 2) + "\n  and more. More.\n* " + "a" * (COLUMNS - 1) + "\n  and more.\n", [3]),
+    (f"| {LONG} |\n\n```\n{LONG}. {LONG}\n```\n\n<!-- walk:\nrun {LONG}; {LONG}\n-->\n", []),
+    (f"See [the page](https://example/{'a' * COLUMNS}) and\nmore. More.\n", []),
+    (f"<!-- {GENERATED_NOTE} -->\nA sentence. A second one: {LONG}ends.\n", []),
+]
+
+
 def self_test():
     wrong = []
+    for source, wanted in WRAPPED:
+        if (found := list(unwrapped(source))) != wanted:
+            wrong.append(f"{source!r}: lines {found}, and not {wanted}")
     for suffix, source, wanted in CASES:
         found = [kind for _, kind, text in texts(suffix, source) if faults(kind, text)]
         if found != wanted:
@@ -358,6 +410,9 @@ def self_test():
     logs = 'info!(name = short(x.unwrap_or("unknown")), "the session began"); warn!("{trouble}"); f("no log", warn!("late {x}"));'
     if [text for _, text in log_messages(logs)] != ["the session began", "late {x}"]:
         wrong.append(f"log messages: {list(log_messages(logs))}")
+    golden = "$ a b --help\nShow all that there is\n\nUsage: a b of it all [OPTIONS]\n\n  --c  Show the parts of it\n       [possible values: a of, b of, c]\n$ a b\nerror: there is no such thing\n"
+    if (found := list(help_lines(golden))) != [(2, "Show all that there is"), (6, "--c  Show the parts of it")]:
+        wrong.append(f"help lines: {found}")
     print(*wrong, sep="\n", end="\n" if wrong else "", file=sys.stderr)
     return 1 if wrong else 0
 
