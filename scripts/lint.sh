@@ -39,6 +39,7 @@ scripts/site.py --check
 say "texts are read once"
 scripts/prose.py --self-test
 scripts/prose.py
+scripts/comments.py --self-test
 
 say "names are found by a search"
 scripts/names.py --self-test
