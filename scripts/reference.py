@@ -15,6 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from names import blank, closing as find_closing, split
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "docs/reference"
 NOTE = "<!-- scripts/reference.py writes this page from the code. Change the code, and run it again. -->\n"
@@ -589,30 +591,55 @@ def reason_tables(title, file):
 # --- messages
 
 
-PARTS = [("Relay", "relay/", "moq/", "quic/"), ("Gate", "gate/"), ("Cost", "cost/"), ("Fan-out", "fanout/"), ("Graft", "graft/"), ("All daemons", "base/", "daemon/", "kernel/", "millrace/")]
+PARTS = [
+    ("Relay", "relay/", "moq/", "quic/"), ("Gate", "gate/"), ("Cost", "cost/"), ("Fan-out", "fanout/"), ("Graft", "graft/"),
+    ("Commands", "millrace/"), ("All daemons", "base/", "daemon/", "kernel/"),
+]  # fmt: skip
 LOG = re.compile(rf"\b(?:tracing::)?(error|warn|info)!\(((?:[^\"]|{STRING})*?)\)[;,\n]", re.S)
 ERROR = re.compile(rf"#\[error\(\s*({STRING})", re.S)
+# What makes or wraps an error where it happens, by macros and methods of anyhow. The text of `ensure!` is its second argument.
+MADE = re.compile(r"\b(?P<macro>bail|anyhow|ensure)!\s*[(\[{]|\.(?:with_)?context\(\s*(?:(?:move )?\|\|\s*)?(?:\{\s*)?(?:format!\(\s*)?")
+LITERAL = re.compile(rf"\s*({STRING})", re.S)
 
 
 def messages():
     files = tracked("*.rs")
     parts = []
     for title, *folders in PARTS:
-        errors, logs = set(), set()
+        errors, logs = {}, set()
         for file in files:
             if file.startswith(tuple(folders)) and not re.search(r"(^|/)(tests?|build|examples)(/|\.rs$|_)|_tests?\.rs$", file):
                 text = read(file).split("#[cfg(test)]\nmod tests")[0]
-                errors |= {said for said in map(message, ERROR.findall(text)) if says_something(said)}
+                for said in map(message, [*ERROR.findall(text), *made_errors(text)]):
+                    errors.setdefault(said, []).append(file)
                 for level, args in LOG.findall(text):
                     if texts := re.findall(STRING, args):
                         logs.add((message(texts[-1]), level))
-        rows = [(cell_of_message(said), level) for said, level in sorted(logs, key=lambda it: (it[0].lower(), it[1])) if says_something(said)]
-        body = "### {}: log lines\n\n{}".format(title, table(["message", "level"], rows)) if rows else ""
-        if errors:
-            body += "\n### {}: errors\n\n".format(title) + "".join(f"* {cell_of_message(said)}\n" for said in sorted(errors, key=str.lower))
-        parts.append(f"## {title}\n\n{body}")
-    about = "Log lines of level `info` and above, and errors, in the order of the alphabet. A word in braces stands for a value."
+        log_rows = [(cell_of_message(said), level) for said, level in sorted(logs, key=lambda it: (it[0].lower(), it[1])) if says_something(said)]
+        rows = [
+            (cell_of_message(said), ", ".join(map(code, dict.fromkeys(files))))
+            for said, files in sorted(errors.items(), key=lambda it: it[0].lower())
+            if says_something(said)
+        ]
+        tables = [f"### {title}: {name}\n\n{table(heads, rows)}" for name, heads, rows in [("log lines", ["message", "level"], log_rows), ("errors", ["message", "source"], rows)] if rows]
+        parts.append("\n".join([f"## {title}\n", *tables]))
+    about = (
+        "Log lines of level `info` and above, and errors, in the order of the alphabet. A word in braces stands for a value.\n"
+        "A line may join several errors: what was tried, and then why it failed. The source is where an error is made."
+    )
     return page("Messages", about, *parts)
+
+
+def made_errors(text):
+    """Yields the literals of errors that are made or wrapped without a type of their own."""
+    bare = blank(text)
+    for match in MADE.finditer(bare):
+        at = match.end()
+        if match["macro"] == "ensure":
+            condition = split(bare[at : find_closing(bare, at)])[0]
+            at += len(condition) + 1
+        if literal := LITERAL.match(text, at):
+            yield literal[1]
 
 
 def says_something(text):
@@ -643,6 +670,10 @@ def self_test():
     text = 'out.counter("sent", "Packets", Some(Unit::Bytes), 1)?;\nlet help = "Ones";\nout.counts("ones", help, "reason", all)?;'
     if families("m", text) != [("m_sent_bytes_total", "counter", [], "Packets"), ("m_ones_total", "counter", ["reason"], "Ones")]:
         print(f"of metrics: {families('m', text)}", file=sys.stderr)
+        return 1
+    text = 'bail!("no {a}: (x)"); ensure!(f(a, "b") == ",", "not \\\n    b"); x.context("reading")?; y.with_context(|| format!("of {y}"))?; ensure!(a);\n// bail!("no text")\nanyhow!(error)'
+    if (found := [message(said) for said in made_errors(text)]) != ["no {a}: (x)", "not b", "reading", "of {y}"]:
+        print(f"of errors: {found}", file=sys.stderr)
         return 1
     return 0
 
