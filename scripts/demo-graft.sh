@@ -157,7 +157,7 @@ for size in "${sizes[@]}"; do
 done
 echo
 all_are_counted() {
-    seen=$(ask status --json | tr -d ' \n' | sed -n 's/.*"led":\([0-9]*\).*/\1/p')
+    seen=$(ask status --json | tr -d ' \n' | sed -n 's/.*"redirected":\([0-9]*\).*/\1/p')
     [ "${seen:-0}" -ge $((runs * ${#sizes[@]})) ]
 }
 wait_for 60 all_are_counted || die "only ${seen:-0} connections were carried"

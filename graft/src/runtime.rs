@@ -62,7 +62,15 @@ pub struct SwapResult {
     pub walk_us: u64,
 }
 
-/// A runtime of congestion controls. Dropping it removes everything from the kernel.
+/// A runtime of congestion controls. Dropping it removes everything from the kernel, unless it was started with
+/// `persist`.
+///
+/// [`Self::start_after`] loads the grafts and sets the rules before the first connection can match one. The caller then
+/// calls [`Self::tick`] about once a second and [`Self::learn`] more often. [`Self::apply`] replaces the settings,
+/// completely or not at all, while [`Self::load`], [`Self::unload`] and [`Self::swap`] change one graft on request. A
+/// connection that uses a graft keeps it until it closes, even if the graft is unloaded. [`Self::revision`] grows when
+/// the rules that agreements cover may have changed, so that the caller negotiates them with the peers again. Between
+/// calls, every rule in the kernel names a graft that is loaded, and a rule that waits for its graft matches nothing.
 pub struct GraftRuntime {
     settings: Settings,
     pool: GraftPool,
@@ -287,13 +295,13 @@ impl GraftRuntime {
         // Connections whose end was not reported are detected by their missing sockets.
         if self.selection.has_live() {
             let live: HashSet<u64> = sockets.iter().map(|socket| socket.cookie).collect();
-            let untold = self
+            let lost = self
                 .tcp
                 .outcomes()?
                 .iter()
-                .find(|(it, _)| *it == TcpOutcome::Untold)
+                .find(|(it, _)| *it == TcpOutcome::EventLost)
                 .map_or(0, |(_, count)| *count);
-            self.selection.prune(|cookie| live.contains(&cookie), untold);
+            self.selection.prune(|cookie| live.contains(&cookie), lost);
         }
         self.monitor.update(sockets, now_s());
         self.follow_cgroups()?;
@@ -321,16 +329,16 @@ impl GraftRuntime {
     /// Records events of connections that the kernel has reported. Returns the peers of connections that have ended.
     fn take_events(&mut self) -> Result<BTreeSet<IpAddr>, Error> {
         let mut peers = BTreeSet::new();
-        for told in self.tcp.take_told()? {
-            if told.what == SelectedEventKind::Ended {
-                let peer = told.remote.ip();
-                if let Some(rate) = told.socket.delivery_rate {
+        for event in self.tcp.take_events()? {
+            if event.what == SelectedEventKind::Ended {
+                let peer = event.remote.ip();
+                if let Some(rate) = event.socket.delivery_rate {
                     self.selection.note_mbit(peer, rate as f64 * 8.0 / 1e6);
                 }
-                self.monitor.note_ended(told.socket.clone(), now_s());
+                self.monitor.note_ended(event.socket.clone(), now_s());
                 peers.insert(peer);
             }
-            if let Some(flow) = self.selection.note(&told, &self.settings) {
+            if let Some(flow) = self.selection.note(&event, &self.settings) {
                 lock(&self.kinds).note(flow.kind(), number_of(flow.remote.ip()), flow.passed());
             }
         }
@@ -722,8 +730,8 @@ fn rule_status(rule: &RuleSetting, loaded: &BTreeMap<String, LoadedGraft>) -> st
         side: if rule.side == SideSetting::Client { "client" } else { "server" }.to_owned(),
         ports: rule.ports.iter().map(port).collect(),
         peers: rule.peers.iter().map(ToString::to_string).collect(),
-        who: rule.who.words(),
-        missing: rule.who.is_missing(),
+        process: rule.process.words(),
+        missing: rule.process.is_missing(),
         agree: rule.agree != Agree::Nobody,
         bound: rule.agree == Agree::Bound,
         waits: false,
@@ -778,7 +786,7 @@ fn reason(outcome: TcpOutcome) -> &'static str {
         TcpOutcome::Unbound => {
             "plain TCP, since the rule needs an agreement with the peer, and none is in force"
         }
-        TcpOutcome::Untold => "the end of the connection was not read in time",
+        TcpOutcome::EventLost => "the end of the connection was not read in time",
         TcpOutcome::NoMemory => "plain TCP, since there was no memory for the socket's state",
     }
 }

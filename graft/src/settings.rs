@@ -10,7 +10,7 @@ use std::{
 
 use millrace_base::{file, settings::SettingsReader};
 use millrace_graft_kernel as kernel;
-use millrace_graft_kernel::{RULES, hook::Lead};
+use millrace_graft_kernel::{RULES, hook::RedirectRule};
 use millrace_graft_proto::select::{
     model::{self, Model},
     profile::TrafficProfile,
@@ -23,8 +23,8 @@ pub use self::{
     carry::{CarrierKind, CarrySettings, Connect, PoolSettings, QuicCongestion, Tier},
     gateway::GatewaySettings,
     probe::ProbeSettings,
+    process_condition::{CgroupSetting, ProcessCondition},
     purpose::PurposeSettings,
-    who::{CgroupSetting, Who},
 };
 use crate::{
     Error,
@@ -36,8 +36,8 @@ mod agreement;
 mod carry;
 mod gateway;
 pub mod probe;
+mod process_condition;
 mod purpose;
-mod who;
 
 /// Longest name of a congestion control in the kernel, in bytes.
 const CONGESTION_MAX: usize = 15;
@@ -123,7 +123,7 @@ pub struct RuleSetting {
     /// Addresses of the peers that the rule matches.
     pub peers: Vec<Prefix>,
     /// Condition on the process that connects. Only rules of clients have one.
-    pub who: Who,
+    pub process: ProcessCondition,
     /// The kind of agreement that a peer needs so that the rule applies to it.
     pub agree: Agree,
     /// How connections reach the peer: directly (`in-place`), or tunnelled by a carrier.
@@ -636,7 +636,7 @@ impl Settings {
     /// Checks which cgroups of rules exist. Returns whether any was added or removed, after which the rules in the
     /// kernel have to be updated.
     pub(crate) fn follow_cgroups(&self) -> bool {
-        self.rules.iter().fold(false, |is_new, rule| rule.who.follow() | is_new)
+        self.rules.iter().fold(false, |is_new, rule| rule.process.follow() | is_new)
     }
 
     /// Returns the cgroup with this ID, if a rule names it.
@@ -645,12 +645,12 @@ impl Settings {
     }
 
     pub(crate) fn cgroups(&self) -> impl Iterator<Item = &CgroupSetting> {
-        self.rules.iter().filter_map(|rule| rule.who.cgroup.as_ref())
+        self.rules.iter().filter_map(|rule| rule.process.cgroup.as_ref())
     }
 
     /// Returns the rules for the redirecting hook: those that tunnel connections or may do so, and rules before them,
     /// which exclude connections from redirection.
-    pub fn redirect_rules(&self) -> Vec<Lead> {
+    pub fn redirect_rules(&self) -> Vec<RedirectRule> {
         let clients: Vec<_> =
             self.rules.iter().enumerate().filter(|(_, rule)| rule.side == SideSetting::Client).collect();
         // The hook does not need the rules that follow the last rule that may tunnel connections.
@@ -673,7 +673,7 @@ impl Settings {
         command: Option<&str>,
         cgroup: Option<u64>,
     ) -> Option<&RuleSetting> {
-        self.carried(side).find(|rule| rule.is_for(port, peer) && rule.who.has(command, cgroup))
+        self.carried(side).find(|rule| rule.is_for(port, peer) && rule.process.has(command, cgroup))
     }
 
     /// Reports whether a graft has to be fetched from a peer.
@@ -774,8 +774,8 @@ impl RawRule {
         if self.tier == Tier::Chosen && self.select.is_none() && self.side == SideSetting::Client {
             return Err("tier = \"chosen\" needs select".to_owned());
         }
-        let who = Who::checked(self.command, self.cgroup)?;
-        if !who.is_anybody() && self.side == SideSetting::Server {
+        let process = ProcessCondition::checked(self.command, self.cgroup)?;
+        if !process.is_anybody() && self.side == SideSetting::Server {
             return Err("command and cgroup need side = \"client\": who accepts a connection is not known when it comes".to_owned());
         }
         Ok(RuleSetting {
@@ -783,7 +783,7 @@ impl RawRule {
             side: self.side,
             ports,
             peers,
-            who,
+            process,
             agree,
             tier: self.tier,
             connect: self.connect.unwrap_or_default(),
@@ -816,7 +816,7 @@ impl RuleSetting {
             SideSetting::Client => kernel::RuleSide::Client,
             SideSetting::Server => kernel::RuleSide::Server,
         };
-        let caller = self.who.caller();
+        let caller = self.process.caller();
         let pairs =
             self.peers.iter().flat_map(|peer| self.ports.iter().map(move |ports| (*peer, ports.clone())));
         pairs
@@ -838,12 +838,12 @@ impl RuleSetting {
 impl RuleSetting {
     /// Returns the rule as the redirecting hook needs it, once for each pair of a port and a peer. `index` is the
     /// rule's position in the settings.
-    fn rule_redirects(&self, index: usize) -> Vec<Lead> {
+    fn rule_redirects(&self, index: usize) -> Vec<RedirectRule> {
         let strict = self.connect == Connect::Strict;
         let in_place = self.tier == Tier::InPlace;
         let choice = if self.tier == Tier::Chosen { place_number(index) } else { 0 };
-        let caller = self.who.caller();
-        let lead = |peer: &Prefix, ports: &RangeInclusive<u16>| Lead {
+        let caller = self.process.caller();
+        let redirect = |peer: &Prefix, ports: &RangeInclusive<u16>| RedirectRule {
             peer: *peer,
             ports: ports.clone(),
             caller: caller.clone(),
@@ -851,7 +851,7 @@ impl RuleSetting {
             choice,
             in_place,
         };
-        self.peers.iter().flat_map(|peer| self.ports.iter().map(move |ports| lead(peer, ports))).collect()
+        self.peers.iter().flat_map(|peer| self.ports.iter().map(move |ports| redirect(peer, ports))).collect()
     }
 
     /// Reports whether the rule matches this server port and this peer.

@@ -88,7 +88,7 @@ pub struct CarryStatus {
     pub gateway: Option<GatewayStatus>,
     /// Number of reports about connections that were lost because the selection of congestion controls did not read
     /// them in time.
-    pub untold: u64,
+    pub lost_reports: u64,
     /// Verdicts of this host's firewall on connections that are to be tunnelled.
     pub firewall: Option<FirewallStatus>,
 }
@@ -262,7 +262,7 @@ pub struct RuleStatus {
     /// Addresses of the peers that the rule matches.
     pub peers: Vec<String>,
     /// Condition on the connecting process, as text. It is empty if every process matches.
-    pub who: String,
+    pub process: String,
     /// True if the cgroup that the rule names does not exist, so that no process matches.
     pub missing: bool,
     /// True if the rule requires the peer's agreement.

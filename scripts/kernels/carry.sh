@@ -23,7 +23,7 @@ status() { in_node "$1" millrace graft status --json --socket "$temporary/$2.soc
 cannot_be_had() { grep -q 'no [A-Z]*CTP on this host\|no MPTCP on this host' "$temporary/server.log"; }
 answers_or_not() { status relay server || cannot_be_had; }
 warm() { status sub1 client | grep -q '"state": "warm"'; }
-led() { status sub1 client | grep -q '"led": 1'; }
+is_redirected() { status sub1 client | grep -q '"redirected": 1'; }
 # Listening sockets of both families: the state is LISTEN.
 serving() { in_node relay cat /proc/net/tcp /proc/net/tcp6 | grep -q ":$port_hex 0*:0000 0A"; }
 # Not in a function, because a signal would reach only its shell.
@@ -75,7 +75,7 @@ for kind in quic tcp mptcp sctp; do
     wait_for serving || fail "no server"
     came=$(in_node sub1 sh -c "echo \$\$ >$cgroups/client/cgroup.procs; exec busybox nc $LAB_RELAY_V4 $port" <"$temporary/bytes" | cut -d ' ' -f 1)
     [ "$came" = "$wanted" ] || fail "$kind: other bytes came: $came, and not $wanted"
-    wait_for led || fail "$kind: it was not carried: $(status sub1 client)"
+    wait_for is_redirected || fail "$kind: it was not carried: $(status sub1 client)"
     echo "$kind: 2000000 bytes there, their hash back"
     kill $daemons
     wait

@@ -66,9 +66,13 @@ use self::{
 /// Interval at which open sessions are checked against the requirements of their applications.
 const LOOK: Duration = Duration::from_secs(1);
 /// Capacity of the queue of messages from peers. A message that finds it full is dropped, and its sender repeats it.
-const WORDS: usize = 4096;
+const EVENTS: usize = 4096;
 
 /// The session broker, which lends sockets of the peers' pools to applications.
+///
+/// [`Self::start`] binds the pools. The thread that holds the runtime then calls [`Self::step`] in a loop, with the
+/// runtime's events since the last call, and [`Self::apply`] for changed settings that [`Self::check`] has accepted.
+/// Nothing else moves a session. The [module](self) shows how one is opened.
 pub struct SessionBroker {
     /// The Unix socket that applications connect to. `None` if no peer has a pool, since no session can be opened then.
     client_listener: Option<ClientListener>,
@@ -89,7 +93,7 @@ pub struct SessionBroker {
     /// Sessions by session ID, a random number that both ends know.
     sessions: BTreeMap<u64, ClientSession>,
     /// Events from the peers' daemons, each with the peer's number in `peers`.
-    words: Receiver<(usize, PeerEvent)>,
+    events: Receiver<(usize, PeerEvent)>,
     /// Grafts (lists of packet functions) that a session may use, with the services, such as retransmission, that each
     /// provides.
     offers: Vec<Offer>,
@@ -113,7 +117,7 @@ impl SessionBroker {
         if settings.peers.is_empty() {
             return Ok(None);
         }
-        let (heard, words) = sync_channel(WORDS);
+        let (heard, events) = sync_channel(EVENTS);
         let links = PeerLinks::start(settings, &heard)?;
         let mut sockets = BTreeMap::new();
         for peer in &settings.peers {
@@ -139,7 +143,7 @@ impl SessionBroker {
             links,
             sockets,
             sessions: BTreeMap::new(),
-            words,
+            events,
             offers: offers(settings),
             watchdog,
             addresses: Addresses::watch().context("cannot watch this host's addresses")?,
@@ -188,16 +192,16 @@ impl SessionBroker {
         for event in events {
             self.happened(runtime, event);
         }
-        while let Ok((peer, heard)) = self.words.try_recv() {
+        while let Ok((peer, heard)) = self.events.try_recv() {
             match heard {
                 PeerEvent::Connected(exported) => self.connected(runtime, peer, &exported),
                 PeerEvent::Said(say) => self.on_peer_message(runtime, peer, say),
             }
         }
         // The runtime's messages about session keys are sent to the daemon of the session's peer.
-        for (peer, word) in runtime.key_words() {
+        for (peer, message) in runtime.take_key_messages() {
             let at = self.peers.iter().position(|known| known.name == peer);
-            at.into_iter().for_each(|at| self.say(at, &PeerMessage::Keys { word }));
+            at.into_iter().for_each(|at| self.say(at, &PeerMessage::Keys { message }));
         }
         self.welcome();
         self.read_clients(runtime);
@@ -219,21 +223,22 @@ impl SessionBroker {
         }
     }
 
+    /// Returns the status of each peer, in the order of the settings.
     pub fn status(&self) -> Vec<PeerStatus> {
-        let each = self.peers.iter().zip(&self.links.fars).enumerate().map(|(at, (peer, far))| {
-            let path = far.path();
+        let each = self.peers.iter().zip(&self.links.daemons).enumerate().map(|(at, (peer, daemon))| {
+            let path = daemon.path();
             PeerStatus {
                 name: peer.name.clone(),
                 remote: peer.daemons.remote.ip().to_string(),
-                is_there: far.silence() < SILENCE,
-                trouble: far.trouble(),
+                is_there: daemon.silence() < SILENCE,
+                trouble: daemon.trouble(),
                 round_trip_us: path
                     .round_trip
                     .map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
                 loss_percent: path.loss.map(|loss| loss * 100.0),
                 pooled_sockets: peer.pooled_sockets().count(),
                 lent: self.sessions.values().filter(|session| session.peer == at).count(),
-                opened: far.opened,
+                opened: daemon.opened,
             }
         });
         each.collect()

@@ -17,7 +17,7 @@ use millrace_graft::{
     settings::{AgreementSettings, DaemonSettings},
     status::{self, GraftConnectionStatus, PeerExplanation, Status},
 };
-use millrace_graft_kernel::{PinDirectory, gateway, hook::Lead, remove_leftovers};
+use millrace_graft_kernel::{PinDirectory, gateway, hook::RedirectRule, remove_leftovers};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -30,7 +30,9 @@ use super::{
     tls::Tls,
 };
 
+/// Arguments with which the worker process for TCP starts.
 pub struct GraftSetup {
+    /// Path of the settings file.
     pub config: PathBuf,
     /// Interfaces behind which there are hosts whose connections are tunnelled, in addition to those of the settings.
     pub interfaces: Vec<String>,
@@ -40,10 +42,18 @@ pub struct GraftSetup {
     pub pins: Option<PathBuf>,
 }
 
+/// The worker process for TCP: the runtime of grafts, the tunnel broker, the probes of network paths, and the settings.
+///
+/// [`Self::start`] loads the grafts and rules of the settings, and [`Self::follow_carry`] starts the tunnel broker. From
+/// then on, the process calls [`Self::tick`] about once a second, [`Self::learn`] ten times a second and [`Self::keep`]
+/// once a minute. [`Self::read_settings`] replaces the runtime's settings. The tasks that watch [`Self::changes`] then
+/// call [`Self::follow_carry`], so that the broker follows the runtime. A task that needs both locks takes the broker's
+/// before the runtime's.
 pub struct GraftDaemon {
     config: PathBuf,
     interfaces: Vec<String>,
     runtime: Mutex<GraftRuntime>,
+    /// Results of reading the settings, for the status.
     pub reloads: Reloads,
     /// Channel that sends the runtime's revision, so that tasks learn of changed rules.
     changes: watch::Sender<u64>,
@@ -65,16 +75,24 @@ pub struct GraftDaemon {
 /// microseconds.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct LoadTimes {
+    /// Time to open the object file.
     pub open_us: u64,
+    /// Time to load the programs into the kernel, which verifies them.
     pub load_us: u64,
+    /// Time to register the graft as a congestion control.
     pub attach_us: u64,
 }
 
+/// The result of moving live TCP connections to another graft.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct SwapAnswer {
+    /// Number of connected sockets that were moved.
     pub connections: u64,
+    /// Number of listening sockets that were moved.
     pub listeners: u64,
+    /// Number of sockets whose change the kernel refused.
     pub refused: u64,
+    /// Time for visiting all sockets, in microseconds.
     pub walk_us: u64,
 }
 
@@ -126,6 +144,7 @@ impl GraftDaemon {
         self.changes.subscribe()
     }
 
+    /// Returns the settings of agreements with peers, or `None` if there are none.
     pub fn agreement(&self) -> Option<AgreementSettings> {
         self.runtime.lock().agreement().cloned()
     }
@@ -159,17 +178,23 @@ impl GraftDaemon {
         done
     }
 
-    pub fn hook(&self, cgroup: &Path, side: SideSetting, leads: Vec<Lead>) -> anyhow::Result<()> {
+    /// Adds redirection rules for the processes of a cgroup, until the cgroup is removed or empty.
+    ///
+    /// # Errors
+    /// No tunnel broker runs, or the kernel rejects the hook.
+    pub fn hook(&self, cgroup: &Path, side: SideSetting, rules: Vec<RedirectRule>) -> anyhow::Result<()> {
         match &*self.broker.lock() {
-            Some(broker) => broker.hook(cgroup, side, leads),
+            Some(broker) => broker.hook(cgroup, side, rules),
             None => bail!("this daemon carries nothing: its settings have no [carry]"),
         }
     }
 
+    /// Reports whether a graft may be fetched from a peer. Fetched grafts that this host could not load are not fetched again.
     pub fn may_fetch(&self, identity: ObjectIdentity) -> bool {
         !self.unfetched.lock().contains(&identity)
     }
 
+    /// Records that a graft was fetched from a peer, but cannot be loaded on this host.
     pub fn cannot_fetch(&self, identity: ObjectIdentity) {
         self.unfetched.lock().insert(identity);
     }
@@ -190,11 +215,15 @@ impl GraftDaemon {
     fn hear_broker(&self) {
         let broker = self.broker.lock();
         let mut runtime = self.runtime.lock();
-        let (told, warmth) = broker.as_ref().map(|it| (it.take_told(), it.warmth())).unwrap_or_default();
+        let (flows, warmth) = broker.as_ref().map(|it| (it.take_flows(), it.warmth())).unwrap_or_default();
         runtime.set_carriers(warmth);
-        runtime.note_carried(told);
+        runtime.note_carried(flows);
     }
 
+    /// Returns why a TCP connection uses its congestion control or carrier. `ends` are its two addresses, in any order.
+    ///
+    /// # Errors
+    /// The connection is unknown, or the kernel's records cannot be read.
     pub fn explain_connection(&self, ends: [SocketAddr; 2]) -> anyhow::Result<GraftConnectionStatus> {
         self.hear_broker();
         let found = self.runtime.lock().explain_connection(ends)?;
@@ -206,6 +235,7 @@ impl GraftDaemon {
         })
     }
 
+    /// Does the periodic work of the runtime, the probes and the tunnel broker, about once a second.
     pub fn tick(&self) {
         self.hear_broker();
         let mut runtime = self.runtime.lock();
@@ -221,11 +251,11 @@ impl GraftDaemon {
             runtime.note_probe(peer, report);
         }
         self.probes.start_due(runtime.probes());
-        let leads = runtime.settings().redirect_rules();
+        let rules = runtime.settings().redirect_rules();
         // The lock order is the broker before the runtime, so the runtime's lock is released first.
         drop(runtime);
         if let Some(broker) = &*self.broker.lock() {
-            broker.tick(leads);
+            broker.tick(rules);
         }
     }
 
@@ -281,6 +311,7 @@ impl GraftDaemon {
         Ok(())
     }
 
+    /// Loads a graft that the settings do not load, with these values of its parameters.
     pub fn load(&self, graft: &str, parameters: BTreeMap<String, u64>) -> anyhow::Result<LoadTimes> {
         let timing = self.runtime.lock().load(graft, parameters)?;
         info!(graft, "the graft was loaded");
@@ -288,12 +319,14 @@ impl GraftDaemon {
         Ok(LoadTimes { open_us: us(timing.open), load_us: us(timing.load), attach_us: us(timing.attach) })
     }
 
+    /// Unloads a graft. Connections that use it keep it until they close.
     pub fn unload(&self, graft: &str) -> anyhow::Result<()> {
         self.runtime.lock().unload(graft)?;
         info!(graft, "the graft was unloaded");
         Ok(())
     }
 
+    /// Moves live connections from one graft to another, which is loaded if necessary with these values of its parameters.
     pub fn swap(
         &self,
         from: &str,
@@ -313,6 +346,7 @@ impl GraftDaemon {
         })
     }
 
+    /// Returns the problems that need the operator's attention.
     pub fn trouble(&self) -> Vec<String> {
         let mut trouble = self.runtime.lock().trouble();
         trouble.extend(self.disagrees.lock().clone());
@@ -322,23 +356,30 @@ impl GraftDaemon {
         trouble
     }
 
+    /// Explains which graft and which carrier the TCP connections with a peer use, and why.
     pub fn explain_peer(&self, peer: IpAddr) -> anyhow::Result<PeerExplanation> {
         let why = self.runtime.lock().explain_peer(peer)?;
         let carrier = self.broker.lock().as_ref().and_then(|broker| broker.carrier_to(peer));
         Ok(PeerExplanation { carrier, ..why })
     }
 
+    /// Starts a probe of the network path to a peer: a packet each `period`, for `duration`.
+    ///
+    /// # Errors
+    /// The probe would send too much, too many probes run, or one of this path runs already.
     pub fn probe(&self, target: ProbeTarget, period: Duration, duration: Duration) -> anyhow::Result<()> {
         self.probes.start(target, period, duration)?;
         info!(peer = %target.peer, by = target.protocol_name(), "probing the network path to a peer");
         Ok(())
     }
 
+    /// Returns the results of all probes.
     pub fn probed(&self) -> Vec<ProbeStatus> {
         let runtime = self.runtime.lock();
         self.probes.all(|rtt_us| runtime.class_of(rtt_us))
     }
 
+    /// Returns the measured paths to peers.
     pub fn paths(&self) -> Vec<status::PeerPath> {
         self.runtime.lock().paths()
     }

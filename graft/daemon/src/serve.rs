@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use anyhow::{Context as _, bail};
 use millrace_daemon::daemon::{self, DaemonFrame, Observed as _, Reloads};
 use millrace_graft::settings::AgreementSettings;
-use millrace_graft_kernel::{CallerRule, hook::Lead};
+use millrace_graft_kernel::{CallerRule, hook::RedirectRule};
 use millrace_kernel::prefix::Prefix;
 use tokio::{
     task::block_in_place,
@@ -142,7 +142,7 @@ impl daemon::Daemon for GraftDaemon {
             }
             GraftRequest::Probes => GraftAnswer::Probed(self.probed()),
             GraftRequest::Hook { cgroup, side, ports, peers, strict } => {
-                return self.hook(&cgroup, side, leads(&ports, &peers, strict)?).map(done);
+                return self.hook(&cgroup, side, redirect_rules(&ports, &peers, strict)?).map(done);
             }
             GraftRequest::Reload => return self.reload().map(done),
             GraftRequest::SwapSession { .. } => {
@@ -165,7 +165,7 @@ impl daemon::Daemon for GraftDaemon {
     }
 }
 
-fn leads(ports: &[(u16, u16)], peers: &[String], strict: bool) -> anyhow::Result<Vec<Lead>> {
+fn redirect_rules(ports: &[(u16, u16)], peers: &[String], strict: bool) -> anyhow::Result<Vec<RedirectRule>> {
     let peers: Vec<Prefix> = peers
         .iter()
         .map(|peer| peer.parse().with_context(|| format!("peer {peer:?}")))
@@ -173,7 +173,7 @@ fn leads(ports: &[(u16, u16)], peers: &[String], strict: bool) -> anyhow::Result
     let of = |peer: &Prefix| {
         ports
             .iter()
-            .map(|(first, last)| Lead {
+            .map(|(first, last)| RedirectRule {
                 peer: *peer,
                 ports: *first..=*last,
                 caller: CallerRule::default(),

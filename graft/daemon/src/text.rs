@@ -86,11 +86,11 @@ pub fn status(control::Status { in_place: status, parts, .. }: &control::Status,
         let rows = some.map(|rule| vec![rule.name.clone(), rule.peers.join(",")]);
         table(&mut out, width, &[("RULE", Name), ("ONLY FOR PEERS", Text)], rows);
     }
-    let mut some = status.rules.iter().filter(|rule| !rule.who.is_empty()).peekable();
+    let mut some = status.rules.iter().filter(|rule| !rule.process.is_empty()).peekable();
     if some.peek().is_some() {
         let whose = |rule: &RuleStatus| {
             let missing = if rule.missing { ", which is not there" } else { "" };
-            format!("{}{missing}", rule.who)
+            format!("{}{missing}", rule.process)
         };
         let rows = some.map(|rule| vec![rule.name.clone(), whose(rule)]);
         table(&mut out, width, &[("RULE", Name), ("ONLY FOR", Text)], rows);
@@ -293,6 +293,7 @@ fn purposes(out: &mut String, status: &status::Status, width: usize) {
     }
 }
 
+/// Returns the text of a report on one peer, in lines of at most `width` columns.
 pub fn explanation_text(
     PeerReport { in_place: why, sessions, unknown }: &PeerReport,
     width: usize,
@@ -393,6 +394,7 @@ pub fn what_if(features: &Features, decision: &ModelDecision<'_>, width: usize) 
     out
 }
 
+/// Returns a table of the grafts in a pool, in lines of at most `width` columns.
 pub fn pool(pool: &GraftPool, width: usize) -> String {
     const HEAD: [(&str, Fit); 5] =
         [("GRAFT", Name), ("IN TCP", Name), ("IDENTITY", Whole), ("FROM", Name), ("ABOUT", Text)];

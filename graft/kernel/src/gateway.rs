@@ -27,7 +27,7 @@ pub use self::routing::PROTOCOL;
 use self::routing::RouteFamily;
 use super::diag::Diag;
 use super::events::Events;
-use super::hook::{Lead, end, first_rule_after, write_rules};
+use super::hook::{RedirectRule, end, first_rule_after, write_rules};
 use super::rule::{address, masked, remove};
 use super::{Error, hook::intf::End};
 
@@ -40,7 +40,7 @@ pub const PREFIXES: usize = intf::PREFIXES;
 pub const VERDICTS: [&str; 19] = [
     "other",
     "taken",
-    "told",
+    "icmp-error",
     "asked",
     "held",
     "let-in",
@@ -274,7 +274,7 @@ impl GatewayPrograms {
     }
 
     /// Replaces the list of rules. The map has two lists, and the one in force is never written.
-    pub fn set_rules(&self, rules: &[Lead]) -> Result<(), Error> {
+    pub fn set_rules(&self, rules: &[RedirectRule]) -> Result<(), Error> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let first = first_rule_after(state.first_rule);
         write_rules(&mut state.object, first, rules)?;

@@ -17,8 +17,8 @@ use millrace_kernel::outcomes;
 use millrace_kernel::prefix::Prefix;
 
 use super::attachment::CgroupAttachment;
+use super::choices::SelectionMaps;
 use super::rule::{address, masked, name, remove, text, words};
-use super::told::SelectionMaps;
 use super::{CallerRule, Error, namespace};
 
 /// Largest number of rules in a list of redirection rules.
@@ -40,7 +40,7 @@ outcomes! {
     /// The BPF programs' verdict on a connection that matches a rule and whose server's host has a tunnel broker.
     HookVerdict {
         /// The connection was redirected to the tunnel broker. With all other verdicts it goes directly to its server.
-        Led = "led",
+        Redirected = "redirected",
         /// No carrier to the peer is connected.
         Cold = "cold",
         /// The server has refused an earlier connection. This connection goes directly to the server, so that the
@@ -87,7 +87,7 @@ pub struct HookPorts {
 
 /// A rule that selects connections for the tunnel broker.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Lead {
+pub struct RedirectRule {
     /// The servers' addresses.
     pub peer: Prefix,
     /// The servers' ports.
@@ -107,11 +107,11 @@ pub struct Lead {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedirectedConnection {
     /// The server's address and port, to which the application connects.
-    pub far: SocketAddr,
+    pub server: SocketAddr,
     /// This host's address on the route to the server.
-    pub near: IpAddr,
-    /// Number of the matching rule in the keys of the map `choices` ([`Lead::choice`]); 0: the rule redirects all
-    /// connections.
+    pub local: IpAddr,
+    /// Number of the matching rule in the keys of the map `choices` ([`RedirectRule::choice`]); 0: the rule redirects
+    /// all connections.
     pub choice: u32,
     /// Serial number of the learned model's choice that decided about the connection; 0: the model had made no choice.
     pub serial: u32,
@@ -221,7 +221,7 @@ impl HookPrograms {
 
     /// Replaces the list of rules with one write. A connection that begins during the call follows the old or the new
     /// list.
-    pub fn set_rules(&mut self, rules: &[Lead]) -> Result<(), Error> {
+    pub fn set_rules(&mut self, rules: &[RedirectRule]) -> Result<(), Error> {
         let first = first_rule_after(self.first_rule);
         write_rules(&mut self.object, first, rules)?;
         self.first_rule = first;
@@ -260,24 +260,24 @@ impl HookPrograms {
         let found = found.map_err(|source| millrace_kernel::Error::Read { what: "arrivals", source })?;
         // The entry is removed, since another connection may use the same port later.
         remove(&self.maps.arrivals, "arrivals", from.as_bytes())?;
-        let Some(led) = found.and_then(|value| intf::Led::from_bytes(&value)) else { return Ok(None) };
-        let far = SocketAddr::new(address(led.far.address), led.far.port);
-        let near = address(led.near.address);
-        let command = text(&led.command);
-        let choice = led.rule;
-        let serial = led.serial;
-        let explored = led.explored != 0;
-        let cgroup = led.cgroup;
-        let owner = SocketOwner { uid: led.uid, gid: led.gid, mark: led.mark };
-        Ok(Some(RedirectedConnection { far, near, choice, serial, explored, command, cgroup, owner }))
+        let Some(raw) = found.and_then(|value| intf::Redirected::from_bytes(&value)) else { return Ok(None) };
+        let server = SocketAddr::new(address(raw.server.address), raw.server.port);
+        let local = address(raw.local.address);
+        let command = text(&raw.command);
+        let choice = raw.rule;
+        let serial = raw.serial;
+        let explored = raw.explored != 0;
+        let cgroup = raw.cgroup;
+        let owner = SocketOwner { uid: raw.uid, gid: raw.gid, mark: raw.mark };
+        Ok(Some(RedirectedConnection { server, local, choice, serial, explored, command, cgroup, owner }))
     }
 
     /// Stores the origin of a connection again, after [`arrival`](Self::arrival) has removed it. This is needed if the
     /// kernel will deliver the same connection to the tunnel broker a second time.
     pub fn expect(&self, from: SocketAddr, arrival: &RedirectedConnection) -> Result<(), Error> {
-        let led = intf::Led {
-            far: end(arrival.far),
-            near: end(SocketAddr::new(arrival.near, 0)),
+        let raw = intf::Redirected {
+            server: end(arrival.server),
+            local: end(SocketAddr::new(arrival.local, 0)),
             command: name(&arrival.command),
             cgroup: arrival.cgroup,
             rule: arrival.choice,
@@ -287,7 +287,7 @@ impl HookPrograms {
             gid: arrival.owner.gid,
             mark: arrival.owner.mark,
         };
-        Ok(write(&self.maps.arrivals, "arrivals", end(from).as_bytes(), led.as_bytes())?)
+        Ok(write(&self.maps.arrivals, "arrivals", end(from).as_bytes(), raw.as_bytes())?)
     }
 
     /// Sets the client address that the server's application sees as its peer. It has to be called before the tunnel
@@ -315,8 +315,8 @@ pub(super) fn first_rule_after(first: usize) -> usize {
     if first == 0 { HOOK_RULES } else { 0 }
 }
 
-/// Writes a list of rules from index `first` on, and then switches to that list with one write.
-pub(super) fn write_rules(object: &mut LoadedObject, first: usize, rules: &[Lead]) -> Result<(), Error> {
+/// Writes a list of rules from index `at` on, and then switches to that list with one write.
+pub(super) fn write_rules(object: &mut LoadedObject, at: usize, rules: &[RedirectRule]) -> Result<(), Error> {
     const WHAT: &str = "rules";
     if rules.len() > HOOK_RULES {
         return Err(Error::Rules { have: rules.len(), room: HOOK_RULES });
@@ -324,10 +324,10 @@ pub(super) fn write_rules(object: &mut LoadedObject, first: usize, rules: &[Lead
     let map = object.handle(WHAT)?;
     // An empty rule ends a list that does not fill its half of the map.
     let raw = rules.iter().map(raw_rule).chain([intf::Rule::default()]).take(HOOK_RULES);
-    for (place, rule) in (first as u32..).zip(raw) {
+    for (place, rule) in (at as u32..).zip(raw) {
         write(&map, WHAT, &place.to_ne_bytes(), rule.as_bytes())?;
     }
-    Ok(write(&object.handle("in_force")?, WHAT, &0_u32.to_ne_bytes(), &(first as u32).to_ne_bytes())?)
+    Ok(write(&object.handle("in_force")?, WHAT, &0_u32.to_ne_bytes(), &(at as u32).to_ne_bytes())?)
 }
 
 pub(super) fn end(at: SocketAddr) -> intf::End {
@@ -338,7 +338,7 @@ pub(super) fn raw_guest(guest: Guest) -> intf::Guest {
     intf::Guest { broker: end(guest.broker), server_port: guest.server_port, pad: 0 }
 }
 
-fn raw_rule(rule: &Lead) -> intf::Rule {
+fn raw_rule(rule: &RedirectRule) -> intf::Rule {
     let (peer, mask) = masked(rule.peer);
     intf::Rule {
         peer,

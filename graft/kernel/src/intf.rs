@@ -1,10 +1,10 @@
 //! Structures and constants that the build generates from `bpf/graft_intf.h`.
 
 pub(crate) use generated::{
-    GRAFT_TOLD_BEGAN as TOLD_BEGAN, GRAFT_TOLD_ENDED as TOLD_ENDED, GraftBound as Bound,
+    GRAFT_EVENT_BEGAN as EVENT_BEGAN, GRAFT_EVENT_ENDED as EVENT_ENDED, GraftBound as Bound,
     GraftChange as Change, GraftChanged as Changed, GraftChoice as Choice, GraftChoiceKey as ChoiceKey,
-    GraftConnection as Connection, GraftConnectionKey as ConnectionKey, GraftFigures as Figures,
-    GraftPeer as Peer, GraftRule as Rule, GraftSocket as Socket, GraftTold as Told,
+    GraftConnection as Connection, GraftConnectionKey as ConnectionKey, GraftEvent as Event,
+    GraftFigures as Figures, GraftPeer as Peer, GraftRule as Rule, GraftSocket as Socket,
 };
 
 mod generated {

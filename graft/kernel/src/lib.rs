@@ -11,6 +11,7 @@
 
 mod attachment;
 mod caller;
+mod choices;
 mod control;
 mod diag;
 mod error;
@@ -29,9 +30,11 @@ mod recipe;
 mod rule;
 mod sockets;
 mod tcp;
-mod told;
 
 pub use caller::{CGROUP_LEVELS, COMMAND_MAX, CallerRule, cgroup_id};
+pub use choices::{
+    CHOICES, CandidateChoice, PathCandidates, SelectedEvent, SelectedEventKind, SelectionMaps,
+};
 pub use control::{CongestionProgram, Timing, remove_leftovers};
 pub use diag::{ListeningSocket, listener};
 pub use error::Error;
@@ -42,7 +45,6 @@ pub use recipe::Verification;
 pub use rule::{RULES, RuleSide, Settings, TcpRule, covers, everybody};
 pub use sockets::{ChangeCounts, SocketChange, SocketPrograms, SocketState};
 pub use tcp::{Tcp, TcpConnection, TcpOutcome, TcpPeer};
-pub use told::{CHOICES, CandidateChoice, PathCandidates, SelectedEvent, SelectedEventKind, SelectionMaps};
 
 /// Version of the interface that congestion controls are written against (`bpf/graft.h`).
 pub const ABI: u32 = 1;

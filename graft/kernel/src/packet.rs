@@ -15,6 +15,7 @@ mod active;
 mod function;
 mod intf;
 mod known;
+mod message;
 mod pairs;
 mod path;
 mod protocol;
@@ -24,7 +25,6 @@ mod room;
 mod run;
 mod seal;
 mod talk;
-mod word;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -197,7 +197,7 @@ pub struct PacketHooks {
     pairs: AddressPairs,
     paths: path::PathMaps,
     active: MappedArray<AtomicU64>,
-    words: PacketQueue,
+    messages: PacketQueue,
     ticks: PacketQueue,
     mark: u32,
     /// Counter of the starts and restarts of all sessions. Its value identifies the latest start of a session.
@@ -228,9 +228,9 @@ impl PacketHooks {
         // Packets that functions send have this packet mark. It is random, so that the marks of other programs differ,
         // and odd, so that it is not 0.
         let mark = random().map_err(Error::Descriptor)? | 1;
-        let word_mark = word::word_mark(mark);
+        let message_mark = message::message_mark(mark);
         let path_mark = path::mark(mark);
-        open.configure(&intf::Config { mark, word_mark, path_mark })?;
+        open.configure(&intf::Config { mark, message_mark, path_mark })?;
         let mut object = open.load()?;
         let mut shared = BTreeMap::new();
         for name in function::SHARED.into_iter().chain([function::KEPT]) {
@@ -247,7 +247,7 @@ impl PacketHooks {
         let pairs = AddressPairs(object.handle("strict_pairs")?);
         let paths = path::PathMaps::from_object(&mut object)?;
         let active = object.table("active")?;
-        let [words, ticks] = ["words", "ticks"].map(|name| PacketQueue::new(&mut object, name));
+        let [messages, ticks] = ["messages", "ticks"].map(|name| PacketQueue::new(&mut object, name));
         Ok(Self {
             places: Vec::new(),
             sessions: BTreeMap::new(),
@@ -261,7 +261,7 @@ impl PacketHooks {
             pairs,
             paths,
             active,
-            words: words?,
+            messages: messages?,
             ticks: ticks?,
             mark,
             births: 0,

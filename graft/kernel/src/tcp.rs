@@ -13,9 +13,9 @@ use millrace_kernel::object::{LoadedObject, embedded, write};
 use millrace_kernel::outcomes;
 
 use super::attachment::CgroupAttachment;
+use super::choices::{Choices, PathCandidates, SelectedEvent, SelectionMaps};
 use super::pins::PinDirectory;
 use super::rule::{RULES, RuleSide, TcpRule, address, words};
-use super::told::{Choices, PathCandidates, SelectedEvent, SelectionMaps};
 use super::{Error, intf};
 
 /// Name of the map of rules, also used in errors about that map.
@@ -64,7 +64,7 @@ outcomes! {
         /// ([`Tcp::bind`]).
         Unbound = "unbound",
         /// The event about a connection of a rule with `select` was lost, because the ring buffer was full.
-        Untold = "untold",
+        EventLost = "event-lost",
     }
 }
 
@@ -253,7 +253,7 @@ impl Tcp {
 
     /// Returns the events since the last call, about connections that match rules with a [`choice`](TcpRule::choice).
     /// Lost events are counted as [`TcpOutcome::Untold`].
-    pub fn take_told(&mut self) -> Result<Vec<SelectedEvent>, Error> {
+    pub fn take_events(&mut self) -> Result<Vec<SelectedEvent>, Error> {
         self.choices.take()
     }
 

@@ -68,7 +68,7 @@ impl Listener {
     fn next(&self, until: Option<Instant>) -> Result<(BrokerReply, Vec<std::os::fd::OwnedFd>), Error> {
         loop {
             match self.control.receive() {
-                ControlReceived::Record(word, descriptors) => return Ok((word, descriptors)),
+                ControlReceived::Record(reply, descriptors) => return Ok((reply, descriptors)),
                 ControlReceived::Malformed(why) => return Err(Error::Protocol(why)),
                 ControlReceived::End => {
                     return Err(Error::Over("the daemon has closed the connection".to_owned()));

@@ -257,15 +257,15 @@ impl ListAgreement {
     }
 
     /// Handles a message. `is_known` is true if this end has the function list that the message names.
-    pub fn on_message(&mut self, now: Duration, word: ListMessage, is_known: bool) -> Vec<ListAction> {
+    pub fn on_message(&mut self, now: Duration, message: ListMessage, is_known: bool) -> Vec<ListAction> {
         // Time-outs are handled first, since they decide whether the message still counts.
         let mut acts = self.tick(now);
-        acts.extend(self.answer(now, word, is_known));
+        acts.extend(self.answer(now, message, is_known));
         acts
     }
 
-    fn answer(&mut self, now: Duration, word: ListMessage, is_known: bool) -> Vec<ListAction> {
-        match (word, self.state) {
+    fn answer(&mut self, now: Duration, message: ListMessage, is_known: bool) -> Vec<ListAction> {
+        match (message, self.state) {
             // An end that does not have the function list refuses to change to it.
             (ListMessage::Propose(id), _) if !is_known => vec![ListAction::Say(ListMessage::Refuse(id))],
             (ListMessage::Propose(id), _) => self.hear_proposal(now, id),
@@ -580,7 +580,7 @@ mod tests {
                         self.takes.retain(|list| *list == self.sends);
                         self.expects = None;
                     }
-                    ListAction::Say(word) => said.push(word),
+                    ListAction::Say(message) => said.push(message),
                     ListAction::Agreed(list) => self.agreed.push(list),
                     ListAction::Failed(list, why) => self.failed.push((list, why)),
                 }
@@ -612,28 +612,28 @@ mod tests {
         for at in 0..60_000 {
             let now = at * MS;
             for from in 0..2 {
-                let mut words = Vec::new();
+                let mut messages = Vec::new();
                 if let (0, Some((list, anew))) = (at, proposals[from]) {
                     let acts = ends[from].agreement.propose(now, list, anew);
-                    words.extend(ends[from].act(acts));
+                    messages.extend(ends[from].act(acts));
                 }
                 let (arrived, rest) =
                     flying.into_iter().partition(|(when, to, _)| *when <= now && *to == from);
                 flying = rest;
-                for (_, _, word) in arrived {
-                    let acts = ends[from].agreement.on_message(now, word, knows);
-                    words.extend(ends[from].act(acts));
+                for (_, _, message) in arrived {
+                    let acts = ends[from].agreement.on_message(now, message, knows);
+                    messages.extend(ends[from].act(acts));
                 }
                 let acts = ends[from].agreement.tick(now);
-                words.extend(ends[from].act(acts));
+                messages.extend(ends[from].act(acts));
                 if ends[from].agreed_at.is_zero() && !ends[from].agreed.is_empty() {
                     ends[from].agreed_at = now;
                 }
-                for word in words {
-                    assert_eq!(ListMessage::decode(word.encode().0, word.encode().1), Some(word));
+                for message in messages {
+                    assert_eq!(ListMessage::decode(message.encode().0, message.encode().1), Some(message));
                     said += 1;
                     if !loses(said) {
-                        flying.push((now + 10 * MS, 1 - from, word));
+                        flying.push((now + 10 * MS, 1 - from, message));
                     }
                 }
             }
@@ -755,23 +755,23 @@ mod tests {
             let begun = ends[0].begun;
             let failed = ends[from].failed.len();
             let acts = ends[from].agreement.propose(now, list, anew);
-            flying.extend(ends[from].act(acts).into_iter().map(|word| (1 - from, word)));
+            flying.extend(ends[from].act(acts).into_iter().map(|message| (1 - from, message)));
             for step in 0..5500_u32 {
                 now += MS;
-                for (to, word) in std::mem::take(&mut flying) {
-                    recorded.push((to, word));
-                    let acts = ends[to].agreement.on_message(now, word, true);
-                    flying.extend(ends[to].act(acts).into_iter().map(|word| (1 - to, word)));
+                for (to, message) in std::mem::take(&mut flying) {
+                    recorded.push((to, message));
+                    let acts = ends[to].agreement.on_message(now, message, true);
+                    flying.extend(ends[to].act(acts).into_iter().map(|message| (1 - to, message)));
                 }
                 for (to, end) in ends.iter_mut().enumerate() {
                     let acts = end.agreement.tick(now);
-                    flying.extend(end.act(acts).into_iter().map(|word| (1 - to, word)));
+                    flying.extend(end.act(acts).into_iter().map(|message| (1 - to, message)));
                 }
                 random = random.wrapping_mul(0x9e37_79b9).wrapping_add(step);
                 if !recorded.is_empty() && random >> 20 & 3 == 0 && step < 2500 {
-                    let (to, word) = recorded[(random >> 8) as usize % recorded.len()];
-                    let acts = ends[to].agreement.on_message(now, word, true);
-                    flying.extend(ends[to].act(acts).into_iter().map(|word| (1 - to, word)));
+                    let (to, message) = recorded[(random >> 8) as usize % recorded.len()];
+                    let acts = ends[to].agreement.on_message(now, message, true);
+                    flying.extend(ends[to].act(acts).into_iter().map(|message| (1 - to, message)));
                 }
                 let takes = |one: usize| ends[one].takes.contains(&ends[1 - one].sends);
                 assert!(ends[0].begun != ends[1].begun || takes(0) && takes(1), "{round} {ends:?}");
@@ -802,18 +802,18 @@ mod tests {
             let mut end = AgreeEnd::new(false);
             let mut said = Vec::new();
             for old in [5, 77] {
-                for word in [
+                for message in [
                     ListMessage::Propose(id),
                     ListMessage::Switched(id),
                     ListMessage::Answer(id.answer(old)),
                     ListMessage::Done(id),
                 ] {
-                    let acts = end.agreement.on_message(MS, word, true);
+                    let acts = end.agreement.on_message(MS, message, true);
                     said.extend(end.act(acts));
                 }
             }
             assert_eq!((end.sends, end.begun, end.agreement.list()), (1, 0, 1), "{said:?}");
-            let challenge = said.iter().find_map(|word| match word {
+            let challenge = said.iter().find_map(|message| match message {
                 ListMessage::Challenge(challenge) => Some(*challenge),
                 _ => None,
             });
@@ -836,14 +836,15 @@ mod tests {
         let mut end = AgreeEnd::new(true);
         for at in 0..100_000u32 {
             let random = at.wrapping_mul(0x9e37_79b9);
-            let word = ListMessage::decode((random >> 30) as u8, random >> 8 & 0xc001_0003);
+            let message = ListMessage::decode((random >> 30) as u8, random >> 8 & 0xc001_0003);
             if at % 97 == 0 {
                 let acts = end.agreement.propose(at / 10 * MS, (random & 3) as u16, random & 4 == 0);
                 end.act(acts);
             }
             let now = at / 10 * MS;
-            let acts =
-                word.map(|word| end.agreement.on_message(now, word, random & 1 == 0)).unwrap_or_default();
+            let acts = message
+                .map(|message| end.agreement.on_message(now, message, random & 1 == 0))
+                .unwrap_or_default();
             end.act(acts);
             let acts = end.agreement.tick(now);
             end.act(acts);

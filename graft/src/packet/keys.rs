@@ -78,7 +78,7 @@ pub enum KeyMessage {
 /// A message between the daemons of two hosts, and the session that it is about.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct KeyWord {
+pub struct PeerKeyMessage {
     /// The sender's address and port in the session.
     pub local: SocketAddr,
     /// The receiver's address and port in the session.
@@ -88,7 +88,7 @@ pub struct KeyWord {
     /// Key phase (0 or 1, as in QUIC) of the keys that the message is about.
     pub phase: KeyPhase,
     /// The message itself.
-    pub word: KeyMessage,
+    pub message: KeyMessage,
 }
 
 /// The actions that follow from a message or from a time-out. The caller carries them out in their order.
@@ -346,14 +346,14 @@ impl KeyAgreement {
         &mut self,
         now: Duration,
         phase: KeyPhase,
-        word: KeyMessage,
+        message: KeyMessage,
         random: [u8; 32],
     ) -> Vec<KeyAction> {
         match &self.side {
-            KeySide::First(asking) => self.hear_second(now, word, *asking, random),
+            KeySide::First(asking) => self.hear_second(now, message, *asking, random),
             KeySide::Second { secret, .. } => {
                 let secret = *secret;
-                self.hear_first(now, phase & 1, word, &secret, random)
+                self.hear_first(now, phase & 1, message, &secret, random)
             }
         }
     }
@@ -362,12 +362,12 @@ impl KeyAgreement {
     fn hear_second(
         &mut self,
         now: Duration,
-        word: KeyMessage,
+        message: KeyMessage,
         asking: KeyRequestState,
         random: [u8; 32],
     ) -> Vec<KeyAction> {
         let phase = self.next_phase();
-        match (word, asking) {
+        match (message, asking) {
             (KeyMessage::Offer(pair), KeyRequestState::Asks { first, .. }) if pair.first == first => {
                 self.side = KeySide::First(KeyRequestState::Takes { pair, next: now + AGAIN, tries: 1 });
                 // The new key gets the key phase of the previous key, which this action discards.
@@ -408,11 +408,11 @@ impl KeyAgreement {
         &mut self,
         now: Duration,
         phase: KeyPhase,
-        word: KeyMessage,
+        message: KeyMessage,
         secret: &[u8; 32],
         random: [u8; 32],
     ) -> Vec<KeyAction> {
-        match word {
+        match message {
             KeyMessage::Ask(first) => vec![KeyAction::Say(phase, KeyMessage::Offer(offer(secret, first)))],
             // The message `Done` of this end was lost, so it is sent again.
             KeyMessage::Take(pair, _) if self.current.is_some_and(|(_, current, _)| current == pair) => {

@@ -52,8 +52,8 @@ impl LossCount {
     }
 
     /// Handles a message of the other end. Returns the answer if the message asks about losses.
-    pub fn on_message(&mut self, word: ListMessage) -> Option<ListMessage> {
-        match word {
+    pub fn on_message(&mut self, message: ListMessage) -> Option<ListMessage> {
+        match message {
             ListMessage::Sent(sent) => {
                 // Counts in messages have 32 bits, and wrap around.
                 let lost = lost(sent, self.before.delivered as u32);
@@ -130,12 +130,12 @@ mod tests {
                 let mut said = 0;
                 for at in 0..1000 {
                     for from in 0..2 {
-                        let Ok(Some(word)) = ends[from].tick(at * MS) else { continue };
+                        let Ok(Some(message)) = ends[from].tick(at * MS) else { continue };
                         said += 1;
                         if said <= lost_words {
                             continue;
                         }
-                        let answer = ends[1 - from].on_message(word);
+                        let answer = ends[1 - from].on_message(message);
                         said += 1;
                         answer.filter(|_| said > lost_words).map(|answer| ends[from].on_message(answer));
                     }
@@ -156,8 +156,8 @@ mod tests {
         let mut end = LossCount::new(MS, Before { sent: 7, delivered: 3 });
         let mut asked = 0;
         let ended = (0..).find_map(|at| match end.tick(at * MS) {
-            Ok(word) => {
-                asked += u32::from(word.is_some());
+            Ok(message) => {
+                asked += u32::from(message.is_some());
                 None
             }
             Err(known) => Some(known),

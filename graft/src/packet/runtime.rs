@@ -11,15 +11,15 @@ use millrace_graft_kernel::packet::{
 };
 use millrace_kernel::clock;
 
-use self::hearing::Hearing;
 use self::hops::Hops;
-use self::live::{CLOCK, Keying, LAST_WORDS, LastWords, LiveSession};
+use self::icmp_errors::IcmpReceiver;
+use self::live::{ANNOUNCEMENTS_MAX, CLOCK, Keying, LastAnnouncements, LiveSession};
 use self::places::{RuntimeInterface, check_pacing};
 use super::agenda::SessionAgenda;
 use super::agree::{ListAgreement, ListMessage, ListRefusal, Since};
 use super::budget::measure;
 use super::function::FunctionService;
-use super::keys::{Exported, KeyWord};
+use super::keys::{Exported, PeerKeyMessage};
 use super::losses::PacketLosses;
 use super::settings::{GraftSetting, SessionSetting, Settings};
 use super::versions::FunctionVersion;
@@ -92,6 +92,13 @@ pub struct SessionTraffic {
 
 /// A runtime of packet grafts (lists of packet functions that process datagrams in the kernel). Dropping it removes
 /// everything from the kernel. It belongs to the network namespace in which it was started.
+///
+/// [`Self::start`] opens the sessions of the settings. They pass no datagrams before the daemons of both ends have
+/// connected ([`Self::connected`]) and agreed on keys. The caller then calls [`Self::step`] in a loop. It handles all
+/// messages of the other ends and all time-outs, and returns what has happened. [`Self::swap`] and [`Self::apply`] only
+/// start to change a session's graft, and the event of a later `step` tells the result. A session has at most one change
+/// in progress, and another one is refused ([`Error::Busy`]). Between calls, each session has a graft that both ends use
+/// or are changing to, and its next time-out is scheduled.
 pub struct PacketRuntime {
     hooks: PacketHooks,
     /// Functions in the kernel: those of the settings, and those of earlier settings that sessions still use.
@@ -105,11 +112,11 @@ pub struct PacketRuntime {
     pathed: Vec<SessionEnds>,
     hops: Hops,
     /// Sockets that receive ICMP errors, by local and remote address.
-    hearings: BTreeMap<(IpAddr, IpAddr), Hearing>,
+    icmp_receivers: BTreeMap<(IpAddr, IpAddr), IcmpReceiver>,
     agenda: SessionAgenda,
     /// Secret from the TLS exporter of the latest connection to each peer.
     lines: BTreeMap<String, Exported>,
-    key_words: Vec<(String, KeyWord)>,
+    key_messages: Vec<(String, PeerKeyMessage)>,
     /// Events that happened between two calls of [`step`](Self::step).
     pending: Vec<PacketEvent>,
     since: Instant,
@@ -148,10 +155,10 @@ impl PacketRuntime {
             ruled: ruled::list_ends(&settings),
             pathed: paths::list_ends(&settings),
             hops: Hops::default(),
-            hearings: BTreeMap::new(),
+            icmp_receivers: BTreeMap::new(),
             agenda: SessionAgenda::default(),
             lines: BTreeMap::new(),
-            key_words: Vec::new(),
+            key_messages: Vec::new(),
             pending: Vec::new(),
             since,
             started: Since::new(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
@@ -217,7 +224,7 @@ impl PacketRuntime {
             self.plan(&ends);
             self.hooks.close(&ends)?;
         }
-        self.stop_hearing();
+        self.close_icmp_receivers();
         self.memory = settings.memory()?;
         self.ruled = ruled::list_ends(&settings);
         self.pathed = paths::list_ends(&settings);
@@ -285,23 +292,23 @@ impl PacketRuntime {
         let patience = if events.is_empty() { patience } else { Duration::ZERO };
         let patience =
             self.agenda.next().map_or(patience, |due| patience.min(due.saturating_sub(self.now())));
-        let words = self.hooks.words(patience.max(Duration::from_millis(1)))?;
+        let messages = self.hooks.receive_messages(patience.max(Duration::from_millis(1)))?;
         events.extend(self.hooks.room_for().into_iter().map(|ends| PacketEvent::Room { ends }));
         let mut due = Vec::new();
-        for heard in words {
-            let Some(word) = ListMessage::decode(heard.kind, heard.number) else { continue };
+        for heard in messages {
+            let Some(message) = ListMessage::decode(heard.kind, heard.number) else { continue };
             due.push(heard.ends);
-            if let ListMessage::Hello(since) = word {
+            if let ListMessage::Hello(since) = message {
                 self.greeted(&heard.ends, since, &mut events)?;
                 continue;
             }
-            if self.hear_losses(&heard.ends, word) || self.hear_paths(&heard.ends, word)? {
+            if self.hear_losses(&heard.ends, message) || self.hear_paths(&heard.ends, message)? {
                 continue;
             }
-            let is_known = word.list().is_some_and(|list| self.graft_of(list).is_some());
+            let is_known = message.list().is_some_and(|list| self.graft_of(list).is_some());
             let now = self.now();
             let acts =
-                self.live.get_mut(&heard.ends).map(|live| live.agreement.on_message(now, word, is_known));
+                self.live.get_mut(&heard.ends).map(|live| live.agreement.on_message(now, message, is_known));
             self.act(&heard.ends, acts.unwrap_or_default(), &mut events)?;
         }
         // Further time-outs may have expired while messages were handled.
@@ -320,7 +327,7 @@ impl PacketRuntime {
             self.look_at_keys(&active)?;
             self.look_at_budgets(&active, &mut events)?;
             self.look_at_places(&mut events);
-            self.look_at_hearings(&mut events);
+            self.read_icmp_errors(&mut events);
         }
         Ok(events)
     }
@@ -357,7 +364,7 @@ impl PacketRuntime {
             }
         }
         status.trouble.extend(check_pacing(&self.settings).err().map(|error| error.to_string()));
-        status.trouble.extend(self.unheard());
+        status.trouble.extend(self.icmp_trouble());
         for (ends, live) in &self.live {
             let counts = self.hooks.counts(ends)?;
             let mut session = live.status(&counts, &self.hooks.progress(ends)?);
@@ -493,13 +500,13 @@ impl PacketRuntime {
         self.say(ends, ListMessage::Hello(self.started));
     }
 
-    fn say(&mut self, ends: &SessionEnds, word: ListMessage) {
-        let (kind, number) = word.encode();
+    fn say(&mut self, ends: &SessionEnds, message: ListMessage) {
+        let (kind, number) = message.encode();
         self.send(ends, packet::TalkMessage::Says(kind, number));
     }
 
-    fn send(&mut self, ends: &SessionEnds, word: packet::TalkMessage) {
-        let error = self.hooks.say(ends, word).err().map(|error| error.to_string());
+    fn send(&mut self, ends: &SessionEnds, message: packet::TalkMessage) {
+        let error = self.hooks.say(ends, message).err().map(|error| error.to_string());
         self.live.entry(*ends).and_modify(|live| live.mute = error);
     }
 
@@ -552,13 +559,13 @@ impl PacketRuntime {
         let is_waiting =
             tick.acked != tick.next && live.graft.services.contains(&FunctionService::FlowControl);
         if live.said.next != tick.next || live.said.acked != tick.acked {
-            live.said = LastWords { next: tick.next, acked: tick.acked, at_ns: 0, count: 0 };
+            live.said = LastAnnouncements { next: tick.next, acked: tick.acked, at_ns: 0, count: 0 };
         }
         let now_ns = clock::monotonic_ns();
         let silent_since = tick.sent_ns.max(live.said.at_ns);
         let silent = Duration::from_nanos(now_ns.saturating_sub(silent_since));
         let is_idle = tick.sent_ns > 0 && silent > live.said.patience(tick, is_waiting);
-        if is_idle && (is_waiting || live.said.count < LAST_WORDS) {
+        if is_idle && (is_waiting || live.said.count < ANNOUNCEMENTS_MAX) {
             live.said.count += 1;
             live.said.at_ns = now_ns;
             self.send(&tick.ends, packet::TalkMessage::Last(tick.next));
@@ -581,14 +588,14 @@ impl PacketRuntime {
             }
             let session = live.session.name.clone();
             let fallback = graft.fallback.clone();
-            let words = format!(
+            let trouble = format!(
                 "graft {} takes {ns} ns for a packet at {}, and its budget is {}",
                 graft.name,
                 hook.name(),
                 graft.budget_ns
             );
-            let is_new = live.trouble.as_ref() != Some(&words) && live.trouble.is_none();
-            live.trouble = Some(words);
+            let is_new = live.trouble.as_ref() != Some(&trouble) && live.trouble.is_none();
+            live.trouble = Some(trouble);
             let graft = graft.name.clone();
             if is_new {
                 events.push(PacketEvent::OverBudget { session, graft, hook, ns, fallback: fallback.clone() });
@@ -643,8 +650,8 @@ fn check_budget(hooks: &mut PacketHooks, graft: &GraftSetting) -> Result<(), Err
 }
 
 mod change;
-mod hearing;
 mod hops;
+mod icmp_errors;
 mod live;
 mod paths;
 mod places;

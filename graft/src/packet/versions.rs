@@ -25,7 +25,7 @@ pub struct StateMove {
 
 /// The error that a function cannot continue with the state of its previous version.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NoWay {
+pub struct NoStateMove {
     pub name: String,
     pub from: u32,
     pub to: u32,
@@ -33,7 +33,7 @@ pub struct NoWay {
 
 /// Returns the migrations that a session needs to continue with another function list. Versions with the same layout of
 /// state share the state (`alike`). A function that was not in the previous list starts without state.
-pub fn moves(from: &[FunctionVersion], to: &[FunctionVersion]) -> Result<Vec<StateMove>, NoWay> {
+pub fn moves(from: &[FunctionVersion], to: &[FunctionVersion]) -> Result<Vec<StateMove>, NoStateMove> {
     let mut moves = Vec::new();
     for new in to {
         // Only a function whose layout of state differs needs a migration.
@@ -41,7 +41,7 @@ pub fn moves(from: &[FunctionVersion], to: &[FunctionVersion]) -> Result<Vec<Sta
             continue;
         };
         if !new.takes.contains(&old.state) {
-            return Err(NoWay { name: new.name.clone(), from: old.state, to: new.state });
+            return Err(NoStateMove { name: new.name.clone(), from: old.state, to: new.state });
         }
         moves.push(StateMove { from: old.key.clone(), to: new.key.clone(), name: new.name.clone() });
     }

@@ -374,7 +374,7 @@ fn connection_report(connection: &kernel::TcpConnection) -> Option<ConnectionRep
         | TcpOutcome::Answered
         | TcpOutcome::NoCongestion
         | TcpOutcome::NotSet
-        | TcpOutcome::Untold => {
+        | TcpOutcome::EventLost => {
             return None;
         }
     };

@@ -334,37 +334,37 @@ impl RuntimeSelection {
     }
 
     /// Handles a kernel event about a connection that is not tunnelled. Returns the connection if it has ended.
-    pub fn note(&mut self, told: &SelectedEvent, settings: &Settings) -> Option<SelectedFlow> {
-        let index = told.rule.wrapping_sub(1) as usize;
+    pub fn note(&mut self, event: &SelectedEvent, settings: &Settings) -> Option<SelectedFlow> {
+        let index = event.rule.wrapping_sub(1) as usize;
         // The settings may have changed since the connection began, so its rule's index may not exist any more.
         let rule = settings.rules.get(index);
-        let made = self.made.get(&told.serial).cloned();
-        let candidate = told.congestion.clone().unwrap_or_else(|| self.plain.clone());
+        let made = self.made.get(&event.serial).cloned();
+        let candidate = event.congestion.clone().unwrap_or_else(|| self.plain.clone());
         let is_granted = |made: &Arc<SelectionResult>| made.other.as_ref() == Some(&candidate);
-        let is_tried = told.explored && made.as_ref().is_some_and(is_granted);
+        let is_tried = event.explored && made.as_ref().is_some_and(is_granted);
         let missed = !is_tried && made.as_ref().is_some_and(|made| made.candidate.starts_with(CARRIED));
-        let side = if told.side == millrace_graft_kernel::RuleSide::Client {
+        let side = if event.side == millrace_graft_kernel::RuleSide::Client {
             SideSetting::Client
         } else {
             SideSetting::Server
         };
-        let server = if side == SideSetting::Client { told.remote } else { told.local };
-        match told.what {
+        let server = if side == SideSetting::Client { event.remote } else { event.local };
+        match event.what {
             SelectedEventKind::Began => self.records.begin(
-                told.cookie,
+                event.cookie,
                 ConnectionRecord {
-                    local: told.local,
-                    remote: told.remote,
+                    local: event.local,
+                    remote: event.remote,
                     side,
                     rule: rule?.name.clone(),
                     why: records::choice_reason(made.as_deref(), is_tried, missed),
                     candidate,
                     purpose: made.as_ref().map(|made| status::PurposeStatus::from(&made.expected)),
                     made,
-                    began_ns: told.time_ns.saturating_sub(nanoseconds(told.duration)),
+                    began_ns: event.time_ns.saturating_sub(nanoseconds(event.duration)),
                     carried: false,
                     carrier: None,
-                    is_elsewhere: told.is_elsewhere,
+                    is_elsewhere: event.is_elsewhere,
                     unseen: false,
                     ended: None,
                 },
@@ -372,17 +372,17 @@ impl RuntimeSelection {
             SelectedEventKind::Ended => {
                 let flow = SelectedFlow {
                     side,
-                    local: told.local,
-                    remote: told.remote,
-                    cgroup: rule.and_then(|rule| rule.who.caller().cgroup),
-                    command: told.command.clone(),
+                    local: event.local,
+                    remote: event.remote,
+                    cgroup: rule.and_then(|rule| rule.process.caller().cgroup),
+                    command: event.command.clone(),
                     port: server.port(),
-                    sent: told.sent,
-                    received: told.received,
-                    duration: told.duration,
+                    sent: event.sent,
+                    received: event.received,
+                    duration: event.duration,
                     turns: None,
-                    busy: told.busy,
-                    heard: told.heard,
+                    busy: event.busy,
+                    heard: event.heard,
                     candidate,
                 };
                 // A connection that began before the model had chosen for its path used plain TCP. Its cost is stored
@@ -391,7 +391,7 @@ impl RuntimeSelection {
                 let made = made.or_else(now);
                 let judges_received =
                     made.as_ref().map_or_else(|| rule.is_some_and(carries), |made| made.tier == Tier::Chosen);
-                self.end(told.cookie, &flow, made, judges_received);
+                self.end(event.cookie, &flow, made, judges_received);
                 return Some(flow);
             }
         }
@@ -524,9 +524,9 @@ impl RuntimeSelection {
 
     /// Removes connections whose end was not reported, if two lists of sockets did not contain them: the end of a
     /// connection may be reported after the first list was read. Connections of other network namespaces are in no
-    /// list. They are removed only after reports of the kernel were lost, which `untold` counts.
-    pub fn prune(&mut self, lives: impl Fn(u64) -> bool, untold: u64) {
-        self.records.prune(lives, untold);
+    /// list. They are removed only after reports of the kernel were lost, which `lost` counts.
+    pub fn prune(&mut self, is_live: impl Fn(u64) -> bool, lost: u64) {
+        self.records.prune(is_live, lost);
     }
 
     pub fn has_live(&self) -> bool {

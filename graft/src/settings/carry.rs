@@ -255,7 +255,7 @@ mod tests {
         let strict = format!("{OURS}{}connect = \"strict\"\n", RULE.replace("\"server\"", "\"client\""));
         let settings = Settings::parse(&strict).expect("settings");
         assert!(settings.rules[0].connect == Connect::Strict);
-        assert!(matches!(&settings.redirect_rules()[..], [lead] if lead.strict && !lead.in_place));
+        assert!(matches!(&settings.redirect_rules()[..], [rule] if rule.strict && !rule.in_place));
     }
 
     #[test]

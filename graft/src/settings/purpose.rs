@@ -13,7 +13,7 @@ use millrace_graft_proto::select::{
 };
 use serde::Deserialize;
 
-use super::{CgroupSetting, PortSetting, RuleSetting, Select, Settings, SideSetting, Who};
+use super::{CgroupSetting, PortSetting, ProcessCondition, RuleSetting, Select, Settings, SideSetting};
 
 /// Limit of `[[profile]]` entries.
 const PURPOSES_MAX: usize = 64;
@@ -25,7 +25,7 @@ pub struct PurposeSettings {
     /// The traffic profile, which states what delays matter to the application.
     pub profile: TrafficProfile,
     /// Condition on the process that connects.
-    pub who: Who,
+    pub process: ProcessCondition,
     /// Ports of the servers, or an empty list for all ports.
     pub ports: Vec<RangeInclusive<u16>>,
     /// Expected size of a connection in KiB.
@@ -86,8 +86,8 @@ impl RawPurpose {
         }
         let ports: Option<Vec<_>> = self.port.iter().map(PortSetting::range).collect();
         let ports = ports.ok_or("port is 1 to 65535, or a range such as \"8000-8100\"")?;
-        let who = Who::checked(self.command, self.cgroup)?;
-        Ok(PurposeSettings { profile: self.name, who, ports, size_kib: self.size_kib })
+        let process = ProcessCondition::checked(self.command, self.cgroup)?;
+        Ok(PurposeSettings { profile: self.name, process, ports, size_kib: self.size_kib })
     }
 }
 
@@ -100,15 +100,15 @@ impl PurposeSettings {
     /// Reports whether this `[[profile]]` applies to a connection. `command` and `cgroup` are those of the application,
     /// if they are known.
     fn is_for(&self, command: Option<&str>, cgroup: Option<&Path>) -> bool {
-        let Who { command: wanted, cgroup: above } = &self.who;
+        let ProcessCondition { command: wanted, cgroup: above } = &self.process;
         let is_below = |above: &CgroupSetting| cgroup.is_some_and(|cgroup| cgroup.starts_with(above.path()));
         wanted.as_deref().is_none_or(|wanted| command == Some(wanted)) && above.as_ref().is_none_or(is_below)
     }
 
     fn expected(&self, known: Expected) -> Expected {
-        let words = match self.who.words() {
-            who if who.is_empty() => "a [[profile]] of the settings".to_owned(),
-            who => format!("the [[profile]] of {who}"),
+        let words = match self.process.words() {
+            process if process.is_empty() => "a [[profile]] of the settings".to_owned(),
+            process => format!("the [[profile]] of {process}"),
         };
         let size_kib = self.size_kib.or(known.size_kib);
         Expected { profile: self.profile, size_kib, source: ExpectationSource::Configured, sure: 1.0, words }
@@ -121,11 +121,11 @@ impl Settings {
         let known = kinds.expect(&Question {
             is_client: rule.side == SideSetting::Client,
             ports: rule.ports.clone(),
-            command: rule.who.command.clone(),
-            cgroup: rule.who.caller().cgroup,
+            command: rule.process.command.clone(),
+            cgroup: rule.process.caller().cgroup,
         });
-        let who = (rule.who.command.as_deref(), rule.who.cgroup.as_ref().map(CgroupSetting::path));
-        selected(rule.select, self.configured(who.0, who.1, &rule.ports, known))
+        let cgroup = rule.process.cgroup.as_ref().map(CgroupSetting::path);
+        selected(rule.select, self.configured(rule.process.command.as_deref(), cgroup, &rule.ports, known))
     }
 
     /// Returns the predicted purpose (traffic profile and size) of a tunnelled connection with this peer.

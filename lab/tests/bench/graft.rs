@@ -66,12 +66,12 @@ fn each_graft_benchmark_measures_something() {
 
     transfers_are_kept();
 
-    let led = rows(
+    let redirected = rows(
         "each_graft_benchmark_measures_something",
         "redirect --rounds 1 --messages 50 --seconds 0.2 --connections 200",
     )
     .expect("root");
-    let way = |name: &str| led.iter().find(|row| row["way"] == name);
+    let way = |name: &str| redirected.iter().find(|row| row["way"] == name);
     let (direct, carried) = way("TCP").zip(way("carried")).expect("both");
     for row in [direct, carried] {
         assert!(row["one_way_us"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{row}");
@@ -79,10 +79,10 @@ fn each_graft_benchmark_measures_something() {
     }
     assert!(carried["added_per_host_p50_us"].is_number() && direct["added_per_host_p50_us"].is_null());
     for name in ["in place", "carried, TCP"] {
-        let row = way(name).unwrap_or_else(|| panic!("no {name}: {led:?}"));
+        let row = way(name).unwrap_or_else(|| panic!("no {name}: {redirected:?}"));
         assert!(row["gbit_s_of_tcp_percent"].as_f64().is_some_and(|percent| percent > 0.0), "{row}");
     }
-    let many = led.iter().find(|row| row["connections"] == 200).expect("many");
+    let many = redirected.iter().find(|row| row["connections"] == 200).expect("many");
     assert_eq!(many["waves"].as_array().map(Vec::len), Some(3));
 
     let plot = tempfile::NamedTempFile::with_suffix(".svg").expect("a file");

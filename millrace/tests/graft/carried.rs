@@ -63,7 +63,7 @@ pub fn wait_for_state(daemon: &GraftProcess<'_>, state: &str) {
     wait_until(&format!("a carrier that is {state}"), || carrier(daemon), |it| it.state == state);
 }
 
-/// Returns how many connections got this verdict from the kernel's program, for example `led`: redirected to the
+/// Returns how many connections got this verdict from the kernel's program, for example `redirected`: to the
 /// tunnel. The kernel counts a verdict during connect(), so the figure is exact.
 pub fn verdict(daemon: &GraftProcess<'_>, verdict: &str) -> u64 {
     carry(daemon).verdicts[verdict]
@@ -214,7 +214,7 @@ fn quic_carrier_delivers_all_bytes_and_true_addresses() {
     wait_for_ended([&near, &far], "done", 2);
     let here = carry(&near);
     let there = carry(&far);
-    assert_eq!(here.verdicts["led"], 2, "{here:?}");
+    assert_eq!(here.verdicts["redirected"], 2, "{here:?}");
     assert_eq!((here.sent_bytes, here.received_bytes, here.kept_bytes), (6_000_000, 6_000_000, 0));
     assert_eq!((there.sent_bytes, there.received_bytes, there.kept_bytes), (6_000_000, 6_000_000, 0));
     let why: PeerExplanation = serde_json::from_str(&near.succeed(&["why", SERVER, "--json"])).unwrap();
@@ -254,7 +254,7 @@ fn connections_with_ipv4_mapped_addresses_are_tunnelled() {
     assert_eq!(seen.ip().to_canonical().to_string(), CLIENT);
     assert_eq!(here.peer_addr().unwrap(), mapped);
     exchange(&here, &there, 100_000);
-    assert_eq!(verdict(&near, "led"), 1);
+    assert_eq!(verdict(&near, "redirected"), 1);
 }
 
 #[test]
@@ -282,7 +282,7 @@ fn connection_without_a_carrier_stays_plain_tcp() {
     let (here, there, seen) = connect(&site, &listener);
     assert_eq!(seen.ip().to_string(), CLIENT);
     exchange(&here, &there, 100_000);
-    assert_eq!((verdict(&near, "led"), carry(&far).connections), (0, 0));
+    assert_eq!((verdict(&near, "redirected"), carry(&far).connections), (0, 0));
     assert_eq!(carrier(&far).state, "cold");
 
     // The server's daemon gets the right key. The next connection must be tunnelled.
@@ -291,7 +291,7 @@ fn connection_without_a_carrier_stays_plain_tcp() {
     wait_for_state(&near, "warm");
     let (here, there, _) = connect(&site, &listener);
     exchange(&here, &there, 100_000);
-    assert_eq!(verdict(&near, "led"), 1);
+    assert_eq!(verdict(&near, "redirected"), 1);
     // The server's daemon is killed. New connections must go over plain TCP, and tunnelled ones must end with a reset,
     // not with a FIN.
     let (mut here, _there, _) = connect(&site, &listener);
@@ -335,24 +335,24 @@ fn server_refusal_is_passed_on_and_broker_refusal_falls_back_to_plain_tcp() {
     // The server does not listen. The first connection is tunnelled and gets a reset. For a while, later ones go over
     // plain TCP, and the server's host refuses them. On a busy machine that time may be over before the next
     // connection.
-    let mut led = 0;
+    let mut redirected = 0;
     let mut latest = None::<Instant>;
     wait_for("a connection that goes over plain TCP", || {
         let begin = Instant::now();
         let kind = reset(&site, at(SERVER, PORT));
         if kind == ErrorKind::ConnectionRefused {
-            return led > 0;
+            return redirected > 0;
         }
         assert_eq!(kind, ErrorKind::ConnectionReset);
         assert!(
             latest.is_none_or(|latest| latest.elapsed() >= AVOIDED),
             "a connection was tunnelled although the server is avoided"
         );
-        (led, latest) = (led + 1, Some(begin));
+        (redirected, latest) = (redirected + 1, Some(begin));
         false
     });
     // The daemon counts each refused connection before it resets the application's socket.
-    assert_eq!((ended(&near, "refused"), verdict(&near, "refused")), (led, 1));
+    assert_eq!((ended(&near, "refused"), verdict(&near, "refused")), (redirected, 1));
 
     // Only the client's settings list this port. The server's daemon refuses to tunnel a connection to a port that its
     // own settings do not list, so the connection goes over plain TCP.
@@ -370,10 +370,10 @@ fn server_refusal_is_passed_on_and_broker_refusal_falls_back_to_plain_tcp() {
         let (here, there, seen) = connect(&site, &listener);
         assert_eq!(seen.ip().to_string(), CLIENT);
         exchange(&here, &there, 1_000_000);
-        let led = verdict(&near, "led");
+        let redirected = verdict(&near, "redirected");
         let (here, there, _) = connect(&site, &listener);
         let is_late = begin.elapsed() >= AVOIDED;
-        let is_same = verdict(&near, "led") == led;
+        let is_same = verdict(&near, "redirected") == redirected;
         exchange(&here, &there, 1000);
         assert!(is_same || is_late, "a connection was tunnelled although the server is avoided");
         is_same
@@ -423,7 +423,7 @@ fn strict_connection_returns_the_servers_answer() {
         wait_for_ended([&near], "done", done + 2);
     }
     assert_eq!(
-        (verdict(&near, "led"), verdict(&near, "refused")),
+        (verdict(&near, "redirected"), verdict(&near, "refused")),
         (10, 0),
         "a connection went over plain TCP"
     );
@@ -436,7 +436,7 @@ fn strict_connection_returns_the_servers_answer() {
     let here = site.try_connect(mapped).unwrap();
     let (there, _) = listener.accept().unwrap();
     exchange(&here, &there, 1000);
-    assert_eq!(verdict(&near, "led"), 11);
+    assert_eq!(verdict(&near, "redirected"), 11);
 }
 
 #[test]
@@ -488,7 +488,7 @@ fn strict_connection_without_a_tunnel_returns_the_servers_answer() {
     let (here, there, seen) = connect(&site, &listener);
     assert_eq!(seen.ip().to_string(), CLIENT);
     exchange(&here, &there, 1_000_000);
-    assert_eq!(verdict(&near, "led"), 2);
+    assert_eq!(verdict(&near, "redirected"), 2);
     wait_for_ended([&far], "not-listed", 2);
     // The client's daemon is killed. A connection whose SYN it held back is refused, and later connections are not
     // redirected.
@@ -801,7 +801,7 @@ fn number_of_tunnelled_connections_is_bounded() {
     let (here, there, seen) = connect(&site, &listener);
     assert_eq!(seen.ip().to_string(), CLIENT);
     exchange(&here, &there, 1000);
-    assert_eq!((verdict(&near, "led"), verdict(&near, "cold"), carry(&near).connections), (4, 1, 4));
+    assert_eq!((verdict(&near, "redirected"), verdict(&near, "cold"), carry(&near).connections), (4, 1, 4));
     drop(carried);
     wait_for_state(&near, "warm");
 }
@@ -825,7 +825,7 @@ fn carrier_that_delivers_nothing_is_avoided_until_it_works_again() {
     let (here, there, seen) = connect(&site, &listener);
     assert_eq!(seen.ip().to_string(), CLIENT);
     exchange(&here, &there, 100_000);
-    assert_eq!((verdict(&near, "led"), verdict(&near, "cold")), (1, 1));
+    assert_eq!((verdict(&near, "redirected"), verdict(&near, "cold")), (1, 1));
     assert!(flush(&site.namespaces[1]));
     let (mut there, seen) = listener.accept().unwrap();
     there.set_read_timeout(Some(LONG)).unwrap();
@@ -861,7 +861,7 @@ fn tunnel_limits_do_not_change_for_open_connections() {
     wait_for_state(&near, "warm");
     let (here, there, _) = connect(&site, &listener);
     exchange(&here, &there, 100_000);
-    assert_eq!(verdict(&near, "led"), 1);
+    assert_eq!(verdict(&near, "redirected"), 1);
 }
 
 #[test]
@@ -904,7 +904,7 @@ fn graft_hook_tunnels_connections_of_a_command() {
     let mut web = site.spawn(1, web);
     let url = format!("http://{SERVER}:{WEB}/page");
     wait_for("web server", || site.try_connect(at(SERVER, WEB)).ok());
-    assert_eq!(verdict(&near, "led"), 0, "a connection outside the command was tunnelled");
+    assert_eq!(verdict(&near, "redirected"), 0, "a connection outside the command was tunnelled");
     let mut curl =
         hooked(0, &["--", "curl", "-fsS", "--max-time", "120", "-o", "got", "-w", "%{remote_ip}", &url]);
     curl.current_dir(site.directory.path()).stdout(Stdio::piped());
@@ -912,7 +912,7 @@ fn graft_hook_tunnels_connections_of_a_command() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(String::from_utf8(output.stdout).unwrap(), SERVER);
     assert_eq!(hash(&std::fs::read(site.path("got")).unwrap()), hash(&page));
-    assert_eq!(verdict(&near, "led"), 1);
+    assert_eq!(verdict(&near, "redirected"), 1);
     wait_for_ended([&far], "done", 1);
     // The web server logs a request before it answers, so the log is complete here.
     let seen = std::fs::read_to_string(&log).unwrap();
@@ -926,7 +926,7 @@ fn graft_hook_tunnels_connections_of_a_command() {
         children.filter(|child| child.file_name().to_string_lossy().starts_with("millrace-hook")).count()
     };
     wait_for("the end of curl's hook", || left(0) == 0);
-    assert_eq!(verdict(&near, "led"), 1, "counters were lost with the hook");
+    assert_eq!(verdict(&near, "redirected"), 1, "counters were lost with the hook");
     assert_eq!(left(1), 1);
     web.kill().unwrap();
     web.wait().unwrap();

@@ -246,7 +246,7 @@ fn connection_events_that_a_paused_daemon_misses_are_counted() {
     let Some(learned) = other_control("connection_events_that_a_paused_daemon_misses_are_counted") else {
         return;
     };
-    let Some(site) = GraftSite::new("untold") else { return };
+    let Some(site) = GraftSite::new("lost") else { return };
     model(&site, &[learned], &leaf(0, &[learned], None));
     site.configure(&format!("model = \"model.json\"\n{}", rule("in-place")));
     let listener = site.listen();
@@ -262,14 +262,14 @@ fn connection_events_that_a_paused_daemon_misses_are_counted() {
     let numbers = || {
         // exact: `wait_until` rereads the counts of reported and lost connections until they add up
         let status = daemon.status();
-        (status.outcomes["untold"], status.selection.unwrap().reasons.values().sum::<u64>() - before)
+        (status.outcomes["event-lost"], status.selection.unwrap().reasons.values().sum::<u64>() - before)
     };
-    let is_all = |(untold, begun): &(u64, u64)| begun + untold >= CROWD;
-    let (untold, begun) = wait_until("each connection to be reported or counted as lost", numbers, is_all);
-    assert!(untold > 0 && begun < CROWD, "{untold} lost, {begun} told");
+    let is_all = |(lost, begun): &(u64, u64)| begun + lost >= CROWD;
+    let (lost, begun) = wait_until("each connection to be reported or counted as lost", numbers, is_all);
+    assert!(lost > 0 && begun < CROWD, "{lost} lost, {begun} reported");
     assert!(
-        2 * CROWD >= begun + untold && begun + untold >= CROWD,
-        "{begun} connections began, and {untold} were counted as lost"
+        2 * CROWD >= begun + lost && begun + lost >= CROWD,
+        "{begun} connections began, and {lost} were counted as lost"
     );
     // Connections whose end the daemon missed do not stay in its list of live connections.
     wait_until("the end of all connections", || selection(&daemon), |it| it.live.is_empty());
@@ -351,7 +351,7 @@ fn congestion_control_or_tunnel_is_chosen_by_path() {
         assert!(far.chosen.unwrap().way[0].contains("more than 40 ms"));
     }
     let carry = carry(&daemon);
-    assert_eq!((carry.verdicts["led"], carry.verdicts["in-place"]), (5, 5), "{:?}", carry.verdicts);
+    assert_eq!((carry.verdicts["redirected"], carry.verdicts["in-place"]), (5, 5), "{:?}", carry.verdicts);
     let is_judged = |now: &SelectionStatus| now.outcomes["good"] + now.outcomes["bad"] > 0;
     let now = wait_until("tunnelled connections to be judged, too", || selection(&daemon), is_judged);
     // The first two connections came before the model's first choice, and have the host's default congestion control.

@@ -163,9 +163,9 @@ fn seen(site: &GraftSite, host: usize) -> String {
     String::from_utf8(said.stdout).unwrap().lines().find(|line| line.contains("packets")).unwrap().to_owned()
 }
 
-/// Reports whether a client process with this owner receives a byte from the server. With `is_led` it is in the
+/// Reports whether a client process with this owner receives a byte from the server. With `is_redirected` it is in the
 /// daemon's cgroup, so its connection may be redirected to the tunnel.
-fn hears(site: &GraftSite, is_led: bool, attempt: Try, listener: &TcpListener) -> bool {
+fn hears(site: &GraftSite, is_redirected: bool, attempt: Try, listener: &TcpListener) -> bool {
     let to = listener.local_addr().unwrap();
     let bound = if attempt.passes { LONG } else { SHORT };
     let connect = || {
@@ -179,7 +179,9 @@ fn hears(site: &GraftSite, is_led: bool, attempt: Try, listener: &TcpListener) -
             Ok::<TcpStream, std::io::Error>(socket.into())
         })
     };
-    let Ok(mut stream) = (if is_led { site.enter(0, connect) } else { connect() }) else { return false };
+    let Ok(mut stream) = (if is_redirected { site.enter(0, connect) } else { connect() }) else {
+        return false;
+    };
     // The read timeout of a listening socket also applies to accept().
     SockRef::from(listener).set_read_timeout(Some(bound)).unwrap();
     stream.set_read_timeout(Some(bound)).unwrap();
@@ -199,14 +201,14 @@ fn firewalls_filter_tunnelled_connections_like_plain_tcp() {
     for (port, (host, hook, rules, attempts)) in PORTS.zip(CASES) {
         let listener = site.listen_on(at(SERVER, port));
         let wanted: Vec<_> = attempts.iter().map(|attempt| attempt.passes).collect();
-        let [plain, led] = [false, true].map(|is_led| {
+        let [plain, redirected] = [false, true].map(|is_redirected| {
             firewall(&site, host, &table(hook, rules, port));
             let heard: Vec<_> =
-                attempts.iter().map(|attempt| hears(&site, is_led, *attempt, &listener)).collect();
+                attempts.iter().map(|attempt| hears(&site, is_redirected, *attempt, &listener)).collect();
             (heard, seen(&site, host))
         });
         assert_eq!(plain.0, wanted, "plain TCP, host {host}, {hook}: {rules}");
-        assert_eq!(led, plain, "host {host}, {hook}: {rules}");
+        assert_eq!(redirected, plain, "host {host}, {hook}: {rules}");
         firewall(&site, host, "");
         let passed = wanted.iter().filter(|passes| **passes).count() as u64;
         carried += passed;
@@ -242,11 +244,11 @@ fn firewalls_filter_ipv6_and_strict_connections() {
     wait_for_state(&near, "warm");
     for (port, (host, hook, rules, attempts)) in PORTS.zip(CASES6) {
         let listener = site.listen_on(at(SERVER6, port));
-        for is_led in [false, true] {
+        for is_redirected in [false, true] {
             firewall(&site, host, &table(hook, rules, port));
             for attempt in attempts {
-                let heard = hears(&site, is_led, *attempt, &listener);
-                assert_eq!(heard, attempt.passes, "led {is_led}, host {host}, {hook}: {rules}");
+                let heard = hears(&site, is_redirected, *attempt, &listener);
+                assert_eq!(heard, attempt.passes, "redirected {is_redirected}, host {host}, {hook}: {rules}");
             }
         }
         firewall(&site, host, "");
@@ -280,7 +282,7 @@ fn firewall_rules_beyond_connection_setup_disable_tunnelling_and_are_named() {
         ("ip dscp 7 drop", "payload"),
         (in_cgroup.as_str(), "socket cgroupv2"),
     ];
-    for (led, (port, (rule, what))) in (0..).zip(PORTS.zip(rules)) {
+    for (redirected, (port, (rule, what))) in (0..).zip(PORTS.zip(rules)) {
         let listener = site.listen_on(at(SERVER, port));
         let named = |daemon: &GraftProcess<'_>| carry(daemon).firewall.unwrap().rules;
         firewall(&site, 0, &table("output", &format!("tcp dport PORT {rule}"), port));
@@ -288,11 +290,15 @@ fn firewall_rules_beyond_connection_setup_disable_tunnelling_and_are_named() {
         assert!(near.succeed(&["status"]).contains(&format!(": {what}")), "{what}");
         // The daemon changes the kernel's maps before it changes its status.
         assert!(hears(&site, true, PASSES, &listener), "{rule}");
-        assert_eq!(verdict(&near, "led"), led, "{rule}");
+        assert_eq!(verdict(&near, "redirected"), redirected, "{rule}");
         firewall(&site, 0, "");
         wait_until("the rule's end in the status", || named(&near), Vec::is_empty);
         assert!(hears(&site, true, PASSES, &listener), "{rule}");
-        wait_until("a redirected connection", || verdict(&near, "led"), |count| *count == led + 1);
+        wait_until(
+            "a redirected connection",
+            || verdict(&near, "redirected"),
+            |count| *count == redirected + 1,
+        );
     }
     // The daemon on the server's host finds the firewall rule when it connects to the server. The client's daemon then
     // connects over plain TCP.

@@ -497,7 +497,7 @@ fn gateway_interoperates_with_a_host_daemon() {
     wait_for_end(&ends[0], &ends[1]);
     let [near, far] = &ends;
     wait_for_ended([near, far], "done", 2);
-    assert_eq!((carry(near).verdicts["led"], packets(near, "asked")), (1, 1));
+    assert_eq!((carry(near).verdicts["redirected"], packets(near, "asked")), (1, 1));
 }
 
 /// The gateway's interface to its hosts is deleted and created again.
@@ -631,7 +631,7 @@ fn icmp_errors_about_tunnelled_packets_reach_the_gateway() {
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::RAW, icmp).unwrap();
         socket.send_to(&error, &at(SERVER_HOST, 0).into()).unwrap();
     });
-    wait_until("the error", || packets(&near, "told"), |count| *count == 1);
+    wait_until("the error", || packets(&near, "icmp-error"), |count| *count == 1);
     exchange(&here, &there, 100_000);
 }
 

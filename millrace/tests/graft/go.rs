@@ -91,7 +91,7 @@ fn static_go_binary_is_tunnelled_with_true_addresses() {
         }
         assert_eq!(ports.len(), CONNECTIONS, "each is one of its own: {said}");
         let done = (CONNECTIONS * (round + 1)) as u64;
-        assert_eq!(verdict(&near, "led"), done, "a connection was not tunnelled");
+        assert_eq!(verdict(&near, "redirected"), done, "a connection was not tunnelled");
         wait_for_ended([&near, &far], "done", done);
     }
     let here = carry(&near);

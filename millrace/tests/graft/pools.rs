@@ -83,7 +83,7 @@ fn both_ends_see_each_other(kind: &str) {
     wait_for_ended([&near, &far], "done", 12);
     let here = carry(&near);
     let there = carry(&far);
-    assert_eq!(here.verdicts["led"], 12, "{here:?}");
+    assert_eq!(here.verdicts["redirected"], 12, "{here:?}");
     let bytes = 2 * 6_105_001;
     assert_eq!((here.sent_bytes, here.received_bytes, here.kept_bytes), (bytes, bytes, 0));
     assert_eq!((there.sent_bytes, there.received_bytes, there.kept_bytes), (bytes, bytes, 0));
@@ -251,20 +251,20 @@ fn blocked_udp_falls_back_to_tcp_carrier_and_then_plain_tcp() {
     let (here, there, seen) = connect(&site, &listener);
     assert_eq!(seen.ip().to_string(), CLIENT);
     exchange(&here, &there, 3_000_000);
-    assert_eq!(verdict(&near, "led"), 1);
+    assert_eq!(verdict(&near, "redirected"), 1);
     // The firewall no longer blocks UDP, so the preferred kind of carrier (QUIC) is used again.
     assert!(flush(&site.namespaces[1]));
     wait_for_kind(&near, "quic");
     wait_until("the other carrier to wait", || carry(&near).carriers, |all| all.len() == 2);
     let (here, there, _) = connect(&site, &listener);
     exchange(&here, &there, 3_000_000);
-    assert_eq!(verdict(&near, "led"), 2);
+    assert_eq!(verdict(&near, "redirected"), 2);
     drop(far);
     wait_for_state(&near, "cold");
     let (here, there, seen) = connect(&site, &listener);
     assert_eq!((seen.ip().to_string(), here.local_addr().unwrap()), (CLIENT.to_owned(), seen));
     exchange(&here, &there, 100_000);
-    assert_eq!((verdict(&near, "led"), verdict(&near, "cold")), (2, 1));
+    assert_eq!((verdict(&near, "redirected"), verdict(&near, "cold")), (2, 1));
 }
 
 /// UDP is blocked during a transfer, and tunnelled connections continue over TCP carriers from the next byte. When TCP
@@ -376,7 +376,7 @@ fn live_connections_move_between_addresses(kind: &str) {
         for daemon in [&near, &far] {
             assert_eq!((ended(daemon, "lost"), carry(daemon).kept_bytes), (0, 0));
         }
-        assert_eq!(verdict(&near, "led"), 3, "a connection went over plain TCP");
+        assert_eq!(verdict(&near, "redirected"), 3, "a connection went over plain TCP");
     }
 }
 
@@ -754,10 +754,10 @@ fn killed_daemon_with_tcp_carriers_leaves_nothing_and_may_restart() {
     wait_for_state(&near, "warm");
     // The restarted daemon does not know the connections of the killed one.
     reset(here);
-    let led = verdict(&near, "led");
+    let redirected = verdict(&near, "redirected");
     let (next, other, _) = connect(&site, &listener);
     exchange(&next, &other, 100_000);
-    assert_eq!(verdict(&near, "led"), led + 1);
+    assert_eq!(verdict(&near, "redirected"), redirected + 1);
     // The second round kills the client's daemon instead of the server's.
     let [here, there] = half();
     near.kill();

@@ -31,11 +31,11 @@ fn be(command: &str) {
 }
 
 /// Reports whether a connection to the listener was tunnelled.
-fn is_led(site: &GraftSite, daemon: &GraftProcess<'_>, listener: &TcpListener) -> bool {
-    let before = verdict(daemon, "led");
+fn is_redirected(site: &GraftSite, daemon: &GraftProcess<'_>, listener: &TcpListener) -> bool {
+    let before = verdict(daemon, "redirected");
     let (near, far, _) = connect(site, listener);
     exchange(&near, &far, 1000);
-    verdict(daemon, "led") > before
+    verdict(daemon, "redirected") > before
 }
 
 /// Connects as `GraftSite::try_connect` does, but from a process in another cgroup.
@@ -63,41 +63,41 @@ fn rules_match_commands_and_cgroups_on_the_same_port() {
     wait_for_state(&near, "warm");
     let listener = site.listen();
     be("copier");
-    assert!(is_led(&site, &near, &listener));
+    assert!(is_redirected(&site, &near, &listener));
     be("copie");
-    assert!(!is_led(&site, &near, &listener), "a connection without a rule was tunnelled");
+    assert!(!is_redirected(&site, &near, &listener), "a connection without a rule was tunnelled");
     // exact: the status shows the rule's cgroup as missing until the test creates the cgroup
     let status = near.status();
     let below = status.rules.iter().find(|rule| rule.name == "below").unwrap();
-    assert!(below.missing && below.who == format!("cgroup {}", nested.display()), "{below:?}");
+    assert!(below.missing && below.process == format!("cgroup {}", nested.display()), "{below:?}");
     assert!(near.succeed(&["status"]).contains("command copier"));
 
     // The rule's cgroup is created after the daemon has started. The connection comes from a cgroup below it.
     let deeper = nested.join("deeper");
     fs::create_dir_all(&deeper).unwrap();
     wait_for("a redirected connection", || {
-        let before = verdict(&near, "led");
+        let before = verdict(&near, "redirected");
         let (here, there) = connect_in(&site, &deeper, &listener);
         exchange(&here, &there, 1000);
-        (verdict(&near, "led") > before).then_some(())
+        (verdict(&near, "redirected") > before).then_some(())
     });
-    assert!(!is_led(&site, &near, &listener), "a connection from the upper cgroup was tunnelled");
+    assert!(!is_redirected(&site, &near, &listener), "a connection from the upper cgroup was tunnelled");
 
     // The first matching rule applies, even if it says that the connection is not tunnelled.
     be("in-place");
-    let before = verdict(&near, "led");
+    let before = verdict(&near, "redirected");
     let (here, there) = connect_in(&site, &deeper, &listener);
-    assert_eq!((congestion(&here), verdict(&near, "led")), ("reno".to_owned(), before));
+    assert_eq!((congestion(&here), verdict(&near, "redirected")), ("reno".to_owned(), before));
     drop((here, there));
     be("copier");
-    assert!(is_led(&site, &near, &listener));
+    assert!(is_redirected(&site, &near, &listener));
 
     // A reload also changes rules that match commands or cgroups.
     site.configure_on(0, &client(&known[1], &rules.replace("copier", "other")));
     near.succeed(&["reload"]);
-    wait_for("the reload", || !is_led(&site, &near, &listener));
+    wait_for("the reload", || !is_redirected(&site, &near, &listener));
     be("other");
-    wait_for("the reload", || is_led(&site, &near, &listener));
+    wait_for("the reload", || is_redirected(&site, &near, &listener));
     let text = format!(
         "{}\n[[rule]]\nname = \"x\"\nside = \"server\"\nport = 1\ncommand = \"nginx\"\n",
         client(&known[1], &rules)

@@ -62,8 +62,8 @@ impl SessionBroker {
                 let services = session.services(&self.offers);
                 let client = session.client;
                 info!(session = name, graft, ?by, "changed the graft of an open session");
-                let word = BrokerReply::Changed { graft: graft.clone(), services, by };
-                client.into_iter().for_each(|client| self.tell(client, &word));
+                let reply = BrokerReply::Changed { graft: graft.clone(), services, by };
+                client.into_iter().for_each(|client| self.tell(client, &reply));
             }
             (SessionStage::Open, Err(why)) => {
                 let by = session.changing.take();
@@ -108,11 +108,9 @@ impl SessionBroker {
         if session.changing.is_some() {
             return Err((SessionRefusal::Busy, "the session is being changed".to_owned()));
         }
-        let (Some(peer), Some(far)) = (self.peers.get(session.peer), self.links.fars.get(session.peer))
-        else {
-            return Ok(());
-        };
-        let offer = choose(&self.offers, &want, &far.path(), peer.cipher.is_some());
+        let Some(daemon) = self.links.daemons.get(session.peer) else { return Ok(()) };
+        let Some(peer) = self.peers.get(session.peer) else { return Ok(()) };
+        let offer = choose(&self.offers, &want, &daemon.path(), peer.cipher.is_some());
         let offer = offer.map_err(|refused| denied(&refused))?;
         // The client library can put messages in order only from a session's first message on, so it cannot start in
         // the middle of the session.
@@ -142,8 +140,8 @@ impl SessionBroker {
         if graft == session.graft {
             let services = session.services(&self.offers);
             let client = session.client;
-            let word = BrokerReply::Changed { graft, services, by };
-            return client.into_iter().for_each(|client| self.tell(client, &word));
+            let reply = BrokerReply::Changed { graft, services, by };
+            return client.into_iter().for_each(|client| self.tell(client, &reply));
         }
         (session.changing, session.quality.next) = (Some(by), Some(graft));
         self.try_change(runtime, id);
@@ -211,18 +209,18 @@ impl SessionBroker {
                 _ => None,
             };
             let say = PeerMessage::Report { id: *id, delivered, asks };
-            self.links.fars.get(session.peer).into_iter().for_each(|far| far.say(&say));
+            self.links.daemons.get(session.peer).into_iter().for_each(|daemon| daemon.say(&say));
         }
     }
 
     /// Ends the open sessions with each peer whose daemon was silent for `SILENCE`.
     pub(super) fn look_at_peers(&mut self, runtime: &mut PacketRuntime) {
         let silent = |session: &ClientSession| {
-            self.links.fars.get(session.peer).is_some_and(|far| far.silence() > SILENCE)
+            self.links.daemons.get(session.peer).is_some_and(|daemon| daemon.silence() > SILENCE)
         };
-        let words =
+        let reason =
             "no message came from the other end's daemon for 10 s: it is gone, or an address has changed";
-        self.end_those(runtime, &self.open(silent), words);
+        self.end_those(runtime, &self.open(silent), reason);
     }
 
     /// Ends sessions whose local address was removed from this host.
@@ -245,14 +243,14 @@ impl SessionBroker {
 
     /// Ends the given sessions. Both applications get a reason, which says how many sent datagrams were not
     /// acknowledged.
-    fn end_those(&mut self, runtime: &mut PacketRuntime, lives: &[u64], words: &str) {
-        for id in lives {
+    fn end_those(&mut self, runtime: &mut PacketRuntime, session_ids: &[u64], reason: &str) {
+        for id in session_ids {
             let ends = self.sessions.get(id).map(|session| session.ends);
             let owed = ends.and_then(|ends| runtime.under_way(&ends).ok().flatten()).filter(|owed| *owed > 0);
             let owed = owed.map_or_else(String::new, |owed| {
                 format!("; of what was sent last, {owed} datagrams have not been acknowledged")
             });
-            self.end(*id, &format!("{words}{owed}"), false);
+            self.end(*id, &format!("{reason}{owed}"), false);
         }
     }
 }

@@ -69,8 +69,8 @@ impl ClientConnection {
     }
 
     /// Sends a message, and returns whether the kernel accepted it.
-    pub fn tell(&self, word: &BrokerReply, descriptors: &[BorrowedFd<'_>]) -> bool {
-        self.line.send(word, descriptors).is_ok()
+    pub fn tell(&self, reply: &BrokerReply, descriptors: &[BorrowedFd<'_>]) -> bool {
+        self.line.send(reply, descriptors).is_ok()
     }
 }
 
@@ -136,11 +136,11 @@ impl SessionBroker {
     }
 
     /// Sends a message to the application at this connection. An application that does not read is disconnected.
-    pub(super) fn tell(&mut self, client: u64, word: &BrokerReply) {
+    pub(super) fn tell(&mut self, client: u64, reply: &BrokerReply) {
         let Some(found) = self.clients.get_mut(&client) else { return };
         // The socket is full if the application does not read. Requests that an application sent before it disconnected
         // are still handled.
-        let told = found.line.send(word, &[]);
+        let told = found.line.send(reply, &[]);
         found.is_deaf |= told.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
     }
 

@@ -56,7 +56,7 @@ const WAITING: usize = 16;
 /// Connections with the daemons of all peers of the settings, which end when this value is dropped.
 pub struct PeerLinks {
     runtime: Option<Runtime>,
-    pub fars: Vec<PeerDaemon>,
+    pub daemons: Vec<PeerDaemon>,
 }
 
 /// The connection with the daemon of one peer.
@@ -118,10 +118,10 @@ impl PeerLinks {
         let tls = Tls::from_settings(shown.0, shown.1, host_key.authority.as_deref(), peers)?;
         let runtime =
             Builder::new_multi_thread().worker_threads(1).thread_name("peers").enable_all().build()?;
-        let mut links = Self { runtime: Some(runtime), fars: Vec::new() };
+        let mut links = Self { runtime: Some(runtime), daemons: Vec::new() };
         for (at, peer) in settings.peers.iter().enumerate() {
-            let far = links.begin(at, peer, &tls.restrict_to(&peer.name), host_key.renew, heard)?;
-            links.fars.push(far);
+            let daemon = links.begin(at, peer, &tls.restrict_to(&peer.name), host_key.renew, heard)?;
+            links.daemons.push(daemon);
         }
         Ok(links)
     }

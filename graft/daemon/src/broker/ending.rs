@@ -68,8 +68,8 @@ impl SessionBroker {
         session.said = (!is_told).then(|| PendingMessage::new(say));
         match stage {
             SessionStage::Open => {
-                let word = BrokerReply::Closed { reason: reason.to_owned() };
-                client.into_iter().for_each(|client| self.tell(client, &word));
+                let reply = BrokerReply::Closed { reason: reason.to_owned() };
+                client.into_iter().for_each(|client| self.tell(client, &reply));
             }
             SessionStage::Ending(_) => {}
             _ if session.is_own => {
@@ -96,16 +96,16 @@ impl SessionBroker {
     }
 
     pub(super) fn tick_sessions(&mut self, runtime: &mut PacketRuntime, now: Instant) {
-        let lives: Vec<_> = self.sessions.keys().copied().collect();
-        for id in lives {
+        let session_ids: Vec<_> = self.sessions.keys().copied().collect();
+        for id in session_ids {
             let Some(session) = self.sessions.get_mut(&id) else { continue };
-            if let Some(far) = self.links.fars.get(session.peer) {
+            if let Some(daemon) = self.links.daemons.get(session.peer) {
                 session
                     .said
                     .iter_mut()
                     .chain(&mut session.finish)
                     .filter_map(|said| said.due_message(now))
-                    .for_each(|say| far.say(say));
+                    .for_each(|say| daemon.say(say));
             }
             match session.stage {
                 SessionStage::Open => self.try_change(runtime, id),

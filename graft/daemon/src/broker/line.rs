@@ -78,8 +78,8 @@ impl ClientLine {
     ///
     /// # Errors
     /// The application has disconnected, or does not read (`WouldBlock`).
-    pub fn send(&self, word: &BrokerReply, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        self.control.send(word, descriptors)
+    pub fn send(&self, reply: &BrokerReply, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.control.send(reply, descriptors)
     }
 }
 

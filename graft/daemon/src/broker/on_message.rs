@@ -31,9 +31,9 @@ impl SessionBroker {
                     };
                 self.say(peer, &answer);
             }
-            PeerMessage::Keys { word } => {
+            PeerMessage::Keys { message } => {
                 let name = self.peers.get(peer).map_or("", |peer| &peer.name);
-                if let Err(error) = runtime.hear_key_word(name, &word) {
+                if let Err(error) = runtime.receive_key_message(name, &message) {
                     error!(peer = name, "a message about session keys cannot be handled: {error}");
                 }
             }
@@ -86,7 +86,7 @@ impl SessionBroker {
     }
 
     pub(super) fn say(&self, peer: usize, say: &PeerMessage) {
-        self.links.fars.get(peer).into_iter().for_each(|far| far.say(say));
+        self.links.daemons.get(peer).into_iter().for_each(|daemon| daemon.say(say));
     }
 
     pub(super) fn say_of(&self, id: u64, say: &PeerMessage) {

@@ -27,10 +27,9 @@ impl SessionBroker {
         service: String,
         want: Want,
     ) -> Result<(), Denied> {
-        let (Some(found), Some(far)) = (self.peers.get(peer), self.links.fars.get(peer)) else {
-            return Ok(());
-        };
-        let offer = choose(&self.offers, &want, &far.path(), found.cipher.is_some());
+        let Some(daemon) = self.links.daemons.get(peer) else { return Ok(()) };
+        let Some(found) = self.peers.get(peer) else { return Ok(()) };
+        let offer = choose(&self.offers, &want, &daemon.path(), found.cipher.is_some());
         let offer = offer.map_err(|refused| denied(&refused))?;
         let graft = offer.graft.clone();
         let in_order = waits(&want, offer);
@@ -180,14 +179,14 @@ impl SessionBroker {
             "an application has got a session"
         );
         let socket = socket.as_fd();
-        let (descriptors, word) = match control {
+        let (descriptors, reply) = match control {
             Some(control) => (vec![socket, control.as_fd()], BrokerReply::Accepted(opened)),
             None => (vec![socket], BrokerReply::Opened(opened)),
         };
-        let is_taken = client.tell(&word, &descriptors);
+        let is_taken = client.tell(&reply, &descriptors);
         (session.stage, session.said) = (SessionStage::Open, None);
         let peer = session.peer;
-        is_taken.then(|| self.links.fars.get_mut(peer).into_iter().for_each(|far| far.opened += 1))
+        is_taken.then(|| self.links.daemons.get_mut(peer).into_iter().for_each(|daemon| daemon.opened += 1))
     }
 
     pub(super) fn accepted(&mut self, id: u64) {

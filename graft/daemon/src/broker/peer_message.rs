@@ -7,7 +7,7 @@ use std::{
 
 use millrace_graft::packet::{
     choose::PeerPathFigures,
-    keys::{Exported, KeyWord},
+    keys::{Exported, PeerKeyMessage},
 };
 use millrace_messages::SessionRefusal;
 use quinn::Connection;
@@ -83,7 +83,7 @@ pub enum PeerMessage {
     },
     /// A message that negotiates or renews the encryption keys of a session.
     Keys {
-        word: KeyWord,
+        message: PeerKeyMessage,
     },
     /// The session still exists at the sender. `delivered` is the number of datagrams that have arrived for the
     /// sender's application, if the receiver has asked for reports.
@@ -228,19 +228,19 @@ mod tests {
             PeerMessage::Open { id: u64::MAX, port: u16::MAX, service, in_order: true },
             PeerMessage::Close { id: u64::MAX, messages: Some(u32::MAX), reason },
             PeerMessage::Keys {
-                word: KeyWord {
+                message: PeerKeyMessage {
                     local: "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535".parse().expect("an address"),
                     remote: "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff1]:65535".parse().expect("an address"),
                     cipher: Some(AeadCipher::Chacha20Poly1305),
                     phase: 1,
-                    word: KeyMessage::Take(NoncePair { first: [255; 16], second: [255; 16] }, [255; 16]),
+                    message: KeyMessage::Take(NoncePair { first: [255; 16], second: [255; 16] }, [255; 16]),
                 },
             },
         ];
         for say in longest {
             let text = serde_json::to_vec(&say).expect("JSON");
             assert!(text.len() <= MESSAGE_MAX);
-            assert_eq!(serde_json::from_slice::<PeerMessage>(&text).expect("a word"), say);
+            assert_eq!(serde_json::from_slice::<PeerMessage>(&text).expect("a message"), say);
         }
         for text in
             ["", "{}", "[]", r#"{"say":"go"}"#, r#"{"say":"go","id":-1}"#, r#"{"say":"go","id":1,"x":1}"#]

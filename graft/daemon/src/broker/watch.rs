@@ -18,8 +18,8 @@ use super::{
 impl SessionBroker {
     pub(super) fn look_at_quality(&mut self, runtime: &mut PacketRuntime) {
         let now = Instant::now();
-        let lives: Vec<_> = self.sessions.keys().copied().collect();
-        for id in lives {
+        let session_ids: Vec<_> = self.sessions.keys().copied().collect();
+        for id in session_ids {
             let has_wishes = |session: &&mut ClientSession| {
                 session.stage == SessionStage::Open && session.want.qos != Qos::default()
             };
@@ -28,15 +28,13 @@ impl SessionBroker {
             };
             let Ok(Some(traffic)) = runtime.traffic(&session.ends) else { continue };
             session.quality.look(&traffic);
-            let (Some(far), Some(peer)) = (self.links.fars.get(session.peer), self.peers.get(session.peer))
-            else {
-                continue;
-            };
-            let measured = far.path();
+            let Some(daemon) = self.links.daemons.get(session.peer) else { continue };
+            let Some(peer) = self.peers.get(session.peer) else { continue };
+            let measured = daemon.path();
             // The expected delay includes queueing, so the present round-trip time is used and not the smallest one.
             // The loss is the larger of two rates: of pings, and of the session's datagrams.
             let path = PeerPathFigures {
-                round_trip: far.round_trip_now(),
+                round_trip: daemon.round_trip_now(),
                 loss: measured.loss.into_iter().chain(session.quality.loss()).reduce(f64::max),
             };
             let Some(offer) = self.offers.iter().find(|offer| offer.graft == session.graft) else {

@@ -94,12 +94,12 @@ async fn take(
     let (met, (peer, crowd)) = tcp::answer(stream, config, limits, context.run, admit).await?;
     let socket = CarrierSocket::new(met.stream, &crowd);
     let halves = halves(&socket, &met.secrets).context("the cipher of the handshake is not supported")?;
-    let far = Arc::new(CarrierPeer { peer: peer.clone(), run: met.run, remote, local });
-    context.carriers.have_come_to(&far);
+    let caller = Arc::new(CarrierPeer { name: peer.clone(), run: met.run, remote, local });
+    context.carriers.have_come_to(&caller);
     let context = context.clone();
     // A pool connection that no tunnelled connection uses waits for its next use in a task of its own.
     let home: Home = Arc::new(move |stream| {
-        tokio::spawn(host::wait(context.clone(), far.clone(), stream));
+        tokio::spawn(host::wait(context.clone(), caller.clone(), stream));
     });
     home(CarrierStream::tls(halves.0, halves.1, home.clone(), met.asks.then_some(ASKED)));
     Ok(peer)

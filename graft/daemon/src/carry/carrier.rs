@@ -21,7 +21,7 @@ const SUSPECT_LEAST: Duration = Duration::from_millis(300);
 
 /// The tunnel broker at the other end: its authenticated name, and what its greeting says.
 pub struct CarrierPeer {
-    pub peer: String,
+    pub name: String,
     /// Random number that the other broker chose when it started, by which a restart is noticed.
     pub run: u64,
     /// Address that the other broker's packets come from.
@@ -86,8 +86,15 @@ pub enum CarrierLink {
 }
 
 /// A carrier to one peer's tunnel broker, and its state.
+///
+/// A carrier is *ready*, *suspected* or *closed*. `Carriers::suspect` moves a ready carrier to suspected when an answer
+/// on it is overdue. Anything that arrives on it makes it ready again. While it is suspected and the peer has a carrier
+/// that is not, it is also *left*: [`Self::wait_until_left`] returns, and the tunnelled connections move to the other
+/// carrier. It is closed when its link ends or [`Self::close`] is called, and stays so. The task that made the carrier
+/// adds it to `Carriers` once, and removes it after its end. Only `Carriers` calls [`Self::set_suspect`] and
+/// [`Self::set_left`], with its lock held. The peer, the route and the link never change.
 pub struct PeerCarrier {
-    pub far: Arc<CarrierPeer>,
+    pub peer: Arc<CarrierPeer>,
     pub way: CarrierRoute,
     link: CarrierLink,
     /// Addresses of the hosts that are reached by this carrier.
@@ -101,11 +108,11 @@ pub struct PeerCarrier {
 }
 
 impl PeerCarrier {
-    pub fn new(far: Arc<CarrierPeer>, way: CarrierRoute, link: CarrierLink) -> Self {
+    pub fn new(peer: Arc<CarrierPeer>, way: CarrierRoute, link: CarrierLink) -> Self {
         let is_suspect = AtomicBool::new(false);
         let since = Mutex::new(Instant::now());
         let left = watch::Sender::new(false);
-        Self { far, way, link, addresses: Vec::new(), is_suspect, since, left }
+        Self { peer, way, link, addresses: Vec::new(), is_suspect, since, left }
     }
 
     /// Opens a stream for one connection. Waits while the peer permits no more streams. The call may be cancelled.
@@ -187,7 +194,7 @@ impl PeerCarrier {
 
     pub fn status(&self) -> status::CarrierStatus {
         let own = status::CarrierStatus {
-            peer: self.far.peer.clone(),
+            peer: self.peer.name.clone(),
             carrier: self.way.kind.name().to_owned(),
             way: self.way.to_string(),
             age_s: self.since.lock().elapsed().as_secs_f64(),

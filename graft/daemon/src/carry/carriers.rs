@@ -159,35 +159,35 @@ impl Carriers {
     /// peer any more.
     pub fn add(&self, mut carrier: PeerCarrier) -> Option<Arc<PeerCarrier>> {
         let mut states = self.peers.lock();
-        let state = states.get_mut(&carrier.far.peer)?;
+        let state = states.get_mut(&carrier.peer.name)?;
         carrier.addresses = state.settings.all_addresses().collect();
         // A peer that has connected to this host, and whose addresses the settings do not list, is reached at the
         // address that it connected from.
         if !carrier.way.is_called() && carrier.addresses.is_empty() {
-            carrier.addresses.push(carrier.far.remote);
+            carrier.addresses.push(carrier.peer.remote);
         }
         state.latest.clone_from(&carrier.addresses);
-        state.come_to.extend(carrier.far.local);
+        state.come_to.extend(carrier.peer.local);
         let carrier = Arc::new(carrier);
         state.all.retain(|other| other.way != carrier.way);
         state.all.push(carrier.clone());
         state.why.remove(&carrier.way);
         state.choose();
-        info!(peer = carrier.far.peer, "a carrier to the peer is warm: {}", carrier.way);
+        info!(peer = carrier.peer.name, "a carrier to the peer is warm: {}", carrier.way);
         self.tell(&states, false);
         Some(carrier)
     }
 
     pub fn remove(&self, carrier: &Arc<PeerCarrier>, why: String) {
         let mut states = self.peers.lock();
-        let Some(state) = states.get_mut(&carrier.far.peer) else { return };
+        let Some(state) = states.get_mut(&carrier.peer.name) else { return };
         let count = state.all.len();
         state.all.retain(|other| !Arc::ptr_eq(other, carrier));
         // Another carrier by the same route has already replaced the removed one.
         if state.all.len() == count {
             return;
         }
-        warn!(peer = carrier.far.peer, "a carrier has ended: {}: {why}", carrier.way);
+        warn!(peer = carrier.peer.name, "a carrier has ended: {}: {why}", carrier.way);
         state.why.insert(carrier.way.clone(), why);
         state.choose();
         if state.all.is_empty() {
@@ -243,9 +243,9 @@ impl Carriers {
     }
 
     /// Records the local address at which a connection of one of the peer's pools has arrived.
-    pub fn have_come_to(&self, far: &CarrierPeer) {
-        if let Some(state) = self.peers.lock().get_mut(&far.peer) {
-            state.come_to.extend(far.local);
+    pub fn have_come_to(&self, peer: &CarrierPeer) {
+        if let Some(state) = self.peers.lock().get_mut(&peer.name) {
+            state.come_to.extend(peer.local);
         }
     }
 
@@ -281,7 +281,7 @@ impl Carriers {
             return;
         }
         warn!(
-            peer = carrier.far.peer,
+            peer = carrier.peer.name,
             "a carrier is suspected, since nothing comes back on it: {}", carrier.way
         );
         let heard = carrier.last_arrival();
@@ -300,7 +300,7 @@ impl Carriers {
     /// has changed.
     fn set_suspect(&self, carrier: &Arc<PeerCarrier>, is_suspect: bool) -> bool {
         let mut states = self.peers.lock();
-        let Some(state) = states.get_mut(&carrier.far.peer) else { return false };
+        let Some(state) = states.get_mut(&carrier.peer.name) else { return false };
         let is_there = state.all.iter().any(|other| Arc::ptr_eq(other, carrier));
         if !is_there || !carrier.set_suspect(is_suspect) {
             return false;

@@ -172,7 +172,7 @@ async fn streams(context: Arc<CarryContext>, carrier: Arc<PeerCarrier>, connecti
     while let Ok(stream) = connection.accept_bi().await {
         tokio::spawn(host::serve(
             context.clone(),
-            carrier.far.clone(),
+            carrier.peer.clone(),
             CarrierStream::quic(&connection, stream.0, stream.1),
         ));
     }
@@ -260,8 +260,8 @@ async fn answer(context: &Arc<CarryContext>, met: DialledPeer) -> anyhow::Result
 fn begin(context: &Arc<CarryContext>, peer: String, connection: Connection, run: u64, way: CarrierRoute) {
     let remote = connection.remote_address().ip().to_canonical();
     let local = connection.local_ip().map(|ip| ip.to_canonical());
-    let far = Arc::new(CarrierPeer { peer, run, remote, local });
-    match context.carriers.add(PeerCarrier::new(far, way, CarrierLink::Quic(connection.clone()))) {
+    let peer = Arc::new(CarrierPeer { name: peer, run, remote, local });
+    match context.carriers.add(PeerCarrier::new(peer, way, CarrierLink::Quic(connection.clone()))) {
         Some(carrier) => {
             tokio::spawn(streams(context.clone(), carrier.clone(), connection));
             tokio::spawn(probe::watch(context.carriers.clone(), carrier.clone()));

@@ -14,7 +14,7 @@ use millrace_graft::{
 use millrace_graft_kernel::{
     covers, gateway as kernel,
     gateway::{Config, GatewayConnection, GatewayRun, GatewaySyn, VERDICTS},
-    hook::Lead,
+    hook::RedirectRule,
 };
 use millrace_kernel::prefix::Prefix;
 use parking_lot::Mutex;
@@ -100,7 +100,7 @@ impl CarryGateway {
         Ok((gateway, KernelEvents::new(asks)?))
     }
 
-    pub fn set_rules(&self, rules: &[Lead]) -> anyhow::Result<()> {
+    pub fn set_rules(&self, rules: &[RedirectRule]) -> anyhow::Result<()> {
         Ok(self.kernel.set_rules(rules)?)
     }
 

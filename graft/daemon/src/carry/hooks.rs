@@ -18,7 +18,7 @@ use anyhow::bail;
 use millrace_graft::SideSetting;
 use millrace_graft_kernel::{
     CallerRule, SelectionMaps, everybody,
-    hook::{Config, Guest, HOOK_RULES, HookPrograms, Lead, RedirectedConnection},
+    hook::{Config, Guest, HOOK_RULES, HookPrograms, RedirectRule, RedirectedConnection},
 };
 use parking_lot::Mutex;
 use tokio::net::TcpSocket;
@@ -43,7 +43,7 @@ pub struct Hooks {
 struct HookState {
     own: HookPrograms,
     /// Rules of the daemon's own hook.
-    rules: Vec<Lead>,
+    rules: Vec<RedirectRule>,
     /// Ports whose connections are never redirected, whatever the rules say.
     plain: Vec<RangeInclusive<u16>>,
     commands: Vec<HookCommand>,
@@ -61,9 +61,9 @@ struct HookCommand {
     cgroup: PathBuf,
     hook: HookPrograms,
     /// Rules for redirecting the command's connections, if the command is a client.
-    rules: Vec<Lead>,
+    rules: Vec<RedirectRule>,
     /// Rules for connections of peers to the command's servers, if it has any.
-    serves: Vec<Lead>,
+    serves: Vec<RedirectRule>,
 }
 
 impl HookState {
@@ -96,7 +96,7 @@ impl Hooks {
         state.commands.clear();
     }
 
-    pub fn set_rules(&self, rules: &[Lead]) -> anyhow::Result<()> {
+    pub fn set_rules(&self, rules: &[RedirectRule]) -> anyhow::Result<()> {
         let state = &mut *self.state.lock();
         state.rules = rules.to_vec();
         Ok(state.own.set_rules(&with_plain(&state.plain, rules))?)
@@ -129,7 +129,7 @@ impl Hooks {
     }
 
     /// Adds a hook for the processes of this cgroup, which stays until the cgroup is removed or empty.
-    pub fn add(&self, cgroup: &Path, side: SideSetting, leads: Vec<Lead>) -> anyhow::Result<()> {
+    pub fn add(&self, cgroup: &Path, side: SideSetting, rules: Vec<RedirectRule>) -> anyhow::Result<()> {
         let mut state = self.state.lock();
         if state.commands.len() >= COMMANDS_MAX {
             bail!("{COMMANDS_MAX} commands already run with a hook, and that is the limit");
@@ -139,8 +139,8 @@ impl Hooks {
         }
         let mut hook = HookPrograms::load(&self.config, None)?;
         let (rules, serves) = match side {
-            SideSetting::Client => (leads, Vec::new()),
-            SideSetting::Server => (Vec::new(), leads),
+            SideSetting::Client => (rules, Vec::new()),
+            SideSetting::Server => (Vec::new(), rules),
         };
         // The new hook gets the present rules and peers before it is attached, so that it redirects correctly at once.
         hook.set_rules(&with_plain(&state.plain, &rules))?;
@@ -159,13 +159,13 @@ impl Hooks {
         commands.retain_mut(|command| {
             // The kernel reports `populated 1` while a process is in the cgroup or below it.
             let events = std::fs::read_to_string(command.cgroup.join("cgroup.events"));
-            let lives = events.is_ok_and(|events| events.lines().any(|line| line == "populated 1"));
-            if !lives {
+            let is_populated = events.is_ok_and(|events| events.lines().any(|line| line == "populated 1"));
+            if !is_populated {
                 add_verdicts(past, &mut command.hook);
                 // The cgroup's directory was made for the command, and is empty now.
                 let _ = std::fs::remove_dir(&command.cgroup);
             }
-            lives
+            is_populated
         });
     }
 
@@ -187,7 +187,8 @@ impl Hooks {
 
     /// Reports whether a command's rules let this peer connect to the command's server at this port.
     pub fn serves(&self, port: u16, peer: IpAddr) -> bool {
-        let fits = |lead: &Lead| lead.ports.contains(&port) && millrace_graft_kernel::covers(lead.peer, peer);
+        let covers = millrace_graft_kernel::covers;
+        let fits = |rule: &RedirectRule| rule.ports.contains(&port) && covers(rule.peer, peer);
         self.state.lock().commands.iter().flat_map(|command| &command.serves).any(fits)
     }
 
@@ -283,7 +284,7 @@ impl Hooks {
     }
 }
 
-fn ports<'a>(rules: impl Iterator<Item = &'a Lead>) -> Vec<RangeInclusive<u16>> {
+fn ports<'a>(rules: impl Iterator<Item = &'a RedirectRule>) -> Vec<RangeInclusive<u16>> {
     let mut ports = Vec::new();
     for rule in rules.filter(|rule| !rule.ports.is_empty()) {
         if !ports.contains(&rule.ports) {
@@ -295,8 +296,8 @@ fn ports<'a>(rules: impl Iterator<Item = &'a Lead>) -> Vec<RangeInclusive<u16>> 
 
 /// Returns the rules for a hook: first rules that exclude the `plain` ports from redirection, then `rules`. If the
 /// hook's table has no space for all of them, nothing is redirected.
-fn with_plain(plain: &[RangeInclusive<u16>], rules: &[Lead]) -> Vec<Lead> {
-    let in_place = |ports: RangeInclusive<u16>| Lead {
+fn with_plain(plain: &[RangeInclusive<u16>], rules: &[RedirectRule]) -> Vec<RedirectRule> {
+    let in_place = |ports: RangeInclusive<u16>| RedirectRule {
         peer: everybody(),
         ports,
         caller: CallerRule::default(),

@@ -49,14 +49,14 @@ const PATIENCE_ON_LO: Duration = Duration::from_secs(2);
 const PORT_TRIES: usize = 256;
 
 /// Serves one stream of a QUIC carrier.
-pub async fn serve(context: Arc<CarryContext>, far: Arc<CarrierPeer>, mut stream: CarrierStream) {
+pub async fn serve(context: Arc<CarryContext>, peer: Arc<CarrierPeer>, mut stream: CarrierStream) {
     match stream.first().await {
         Ok(CarryFrame::Data(bytes)) => warm::discard(stream, bytes.len() as u64).await,
         // With an empty stream the peer asks whether the carrier still works, so an answer is sent.
         Ok(CarryFrame::End) => stream.finish(),
-        Ok(first) => begin(&context, &far, stream, first).await,
+        Ok(first) => begin(&context, &peer, stream, first).await,
         Err(error) => {
-            debug!(peer = far.peer, "a stream of a carrier ended before its first frame: {error}");
+            debug!(peer = peer.name, "a stream of a carrier ended before its first frame: {error}");
             stream.reset();
         }
     }
@@ -65,7 +65,7 @@ pub async fn serve(context: Arc<CarryContext>, far: Arc<CarrierPeer>, mut stream
 /// Waits until the peer opens a tunnelled connection on a pool connection, and serves it. Before that, the peer may
 /// once exchange filler bytes that open the congestion window. If it could do so repeatedly, it could make this host
 /// send without limit.
-pub async fn wait(context: Arc<CarryContext>, far: Arc<CarrierPeer>, mut stream: CarrierStream) {
+pub async fn wait(context: Arc<CarryContext>, peer: Arc<CarrierPeer>, mut stream: CarrierStream) {
     let mut is_warm = false;
     loop {
         match stream.receiver.next().await {
@@ -77,25 +77,25 @@ pub async fn wait(context: Arc<CarryContext>, far: Arc<CarrierPeer>, mut stream:
             // The frame is a late `Ask` or `Answer` that belongs to the tunnelled connection that used this pool
             // connection before.
             Ok(CarryFrame::Ask | CarryFrame::Answer) if stream.asked.is_some() => {}
-            Ok(first) => return begin(&context, &far, stream, first).await,
+            Ok(first) => return begin(&context, &peer, stream, first).await,
             Err(_) => return,
         }
     }
 }
 
-async fn begin(context: &CarryContext, far: &CarrierPeer, mut stream: CarrierStream, first: CarryFrame) {
+async fn begin(context: &CarryContext, peer: &CarrierPeer, mut stream: CarrierStream, first: CarryFrame) {
     match first {
         CarryFrame::Open(open) => {
-            let ended = match host(context, far, stream, open).await {
+            let ended = match host(context, peer, stream, open).await {
                 Ok(ended) => ended.name(),
                 Err(reason) => reason.name(),
             };
             context.table.count(ended);
         }
-        CarryFrame::Resume { id, received } => resume(context, far, stream, id, received).await,
+        CarryFrame::Resume { id, received } => resume(context, peer, stream, id, received).await,
         other => {
             debug!(
-                peer = far.peer,
+                peer = peer.name,
                 "a stream of a carrier was reset, since its first frame does not open a connection: {other:?}"
             );
             stream.reset();
@@ -103,8 +103,8 @@ async fn begin(context: &CarryContext, far: &CarrierPeer, mut stream: CarrierStr
     }
 }
 
-async fn resume(context: &CarryContext, far: &CarrierPeer, stream: CarrierStream, id: u64, received: u64) {
-    match context.table.find(&(far.peer.clone(), far.run, id)) {
+async fn resume(context: &CarryContext, peer: &CarrierPeer, stream: CarrierStream, id: u64, received: u64) {
+    match context.table.find(&(peer.name.clone(), peer.run, id)) {
         TunnelLookup::Live(streams) => drop(streams.send((stream, received)).await),
         // All bytes were delivered to the server. The peer may have missed the frame that acknowledges the last of
         // them, so it is sent again.
@@ -151,29 +151,29 @@ async fn telling<T>(stream: &mut CarrierStream, work: impl Future<Output = T>) -
 
 async fn host(
     context: &CarryContext,
-    far: &CarrierPeer,
+    peer: &CarrierPeer,
     mut stream: CarrierStream,
     open: OpenFrame,
 ) -> Result<PumpEnd, CarryReason> {
     let place = context.table.enter().ok_or(CarryReason::Busy);
-    let key = (far.peer.clone(), far.run, open.id);
+    let key = (peer.name.clone(), peer.run, open.id);
     // A peer that resumes the connection before the server was reached waits on this channel, so that the server gets
     // only one connection.
     let streams = context.table.host(key.clone());
     let reached = match &place {
-        Ok(_) => telling(&mut stream, reach(context, far, &open)).await,
+        Ok(_) => telling(&mut stream, reach(context, peer, &open)).await,
         Err(reason) => Err(*reason),
     };
     let (local, _shown) = match reached {
         Ok(reached) => reached,
         Err(reason) => {
             context.table.finish(key, None);
-            debug!(peer = far.peer, server = %open.server, "a tunnelled connection of the peer was refused: {}", reason.name());
+            debug!(peer = peer.name, server = %open.server, "a tunnelled connection of the peer was refused: {}", reason.name());
             answer(stream, &[CarryFrame::Refused(reason)]).await;
             return Err(reason);
         }
     };
-    let _counted = context.carriers.count(&far.peer);
+    let _counted = context.carriers.count(&peer.name);
     let kind = TrafficClass { is_client: false, port: open.server.port(), command: String::new(), cgroup: 0 };
     let meter = TransferMeter::new(&context.purposes, kind, open.client.ip());
     let mut pump = TunnelPump::new(context, &local, stream, PumpRole::Server { streams }, meter);
@@ -188,19 +188,19 @@ async fn host(
 /// Connects to the server, which sees the client's address as its peer.
 async fn reach<'a>(
     context: &'a CarryContext,
-    far: &CarrierPeer,
+    peer: &CarrierPeer,
     open: &OpenFrame,
 ) -> Result<(TcpStream, Option<ShownClient<'a>>), CarryReason> {
-    let client = client_of(context, far, open)?;
+    let client = client_of(context, peer, open)?;
     let server = open.server;
     if !is_listed(context, server.port(), client.ip()) {
         return Err(CarryReason::NotListed);
     }
     if !is_here(server.ip()) {
-        return Ok((reach_behind(context, far, open).await?, None));
+        return Ok((reach_behind(context, peer, open).await?, None));
     }
     let is_named = is_named(context, server, client.ip());
-    if !is_named && !context.carriers.reach(&far.peer, server.ip()) {
+    if !is_named && !context.carriers.reach(&peer.name, server.ip()) {
         return Err(CarryReason::NotHere);
     }
     let listener = find_listener(client.ip(), server)?;
@@ -247,13 +247,13 @@ async fn reach<'a>(
 /// any other address back to the tunnel broker.
 async fn reach_behind(
     context: &CarryContext,
-    far: &CarrierPeer,
+    peer: &CarrierPeer,
     open: &OpenFrame,
 ) -> Result<TcpStream, CarryReason> {
     if !context.gateway.as_ref().is_some_and(|it| it.has_behind(open.server.ip())) {
         return Err(CarryReason::NotHere);
     }
-    if !context.carriers.stands_for(&far.peer, open.client.ip()) {
+    if !context.carriers.stands_for(&peer.name, open.client.ip()) {
         return Err(CarryReason::Client);
     }
     let connect = gatewayed::connect(&context.hooks, open.client, open.server);
@@ -270,14 +270,14 @@ async fn reach_behind(
 
 /// Returns the address that the server sees as the client: the claimed one if the peer's key may speak for it, and
 /// otherwise the address that the peer's carrier comes from, as with NAT.
-fn client_of(context: &CarryContext, far: &CarrierPeer, open: &OpenFrame) -> Result<SocketAddr, CarryReason> {
-    let said = open.client.ip();
-    let remote = far.remote;
-    if said == remote || context.carriers.stands_for(&far.peer, said) {
-        return Ok(open.client);
+fn client_of(context: &CarryContext, peer: &CarrierPeer, ask: &OpenFrame) -> Result<SocketAddr, CarryReason> {
+    let said = ask.client.ip();
+    let remote = peer.remote;
+    if said == remote || context.carriers.stands_for(&peer.name, said) {
+        return Ok(ask.client);
     }
-    match remote.is_ipv4() == open.server.is_ipv4() {
-        true => Ok(SocketAddr::new(remote, open.client.port())),
+    match remote.is_ipv4() == ask.server.is_ipv4() {
+        true => Ok(SocketAddr::new(remote, ask.client.port())),
         false => Err(CarryReason::Client),
     }
 }

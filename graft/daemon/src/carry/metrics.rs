@@ -10,6 +10,7 @@ type CarrierSums<'a> = BTreeMap<(&'a str, &'a str), u64>;
 
 const STATES: [&str; 4] = ["warm", "suspect", "full", "cold"];
 
+/// Writes the metrics of the tunnel broker to `out`.
 pub fn encode(carry: &CarryStatus, out: &mut Out<'_>) -> fmt::Result {
     let help = "Connections that match a rule, to hosts with a broker, by the broker's verdict";
     out.counts("hook_verdicts", help, "verdict", &carry.verdicts)?;
@@ -76,10 +77,10 @@ pub fn encode(carry: &CarryStatus, out: &mut Out<'_>) -> fmt::Result {
         carry.resumed,
     )?;
     out.counter(
-        "carried_untold",
+        "carried_lost_reports",
         "Reports about tunnelled connections that did not reach the choice of congestion controls",
         None,
-        carry.untold,
+        carry.lost_reports,
     )?;
     let bytes = sum_by_carrier(carry, |it| it.sent_bytes + it.received_bytes);
     out.counters(
@@ -138,7 +139,7 @@ mod tests {
             CarrierStatus { carrier: "quic".into(), sent_bytes: 4, received_bytes: 5, ..carrier.clone() };
         let tcp = CarrierStatus { carrier: "tcp".into(), pool_idle: 12, pool_busy: 13, ..carrier };
         let carry = CarryStatus {
-            verdicts: [("led".to_owned(), 1)].into(),
+            verdicts: [("redirected".to_owned(), 1)].into(),
             held: [("asked".to_owned(), 2)].into(),
             carriers: vec![quic, tcp],
             connections: 6,
@@ -152,7 +153,7 @@ mod tests {
                 verdicts: [("taken".to_owned(), 15)].into(),
                 ..GatewayStatus::default()
             }),
-            untold: 16,
+            lost_reports: 16,
             firewall: Some(FirewallStatus {
                 is_there: true,
                 rules: vec!["inet t out handle 4: quota".to_owned()],
@@ -164,7 +165,7 @@ mod tests {
         let status = Status { carry: Some(carry), ..Status::default() };
         let text = crate::metrics::encode(status, Vec::new()).unwrap();
         for line in [
-            r#"millrace_graft_hook_verdicts_total{verdict="led"} 1"#,
+            r#"millrace_graft_hook_verdicts_total{verdict="redirected"} 1"#,
             r#"millrace_graft_held_packets_total{verdict="asked"} 2"#,
             r#"millrace_graft_carried_ended_total{how="done"} 7"#,
             r#"millrace_graft_carriers{state="warm"} 2"#,
@@ -176,7 +177,7 @@ mod tests {
             r#"millrace_graft_carried_bytes_total{way="sent"} 9"#,
             r#"millrace_graft_carried_bytes_total{way="received"} 10"#,
             "millrace_graft_carried_resumed_total 8",
-            "millrace_graft_carried_untold_total 16",
+            "millrace_graft_carried_lost_reports_total 16",
             r#"millrace_graft_carrier_bytes_total{peer="a",carrier="quic"} 9"#,
             r#"millrace_graft_carrier_lost_packets_total{peer="a",carrier="quic"} 3"#,
             r#"millrace_graft_pool_connections{peer="a",carrier="tcp",state="idle"} 12"#,

@@ -64,7 +64,7 @@ use millrace_graft::{
 };
 use millrace_graft_kernel::{
     SelectionMaps,
-    hook::{Config, HOOK_RULES, Lead},
+    hook::{Config, HOOK_RULES, RedirectRule},
 };
 use millrace_graft_proto::select::kind::Kinds;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -83,7 +83,15 @@ use super::tls::Tls;
 /// Number of file descriptors that are kept free of tunnelled connections, for all other uses in the daemon.
 const OTHER_DESCRIPTORS: u64 = 256;
 
-/// The tunnel broker, which tunnels connections until it is dropped. Tunnelled connections are reset then.
+/// The tunnel broker of this host, from [`Self::start`] until it is dropped.
+///
+/// `start` returns once the hooks and listeners are in place and the tasks run that serve connections and carriers. The
+/// daemon then calls [`Self::apply`] for changed settings and [`Self::tick`] about once a second. [`Self::hook`] adds
+/// rules for a single cgroup. Each of them first gives the kernel the ports that need plain TCP, and then the rules, so
+/// that no connection is redirected by mistake. `apply` keeps the carriers of unchanged peers, and closes the others. If
+/// it fails, the steps before the failure stay in force, and the daemon may call it again. The kernel redirects
+/// connections to a peer only while a carrier to the peer is ready. Dropping the broker detaches the hooks first, and
+/// then closes the carriers, which resets all tunnelled connections.
 pub struct TunnelBroker {
     carry: CarrySettings,
     context: Arc<CarryContext>,
@@ -91,7 +99,7 @@ pub struct TunnelBroker {
     endpoint: Option<Endpoint>,
     tls: Arc<RwLock<Tls>>,
     /// Redirection rules that were last given to the kernel. They change when cgroups are added or removed.
-    leads: Mutex<Vec<Lead>>,
+    rules: Mutex<Vec<RedirectRule>>,
     /// For each peer, the tasks that connect to it, with the settings of the peer that were valid when the tasks
     /// started.
     calls: Mutex<BTreeMap<String, (AgreementPeer, Vec<AbortHandle>)>>,
@@ -169,11 +177,11 @@ impl TunnelBroker {
             info!(at = %listener.local_addr()?, "listening for carriers by TCP, MPTCP or SCTP");
             tasks.spawn(accept::listen(context.clone(), listener, tls.clone(), carry.pool.clone()));
         }
-        let leads = Mutex::default();
+        let rules = Mutex::default();
         let calls = Mutex::default();
         let tasks = Mutex::new(tasks);
         let carry = carry.clone();
-        let broker = Self { carry, context, strict, endpoint, tls, leads, calls, tasks };
+        let broker = Self { carry, context, strict, endpoint, tls, rules, calls, tasks };
         broker.apply(settings)?;
         Ok(Some(broker))
     }
@@ -185,12 +193,12 @@ impl TunnelBroker {
         if let Some(endpoint) = &self.endpoint {
             endpoint.set_server_config(Some(dial::server_config(&tls, &self.carry)?));
         }
-        let leads = redirect_rules(settings)?;
+        let rules = redirect_rules(settings)?;
         // The ports that must stay plain TCP are set before the rules, so that no connection is redirected by mistake.
-        self.follow_firewall(&leads)?;
-        self.context.hooks.set_rules(&leads)?;
-        self.context.gateway.as_ref().map_or(Ok(()), |gateway| gateway.set_rules(&leads))?;
-        *self.leads.lock() = leads;
+        self.follow_firewall(&rules)?;
+        self.context.hooks.set_rules(&rules)?;
+        self.context.gateway.as_ref().map_or(Ok(()), |gateway| gateway.set_rules(&rules))?;
+        *self.rules.lock() = rules;
         self.context.purposes.apply(settings);
         *self.context.servers.write() = settings.carried(SideSetting::Server).cloned().collect();
         self.context.carriers.set_peers(&agreement.peers);
@@ -249,22 +257,22 @@ impl TunnelBroker {
     }
 
     /// Adds a hook for the processes of a cgroup, with a rule for this hook only, until the cgroup is removed or empty.
-    pub fn hook(&self, cgroup: &Path, side: SideSetting, leads: Vec<Lead>) -> anyhow::Result<()> {
-        self.follow_firewall(&leads)?;
-        self.context.hooks.add(cgroup, side, leads)
+    pub fn hook(&self, cgroup: &Path, side: SideSetting, rules: Vec<RedirectRule>) -> anyhow::Result<()> {
+        self.follow_firewall(&rules)?;
+        self.context.hooks.add(cgroup, side, rules)
     }
 
     /// Updates the server ports to which connections are not redirected because this host's firewall requires plain
-    /// TCP. The ports of the redirection rules in the kernel, and of `leads`, are checked.
-    fn follow_firewall(&self, leads: &[Lead]) -> anyhow::Result<()> {
+    /// TCP. The ports of the redirection rules in the kernel, and of `rules`, are checked.
+    fn follow_firewall(&self, rules: &[RedirectRule]) -> anyhow::Result<()> {
         let mut ports = self.context.hooks.ports();
-        ports.extend(leads.iter().filter(|lead| !lead.in_place).map(|lead| lead.ports.clone()));
+        ports.extend(rules.iter().filter(|rule| !rule.in_place).map(|rule| rule.ports.clone()));
         self.context.hooks.set_plain(self.context.openings.plain_ports(&ports))
     }
 
-    /// Does the periodic work, about once a second. `leads` are the redirection rules that the settings and cgroups
+    /// Does the periodic work, about once a second. `rules` are the redirection rules that the settings and cgroups
     /// require now.
-    pub fn tick(&self, leads: Vec<Lead>) {
+    pub fn tick(&self, rules: Vec<RedirectRule>) {
         self.context.hooks.prune();
         // The local addresses of the routes to a peer may change while its carriers stay open.
         self.context.carriers.refresh();
@@ -275,7 +283,7 @@ impl TunnelBroker {
             );
         }
         self.context.openings.name_rules([&self.context.hooks.ports(), &self.served_ports()]);
-        if let Err(error) = self.follow_cgroups(leads) {
+        if let Err(error) = self.follow_cgroups(rules) {
             warn!(
                 "cgroups that rules name have come or gone, but the redirection rules in the kernel cannot be updated: {error:#}"
             );
@@ -284,8 +292,8 @@ impl TunnelBroker {
 
     /// Applies the redirection rules after cgroups were added or removed. The gateway has no rules for single cgroups,
     /// so it is not updated.
-    fn follow_cgroups(&self, now: Vec<Lead>) -> anyhow::Result<()> {
-        let mut told = self.leads.lock();
+    fn follow_cgroups(&self, now: Vec<RedirectRule>) -> anyhow::Result<()> {
+        let mut told = self.rules.lock();
         if now != *told {
             self.context.hooks.set_rules(&now)?;
             *told = now;
@@ -293,12 +301,13 @@ impl TunnelBroker {
         Ok(())
     }
 
+    /// Returns a problem of the gateway that needs the operator's attention, or `None`.
     pub fn trouble(&self) -> Option<String> {
         self.context.gateway.as_ref().and_then(|gateway| gateway.trouble())
     }
 
     /// Returns the tunnelled connections that have begun, changed or ended since the last call.
-    pub fn take_told(&self) -> Vec<CarriedFlow> {
+    pub fn take_flows(&self) -> Vec<CarriedFlow> {
         self.context.watch.take()
     }
 
@@ -307,6 +316,7 @@ impl TunnelBroker {
         self.context.carriers.warmth()
     }
 
+    /// Returns the status of the hooks, carriers and tunnelled connections.
     pub fn status(&self) -> status::CarryStatus {
         let table = &self.context.table;
         status::CarryStatus {
@@ -322,7 +332,7 @@ impl TunnelBroker {
             received_bytes: table.received.load(Relaxed),
             kept_bytes: table.kept.load(Relaxed),
             gateway: self.context.gateway.as_ref().map(|gateway| gateway.status()),
-            untold: self.context.watch.lost(),
+            lost_reports: self.context.watch.lost(),
             firewall: Some(self.context.openings.status([&self.context.hooks.ports(), &self.served_ports()])),
         }
     }
@@ -333,6 +343,8 @@ impl TunnelBroker {
         ports.chain(self.context.hooks.served_ports()).collect()
     }
 
+    /// Returns the status of the carrier to the host with this address, or `None` if no peer of the
+    /// settings has this address.
     pub fn carrier_to(&self, address: IpAddr) -> Option<status::CarrierStatus> {
         self.context.carriers.status_to(address)
     }
@@ -356,15 +368,15 @@ fn warn_on_error(what: &str, done: Result<(), millrace_graft_kernel::Error>) {
     }
 }
 
-fn redirect_rules(settings: &Settings) -> anyhow::Result<Vec<Lead>> {
-    let leads = settings.redirect_rules();
-    if leads.len() > HOOK_RULES {
+fn redirect_rules(settings: &Settings) -> anyhow::Result<Vec<RedirectRule>> {
+    let rules = settings.redirect_rules();
+    if rules.len() > HOOK_RULES {
         bail!(
             "carried rules, and those before them, have {} pairs of a port and a peer: the limit is {HOOK_RULES}",
-            leads.len()
+            rules.len()
         );
     }
-    Ok(leads)
+    Ok(rules)
 }
 
 fn run() -> anyhow::Result<u64> {

@@ -45,7 +45,7 @@ pub async fn keep(task: PeerPoolTask) {
     loop {
         match task.begin().await {
             Ok(Some((carrier, pool))) => {
-                let why = task.clone().hold(&carrier.far, &pool).await;
+                let why = task.clone().hold(&carrier.peer, &pool).await;
                 pool.close();
                 task.context.carriers.remove(&carrier, why.to_owned());
                 // If nothing was received, the peer has closed the connection after the handshake because its limit of
@@ -76,18 +76,18 @@ impl PeerPoolTask {
     /// do not name the peer any more.
     async fn begin(&self) -> anyhow::Result<Option<(Arc<PeerCarrier>, Arc<ConnectionPool>)>> {
         let met = self.call().await?;
-        let peer = self.peer.name.clone();
+        let name = self.peer.name.clone();
         let remote = self.at.ip().to_canonical();
         let local = met.stream.local_addr().ok().map(|at| at.ip().to_canonical());
-        let far = Arc::new(CarrierPeer { peer, run: met.run, remote, local });
+        let peer = Arc::new(CarrierPeer { name, run: met.run, remote, local });
         let pool = Arc::new(ConnectionPool::new(self.limits.clone(), met.rtt));
         pool.put(stream(&pool, met)?);
-        let carrier = PeerCarrier::new(far, self.way.clone(), CarrierLink::Pool(pool.clone()));
+        let carrier = PeerCarrier::new(peer, self.way.clone(), CarrierLink::Pool(pool.clone()));
         Ok(self.context.carriers.add(carrier).map(|carrier| (carrier, pool)))
     }
 
     /// Maintains enough connections in the pool until the pool has ended, and returns the reason for its end.
-    async fn hold(self: Arc<Self>, far: &CarrierPeer, pool: &Arc<ConnectionPool>) -> &'static str {
+    async fn hold(self: Arc<Self>, peer: &CarrierPeer, pool: &Arc<ConnectionPool>) -> &'static str {
         let mut calls = JoinSet::new();
         let mut not_before = Instant::now();
         loop {
@@ -99,7 +99,7 @@ impl PeerPoolTask {
                 return "all connections of the pool have ended";
             }
             while Instant::now() >= not_before && calls.len() < CALLS_MAX && pool.lacks(calls.len()) > 0 {
-                calls.spawn(self.clone().one_more(pool.clone(), far.run));
+                calls.spawn(self.clone().one_more(pool.clone(), peer.run));
             }
             let idle = pool.an_idle_one();
             tokio::select! {

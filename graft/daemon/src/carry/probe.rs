@@ -12,7 +12,7 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// Watches a carrier for silence until it is closed.
 pub async fn watch(carriers: Arc<Carriers>, carrier: Arc<PeerCarrier>) {
-    let peer = carrier.far.peer.as_str();
+    let peer = carrier.peer.name.as_str();
     let mut heard = carrier.last_arrival();
     let mut since = Instant::now();
     let mut has_asked = false;

@@ -506,7 +506,7 @@ impl<'a> TunnelPump<'a> {
         let PumpRole::Client { carrier, .. } = &self.role else { return asked };
         let is_asked = self.silence.as_ref().is_some_and(CarrierSilence::is_asked);
         let is_silent = !is_asked || carrier.last_arrival() == self.heard_when_asked;
-        match is_silent && self.context.carriers.has_several(&carrier.far.peer) {
+        match is_silent && self.context.carriers.has_several(&carrier.peer.name) {
             true => carrier.patience().min(asked),
             false => asked,
         }
@@ -598,13 +598,13 @@ impl<'a> TunnelPump<'a> {
     async fn resume_by_client(&mut self) -> Result<bool, PumpEnd> {
         loop {
             let PumpRole::Client { open, carrier } = &mut self.role else { return Err(PumpEnd::Lost) };
-            let mut carriers = self.context.carriers.watch(&carrier.far.peer).ok_or(PumpEnd::Lost)?;
+            let mut carriers = self.context.carriers.watch(&carrier.peer.name).ok_or(PumpEnd::Lost)?;
             let fresh = carriers.wait_for(|it| it.as_ref().is_some_and(|it| !it.is_closed())).await;
             // The channel has closed: the settings have changed the peer, or do not name it any more.
             let Some(fresh) = fresh.ok().and_then(|fresh| fresh.clone()) else { continue };
             // If the peer's tunnel broker was restarted in the meantime, it cannot know whether the connection had
             // already reached the server.
-            let same_run = fresh.far.run == carrier.far.run;
+            let same_run = fresh.peer.run == carrier.peer.run;
             *carrier = fresh;
             let Ok(mut stream) = carrier.open().await else { continue };
             let carrier = carrier.clone();

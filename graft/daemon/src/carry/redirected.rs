@@ -49,7 +49,7 @@ async fn begin(context: &CarryContext, mut local: TcpStream, from: SocketAddr) {
         return;
     }
     let Some((arrival, place)) = enter(context, from) else { return };
-    let carrier = context.carriers.carrier_to(arrival.far.ip());
+    let carrier = context.carriers.carrier_to(arrival.server.ip());
     let meter = meter(context, &arrival);
     let watched = watch(context, &arrival, from, carrier.as_deref(), &meter);
     let mut seen = None;
@@ -114,16 +114,16 @@ async fn carry(
         // The carrier has ended since the kernel redirected the connection.
         return connect_in_place(context, local, &arrival, Vec::new()).await;
     };
-    let client = SocketAddr::new(arrival.near, from.port());
-    if !context.openings.let_out(client, arrival.far, arrival.owner).await {
+    let client = SocketAddr::new(arrival.local, from.port());
+    if !context.openings.let_out(client, arrival.server, arrival.owner).await {
         // For the time `AVOID`, connections to this server are not redirected, so that test packets through the
         // firewall are not needed for each of them.
-        context.hooks.avoid(arrival.far, AVOID);
+        context.hooks.avoid(arrival.server, AVOID);
         return connect_in_place(context, local, &arrival, Vec::new()).await;
     }
     // The peer finds the connection by this ID if it is resumed on another carrier.
-    let open = OpenFrame { id: context.table.next_id(), server: arrival.far, client };
-    let _counted = context.carriers.count(&carrier.far.peer);
+    let open = OpenFrame { id: context.table.next_id(), server: arrival.server, client };
+    let _counted = context.carriers.count(&carrier.peer.name);
     let refused = match carry_over(context, local, open, carrier, meter, seen).await {
         Ok((PumpEnd::Refused(reason), given)) => Some((reason, given)),
         Ok((ended, _)) => return ended,
@@ -132,12 +132,12 @@ async fn carry(
     match refused {
         None => connect_in_place(context, local, &arrival, Vec::new()).await,
         Some((reason, given)) if reason.is_brokers() => {
-            debug!(server = %arrival.far, "the peer's broker refuses the connection: {}", reason.name());
-            context.hooks.avoid(arrival.far, AVOID);
+            debug!(server = %arrival.server, "the peer's broker refuses the connection: {}", reason.name());
+            context.hooks.avoid(arrival.server, AVOID);
             connect_in_place(context, local, &arrival, given).await
         }
         Some((reason, _)) => {
-            context.hooks.avoid(arrival.far, AVOID);
+            context.hooks.avoid(arrival.server, AVOID);
             PumpEnd::Refused(reason)
         }
     }
@@ -147,8 +147,8 @@ async fn carry(
 pub fn meter(context: &CarryContext, arrival: &RedirectedConnection) -> TransferMeter {
     let command = arrival.command.clone();
     let cgroup = arrival.cgroup;
-    let kind = TrafficClass { is_client: true, port: arrival.far.port(), command, cgroup };
-    TransferMeter::new(&context.purposes, kind, arrival.far.ip())
+    let kind = TrafficClass { is_client: true, port: arrival.server.port(), command, cgroup };
+    TransferMeter::new(&context.purposes, kind, arrival.server.ip())
 }
 
 struct NoStream;
@@ -202,10 +202,10 @@ async fn connect_in_place(
     arrival: &RedirectedConnection,
     given: Vec<Bytes>,
 ) -> PumpEnd {
-    let mut remote = match connect(context, arrival.far, arrival.owner).await {
+    let mut remote = match connect(context, arrival.server, arrival.owner).await {
         Ok(remote) => remote,
         Err(error) => {
-            debug!(server = %arrival.far, "cannot connect to the server of a redirected connection by plain TCP: {error}");
+            debug!(server = %arrival.server, "cannot connect to the server of a redirected connection by plain TCP: {error}");
             return PumpEnd::Reset;
         }
     };

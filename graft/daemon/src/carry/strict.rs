@@ -128,7 +128,7 @@ async fn begin(context: &CarryContext, strict: &Strict, ask: &HoldSyn) {
         return;
     };
     let from = canonical(ask.from);
-    let carrier = context.carriers.carrier_to(arrival.far.ip());
+    let carrier = context.carriers.carrier_to(arrival.server.ip());
     let meter = redirected::meter(context, &arrival);
     let watched = redirected::watch(context, &arrival, from, carrier.as_deref(), &meter);
     let mut seen = None;
@@ -175,7 +175,7 @@ impl OpenedStream {
         meter: TransferMeter,
     ) -> (PumpEnd, Option<TunnelRecord>) {
         let Some(stream) = self.stream.take() else { return (PumpEnd::Reset, None) };
-        let _counted = context.carriers.count(&carrier.far.peer);
+        let _counted = context.carriers.count(&carrier.peer.name);
         let mut pump = TunnelPump::accepted(context, local, stream, self.open, carrier, meter);
         let ended = pump.run().await;
         (ended, Some(pump.tunnel_record()))
@@ -248,9 +248,9 @@ async fn reach(
     carrier: Option<Arc<PeerCarrier>>,
     arrival: &RedirectedConnection,
 ) -> Result<ReachedServer, CarryReason> {
-    let server = arrival.far;
+    let server = arrival.server;
     let owner = arrival.owner;
-    let client = SocketAddr::new(arrival.near, from.port());
+    let client = SocketAddr::new(arrival.local, from.port());
     if let Some(carrier) = carrier
         && context.openings.let_out(client, server, owner).await
     {

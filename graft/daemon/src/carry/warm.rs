@@ -27,7 +27,7 @@ pub async fn open(carrier: &PeerCarrier, bytes: u64) {
         return;
     }
     if let Err(error) = try_open(carrier, bytes).await {
-        debug!(peer = carrier.far.peer, "cannot send filler bytes that grow a congestion window: {error}");
+        debug!(peer = carrier.peer.name, "cannot send filler bytes that grow a congestion window: {error}");
     }
 }
 

@@ -33,7 +33,7 @@ pub struct TunnelRecord {
 
 #[derive(Default)]
 pub struct TunnelWatch {
-    told: Mutex<Vec<CarriedFlow>>,
+    flows: Mutex<Vec<CarriedFlow>>,
     next: AtomicU64,
     lost: AtomicU64,
 }
@@ -46,7 +46,7 @@ pub struct WatchedTunnel {
     command: Option<String>,
     cgroup: Option<u64>,
     began_ns: u64,
-    is_told: bool,
+    is_reported: bool,
 }
 
 impl TunnelWatch {
@@ -61,24 +61,24 @@ impl TunnelWatch {
     ) -> WatchedTunnel {
         let mut watched = WatchedTunnel {
             id: FIRST | self.next.fetch_add(1, Relaxed),
-            local: SocketAddr::new(arrival.near, port),
-            remote: arrival.far,
+            local: SocketAddr::new(arrival.local, port),
+            remote: arrival.server,
             command: Some(arrival.command.clone()).filter(|name| !name.is_empty()),
             cgroup: Some(arrival.cgroup).filter(|id| *id > 0),
             began_ns: clock::monotonic_ns(),
-            is_told: false,
+            is_reported: false,
         };
         let WatchedTunnel { id, local, remote, began_ns, cgroup, .. } = watched;
         let command = watched.command.clone();
         let RedirectedConnection { choice, serial, explored, .. } = *arrival;
         // The lock is held until the event is queued, so that events are queued in the order in which they happen.
-        let mut told = self.told.lock();
-        watched.is_told = told.len() < MOST;
-        if !watched.is_told {
+        let mut flows = self.flows.lock();
+        watched.is_reported = flows.len() < MOST;
+        if !watched.is_reported {
             self.lost.fetch_add(1, Relaxed);
             return watched;
         }
-        told.push(CarriedFlow::Began {
+        flows.push(CarriedFlow::Began {
             id,
             local,
             remote,
@@ -96,7 +96,7 @@ impl TunnelWatch {
 
     /// Reports the end of a connection. `seen` is `None` if none of its bytes were tunnelled.
     pub fn end(&self, watched: &WatchedTunnel, seen: Option<TunnelRecord>) {
-        if !watched.is_told {
+        if !watched.is_reported {
             return;
         }
         // If nothing was tunnelled (`seen` is `None`), the tunnel broker has connected to the server by plain TCP.
@@ -118,12 +118,12 @@ impl TunnelWatch {
             heard: seen.heard,
             candidate: candidate.to_owned(),
         };
-        self.told.lock().push(CarriedFlow::Ended { id: watched.id, flow });
+        self.flows.lock().push(CarriedFlow::Ended { id: watched.id, flow });
     }
 
     /// Returns all queued events, and empties the queue.
     pub fn take(&self) -> Vec<CarriedFlow> {
-        std::mem::take(&mut *self.told.lock())
+        std::mem::take(&mut *self.flows.lock())
     }
 
     pub fn lost(&self) -> u64 {
@@ -142,8 +142,8 @@ mod tests {
     fn unread_connection_events_are_bounded_and_counted() {
         let watch = TunnelWatch::default();
         let arrival = RedirectedConnection {
-            far: "192.0.2.1:80".parse().unwrap(),
-            near: "192.0.2.2".parse().unwrap(),
+            server: "192.0.2.1:80".parse().unwrap(),
+            local: "192.0.2.2".parse().unwrap(),
             choice: 0,
             serial: 0,
             explored: false,
@@ -156,12 +156,12 @@ mod tests {
         assert_eq!(watch.lost(), 1);
         watch.end(&all[0], None);
         watch.end(&all[MOST], None);
-        let told = watch.take();
-        assert_eq!((watch.lost(), told.len()), (1, MOST + 1));
-        assert!(matches!(told.last(), Some(CarriedFlow::Ended { id, .. }) if *id == FIRST));
+        let flows = watch.take();
+        assert_eq!((watch.lost(), flows.len()), (1, MOST + 1));
+        assert!(matches!(flows.last(), Some(CarriedFlow::Ended { id, .. }) if *id == FIRST));
         watch.end(&all[1], Some(TunnelRecord { sent: 7, ..TunnelRecord::default() }));
-        let told = watch.take();
-        let [CarriedFlow::Ended { id, flow }] = &told[..] else { panic!("{told:?}") };
+        let flows = watch.take();
+        let [CarriedFlow::Ended { id, flow }] = &flows[..] else { panic!("{flows:?}") };
         assert_eq!((*id, flow.sent, flow.candidate.as_str()), (FIRST + 1, 7, CARRIED_WARM));
         assert_eq!((flow.command.as_deref(), flow.cgroup), (Some("curl"), None));
     }

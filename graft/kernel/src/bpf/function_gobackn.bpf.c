@@ -8,7 +8,7 @@
  * every `retry_us` after that. At the sender, TC ingress answers a request with all packets from the
  * requested one on, without waking a process.
  */
-#include "packet_again.h"
+#include "packet_retransmit.h"
 
 struct gobackn_config {
 	__u32 retry_us;

@@ -26,7 +26,7 @@ struct {
 enum graft_picked {
 	GRAFT_PICKED_NOT,
 	GRAFT_PICKED_IN_PLACE,
-	GRAFT_PICKED_LED, /* the connection is redirected: the application's socket connects to the broker */
+	GRAFT_PICKED_REDIRECTED, /* the connection is redirected: the application's socket connects to the broker */
 };
 
 /* State of a socket whose connection matches a rule that leaves the choice of the congestion control to the learned
@@ -60,26 +60,27 @@ static __always_inline bool graft_take_grant(struct graft_choice *choice)
 	return choice->grant && __sync_val_compare_and_swap(&choice->grant, 1, 0) == 1;
 }
 
-/* Picks the candidate (a congestion control or the broker) for a connection. `may_lead` states whether the broker can
- * accept the connection. Returns whether the connection is redirected to the broker.
+/* Picks the candidate (a congestion control or the broker) for a connection. `may_redirect` states whether the broker
+ * can accept the connection. Returns whether the connection is redirected to the broker.
  */
-static __always_inline bool graft_pick(struct graft_choice *choice, struct graft_flow *flow, bool may_lead)
+static __always_inline bool graft_pick(struct graft_choice *choice, struct graft_flow *flow,
+				       bool may_redirect)
 {
-	bool leads;
+	bool redirects;
 
 	flow->serial = choice->serial;
 	/* If the candidate to explore is the broker, a connection that the broker cannot accept does not clear `grant`.
 	 */
-	flow->explored = (may_lead || !choice->other_lead) && graft_take_grant(choice);
-	leads = flow->explored ? choice->other_lead : choice->lead;
-	if (flow->explored && !leads)
+	flow->explored = (may_redirect || !choice->other_redirect) && graft_take_grant(choice);
+	redirects = flow->explored ? choice->other_redirect : choice->redirect;
+	if (flow->explored && !redirects)
 		__builtin_memcpy(flow->congestion, choice->other, sizeof(flow->congestion));
 	else
 		__builtin_memcpy(flow->congestion, choice->congestion, sizeof(flow->congestion));
 	flow->congestion[GRAFT_NAME_BYTES - 1] = 0;
-	leads = leads && may_lead;
-	flow->picked = leads ? GRAFT_PICKED_LED : GRAFT_PICKED_IN_PLACE;
-	return leads;
+	redirects = redirects && may_redirect;
+	flow->picked = redirects ? GRAFT_PICKED_REDIRECTED : GRAFT_PICKED_IN_PLACE;
+	return redirects;
 }
 
 #endif

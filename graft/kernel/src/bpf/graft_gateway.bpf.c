@@ -228,7 +228,7 @@ static __always_inline enum gateway_verdict let_in(struct __sk_buff *skb, const 
 
 /* The function is not inlined, so that the type of the event is in the object's BTF, where userspace's build finds it.
  */
-static __noinline long tell(const struct gateway_ask *one)
+static __noinline long send_event(const struct gateway_ask *one)
 {
 	return one ? bpf_ringbuf_output(&asks, (void *)one, sizeof(*one), 0) : -1;
 }
@@ -244,7 +244,7 @@ static __always_inline enum gateway_verdict ask(struct __sk_buff *skb, const str
 		return GATEWAY_MALFORMED;
 	/* The state is stored before the event is sent, so that userspace always finds it. */
 	bpf_map_update_elem(&flows, &packet->flow, &waits, BPF_ANY);
-	if (!tell(&one))
+	if (!send_event(&one))
 		return GATEWAY_ASKED;
 	/* The ring buffer was full. The state is removed, so that the client's next SYN is reported. */
 	bpf_map_delete_elem(&flows, &packet->flow);
@@ -415,7 +415,7 @@ static __always_inline enum gateway_verdict message(struct __sk_buff *skb, const
 	client = packet.flow.server;
 	packet.flow.server = packet.flow.client;
 	packet.flow.client = client;
-	return take(skb, &packet, false, false) == FOUND_ONE ? GATEWAY_TOLD : GATEWAY_OTHER;
+	return take(skb, &packet, false, false) == FOUND_ONE ? GATEWAY_ICMP_ERROR : GATEWAY_OTHER;
 }
 
 /* Returns whether the packet is IPv4 or IPv6 without a VLAN tag. A tagged packet passes this program again,

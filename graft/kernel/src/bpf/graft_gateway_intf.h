@@ -52,13 +52,13 @@ struct gateway_ask {
  * pass the packet on.
  */
 enum gateway_verdict {
-	GATEWAY_OTHER,	   /* passed on: not TCP to a peer's network */
-	GATEWAY_TAKEN,	   /* a packet of a redirected connection: delivered to the tunnel broker's socket */
-	GATEWAY_TOLD,	   /* ICMP error about a redirected connection: delivered to its socket */
-	GATEWAY_ASKED,	   /* a SYN, held back; the tunnel broker was notified */
-	GATEWAY_HELD,	   /* a repeated SYN, held back while the tunnel broker has not decided */
-	GATEWAY_LET_IN,	   /* a SYN that the tunnel broker accepted */
-	GATEWAY_NO_ROOM,   /* dropped, since the ring buffer was full: the client repeats it */
+	GATEWAY_OTHER,	    /* passed on: not TCP to a peer's network */
+	GATEWAY_TAKEN,	    /* a packet of a redirected connection: delivered to the tunnel broker's socket */
+	GATEWAY_ICMP_ERROR, /* ICMP error about a redirected connection: delivered to its socket */
+	GATEWAY_ASKED,	    /* a SYN, held back; the tunnel broker was notified */
+	GATEWAY_HELD,	    /* a repeated SYN, held back while the tunnel broker has not decided */
+	GATEWAY_LET_IN,	    /* a SYN that the tunnel broker accepted */
+	GATEWAY_NO_ROOM,    /* dropped, since the ring buffer was full: the client repeats it */
 	GATEWAY_NO_SOCKET, /* dropped: the tunnel broker's socket is missing or full; the client repeats it */
 	GATEWAY_PLAIN,	   /* passed on: a packet of a connection that is not redirected */
 	/* passed on: a SYN while the tunnel broker has a socket in TIME_WAIT with the same addresses */

@@ -50,7 +50,7 @@ static __always_inline int read_from(struct __sk_buff *skb, const struct tcphdr 
 
 /* The function is not inlined, so that the type of the event is in the object's BTF, where userspace's build finds it.
  */
-static __noinline long tell(const struct hold_ask *one)
+static __noinline long send_event(const struct hold_ask *one)
 {
 	return one ? bpf_ringbuf_output(&asks, (void *)one, sizeof(*one), 0) : -1;
 }
@@ -69,7 +69,7 @@ static __always_inline enum hold_verdict ask(struct __sk_buff *skb, const struct
 	/* With BPF_NOEXIST, only one CPU reports a SYN if two CPUs handle copies of it. */
 	if (bpf_map_update_elem(&known, from, &waits, BPF_NOEXIST))
 		return HOLD_HELD;
-	if (!tell(&one))
+	if (!send_event(&one))
 		return HOLD_ASKED;
 	/* The ring buffer was full. The entry is removed, so that the client's next SYN is reported. */
 	bpf_map_delete_elem(&known, from);

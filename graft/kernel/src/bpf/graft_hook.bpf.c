@@ -41,8 +41,8 @@ struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
-	__type(value, struct hook_led);
-} led SEC(".maps");
+	__type(value, struct hook_redirected);
+} redirected SEC(".maps");
 
 /* The true destination of each redirected connection, by the application's address and port as the tunnel broker
  * sees them. The broker removes an entry when it accepts the connection.
@@ -50,7 +50,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct hook_end);
-	__type(value, struct hook_led);
+	__type(value, struct hook_redirected);
 	__uint(max_entries, HOOK_ARRIVALS);
 } arrivals SEC(".maps");
 
@@ -101,7 +101,7 @@ static __always_inline void write6(struct bpf_sock_addr *ctx, const struct hook_
 	ctx->user_ip6[3] = end->address[3];
 }
 
-/* Decides about a connection that a rule matches. Returns HOOK_LED, or the reason not to redirect the
+/* Decides about a connection that a rule matches. Returns HOOK_REDIRECTED, or the reason not to redirect the
  * connection.
  */
 static __always_inline enum hook_verdict judge(struct bpf_sock_addr *ctx, const struct hook_end *to,
@@ -123,7 +123,7 @@ static __always_inline enum hook_verdict judge(struct bpf_sock_addr *ctx, const 
 		return HOOK_NO_FAMILY;
 	if (!peer->warm)
 		return HOOK_COLD;
-	return is_avoided(to) ? HOOK_REFUSED : HOOK_LED;
+	return is_avoided(to) ? HOOK_REFUSED : HOOK_REDIRECTED;
 }
 
 /* Applies the choice that userspace's learned model has made for connections with this peer: redirect the connection to
@@ -142,7 +142,7 @@ static __always_inline enum hook_verdict pick(struct bpf_sock *sk, const struct 
 	flow = bpf_sk_storage_get(&flows, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!flow)
 		return HOOK_NO_MEMORY;
-	return graft_pick(choice, flow, true) ? HOOK_LED : HOOK_IN_PLACE;
+	return graft_pick(choice, flow, true) ? HOOK_REDIRECTED : HOOK_IN_PLACE;
 }
 
 /* Stores the true server's address and the socket's owner in the socket's storage. */
@@ -151,14 +151,14 @@ static __always_inline enum hook_verdict remember(struct bpf_sock *sk, const str
 						  const struct search *rule)
 {
 	const struct graft_flow *flow;
-	struct hook_led *state = bpf_sk_storage_get(&led, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	struct hook_redirected *state = bpf_sk_storage_get(&redirected, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 
 	if (!state)
 		return HOOK_NO_MEMORY;
-	state->far = *to;
-	__builtin_memcpy(state->near.address, peer->near, sizeof(peer->near));
-	state->near.port = 0;
-	state->near.pad = 0;
+	state->server = *to;
+	__builtin_memcpy(state->local.address, peer->near, sizeof(peer->near));
+	state->local.port = 0;
+	state->local.pad = 0;
 	state->rule = rule->choice;
 	flow = rule->choice ? bpf_sk_storage_get(&flows, sk, 0, 0) : 0;
 	state->serial = flow ? flow->serial : 0;
@@ -167,7 +167,7 @@ static __always_inline enum hook_verdict remember(struct bpf_sock *sk, const str
 	state->cgroup = rule->cgroup;
 	read_owner(sk, &state->uid, &state->gid);
 	state->mark = sk->mark;
-	return HOOK_LED;
+	return HOOK_REDIRECTED;
 }
 
 static __noinline int count(enum hook_verdict verdict)
@@ -179,7 +179,7 @@ static __noinline int count(enum hook_verdict verdict)
 /* Decides whether a connection goes to the tunnel broker, and to which of its ports. This is the only place that
  * counts verdicts.
  */
-static __always_inline bool leads(struct bpf_sock_addr *ctx, const struct hook_end *to, __u32 *strict)
+static __always_inline bool redirects(struct bpf_sock_addr *ctx, const struct hook_end *to, __u32 *strict)
 {
 	struct bpf_sock *sk = ctx->sk;
 	const struct hook_peer *peer;
@@ -199,20 +199,20 @@ static __always_inline bool leads(struct bpf_sock_addr *ctx, const struct hook_e
 		read_caller(&caller);
 	if (peer && fits_a_rule(&rule)) {
 		verdict = judge(ctx, to, peer);
-		if (verdict == HOOK_LED && sk && rule.choice)
+		if (verdict == HOOK_REDIRECTED && sk && rule.choice)
 			verdict = pick(sk, to, rule.choice);
-		if (verdict == HOOK_LED && sk)
+		if (verdict == HOOK_REDIRECTED && sk)
 			verdict = remember(sk, to, peer, &caller, &rule);
 		count(verdict);
 	}
 	*strict = rule.strict;
-	if (verdict == HOOK_LED)
+	if (verdict == HOOK_REDIRECTED)
 		return true;
 	/* An earlier connection attempt of this socket may have been redirected, so its stored addresses are
 	 * removed.
 	 */
 	if (sk)
-		bpf_sk_storage_delete(&led, sk);
+		bpf_sk_storage_delete(&redirected, sk);
 	return false;
 }
 
@@ -223,7 +223,7 @@ int hook_connect4(struct bpf_sock_addr *ctx)
 	__u32 strict = 0;
 
 	read4(ctx, &to);
-	if (leads(ctx, &to, &strict)) {
+	if (redirects(ctx, &to, &strict)) {
 		/* The connection's destination is rewritten here, so the kernel connects to the tunnel broker; getpeername()
 		 * returns the server's address.
 		 */
@@ -240,7 +240,7 @@ int hook_connect6(struct bpf_sock_addr *ctx)
 	__u32 strict = 0;
 
 	read6(ctx, &to);
-	if (!leads(ctx, &to, &strict))
+	if (!redirects(ctx, &to, &strict))
 		return PASS;
 	/* An IPv6 socket may connect to an IPv4 address in mapped form (::ffff:a.b.c.d). */
 	if (is_v4(&to))
@@ -258,14 +258,14 @@ int hook_connect6(struct bpf_sock_addr *ctx)
  */
 static __always_inline void announce(struct bpf_sock_ops *ctx, struct bpf_sock *sk)
 {
-	const struct hook_led *state = bpf_sk_storage_get(&led, sk, 0, 0);
+	const struct hook_redirected *state = bpf_sk_storage_get(&redirected, sk, 0, 0);
 	struct hook_end from = {};
 	__u32 v4 = ctx->local_ip4;
 
 	OPAQUE(v4);
 	if (!state)
 		return;
-	if (is_v4(&state->far)) {
+	if (is_v4(&state->server)) {
 		set_v4(&from, v4);
 	} else {
 		from.address[0] = ctx->local_ip6[0];
@@ -308,13 +308,13 @@ static __always_inline const struct hook_end *guest(struct bpf_sock_addr *ctx, s
 static __always_inline const struct hook_end *true_peer(struct bpf_sock_addr *ctx,
 							const struct hook_end *seen)
 {
-	const struct hook_led *state;
+	const struct hook_redirected *state;
 	struct bpf_sock *sk = ctx->sk;
 
 	if (!sk)
 		return 0;
-	state = bpf_sk_storage_get(&led, sk, 0, 0);
-	return state ? &state->far : guest(ctx, sk, seen);
+	state = bpf_sk_storage_get(&redirected, sk, 0, 0);
+	return state ? &state->server : guest(ctx, sk, seen);
 }
 
 SEC("cgroup/getpeername4")
@@ -350,30 +350,30 @@ int hook_peer6(struct bpf_sock_addr *ctx)
 /* Returns the state of a redirected socket, which contains the local address that a direct connection would
  * have.
  */
-static __always_inline const struct hook_led *led_of(struct bpf_sock_addr *ctx)
+static __always_inline const struct hook_redirected *find_redirected(struct bpf_sock_addr *ctx)
 {
 	struct bpf_sock *sk = ctx->sk;
 
-	return sk ? bpf_sk_storage_get(&led, sk, 0, 0) : 0;
+	return sk ? bpf_sk_storage_get(&redirected, sk, 0, 0) : 0;
 }
 
 SEC("cgroup/getsockname4")
 int hook_name4(struct bpf_sock_addr *ctx)
 {
-	const struct hook_led *state = led_of(ctx);
+	const struct hook_redirected *state = find_redirected(ctx);
 
-	if (state && is_v4(&state->near))
-		ctx->user_ip4 = state->near.address[3];
+	if (state && is_v4(&state->local))
+		ctx->user_ip4 = state->local.address[3];
 	return PASS;
 }
 
 SEC("cgroup/getsockname6")
 int hook_name6(struct bpf_sock_addr *ctx)
 {
-	const struct hook_led *state = led_of(ctx);
+	const struct hook_redirected *state = find_redirected(ctx);
 
 	if (state)
-		write6(ctx, &state->near);
+		write6(ctx, &state->local);
 	return PASS;
 }
 

@@ -58,10 +58,10 @@ struct hook_peer {
 /* State of a redirected connection: the addresses that its application sees, and the user and group of its
  * socket.
  */
-struct hook_led {
-	struct hook_end far;
+struct hook_redirected {
+	struct hook_end server;
 	/* local address that the application sees; the port is the socket's own */
-	struct hook_end near;
+	struct hook_end local;
 	char command[CALLER_NAME_BYTES]; /* name of the connecting thread */
 	__u64 cgroup;			 /* ID of the cgroup that the rule names; 0: none */
 	/* number, in the keys of the map `choices`, of the rule that matched; 0: the rule leaves no choice to
@@ -85,12 +85,12 @@ struct hook_guest {
 	__u16 pad;
 };
 
-/* The verdict on a connection to a host with a tunnel broker, if a rule matches. With every verdict but HOOK_LED the
- * connection goes directly to its server.
+/* The verdict on a connection to a host with a tunnel broker, if a rule matches. With every verdict but HOOK_REDIRECTED
+ * the connection goes directly to its server.
  */
 enum hook_verdict {
-	HOOK_LED,  /* the connection is redirected to the tunnel broker */
-	HOOK_COLD, /* no carrier to the peer is connected */
+	HOOK_REDIRECTED, /* the connection is redirected to the tunnel broker */
+	HOOK_COLD,	 /* no carrier to the peer is connected */
 	/* the server refused an earlier connection: the application gets the server's own error */
 	HOOK_REFUSED,
 	HOOK_OWN,	   /* the connection is one of the tunnel broker's own */

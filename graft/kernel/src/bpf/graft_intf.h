@@ -13,8 +13,8 @@
 #define GRAFT_NAME_BYTES 16 /* equal to the kernel's TCP_CA_NAME_MAX */
 #define GRAFT_BOUND	 1024
 #define GRAFT_CHOICES	 4096
-#define GRAFT_TOLD_BYTES \
-	(1 << 20) /* size of the ring buffer of struct graft_told, in bytes; some 6000 events fit */
+#define GRAFT_EVENTS_BYTES \
+	(1 << 20) /* size of the ring buffer of struct graft_event, in bytes; some 6000 events fit */
 
 enum graft_side {
 	GRAFT_CLIENT = 1, /* for clients: the rule's ports are those of the peer */
@@ -102,7 +102,7 @@ enum graft_outcome {
 	 * not
 	 */
 	GRAFT_UNBOUND,
-	GRAFT_UNTOLD, /* an event for userspace was lost, since the ring buffer was full */
+	GRAFT_EVENT_LOST, /* an event for userspace was lost, since the ring buffer was full */
 	GRAFT_OUTCOMES,
 };
 
@@ -189,22 +189,22 @@ struct graft_choice_key {
 struct graft_choice {
 	/* serial number of this choice, which differs for each choice that userspace writes */
 	__u32 serial;
-	__u32 lead; /* 1: connections are redirected to the broker if it can accept them; 0: they use `congestion` */
+	__u32 redirect; /* 1: connections go to the broker if it can accept them; 0: they use `congestion` */
 	/* 1: the candidate to try is the broker, if it can accept the connection; 0: it is `other` */
-	__u32 other_lead;
+	__u32 other_redirect;
 	__u32 grant; /* 1: the next connection tries the other candidate, and sets this to 0 */
 	/* congestion control of a connection that is not redirected; empty: the socket's own */
 	char congestion[GRAFT_NAME_BYTES];
 	char other[GRAFT_NAME_BYTES];
 };
 
-enum graft_told_what {
-	GRAFT_TOLD_BEGAN,
-	GRAFT_TOLD_ENDED,
+enum graft_event_kind {
+	GRAFT_EVENT_BEGAN,
+	GRAFT_EVENT_ENDED,
 };
 
 /* An event for userspace about a connection that matches a rule with a `choice`. */
-struct graft_told {
+struct graft_event {
 	address_words local; /* IPv6 form of the address, as in struct graft_rule */
 	address_words remote;
 	__u64 cookie;
@@ -219,7 +219,7 @@ struct graft_told {
 	__u16 local_port;    /* port in host byte order */
 	__u16 remote_port;
 	__u8 side;
-	__u8 what; /* kind of event, enum graft_told_what */
+	__u8 what; /* kind of event, enum graft_event_kind */
 	__u8 explored;
 	__u8 pad;
 	__u32 rule;

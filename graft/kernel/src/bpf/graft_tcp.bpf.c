@@ -7,7 +7,7 @@
  * with the socket. An accepted socket has state only after its handshake.
  */
 #include "caller.h"
-#include "graft_told.h"
+#include "graft_event.h"
 #include "rule_lists.h"
 
 #define IPPROTO_TCP	   6
@@ -745,7 +745,7 @@ __noinline int graft_choose(struct bpf_sock_ops *ctx, const struct ends *ends, _
 		return 0;
 	}
 	/* A redirected socket connects to the broker, which reports the connection itself. */
-	if (flow->picked == GRAFT_PICKED_LED)
+	if (flow->picked == GRAFT_PICKED_REDIRECTED)
 		return 0;
 	/* The time of the SYN is unknown at servers, and at clients whose rule left nothing to the model at that time.
 	 * It is estimated as one round trip before now.
@@ -768,7 +768,7 @@ __noinline int graft_choose(struct bpf_sock_ops *ctx, const struct ends *ends, _
 		count(GRAFT_NO_CONGESTION);
 	flow->counts = 1;
 	set_flags(ctx, BPF_SOCK_OPS_STATE_CB_FLAG, 0);
-	graft_tell(ctx, flow, GRAFT_TOLD_BEGAN);
+	graft_send_event(ctx, flow, GRAFT_EVENT_BEGAN);
 	return 0;
 }
 
@@ -783,7 +783,7 @@ static __always_inline void on_state(struct bpf_sock_ops *ctx)
 	flow = bpf_sk_storage_get(&flows, sk, 0, 0);
 	if (!flow || !flow->counts)
 		return;
-	graft_tell(ctx, flow, GRAFT_TOLD_ENDED);
+	graft_send_event(ctx, flow, GRAFT_EVENT_ENDED);
 	bpf_sk_storage_delete(&flows, sk);
 }
 

@@ -85,21 +85,21 @@ static __always_inline void count_other(void)
 	add_to(&others, 0, 1);
 }
 
-static __noinline int put_word(struct packet_word *word, const struct graft_work *work)
+static __noinline int write_message(struct packet_message *message, const struct graft_work *work)
 {
-	*word = (struct packet_word){
+	*message = (struct packet_message){
 		.session = work->session, .number = work->number, .kind = work->kind, .epoch = work->epoch};
 	return 0;
 }
 
 static __always_inline void hear(const struct graft_work *work)
 {
-	struct packet_word *word = bpf_ringbuf_reserve(&words, sizeof(*word), 0);
+	struct packet_message *message = bpf_ringbuf_reserve(&messages, sizeof(*message), 0);
 
-	if (!word)
+	if (!message)
 		return;
-	put_word(word, work);
-	bpf_ringbuf_submit(word, 0);
+	write_message(message, work);
+	bpf_ringbuf_submit(message, 0);
 }
 
 /* --- The dispatcher --- */
@@ -493,7 +493,7 @@ int packet_tx(struct __sk_buff *skb)
 		goto other;
 	if (is_marked(skb, config.path_mark))
 		return pass_copy(skb, session);
-	if (skb->mark == config.mark || is_marked(skb, config.word_mark))
+	if (skb->mark == config.mark || is_marked(skb, config.message_mark))
 		return pass_own(skb, session, &packet);
 	begin(work, session, GRAFT_TX, session->epoch);
 	start_time(work, GRAFT_TX);

@@ -8,9 +8,9 @@
 /* Load-time configuration: packet marks (skb->mark) of packets that this host's functions and daemon send. */
 struct packet_config {
 	__u32 mark; /* packet mark of packets that functions send; no other program uses this mark */
-	/* word_mark and path_mark are multiples of 8, since the number of a network path is added to them.
+	/* message_mark and path_mark are multiples of 8, since the number of a network path is added to them.
 	 */
-	__u32 word_mark; /* packet mark of the messages that this host's daemon sends to the peer's daemon */
+	__u32 message_mark; /* packet mark of the messages that this host's daemon sends to the peer's daemon */
 	/* path_mark + i is the packet mark of a copy that is sent by network path i. path_mark + PACKET_PATHS is that
 	 * of a packet which was redirected to the interface of its path.
 	 */
@@ -141,7 +141,7 @@ struct packet_tick {
 #define PACKET_ROOM 255
 
 /* A message of the peer's daemon, or the local event that the application may send again (PACKET_ROOM). */
-struct packet_word {
+struct packet_message {
 	__u32 session;
 	__u32 number;
 	__u8 kind;

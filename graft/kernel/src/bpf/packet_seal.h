@@ -68,12 +68,12 @@ static __always_inline struct seal_call *seal_call(void)
 	return bpf_map_lookup_elem(&seal_calls, &zero);
 }
 
-/* Ring buffer of struct packet_word: messages from the peers' daemons. A full buffer may lose messages, since
+/* Ring buffer of struct packet_message: messages from the peers' daemons. A full buffer may lose messages, since
  * daemons repeat those that get no answer.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 16 << 10);
-} words SEC(".maps");
+} messages SEC(".maps");
 
 #endif

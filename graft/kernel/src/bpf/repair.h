@@ -14,7 +14,7 @@
 #ifndef MILLRACE_REPAIR_H
 #define MILLRACE_REPAIR_H
 
-#include "packet_again.h"
+#include "packet_retransmit.h"
 
 struct repair_config {
 	__u32 retry_us;

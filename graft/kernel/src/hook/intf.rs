@@ -1,7 +1,7 @@
 //! Structures and constants that the build generates from `bpf/graft_hook_intf.h` and the headers that it includes.
 
 pub(crate) use generated::{
-    HookConfig as Config, HookEnd as End, HookGuest as Guest, HookLed as Led, HookPeer as Peer,
+    HookConfig as Config, HookEnd as End, HookGuest as Guest, HookPeer as Peer, HookRedirected as Redirected,
     HookRule as Rule,
 };
 

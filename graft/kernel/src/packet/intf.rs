@@ -3,9 +3,9 @@
 
 pub(crate) use generated::{
     GraftMigrateCall as MigrateCall, GraftShared as Shared, PacketClockCall as ClockCall,
-    PacketConfig as Config, PacketCounts as Counts, PacketKey as Key, PacketPair as Pair, PacketPath as Path,
-    PacketPathCounts as PathCounts, PacketPathIn as PathIn, PacketPaths as Paths, PacketSession as Session,
-    PacketTick as Tick, PacketTimes as Times, PacketWord as Word, SealKey,
+    PacketConfig as Config, PacketCounts as Counts, PacketKey as Key, PacketMessage as Message,
+    PacketPair as Pair, PacketPath as Path, PacketPathCounts as PathCounts, PacketPathIn as PathIn,
+    PacketPaths as Paths, PacketSession as Session, PacketTick as Tick, PacketTimes as Times, SealKey,
 };
 
 pub(crate) mod generated {

@@ -113,7 +113,7 @@ mod tests {
             ("kept_come", MapType::Array, 16 * 128, 20 * 128),
             ("works", MapType::PercpuArray, 3, 3),
             (".rodata.config", MapType::Array, 1, 1),
-            ("words", MapType::RingBuf, 65536, 65536),
+            ("messages", MapType::RingBuf, 65536, 65536),
             ("programs_tx", MapType::ProgArray, 64, 64),
         ];
         for (name, kind, compiled, want) in table {

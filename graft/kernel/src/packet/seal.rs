@@ -29,7 +29,7 @@ pub(super) const SHARED: [&str; 10] = [
     "stages_tx",
     "stages_rx",
     "seal_calls",
-    "words",
+    "messages",
     "active",
 ];
 /// Indices in `stages_tx` and `stages_rx`. FIRST is the sealing program; SECOND is the dispatcher's program that runs

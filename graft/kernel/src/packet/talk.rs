@@ -7,7 +7,7 @@ use millrace_kernel::raw;
 use millrace_kernel::siphash::siphash128;
 
 use super::known::micros;
-use super::{FRAME_BYTES, ListEpoch, PacketHooks, SessionEnds, intf, key, word};
+use super::{FRAME_BYTES, ListEpoch, PacketHooks, SessionEnds, intf, key, message};
 use crate::Error;
 
 const MAGIC: u8 = 0x67;
@@ -27,8 +27,8 @@ pub enum TalkMessage {
     Request(u32),
     /// States the number that the next packet will have, so that the peer notices if the latest packets were lost.
     Last(u32),
-    /// A message between the daemons: one of eight kinds, and its value. At the peer, [`PacketHooks::words`] returns
-    /// it.
+    /// A message between the daemons: one of eight kinds, and its value. At the peer,
+    /// [`PacketHooks::receive_messages`] returns it.
     Says(u8, u32),
 }
 
@@ -69,9 +69,9 @@ impl PacketHooks {
     // --- Messages ---
 
     /// Returns the frame of a message for a session. BPF functions make frames with the same bytes.
-    pub fn word(&self, ends: &SessionEnds, word: TalkMessage) -> Result<[u8; FRAME_BYTES], Error> {
+    pub fn frame_message(&self, ends: &SessionEnds, talk: TalkMessage) -> Result<[u8; FRAME_BYTES], Error> {
         let raw = &self.find(ends)?.raw;
-        let (kind, number) = match word {
+        let (kind, number) = match talk {
             TalkMessage::Request(number) => (1, number),
             TalkMessage::Last(next) => (2, next),
             TalkMessage::Says(kind, number) => (SAYS + kind % SAYINGS, number),
@@ -84,17 +84,17 @@ impl PacketHooks {
         let key = key(ends)?;
         // The same fields as `struct frame_context`: local address, both ports, and a payload length of 0.
         let empty = [0; 4];
-        let message = [&frame[..8], &key.local, &key.local_port, &key.remote_port, &empty].concat();
-        frame[8..].copy_from_slice(&siphash128(raw.key, &message)[..8]);
+        let input = [&frame[..8], &key.local, &key.local_port, &key.remote_port, &empty].concat();
+        frame[8..].copy_from_slice(&siphash128(raw.key, &input)[..8]);
         Ok(frame)
     }
 
     /// Sends a message to the peer's daemon by each of the session's network paths, from the calling thread's network
     /// namespace.
-    pub fn say(&self, ends: &SessionEnds, word: TalkMessage) -> Result<(), Error> {
+    pub fn say(&self, ends: &SessionEnds, message: TalkMessage) -> Result<(), Error> {
         let paths = self.find(ends)?.raw.paths;
-        let payload = self.word(ends, word)?;
-        word::send_by_all(ends, paths, word::word_mark(self.mark), &payload).map_err(Error::Say)
+        let payload = self.frame_message(ends, message)?;
+        message::send_by_all(ends, paths, message::message_mark(self.mark), &payload).map_err(Error::Say)
     }
 
     // --- Timers of sessions, and received messages ---
@@ -133,17 +133,17 @@ impl PacketHooks {
     }
 
     /// Waits up to `patience` for messages of the peers' daemons, and returns all that have arrived.
-    pub fn words(&mut self, patience: Duration) -> Result<Vec<ReceivedMessage>, Error> {
-        let mut raws = Vec::<intf::Word>::new();
-        self.words.wait(patience)?;
-        self.words.drain(|bytes| raws.extend(intf::Word::from_bytes(bytes)));
+    pub fn receive_messages(&mut self, patience: Duration) -> Result<Vec<ReceivedMessage>, Error> {
+        let mut raws = Vec::<intf::Message>::new();
+        self.messages.wait(patience)?;
+        self.messages.drain(|bytes| raws.extend(intf::Message::from_bytes(bytes)));
         // The ring buffer contains the messages of the peers' daemons, and this host's events that an application may
         // send again after a packet was refused.
         let (signs, raws): (Vec<_>, Vec<_>) = raws.into_iter().partition(|raw| raw.kind == ROOM);
         let signs: Vec<_> = signs.iter().filter_map(|raw| self.ends_of(raw.session)).collect();
         self.room_for.extend(signs);
-        let heard = |raw: intf::Word| {
-            let intf::Word { number, epoch, .. } = raw;
+        let heard = |raw: intf::Message| {
+            let intf::Message { number, epoch, .. } = raw;
             Some(ReceivedMessage {
                 ends: self.ends_of(raw.session)?,
                 kind: raw.kind.checked_sub(SAYS)?,
@@ -161,8 +161,8 @@ impl PacketHooks {
     }
 
     /// Returns the sessions whose application may send again, after a datagram was refused because too many were in
-    /// flight. They are those known at the last call of [`words`](Self::words). A session is reported once, when a
-    /// quarter of the limit is free.
+    /// flight. They are those known at the last call of [`receive_messages`](Self::receive_messages). A session is
+    /// reported once, when a quarter of the limit is free.
     pub fn room_for(&mut self) -> Vec<SessionEnds> {
         std::mem::take(&mut self.room_for)
     }

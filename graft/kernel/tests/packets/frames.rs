@@ -320,7 +320,7 @@ fn packets_stored_before_a_restart_are_not_sent() {
 
 /// Returns the Ethernet frame of the packet by which the receiver's BPF functions request a retransmission.
 pub fn request(from: &PacketHooks, ends: &SessionEnds, number: u32) -> Vec<u8> {
-    datagram(ends, &from.word(ends, TalkMessage::Request(number)).expect("a frame"))
+    datagram(ends, &from.frame_message(ends, TalkMessage::Request(number)).expect("a frame"))
 }
 
 #[test]

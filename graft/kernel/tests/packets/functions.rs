@@ -159,7 +159,10 @@ impl FunctionPair {
 
     /// Returns the message GRAFT_LAST, in which the sender's daemon states the number of the next packet.
     pub fn last(&self, next: u32) -> Vec<u8> {
-        datagram(&self.ends, &self.sender.word(&self.ends, TalkMessage::Last(next)).expect("a word"))
+        datagram(
+            &self.ends,
+            &self.sender.frame_message(&self.ends, TalkMessage::Last(next)).expect("a message"),
+        )
     }
 
     pub fn known(&self) -> SessionProgress {
@@ -270,7 +273,7 @@ fn refused_sender_is_notified_of_room_once() {
         let acknowledge = |pair: &mut FunctionPair, frame: &[u8]| {
             let arrival = pair.at_receiver(frame);
             assert_eq!(pair.at_sender(&arrival.sent[0].1).reason, PacketReason::Answered);
-            pair.sender.words(Duration::ZERO).expect("words");
+            pair.sender.receive_messages(Duration::ZERO).expect("messages");
             pair.sender.room_for()
         };
         // No packet was refused yet, so no notification is sent.
@@ -443,7 +446,7 @@ fn go_back_n_repeats_all_packets_after_a_gap() {
 
 fn ask(pair: &FunctionPair, number: u32) -> Vec<u8> {
     let there = other_side(&pair.ends);
-    datagram(&there, &pair.receiver.word(&there, TalkMessage::Request(number)).expect("a word"))
+    datagram(&there, &pair.receiver.frame_message(&there, TalkMessage::Request(number)).expect("a message"))
 }
 
 /// A repeated request to retransmit a packet is ignored once that packet is acknowledged.
@@ -636,12 +639,12 @@ fn function_list_abandons_only_its_own_packets_after_a_swap() {
         assert_eq!(pair.at_receiver(frame).reason, PacketReason::Delivered);
     }
     let last = pair.last(20);
-    let asked = |pair: &mut FunctionPair, word: &[u8]| {
+    let asked = |pair: &mut FunctionPair, message: &[u8]| {
         let mut numbers = BTreeSet::new();
         for _ in 0..20 {
             // exact: the pause is longer than `deadline_ms`, after which the receiver may abandon missing packets
             std::thread::sleep(LATER);
-            let sent = kinds(&pair.at_receiver(word).sent);
+            let sent = kinds(&pair.at_receiver(message).sent);
             numbers.extend(sent.into_iter().filter(|(kind, _)| *kind == REQUEST).map(|(_, number)| number));
         }
         numbers
@@ -657,14 +660,14 @@ fn function_list_abandons_only_its_own_packets_after_a_swap() {
     assert_eq!(pair.come().complete, 20);
     // Go-Back-N sends packets 20 to 22: 20 is lost. A message from the sender's daemon before the swap of function
     // lists must not make the receiver abandon packet 20.
-    let word = pair.last(20);
+    let message = pair.last(20);
     pair.swap(GO_BACK);
     let third = frames(&mut pair, 3);
     assert_eq!(pair.at_receiver(&third[1]).reason, PacketReason::OutOfTurn);
     for _ in 0..5 {
         // exact: the pause is longer than `deadline_ms`, after which the receiver may abandon missing packets
         std::thread::sleep(LATER);
-        pair.at_receiver(&word);
+        pair.at_receiver(&message);
     }
     assert_eq!(pair.come().complete, 20);
     for frame in &third {

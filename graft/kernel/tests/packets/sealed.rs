@@ -396,12 +396,12 @@ fn control_message_of_an_encrypted_session_must_be_encrypted() {
     let near = v4();
     let far = other_side(&v4());
     let (sender, mut receiver) = pair(v4(), SealedCipher::ChaCha20Poly1305, &["number"]);
-    let word = sender.word(&near, TalkMessage::Says(3, 77)).expect("a word");
+    let message = sender.frame_message(&near, TalkMessage::Says(3, 77)).expect("a message");
     // The daemon's message is sent without sealing, and with last bytes that imitate the current or the previous format
     // of sealed datagrams.
     for bits in [0x10, 0x12] {
-        let as_sealed = [&word[..], &[9; 24], &[MAGIC, bits, 0, 0, 0, 0, 0, 9]].concat();
-        for payload in [&word[..], &as_sealed] {
+        let as_sealed = [&message[..], &[9; 24], &[MAGIC, bits, 0, 0, 0, 0, 0, 9]].concat();
+        for payload in [&message[..], &as_sealed] {
             let (why, verdict, _) = reason(&mut receiver, &far, FunctionHook::Rx, &datagram(&near, payload));
             assert!(
                 matches!(why, PacketReason::Malformed | PacketReason::Unopened) && verdict == XDP_DROP,
@@ -409,12 +409,12 @@ fn control_message_of_an_encrypted_session_must_be_encrypted() {
             );
         }
     }
-    assert_eq!(receiver.words(Duration::ZERO).expect("words"), []);
-    let hello = framed_word(&sender, &near, TalkMessage::Says(3, 77));
+    assert_eq!(receiver.receive_messages(Duration::ZERO).expect("messages"), []);
+    let hello = framed_message(&sender, &near, TalkMessage::Says(3, 77));
     let (why, _, opened) = reason(&mut receiver, &far, FunctionHook::Rx, &hello);
     assert_eq!(why, PacketReason::LetIn);
     assert_eq!(reason(&mut receiver, &far, FunctionHook::Repair, &opened).0, PacketReason::Answered);
-    assert_eq!(receiver.words(Duration::ZERO).expect("words").len(), 1);
+    assert_eq!(receiver.receive_messages(Duration::ZERO).expect("messages").len(), 1);
 }
 
 /// A session whose sending the daemon has paused (`hold`) sends nothing. A packet that is authenticated with a new key
@@ -443,9 +443,9 @@ fn frame_is_authenticated_with_the_latest_key() {
 }
 
 /// Returns a daemon's message that is sealed with the first unused datagram number.
-fn framed_word(sender: &PacketHooks, ends: &SessionEnds, word: TalkMessage) -> Vec<u8> {
+fn framed_message(sender: &PacketHooks, ends: &SessionEnds, message: TalkMessage) -> Vec<u8> {
     let [there, _] = directions(SealedCipher::ChaCha20Poly1305);
-    datagram(ends, &there.seal(0, 900, &sender.word(ends, word).expect("a word")))
+    datagram(ends, &there.seal(0, 900, &sender.frame_message(ends, message).expect("a message")))
 }
 
 /// A retransmission is sealed with a new datagram number. The same ciphertext is never sent twice, although the

@@ -82,8 +82,8 @@ fn swap_at(pair: &mut FunctionPair, at: usize, next: &[&str], fate: SwapFate) {
     let known = || {
         let known = pair.known();
         if known.acked != known.next {
-            let word = pair.last(known.next);
-            arrive(pair, word, &mut come);
+            let message = pair.last(known.next);
+            arrive(pair, message, &mut come);
         }
         pair.known()
     };

@@ -336,7 +336,7 @@ pub fn get_to_know(site: &PacketHook, sender: &PacketHooks, receiver: &mut Packe
         inside(&site.network.publisher, || sender.say(&site.ends, TalkMessage::Last(0)).expect("said"));
         count(receiver, &other_side(&site.ends), PacketReason::Answered)
     };
-    wait_until("a word", say, |answered| *answered > 0);
+    wait_until("a message", say, |answered| *answered > 0);
 }
 
 /// Sends messages, and waits while the window is full. Returns how often the window refused a datagram.

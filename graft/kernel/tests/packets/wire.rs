@@ -188,13 +188,14 @@ fn session_drops_packets_of_the_other_protocol() {
         let mut receivers = [receiver, udp_receiver];
         let wire = framed(&sender, &ends, b"payload");
         let udp = framed(&udp_sender, &ends, b"payload");
-        let word = datagram(&ends, &sender.word(&ends, TalkMessage::Says(0, 1)).expect("a word"));
+        let message =
+            datagram(&ends, &sender.frame_message(&ends, TalkMessage::Says(0, 1)).expect("a message"));
         let table = [
             (0, FunctionHook::Rx, &udp, XDP_DROP),
-            (0, FunctionHook::Rx, &word, XDP_DROP),
+            (0, FunctionHook::Rx, &message, XDP_DROP),
             (0, FunctionHook::Rx, &datagram(&ends, b""), XDP_DROP),
             (1, FunctionHook::Rx, &wire, XDP_DROP),
-            (1, FunctionHook::Rx, &on_the_wire(&word), XDP_DROP),
+            (1, FunctionHook::Rx, &on_the_wire(&message), XDP_DROP),
             (1, FunctionHook::Repair, &wire, SHOT),
         ];
         for (receiver, hook, frame, drop) in table {
@@ -340,8 +341,8 @@ fn requested_packet_is_sent_again() {
             framed(&sender, &ends, &vec![len as u8; len]);
         }
         for number in 0..3 {
-            let word = receiver.word(&there, TalkMessage::Request(number)).expect("a word");
-            let request = on_the_wire(&datagram(&there, &word));
+            let message = receiver.frame_message(&there, TalkMessage::Request(number)).expect("a message");
+            let request = on_the_wire(&datagram(&there, &message));
             let (why, verdict, again) = reason(&mut sender, &ends, FunctionHook::Repair, &request);
             assert_eq!((why, verdict), (PacketReason::Resent, REDIRECT));
             assert!(check_frame(&again), "it is UDP until it leaves");

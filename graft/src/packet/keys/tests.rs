@@ -77,7 +77,7 @@ impl KeyTestEnd {
                     assert_ne!(self.seals.map(|(phase, ..)| phase), Some(phase));
                     self.opens[usize::from(phase)] = None;
                 }
-                KeyAction::Say(phase, word) => said.push((phase, word)),
+                KeyAction::Say(phase, message) => said.push((phase, message)),
             }
         }
         said
@@ -107,16 +107,16 @@ impl KeyTestWorld {
         Self { ends, random, flying: Vec::new(), said: Vec::new(), now: Duration::ZERO }
     }
 
-    fn hear(&mut self, side: usize, phase: KeyPhase, word: KeyMessage, loses: &impl Fn(usize) -> bool) {
+    fn hear(&mut self, side: usize, phase: KeyPhase, message: KeyMessage, loses: &impl Fn(usize) -> bool) {
         let random = self.random.take();
-        let acts = self.ends[side].agreement.on_message(self.now, phase, word, random);
+        let acts = self.ends[side].agreement.on_message(self.now, phase, message, random);
         self.act(side, acts, loses);
     }
 
     fn act(&mut self, side: usize, acts: Vec<KeyAction>, loses: &impl Fn(usize) -> bool) {
         for said in self.ends[side].act(acts) {
             let text = serde_json::to_string(&said.1).expect("JSON");
-            assert_eq!(serde_json::from_str::<KeyMessage>(&text).expect("a word"), said.1);
+            assert_eq!(serde_json::from_str::<KeyMessage>(&text).expect("a message"), said.1);
             self.said.push((1 - side, said));
             if !loses(self.said.len()) {
                 let connection = self.ends[side].connection;
@@ -302,8 +302,8 @@ fn random_key_messages_install_no_key_twice() {
             let bytes = random.take();
             let known =
                 world.said.get(usize::from(bytes[4]) % world.said.len().max(1)).map(|(_, said)| said.1);
-            let word = known.unwrap_or(KeyMessage::Need);
-            let mut pair = match word {
+            let message = known.unwrap_or(KeyMessage::Need);
+            let mut pair = match message {
                 KeyMessage::Offer(pair)
                 | KeyMessage::Take(pair, _)
                 | KeyMessage::Done(pair)
@@ -315,15 +315,15 @@ fn random_key_messages_install_no_key_twice() {
                 let nonces = [&mut pair.first, &mut pair.second];
                 nonces.into_iter().nth(usize::from(bytes[5] & 1)).expect("two")[0] ^= bytes[6];
             }
-            let word = match bytes[2] % 7 {
+            let message = match bytes[2] % 7 {
                 0 => KeyMessage::Ask(pair.first),
                 1 => KeyMessage::Offer(pair),
                 2 => KeyMessage::Take(pair, half(bytes)),
                 3 => KeyMessage::Done(pair),
                 4 => KeyMessage::Refuse(pair),
-                _ => word,
+                _ => message,
             };
-            world.hear(side, bytes[0] & 1, word, &|_| bytes[7] & 1 == 0);
+            world.hear(side, bytes[0] & 1, message, &|_| bytes[7] & 1 == 0);
             world.step(&|_| false);
         }
     }

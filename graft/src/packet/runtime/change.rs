@@ -58,7 +58,7 @@ impl PacketRuntime {
                 ListAction::Switch => self.switch(ends)?,
                 ListAction::Begin(_) => self.begin_anew(ends)?,
                 ListAction::Retire => self.retire(ends)?,
-                ListAction::Say(word) => self.say(ends, word),
+                ListAction::Say(message) => self.say(ends, message),
                 ListAction::Agreed(list) => self.agreed(ends, list, events)?,
                 ListAction::Failed(list, why) => self.failed(ends, list, why, events),
             }
@@ -221,12 +221,12 @@ impl PacketRuntime {
 
     /// Handles a message about datagrams that were lost when the session restarted. Returns false if the message is
     /// about something else.
-    pub(super) fn hear_losses(&mut self, ends: &SessionEnds, word: ListMessage) -> bool {
-        if !matches!(word, ListMessage::Sent(_) | ListMessage::Lost(_)) {
+    pub(super) fn hear_losses(&mut self, ends: &SessionEnds, message: ListMessage) -> bool {
+        if !matches!(message, ListMessage::Sent(_) | ListMessage::Lost(_)) {
             return false;
         }
         let count = self.live.get_mut(ends).and_then(|live| live.count.as_mut());
-        if let Some(answer) = count.and_then(|count| count.on_message(word)) {
+        if let Some(answer) = count.and_then(|count| count.on_message(message)) {
             self.say(ends, answer);
         }
         true
@@ -246,7 +246,7 @@ impl PacketRuntime {
             events.push(PacketEvent::Counted { session: live.session.name.clone(), losses: known });
         }
         match ticked {
-            Ok(Some(word)) => self.say(ends, word),
+            Ok(Some(message)) => self.say(ends, message),
             Err(_) if is_agreed => live.count = None,
             _ => {}
         }

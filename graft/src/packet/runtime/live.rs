@@ -15,14 +15,22 @@ use super::super::{SessionChange, SessionStatus};
 use super::paths::SessionRoutes;
 use crate::Error;
 
-/// Silence after which a session announces the number of its latest packet again, up to `LAST_WORDS` times. A session
-/// that waits for acknowledgements repeats the announcement until they arrive, with a pause that doubles.
+/// Silence after which a session announces the number of its latest packet again, up to `ANNOUNCEMENTS_MAX` times. A
+/// session that waits for acknowledgements repeats the announcement until they arrive, with a pause that doubles.
 const PAUSE: Duration = Duration::from_millis(100);
-pub(super) const LAST_WORDS: u32 = 5;
+pub(super) const ANNOUNCEMENTS_MAX: u32 = 5;
 /// Interval at which a session's timer checks whether nothing was sent for `PAUSE`.
 pub(super) const CLOCK: Duration = Duration::from_millis(20);
 
-/// The state of one open session.
+/// The state of one session that is open in the kernel, from the runtime's `open` until the settings name it no more.
+///
+/// Several state machines move independently: the agreement about the function list ([`ListAgreement`]), the agreement
+/// about keys ([`keys::KeyAgreement`], once the daemons have connected), the greeting, and the count of lost datagrams.
+/// The greeting is repeated until the other end's start time (`peer`) is known. A later start time shows that the other
+/// end was restarted. The runtime then calls [`Self::begin`], which forgets changes and counts in progress.
+/// [`Self::next`] is the earliest time at which one of the four has to be called, and the runtime schedules it after each
+/// change. A graft is `next` from its acceptance until both ends send with it, then `graft`, and after its replacement
+/// `before`.
 pub(super) struct LiveSession {
     pub session: SessionSetting,
     /// The latest graft (list of packet functions) on which both ends have agreed.
@@ -53,7 +61,7 @@ pub(super) struct LiveSession {
     /// Problem of the session: its graft (list of packet functions) exceeds its time budget, or could not be changed.
     pub trouble: Option<String>,
     /// The latest announcements of the session's last packet number.
-    pub said: LastWords,
+    pub said: LastAnnouncements,
     /// Start time of the other end, if it has reported that.
     pub peer: Option<Since>,
     /// Time of the next greeting, while the other end has not answered.
@@ -114,14 +122,14 @@ pub(super) struct DueChange {
 
 /// The latest announcements of the number of a session's last packet.
 #[derive(Default)]
-pub(super) struct LastWords {
+pub(super) struct LastAnnouncements {
     pub next: u32,
     pub acked: u32,
     pub at_ns: u64,
     pub count: u32,
 }
 
-impl LastWords {
+impl LastAnnouncements {
     /// Returns how long to wait for an answer: two round trips, and twice as long after each repetition (RFC 8085).
     pub fn patience(&self, tick: &Tick, is_waiting: bool) -> Duration {
         match tick.round_trip {
@@ -154,7 +162,7 @@ impl LiveSession {
             is_counted: false,
             begun: Before::default(),
             trouble: None,
-            said: LastWords::default(),
+            said: LastAnnouncements::default(),
             peer: None,
             greeting: Duration::ZERO,
             greeted: Duration::ZERO,
@@ -176,7 +184,7 @@ impl LiveSession {
         // Changes of the graft and counts of lost datagrams from before the restart of the other end do not apply any
         // more.
         (self.next, self.before, self.count) = (None, None, None);
-        (self.proposed, self.trouble, self.said) = (None, None, LastWords::default());
+        (self.proposed, self.trouble, self.said) = (None, None, LastAnnouncements::default());
         self.ruled = Ruled::default();
     }
 

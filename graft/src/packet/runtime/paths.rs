@@ -188,8 +188,8 @@ impl PacketRuntime {
         let passed: u64 = counts.iter().map(|count| count.sent + count.came).sum();
         // Both ends send a report about each path on every path. Only if more packets than those reports have passed,
         // the application has traffic.
-        let words = 4 * (routes.each.len() * routes.each.len()) as u64;
-        if passed > routes.passed + words {
+        let messages = 4 * (routes.each.len() * routes.each.len()) as u64;
+        if passed > routes.passed + messages {
             routes.busy_until = now + CALM;
         }
         routes.passed = passed;
@@ -204,8 +204,8 @@ impl PacketRuntime {
     }
 
     /// Handles a report about a path. Returns false if the message is about something else.
-    pub(super) fn hear_paths(&mut self, ends: &SessionEnds, word: ListMessage) -> Result<bool, Error> {
-        let ListMessage::Came { path, count } = word else { return Ok(false) };
+    pub(super) fn hear_paths(&mut self, ends: &SessionEnds, message: ListMessage) -> Result<bool, Error> {
+        let ListMessage::Came { path, count } = message else { return Ok(false) };
         if let Some(routes) = self.live.get_mut(ends).and_then(|live| live.routes.as_mut()) {
             let sent = self.hooks.path_counts(ends)?.get(usize::from(path)).map_or(0, |count| count.sent);
             routes.balance.on_count(path, count, sent);

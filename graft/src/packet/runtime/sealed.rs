@@ -6,7 +6,9 @@ use std::time::Duration;
 use millrace_graft_kernel::packet::SessionEnds;
 use ring::rand::{SecureRandom as _, SystemRandom};
 
-use super::super::keys::{AeadCipher, Exported, FrameKey, KeyAction, KeyAgreement, KeyWord, SessionSecret};
+use super::super::keys::{
+    AeadCipher, Exported, FrameKey, KeyAction, KeyAgreement, PeerKeyMessage, SessionSecret,
+};
 use super::live::{Keying, LiveLine};
 use super::{PacketEvent, PacketRuntime, SPREAD};
 use crate::Error;
@@ -18,7 +20,7 @@ impl PacketRuntime {
     }
 
     /// Starts key agreements on a new connection for the sessions with a peer, and renews existing keys. It must be
-    /// called before the connection's first message is passed to [`hear_key_word`](Self::hear_key_word).
+    /// called before the connection's first message is passed to [`receive_key_message`](Self::receive_key_message).
     pub fn connected(&mut self, peer: &str, exported: &Exported) -> Result<(), Error> {
         let mut at = self.now();
         self.lines.insert(peer.to_owned(), exported.clone());
@@ -32,7 +34,7 @@ impl PacketRuntime {
     }
 
     /// Handles a message about keys from a peer's daemon.
-    pub fn hear_key_word(&mut self, peer: &str, said: &KeyWord) -> Result<(), Error> {
+    pub fn receive_key_message(&mut self, peer: &str, said: &PeerKeyMessage) -> Result<(), Error> {
         let now = self.now();
         let ends = SessionEnds { local: said.remote, remote: said.local };
         // A peer may send messages only about its own sessions. Messages about other sessions are ignored.
@@ -46,8 +48,8 @@ impl PacketRuntime {
 
     /// Returns messages for the daemons of peers. Each must be sent on the connection of the latest call of
     /// [`connected`](Self::connected), and lost ones are repeated.
-    pub fn key_words(&mut self) -> Vec<(String, KeyWord)> {
-        std::mem::take(&mut self.key_words)
+    pub fn take_key_messages(&mut self) -> Vec<(String, PeerKeyMessage)> {
+        std::mem::take(&mut self.key_messages)
     }
 
     pub(super) fn tick_keys(&mut self, ends: &SessionEnds) -> Result<(), Error> {
@@ -94,9 +96,10 @@ impl PacketRuntime {
                     let now = self.now();
                     self.live.entry(*ends).and_modify(|live| live.owe_greeting(now));
                 }
-                (KeyAction::Say(phase, word), cipher) => {
-                    let said = KeyWord { local: ends.local, remote: ends.remote, cipher, phase, word };
-                    self.key_words.push((live.session.peer.clone(), said));
+                (KeyAction::Say(phase, message), cipher) => {
+                    let it =
+                        PeerKeyMessage { local: ends.local, remote: ends.remote, cipher, phase, message };
+                    self.key_messages.push((live.session.peer.clone(), it));
                 }
             }
         }
@@ -131,11 +134,11 @@ impl Keying {
         Ok(())
     }
 
-    fn on_key_message(&mut self, now: Duration, said: &KeyWord) -> Result<Vec<KeyAction>, Error> {
+    fn on_key_message(&mut self, now: Duration, said: &PeerKeyMessage) -> Result<Vec<KeyAction>, Error> {
         self.is_unlike = said.cipher != self.cipher;
         match &mut self.line {
             Some(line) if !self.is_unlike => {
-                Ok(line.agreement.on_message(now, said.phase, said.word, random()?))
+                Ok(line.agreement.on_message(now, said.phase, said.message, random()?))
             }
             _ => Ok(Vec::new()),
         }

@@ -1,6 +1,6 @@
 //! Tests with two runtimes, each in a network namespace of its own, with a veth pair between them. They need root.
 
-mod hearing;
+mod icmp_errors;
 mod many;
 mod paths;
 mod sealed;
@@ -115,8 +115,8 @@ fn relay(runtimes: &mut [PacketRuntime; 2]) {
         connect(runtimes);
     }
     for side in 0..2 {
-        for (peer, word) in runtimes[side].key_words() {
-            runtimes[1 - side].hear_key_word(&peer, &word).expect("heard");
+        for (peer, message) in runtimes[side].take_key_messages() {
+            runtimes[1 - side].receive_key_message(&peer, &message).expect("heard");
         }
     }
 }

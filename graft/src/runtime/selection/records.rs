@@ -68,7 +68,7 @@ pub struct ConnectionRecords {
     forgotten: u64,
     /// Number of kernel reports about connections that were lost until the latest call of the function that removes old
     /// connections.
-    untold: u64,
+    lost: u64,
 }
 
 impl ConnectionRecords {
@@ -105,15 +105,15 @@ impl ConnectionRecords {
     }
 
     /// Removes connections whose end was not reported.
-    pub fn prune(&mut self, lives: impl Fn(u64) -> bool, untold: u64) {
+    pub fn prune(&mut self, is_live: impl Fn(u64) -> bool, lost: u64) {
         let before = self.live.len();
-        let is_lost = std::mem::replace(&mut self.untold, untold) < untold;
+        let is_lost = std::mem::replace(&mut self.lost, lost) < lost;
         self.live.retain(|id, record| {
             // Sockets of another network namespace are in no list of sockets, so their absence proves nothing.
             if record.is_elsewhere {
                 return !is_lost;
             }
-            let is_missed = !record.carried && !lives(*id);
+            let is_missed = !record.carried && !is_live(*id);
             !(std::mem::replace(&mut record.unseen, is_missed) && is_missed)
         });
         self.forgotten += (before - self.live.len()) as u64;

@@ -115,9 +115,12 @@ impl<'a> Carrying<'a> {
     }
 
     /// Fails if fewer than `least` connections were tunnelled since the client's daemon started.
-    pub fn check_led(&self, least: usize) -> anyhow::Result<()> {
-        let led = self.client.led()?;
-        ensure!(led >= least as u64, "{led} connections were tunnelled instead of at least {least}");
+    pub fn check_redirected(&self, least: usize) -> anyhow::Result<()> {
+        let redirected = self.client.redirected()?;
+        ensure!(
+            redirected >= least as u64,
+            "{redirected} connections were tunnelled instead of at least {least}"
+        );
         Ok(())
     }
 }

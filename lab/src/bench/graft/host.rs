@@ -89,8 +89,11 @@ impl<'a> GraftHost<'a> {
     }
 
     /// Returns how many connections the daemon has tunnelled since its start.
-    pub fn led(&self) -> anyhow::Result<u64> {
-        self.status()?.pointer("/status/carry/verdicts/led").and_then(Value::as_u64).context("verdicts")
+    pub fn redirected(&self) -> anyhow::Result<u64> {
+        self.status()?
+            .pointer("/status/carry/verdicts/redirected")
+            .and_then(Value::as_u64)
+            .context("verdicts")
     }
 
     pub fn ask(&self, what: &str) -> anyhow::Result<Value> {

@@ -142,7 +142,7 @@ fn measure(args: &InstanceArgs, row: &mut InstanceRow) -> anyhow::Result<()> {
     let mib = |process: &BenchProcess| anyhow::Ok(rss_bytes(process.id())? as f64 / f64::from(1 << 20));
     row.client_mib.push(clients.iter().map(mib).sum::<anyhow::Result<f64>>()?);
     row.server_mib.push(mib(&server)?);
-    hosts.check_led(args.connections)
+    hosts.check_redirected(args.connections)
 }
 
 fn readings(processes: &[BenchProcess]) -> anyhow::Result<Vec<UsageReading>> {
@@ -245,9 +245,9 @@ impl<'a> InstanceHosts<'a> {
         Ok([near, far])
     }
 
-    fn check_led(&self, wanted: usize) -> anyhow::Result<()> {
-        let led = self.clients.iter().map(GraftHost::led).sum::<anyhow::Result<u64>>()?;
-        ensure!(led == wanted as u64, "{led} connections were tunnelled instead of {wanted}");
+    fn check_redirected(&self, wanted: usize) -> anyhow::Result<()> {
+        let redirected = self.clients.iter().map(GraftHost::redirected).sum::<anyhow::Result<u64>>()?;
+        ensure!(redirected == wanted as u64, "{redirected} connections were tunnelled instead of {wanted}");
         Ok(())
     }
 }

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use anyhow::anyhow;
 use millrace_graft::ObjectIdentity;
 use millrace_graft::packet::PacketRuntime;
-use millrace_graft::packet::keys::{Exported, KeyWord};
+use millrace_graft::packet::keys::{Exported, PeerKeyMessage};
 use ring::rand::{SecureRandom as _, SystemRandom};
 
 /// Name that each host's settings give to the other host.
@@ -33,8 +33,8 @@ pub fn peer(directory: &Path, [local, remote]: [IpAddr; 2], ports: &str) -> anyh
 /// this process.
 pub struct ChannelEnd {
     exported: Exported,
-    says: Sender<KeyWord>,
-    hears: Receiver<KeyWord>,
+    says: Sender<PeerKeyMessage>,
+    hears: Receiver<PeerKeyMessage>,
 }
 
 impl ChannelEnd {
@@ -55,12 +55,12 @@ impl ChannelEnd {
     /// Passes messages of the key exchange between the channel and the host's packet graft runtime. It must be called
     /// before each call of the runtime's `step`.
     pub fn relay(&self, runtime: &mut PacketRuntime) -> anyhow::Result<()> {
-        for word in self.hears.try_iter() {
-            runtime.hear_key_word(PEER, &word)?;
+        for message in self.hears.try_iter() {
+            runtime.receive_key_message(PEER, &message)?;
         }
         // A send error is ignored: it only means that the channel's other end was dropped.
-        for (_, word) in runtime.key_words() {
-            let _ = self.says.send(word);
+        for (_, message) in runtime.take_key_messages() {
+            let _ = self.says.send(message);
         }
         Ok(())
     }

@@ -76,13 +76,13 @@ impl CableSite {
              [[session]]\nname = \"s\"\nlocal = \"{local}:{PORT}\"\nremote = \"{remote}:{PORT}\"\npeer = \"far\"\ngraft = \"once\"\n"
         );
         let settings = DaemonSettings::parse(&text, self.directory.path()).unwrap().into_sessions().unwrap();
-        let (heard, words) = sync_channel(64);
+        let (heard, events) = sync_channel(64);
         self.inside(side, || {
             // A process that has just ended may keep the UDP port in use for a moment longer.
             let started = || PeerLinks::start(&settings, &heard).map_err(|error| format!("{error:#}"));
             let links = wait_for("the port", started);
             let hooks = PacketHooks::start(settings).unwrap();
-            SteppedHost { links, hooks, words, exported: Vec::new(), pairs: Vec::new() }
+            SteppedHost { links, hooks, events, exported: Vec::new(), pairs: Vec::new() }
         })
     }
 
@@ -125,7 +125,7 @@ fn address(side: usize) -> &'static str {
 struct SteppedHost {
     links: PeerLinks,
     hooks: PacketHooks,
-    words: Receiver<(usize, PeerEvent)>,
+    events: Receiver<(usize, PeerEvent)>,
     /// Secrets that the host has derived from its QUIC connections with the TLS exporter.
     exported: Vec<[u8; 32]>,
     /// Nonces for session keys that the host has received from its peer.
@@ -134,23 +134,23 @@ struct SteppedHost {
 
 impl SteppedHost {
     fn step(&mut self) {
-        while let Ok((_, heard)) = self.words.try_recv() {
+        while let Ok((_, heard)) = self.events.try_recv() {
             match heard {
                 PeerEvent::Connected(exported) => {
                     self.exported.push(exported.0);
                     self.hooks.connected("far", &exported).unwrap();
                 }
-                PeerEvent::Said(PeerMessage::Keys { word }) => {
-                    if let KeyMessage::Offer(pair) | KeyMessage::Take(pair, _) = word.word {
+                PeerEvent::Said(PeerMessage::Keys { message }) => {
+                    if let KeyMessage::Offer(pair) | KeyMessage::Take(pair, _) = message.message {
                         self.pairs.push(pair);
                     }
-                    self.hooks.hear_key_word("far", &word).unwrap();
+                    self.hooks.receive_key_message("far", &message).unwrap();
                 }
                 PeerEvent::Said(_) => {}
             }
         }
-        for (_, word) in self.hooks.key_words() {
-            self.links.fars[0].say(&PeerMessage::Keys { word });
+        for (_, message) in self.hooks.take_key_messages() {
+            self.links.daemons[0].say(&PeerMessage::Keys { message });
         }
         self.hooks.step(Duration::from_millis(5)).unwrap();
     }
@@ -297,7 +297,7 @@ fn stranger_is_ignored_while_the_peer_connects() {
     wait_for("refusals", || {
         site.inside(0, || stranger.step());
         let says = |host: &SteppedHost, words: &str| {
-            host.links.fars[0].trouble().is_some_and(|it| it.contains(words))
+            host.links.daemons[0].trouble().is_some_and(|it| it.contains(words))
         };
         says(&stranger, "refuses this host") && says(&answers, "/udp was refused")
     });
@@ -312,5 +312,5 @@ fn stranger_is_ignored_while_the_peer_connects() {
     }];
     until(&site, &mut hosts, "keys", |hosts| hosts.iter().all(|host| host.hooks.is_open()));
     assert_eq!(hosts[0].exported[0], hosts[1].exported[0]);
-    assert_eq!(hosts.each_ref().map(|host| host.links.fars[0].trouble()), [None, None]);
+    assert_eq!(hosts.each_ref().map(|host| host.links.daemons[0].trouble()), [None, None]);
 }

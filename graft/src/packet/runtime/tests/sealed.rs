@@ -225,11 +225,11 @@ fn message_about_another_peers_session_is_ignored() {
     let mut runtimes = [0, 1].map(|side| start(&site, side, ""));
     connect(&mut runtimes);
     for side in [0, 1] {
-        for (_, word) in runtimes[side].key_words() {
-            runtimes[1 - side].hear_key_word("stranger", &word).expect("passed over");
+        for (_, message) in runtimes[side].take_key_messages() {
+            runtimes[1 - side].receive_key_message("stranger", &message).expect("passed over");
         }
     }
-    assert!(runtimes.iter_mut().all(|runtime| runtime.key_words().is_empty() && !runtime.is_open()));
+    assert!(runtimes.iter_mut().all(|runtime| runtime.take_key_messages().is_empty() && !runtime.is_open()));
     have_keys(&site, &mut runtimes);
 }
 

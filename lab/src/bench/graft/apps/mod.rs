@@ -219,7 +219,7 @@ impl AppArgs {
                 came.push(AppRow::new(case, it.with_context(|| what)?));
             }
         }
-        hosts.pair.check_led(apps.len())?;
+        hosts.pair.check_redirected(apps.len())?;
         Ok(came)
     }
 }

@@ -24,5 +24,5 @@ pub fn saturate(site: &BenchSite, _rtt_ms: u32, sending: Duration) -> anyhow::Re
     let done = pair.client.cgroup.command(&command).output()?;
     let errors = String::from_utf8_lossy(&done.stdout);
     ensure!(done.status.success(), "iperf3 ended with {}: {}", done.status, errors.trim());
-    pair.check_led(1)
+    pair.check_redirected(1)
 }

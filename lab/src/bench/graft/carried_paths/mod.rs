@@ -180,7 +180,7 @@ impl CarriedPathArgs {
         };
         let drained = self.transfer(&site, &place, pair.as_ref(), candidate)?;
         if let Some(pair) = &pair {
-            pair.check_led(1)?;
+            pair.check_redirected(1)?;
         }
         // A run whose path was cut has a rate as well, which cannot be compared with the rate of other runs.
         let mbit_s = drained.bytes as f64 * 8e-6 / self.seconds as f64;

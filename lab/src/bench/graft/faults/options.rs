@@ -65,8 +65,8 @@ fn meddled(case: &FaultCase<'_>, rules: &[String], is_stripped: bool) -> anyhow:
     });
     outcome.seen.push(format!("{agreed} of 5 connections in place agreed"));
     if state.is_ok() {
-        let led = count(&pair.client, "verdicts/led")?;
-        outcome.check(led >= 5, || format!("{led} of 5 connections were tunnelled"));
+        let redirected = count(&pair.client, "verdicts/redirected")?;
+        outcome.check(redirected >= 5, || format!("{redirected} of 5 connections were tunnelled"));
     }
     in_place.end([plain], &mut outcome)?;
     traffic.end([carried], &mut outcome)?;

@@ -75,9 +75,10 @@ pub fn other_version(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let reports = traffic.whole(TrafficLoad::with_size(5, 300_000))?;
     outcome
         .check(all_whole(&reports), || "a connection outside of the tunnel did not deliver all data".into());
-    let led = count(&pair.client, "verdicts/led")?;
-    outcome
-        .check(led == 0, || format!("{led} connections were tunnelled without a peer of the same version"));
+    let redirected = count(&pair.client, "verdicts/redirected")?;
+    outcome.check(redirected == 0, || {
+        format!("{redirected} connections were tunnelled without a peer of the same version")
+    });
     traffic.end([reports], &mut outcome)?;
     note(&pair, &mut outcome)?;
     Ok(outcome)
@@ -118,13 +119,13 @@ pub fn stranger(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     // A host without a known key can still use plain TCP, as a client and as a server of applications.
     let theirs = traffic.begin_on(&host, TrafficLoad::with_size(5, 300_000))?.end()?;
     outcome.check(all_whole(&theirs), || "a connection from the stranger did not deliver all data".into());
-    let led = count(&pair.client, "verdicts/led")?;
+    let redirected = count(&pair.client, "verdicts/redirected")?;
     let carried_there = count(&pair.server, "connections")?;
     let to =
         FaultTraffic::between(&pair.client, &host, SocketAddr::new(pair.stranger.addr_v4().into(), PORT))?;
     let ours = to.whole(TrafficLoad::with_size(5, 300_000))?;
     outcome.check(all_whole(&ours), || "a connection to the stranger did not deliver all data".into());
-    outcome.check(count(&pair.client, "verdicts/led")? == led, || {
+    outcome.check(count(&pair.client, "verdicts/redirected")? == redirected, || {
         "a connection to the stranger was tunnelled".into()
     });
     outcome.check(carried_there == 2, || {

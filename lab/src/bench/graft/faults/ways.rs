@@ -131,15 +131,15 @@ pub fn blackhole(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     pair.wait("notice of the outage", || Ok(pair.state()? != "warm"))?;
     outcome.seen.push(format!("noticed after {:.0} ms", start.elapsed().as_secs_f64() * 1e3));
     let cold = count(&pair.client, "verdicts/cold")?;
-    let led = count(&pair.client, "verdicts/led")?;
+    let redirected = count(&pair.client, "verdicts/redirected")?;
     let meanwhile = traffic.whole(TrafficLoad::with_size(5, 100_000))?;
     outcome.check(all_whole(&meanwhile), || {
         "a connection outside of the tunnel did not deliver all data".into()
     });
     let in_place = count(&pair.client, "verdicts/cold")? - cold;
-    let led = count(&pair.client, "verdicts/led")? - led;
-    outcome.check((in_place, led) == (5, 0), || {
-        format!("of 5 connections, {in_place} stayed outside of the tunnel and {led} were tunnelled")
+    let redirected = count(&pair.client, "verdicts/redirected")? - redirected;
+    outcome.check((in_place, redirected) == (5, 0), || {
+        format!("of 5 connections, {in_place} stayed outside of the tunnel and {redirected} were tunnelled")
     });
     std::thread::sleep(AWAY.saturating_sub(start.elapsed()));
     drop(blocked);

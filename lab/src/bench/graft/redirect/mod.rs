@@ -154,7 +154,7 @@ fn measure_at_once(site: &BenchSite, count: usize, waves: usize) -> anyhow::Resu
     let (far, near) = pair.start()?;
     let many = Many::measure(&pair, [&far, &near], at, count, waves)?;
     // A busy machine's daemon may be late for 1 % of the connections, which then stay outside of the tunnel.
-    pair.check_led(waves * count * 99 / 100)?;
+    pair.check_redirected(waves * count * 99 / 100)?;
     print!("{}", many.render());
     Ok(many.json())
 }

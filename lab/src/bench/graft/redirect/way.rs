@@ -168,14 +168,14 @@ impl<'a> RedirectRoute<'a> {
     pub fn check(&self, connections: usize) -> anyhow::Result<()> {
         let Some(pair) = &self.pair else { return Ok(()) };
         if self.way == RedirectMethod::InPlace {
-            let led = pair.client.led()?;
+            let redirected = pair.client.redirected()?;
             ensure!(
-                led == 0,
-                "{led} connections were tunnelled, but should have stayed outside of the tunnel"
+                redirected == 0,
+                "{redirected} connections were tunnelled, but should have stayed outside of the tunnel"
             );
             return Ok(());
         }
-        pair.check_led(connections)
+        pair.check_redirected(connections)
     }
 }
 

@@ -92,7 +92,7 @@ impl SelectSite {
         }
         let client = self.client(at, Some(&pair))?;
         let came = self.serve(&listener, None, client, later.as_secs_f64() * 1e3)?;
-        pair.check_led(1)?;
+        pair.check_redirected(1)?;
         Ok(came)
     }
 

@@ -14,7 +14,7 @@ use super::SessionEnds;
 
 /// Returns the packet mark (skb->mark) of the daemon's messages. It differs from the mark of functions' packets, and
 /// its lowest three bits are the number of a network path.
-pub(super) fn word_mark(mark: u32) -> u32 {
+pub(super) fn message_mark(mark: u32) -> u32 {
     (mark ^ 1 << 30) & !7
 }
 

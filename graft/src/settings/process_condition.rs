@@ -12,7 +12,7 @@ use millrace_graft_kernel::{CGROUP_LEVELS, COMMAND_MAX, CallerRule, cgroup_id};
 
 /// A condition on the process that connects. Without a command and a cgroup, every process matches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Who {
+pub struct ProcessCondition {
     /// Name of the connecting thread in the kernel (`comm`).
     pub command: Option<String>,
     /// Cgroup of the process. Processes in cgroups below this one match, too.
@@ -60,7 +60,7 @@ impl CgroupSetting {
     }
 }
 
-impl Who {
+impl ProcessCondition {
     pub(super) fn checked(command: Option<String>, cgroup: Option<PathBuf>) -> Result<Self, String> {
         let is_name = |name: &String| (1..=COMMAND_MAX).contains(&name.len()) && !name.contains('\0');
         if command.as_ref().is_some_and(|name| !is_name(name)) {
@@ -130,14 +130,14 @@ mod tests {
     fn cgroup_may_appear_and_disappear() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("backup.slice");
-        let who = Who::checked(None, Some(path.clone())).expect("a path");
-        let id = || who.caller().cgroup;
-        let shared = who.clone();
-        assert_eq!((id(), who.follow()), (Some(CallerRule::NO_CGROUP), false));
-        assert!(!who.has(None, Some(CallerRule::NO_CGROUP)));
+        let process = ProcessCondition::checked(None, Some(path.clone())).expect("a path");
+        let id = || process.caller().cgroup;
+        let shared = process.clone();
+        assert_eq!((id(), process.follow()), (Some(CallerRule::NO_CGROUP), false));
+        assert!(!process.has(None, Some(CallerRule::NO_CGROUP)));
         std::fs::create_dir(&path).expect("a directory");
         assert_eq!(id(), Some(CallerRule::NO_CGROUP), "nobody has looked");
-        assert!(who.follow() && !who.follow());
+        assert!(process.follow() && !process.follow());
         let now = cgroup_id(&path).expect("it is there");
         assert_eq!((id(), shared.caller().cgroup), (Some(now), Some(now)));
         assert!(shared.has(None, Some(now)) && !shared.has(None, None));
@@ -148,13 +148,21 @@ mod tests {
 
     #[test]
     fn missing_cgroup_matches_no_process() {
-        let who = Who::checked(Some("rsync".into()), Some("/sys/fs/cgroup/no.slice".into())).unwrap();
-        assert!(who.is_missing() && !who.is_anybody());
-        assert_eq!(who.caller().cgroup, Some(CallerRule::NO_CGROUP));
-        assert_eq!(who.words(), "command rsync, cgroup /sys/fs/cgroup/no.slice");
-        assert_eq!(Who::default().caller(), CallerRule::default());
-        assert!(Who::default().has(None, None) && Who::default().has(Some("rsync"), Some(7)));
-        let who = Who::checked(Some("rsync".into()), None).unwrap();
-        assert!(who.has(Some("rsync"), Some(7)) && !who.has(Some("rsyn"), None) && !who.has(None, None));
+        let process =
+            ProcessCondition::checked(Some("rsync".into()), Some("/sys/fs/cgroup/no.slice".into())).unwrap();
+        assert!(process.is_missing() && !process.is_anybody());
+        assert_eq!(process.caller().cgroup, Some(CallerRule::NO_CGROUP));
+        assert_eq!(process.words(), "command rsync, cgroup /sys/fs/cgroup/no.slice");
+        assert_eq!(ProcessCondition::default().caller(), CallerRule::default());
+        assert!(
+            ProcessCondition::default().has(None, None)
+                && ProcessCondition::default().has(Some("rsync"), Some(7))
+        );
+        let process = ProcessCondition::checked(Some("rsync".into()), None).unwrap();
+        assert!(
+            process.has(Some("rsync"), Some(7))
+                && !process.has(Some("rsyn"), None)
+                && !process.has(None, None)
+        );
     }
 }

@@ -2,8 +2,8 @@
 /* Events for userspace about the establishment and the end of connections. Only connections that match a rule with a
  * `choice` (for userspace's model) are reported.
  */
-#ifndef MILLRACE_GRAFT_TOLD_H
-#define MILLRACE_GRAFT_TOLD_H
+#ifndef MILLRACE_GRAFT_EVENT_H
+#define MILLRACE_GRAFT_EVENT_H
 
 #include "graft_choice.h"
 #include <bpf/bpf_core_read.h>
@@ -19,11 +19,11 @@ struct {
 	__uint(max_entries, GRAFT_OUTCOMES);
 } outcomes SEC(".maps");
 
-/* Ring buffer of struct graft_told. */
+/* Ring buffer of struct graft_event. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, GRAFT_TOLD_BYTES);
-} told SEC(".maps");
+	__uint(max_entries, GRAFT_EVENTS_BYTES);
+} events SEC(".maps");
 
 static __noinline int count(enum graft_outcome outcome)
 {
@@ -95,7 +95,7 @@ struct tcp_sock {
 	__u32 reordering;
 } KERNEL;
 
-static __always_inline void tell_figures(struct bpf_sock_ops *ctx, struct bpf_sock *sk, struct graft_told *it)
+static __always_inline void set_figures(struct bpf_sock_ops *ctx, struct bpf_sock *sk, struct graft_event *it)
 {
 	const struct tcp_sock *tp = bpf_skc_to_tcp_sock(sk);
 	__u32 now = it->jiffies;
@@ -120,7 +120,7 @@ static __always_inline void tell_figures(struct bpf_sock_ops *ctx, struct bpf_so
 	it->heard_jiffies = now - ((const struct inet_connection_sock *)tp)->icsk_ack.lrcvtime;
 }
 
-static __always_inline void tell_ends(struct bpf_sock_ops *ctx, struct graft_told *it, __u8 side)
+static __always_inline void set_ends(struct bpf_sock_ops *ctx, struct graft_event *it, __u8 side)
 {
 	__u32 v4 = ctx->local_ip4, local = ctx->local_port, remote = ctx->remote_port;
 	struct ends ends = {};
@@ -147,19 +147,19 @@ static __always_inline void tell_ends(struct bpf_sock_ops *ctx, struct graft_tol
  * Readers poll the buffer, so no wake-up is sent. The function is not inlined, so that the type of the event is in the
  * object's BTF.
  */
-static __noinline long tell(const struct graft_told *it)
+static __noinline long send_event(const struct graft_event *it)
 {
-	return it ? bpf_ringbuf_output(&told, (void *)it, sizeof(*it), BPF_RB_NO_WAKEUP) : -1;
+	return it ? bpf_ringbuf_output(&events, (void *)it, sizeof(*it), BPF_RB_NO_WAKEUP) : -1;
 }
 
-__noinline int graft_tell(struct bpf_sock_ops *ctx, const struct graft_flow *flow, __u8 what)
+__noinline int graft_send_event(struct bpf_sock_ops *ctx, const struct graft_flow *flow, __u8 what)
 {
 	struct bpf_sock *sk = ctx->sk;
-	struct graft_told it = {};
+	struct graft_event it = {};
 
 	if (!flow || !sk)
 		return 0;
-	tell_ends(ctx, &it, flow->side);
+	set_ends(ctx, &it, flow->side);
 	it.cookie = bpf_get_socket_cookie(ctx);
 	it.netns_cookie = bpf_get_netns_cookie(ctx);
 	it.time_ns = bpf_ktime_get_ns();
@@ -168,7 +168,7 @@ __noinline int graft_tell(struct bpf_sock_ops *ctx, const struct graft_flow *flo
 	it.received = ctx->bytes_received;
 	/* TCP counts time in kernel ticks, whose length only userspace can find out. */
 	it.jiffies = bpf_jiffies64();
-	tell_figures(ctx, sk, &it);
+	set_figures(ctx, sk, &it);
 	it.side = flow->side;
 	it.what = what;
 	it.explored = flow->explored;
@@ -176,8 +176,8 @@ __noinline int graft_tell(struct bpf_sock_ops *ctx, const struct graft_flow *flo
 	it.serial = flow->serial;
 	__builtin_memcpy(it.congestion, flow->congestion, sizeof(it.congestion));
 	__builtin_memcpy(it.command, flow->command, sizeof(it.command));
-	if (tell(&it))
-		count(GRAFT_UNTOLD);
+	if (send_event(&it))
+		count(GRAFT_EVENT_LOST);
 	return 0;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Retransmits packets that a session has stored. */
-#ifndef MILLRACE_PACKET_AGAIN_H
-#define MILLRACE_PACKET_AGAIN_H
+#ifndef MILLRACE_PACKET_RETRANSMIT_H
+#define MILLRACE_PACKET_RETRANSMIT_H
 
 #include "packet_send.h"
 

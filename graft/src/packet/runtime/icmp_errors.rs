@@ -27,11 +27,11 @@ const FRAME_BYTES: u32 = 16;
 const SEALED_BYTES: u32 = 40;
 
 /// The socket that receives ICMP errors between two addresses, and the latest error.
-pub(super) struct Hearing {
+pub(super) struct IcmpReceiver {
     errors: io::Result<icmp::IcmpErrors>,
     latest: Option<Latest>,
     /// Time at which each kind of error was last logged.
-    told: HashMap<Discriminant<IcmpErrorKind>, Duration>,
+    logged: HashMap<Discriminant<IcmpErrorKind>, Duration>,
 }
 
 /// The latest ICMP error about a session's packets.
@@ -48,28 +48,28 @@ impl PacketRuntime {
     /// Starts to receive ICMP errors about the session, if it uses IP protocol 253.
     pub(super) fn listen_on(&mut self, ends: &SessionEnds, protocol: WireProtocol) {
         if protocol == WireProtocol::Ip253 {
-            let open = || Hearing { errors: open(ends), latest: None, told: HashMap::new() };
-            self.hearings.entry(pair(ends)).or_insert_with(open);
+            let open = || IcmpReceiver { errors: open(ends), latest: None, logged: HashMap::new() };
+            self.icmp_receivers.entry(pair(ends)).or_insert_with(open);
         }
     }
 
     /// Closes the sockets for addresses between which no session of IP protocol 253 exists any more.
-    pub(super) fn stop_hearing(&mut self) {
+    pub(super) fn close_icmp_receivers(&mut self) {
         let live = &self.live;
         let is_used = |of: &(IpAddr, IpAddr)| {
             live.iter().any(|(ends, live)| pair(ends) == *of && live.session.protocol == WireProtocol::Ip253)
         };
-        self.hearings.retain(|of, _| is_used(of));
+        self.icmp_receivers.retain(|of, _| is_used(of));
     }
 
-    pub(super) fn look_at_hearings(&mut self, events: &mut Vec<PacketEvent>) {
+    pub(super) fn read_icmp_errors(&mut self, events: &mut Vec<PacketEvent>) {
         let now = self.now();
-        for (&(local, remote), hearing) in &mut self.hearings {
-            let errors = match &hearing.errors {
+        for (&(local, remote), receiver) in &mut self.icmp_receivers {
+            let errors = match &receiver.errors {
                 Ok(errors) => errors,
                 // A socket that failed is opened again, since a route may exist by now.
                 Err(_) => {
-                    hearing.errors = icmp::IcmpErrors::open(local, remote);
+                    receiver.errors = icmp::IcmpErrors::open(local, remote);
                     continue;
                 }
             };
@@ -84,20 +84,20 @@ impl PacketRuntime {
                 let let_in = self.hooks.counts(&ends).map_or(0, |counts| let_in(&counts));
                 let latest = Latest { ends, by: error.by, what: error.what, at: now, let_in };
                 let kind = mem::discriminant(&error.what);
-                if hearing.told.get(&kind).is_none_or(|told| now >= *told + KNOWN) {
-                    hearing.told.insert(kind, now);
+                if receiver.logged.get(&kind).is_none_or(|logged| now >= *logged + KNOWN) {
+                    receiver.logged.insert(kind, now);
                     let session = live.session.name.clone();
                     events.push(PacketEvent::Refused { session, why: latest.words(live) });
                 }
-                hearing.latest = Some(latest);
+                receiver.latest = Some(latest);
             }
         }
     }
 
     /// Returns the addresses for which ICMP errors cannot be received, with the reasons for that.
-    pub(super) fn unheard(&self) -> impl Iterator<Item = String> {
-        self.hearings.iter().filter_map(|((_, remote), hearing)| {
-            let error = hearing.errors.as_ref().err()?;
+    pub(super) fn icmp_trouble(&self) -> impl Iterator<Item = String> {
+        self.icmp_receivers.iter().filter_map(|((_, remote), receiver)| {
+            let error = receiver.errors.as_ref().err()?;
             Some(format!(
                 "ICMP errors about packets of IP protocol 253 to {remote} cannot be received: {error}"
             ))
@@ -111,7 +111,7 @@ impl PacketRuntime {
         live: &LiveSession,
         counts: &[(PacketReason, u64)],
     ) -> Option<String> {
-        let latest = self.hearings.get(&pair(ends))?.latest.as_ref().filter(|latest| latest.ends == *ends)?;
+        let latest = self.icmp_receivers.get(&pair(ends))?.latest.as_ref().filter(|it| it.ends == *ends)?;
         // A packet that has arrived after the error proves that the other end is reachable.
         let is_there =
             !matches!(latest.what, IcmpErrorKind::TooLong { .. }) && let_in(counts) > latest.let_in;

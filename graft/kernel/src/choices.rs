@@ -102,7 +102,7 @@ pub struct SelectionMaps {
 
 pub(super) struct Choices {
     map: MapHandle,
-    events: Events<intf::Told>,
+    events: Events<intf::Event>,
     namespace_cookie: u64,
     ticks: Ticks,
 }
@@ -110,7 +110,7 @@ pub(super) struct Choices {
 impl Choices {
     pub fn from_object(object: &mut LoadedObject) -> Result<Self, Error> {
         // The TCP programs write events to this ring buffer.
-        let events = Events::open_ring(object, "told", intf::Told::from_bytes)?;
+        let events = Events::open_ring(object, "events", intf::Event::from_bytes)?;
         let map = object.handle("choices")?;
         let namespace_cookie = namespace::cookie().map_err(Error::Descriptor)?;
         Ok(Self { map, events, namespace_cookie, ticks: Ticks::default() })
@@ -160,15 +160,15 @@ fn raw(choice: &PathCandidates) -> intf::Choice {
     let other = choice.grant.as_ref();
     intf::Choice {
         serial: choice.serial,
-        lead: u32::from(choice.candidate.carried),
-        other_lead: u32::from(other.is_some_and(|candidate| candidate.carried)),
+        redirect: u32::from(choice.candidate.carried),
+        other_redirect: u32::from(other.is_some_and(|candidate| candidate.carried)),
         grant: u32::from(other.is_some()),
         congestion: congestion(&choice.candidate),
         other: other.map(congestion).unwrap_or_default(),
     }
 }
 
-fn parse_event(raw: &intf::Told, here: u64, tick: Option<Duration>) -> Option<SelectedEvent> {
+fn parse_event(raw: &intf::Event, here: u64, tick: Option<Duration>) -> Option<SelectedEvent> {
     let duration = Duration::from_nanos(raw.duration_ns);
     // An empty name means that the connection uses the socket's own congestion control.
     let congestion = Some(text(&raw.congestion)).filter(|name| !name.is_empty());
@@ -177,8 +177,8 @@ fn parse_event(raw: &intf::Told, here: u64, tick: Option<Duration>) -> Option<Se
     let since_heard = tick.map(|tick| tick.saturating_mul(raw.heard_jiffies));
     Some(SelectedEvent {
         what: match u32::from(raw.what) {
-            intf::TOLD_BEGAN => SelectedEventKind::Began,
-            intf::TOLD_ENDED => SelectedEventKind::Ended,
+            intf::EVENT_BEGAN => SelectedEventKind::Began,
+            intf::EVENT_ENDED => SelectedEventKind::Ended,
             _ => return None,
         },
         side: if raw.side == intf::CLIENT { RuleSide::Client } else { RuleSide::Server },
@@ -256,14 +256,14 @@ mod tests {
         let candidate =
             |name: Option<&str>, carried| CandidateChoice { congestion: name.map(str::to_owned), carried };
         let plain = raw(&PathCandidates { serial: 7, candidate: candidate(None, false), grant: None });
-        assert_eq!((plain.serial, plain.lead, plain.grant, plain.congestion), (7, 0, 0, [0; 16]));
+        assert_eq!((plain.serial, plain.redirect, plain.grant, plain.congestion), (7, 0, 0, [0; 16]));
         let granted = PathCandidates {
             serial: 8,
             candidate: candidate(Some("bbr"), true),
             grant: Some(candidate(Some("cubic"), false)),
         };
         let both = raw(&granted);
-        assert_eq!((both.lead, both.other_lead, both.grant), (1, 0, 1));
+        assert_eq!((both.redirect, both.other_redirect, both.grant), (1, 0, 1));
         assert_eq!((text(&both.congestion), text(&both.other)), ("bbr".to_owned(), "cubic".to_owned()));
     }
 }
