@@ -531,7 +531,7 @@ impl Session {
             }
             match self.control.receive() {
                 control::ControlReceived::Nothing => return,
-                control::ControlReceived::Record(word, descriptors) => self.hear(word, descriptors),
+                control::ControlReceived::Record(reply, descriptors) => self.hear(reply, descriptors),
                 control::ControlReceived::Malformed(why) => {
                     self.end(&format!("the daemon sent an invalid message: {why}"), false);
                 }
@@ -540,8 +540,8 @@ impl Session {
         }
     }
 
-    fn hear(&mut self, word: BrokerReply, descriptors: Vec<OwnedFd>) {
-        match word {
+    fn hear(&mut self, reply: BrokerReply, descriptors: Vec<OwnedFd>) {
+        match reply {
             BrokerReply::Opened(opened) => {
                 let socket = descriptors.into_iter().next();
                 let begun = socket.ok_or_else(|| {
