@@ -5,6 +5,8 @@ Crates may use what LAYOUT says, and nothing else of the workspace. Modules with
 use each other, but not in a circle. A module and its own children should not either: KNOTS counts where they still do. Tests (`#[cfg(test)]`, tests.rs, *_tests.rs,
 tests/) are left out: they may use anything. Files of the pages in web/ import each other in no circle either.
 
+The root of each library denies `missing_docs`, except for the crates in UNDOCUMENTED.
+
     scripts/layers.py [--self-test]
 """
 
@@ -74,6 +76,8 @@ FOR_TESTS = {
     "millrace-graft-kernel": "gate",
     "millrace-parsers": "base quic moq fanout messages graft-proto",
 }
+# Crates whose public items need no documentation, since no other crate of the product uses them: the program, the laboratory and the studies.
+UNDOCUMENTED = {"millrace", "millrace-lab", "millrace-study-ndpi", "millrace-study-sockmap", "millrace-study-usrsctp"}
 # Circles that are allowed: (crate, modules): reason.
 EXCEPTIONS = {}
 # Modules that stand in a circle with one of their parents or children, by crate. These numbers only go down: a type that both need, such as an
@@ -134,6 +138,7 @@ def check(root, layout, bounds=KNOTS):
         modules = read(root / folder)
         found += circles(modules, crate, root)
         found += knots(modules, crate, bounds.get(crate, 0))
+        found += undocumented(root, folder, crate)
     return found
 
 
@@ -147,6 +152,14 @@ def wrong_dependencies(root, folder, crate, allowed, known):
         f"{folder}/Cargo.toml: {crate} does not use {other}: see LAYOUT in scripts/layers.py"
         for other in sorted((used - allowed) | (used_in_tests - in_tests))
     ]
+
+
+def undocumented(root, folder, crate):
+    """Returns an error if the root of a library does not deny missing documentation."""
+    file = root / folder / "src/lib.rs"
+    if crate in UNDOCUMENTED or not file.is_file() or re.search(r"^#!\[deny\((?:\w+, )*missing_docs\b", file.read_text(), re.M):
+        return []
+    return [f"{folder}/src/lib.rs: {crate} does not deny missing_docs: see UNDOCUMENTED in scripts/layers.py"]
 
 
 def dependencies(manifest, known):
@@ -497,7 +510,7 @@ def through(modules, at, rest, depth):
 
 TREE = {
     "rules/Cargo.toml": "[dependencies]\nmillrace-kernel.workspace = true\nbytes = '1'\n",
-    "rules/src/lib.rs": "mod a; mod b; mod c; pub mod d;\npub use c::Thing;\n",
+    "rules/src/lib.rs": "#![deny(missing_docs)]\nmod a; mod b; mod c; pub mod d;\npub use c::Thing;\n",
     # a -> b by a nested use, b -> a by a re-export of its parent and by a path in code.
     "rules/src/a.rs": "use crate::{b::{self, X}, d};\npub struct Y;\n",
     "rules/src/b.rs": "pub struct X;\nfn f(_: super::a::Y) -> impl Sized + use<> {}\n",
@@ -510,7 +523,8 @@ TREE = {
     "kernel/Cargo.toml": "[dependencies]\nmillrace-rules = { path = '../rules' }\n",
     "millrace/Cargo.toml": "[dependencies.millrace-lab]\nworkspace = true\n[dev-dependencies]\nmillrace-lab.workspace = true\n",
     "millrace/src/lib.rs": "",
-    "kernel/src/lib.rs": "mod one;\nmod two;\nuse two::Two;\n",
+    # A comment denies nothing.
+    "kernel/src/lib.rs": "// #![deny(missing_docs)]\nmod one;\nmod two;\nuse two::Two;\n",
     "kernel/src/one.rs": "use super::Two;\n",
     "kernel/src/two.rs": "pub struct Two;\n",
     # A type counts, and so does a file that is loaded later; packages do not.
@@ -525,6 +539,7 @@ WANTED = [
     "    b -> a: rules/src/b.rs:2: super::a::Y",
     "millrace-rules: 2 modules in circles with parents or children, and the bound is 0 (KNOTS in scripts/layers.py): millrace_rules::a, millrace_rules::b",
     "millrace-kernel: 0 modules in circles with parents or children: lower its number of 1 in KNOTS of scripts/layers.py",
+    "kernel/src/lib.rs: millrace-kernel does not deny missing_docs: see UNDOCUMENTED in scripts/layers.py",
     "millrace/Cargo.toml: millrace does not use millrace-lab: see LAYOUT in scripts/layers.py",
     "web: files import each other in a circle: relay/shell, relay/watch",
 ]

@@ -46,10 +46,14 @@ pub(crate) enum MethodStep {
     Time,
 }
 
+/// State of [`MethodChoice`], which describes who changes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MethodState {
+    /// The timing programs are attached, and reports have measured times, since this moment.
     Timing { since: Instant },
+    /// The CPUs are only sampled until this moment, when timing is tried again.
     Sampling { until: Instant },
+    /// The timing programs are attached since this moment to measure what they cost. Reports still come from samples.
     Trying { since: Instant },
 }
 

@@ -19,8 +19,8 @@ const LATEST: usize = 8;
 /// State of the negotiation with a peer about grafts (congestion controls loaded into the kernel), or its outcome.
 ///
 /// Each peer of the settings begins as `Waiting`. [`PeerAgreements::agreed`] moves it to `Agreed`, and
-/// [`PeerAgreements::ended`] to one of the other states. Any of these can become `Agreed` again when the daemons
-/// connect anew. Only the negotiation that made an agreement, or changed settings, can end it. The end of an older
+/// [`PeerAgreements::ended`] to one of the other states. Any of these can become `Agreed` when the daemons connect
+/// again. Only the negotiation that made an agreement, or changed settings, can end it. The end of an older
 /// negotiation is ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NegotiationState {

@@ -1,5 +1,6 @@
 //! The daemon that runs grafts, and the requests on its control socket. The crate `millrace-graft` contains grafts and
 //! their runtime.
+#![deny(missing_docs)]
 
 mod agreement;
 pub mod broker;

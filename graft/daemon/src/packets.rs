@@ -32,7 +32,9 @@ use super::{
 /// Longest time for which the worker thread waits for a packet from a peer's daemon before it handles the next request.
 const PATIENCE: Duration = Duration::from_millis(10);
 
+/// Arguments with which the worker process for sessions starts.
 pub struct PacketSetup {
+    /// Path of the settings file.
     pub config: PathBuf,
     /// Path of the Unix socket on which applications request sessions. It is used if the settings have peers.
     pub messages: PathBuf,

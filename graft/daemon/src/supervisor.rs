@@ -30,12 +30,15 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest wait for a worker process to apply new settings.
 const RELOAD: Duration = Duration::from_secs(60);
 
+/// Arguments with which the daemon's supervisor process starts.
 pub struct SupervisorSetup {
+    /// Path of the settings file.
     pub config: PathBuf,
     /// Interfaces behind which there are hosts whose connections are tunnelled, in addition to those of the settings.
     pub interfaces: Vec<String>,
     /// Arguments with which this program starts a worker process. The worker's name follows them.
     pub arguments: Vec<OsString>,
+    /// Addresses of the control socket and of the HTTP server, and their access rules.
     pub front: DaemonFront,
 }
 

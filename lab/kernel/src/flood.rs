@@ -17,7 +17,9 @@ use crate::intf::FloodConfig as Config;
 
 /// Network of the source addresses: 198.18.0.0/15, which RFC 2544 reserves for benchmarks.
 pub const NETWORK: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
+/// Number of different source addresses in [`NETWORK`].
 pub const SOURCES: u32 = 1 << 17;
+/// Length of each frame, from the Ethernet header to the end of the QUIC Initial.
 pub const FRAME_BYTES: usize = ETHERNET + IP + UDP + INITIAL;
 
 const ETHERNET: usize = 14;

@@ -15,6 +15,7 @@ pub struct Idle {
 }
 
 impl Idle {
+    /// Starts to measure the idle time of all CPUs.
     pub fn attach() -> Result<Self, Error> {
         const PROGRAMS: [(&str, &str); 3] = [
             ("idle_switch", "sched_switch"),

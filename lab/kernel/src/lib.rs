@@ -7,6 +7,7 @@
 //! | `cpumap` | XDP | [`contexts::Cpumap`] | hands packets to a thread of another CPU |
 //! | `recursion` | a tracepoint | [`recursion::Recursion`] | triggers itself, so that the kernel skips the nested run |
 //! | `softirqs`, `syscalls`, `idle` | tracepoints | [`softirqs::Softirqs`], [`syscalls::Syscalls`], [`idle::Idle`] | measure softirq time, system calls and idle time |
+#![deny(missing_docs)]
 
 pub mod contexts;
 pub mod flood;

@@ -10,6 +10,7 @@ use millrace_kernel::tc::{KernelHook, Mechanism, TcAttachment, TcPosition};
 
 use crate::intf::{ProbeConfig, ProbeSample};
 
+/// Settings of the wire probe.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Smallest UDP payload that is sampled (per segment of a super-packet), bytes. Media packets are larger,
@@ -33,9 +34,13 @@ impl Default for Config {
 pub struct PacketSample {
     /// Time of `CLOCK_MONOTONIC`, which is the same in every network namespace.
     pub time_ns: u64,
+    /// Index of the interface.
     pub ifindex: u32,
+    /// Direction of the packet: ingress or egress.
     pub hook: KernelHook,
+    /// Source address and UDP port.
     pub source: SocketAddr,
+    /// Destination address and UDP port.
     pub destination: SocketAddr,
     /// UDP payload of the whole frame, all segments together.
     pub payload_bytes: u32,
@@ -62,13 +67,17 @@ impl PacketSample {
 /// Number of packets that the wire probe recorded, and of those that it skipped, by reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ProbeCounters {
+    /// Packets that were recorded.
     pub sampled: u64,
     /// Packets that were not recorded because the ring buffer was full: userspace did not read it in time.
     pub ring_full: u64,
     /// UDP packets with a smaller payload than `min_payload_bytes`, which are not recorded.
     pub small: u64,
+    /// Packets of another protocol than UDP.
     pub not_udp: u64,
+    /// Fragments of IP packets, which are not recorded.
     pub fragment: u64,
+    /// Packets whose headers could not be parsed.
     pub malformed: u64,
 }
 
@@ -80,6 +89,7 @@ pub struct PacketProbe {
 }
 
 impl PacketProbe {
+    /// Loads the probe, which records nothing before [`attach`](Self::attach).
     pub fn load(config: &Config) -> Result<Self, Error> {
         let mut open = embedded!("probe.bpf.o").open()?;
         open.configure(&ProbeConfig { min_payload_bytes: config.min_payload_bytes })?;
@@ -136,6 +146,7 @@ impl PacketProbe {
         Ok(samples)
     }
 
+    /// Returns the counters since the probe was loaded.
     pub fn counters(&mut self) -> Result<ProbeCounters, Error> {
         match self.object.counters("outcomes")?[..] {
             [sampled, ring_full, small, not_udp, fragment, malformed] => {

@@ -14,6 +14,7 @@ pub struct Recursion {
 }
 
 impl Recursion {
+    /// Loads the program, and attaches it to a tracepoint that it triggers itself.
     pub fn attach() -> Result<Self, Error> {
         const TRACEPOINT: &str = "bpf_trace_printk";
         let object = embedded!("recursion.bpf.o").open()?.load()?;

@@ -42,6 +42,7 @@ impl Softirqs {
         Ok(Self { object, _links: links })
     }
 
+    /// Returns the softirq times since the programs were attached.
     pub fn times(&mut self) -> Result<SoftirqTimes, Error> {
         match self.object.counters("times")?[..] {
             [all_ns, own_ns, ..] => Ok(SoftirqTimes { all_ns, own_ns }),

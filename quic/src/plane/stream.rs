@@ -118,8 +118,13 @@ pub enum SchedulerQueue {
     Starved,
 }
 
+/// Send state of a [`PlaneStream`]. It begins as `Sending`. Only [`PlaneStream::reset`] changes it to `Reset`, which is
+/// final.
 enum SendState {
+    /// Bytes are read from the source, sent, and sent again if they are lost, until all of them are acknowledged.
     Sending(SendingState),
+    /// The source was dropped. RESET_STREAM with this error code is sent, and sent again if it is lost. `owed` is true
+    /// while the frame waits to be sent.
     Reset { code: u64, owed: bool },
 }
 
@@ -146,10 +151,14 @@ struct GivenUp {
     reason: DropReason,
 }
 
+/// State of a stream's FIN. It is `Owed` even before the source has ended, and is sent only after that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fin {
+    /// FIN was not sent yet, or the frame with it was lost.
     Owed,
+    /// A frame with FIN was sent.
     Sent,
+    /// The peer has acknowledged FIN, and thus knows the stream's final size.
     Acked { size: u64 },
 }
 

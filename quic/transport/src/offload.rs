@@ -137,6 +137,13 @@ impl OffloadStanding {
 
 /// The kernel offload of one connection, from [`OffloadOwner::on_offload`] until [`OffloadOwner::on_released`]. No
 /// method blocks.
+///
+/// The owner first passes its state: keys, connection IDs, path, MTU and the peer's limits. The offload sends nothing
+/// before the first [`Self::grant`]. From then on, both draw packet numbers from one counter ([`Self::numbers`]), the
+/// owner delegates streams ([`Self::delegate`]) and reads what was sent ([`Self::drain`]). Methods with `self: Arc<Self>`
+/// may take effect later. To end the offload, the owner withdraws the limits with `grant` and takes all streams back
+/// ([`Self::recall`]). Then it calls [`Self::release`], and after `on_released` it reads the last packets with `drain`.
+/// [`Self::stop`] is for a connection that has ended, and needs no such order.
 pub trait Offload: Send + Sync {
     /// Returns the packet number counter that all senders of the connection draw from. The kernel offload draws no
     /// number before the first [`Self::grant`], nor after [`OffloadOwner::on_released`].

@@ -28,7 +28,9 @@ use super::{
 
 /// The contents of all files of access rights.
 pub struct AccessFileContents {
+    /// Access rules, and the keys that verify tokens.
     pub policy: AccessPolicy,
+    /// Roots for clients' certificates; `None` without `client-ca`.
     pub client_roots: Option<Arc<RootCertStore>>,
     /// Files of access rights that could not be read or parsed, each with the reason.
     pub unread: Vec<UnreadSetting>,

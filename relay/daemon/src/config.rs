@@ -49,7 +49,9 @@ use millrace_daemon::{
 pub struct Config {
     /// UDP addresses to listen on. Each socket accepts its own address family only: `[::]` means IPv6.
     pub listen: Vec<SocketAddr>,
+    /// Settings of access control.
     pub access: AccessConfig,
+    /// The engine that sends and forwards packets.
     pub engine: EngineChoice,
     /// Network interfaces on which engine `kernel` forwards arriving packets and the packet gate (an XDP filter) runs.
     /// Empty: the interfaces that have the listen addresses.
@@ -63,7 +65,9 @@ pub struct Config {
     pub reattach: bool,
     /// Memory that engine `kernel` uses for precomputed packet keystreams, in bytes.
     pub keystream_bytes: u64,
+    /// Limits of the tables of engine `kernel`.
     pub kernel: KernelLimits,
+    /// The source of the relay's certificate.
     pub identity: IdentityConfig,
     /// File with the secret of stateless resets; `None` if the secret is derived from the private key.
     pub reset_key_file: Option<PathBuf>,
@@ -73,9 +77,11 @@ pub struct Config {
     pub drafts: Vec<Draft>,
     /// TLS cipher suites, in the server's order of preference.
     pub cipher_suites: Vec<CipherSuite>,
+    /// Congestion control of all connections.
     pub congestion_control: CongestionControl,
     /// Number of packets of a session after which its keys are updated. The cipher suite's limit applies if it is less.
     pub max_packets_per_key: u64,
+    /// Limits of the media that is queued for subscribers.
     pub queue: QueueConfig,
     /// Whether subscribers get the rendition that fits the capacity of their path.
     pub adaptive: AdaptiveMode,
@@ -90,7 +96,9 @@ pub struct Config {
     pub cache_age: Duration,
     /// Time without a packet after which a session is closed.
     pub idle_timeout: Duration,
+    /// Largest number of sessions.
     pub max_sessions: usize,
+    /// Largest number of tracks that the relay keeps.
     pub max_tracks: usize,
     /// Time for which subscriptions wait for a publisher whose session was lost.
     pub linger: Duration,
@@ -100,22 +108,27 @@ pub struct Config {
     pub drain_timeout: Duration,
     /// URI in GOAWAY to which clients move.
     pub goaway_uri: Option<Url>,
+    /// Whether packets are sent with UDP generic segmentation offload.
     pub gso: Gso,
     /// DSCP of all sent QUIC packets.
     pub dscp: Dscp,
     /// Whether media packets are marked ECT(0) on paths that support ECN.
     pub ecn: bool,
+    /// Upstream relays and the credentials for them; `None` if the relay has none.
     pub upstream: Option<UpstreamConfig>,
+    /// Settings of the cluster; `None` if the relay belongs to none.
     pub cluster: Option<ClusterConfig>,
     /// Address that metrics, health and status are served on.
     pub http: Option<SocketAddr>,
     /// Settings that decide which HTTP clients are served.
     pub http_access: http::access::HttpFlags,
+    /// Settings of the log.
     pub log: log::Settings,
     /// File to which the TLS secrets of all sessions are appended, in the NSS key log format. For debugging only.
     pub key_log_file: Option<PathBuf>,
 }
 
+/// The setting `engine`: what sends and forwards the relay's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum EngineChoice {
     /// The fastest engine that works on this machine
@@ -126,6 +139,7 @@ pub enum EngineChoice {
     Kernel,
 }
 
+/// The setting `gate`: on which interfaces the packet gate, an XDP filter, runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum GateChoice {
     /// Run the packet gate on the interfaces whose driver supports XDP
@@ -134,9 +148,11 @@ pub enum GateChoice {
     On,
     /// Run the packet gate on every interface, with generic XDP where the driver does not support XDP
     Generic,
+    #[allow(missing_docs, reason = "a comment would be printed in the help, and the name says it")]
     Off,
 }
 
+/// The setting `congestion-control`: the congestion control of the relay's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CongestionControl {
     /// CUBIC (RFC 9438)
@@ -150,6 +166,7 @@ pub enum CongestionControl {
 
 /// UDP generic segmentation offload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs, reason = "comments would be printed in the help, and the names say it")]
 pub enum Gso {
     /// Use GSO where the kernel supports it
     Auto,
@@ -233,6 +250,7 @@ macro_rules! settings {
 
 settings! {
     // `help` instead of a doc comment, in which rustdoc would take `[::]` for a link.
+    #[allow(missing_docs, reason = "`help` describes the setting")]
     #[arg(
         long,
         value_delimiter = ',',
@@ -496,6 +514,7 @@ settings! {
 pub struct ConfigProblem {
     /// The location of the setting: `--flag`, or `FILE:LINE: key`.
     pub place: String,
+    /// The problem as text.
     pub message: String,
 }
 
@@ -521,7 +540,9 @@ impl fmt::Display for ConfigErrors {
 pub struct RunningConfig {
     /// Listen addresses; where the settings had port 0, with the port that the kernel assigned.
     pub listen: Vec<SocketAddr>,
+    /// Largest number of sessions.
     pub max_sessions: usize,
+    /// Limits of the media that is queued for subscribers.
     pub queue: QueueConfig,
 }
 
@@ -533,7 +554,9 @@ pub struct Exposed(SocketAddr);
 
 /// A configuration file: its name and its text.
 pub struct ConfigFile<'a> {
+    /// Name of the file, for error messages.
     pub name: &'a str,
+    /// Contents of the file, in TOML.
     pub text: &'a str,
 }
 

@@ -1,5 +1,6 @@
 //! Runs the relay library as a daemon. Adds settings, the packet engine, the packet gate (an XDP filter), certificates,
 //! HTTP and metrics.
+#![deny(missing_docs)]
 
 pub mod access;
 pub mod config;

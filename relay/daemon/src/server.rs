@@ -64,11 +64,13 @@ pub struct RunningServer {
     has_webtransport: bool,
     /// Settings that stay in force until the relay ends.
     started: RunningConfig,
+    /// Results of reading the settings, for the status.
     pub reloads: Reloads,
 }
 
 /// Secrets and identities that a relay starts with.
 pub struct RelayIdentity {
+    /// The server's certificate chain and private key.
     pub certificate: Arc<CertifiedKey>,
     /// Roots for the upstream relay's certificate; `None` if that is not verified.
     pub upstream_roots: Option<Arc<RootCertStore>>,
@@ -78,6 +80,7 @@ pub struct RelayIdentity {
     pub client_roots: Option<Arc<RootCertStore>>,
     /// Access rules.
     pub policy: AccessPolicy,
+    /// The log that gets the TLS secrets of all sessions, for debugging; `None` for no log.
     pub key_log: Option<Arc<dyn KeyLog>>,
     /// The secret of stateless resets, by which clients notice that the relay was restarted.
     pub lasting: Option<transport::LastingSecret>,
@@ -128,12 +131,16 @@ impl RelayIdentity {
     }
 }
 
+/// The reason why a relay cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum RelayStartError {
+    /// An address cannot be bound, or the settings of TLS or QUIC are not usable.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// The BPF programs of engine `kernel` cannot be loaded or attached.
     #[error("engine kernel cannot run: {0}")]
     Engine(#[from] kernel::Error),
+    /// The packet gate cannot run on an interface.
     #[error("the gate cannot run: {0}")]
     Gate(#[from] guard::Error),
 }

@@ -14,6 +14,7 @@ use millrace_daemon::http::push;
 /// A source of snapshots of a running relay. HTTP handlers call its methods a few times a second at most, so they may
 /// hold a lock briefly.
 pub trait StatusSource: Send + Sync + 'static {
+    /// Returns a snapshot of the relay's status.
     fn status(&self) -> Status;
     /// Returns the routes to namespaces below `prefix`; `None` if the relay belongs to no cluster.
     fn routes(&self, prefix: &Namespace) -> Option<RoutesStatus>;
@@ -40,10 +41,13 @@ pub struct Web {
     pub sha256: Option<String>,
 }
 
+/// The status of the relay's process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
+    /// Status of the relay itself.
     #[serde(flatten)]
     pub relay: millrace_relay::status::Status,
+    /// Status of the packet gate.
     #[serde(default)]
     pub gate: GateStatusReport,
     /// The kernel's share of the media of the last ten seconds.
@@ -79,6 +83,7 @@ impl From<millrace_relay::status::Status> for Status {
 pub struct MediaShares {
     /// The kernel's share of the sent media, by the interface through which the media was sent.
     pub interfaces: BTreeMap<String, MediaShare>,
+    /// The kernel's share of the sent media, by session ID.
     pub sessions: BTreeMap<u64, MediaShare>,
 }
 
@@ -87,6 +92,7 @@ pub struct MediaShares {
 pub struct MediaShare {
     /// UDP payload bytes sent by the kernel and by userspace.
     pub bytes: u64,
+    /// UDP payload bytes sent by the kernel.
     pub by_kernel: u64,
     /// Main reason why userspace sent the rest of the media: the name of one of the kernel's counters, or why the
     /// kernel engine does not serve the session. Empty if the kernel sent all media.
@@ -123,8 +129,10 @@ pub struct GateStatusReport {
     /// gate. The scope of the relay's ports is "relay".
     #[serde(default)]
     pub scopes: Vec<gate::ScopeStatus>,
+    /// Number of the packet gate's events, by name.
     #[serde(default)]
     pub events: BTreeMap<String, u64>,
+    /// Fill levels of the packet gate's tables in the kernel.
     #[serde(default)]
     pub tables: Vec<gate::TableStatus>,
 }

@@ -21,19 +21,26 @@ use rustls::{crypto::ring, pki_types::PrivatePkcs8KeyDer, sign::CertifiedKey};
 
 use super::config::IdentityConfig;
 
+/// The reason why a certificate cannot be read, made or written.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// A PEM file cannot be read, or its contents are not usable.
     #[error(transparent)]
     File(#[from] pem::Error),
+    /// The self-signed certificate cannot be written to its file.
     #[error("{}: {source}", path.display())]
+    #[allow(missing_docs, reason = "the path of the file, and the error of the file system")]
     Write { path: PathBuf, source: io::Error },
+    /// Another running relay has written its certificate to this file.
     #[error(
         "{}: it holds the certificate of another relay that runs and whose clients need it; name another file, or end that relay",
         .0.display()
     )]
     Held(PathBuf),
+    /// A self-signed certificate cannot be made.
     #[error("cannot make a self-signed certificate: {0}")]
     SelfSigned(#[from] rcgen::Error),
+    /// The TLS library does not accept the self-signed certificate.
     #[error("the certificate just made is not usable: {0}")]
     SelfSignedPair(rustls::Error),
 }
@@ -132,11 +139,15 @@ pub fn fingerprint(certified: &CertifiedKey) -> String {
 ///
 /// A certificate and key that do not match are reported once, not at every check, since tools replace the files one
 /// after the other.
-pub enum CertificateWatch {
+pub(crate) enum CertificateWatch {
+    /// The certificate comes from PEM files. `seen` has the stamps of both files when they were last read; `None` for a
+    /// file that did not exist.
     Files { cert: PathBuf, key: PathBuf, seen: [Option<Stamp>; 2] },
+    /// The certificate is self-signed. It is valid for these host names and addresses, and was made at the time `at`.
     Made { names: Vec<String>, at: SystemTime },
 }
 
+/// The modification time of a file in seconds and nanoseconds, its length, and its inode.
 pub(super) type Stamp = (i64, i64, u64, u64);
 
 impl CertificateWatch {

@@ -24,7 +24,14 @@ pub const SILENCE: Duration = Duration::from_secs(10);
 /// daemon.
 const REASON_MAX: usize = 160;
 
-/// A session that is open for an application, or is being opened.
+/// A session of an application, as one of its two hosts sees it: it is being opened, open, or ending.
+///
+/// The session broker adds it when an application of this host asks for a session, or when `Open` of the other daemon
+/// arrives. [`SessionStage`] has the states, which only the broker changes. [`Self::begin`] is called once, after both
+/// hosts have changed to the graft and before the application uses the socket. The broker removes the session after its
+/// end, and when the other host refuses it. Until then the session's pooled socket belongs to it alone: no other session
+/// has the same `ends`. At most one message and one `Finish` wait for an answer, and both are repeated until they get
+/// it. A message about the session's next step replaces the one before it.
 pub struct ClientSession {
     pub peer: usize,
     pub ends: SessionEnds,

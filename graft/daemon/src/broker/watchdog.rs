@@ -46,6 +46,10 @@ pub struct SealWatchdog {
 }
 
 impl SealWatchdog {
+    /// Starts the watchdog process. It has no sealing programs before [`Self::guard`] is called.
+    ///
+    /// # Errors
+    /// The process cannot be started.
     pub fn start() -> io::Result<Self> {
         let (control, theirs) = ControlEnd::pair()?;
         // The watchdog process gets its end of the socket pair as its standard input.
@@ -64,20 +68,25 @@ impl SealWatchdog {
         self.is_ready
     }
 
+    /// Reports whether the watchdog process still runs.
     pub fn is_alive(&mut self) -> bool {
         matches!(self.process.try_wait(), Ok(None))
     }
 
+    /// Gives the watchdog process the sealing programs. They replace those of an earlier call.
     pub fn guard<'a>(&mut self, egress: impl Iterator<Item = BorrowedFd<'a>>) {
         self.tell(&WatchdogMessage::First, &[]);
         egress.for_each(|descriptor| self.tell(&WatchdogMessage::Guard, &[descriptor]));
         self.is_ready = true;
     }
 
+    /// Gives the watchdog process a descriptor of a socket that an application gets. The caller does this before the
+    /// application can send.
     pub fn keep(&self, ends: &SessionEnds, socket: impl AsFd) {
         self.tell(&WatchdogMessage::Keep { at: ends.local.to_string() }, &[socket.as_fd()]);
     }
 
+    /// Makes the watchdog process close its descriptor of the socket with these addresses.
     pub fn forget(&self, ends: &SessionEnds) {
         self.tell(&WatchdogMessage::Forget { at: ends.local.to_string() }, &[]);
     }

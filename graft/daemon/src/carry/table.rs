@@ -24,7 +24,7 @@ pub type TunnelKey = (String, u64, u64);
 /// A stream on which a peer resumes a connection, and the number of bytes that the peer has received.
 pub type Resumption = (CarrierStream, u64);
 
-/// All tunnelled connections that this broker handles as the client's host or as the server's host.
+/// The tunnelled connections that this broker handles as the client's host or as the server's host.
 ///
 /// A task that begins a connection takes a place with [`Self::enter`], which counts until the task drops it. At the
 /// client's host the task calls [`Self::note_room`] after it has taken and after it has dropped its place. If the result

@@ -6,6 +6,7 @@ use millrace_daemon::render::{
 };
 use millrace_graft::status::{CarrierStatus, CarryStatus};
 
+/// Writes the status of the tunnel broker to `out`, in lines of at most `width` columns.
 pub fn status(out: &mut String, carry: &CarryStatus, width: usize) {
     const CARRIERS: [(&str, Fit); 8] = [
         ("CARRIER TO", Name),

@@ -11,10 +11,15 @@ use std::{
 use millrace_graft_kernel::gateway::{GatewayRun, remove_leftovers, remove_programs};
 use nix::sys::signal::SigSet;
 
-/// The daemon's handle of the watchdog process.
+/// The daemon's handle of the watchdog process. Dropping it makes the process remove the
+/// gateway's rules and routes, and waits until the process has ended.
 pub struct TunnelWatchdog(Child);
 
 impl TunnelWatchdog {
+    /// Starts the watchdog process of the gateway on these interfaces. `run` identifies the routing to remove.
+    ///
+    /// # Errors
+    /// The process cannot be started.
     pub fn start(run: GatewayRun, interfaces: &[String]) -> io::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         command.args(["graft", "gateway-keep", &run.0.to_string()]).args(interfaces);

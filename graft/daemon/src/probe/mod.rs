@@ -33,12 +33,14 @@ const FRESH_MAX: usize = 64;
 /// A peer, and the protocol to probe it by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ProbeTarget {
+    /// Address of the peer.
     pub peer: IpAddr,
     /// UDP port to probe: an echo and an ICMP error both count as answers. With `None` the probe uses ICMP.
     pub udp_port: Option<u16>,
 }
 
 impl ProbeTarget {
+    /// Returns the protocol of the probe as text: `icmp`, or `udp:` and the port.
     pub fn protocol_name(&self) -> String {
         self.udp_port.map_or("icmp".to_owned(), |port| format!("udp:{port}"))
     }
@@ -47,6 +49,7 @@ impl ProbeTarget {
 /// Results of the probes of one path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProbeStatus {
+    /// The peer and the protocol of the probes.
     pub target: ProbeTarget,
     /// True while a probe runs.
     pub runs: bool,
@@ -58,11 +61,14 @@ pub struct ProbeStatus {
     pub error: Option<String>,
 }
 
+/// The result of one probe.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProbeRecord {
     /// Time of the probe's end, in seconds since 1970.
     pub time_s: f64,
+    /// Time between two packets of the probe, in milliseconds.
     pub period_ms: u64,
+    /// Round-trip times, losses and other properties of the path that the probe has measured.
     pub report: PathReport,
 }
 

@@ -66,11 +66,20 @@ const UNPACED_LEAST: u64 = 64 * 1024;
 /// Value of an upper bound on bandwidth or bytes in flight while that bound does not apply.
 const UNBOUNDED: u64 = u64::MAX;
 
+/// State of [`Bbr`] (draft-ietf-ccwg-bbr, section 5.3).
+///
+/// The order is Startup, Drain, ProbeBW. ProbeRTT interrupts any of them, and returns to ProbeBW, or to Startup if that
+/// had not ended. A packet that is sent after an idle period may end ProbeRTT. A loss may end the phase Up of ProbeBW.
+/// Losses that turn out to be spurious may resume Startup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BbrState {
+    /// The rate doubles each round trip, until the bandwidth stops growing or too much is lost.
     Startup,
+    /// Less is sent than the path delivers, until the queue that Startup has built is gone.
     Drain,
+    /// The sender keeps the path full, and probes for more bandwidth from time to time.
     ProbeBw(Phase),
+    /// Few bytes are in flight for a short time, so that the shortest round trip can be measured.
     ProbeRtt,
 }
 
@@ -83,8 +92,12 @@ struct Undo {
     inflight_longterm: u64,
 }
 
-/// BBRv3 on one path. The states are Startup, Drain, ProbeBW and ProbeRTT; acknowledgements move the controller from
-/// one to the next.
+/// BBRv3 on one path. Only acknowledgements ([`Controller::on_delivered`]) move it between its states, with three
+/// exceptions that `BbrState` names.
+///
+/// The caller notes each packet with `on_sent`, and for each ACK frame first the losses that it shows with
+/// `on_lost` and then the acknowledged bytes with `on_delivered`. After `on_delivered`, the window, the pacing rate and the gains fit the
+/// present state. The first loss of a round trip saves the model, so that `on_spurious_congestion` can restore it.
 #[derive(Clone, Debug)]
 pub struct Bbr {
     mtu: u64,

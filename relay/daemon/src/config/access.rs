@@ -23,12 +23,20 @@ pub const ISSUER: &str = "issuer";
 /// The settings of access control.
 #[derive(Clone, Debug, Default)]
 pub struct AccessConfig {
+    /// Access rules, from the tables `[[allow]]`.
     pub rules: Vec<AccessRule>,
+    /// Files with keys that verify tokens.
     pub keys: Vec<KeyFile>,
+    /// Files with the IDs of revoked tokens.
     pub revoked: Vec<RevokedFile>,
+    /// Names of this relay as the audience of tokens (the claim `aud`).
     pub audience: Vec<String>,
+    /// Issuers whose tokens are verified by keys that no issuer is named for; empty for all issuers without keys of their
+    /// own.
     pub issuers: Vec<String>,
+    /// PEM file with roots for clients' certificates; `None` if clients are not asked for a certificate.
     pub client_ca: Option<PathBuf>,
+    /// Limits of the resources that one client or one session may use.
     pub limits: BudgetLimits,
     /// True if anyone may publish and subscribe, even on addresses that other hosts can reach.
     pub public: bool,
@@ -37,6 +45,7 @@ pub struct AccessConfig {
 /// A file with keys that verify tokens, and the only issuer whose tokens they verify.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyFile {
+    /// Path of the file.
     pub path: PathBuf,
     /// True if the file is a raw HMAC secret. Otherwise it is PEM, a JWK or a JWK set.
     pub is_secret: bool,
@@ -48,6 +57,7 @@ pub struct KeyFile {
 /// A file with the IDs of revoked tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RevokedFile {
+    /// Path of the file.
     pub path: PathBuf,
     /// Issuer of the tokens; `None` for any issuer.
     pub issuer: Option<String>,

@@ -17,6 +17,7 @@ use super::{ConfigCheck, ConfigFile, ConfigProblem, Settings, access::TextValue,
 /// The TOML key of the ladders of renditions, which only the settings file can set.
 pub const LADDER: &str = "ladder";
 
+/// The setting `adaptive`: how the relay learns which renditions of a video it may choose from for a subscriber.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum AdaptiveChoice {
     /// Each subscriber gets the rendition that it asked for

@@ -27,6 +27,7 @@ const REGION_COST: u64 = 10;
 /// The store that lists the relays of the cluster, and the settings for connecting to those relays.
 #[derive(Clone, Debug)]
 pub struct DiscoveryConfig {
+    /// The store that lists the cluster's relays.
     pub store: DiscoveryStore,
     /// The URL by which other relays connect to this one.
     pub url: Option<Url>,
@@ -44,8 +45,10 @@ pub struct DiscoveryConfig {
 
 /// The source of the list of the cluster's relays.
 #[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the variants describe their fields")]
 pub enum DiscoveryStore {
-    /// An etcd store that has a record for each relay.
+    /// An etcd store at these URLs. It has a record for each relay, with a key that begins with `prefix`, and removes the
+    /// record of a relay that has not renewed it for the time `lease`.
     Etcd { endpoints: Vec<Url>, prefix: String, lease: Duration },
     /// A list of relays in a file or at a URL, read again every `interval`.
     List { place: ListPlace, interval: Duration },

@@ -26,7 +26,9 @@ const MAX_DELAY: Duration = Duration::from_millis(250);
 /// Limits of the media that is queued for subscribers, and the policy for what is dropped beyond these limits.
 #[derive(Clone, Debug)]
 pub struct QueueConfig {
+    /// The policy for what is dropped beyond the limits.
     pub policy: DropPolicy,
+    /// Longest time that media may be queued, by namespace and track.
     pub delays: Delays,
     /// Largest number of media bytes that are queued for one subscriber.
     pub bytes: u64,
@@ -34,6 +36,7 @@ pub struct QueueConfig {
     pub datagram_bytes: u64,
 }
 
+/// The policy for which media is dropped when a subscriber's queue exceeds its limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DropPolicy {
     /// Drop media that is late or oldest, the least urgent first

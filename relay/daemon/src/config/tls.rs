@@ -27,8 +27,9 @@ pub(super) const PREFERRED: [Draft; 5] = [Draft::D22, Draft::D21, Draft::D19, Dr
 
 /// The source of the relay's certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the variants describe their fields")]
 pub enum IdentityConfig {
-    /// PEM files, which are read again when they change.
+    /// PEM files with the certificate chain and the private key, which are read again when they change.
     Files { cert: PathBuf, key: PathBuf },
     /// A self-signed certificate made at start-up. It is written to the file `out`, if set.
     SelfSigned { out: Option<PathBuf> },
@@ -58,7 +59,9 @@ pub struct UpstreamConfig {
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
+/// A TLS 1.3 cipher suite (RFC 8446, appendix B.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs, reason = "comments would be printed in the help, and the names say it")]
 pub enum CipherSuite {
     Chacha20Poly1305,
     #[value(name = "aes-128-gcm")]
@@ -202,6 +205,7 @@ pub struct ClusterConfig {
     pub hop: Option<HopId>,
     /// Cost of receiving from this relay, which it announces to its peers.
     pub cost: Option<u64>,
+    /// Relays of the cluster that the settings name.
     pub peers: Vec<PeerConfig>,
     /// The discovery store that lists further relays of the cluster.
     pub discovery: Option<DiscoveryConfig>,
@@ -212,6 +216,7 @@ pub struct ClusterConfig {
 /// A relay of the cluster that this one connects to.
 #[derive(Clone, Debug)]
 pub struct PeerConfig {
+    /// URL of the peer.
     pub url: Url,
     /// Cost of receiving from the peer; `None` for the cost that it announces.
     pub cost: Option<u64>,

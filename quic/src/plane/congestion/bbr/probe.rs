@@ -18,22 +18,32 @@ const RENO_ROUNDS: u64 = 63;
 /// Largest exponent of the growth of bytes in flight during a probe; the growth doubles every round trip.
 const MAX_UP_ROUNDS: u32 = 30;
 
-/// A phase of the probing cycle.
+/// A phase of the probing cycle. Acknowledgements move it from Down to Cruise, Refill, Up, and then Down again. Cruise
+/// is skipped if the time to probe comes before the queue is gone. A loss above the threshold ends Up early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
+    /// Less is sent than the path delivers, so that the queue of the last probe drains.
     Down,
+    /// The rate is what the path delivers.
     Cruise,
+    /// The rate is what the path delivers, without the short-term bounds of past losses. This lasts one round trip.
     Refill,
+    /// More is sent than the path has delivered so far, to find out whether it delivers more.
     Up,
 }
 
-/// Phase of a probe in which the packets that are acknowledged now were sent.
+/// Phase of a probe in which the packets that are acknowledged now were sent. It follows [`Phase`] by one round trip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AckPhase {
+    /// The packets were not sent by a probe.
     Init,
+    /// The phase Refill runs.
     Refilling,
+    /// The phase Up has begun, and the packets were still sent before it.
     ProbeStarting,
+    /// The packets were sent in the phase Up.
     ProbeFeedback,
+    /// The phase Up is over, and the packets were still sent in it.
     ProbeStopping,
 }
 
