@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::report::{Event, EventCost, EventPart, FunctionCost, Interval, Report};
+use crate::report::{Event, EventCost, EventPart, FunctionCost, Interval, Report, TaskCost};
 use crate::share::rounded;
 
 /// Quantile of the standard normal distribution for a two-sided interval of 95 %.
@@ -184,22 +184,30 @@ pub(crate) fn fill(report: &mut Report) {
             *sum = sum.and(split);
         }
         cpu.networking_interval = networking.interval(cpu.samples);
+        cpu.observer_interval = around(cpu.observer_share, cpu.observer_samples, cpu.samples);
     }
     for other in &mut report.other {
         let base = of_events.get(&other.event).map_or(0, |split| split.base(all));
         functions(&mut other.functions, base, period_ns);
     }
+    let task = |share, samples, sampled| FigureSplit::from_task(share, samples, each, sampled).interval(all);
+    let figures = |cost: &mut TaskCost| {
+        let times = cost.times().into_iter().zip(cost.figure_samples);
+        for ((ns, samples), interval) in times.zip(&mut cost.figure_intervals) {
+            *interval = task(ns as f64 / period_ns.max(1) as f64, samples, false);
+        }
+    };
     for process in &mut report.processes {
-        process.interval =
-            FigureSplit::from_task(process.share, process.cost.samples, each, sampled).interval(all);
+        process.interval = task(process.share, process.cost.samples, sampled);
+        figures(&mut process.cost);
         if let Some(profile) = &mut process.profile {
             parts(&mut profile.parts, all);
             functions(&mut profile.functions, all, period_ns);
         }
     }
     for cgroup in &mut report.cgroups {
-        cgroup.interval =
-            FigureSplit::from_task(cgroup.share, cgroup.cost.samples, each, sampled).interval(all);
+        cgroup.interval = task(cgroup.share, cgroup.cost.samples, sampled);
+        figures(&mut cgroup.cost);
     }
 }
 
@@ -354,6 +362,41 @@ mod tests {
         );
         let estimate = SampledFigure::new(process.share, process.cost.samples, process.interval);
         assert!(!estimate.is_poor(), "most of it was timed");
+    }
+
+    /// Each time of a process that rests on samples has an interval of its own. Times that were only measured are exact.
+    #[test]
+    fn sampled_times_of_processes_have_intervals() {
+        let mut report = samples::report(0);
+        let cost = |event, samples| {
+            let mut cost = TaskCost::default();
+            (0..samples).for_each(|_| cost.add(&TaskCost::from_sample(event, 1_000_000).expect("a time")));
+            cost
+        };
+        let process = &mut report.processes[0].cost;
+        for (event, samples) in
+            [(Event::Receive, 20), (Event::Poll, 1), (Event::Devices, 2), (Event::Local, 50)]
+        {
+            process.add(&cost(event, samples));
+        }
+        process.receive_ns += 100_000_000;
+        assert_eq!((process.samples, process.figure_samples), (23, [0, 20, 0, 3, 50]));
+        assert_eq!(process.times(), [250_000_000, 120_000_000, 0, 3_000_000, 50_000_000]);
+        assert_eq!(TaskCost::from_sample(Event::NetRx, 1), None);
+        report.cgroups[0].cost = *process;
+        fill(&mut report);
+        for intervals in [report.processes[0].cost.figure_intervals, report.cgroups[0].cost.figure_intervals]
+        {
+            let [None, Some(receive), None, Some(other), Some(local)] = intervals else {
+                panic!("{intervals:?}");
+            };
+            // The two CPUs have 2000 samples, each of which stands for a thousandth of one CPU.
+            assert!(near(receive, wilson(20, 2000).map(|of| of * 2.0 + 0.1)), "{receive:?}");
+            assert!(near(other, wilson(3, 2000).map(|of| of * 2.0)), "{other:?}");
+            assert!(near(local, wilson(50, 2000).map(|of| of * 2.0)), "{local:?}");
+        }
+        let [one, _] = &report.cpus[..] else { panic!("two CPUs") };
+        assert!(near(one.observer_interval.expect("one"), wilson(20, 1000)), "{:?}", one.observer_interval);
     }
 
     #[test]

@@ -304,6 +304,7 @@ fn add_cpu(sum: &mut CpuCost, more: &CpuCost) {
         idle_ns: a.idle_ns + b.idle_ns,
     };
     sum.samples += more.samples;
+    sum.observer_samples += more.observer_samples;
     sum.lost_samples += more.lost_samples;
 }
 
@@ -579,6 +580,7 @@ mod tests {
         assert_eq!(event.parts.iter().map(|part| part.ns).sum::<u64>(), event.ns);
         assert_eq!(event.observer_ns, 2 * b.cpus[0].events[0].observer_ns);
         assert_eq!(first.observer_share, b.cpus[0].observer_share);
+        assert_eq!(first.observer_samples, 2 * b.cpus[0].observer_samples);
         assert_eq!(sum.observer.events_ns, 2 * b.observer.events_ns);
         assert_eq!(first.procstat.user_ns, 2 * b.cpus[0].procstat.user_ns);
         assert_eq!(sum.processes[0].cost.send_calls, 2 * b.processes[0].cost.send_calls);

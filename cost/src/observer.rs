@@ -21,8 +21,8 @@ use crate::fold::{Fold, Resolver, share_out};
 use crate::interval;
 use crate::procstat::{self, CpuClocks};
 use crate::report::{
-    CpuCost, Event, EventCost, EventPart, LostObservations, MissingMeasurement, Report, ReportHost,
-    ReportMethod, ReportMode, TaskCost, VERSION,
+    CpuCost, Event, EventCost, EventPart, HARD_INTERRUPTS, LostObservations, MissingMeasurement, Report,
+    ReportHost, ReportMethod, ReportMode, TaskCost, VERSION,
 };
 use crate::share::{ns, rounded, share};
 use crate::symbols::Symbols;
@@ -400,7 +400,7 @@ impl Observer {
                 .iter()
                 .cloned()
                 .chain(missing_by_mode(self.mode))
-                .chain([unsampled(&cpus)])
+                .chain([unsampled(&cpus, &times)])
                 .collect(),
             programs,
             cpus,
@@ -504,11 +504,14 @@ impl Observer {
             })
             .collect();
         let networking = events.iter().filter(|event| event.event.is_networking());
+        let counts = samples.counts.iter().filter(|((of, _), _)| *of == cpu);
         CpuCost {
             cpu,
             networking_share: rounded(networking.map(|event| event.share).sum()),
             networking_interval: None,
             observer_share: share(events.iter().map(|event| event.observer_ns).sum(), period),
+            observer_samples: counts.map(|(_, count)| count.timed_observer + count.sampled_observer).sum(),
+            observer_interval: None,
             events,
             procstat: spent.get(&cpu).copied().unwrap_or_default(),
             samples: after.samples.saturating_sub(before.samples),
@@ -568,23 +571,16 @@ fn statistics(config: &Config, missing: &mut Vec<MissingMeasurement>) -> Option<
     if !config.program_statistics {
         return None;
     }
-    let what = "run times of BPF programs".to_owned();
+    let what = "run times of BPF programs";
     Statistics::enable()
-        .map_err(|error| {
-            missing.push(MissingMeasurement { event: None, what, reason: error.to_string(), ns: None })
-        })
+        .map_err(|error| missing.push(MissingMeasurement::new(None, what, error.to_string())))
         .ok()
 }
 
 /// Reads the list of BPF programs, and returns an entry for `missing` if that fails.
 fn missing_names(resolver: &mut Resolver) -> Option<MissingMeasurement> {
-    let what = "names of BPF programs that are loaded later".to_owned();
-    resolver.refresh().err().map(|error| MissingMeasurement {
-        event: None,
-        what,
-        reason: error.to_string(),
-        ns: None,
-    })
+    let what = "names of BPF programs that are loaded later";
+    resolver.refresh().err().map(|error| MissingMeasurement::new(None, what, error.to_string()))
 }
 
 /// Reports whether BPF programs time this kind of kernel work. Softirqs are always timed. Sends and receives are timed
@@ -599,17 +595,17 @@ fn missing_by_method(cost: &CostPrograms) -> Vec<MissingMeasurement> {
     if cost.method() != Some(kernel::TimingMethod::SystemCalls) {
         return Vec::new();
     }
-    let refused = cost.refused().and_then(|reason| reason.lines().next()).map(|reason| MissingMeasurement {
-        event: None,
-        what: "timing at functions".to_owned(),
-        reason: reason.to_owned(),
-        ns: None,
-    });
+    let refused = cost.refused().and_then(|reason| reason.lines().next());
+    let refused = refused.map(|reason| MissingMeasurement::new(None, "timing at functions", reason));
     let of_calls = [Event::Send, Event::Receive].into_iter().flat_map(|event| {
         [
             (
                 "calls on the kernel's own sockets",
                 "timing at system calls does not see them: their time is sampled, and they are not counted",
+            ),
+            (
+                "calls of 32-bit programs",
+                "timing at system calls ignores them: their time is sampled, and they are not counted",
             ),
             (
                 "io_uring requests that had to wait, and io_uring's splice",
@@ -620,24 +616,15 @@ fn missing_by_method(cost: &CostPrograms) -> Vec<MissingMeasurement> {
                 "timing at system calls cannot look them up: reads and writes are sampled, not counted, and AF_UNIX counts as networking",
             ),
         ]
-        .map(|(what, reason)| MissingMeasurement {
-            event: Some(event),
-            what: what.to_owned(),
-            reason: reason.to_owned(),
-            ns: None,
-        })
+        .map(|(what, reason)| MissingMeasurement::new(Some(event), what, reason))
     });
     refused.into_iter().chain(of_calls).collect()
 }
 
 /// Returns the figures that reports lack if the kernel's networking is only sampled, not timed.
 fn missing_by_mode(mode: ReportMode) -> Option<MissingMeasurement> {
-    (mode == ReportMode::Sampling).then(|| MissingMeasurement {
-        event: None,
-        what: "counts of calls".to_owned(),
-        reason: "events are sampled, not timed".to_owned(),
-        ns: None,
-    })
+    (mode == ReportMode::Sampling)
+        .then(|| MissingMeasurement::new(None, "counts of calls", "events are sampled, not timed"))
 }
 
 /// If the sampling frequency is 0, returns an entry for `missing` that names the kinds of kernel work that only samples
@@ -646,23 +633,21 @@ fn missing_by_frequency(hz: u32) -> Option<MissingMeasurement> {
     let is_sampled_only = |event: &Event| names::timed(*event).is_none() && event.is_networking();
     let events: Vec<&str> =
         Event::ALL.iter().filter(|event| is_sampled_only(event)).map(|event| event.name()).collect();
-    (hz == 0).then(|| MissingMeasurement {
-        event: None,
-        what: events.join(", "),
-        reason: "these events are only sampled, and a frequency of 0 takes no samples".to_owned(),
-        ns: None,
-    })
+    let reason = "these events are only sampled, and a frequency of 0 takes no samples";
+    (hz == 0).then(|| MissingMeasurement::new(None, events.join(", "), reason))
 }
 
-/// Returns the CPU time (of hard interrupts) that neither BPF programs nor samples measure.
-fn unsampled(cpus: &[CpuCost]) -> MissingMeasurement {
-    MissingMeasurement {
-        event: None,
-        what: "hard interrupts".to_owned(),
-        reason: "the sampling clock's interrupt waits until they end, so they count for the work that they interrupted"
-            .to_owned(),
-        ns: Some(cpus.iter().map(|cpu| cpu.procstat.irq_ns).sum()),
+/// Returns the CPU time (of hard interrupts) that neither BPF programs nor samples measure. A kernel without
+/// CONFIG_IRQ_TIME_ACCOUNTING does not measure it either: then it is 0 on all CPUs since boot, although every machine
+/// has interrupts, and the entry has no time.
+fn unsampled(cpus: &[CpuCost], since_boot: &CpuClocks) -> MissingMeasurement {
+    let reason = "the sampling clock's interrupt waits until they end, so they count for the work that they interrupted";
+    if since_boot.values().all(|times| times.irq_ns == 0) {
+        let reason = format!("this kernel does not measure their time; {reason}");
+        return MissingMeasurement::new(None, HARD_INTERRUPTS, reason);
     }
+    let ns = cpus.iter().map(|cpu| cpu.procstat.irq_ns).sum();
+    MissingMeasurement { ns: Some(ns), ..MissingMeasurement::new(None, HARD_INTERRUPTS, reason) }
 }
 
 /// Counts one sampled stack.
@@ -697,10 +682,8 @@ fn take(
         if timed.is_none() {
             let name = (record.pid == 0).then_some(record.name);
             let task = SampledTask { pid: record.pid, cgroup: record.cgroup, name };
-            let mut cost = TaskCost::default();
-            if let Some(sum) = cost.event_mut(event) {
-                *sum = kernel::period_ns(record.cpu, config.frequency_hz);
-                cost.samples = u64::from(event.is_networking());
+            let ns = kernel::period_ns(record.cpu, config.frequency_hz);
+            if let Some(cost) = TaskCost::from_sample(event, ns) {
                 // Keep the name: a process that ends before the report has none in `/proc`.
                 samples.tasks.entry(task).or_insert((TaskCost::default(), record.name)).0.add(&cost);
             }
@@ -886,6 +869,22 @@ mod tests {
         let lost = observer.report().expect("a report").lost;
         assert!(lost.skipped_runs > 0, "{lost:?}");
         assert!(!lost.is_nothing());
+    }
+
+    /// On a kernel without CONFIG_IRQ_TIME_ACCOUNTING the time of hard interrupts is 0 in `/proc/stat` since boot.
+    #[test]
+    fn time_of_hard_interrupts_is_unknown_if_the_kernel_does_not_measure_it() {
+        let mut cpus = report(0).cpus;
+        let stat = |irq_ns| ProcStat { irq_ns, user_ns: 5, ..ProcStat::default() };
+        let since_boot = |irq_ns| CpuClocks::from([(0, stat(0)), (1, stat(irq_ns))]);
+        let unmeasured = unsampled(&cpus, &since_boot(0));
+        assert_eq!(unmeasured.ns, None);
+        assert!(unmeasured.reason.starts_with("this kernel does not measure their time"), "{unmeasured:?}");
+        // A CPU has had interrupts since boot, but none in the period.
+        assert_eq!(unsampled(&cpus, &since_boot(9)).ns, Some(0));
+        cpus[1].procstat.irq_ns = 7;
+        let measured = unsampled(&cpus, &since_boot(9));
+        assert_eq!((measured.ns, measured.what.as_str()), (Some(7), HARD_INTERRUPTS));
     }
 
     #[test]

@@ -258,6 +258,21 @@ impl Report {
         1_000_000_000_u64.checked_div(self.frequency_hz.into()).unwrap_or(0)
     }
 
+    /// Returns the time of one of the report's CPUs in each mode of `/proc/stat`, nanoseconds, with the mode's name.
+    /// `None` stands for a time that this kernel does not measure.
+    pub fn modes(&self, cpu: &CpuCost) -> [(&'static str, Option<u64>); 6] {
+        let stat = &cpu.procstat;
+        let is_unknown = |of: &MissingMeasurement| of.what == HARD_INTERRUPTS && of.ns.is_none();
+        [
+            ("user", Some(stat.user_ns)),
+            ("system", Some(stat.system_ns)),
+            ("softirq", Some(stat.softirq_ns)),
+            ("irq", (!self.missing.iter().any(is_unknown)).then_some(stat.irq_ns)),
+            ("steal", Some(stat.steal_ns)),
+            ("idle", Some(stat.idle_ns)),
+        ]
+    }
+
     /// Reports whether any process has its command line.
     pub fn has_arguments(&self) -> bool {
         self.processes.iter().any(|process| process.arguments.is_some())
@@ -276,6 +291,9 @@ impl Report {
         }
     }
 }
+
+/// The name of hard interrupts in [`Report::missing`].
+pub(crate) const HARD_INTERRUPTS: &str = "hard interrupts";
 
 /// The name that stands for a part of the network stack if no rule of the taxonomy matches a sampled stack.
 pub const OTHER: &str = "other";
@@ -307,6 +325,12 @@ pub struct CpuCost {
     /// Share of the CPU's time that the observer's BPF programs took: the sum of `observer_ns` of all `events`.
     /// `networking_share` does not include it.
     pub observer_share: f64,
+    /// Number of samples that hit the observer's BPF programs within `events`.
+    #[serde(default)]
+    pub observer_samples: u64,
+    /// Interval of `observer_share` with 95 % confidence; absent without samples.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observer_interval: Option<Interval>,
     /// Times of every kind of kernel work (such as softirqs and sends) that is measured on this machine, even if it did
     /// not occur. [`Event::Kernel`] is present only on request.
     pub events: Vec<EventCost>,
@@ -376,7 +400,7 @@ pub struct ProcStat {
     pub system_ns: u64,
     /// Time in softirqs.
     pub softirq_ns: u64,
-    /// Time in hardware interrupts.
+    /// Time in hardware interrupts. It is 0 on a kernel that does not measure it; [`Report::missing`] says so.
     pub irq_ns: u64,
     /// Time that the hypervisor gave to other virtual machines.
     pub steal_ns: u64,
@@ -416,7 +440,7 @@ pub struct FunctionCost {
 
 /// Time of a process in its own calls and threads, without the observer's mean time in each call. Softirqs belong to no
 /// process. Figures that are not [measured](Report::measures) or [counted](Report::counts) are 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct TaskCost {
     /// Time in [`Event::Send`], nanoseconds.
     pub send_ns: u64,
@@ -440,13 +464,20 @@ pub struct TaskCost {
     #[serde(default)]
     pub local_calls: u64,
     /// Number of samples of the process's networking that no program timed. Each adds one sampling interval to a time.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub samples: u64,
+    /// Numbers of such samples in `send_ns`, `receive_ns`, `io_uring_ns`, `other_ns` and `local_ns`, in this order.
+    /// Absent if all are 0.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub figure_samples: [u64; 5],
+    /// Intervals of these five times with 95 % confidence, as shares of one CPU. `null` stands for a time that rests on
+    /// no samples. Absent if all do.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub figure_intervals: [Option<Interval>; 5],
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde wants it so")]
-fn is_zero(samples: &u64) -> bool {
-    *samples == 0
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl TaskCost {
@@ -455,17 +486,26 @@ impl TaskCost {
         self.send_ns + self.receive_ns + self.io_uring_ns + self.other_ns
     }
 
-    /// Returns the field to which the time of this kind of kernel work is added, or `None` for softirqs and other work
-    /// that belongs to no process.
-    pub(crate) fn event_mut(&mut self, event: Event) -> Option<&mut u64> {
-        match event {
-            Event::Send => Some(&mut self.send_ns),
-            Event::Receive => Some(&mut self.receive_ns),
-            Event::IoUring => Some(&mut self.io_uring_ns),
-            Event::Sockets | Event::Poll | Event::Devices | Event::Workers => Some(&mut self.other_ns),
-            Event::Local => Some(&mut self.local_ns),
-            Event::NetRx | Event::NetTx | Event::Timers | Event::Kernel => None,
-        }
+    /// Returns the times that [`figure_samples`](Self::figure_samples) refers to, nanoseconds.
+    pub const fn times(&self) -> [u64; 5] {
+        [self.send_ns, self.receive_ns, self.io_uring_ns, self.other_ns, self.local_ns]
+    }
+
+    /// Returns the cost of one sample, which stands for `ns` nanoseconds. `None` for softirqs and other work that
+    /// belongs to no process.
+    pub(crate) fn from_sample(event: Event, ns: u64) -> Option<Self> {
+        let mut cost = Self { samples: u64::from(event.is_networking()), ..Self::default() };
+        let [send, receive, io_uring, other, local] = &mut cost.figure_samples;
+        let (time, samples) = match event {
+            Event::Send => (&mut cost.send_ns, send),
+            Event::Receive => (&mut cost.receive_ns, receive),
+            Event::IoUring => (&mut cost.io_uring_ns, io_uring),
+            Event::Sockets | Event::Poll | Event::Devices | Event::Workers => (&mut cost.other_ns, other),
+            Event::Local => (&mut cost.local_ns, local),
+            Event::NetRx | Event::NetTx | Event::Timers | Event::Kernel => return None,
+        };
+        (*time, *samples) = (ns, 1);
+        Some(cost)
     }
 
     /// Adds the times and counts of `more`.
@@ -479,6 +519,7 @@ impl TaskCost {
         self.receive_calls += more.receive_calls;
         self.local_calls += more.local_calls;
         self.samples += more.samples;
+        self.figure_samples.iter_mut().zip(more.figure_samples).for_each(|(sum, more)| *sum += more);
     }
 }
 
@@ -678,6 +719,12 @@ pub struct MissingMeasurement {
     /// The missing time, nanoseconds, if another source such as `/proc/stat` has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ns: Option<u64>,
+}
+
+impl MissingMeasurement {
+    pub(crate) fn new(event: Option<Event>, what: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self { event, what: what.into(), reason: reason.into(), ns: None }
+    }
 }
 
 /// Sampled stacks. Their functions' names are stored once.

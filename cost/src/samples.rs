@@ -69,6 +69,8 @@ fn cpu(cpu: u32) -> CpuCost {
         networking_share: 0.25,
         networking_interval: None,
         observer_share: 0.02,
+        observer_samples: 20,
+        observer_interval: None,
         events: vec![EventCost {
             event: Event::NetRx,
             ns: 250_000_000,

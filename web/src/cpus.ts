@@ -1,7 +1,7 @@
 import { type Column, Table } from "./table";
 import { FEW, basis, estimate, figure, h, percent } from "./dom";
 import { Legend } from "./legend";
-import { type Cpu, EVENTS, Estimate, type EventCost, type EventName, OTHERS, type Report, busy, measures, networking } from "./model";
+import { type Cpu, EVENTS, Estimate, type EventCost, type EventName, OTHERS, type Report, busy, measures, measuresInterrupts } from "./model";
 
 /** Events that have a column even if they did not occur. */
 const ALWAYS: readonly EventName[] = EVENTS.slice(0, 5);
@@ -43,7 +43,7 @@ export class Cpus {
     const other = (title: string, of: keyof Cpu["procstat"]): Column<Cpu> => ({
       title,
       value: (cpu) => cpu.procstat[of] / (this.report?.period_ns ?? 1),
-      text: (cpu) => figure(cpu.procstat[of] / (this.report?.period_ns ?? 1)),
+      text: (cpu) => (of === "irq_ns" && this.report && !measuresInterrupts(this.report) ? "?" : figure(cpu.procstat[of] / (this.report?.period_ns ?? 1))),
     });
     this.table = new Table<Cpu>(
       "Figures of each CPU",
@@ -51,7 +51,7 @@ export class Cpus {
         { title: "CPU", value: (cpu) => cpu.cpu },
         { title: "networking", value: (cpu) => cpu.networking_share, text: (cpu) => estimate(ofCpu(cpu)), basis: (cpu) => basis(ofCpu(cpu)), share: true },
         ...[...EVENTS, ...OTHERS].map(event),
-        { title: "observer", value: (cpu) => cpu.observer_share, text: (cpu) => figure(cpu.observer_share) },
+        { title: "observer", value: (cpu) => cpu.observer_share, text: (cpu) => estimate(ofObserver(cpu), false), basis: (cpu) => basis(ofObserver(cpu)) },
         other("user", "user_ns"),
         other("system", "system_ns"),
         other("softirq", "softirq_ns"),
@@ -91,9 +91,13 @@ function ofEvent(of: EventCost): Estimate {
   return new Estimate().add(of.share, of.samples, of.interval);
 }
 
-function ofCpu(cpu: Cpu): Estimate {
+function ofCpu(cpu: Cpu, sum = new Estimate()): Estimate {
   const samples = EVENTS.reduce((sum, event) => sum + (cost(cpu, event)?.samples ?? 0), 0);
-  return new Estimate().add(cpu.networking_share, samples, cpu.networking_interval);
+  return sum.add(cpu.networking_share, samples, cpu.networking_interval);
+}
+
+function ofObserver(cpu: Cpu): Estimate {
+  return new Estimate().add(cpu.observer_share, cpu.observer_samples ?? 0, cpu.observer_interval);
 }
 
 function cost(cpu: Cpu, event: EventName): EventCost | undefined {
@@ -187,10 +191,11 @@ export class Parts {
 
 /** Returns the line of totals for the head of the page. */
 export function summary(report: Report): string {
+  const networking = report.cpus.reduce((sum, cpu) => ofCpu(cpu, sum), new Estimate());
   const all = report.cpus.reduce((sum, cpu) => sum + busy(cpu, report), 0);
   const cpus = report.cpus.length === 1 ? "1 CPU" : `${report.cpus.length} CPUs`;
   return (
-    `networking ${percent(networking(report))} of one CPU (${cpus}, ${percent(all)} busy); observer ${percent(report.observer.share)}` +
+    `networking ${networking.share === 0 ? percent(0) : estimate(networking)} of one CPU (${cpus}, ${percent(all)} busy); observer ${percent(report.observer.share)}` +
     (report.mode === "sampling" ? "; events sampled, not timed" : "")
   );
 }

@@ -20,7 +20,7 @@ const TERMS: Record<string, string> = {
   user: "Programs, by the kernel's own accounting (/proc/stat), in clock ticks: for comparison.",
   system: "System calls and kernel threads of all kinds, by the kernel's own accounting (/proc/stat), in clock ticks: for comparison.",
   softirq: "Softirqs of all kinds, by the kernel's own accounting (/proc/stat), in clock ticks: for comparison.",
-  irq: "Hardware interrupts, by the kernel's own accounting (/proc/stat), in clock ticks. They are in none of the events.",
+  irq: "Hardware interrupts, by the kernel's own accounting (/proc/stat), in clock ticks. They are in none of the events. “?”: this kernel does not measure them.",
   steal: "Time that the hypervisor gave to other machines, by the kernel's own accounting (/proc/stat), in clock ticks.",
   idle: "Time without work, by the kernel's own accounting (/proc/stat), in clock ticks.",
   share: "Share of one CPU: 100 % is one CPU all of the time. Several CPUs can use more.",

@@ -35,6 +35,9 @@ export interface Cpu {
   networking_share: number;
   networking_interval?: Interval;
   observer_share: number;
+  /** Absent in logs of older releases. */
+  observer_samples?: number;
+  observer_interval?: Interval;
   events: EventCost[];
   procstat: Record<"user_ns" | "system_ns" | "softirq_ns" | "irq_ns" | "steal_ns" | "idle_ns", number>;
   samples: number;
@@ -52,6 +55,9 @@ export interface TaskCost {
   /** Number of samples. Absent if BPF programs timed all calls. */
   samples?: number;
   interval?: Interval;
+  /** Samples and intervals of `send_ns`, `receive_ns`, `io_uring_ns`, `other_ns` and `local_ns`. Absent if all of them are exact. */
+  figure_samples?: number[];
+  figure_intervals?: (Interval | null)[];
 }
 
 export interface FunctionCost {
@@ -167,7 +173,7 @@ export class Estimate {
   private below = 0;
   private above = 0;
 
-  add(share: number, samples: number, interval?: Interval): this {
+  add(share: number, samples: number, interval?: Interval | null): this {
     this.share += share;
     this.samples += samples;
     if (interval) {
@@ -215,8 +221,9 @@ export function counts(report: Report, event: EventName): boolean {
   return report.sampled_ns === 0 && report.cpus.some((cpu) => cpu.events.some((of) => of.event === event && of.calls !== undefined));
 }
 
-export function networking(report: Report): number {
-  return report.cpus.reduce((sum, cpu) => sum + cpu.networking_share, 0);
+/** Reports whether the kernel measures the time of hard interrupts. */
+export function measuresInterrupts(report: Report): boolean {
+  return !report.missing.some(({ what, ns }) => what === "hard interrupts" && ns === undefined);
 }
 
 export function busy(cpu: Cpu, report: Report): number {

@@ -2,17 +2,24 @@ import { type Column, Table } from "./table";
 import { basis, duration, estimate, figure, h, percent, whole } from "./dom";
 import { type Cgroup, type Energy, Estimate, type EventName, type Part, type Process, type Program, type Report, type TaskCost, counts, measures } from "./model";
 
+/** The times of a process or cgroup, in the order of `TaskCost.figure_samples`. */
+const FIGURES = ["send", "receive", "io_uring", "other", "local"] as const;
+
 function costs<Row extends TaskCost>(report: () => Report | undefined): Column<Row>[] {
   const period = () => report()?.period_ns ?? 1;
   const known = (event: EventName, by: typeof counts) => {
     const of = report();
     return of !== undefined && by(of, event);
   };
-  const share = (event: "send" | "receive" | "io_uring" | "other" | "local"): Column<Row> => ({
-    title: event,
-    value: (row) => row[`${event}_ns`] / period(),
-    text: (row) => (known(event === "other" ? "sockets" : event, measures) ? figure(row[`${event}_ns`] / period()) : "?"),
-  });
+  const share = (event: (typeof FIGURES)[number], at: number): Column<Row> => {
+    const of = (row: Row) => new Estimate().add(row[`${event}_ns`] / period(), row.figure_samples?.[at] ?? 0, row.figure_intervals?.[at]);
+    return {
+      title: event,
+      value: (row) => of(row).share,
+      text: (row) => (known(event === "other" ? "sockets" : event, measures) ? estimate(of(row), false) : "?"),
+      basis: (row) => basis(of(row)),
+    };
+  };
   const rate = (event: "send" | "receive"): Column<Row> => ({
     title: `${event}s/s`,
     value: (row) => (row[`${event}_calls`] * 1e9) / period(),
@@ -20,11 +27,7 @@ function costs<Row extends TaskCost>(report: () => Report | undefined): Column<R
   });
   return [
     { title: "share", value: (row) => row.share, text: (row) => estimate(ofTask(row)), basis: (row) => basis(ofTask(row)), share: true },
-    share("send"),
-    share("receive"),
-    share("io_uring"),
-    share("other"),
-    share("local"),
+    ...FIGURES.map(share),
     rate("send"),
     rate("receive"),
   ];

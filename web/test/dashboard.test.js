@@ -217,7 +217,18 @@ test("sampled figures show their error, and a long log shows the length of its s
         { name: "sure", ns: 1e7, share: 0.01, samples: 500, interval: [0.009, 0.011] },
         { name: "poor", ns: 1e6, share: 0.001, samples: 1, interval: [0.0001, 0.006] },
       ];
+      event.samples = 501;
     }
+    for (const cpu of report.cpus) {
+      Object.assign(cpu, { networking_share: 0.2, networking_interval: [0.19, 0.22] });
+      Object.assign(cpu, { observer_share: 0.002, observer_samples: 2, observer_interval: [0.0002, 0.007] });
+    }
+    const times = Object.fromEntries(["receive_ns", "io_uring_ns", "local_ns", "send_calls", "receive_calls", "local_calls"].map((name) => [name, 0]));
+    const task = { ...times, share: 0.301, send_ns: Math.round(0.3 * report.period_ns), other_ns: Math.round(0.001 * report.period_ns), samples: 1 };
+    Object.assign(task, { figure_samples: [0, 0, 0, 1, 0], figure_intervals: [null, null, null, [0.0001, 0.006], null] });
+    report.processes = [{ ...task, pid: 1, name: "few" }];
+    report.cgroups = [{ ...task, id: 1, path: "/few", processes: 1 }];
+    report.missing = [{ what: "hard interrupts", reason: "this kernel does not measure them" }];
   };
   const server = await serve(lines(1, few), { pace: PACE });
   const { page: tab, wrong, close } = await page(`${server.url}#parts`);
@@ -227,7 +238,27 @@ test("sampled figures show their error, and a long log shows the length of its s
     // The expected values are sums over ten events.
     await settles("a figure that is sure", () => row("sure").innerText(), /10\.00±0\.32 %.*5000/s);
     await settles("a figure of few samples", () => row("poor").locator("td").nth(2).innerText(), "~0.10 %");
-    await settles("what it rests on", () => row("poor").locator("td").nth(2).getAttribute("title"), "1 sample only: 0.01 to 0.60 % with 95 % confidence");
+    const few = "1 sample only: 0.01 to 0.60 % with 95 % confidence";
+    await settles("what it rests on", () => row("poor").locator("td").nth(2).getAttribute("title"), few);
+    await settles("the sum in the head", () => text(tab, "#summary"), /^networking 20\.00±2\.00 % of one CPU/);
+    // The cell of the first row under a column's head.
+    const cell = (column) => tab.locator("#view tbody").first().locator("tr").first().locator("td").nth(column);
+    const column = async (name) => (await tab.locator("#view table").first().locator("th:visible").allInnerTexts()).findIndex((head) => head.trim() === name);
+    for (const view of ["processes", "cgroups"]) {
+      await tab.locator(`#tab-${view}`).click();
+      const [send, other] = [await column("send"), await column("other")];
+      await settles(`a time of few samples in ${view}`, () => cell(other).innerText(), "~0.10 %");
+      await settles("what it rests on", () => cell(other).getAttribute("title"), few);
+      await settles("a time that is exact", () => cell(send).innerText(), "30.00 %");
+      assert.equal(await cell(send).getAttribute("title"), null); // exact: no report has samples of this time
+    }
+    await tab.locator("#tab-cpus").click();
+    const [observer, irq] = [await column("observer"), await column("irq")];
+    await settles("the observer's share of few samples", () => cell(observer).innerText(), "~0.20 %");
+    await settles("what it rests on", () => cell(observer).getAttribute("title"), "2 samples only: 0.02 to 0.70 % with 95 % confidence");
+    await settles("an unmeasured time", () => cell(irq).innerText(), "?");
+    await tab.locator("#tab-about").click();
+    await settles("what is missing", () => text(tab, "#view li"), "hard interrupts (this kernel does not measure them)");
     assert.deepEqual(wrong, []);
   } finally {
     await close();
@@ -497,7 +528,7 @@ test("the legend shows the latest values in the order of the bars, and those und
     // The values equal those in the head of the page: same report, same unit. Both are read at once, since reports
     // continue.
     const heads = () => tab.evaluate(() => ["#summary", "#history .legend"].map((place) => document.querySelector(place).innerText.replaceAll(/\s+/g, " ").trim()));
-    const isSame = ([summary, values]) => values.endsWith(`networking ${/networking (\d+\.\d\d %) of one CPU/.exec(summary)?.[1]}`);
+    const isSame = ([summary, values]) => values.endsWith(`networking ${/networking ~?(\d+\.\d\d)(±[\d.]+)? % of one CPU/.exec(summary)?.[1]} %`);
     await settles("the same in the head of the page", heads, isSame);
     await tab.locator("#pause").click();
     await tab.locator("#pause[aria-pressed=true]").waitFor();

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use millrace_cost::interval::SampledFigure;
 use millrace_cost::report::{
-    CgroupCost, CpuCost, Energy, Event, ProcessCost, Report, ReportMethod, ReportMode, TaskCost,
+    CgroupCost, CpuCost, Energy, Event, EventCost, ProcessCost, Report, ReportMethod, ReportMode, TaskCost,
 };
 
 use super::table::{TableCell, TextTable, estimate};
@@ -76,9 +76,11 @@ pub fn head(report: &Report) -> Vec<String> {
         None => String::new(),
     };
     let networking = report.cpus.iter().map(cpu_estimate).fold(SampledFigure::default(), SampledFigure::and);
-    let local = match report.share_of(Event::Local) {
-        share if share > 0.0 => format!("; AF_UNIX and netlink, not in it, {:.2} %", share * 100.0),
-        _ => String::new(),
+    let local = report.cpus.iter().flat_map(|cpu| &cpu.events).filter(|cost| cost.event == Event::Local);
+    let local = local.map(event_estimate).fold(SampledFigure::default(), SampledFigure::and);
+    let local = match local.share > 0.0 {
+        true => format!("; AF_UNIX and netlink, not in it, {}", estimate(&local, true)),
+        false => String::new(),
     };
     let busy: u64 = report.cpus.iter().map(|cpu| cpu.procstat.busy_ns()).sum();
     let mut lines = vec![
@@ -112,6 +114,10 @@ pub fn head(report: &Report) -> Vec<String> {
         }
     }
     lines
+}
+
+fn event_estimate(cost: &EventCost) -> SampledFigure {
+    SampledFigure::new(cost.share, cost.samples, cost.interval)
 }
 
 fn cpu_estimate(cpu: &CpuCost) -> SampledFigure {
@@ -207,15 +213,10 @@ fn cpus(report: &Report) -> TextTable {
             vec![TableCell::Text(format!("{:>4}", cpu.cpu)), TableCell::Estimate(cpu_estimate(cpu))];
         row.extend(events.iter().map(|event| {
             let cost = cpu.events.iter().find(|cost| cost.event == *event);
-            cost.map_or(TableCell::Unknown, |cost| {
-                TableCell::estimate(cost.share, cost.samples, cost.interval)
-            })
+            cost.map_or(TableCell::Unknown, |cost| TableCell::Estimate(event_estimate(cost)))
         }));
-        row.push(TableCell::Share(cpu.observer_share));
-        let stat = &cpu.procstat;
-        let procstat =
-            [stat.user_ns, stat.system_ns, stat.softirq_ns, stat.irq_ns, stat.steal_ns, stat.idle_ns];
-        row.extend(procstat.map(busy));
+        row.push(TableCell::estimate(cpu.observer_share, cpu.observer_samples, cpu.observer_interval));
+        row.extend(report.modes(cpu).map(|(_, ns)| ns.map_or(TableCell::Unknown, busy)));
         row
     };
     let mut columns = vec!["CPU", "networking"];
@@ -259,19 +260,18 @@ const EVENTS_OF_TASKS: [&str; 5] = ["send", "receive", "io_uring", "other", "loc
 /// Returns the cells of a process or cgroup. They are its shares of CPU time for sends, receives, io_uring, other
 /// socket calls and local sockets, and its numbers of sends and receives per second.
 fn task(cost: &TaskCost, report: &Report) -> impl Iterator<Item = TableCell> {
-    let share = |ns: u64| TableCell::Share(ns as f64 / report.period_ns.max(1) as f64);
-    let per_second =
-        |calls: u64| TableCell::Number((calls as f64 * 1e9 / report.period_ns.max(1) as f64) as u64);
-    let cells = [
-        (report.measures(Event::Send), share(cost.send_ns)),
-        (report.measures(Event::Receive), share(cost.receive_ns)),
-        (report.measures(Event::IoUring), share(cost.io_uring_ns)),
-        (report.measures(Event::Sockets), share(cost.other_ns)),
-        (report.measures(Event::Local), share(cost.local_ns)),
-        (report.counts(Event::Send), per_second(cost.send_calls)),
-        (report.counts(Event::Receive), per_second(cost.receive_calls)),
-    ];
-    cells.into_iter().map(|(known, cell)| if known { cell } else { TableCell::Unknown })
+    let period = report.period_ns.max(1) as f64;
+    let shares = cost.times().map(|ns| ns as f64 / period).into_iter();
+    let shares = shares.zip(cost.figure_samples).zip(cost.figure_intervals);
+    let events = [Event::Send, Event::Receive, Event::IoUring, Event::Sockets, Event::Local];
+    let figures = shares.zip(events).map(|(((share, samples), interval), event)| {
+        (report.measures(event), TableCell::estimate(share, samples, interval))
+    });
+    let rates = [(Event::Send, cost.send_calls), (Event::Receive, cost.receive_calls)];
+    let rates = rates.map(|(event, calls)| {
+        (report.counts(event), TableCell::Number((calls as f64 * 1e9 / period) as u64))
+    });
+    figures.chain(rates).map(|(known, cell)| if known { cell } else { TableCell::Unknown })
 }
 
 fn process_cell(process: &ProcessCost) -> TableCell {
@@ -508,6 +508,79 @@ pub(super) mod tests {
         assert!(!report(&super::tests::example(), usize::MAX).contains('~'), "exact");
     }
 
+    /// Each column of processes and cgroups, the observer's column and AF_UNIX in the first lines show whether they rest
+    /// on samples, and on few.
+    #[test]
+    fn sampled_columns_show_their_uncertainty() {
+        let mut example = example();
+        example.processes[0].cost = TaskCost {
+            send_ns: 300_000_000,
+            other_ns: 2_000_000,
+            local_ns: 40_000_000,
+            figure_samples: [0, 0, 0, 2, 40],
+            figure_intervals: [None, None, None, Some([0.0003, 0.0072]), Some([0.03, 0.055])],
+            ..TaskCost::default()
+        };
+        for event in [Event::Send, Event::Sockets, Event::Local] {
+            let local = EventCost {
+                event,
+                share: 0.04,
+                samples: 40,
+                interval: Some([0.03, 0.055]),
+                parts: Vec::new(),
+                ..example.cpus[0].events[0].clone()
+            };
+            example.cpus[0].events.push(local);
+        }
+        let process = &example.processes[0];
+        example.cgroups = vec![CgroupCost {
+            id: 1,
+            path: Some("/a".to_owned()),
+            share: process.share,
+            interval: None,
+            processes: 1,
+            cost: process.cost,
+        }];
+        example.cpus[0].observer_samples = 3;
+        example.cpus[0].observer_interval = Some([0.01, 0.05]);
+        let text = report(&example, usize::MAX);
+        let columns = |row: &str| {
+            let line = text.lines().find(|line| line.starts_with(row)).expect("a row");
+            line.split("  ")
+                .map(str::trim)
+                .filter(|cell| !cell.is_empty())
+                .skip(2)
+                .take(6)
+                .collect::<Vec<_>>()
+        };
+        let want = ["30.00 %", "30.00 %", "?", "?", "~0.20\u{b1}0.52 %", "4.00\u{b1}1.50 %"];
+        assert_eq!([columns("server"), columns("/a")], [want, want], "{text}");
+        for want in ["AF_UNIX and netlink, not in it, 4.00\u{b1}1.50 %;", " ~2.00\u{b1}3.00 %", NOTE_ON_POOR]
+        {
+            assert!(text.contains(want), "{want} in\n{text}");
+        }
+    }
+
+    /// A kernel that does not measure the time of hard interrupts shows it as unknown, not as 0.
+    #[test]
+    fn unmeasured_time_of_hard_interrupts_is_unknown() {
+        let irq = |ns| {
+            let mut example = example();
+            example.missing[0] = MissingMeasurement {
+                event: None,
+                what: "hard interrupts".to_owned(),
+                reason: "why".to_owned(),
+                ns,
+            };
+            let table = cpus(&example);
+            let column = table.columns.iter().position(|column| *column == "irq").expect("a column");
+            (table.rows[0][column].clone(), notes(&example).pop().expect("a note"))
+        };
+        assert_eq!(irq(None), (TableCell::Unknown, "missing: hard interrupts (why)".to_owned()));
+        let measured = "missing: hard interrupts, 3.00 % of one CPU (why)".to_owned();
+        assert_eq!(irq(Some(30_000_000)), (TableCell::Share(0.0), measured));
+    }
+
     #[test]
     fn measuring_mode_chosen_by_cpu_budget_is_explained() {
         let auto = Auto {
@@ -564,7 +637,7 @@ pub(super) mod tests {
         let table = cpus(&example());
         assert_eq!(table.rows[0][2], TableCell::estimate(0.25, 2, None));
         assert_eq!(table.rows[0][4], TableCell::Unknown);
-        assert_eq!((table.columns[7], &table.rows[0][7]), ("observer", &TableCell::Share(0.02)));
+        assert_eq!((table.columns[7], &table.rows[0][7]), ("observer", &TableCell::estimate(0.02, 0, None)));
         let of_parts = parts(&example());
         assert_eq!(
             of_parts.rows[0][2..5],
@@ -609,7 +682,10 @@ pub(super) mod tests {
         assert_eq!(table.rows[1][column("irq").expect("always there")], TableCell::Share(0.03));
         assert!(column("steal").is_some());
         let text = report(&example, usize::MAX);
-        assert!(text.contains("% busy); AF_UNIX and netlink, not in it, 50.00 %; observer"), "{text}");
+        assert!(
+            text.contains("% busy); AF_UNIX and netlink, not in it, ~50.00\u{b1}50.00 %; observer"),
+            "{text}"
+        );
         let of_parts = parts(&example);
         let row =
             of_parts.rows.iter().find(|row| row[0] == TableCell::Text("part".to_owned())).expect("a row");

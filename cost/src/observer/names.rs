@@ -42,11 +42,6 @@ impl From<ReportMethod> for kernel::TimingMethod {
 
 impl From<kernel::MissingPoint> for MissingMeasurement {
     fn from(missing: kernel::MissingPoint) -> Self {
-        Self {
-            event: Some(missing.event.into()),
-            what: missing.what.to_owned(),
-            reason: missing.reason,
-            ns: None,
-        }
+        Self::new(Some(missing.event.into()), missing.what, missing.reason)
     }
 }

@@ -85,12 +85,11 @@ fn sum(process: &kernel::ProcessSums) -> TaskCost {
         send_ns: process.ns(kernel::KernelEvent::Send),
         receive_ns: process.ns(kernel::KernelEvent::Receive),
         io_uring_ns: process.ns(kernel::KernelEvent::IoUring),
-        other_ns: 0,
         local_ns: process.ns(kernel::KernelEvent::Local),
         send_calls: process.calls(kernel::KernelEvent::Send),
         receive_calls: process.calls(kernel::KernelEvent::Receive),
         local_calls: process.calls(kernel::KernelEvent::Local),
-        samples: 0,
+        ..TaskCost::default()
     }
 }
 
@@ -98,31 +97,22 @@ fn sum(process: &kernel::ProcessSums) -> TaskCost {
 /// reused.
 fn since(sum: &TaskCost, before: Option<&TaskCost>) -> TaskCost {
     let Some(before) = before else { return *sum };
-    let fields = [
-        (sum.send_ns, before.send_ns),
-        (sum.receive_ns, before.receive_ns),
-        (sum.io_uring_ns, before.io_uring_ns),
-        (sum.local_ns, before.local_ns),
-        (sum.send_calls, before.send_calls),
-        (sum.receive_calls, before.receive_calls),
-        (sum.local_calls, before.local_calls),
-    ];
-    if fields.iter().any(|(sum, before)| sum < before) {
-        return *sum;
-    }
-    let [send_ns, receive_ns, io_uring_ns, local_ns, send_calls, receive_calls, local_calls] =
-        fields.map(|(sum, before)| sum - before);
-    TaskCost {
-        send_ns,
-        receive_ns,
-        io_uring_ns,
-        other_ns: 0,
-        local_ns,
-        send_calls,
-        receive_calls,
-        local_calls,
-        samples: 0,
-    }
+    let mut grown = true;
+    let mut less = |of: fn(&TaskCost) -> u64| {
+        grown &= of(sum) >= of(before);
+        of(sum).saturating_sub(of(before))
+    };
+    let since = TaskCost {
+        send_ns: less(|cost| cost.send_ns),
+        receive_ns: less(|cost| cost.receive_ns),
+        io_uring_ns: less(|cost| cost.io_uring_ns),
+        local_ns: less(|cost| cost.local_ns),
+        send_calls: less(|cost| cost.send_calls),
+        receive_calls: less(|cost| cost.receive_calls),
+        local_calls: less(|cost| cost.local_calls),
+        ..TaskCost::default()
+    };
+    if grown { since } else { *sum }
 }
 
 fn is_alive(pid: u32) -> bool {

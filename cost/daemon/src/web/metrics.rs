@@ -58,7 +58,7 @@ impl DashboardTotals {
         self.sampled_ns += report.sampled_ns;
         self.auto = report.auto;
         for cpu in &report.cpus {
-            self.add_cpu(cpu, report.sample_ns());
+            self.add_cpu(cpu, report);
         }
         let lost = &report.lost;
         for (what, count) in [
@@ -80,7 +80,7 @@ impl DashboardTotals {
         self.missing.clone_from(&report.missing);
     }
 
-    fn add_cpu(&mut self, cpu: &CpuCost, sample_ns: u64) {
+    fn add_cpu(&mut self, cpu: &CpuCost, report: &Report) {
         self.samples += cpu.samples;
         for event in &cpu.events {
             let sum = self.events.entry((cpu.cpu, event.event)).or_default();
@@ -88,7 +88,7 @@ impl DashboardTotals {
             if let Some(calls) = event.calls {
                 *sum.calls.get_or_insert_default() += calls;
                 // Leave out the part of the event's time that was estimated from samples: no calls were counted in it.
-                sum.counted_ns += event.ns.saturating_sub(event.sampled * sample_ns);
+                sum.counted_ns += event.ns.saturating_sub(event.sampled * report.sample_ns());
             }
             sum.observer_ns += event.observer_ns;
             for part in &event.parts {
@@ -101,16 +101,10 @@ impl DashboardTotals {
                 }
             }
         }
-        let stat = &cpu.procstat;
-        for (mode, ns) in [
-            ("user", stat.user_ns),
-            ("system", stat.system_ns),
-            ("softirq", stat.softirq_ns),
-            ("irq", stat.irq_ns),
-            ("steal", stat.steal_ns),
-            ("idle", stat.idle_ns),
-        ] {
-            *self.times.entry((cpu.cpu, mode)).or_default() += ns;
+        for (mode, ns) in report.modes(cpu) {
+            if let Some(ns) = ns {
+                *self.times.entry((cpu.cpu, mode)).or_default() += ns;
+            }
         }
     }
 }
@@ -165,60 +159,30 @@ impl DashboardSnapshot {
     fn costs(&self, out: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let totals = &self.totals;
         let s = Some(&Unit::Seconds);
-        let is_networking = |((_, event), _): &(&(u32, Event), &EventTotals)| event.is_networking();
         counter(out, "event", "Time on CPU in networking's events", s, |family| {
-            totals.events.iter().filter(is_networking).try_for_each(|((cpu, event), sum)| {
-                encode_one(family, &[("cpu", &cpu.to_string()), ("event", event.name())], seconds(sum.ns))
-            })
+            self.by_event(family, |event, sum| event.is_networking().then(|| seconds(sum.ns)))
         })?;
         counter(out, "other_event", "Time on CPU in events that are not networking", s, |family| {
-            totals.events.iter().filter(|of| !is_networking(of)).try_for_each(|((cpu, event), sum)| {
-                encode_one(family, &[("cpu", &cpu.to_string()), ("event", event.name())], seconds(sum.ns))
-            })
+            self.by_event(family, |event, sum| (!event.is_networking()).then(|| seconds(sum.ns)))
         })?;
         let what = "Time of the observer inside an event, from samples; the other figures exclude it";
         counter(out, "event_observer", what, s, |family| {
-            totals.events.iter().try_for_each(|((cpu, event), sum)| {
-                encode_one(
-                    family,
-                    &[("cpu", &cpu.to_string()), ("event", event.name())],
-                    seconds(sum.observer_ns),
-                )
-            })
+            self.by_event(family, |_, sum| Some(seconds(sum.observer_ns)))
         })?;
         counter(out, "event_calls", "Number of events while calls were counted", None, |family| {
-            let mut counted = totals.events.iter().filter_map(|(of, sum)| Some((of, sum.calls?)));
-            counted.try_for_each(|((cpu, event), calls)| {
-                let labels = [("cpu", cpu.to_string()), ("event", event.name().to_owned())];
-                ConstCounter::new(calls).encode(family.encode_family(&labels)?)
-            })
+            self.by_event(family, |_, sum| sum.calls)
         })?;
         let what = "Time in counted events; divided by event_calls, the mean time of one event";
         counter(out, "event_counted", what, s, |family| {
-            let mut counted = totals.events.iter().filter(|(_, sum)| sum.calls.is_some());
-            counted.try_for_each(|((cpu, event), sum)| {
-                encode_one(
-                    family,
-                    &[("cpu", &cpu.to_string()), ("event", event.name())],
-                    seconds(sum.counted_ns),
-                )
-            })
+            self.by_event(family, |_, sum| sum.calls.map(|_| seconds(sum.counted_ns)))
         })?;
-        counter(
-            out,
-            "part",
-            "Time of an event in a part of the network stack, from samples; names after the first 100 are further parts",
-            s,
-            |family| {
-                for ((cpu, event), sum) in &totals.events {
-                    for (part, ns) in &sum.parts {
-                        let labels = [("cpu", &*cpu.to_string()), ("event", event.name()), ("part", part)];
-                        encode_one(family, &labels, seconds(*ns))?;
-                    }
-                }
-                Ok(())
-            },
-        )?;
+        let what = "Time of one of networking's events in a part of the network stack, from samples; names after the first 100 are further parts";
+        counter(out, "part", what, s, |family| self.parts(family, Event::is_networking))?;
+        let what =
+            "Time of an event that is not networking (local, kernel) in a part of the kernel, from samples";
+        counter(out, "other_event_part", what, s, |family| {
+            self.parts(family, |event| !event.is_networking())
+        })?;
         counter(out, "cpu", "Time of the CPU in each mode, from /proc/stat", s, |family| {
             totals.times.iter().try_for_each(|((cpu, mode), ns)| {
                 encode_one(family, &[("cpu", &cpu.to_string()), ("mode", mode)], seconds(*ns))
@@ -230,6 +194,30 @@ impl DashboardSnapshot {
             let event = missing.event.map_or("", Event::name);
             ConstGauge::new(1i64).encode(family.encode_family(&[("event", event), ("what", &missing.what)])?)
         })
+    }
+
+    /// Encodes a value for each CPU and event that has one.
+    fn by_event<V: EncodeCounterValue>(
+        &self,
+        family: &mut MetricEncoder<'_>,
+        value: impl Fn(Event, &EventTotals) -> Option<V>,
+    ) -> fmt::Result {
+        let values = self.totals.events.iter().filter_map(|(of, sum)| Some((of, value(of.1, sum)?)));
+        for ((cpu, event), value) in values {
+            encode_one(family, &[("cpu", &cpu.to_string()), ("event", event.name())], value)?;
+        }
+        Ok(())
+    }
+
+    /// Encodes the times of parts of the network stack in the events for which `has` is true.
+    fn parts(&self, family: &mut MetricEncoder<'_>, has: fn(Event) -> bool) -> fmt::Result {
+        for ((cpu, event), sum) in self.totals.events.iter().filter(|((_, event), _)| has(*event)) {
+            for (part, ns) in &sum.parts {
+                let labels = [("cpu", &*cpu.to_string()), ("event", event.name()), ("part", part)];
+                encode_one(family, &labels, seconds(*ns))?;
+            }
+        }
+        Ok(())
     }
 
     fn energy(&self, out: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -304,7 +292,7 @@ fn counter(
 fn encode_one<const N: usize>(
     family: &mut MetricEncoder<'_>,
     labels: &[(&str, &str); N],
-    value: f64,
+    value: impl EncodeCounterValue,
 ) -> fmt::Result {
     ConstCounter::new(value).encode(family.encode_family(labels)?)
 }
@@ -358,6 +346,45 @@ mod tests {
             lowered_from_hz: None,
         };
         Report { energy, auto: Some(auto), sampled_ns: 500_000_000, ..example() }
+    }
+
+    /// Metrics of networking do not contain the time and the parts of kernel work that is not networking.
+    #[test]
+    fn events_that_are_not_networking_have_their_own_metrics() {
+        let mut report = report();
+        let mut local = report.cpus[0].events[0].clone();
+        local.event = Event::Local;
+        local.parts[0].name = "unix".to_owned();
+        report.cpus[0].events.push(local);
+        let text = scrape(&[report]);
+        let labels = "{cpu=\"0\",event=\"local\"";
+        for line in [
+            "millrace_cost_other_event_seconds_total{cpu=\"0\",event=\"local\"} 0.25",
+            "millrace_cost_other_event_part_seconds_total{cpu=\"0\",event=\"local\",part=\"unix\"} 1e-9",
+            "millrace_cost_part_seconds_total{cpu=\"0\",event=\"net_rx\",part=\"UDP\"} 1e-9",
+        ] {
+            assert!(text.lines().any(|of| of == line), "{line} in\n{text}");
+        }
+        for metric in ["event_seconds", "part_seconds"] {
+            assert!(!text.contains(&format!("millrace_cost_{metric}_total{labels}")), "{metric} in\n{text}");
+        }
+    }
+
+    /// Time that a kernel does not measure has no series, so that it is not taken for 0.
+    #[test]
+    fn unmeasured_time_of_hard_interrupts_has_no_series() {
+        let irq = |text: &str| text.contains("millrace_cost_cpu_seconds_total{cpu=\"0\",mode=\"irq\"}");
+        assert!(irq(&scrape(&[report()])));
+        let mut unmeasured = report();
+        unmeasured.missing[0] = MissingMeasurement {
+            event: None,
+            what: "hard interrupts".to_owned(),
+            reason: "this kernel does not measure their time".to_owned(),
+            ns: None,
+        };
+        let text = scrape(&[unmeasured]);
+        assert!(!irq(&text), "{text}");
+        assert!(text.contains("millrace_cost_missing{event=\"\",what=\"hard interrupts\"} 1"), "{text}");
     }
 
     #[test]
