@@ -48,14 +48,17 @@ enum CarrierAddress {
 }
 
 impl CarrierRoute {
+    /// Creates the route of a carrier that this host makes to `at`, the peer's address with this number.
     pub fn called(place: usize, kind: CarrierKind, number: usize, at: SocketAddr) -> Self {
         Self { place, at: CarrierAddress::Called(number, at), kind }
     }
 
+    /// Creates the route of a carrier that the peer makes from `from` to the address `to` of this host.
     pub fn calls(place: usize, kind: CarrierKind, from: IpAddr, to: Option<IpAddr>) -> Self {
         Self { place, at: CarrierAddress::Calls { from, to }, kind }
     }
 
+    /// Reports whether this host makes the carrier.
     pub fn is_called(&self) -> bool {
         matches!(self.at, CarrierAddress::Called(..))
     }
@@ -128,6 +131,7 @@ impl PeerCarrier {
         }
     }
 
+    /// Reports whether the carrier is closed, by either end or by a failure.
     pub fn is_closed(&self) -> bool {
         match &self.link {
             CarrierLink::Quic(connection) => connection.close_reason().is_some(),
@@ -183,6 +187,7 @@ impl PeerCarrier {
         changed
     }
 
+    /// Sets whether tunnelled connections should move away from this carrier.
     pub fn set_left(&self, left: bool) {
         self.left.send_if_modified(|before| std::mem::replace(before, left) != left);
     }

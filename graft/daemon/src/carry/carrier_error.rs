@@ -2,6 +2,7 @@
 
 use millrace_graft_proto::carry::frame::MalformedFrame;
 
+/// The reason why a stream of a carrier has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum CarrierError {
     #[error("the carrier is gone")]

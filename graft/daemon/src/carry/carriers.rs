@@ -178,6 +178,7 @@ impl Carriers {
         Some(carrier)
     }
 
+    /// Removes a carrier that has ended for the reason `why`, and chooses the peer's preferred carrier again.
     pub fn remove(&self, carrier: &Arc<PeerCarrier>, why: String) {
         let mut states = self.peers.lock();
         let Some(state) = states.get_mut(&carrier.peer.name) else { return };
@@ -266,6 +267,7 @@ impl Carriers {
         self.peers.lock().get(peer).is_some_and(|state| stands_for(&state.settings))
     }
 
+    /// Counts one tunnelled connection with the peer until the returned value is dropped.
     pub fn count(&self, peer: &str) -> CarrierUse<'_> {
         *self.connections.lock().entry(peer.to_owned()).or_default() += 1;
         CarrierUse(self, peer.to_owned())

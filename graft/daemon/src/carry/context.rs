@@ -10,6 +10,7 @@ use super::{
     purposes::Purposes, table::TunnelTable, watch::TunnelWatch,
 };
 
+/// State that all connections of a tunnel broker share, from the broker's start to its end.
 pub struct CarryContext {
     /// Random number that this broker chose when it started, by which peers notice a restart.
     pub run: u64,

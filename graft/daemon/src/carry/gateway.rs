@@ -241,10 +241,12 @@ impl CarryGateway {
         warn_on_error("a held SYN cannot be removed from the kernel's table", self.kernel.forget(flow));
     }
 
+    /// Makes the kernel forward the SYNs of this connection for the time [`FORWARDED`], instead of holding them back.
     pub fn forward(&self, flow: GatewayConnection) {
         warn_on_error("a held SYN cannot be forwarded", self.kernel.forward(flow, FORWARDED));
     }
 
+    /// Makes the kernel leave connections to this server alone for some time, so that they are plain TCP.
     pub fn avoid(&self, server: SocketAddr, time: Duration) {
         warn_on_error("a server cannot be excluded from tunnelling", self.kernel.avoid(server, time));
     }

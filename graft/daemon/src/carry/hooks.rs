@@ -17,7 +17,7 @@ use std::{
 use anyhow::bail;
 use millrace_graft::SideSetting;
 use millrace_graft_kernel::{
-    CallerRule, SelectionMaps, everybody,
+    CallerRule, SelectionMaps, covers, everybody,
     hook::{Config, Guest, HOOK_RULES, HookPrograms, RedirectRule, RedirectedConnection},
 };
 use parking_lot::Mutex;
@@ -187,7 +187,6 @@ impl Hooks {
 
     /// Reports whether a command's rules let this peer connect to the command's server at this port.
     pub fn serves(&self, port: u16, peer: IpAddr) -> bool {
-        let covers = millrace_graft_kernel::covers;
         let fits = |rule: &RedirectRule| rule.ports.contains(&port) && covers(rule.peer, peer);
         self.state.lock().commands.iter().flat_map(|command| &command.serves).any(fits)
     }
@@ -222,6 +221,7 @@ impl Hooks {
         }
     }
 
+    /// Makes the kernel leave connections to this server alone for some time, so that they are plain TCP.
     pub fn avoid(&self, server: SocketAddr, time: Duration) {
         warn_on_error(
             "a server cannot be excluded from tunnelling",
@@ -241,6 +241,7 @@ impl Hooks {
         Ok(self.state.lock().all().try_for_each(|hook| hook.exempt(socket))?)
     }
 
+    /// Returns what the kernel has recorded about the redirected connection that comes from this address.
     pub fn arrival(&self, from: SocketAddr) -> Option<RedirectedConnection> {
         self.state.lock().all().find_map(|hook| hook.arrival(from).ok().flatten())
     }

@@ -25,6 +25,7 @@ pub struct Listeners {
 }
 
 impl Listeners {
+    /// Creates listeners on loopback, each at a port that the kernel chooses.
     pub fn bind() -> anyhow::Result<Self> {
         Self::with(Ipv4Addr::LOCALHOST, Ipv6Addr::LOCALHOST, false)
     }
@@ -46,6 +47,7 @@ impl Listeners {
         Ok(Self { v4: first, v6: at(v6.into()).ok() })
     }
 
+    /// Returns the ports of the listeners.
     pub fn ports(&self) -> io::Result<HookPorts> {
         let v6 = self.v6.as_ref().map(TcpListener::local_addr).transpose()?;
         Ok(HookPorts { v4: self.v4.local_addr()?.port(), v6: v6.map(|at| at.port()) })

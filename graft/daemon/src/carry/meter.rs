@@ -10,6 +10,7 @@ use millrace_graft_proto::select::{
 
 use super::purposes::Purposes;
 
+/// Counts the bytes and turns of one tunnelled connection.
 pub struct TransferMeter {
     purposes: Arc<Purposes>,
     kind: TrafficClass,

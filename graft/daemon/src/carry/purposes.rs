@@ -10,6 +10,7 @@ use millrace_graft::Settings;
 use millrace_graft_proto::select::kind::{Expected, FlowFigures, Kinds, TrafficClass};
 use parking_lot::RwLock;
 
+/// Statistics of past connections, and the settings that say what is expected without them.
 #[derive(Default)]
 pub struct Purposes {
     kinds: Arc<Mutex<Kinds>>,
@@ -21,10 +22,12 @@ impl Purposes {
         Self { kinds, ..Self::default() }
     }
 
+    /// Applies changed settings to connections that begin from now on.
     pub fn apply(&self, settings: &Settings) {
         *self.settings.write() = Arc::new(settings.clone());
     }
 
+    /// Adds a connection that has ended to the statistics.
     pub fn note(&self, kind: TrafficClass, peer: u64, flow: FlowFigures) {
         self.lock().note(kind, peer, flow);
     }

@@ -29,6 +29,7 @@ const FATAL: u8 = 2;
 /// TLS alert that a tunnel broker sends after its application has reset the tunnelled connection.
 const USER_CANCELED: u8 = 90;
 
+/// The reason why a TLS record cannot be sealed or opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     #[error("the bytes are no TLS record, or were changed on the way")]
@@ -83,6 +84,7 @@ impl RecordKeys {
     }
 }
 
+/// Encrypts the TLS 1.3 records that this end sends (RFC 8446, section 5.2).
 pub struct Sealer(RecordKeys);
 
 impl Sealer {
@@ -124,6 +126,7 @@ impl Sealer {
     }
 }
 
+/// Decrypts the TLS 1.3 records that this end receives.
 pub struct Opener(RecordKeys);
 
 impl Opener {

@@ -93,6 +93,7 @@ pub fn place(context: &CarryContext) -> Option<TunnelPlace<'_>> {
     Some(place)
 }
 
+/// Ends a redirected connection: gives its place in the table back, and counts how it ended.
 pub fn leave(context: &CarryContext, place: TunnelPlace<'_>, ended: &PumpEnd) {
     drop(place);
     context.table.count(ended.name());

@@ -40,6 +40,7 @@ pub struct SocketGroup {
 }
 
 impl SocketGroup {
+    /// Returns the number of connections in the group.
     pub fn count(&self) -> usize {
         self.count.load(Relaxed)
     }
@@ -48,10 +49,12 @@ impl SocketGroup {
         self.heard.load(Relaxed)
     }
 
+    /// Returns the number of bytes that were sent on all connections of the group.
     pub fn sent_bytes(&self) -> u64 {
         self.sent.load(Relaxed)
     }
 
+    /// Returns the number of bytes that were received on all connections of the group.
     pub fn received_bytes(&self) -> u64 {
         self.received.load(Relaxed)
     }
@@ -73,6 +76,7 @@ impl SocketGroup {
     }
 }
 
+/// The socket of one pool connection between two brokers. It counts towards its group until it is dropped.
 pub struct CarrierSocket {
     stream: TcpStream,
     crowd: Arc<SocketGroup>,
@@ -122,6 +126,7 @@ pub fn halves(
     Some((Box::new(writing), Box::new(reading)))
 }
 
+/// The sending half of a pool connection: encrypts bytes as TLS records, and sends them.
 pub struct Writing {
     socket: Arc<CarrierSocket>,
     sealer: Sealer,
@@ -177,6 +182,7 @@ impl Writing {
     }
 }
 
+/// The receiving half of a pool connection: receives TLS records, and decrypts them.
 pub struct SocketReader {
     socket: Arc<CarrierSocket>,
     opener: Opener,

@@ -54,6 +54,7 @@ pub struct CarrierStream {
     pub asked: Option<Duration>,
 }
 
+/// The sending half of a carrier's stream: queues frames, and sends them in order.
 pub struct CarrierSender {
     link: SendLink,
     batch: RecordBatch,
@@ -69,6 +70,7 @@ enum SendLink {
     Gone,
 }
 
+/// The receiving half of a carrier's stream: decodes the frames that arrive.
 pub struct CarrierReceiver {
     link: ReceiveLink,
     decoder: Decoder,
@@ -81,6 +83,7 @@ enum ReceiveLink {
 }
 
 impl CarrierStream {
+    /// Creates a stream that uses a stream of a QUIC carrier.
     pub fn quic(connection: &Connection, sender: SendStream, receiver: RecvStream) -> Self {
         Self::with(SendLink::Quic(sender, connection.clone()), ReceiveLink::Quic(receiver), None)
     }
@@ -188,6 +191,7 @@ impl CarrierStream {
         self.first_within(patience).await
     }
 
+    /// Waits for the first frame of the stream, for at most [`PATIENCE`].
     pub async fn first(&mut self) -> Result<CarryFrame, CarrierError> {
         self.first_within(PATIENCE).await
     }
@@ -219,17 +223,20 @@ fn end(mut send: SendStream, mut receive: RecvStream, code: VarInt) {
 }
 
 impl CarrierSender {
+    /// Reports whether no frames are queued.
     pub fn is_empty(&self) -> bool {
         let sealed = matches!(&self.link, SendLink::Tls(writing) if !writing.is_empty());
         self.batch.0.is_empty() && !sealed
     }
 
+    /// Queues a frame. [`Self::send`] and [`Self::flush`] send it.
     pub fn push(&mut self, frame: &CarryFrame) {
         let mut bytes = Vec::new();
         frame.encode(&mut bytes);
         self.push_bytes(bytes.into());
     }
 
+    /// Queues an encoded frame, or a part of one. It is dropped if the other end has stopped reading.
     pub fn push_bytes(&mut self, bytes: Bytes) {
         if !self.is_stopped {
             self.batch.0.push(bytes);
@@ -265,6 +272,7 @@ impl CarrierSender {
         Ok(())
     }
 
+    /// Sends all queued frames.
     pub async fn flush(&mut self) -> Result<(), CarrierError> {
         while !self.is_empty() {
             self.send().await?;
@@ -303,6 +311,7 @@ impl CarrierReceiver {
         }
     }
 
+    /// Waits for the next frame.
     pub async fn next(&mut self) -> Result<CarryFrame, CarrierError> {
         loop {
             if let Some(frame) = self.frame()? {

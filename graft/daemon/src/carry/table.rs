@@ -45,9 +45,13 @@ pub struct TunnelTable {
     ids: AtomicU64,
     hosted: Mutex<Hosted>,
     ended: Mutex<BTreeMap<&'static str, u64>>,
+    /// Number of times that a connection continued on another carrier.
     pub resumed: AtomicU64,
+    /// Number of bytes that peers have acknowledged on tunnelled connections.
     pub sent: AtomicU64,
+    /// Number of bytes that this host has received on tunnelled connections.
     pub received: AtomicU64,
+    /// Number of bytes that are kept until peers acknowledge them.
     pub kept: AtomicU64,
 }
 
@@ -88,6 +92,7 @@ impl TunnelTable {
         }
     }
 
+    /// Takes a place in the table for one connection. Returns `None` if the limit is reached.
     pub fn enter(&self) -> Option<TunnelPlace<'_>> {
         let entered = self
             // The count never exceeds the limit, however many tasks enter at once.
@@ -128,10 +133,13 @@ impl TunnelTable {
         share.clamp(WINDOW_LEAST, self.window)
     }
 
+    /// Returns a number for a new connection that begins at this host. It is never used again.
     pub fn next_id(&self) -> u64 {
         self.ids.fetch_add(1, Relaxed)
     }
 
+    /// Adds a connection whose server is at this host. Streams on which the peer resumes it come from the returned
+    /// receiver.
     pub fn host(&self, key: TunnelKey) -> mpsc::Receiver<Resumption> {
         // A queue of one stream is enough, since the peer opens the next one only after this one was answered.
         let (sender, receiver) = mpsc::channel(1);
@@ -153,6 +161,7 @@ impl TunnelTable {
         }
     }
 
+    /// Looks up a connection that a peer wants to resume.
     pub fn find(&self, key: &TunnelKey) -> TunnelLookup {
         let hosted = self.hosted.lock();
         match (hosted.live.get(key), hosted.finished.get(key)) {
@@ -162,6 +171,7 @@ impl TunnelTable {
         }
     }
 
+    /// Counts a connection that has ended in this way.
     pub fn count(&self, ended: &'static str) {
         *self.ended.lock().entry(ended).or_default() += 1;
     }
@@ -171,9 +181,13 @@ impl TunnelTable {
     }
 }
 
+/// The state of a connection that a peer wants to resume.
 pub enum TunnelLookup {
+    /// The connection is live. Its task gets the new stream through this sender.
     Live(mpsc::Sender<Resumption>),
+    /// The connection has ended, after this number of bytes was received on it.
     Finished(u64),
+    /// The connection is unknown, or ended too long ago.
     Nothing,
 }
 

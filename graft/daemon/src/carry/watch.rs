@@ -22,15 +22,20 @@ const FIRST: u64 = 1 << 63;
 /// Measurements of a tunnelled connection.
 #[derive(Debug, Default)]
 pub struct TunnelRecord {
+    /// Number of bytes that this host has sent.
     pub sent: u64,
+    /// Number of bytes that this host has received.
     pub received: u64,
     /// Total time during which there were sent bytes that the peer had not acknowledged.
     pub busy: Duration,
     /// Time from the connection's beginning until data last arrived from the peer.
     pub heard: Option<Duration>,
+    /// Number of turns: how often the client has sent again after an answer.
     pub turns: u32,
 }
 
+/// The queue of events about the beginning and the end of tunnelled connections. The daemon takes them with
+/// [`Self::take`].
 #[derive(Default)]
 pub struct TunnelWatch {
     flows: Mutex<Vec<CarriedFlow>>,
@@ -126,6 +131,7 @@ impl TunnelWatch {
         std::mem::take(&mut *self.flows.lock())
     }
 
+    /// Returns the number of connections that were not reported, because the queue was full.
     pub fn lost(&self) -> u64 {
         self.lost.load(Relaxed)
     }
