@@ -11,6 +11,7 @@ use std::net::{TcpStream, UdpSocket};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
+use std::time::Instant;
 
 use millrace_cost::report::{Event, Report, VERSION};
 use millrace_daemon::http::fetch;
@@ -334,6 +335,61 @@ fn log_can_be_replayed() {
         text(&torn.stderr)
     );
     assert!(text(&torn.stdout).lines().eq(printed[..text(&torn.stdout).lines().count()].iter()));
+}
+
+/// With `--all`, the files of stacks contain those of the whole kernel. Without it, they contain networking's, but none of
+/// the kernel's other work.
+#[test]
+fn exported_stacks_contain_the_whole_kernel_only_on_request() {
+    if !is_root("exported_stacks_contain_the_whole_kernel_only_on_request") {
+        return;
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    let sender = std::thread::spawn(send_and_receive(Arc::clone(&stop)));
+    let stopped = Arc::clone(&stop);
+    let reader = std::thread::spawn(move || {
+        let mut zeros = File::open("/dev/zero").unwrap();
+        while !stopped.load(Ordering::Relaxed) {
+            zeros.read_exact(&mut [0; 1 << 16]).unwrap();
+        }
+    });
+    for all in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let [folded, flame] = ["folded", "flame.svg"].map(|name| dir.path().join(name));
+        let mut observer = command(&["--json", "--period", "200ms"]);
+        observer.arg("--folded").arg(&folded).arg("--flame").arg(&flame).args(all.then_some("--all"));
+        let mut observer = ProcessGuard::start(observer.stdout(Stdio::piped()));
+        let child = &mut observer.child;
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut samples = BTreeMap::<Event, u64>::new();
+        let deadline = Instant::now() + BOUND;
+        let has =
+            |samples: &BTreeMap<Event, u64>, event| samples.get(&event).is_some_and(|count| *count > 10);
+        while !(has(&samples, Event::Send) && (has(&samples, Event::Kernel) || !all)) {
+            assert!(Instant::now() < deadline, "{samples:?}");
+            let report: Report = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+            for cost in report.cpus.iter().flat_map(|cpu| &cpu.events) {
+                *samples.entry(cost.event).or_default() += cost.samples;
+            }
+        }
+        kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
+        lines.for_each(|line| drop(line.unwrap()));
+        assert!(child.wait().unwrap().success());
+        assert_eq!(samples.contains_key(&Event::Kernel), all, "{samples:?}");
+        let [folded, flame] = [folded, flame].map(|path| std::fs::read_to_string(path).unwrap());
+        for (event, want) in [("send", true), ("kernel", all)] {
+            let stack = format!("{event};");
+            assert_eq!(
+                folded.lines().any(|line| line.starts_with(&stack)),
+                want,
+                "{event}, all: {all}\n{folded}"
+            );
+            assert_eq!(flame.contains(&format!("<title>{event}: ")), want, "{event}, all: {all}");
+        }
+    }
+    stop.store(true, Ordering::Relaxed);
+    sender.join().unwrap();
+    reader.join().unwrap();
 }
 
 /// A `millrace cost` that fails to start must leave existing logs, directories and exported files unchanged.
