@@ -37,6 +37,8 @@ mod wire;
 
 use anyhow::ensure;
 
+pub use cost::{ContextNames, names_by_load};
+
 pub(crate) use contender::ContenderIdentity;
 pub(crate) use process::{BenchProcess, listens};
 pub(crate) use site::device;

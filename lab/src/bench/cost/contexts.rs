@@ -1,5 +1,5 @@
-//! Compares the observer's networking time with an independent count of `perf`'s stacks, in each context where the
-//! kernel runs networking.
+//! Compares the observer with references in each context where the kernel runs networking: its networking time with an
+//! independent count of `perf`'s stacks, and the sum of all its kernel time with a clock.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,6 +13,7 @@ use super::super::table::write_json;
 use super::CostArgs;
 use super::loads::{ALL, CostLoad};
 use super::period::MeasuredPeriod;
+use super::sums::{AIM_POINTS, KernelSum};
 
 /// Result of one scenario. Times are percent of one CPU, summed over all CPUs.
 #[derive(Debug, Serialize)]
@@ -39,6 +40,8 @@ struct ContextFigures {
     /// The network stack layers that took the most time: kernel context (such as NET_RX), layer (such as TCP), and
     /// percent of one CPU.
     parts: Vec<(&'static str, String, f64)>,
+    /// The sum of all kernel time that the observer reports for a CPU, compared with a clock; one entry for each CPU.
+    kernel_sums: Vec<KernelSum>,
     /// Kernel contexts (such as NET_RX) and network stack layers that the observer must report in this scenario, but
     /// did not.
     absent: Vec<String>,
@@ -57,6 +60,7 @@ pub(super) fn run(args: &CostArgs) -> anyhow::Result<()> {
         args.only.is_empty() || args.only.iter().any(|only| load.name.contains(only.as_str()))
     };
     let mut rows = Vec::new();
+    let mut faults = Vec::new();
     for load in ALL.iter().filter(wanted) {
         let row = match measure(load, args.accuracy_hz, length) {
             Ok(figures) => ContextRow { scenario: load.name, figures: Some(figures), error: None },
@@ -65,6 +69,8 @@ pub(super) fn run(args: &CostArgs) -> anyhow::Result<()> {
             }
         };
         println!("{}", row.line());
+        let found = row.figures.as_ref().map(ContextFigures::faults).unwrap_or_default();
+        faults.extend((!found.is_empty()).then(|| format!("{} ({})", load.name, found.join(", "))));
         rows.push(serde_json::to_value(&row)?);
         if let Some(path) = &args.json {
             write_json(path, &rows)?;
@@ -72,12 +78,13 @@ pub(super) fn run(args: &CostArgs) -> anyhow::Result<()> {
     }
     ensure!(!rows.is_empty(), "--only matches no scenario");
     ensure!(rows.iter().any(|row| row.get("error").is_none()), "nothing could be measured");
+    ensure!(faults.is_empty(), "scenarios with wrong figures: {}", faults.join("; "));
     Ok(())
 }
 
 fn measure(load: &CostLoad, hz: u32, length: Duration) -> anyhow::Result<ContextFigures> {
     let running = load.start()?;
-    let mut observer = Observer::start(Config { frequency_hz: hz, ..Config::new()? })?;
+    let mut observer = Observer::start(Config { frequency_hz: hz, all: true, ..Config::new()? })?;
     let (period, recording) = MeasuredPeriod::measure(&mut observer, length, || ())?;
     running.check()?;
     let profile = recording.finish(period.start_ns, period.end_ns, None)?;
@@ -86,9 +93,11 @@ fn measure(load: &CostLoad, hz: u32, length: Duration) -> anyhow::Result<Context
     let mut profile_pct = 0.0;
     let mut variance = 0.0;
     let report = &period.report;
+    let mut sums = Vec::new();
     for cpu in &report.cpus {
         let it = profile.get(&cpu.cpu).with_context(|| format!("no profile of CPU {}", cpu.cpu))?;
         let busy = period.busy_pct(cpu.cpu);
+        sums.push(KernelSum::new(cpu, it, busy, hz, report.period_ns));
         // A sampling interrupt takes some 15 us here. Kernel contexts that the observer times include these interrupts,
         // and contexts that it only samples do not. So the profile's share is a mean of both methods, weighted by the
         // share of time in sampled contexts.
@@ -105,7 +114,10 @@ fn measure(load: &CostLoad, hz: u32, length: Duration) -> anyhow::Result<Context
         let sampled: u64 = events().map(|of| of.sampled).sum();
         variance += sampled as f64 * one * one;
     }
-    Ok(ContextFigures::new(load, report, profile_pct, variance.sqrt()))
+    Ok(ContextFigures {
+        kernel_sums: sums,
+        ..ContextFigures::new(load, report, profile_pct, variance.sqrt())
+    })
 }
 
 impl ContextFigures {
@@ -119,22 +131,48 @@ impl ContextFigures {
             .map(|event| (event.name(), report.share_of(event) * 100.0))
             .filter(|(_, pct)| *pct > 0.0)
             .collect();
-        let mut sums: BTreeMap<(&'static str, String), f64> = BTreeMap::new();
-        for of in report.cpus.iter().flat_map(|cpu| &cpu.events) {
-            for part in &of.parts {
-                *sums.entry((of.event.name(), part.name.clone())).or_default() += part.share * 100.0;
-            }
-        }
-        let absent =
-            load.shows.iter().filter(|(event, part)| !sums.contains_key(&(event.name(), (*part).to_owned())));
-        let absent = absent.map(|(event, part)| format!("{event}: {part}")).collect();
-        let mut parts: Vec<_> = sums.into_iter().map(|((event, part), pct)| (event, part, pct)).collect();
+        let sums = parts_of(report);
+        let absent = load.absent(|event, part| sums.contains_key(&(event, part.to_owned())));
+        let parts = sums.into_iter().filter(|((event, _), _)| *event != Event::Kernel);
+        let mut parts: Vec<_> = parts.map(|((event, part), pct)| (event.name(), part, pct)).collect();
         parts.sort_by(|a, b| b.2.total_cmp(&a.2));
         parts.truncate(MOST_PARTS);
         let off = if is_local { observer_pct } else { (observer_pct - profile_pct).abs() };
         let within = off <= allowed_points;
-        Self { observer_pct, profile_pct, allowed_points, within, events, parts, absent }
+        let kernel_sums = Vec::new();
+        Self { observer_pct, profile_pct, allowed_points, within, events, parts, kernel_sums, absent }
     }
+
+    /// Returns the sum of the CPU on which it differs most from the clock.
+    fn worst_sum(&self) -> Option<&KernelSum> {
+        let size = |sum: &KernelSum| sum.difference_points.abs();
+        self.kernel_sums.iter().max_by(|a, b| size(a).total_cmp(&size(b)))
+    }
+
+    /// Returns what is wrong with the figures: a name in the observer's reports is missing, or a difference to a
+    /// reference is larger than allowed.
+    fn faults(&self) -> Vec<&'static str> {
+        [
+            (!self.within, "networking differs from perf"),
+            (self.worst_sum().is_some_and(|sum| !sum.is_within()), "the kernel's sum differs from the clock"),
+            (!self.absent.is_empty(), "names are missing"),
+        ]
+        .into_iter()
+        .filter_map(|(is_wrong, what)| is_wrong.then_some(what))
+        .collect()
+    }
+}
+
+/// Returns the time of each network stack layer in each kernel context (such as NET_RX), percent of one CPU, over all
+/// CPUs.
+pub(super) fn parts_of(report: &Report) -> BTreeMap<(Event, String), f64> {
+    let mut sums = BTreeMap::new();
+    for of in report.cpus.iter().flat_map(|cpu| &cpu.events) {
+        for part in &of.parts {
+            *sums.entry((of.event, part.name.clone())).or_default() += part.share * 100.0;
+        }
+    }
+    sums
 }
 
 impl ContextRow {
@@ -152,6 +190,15 @@ impl ContextRow {
             it.allowed_points,
             events.join(", ")
         );
+        if let Some(sum) = it.worst_sum() {
+            line += &format!(
+                "; sum of the kernel {:+.2} points from the clock on CPU {} (standard error {:.2}), {} the aim of {AIM_POINTS}",
+                sum.difference_points,
+                sum.cpu,
+                sum.standard_error_points,
+                if sum.meets_aim() { "within" } else { "NOT within" }
+            );
+        }
         if !it.absent.is_empty() {
             line += &format!("; not seen: {}", it.absent.join(", "));
         }
@@ -162,6 +209,37 @@ impl ContextRow {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn wrong_figures_are_named() {
+        let figures = |within, difference_points, absent: &[&str]| ContextFigures {
+            observer_pct: 10.0,
+            profile_pct: 10.0,
+            allowed_points: 0.5,
+            within,
+            events: BTreeMap::new(),
+            parts: Vec::new(),
+            kernel_sums: [0.2, difference_points]
+                .map(|points| KernelSum::with_difference(points, 0.5))
+                .to_vec(),
+            absent: absent.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        assert!(figures(true, -1.4, &[]).faults().is_empty());
+        assert_eq!(figures(true, -1.6, &[]).faults(), ["the kernel's sum differs from the clock"]);
+        assert_eq!(figures(false, 0.0, &[]).faults(), ["networking differs from perf"]);
+        assert_eq!(figures(true, 0.0, &["timers: TCP"]).faults(), ["names are missing"]);
+        let figures = Some(figures(true, -1.4, &[]));
+        let row = ContextRow { scenario: "nat", figures, error: None };
+        assert!(row.line().contains("-1.40 points from the clock on CPU 0"), "{}", row.line());
+        assert!(row.line().contains("NOT within the aim of 1"), "{}", row.line());
+    }
+
+    #[test]
+    fn names_that_were_not_reported_are_absent() {
+        let load = ALL.iter().find(|load| load.name == "tc").expect("a load");
+        assert_eq!(load.absent(|event, part| event == Event::NetRx && part == "TC"), [""; 0]);
+        assert_eq!(load.absent(|event, part| event == Event::Send && part == "TC"), ["net_rx: TC"]);
+    }
 
     #[test]
     fn scenario_names_are_unique() {

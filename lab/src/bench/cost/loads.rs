@@ -25,52 +25,102 @@ use crate::lab::{Lab, LabNode, Topology};
 pub struct CostLoad {
     pub name: &'static str,
     pub shows: &'static [(Event, &'static str)],
+    /// Programs that the load calls, and the Debian package of each.
+    programs: &'static [(&'static str, &'static str)],
     start: fn(&mut RunningLoad) -> anyhow::Result<()>,
 }
+
+const ETHTOOL: (&str, &str) = ("ethtool", "ethtool");
+const IP: (&str, &str) = ("ip", "iproute2");
+const IPERF3: (&str, &str) = ("iperf3", "iperf3");
+const NFT: (&str, &str) = ("nft", "nftables");
+const SYSCTL: (&str, &str) = ("sysctl", "procps");
+const TC: (&str, &str) = ("tc", "iproute2");
 
 pub const ALL: [CostLoad; 12] = [
     CostLoad {
         name: "tun",
         shows: &[(Event::Devices, "TUN"), (Event::Devices, "IP receive v4"), (Event::Devices, "UDP")],
+        programs: &[IP],
         start: tun,
     },
-    CostLoad { name: "bbr", shows: &[(Event::Timers, "TCP"), (Event::NetRx, "TCP")], start: bbr },
+    CostLoad {
+        name: "bbr",
+        shows: &[(Event::Timers, "TCP"), (Event::NetRx, "TCP")],
+        programs: &[IPERF3],
+        start: bbr,
+    },
     CostLoad {
         name: "connections",
         shows: &[(Event::Sockets, "TCP"), (Event::Sockets, "connections")],
+        programs: &[SYSCTL],
         start: connections,
     },
-    CostLoad { name: "socketpair", shows: &[(Event::Local, "local sockets")], start: socketpair },
+    CostLoad {
+        name: "socketpair",
+        shows: &[(Event::Local, "local sockets")],
+        programs: &[],
+        start: socketpair,
+    },
     CostLoad {
         name: "busy poll",
         shows: &[(Event::Poll, "busy poll"), (Event::Receive, "UDP")],
+        programs: &[ETHTOOL],
         start: busy_poll,
     },
     CostLoad {
         name: "vxlan",
         shows: &[(Event::NetRx, "tunnel receive"), (Event::Send, "tunnel transmit")],
+        programs: &[IP],
         start: vxlan,
     },
     CostLoad {
         name: "cpumap",
         shows: &[(Event::Workers, "UDP"), (Event::Workers, "XDP native")],
+        programs: &[ETHTOOL],
         start: cpumap,
     },
-    CostLoad { name: "sqpoll", shows: &[(Event::IoUring, "io_uring")], start: sqpoll },
-    CostLoad { name: "migration", shows: &[(Event::Send, "UDP"), (Event::Receive, "UDP")], start: migration },
+    CostLoad { name: "sqpoll", shows: &[(Event::IoUring, "io_uring")], programs: &[], start: sqpoll },
+    CostLoad {
+        name: "migration",
+        shows: &[(Event::Send, "UDP"), (Event::Receive, "UDP")],
+        programs: &[],
+        start: migration,
+    },
     CostLoad {
         name: "nat",
         shows: &[(Event::NetRx, "conntrack"), (Event::NetRx, "forwarding v4")],
+        programs: &[NFT],
         start: nat,
     },
-    CostLoad { name: "tc", shows: &[(Event::NetRx, "TC")], start: tc },
-    CostLoad { name: "gro", shows: &[(Event::NetRx, "GRO")], start: gro },
+    CostLoad { name: "tc", shows: &[(Event::NetRx, "TC")], programs: &[TC], start: tc },
+    CostLoad { name: "gro", shows: &[(Event::NetRx, "GRO")], programs: &[IPERF3], start: gro },
 ];
 
 impl CostLoad {
-    pub fn start(&self) -> anyhow::Result<RunningLoad> {
+    /// Returns the kernel contexts with their network stack layers that the observer must report and for which `is_seen`
+    /// is false.
+    pub fn absent(&self, is_seen: impl Fn(Event, &str) -> bool) -> Vec<String> {
+        let absent = self.shows.iter().filter(|(event, part)| !is_seen(*event, part));
+        absent.map(|(event, part)| format!("{event}: {part}")).collect()
+    }
+
+    /// Fails if a program that the load calls is not installed.
+    pub fn check_programs(&self) -> anyhow::Result<()> {
+        self.programs.iter().try_for_each(|(program, package)| needs(program, package))
+    }
+
+    /// Starts the load. Its first packets may flow only after this function returns.
+    pub fn launch(&self) -> anyhow::Result<RunningLoad> {
+        self.check_programs()?;
         let mut running = RunningLoad::default();
         (self.start)(&mut running).with_context(|| format!("cannot make the load {}", self.name))?;
+        Ok(running)
+    }
+
+    /// Starts the load, and waits until it runs steadily.
+    pub fn start(&self) -> anyhow::Result<RunningLoad> {
+        let running = self.launch()?;
         // Wait until the processes run and devices have learned their neighbours' addresses.
         thread::sleep(SETTLE);
         running.check()?;
@@ -229,7 +279,6 @@ fn datagram(from: Ipv4Addr, to: Ipv4Addr, port: u16) -> Vec<u8> {
 
 /// Runs 30 TCP connections with BBR, whose packets are paced by timers.
 fn bbr(running: &mut RunningLoad) -> anyhow::Result<()> {
-    needs("iperf3", "iperf3")?;
     let directory = tempfile::tempdir()?;
     let lab = running.lab(&ENDS)?;
     let sender = lab.node("sender")?;
@@ -430,7 +479,6 @@ fn migration(running: &mut RunningLoad) -> anyhow::Result<()> {
 
 /// Sends through a router with network address translation (masquerading).
 fn nat(running: &mut RunningLoad) -> anyhow::Result<()> {
-    needs("nft", "nftables")?;
     let lab = running.lab(&["sender", "middle", "receiver"])?;
     let middle = lab.node("middle")?;
     run(middle, "nft add table ip nat")?;
@@ -442,7 +490,6 @@ fn nat(running: &mut RunningLoad) -> anyhow::Result<()> {
 
 /// Sends packets through 60 `tc` filters.
 fn tc(running: &mut RunningLoad) -> anyhow::Result<()> {
-    needs("tc", "iproute2")?;
     let lab = running.lab(&ENDS)?;
     let receiver = lab.node("receiver")?;
     let device = &receiver.interfaces().first().context("no interface")?.device;

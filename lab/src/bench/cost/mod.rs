@@ -5,10 +5,12 @@ mod accuracy;
 mod calibration;
 mod contexts;
 mod loads;
+mod names;
 mod network;
 mod overhead;
 mod period;
 mod profile;
+mod sums;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -24,6 +26,7 @@ use super::table::write_json;
 use super::usage::warn_if_busy;
 use crate::progress::BenchProgress;
 use crate::stats::Spread;
+pub use names::{ContextNames, names_by_load};
 use network::{NetworkProtocol, NetworkScenario};
 
 #[derive(Debug, clap::Args)]
@@ -52,8 +55,8 @@ pub struct CostArgs {
     /// Configurations of the observer whose overhead is measured
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = overhead::Variant::value_variants().to_vec())]
     observers: Vec<overhead::Variant>,
-    /// Only compare the observer with perf in each context where the kernel runs networking, for `--accuracy-seconds`
-    /// each
+    /// Only compare the observer with perf and a clock in each context where the kernel runs networking, for
+    /// `--accuracy-seconds` each; fails if they differ too much
     #[arg(long)]
     scenarios: bool,
     /// Write the results to this file, as JSON; it is rewritten after each row

@@ -335,7 +335,7 @@ fn is_networking(stack: &[Box<str>]) -> bool {
 }
 
 impl CpuSamples {
-    fn new(frequency_hz: u32) -> Self {
+    pub fn new(frequency_hz: u32) -> Self {
         Self { frequency_hz, parts: BTreeMap::new(), observer: 0, rest: 0, networking: 0, user: 0 }
     }
 
