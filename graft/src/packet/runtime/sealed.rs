@@ -6,11 +6,9 @@ use std::time::Duration;
 use millrace_graft_kernel::packet::SessionEnds;
 use ring::rand::{SecureRandom as _, SystemRandom};
 
-use super::super::keys::{
-    AeadCipher, Exported, FrameKey, KeyAction, KeyAgreement, PeerKeyMessage, SessionSecret,
-};
+use super::super::keys::{AeadCipher, FrameKey, KeyAction, KeyAgreement, SessionSecret};
 use super::live::{Keying, LiveLine};
-use super::{PacketEvent, PacketRuntime, SPREAD};
+use super::{Exported, PacketEvent, PacketRuntime, PeerKeyMessage, SPREAD};
 use crate::Error;
 
 impl PacketRuntime {
@@ -97,9 +95,9 @@ impl PacketRuntime {
                     self.live.entry(*ends).and_modify(|live| live.owe_greeting(now));
                 }
                 (KeyAction::Say(phase, message), cipher) => {
-                    let it =
-                        PeerKeyMessage { local: ends.local, remote: ends.remote, cipher, phase, message };
-                    self.key_messages.push((live.session.peer.clone(), it));
+                    let SessionEnds { local, remote } = *ends;
+                    let said = PeerKeyMessage { local, remote, cipher, phase, message };
+                    self.key_messages.push((live.session.peer.clone(), said));
                 }
             }
         }
