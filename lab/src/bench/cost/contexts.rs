@@ -2,6 +2,7 @@
 //! independent count of `perf`'s stacks, and the sum of all its kernel time with a clock.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -10,7 +11,6 @@ use millrace_cost::{Config, Observer};
 use serde::Serialize;
 
 use super::super::table::write_json;
-use super::CostArgs;
 use super::loads::{ALL, CostLoad};
 use super::period::MeasuredPeriod;
 use super::sums::{AIM_POINTS, KernelSum};
@@ -53,16 +53,32 @@ const TOLERANCE: f64 = 0.05;
 /// Largest networking time that the observer may report for a scenario without networking, percent of one CPU.
 const MOST_LOCAL_PCT: f64 = 1.0;
 
-pub(super) fn run(args: &CostArgs) -> anyhow::Result<()> {
-    let length = Duration::from_secs_f64(args.accuracy_seconds);
+/// Selection of scenarios, and the way to measure them.
+pub(super) struct ContextSettings<'a> {
+    /// Parts of scenarios' names. Only scenarios with one of them are measured; all if empty.
+    pub only: &'a [String],
+    /// Length of the measurement of each scenario. Must not be 0.
+    pub length: Duration,
+    /// Samples per second of the observer.
+    pub hz: u32,
+    /// File for the results, as JSON.
+    pub json: Option<&'a Path>,
+}
+
+/// Measures and prints the scenarios.
+///
+/// # Errors
+/// Fails if no scenario can be measured, or if the figures of one are wrong: its difference to perf or to the clock is
+/// larger than allowed, or a name is missing. All scenarios are measured before.
+pub(super) fn run(settings: &ContextSettings<'_>) -> anyhow::Result<()> {
+    let &ContextSettings { only, length, hz, json } = settings;
     ensure!(!length.is_zero(), "--scenarios needs --accuracy-seconds");
-    let wanted = |load: &&CostLoad| {
-        args.only.is_empty() || args.only.iter().any(|only| load.name.contains(only.as_str()))
-    };
+    let wanted =
+        |load: &&CostLoad| only.is_empty() || only.iter().any(|only| load.name.contains(only.as_str()));
     let mut rows = Vec::new();
     let mut faults = Vec::new();
     for load in ALL.iter().filter(wanted) {
-        let row = match measure(load, args.accuracy_hz, length) {
+        let row = match measure(load, hz, length) {
             Ok(figures) => ContextRow { scenario: load.name, figures: Some(figures), error: None },
             Err(error) => {
                 ContextRow { scenario: load.name, figures: None, error: Some(format!("{error:#}")) }
@@ -72,7 +88,7 @@ pub(super) fn run(args: &CostArgs) -> anyhow::Result<()> {
         let found = row.figures.as_ref().map(ContextFigures::faults).unwrap_or_default();
         faults.extend((!found.is_empty()).then(|| format!("{} ({})", load.name, found.join(", "))));
         rows.push(serde_json::to_value(&row)?);
-        if let Some(path) = &args.json {
+        if let Some(path) = json {
             write_json(path, &rows)?;
         }
     }

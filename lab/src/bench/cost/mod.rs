@@ -72,7 +72,12 @@ pub fn run(args: CostArgs) -> anyhow::Result<()> {
     crate::lab::remove_on_signal()?;
     warn_if_busy()?;
     if args.scenarios {
-        return contexts::run(&args);
+        return contexts::run(&contexts::ContextSettings {
+            only: &args.only,
+            length: Duration::from_secs_f64(args.accuracy_seconds),
+            hz: args.accuracy_hz,
+            json: args.json.as_deref(),
+        });
     }
     let progress = BenchProgress::with_steps(args.steps());
     let mut rows = CostRows { rows: Vec::new(), json: args.json.as_deref(), progress };
