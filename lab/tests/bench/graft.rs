@@ -214,21 +214,21 @@ fn graft_changes_with_the_path() {
     let arguments = "reconfigure --rounds 1 --window 16 --megabytes 4 --after-s 1 --far-s 4 --plot ";
     let arguments = format!("{arguments}{}", plot.path().display());
     let Some(rows) = rows("graft_changes_with_the_path", &arguments) else { return };
-    let candidates: Vec<_> = rows.iter().filter_map(|row| row["candidate"].as_str()).collect();
-    assert_eq!(candidates, ["aware", "in-place", "none"]);
+    let methods: Vec<_> = rows.iter().filter_map(|row| row["method"].as_str()).collect();
+    assert_eq!(methods, ["aware", "in-place", "none"]);
     for row in &rows {
         let round = &row["rounds"][0];
         let counts = ["messages", "received", "lost"].map(|what| round[what].as_u64().expect("a count"));
         assert_eq!(counts[0], counts[1] + counts[2], "{row}");
         let changes = round["changed_after_s"].as_array().expect("both");
         let is_changed = changes.iter().all(|after| after.as_f64().is_some_and(|s| s > 0.0));
-        assert!(is_changed == (row["candidate"] != "none"), "{changes:?}");
+        assert!(is_changed == (row["method"] != "none"), "{changes:?}");
         let reasons = round["reasons"].as_array().expect("a list");
-        assert_eq!(reasons.len(), if row["candidate"] == "in-place" { 2 } else { 0 }, "{reasons:?}");
+        assert_eq!(reasons.len(), if row["method"] == "in-place" { 2 } else { 0 }, "{reasons:?}");
         for phase in round["phases"].as_array().expect("phases") {
             assert!(phase["delay_ms"]["p50"].as_f64().is_some_and(|ms| ms >= 10.0), "{phase}");
         }
-        assert!(row["candidate"] != "none" || counts[2] == 0, "{row}");
+        assert!(row["method"] != "none" || counts[2] == 0, "{row}");
     }
     let svg = std::fs::read_to_string(plot.path()).expect("a picture");
     assert!(svg.contains("in-place") && svg.contains("320 ms from 1 s on"), "{svg}");
