@@ -92,7 +92,8 @@ pub enum NetworkFull {
 }
 
 impl NetworkPlaces {
-    /// Makes a count of `all` slots. One client may use `of_client` slots, and no network more than half of all slots.
+    /// Creates `all` slots, all of them free. One client may use `of_client` slots, and no network more than half of
+    /// all slots.
     pub fn new(all: usize, of_client: usize) -> Self {
         Self { all, of_client, taken: 0, counts: HashMap::new() }
     }
@@ -173,8 +174,8 @@ impl NetworkPlaces {
 impl NetworkUse {
     fn load(&self) -> usize {
         const WIDEST: usize = LEVELS_V6[2].1;
-        // A load is the number of slots in use, divided by the factor of the network's limit. It is scaled by the
-        // greatest factor, because the division of integers would otherwise lose too much.
+        // A load is the number of slots in use, divided by the factor of the network's limit. It is first multiplied by
+        // the greatest factor, because integer division would otherwise lose too much precision.
         self.places * WIDEST / self.times
     }
 }

@@ -144,8 +144,8 @@ impl MethodChoice {
                 if self.debt_ns <= DEBT.as_nanos() as f64 {
                     return MethodStep::Stay;
                 }
-                // Timing lasted longer than the next pause, so timing and sampling do not alternate quickly. The next
-                // pause gets its initial length again.
+                // If timing lasted longer than the next pause would, timing and sampling do not alternate quickly. The
+                // next pause then gets its initial length again.
                 if now - since >= self.pause {
                     self.pause = self.budget.pause;
                 }

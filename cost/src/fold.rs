@@ -44,7 +44,7 @@ pub struct Resolver {
     symbols: Symbols,
     programs: ProgramFunctions,
     taxonomy: Taxonomy,
-    /// Rules for each function, indexed by the function's number. `None` until the rules are first needed.
+    /// The taxonomy's rules for each function, indexed by the function's number. `None` until they are first needed.
     rules: Vec<Option<FunctionRules>>,
     /// Function numbers by address. `None` is an address without a symbol.
     addresses: HashMap<u64, Option<usize>>,

@@ -250,8 +250,8 @@ fn sum_up<K: Ord, T: Clone>(sums: &mut BTreeMap<K, T>, key: K, more: &T, add: im
     }
 }
 
-/// Halves a table that has more than `most` entries: those with the largest weights stay. The others become one entry,
-/// which `rename` names and whose key it returns.
+/// Halves a table that has more than `most` entries: those with the largest weights stay. The others are added up to
+/// one entry. `rename` gives this entry its name and returns its key.
 fn bound<K: Ord, T>(
     sums: &mut BTreeMap<K, T>,
     most: usize,

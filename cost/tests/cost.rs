@@ -109,7 +109,7 @@ fn every_send_and_receive_call_is_counted_exactly() {
         for way in WAYS {
             let missing = missing.iter().find(|missing| missing.what == way.name);
             if cost.method() == Some(TimingMethod::SystemCalls) && way.name.starts_with("aio ") {
-                // Linux AIO is timed only at functions, and the reason that is reported must say so.
+                // Linux AIO can be timed only at kernel functions. The reported reason names its system call.
                 assert!(missing.is_some_and(|it| it.reason.contains("io_submit")), "{missing:?}");
                 continue;
             }

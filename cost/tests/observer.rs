@@ -32,7 +32,7 @@ fn alone(test: &str) -> Option<MutexGuard<'static, ()>> {
 fn beside<T>(threads: usize, work: impl Fn(&mut dyn FnMut() -> bool) + Sync, done: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        // The scope waits for its threads even if `done` panics, so the flag must be set then too.
+        // The scope waits for its threads even if `done` panics, so `stop` must be set after a panic too.
         let _stop = StopOnDrop(&stop);
         for _ in 0..threads {
             scope.spawn(|| work(&mut || !stop.load(Ordering::Relaxed)));

@@ -121,8 +121,8 @@ mod tests {
             let (theirs, own) = ControlEnd::pair().unwrap();
             let (near, far) = lingering();
             theirs.send(&1, &[near.as_fd()]).unwrap();
-            // The copy of the descriptor in the unread record keeps the socket `near` open, so dropping `near` does not
-            // block.
+            // The message that was sent with the socket `near` is still unread and keeps the socket open, so dropping
+            // `near` does not block.
             drop(near);
             closer.close(OwnedFd::from(own));
             others.push((theirs, far));

@@ -70,7 +70,7 @@ impl<'a> RtpScene<'a> {
         self.counted("all packets", packets, |counters| counters.packets(Outcome::Forwarded))
     }
 
-    /// Returns the number of copies for receivers to which this happened.
+    /// Returns the number of copies for receivers with this outcome.
     fn copies(&self, outcome: CopyOutcome) -> u64 {
         // exact: the program counts a packet's copies before it passes on the packet, which callers have waited for
         self.fanout.counters().expect("counters").copies(outcome)

@@ -23,10 +23,12 @@ use tokio::{
     time::Instant,
 };
 
-/// Idle time of the policy below. It is long enough that a client on a busy machine is not forgotten.
+/// Idle time-out for connections in the gate's policy below. It is long enough that a client on a busy machine is not
+/// forgotten.
 const IDLE: Duration = Duration::from_secs(6);
 const LONG: Duration = Duration::from_secs(60);
-/// Time after which refused clients give up. It is long enough for the other clients on a busy machine.
+/// Time after which refused clients give up. It is long enough that the admitted clients connect even on a busy
+/// machine.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 const POLICY: &str = "\
@@ -319,7 +321,8 @@ async fn asked(connection: &Connection) -> bool {
 }
 
 /// Checks two kinds of connections that the gate cannot track: one that changes address and ID at once, as quinn does,
-/// and one from before the gate. Their packets count as unknown, and pass while no rule refuses them.
+/// and one that began before the gate was attached. Their packets count as unknown, and pass while no rule refuses
+/// them.
 #[tokio::test(flavor = "multi_thread")]
 async fn packets_of_untrackable_connections_count_as_unknown() {
     if !is_root() {

@@ -194,8 +194,9 @@ impl PeerAgreements {
         self.peers.get(peer).is_some_and(|it| it.state == NegotiationState::Agreed)
     }
 
-    /// Reports whether an agreement is in force on a connection that this host has made, with the peer's daemon that
-    /// has the start number `epoch`. If so, a connection that the peer has made at the same time is superfluous.
+    /// Reports whether this host has connected to the peer and an agreement is in force there. `epoch` is the random
+    /// number that the peer's daemon chose when it started, so that its predecessors do not count. If so, a connection
+    /// that the peer has made at the same time is superfluous.
     pub fn has_called(&self, peer: &str, epoch: u64) -> bool {
         let entry = self.peers.get(peer).filter(|it| it.state == NegotiationState::Agreed);
         entry.is_some_and(|it| it.calls && it.epoch == Some(epoch))

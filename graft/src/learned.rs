@@ -35,7 +35,7 @@ pub struct Learned {
     /// Identity of the model. The entries in `places` refer to leaves of this model's tree.
     pub(crate) model: Option<String>,
     pub(crate) places: Vec<LearnedEntry>,
-    /// Best recent rate to each peer's address, in Mbit/s.
+    /// Highest recently measured transfer rate to each peer's address, in Mbit/s.
     pub(crate) rates: Vec<(IpAddr, f64)>,
     kinds: Vec<LearnedLesson>,
 }

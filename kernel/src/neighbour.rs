@@ -94,8 +94,8 @@ impl NextHop {
         }
     }
 
-    /// Sets the link address that the kernel uses from now on. The kernel verifies it in use, and finds the right one
-    /// if the neighbour has another address.
+    /// Sets the link address of this neighbour that the kernel uses from now on. When the kernel uses the address, it
+    /// verifies it, and corrects it if the neighbour has another one.
     ///
     /// # Errors
     /// Fails if the address has the wrong length for the interface.

@@ -109,10 +109,10 @@ impl MeshNetwork {
 /// An event of the simulation.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum MeshEvent {
-    /// The first relay's announcement arrives at the second relay. The third number is the index of the announcement in
-    /// `said`, the list of all announcements.
+    /// An announcement from the relay with the first index arrives at the relay with the second index. The third value
+    /// is the announcement's index in the simulation's list of announcements (`said`).
     Told(usize, usize, usize),
-    /// The first relay notices that the second relay, or the link to it, is gone.
+    /// The relay with the first index notices that the relay with the second index, or the link to it, is gone.
     Gone(usize, usize),
     /// The relay decides again where it receives its track from.
     Look(usize),

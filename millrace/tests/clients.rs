@@ -141,7 +141,7 @@ fn clients_reconnect_immediately_to_a_restarted_relay() {
     let publisher = FileClient::start(&[&PUBLISH[..], &[&url]].concat());
     publisher.wait_for("publishing");
     let subscriber = FileClient::start(&[&SUBSCRIBE[..], &["--reconnect", &url]].concat());
-    // 150 objects take long enough for the session to be in full operation.
+    // After 150 objects the handshakes of publisher and subscriber with the relay are long over.
     wait_for("media", || (subscriber.delivered() >= 150).then_some(()));
     relay.signal(Signal::SIGKILL);
     drop(relay);

@@ -238,7 +238,7 @@ fn command_lines_are_shown_on_request() {
     let arguments = ["-c", script, "server", "--token=s3cret\x1b[2J"];
     let server = ProcessGuard::start(Command::new("bash").args(arguments));
     let pid = server.child.id().to_string();
-    // Reports are read until the first one that contains the process.
+    // Reports are read until the first one that contains the server process.
     let observe = |more: &[&str]| {
         let mut command = command(&[&["--json", "--period", "200ms", "--pid", &pid], more].concat());
         let mut observer = ProcessGuard::start(command.stdout(Stdio::piped()));
@@ -337,8 +337,8 @@ fn log_can_be_replayed() {
     assert!(text(&torn.stdout).lines().eq(printed[..text(&torn.stdout).lines().count()].iter()));
 }
 
-/// With `--all`, the files of stacks contain those of the whole kernel. Without it, they contain networking's, but none of
-/// the kernel's other work.
+/// With `--all`, the exported files contain the stacks of the whole kernel. Without it, they contain the stacks of
+/// networking only.
 #[test]
 fn exported_stacks_contain_the_whole_kernel_only_on_request() {
     if !is_root("exported_stacks_contain_the_whole_kernel_only_on_request") {
@@ -494,7 +494,7 @@ fn sequences(stdout: impl Read) -> impl Iterator<Item = u64> {
     lines.map(|line| serde_json::from_str::<Report>(&line.unwrap()).unwrap().sequence)
 }
 
-/// Returns the first word of the line that is a number.
+/// Returns the first number in the line that stands as a word of its own.
 fn number(line: &str) -> u64 {
     line.split(' ').find_map(|word| word.parse().ok()).unwrap()
 }
@@ -793,8 +793,8 @@ fn process_ids_are_those_of_the_observers_pid_namespace() {
     // namespace, so all processes inside end with it.
     let script = "while :; do echo >/dev/udp/127.0.0.1/9; done 2>/dev/null & echo $!
         exec \"$0\" cost --mode events --json --reports 2 --period 1500ms --profile $! \"$@\"";
-    // The name of the process outside is that of a link to the shell. If threads of this test program sent, all of them
-    // would be reported under the name of the thread that sent first.
+    // The process outside runs the shell through a symbolic link, whose name becomes the process's name. If threads of
+    // this test program sent, all of them would be reported under the name of the thread that sent first.
     const OUTSIDE: &str = "sends_outside";
     let folder = tempfile::tempdir().unwrap();
     let link = folder.path().join(OUTSIDE);

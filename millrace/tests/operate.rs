@@ -94,7 +94,7 @@ fn relay_check_reports_every_problem_and_starts_no_relay() {
 #[test]
 fn relay_reports_its_version_and_ends_on_sigterm() {
     let mut relay = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
-    let status = relay.status(); // exact: the engine and the listen addresses are fixed when the relay starts
+    let status = relay.status(); // exact: kernel forwarding and the listen addresses are fixed at the start
     assert_eq!((status.engine.name.as_str(), status.draining), ("user", false));
     assert!(status.engine.reason.contains("interface"), "auto says why: {}", status.engine.reason);
     assert_eq!(status.listen.len(), 1);

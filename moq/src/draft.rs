@@ -118,7 +118,8 @@ impl Draft {
         self < Self::D20
     }
 
-    /// Reports whether the answer to PUBLISH changes the subscription. Later drafts use REQUEST_UPDATE for that.
+    /// Reports whether the positive response to PUBLISH carries the subscription's parameters. In later drafts, the
+    /// subscriber sends them in a REQUEST_UPDATE.
     pub fn accepts_with_parameters(self) -> bool {
         self < Self::D20
     }

@@ -1,9 +1,9 @@
 //! Objects of the Low Overhead Media Container (draft-ietf-moq-loc-04): a sample in the decoder's own format, with
 //! properties.
 //!
-//! This module uses only the draft's private properties. They precede the sample inside the payload, which relays do
-//! not read. The draft does not say where the properties end. Players (`@moq/loc` 0.2, `moq-loc` 0.2) expect a length
-//! before them, and QUIC varints instead of vi64, so this module writes both.
+//! This module uses only those properties that the draft calls private. They precede the sample inside the payload,
+//! which relays do not read. The draft does not say where the properties end. Players (`@moq/loc` 0.2, `moq-loc` 0.2)
+//! expect a length before them, and QUIC varints instead of vi64, so this module writes both.
 
 use bytes::Bytes;
 use millrace_quic::cursor::PayloadCursor;
@@ -150,7 +150,8 @@ mod tests {
                 &[4, 0x08, 50, 0x08, 7, b'x'],
             ),
             (
-                // 96000 and 48000 take four bytes each as QUIC varints, which begin with the bits 10.
+                // The time stamp 96000 and the time scale 48000 take four bytes each as QUIC varints, which begin with
+                // the bits 10.
                 LocSample { timestamp: 96_000, timescale: 48_000, config: None, sample: b"ab" },
                 &[10, 0x08, 0x80, 0, 0xbb, 0x80, 0x08, 0x80, 1, 0x77, 0, b'a', b'b'],
             ),

@@ -117,7 +117,8 @@ impl Namespace {
         self.0.first().is_some_and(|first| first == ".")
     }
 
-    /// Reports whether the namespace belongs to the session itself (`.session`) and is never forwarded.
+    /// Reports whether the first field is exactly `.session`. Such a namespace is only for the two endpoints of the
+    /// session, and is never forwarded.
     pub fn is_session_level(&self) -> bool {
         self.0.first().is_some_and(|first| first == ".session")
     }
@@ -235,7 +236,7 @@ fn hex_digit(byte: u8) -> Result<u8, NameError> {
 }
 
 /// Displays a name as users type it, with slashes between its fields: `live/1.m4s`. A name that would be ambiguous in
-/// this form is displayed in the form that the draft defines.
+/// this form is displayed in the unambiguous text form that MoQ Transport defines.
 #[derive(Clone, Copy, Debug)]
 pub struct Typed<'a, N>(&'a N);
 

@@ -30,7 +30,7 @@ pub struct CreditSplit {
     used: u64,
     /// Largest offset that the stack has sent on each of the most recent streams, by stream ID.
     sent: HashMap<u64, u64>,
-    /// The previous contents of `sent`, which is moved here whenever it has `STREAMS` entries.
+    /// The previous contents of the map `sent`, which are moved here whenever `sent` has `STREAMS` entries.
     earlier: HashMap<u64, u64>,
 }
 
@@ -102,8 +102,8 @@ mod tests {
         let mut credit = CreditSplit::new(16 << 20);
         for round in 0..190 {
             credit.on_sent(0, round * 1000..(round + 1) * 1000);
-            // A retransmission must not count as new data. The streams below then make `credit` forget stream 0 before
-            // the next iteration of the outer loop.
+            // This is a retransmission on stream 0, which must not count as new data. The many other streams then make
+            // `credit` forget stream 0 before the next round.
             credit.on_sent(0, 0..10);
             for stream in 0..2 * STREAMS as u64 {
                 credit.on_sent(4 * (round * 2 * STREAMS as u64 + stream + 1), 0..0);

@@ -59,13 +59,13 @@ impl PacketNumbers {
 }
 
 impl<W: Borrow<AtomicU64>> PacketNumbers<W> {
-    /// Creates a counter that continues from the number and generation in `word`.
+    /// Creates a counter that continues from the packet number and key generation in `word`.
     pub fn from_word(word: W) -> Self {
         Self(word)
     }
 
-    /// Copies number and generation to another word, and returns a counter on that word. No sender may draw a number
-    /// from either word until all senders use the new word.
+    /// Copies packet number and key generation to another word, and returns a counter on that word. No sender may draw
+    /// a number from either word until all senders use the new word.
     pub fn moved<V: Borrow<AtomicU64>>(&self, word: V) -> PacketNumbers<V> {
         word.borrow().store(self.word().load(Ordering::Acquire), Ordering::Release);
         PacketNumbers(word)

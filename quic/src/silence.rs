@@ -130,7 +130,7 @@ impl Silence {
 mod tests {
     use super::*;
 
-    /// A simulated connection, whose monitor is called at every interval [`LOOKS`].
+    /// A simulated connection. Its silence monitor is called once in each interval of length [`LOOKS`].
     struct WatchedConnection {
         silence: Silence,
         now: Instant,

@@ -1,4 +1,5 @@
-//! Lets tasks wait for a key. Adding the key wakes only the tasks that wait for it.
+//! Lets tasks wait until a key is added to a collection elsewhere. Adding a key wakes only the tasks that wait for this
+//! key.
 
 use std::collections::BTreeMap;
 

@@ -508,8 +508,8 @@ pub(super) mod tests {
         assert!(!report(&super::tests::example(), usize::MAX).contains('~'), "exact");
     }
 
-    /// Each column of processes and cgroups, the observer's column and AF_UNIX in the first lines show whether they rest
-    /// on samples, and on few.
+    /// Sampled figures of processes, cgroups, the observer and AF_UNIX sockets show their margin of error. A leading
+    /// `~` shows that a figure rests on few samples.
     #[test]
     fn sampled_columns_show_their_uncertainty() {
         let mut example = example();

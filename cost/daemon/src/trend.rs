@@ -9,7 +9,7 @@ use millrace_cost::report::Report;
 const STEP: Duration = Duration::from_secs(3);
 /// Number of bars in a CPU's trend, one character each.
 const STEPS: usize = 20;
-/// Time after which a changed share of a CPU counts as its new level, the share that the CPU stays close to.
+/// Time for which networking's share of a CPU must stay about the same to become the CPU's new level.
 const SETTLED: Duration = Duration::from_secs(3);
 /// Largest deviation at which networking's share of a CPU still counts as unchanged, as a fraction of one CPU. The
 /// larger of this and [`RELATIVE_TOLERANCE`] applies.

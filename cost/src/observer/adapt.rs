@@ -91,7 +91,8 @@ impl AdaptiveSampling {
         self.trial = begun.map(|totals| (now, totals));
     }
 
-    /// Returns the field `auto` of the report whose period ends now, and whether to start or stop timing.
+    /// Returns the state of the automatic choice for the report whose period ends now, and whether to start or stop
+    /// timing.
     pub fn report(
         &mut self,
         now: Instant,

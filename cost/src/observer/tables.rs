@@ -178,7 +178,7 @@ fn process_name(pid: u32) -> Option<String> {
     fs::read_to_string(format!("/proc/{pid}/comm")).ok().map(|name| name.trim_end().to_owned())
 }
 
-/// Returns the entry of a profiled process that made no socket call.
+/// Returns the costs of a profiled process that made no socket call.
 pub(super) fn idle(pid: u32, profile: ProcessProfile) -> ProcessCost {
     ProcessCost {
         pid,

@@ -252,7 +252,7 @@ mod tests {
         let mut deaf = channel.listen().unwrap();
         let mut good = channel.listen().unwrap();
         let reading = async {
-            // exact: the loop reads the count again after each snapshot, until an unread listener was dropped
+            // exact: the loop reads the count after each snapshot, until the listener `deaf` is dropped
             while channel.counts().dropped == 0 {
                 assert!(good.recv().await.is_some());
             }

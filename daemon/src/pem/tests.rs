@@ -144,7 +144,7 @@ fn error_names_the_position_of_a_leaf_after_its_issuers() {
         let told = format!("is number {number} in this file, and has to be the first");
         assert!(refused.contains(&told) && refused.contains("cert.pem"), "{refused}");
     }
-    // The leaf comes first, but each further certificate is not the issuer of the one before it.
+    // The leaf comes first, but the root follows, which did not issue it.
     let cert = files.put("cert.pem", format!("{leaf}{root}{intermediate}"));
     let mixed = complaints(&pair(&cert, &files.put("key.pem", &key)).unwrap()).join("; ");
     assert!(mixed.contains("certificate 2 in the file did not sign the one in front of it"), "{mixed}");

@@ -36,7 +36,8 @@ impl StreamRows {
     /// table of receivers.
     ///
     /// # Errors
-    /// Fails if nothing is free. The error has the time until something may be free, or `None` if nothing ever will be.
+    /// Fails if one of the tables has too few free entries. The error has the time until the entries freed last may
+    /// be used again, or `None` if all unused entries may be used already.
     pub fn take(&mut self, receivers: u32, now: Duration) -> Result<StreamRow, Option<Duration>> {
         self.given_back.retain(|(_, since)| now < *since + LINGER);
         match self.find(receivers) {

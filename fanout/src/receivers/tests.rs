@@ -292,8 +292,8 @@ fn receiver_that_leaves_and_returns_keeps_its_circuit_breaker_state() {
             assert!(matches!((say, command), (RequestOutcome::Lease { .. }, Some(Command::Add { .. }))));
         }
         assert_eq!(commands, [cut]);
-        // Time without an RTCP report counts from the first tick. More than three seconds of it with a lease trip the
-        // circuit breaker. Each lease that ends by itself adds one second.
+        // The circuit breaker trips after more than three seconds without an RTCP report, counted from the first tick.
+        // Only time with a lease counts, and each lease that ends by itself adds one second.
         let wanted = if leaves { 15..=16 } else { 7..=8 };
         assert!(wanted.contains(&stayed), "after {stayed} quarters of a second there");
     }

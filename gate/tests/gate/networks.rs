@@ -156,8 +156,8 @@ fn rates(rule: Rule, size: u64) -> PolicyRules {
     PolicyRules { modes: enforce(&[rule]), client_rates: all, ..published() }
 }
 
-/// Time at which a test's token buckets start to refill: by one token in 1000 s for a client, and by a multiple of that
-/// for a network.
+/// Time at which a test's token buckets start to refill. A client's bucket gains one token in 1000 s, a network's
+/// bucket a multiple of that.
 struct BucketStart(Instant);
 
 impl BucketStart {

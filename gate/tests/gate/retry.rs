@@ -131,7 +131,8 @@ fn forged_tokens_are_refused() {
     assert_eq!(reason(&gate, &to_server(V4, initial(1, &retry_id, &[], &token))), passed(Pass::Proved));
 }
 
-/// Checks that a token is valid only with the connection ID of its Retry, and only in its scope.
+/// Checks that a token is valid only with the connection ID of its Retry, and only for the guarded application (scope)
+/// that it was made for.
 #[test]
 fn token_is_bound_to_connection_and_scope() {
     if !root("token_is_bound_to_connection_and_scope") {
@@ -288,7 +289,7 @@ fn no_retry_is_sent_where_the_interface_strips_vlan_tags() {
     assert_eq!(unanswered(), 3);
 }
 
-/// Checks that an answer has the same VLAN tags as the packet, up to two.
+/// Checks that a Retry has the same VLAN tags as the Initial that it answers, up to two.
 #[test]
 fn answer_keeps_vlan_tags() {
     if !root("tags") {

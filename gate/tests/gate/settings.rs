@@ -1,4 +1,4 @@
-//! Tests that accept or refuse rules, and that change the rules in use.
+//! Tests of which rules the gate accepts and which it refuses, and of changes of the rules in use.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -152,7 +152,7 @@ fn block_for_all_scopes_applies_in_each_and_returns_its_exceptions() {
     assert!(gate.exceptions(Some("nobody"), &[prefix("::/0")], ListEntry::Block).is_err());
 }
 
-/// Applies rules that contradict each other or do not fit into the tables, and checks that nothing changes.
+/// Applies rules that contradict each other or do not fit into the BPF maps, and checks that nothing changes.
 #[test]
 fn invalid_rules_change_nothing() {
     if !root("all_or_nothing") {
@@ -266,8 +266,9 @@ fn invalid_rules_change_nothing() {
     assert_eq!((verdict, action), (Some(("interface".to_owned(), passed(Pass::Other))), FrameAction::Pass));
 }
 
-/// Changes scope names more often than there are indexes. A name that stays keeps its state. A new name gets no state
-/// of the index's previous owner, and no handle affects another scope.
+/// Replaces guarded applications (scopes) more often than there are scope indexes. A scope that stays keeps its state.
+/// A new scope gets no state of the scope that had its index before. The old scope's handle does not affect the new
+/// scope.
 #[test]
 fn index_of_a_removed_scope_is_given_to_a_new_scope() {
     if !root("index_of_a_removed_scope_is_given_to_a_new_scope") {
@@ -321,7 +322,8 @@ fn index_of_a_removed_scope_is_given_to_a_new_scope() {
     frame.destination.set_port(444);
     assert_eq!(judge(&gate, &frame.bytes()).0, Some(("kept".to_owned(), passed(Pass::Live))));
 
-    // All scopes are replaced at once. There must be room for old and new ones; otherwise an error changes nothing.
+    // All scopes are replaced at once. The number of old and new ones together is limited; above the limit, an error
+    // changes nothing.
     let many = |prefix: &str, count: u16| GateRules {
         scopes: (1..=count).map(|n| scope(&format!("{prefix}{n}"), n, published.clone())).collect(),
         ..GateRules::default()

@@ -79,7 +79,8 @@ fn quota_bounds_connections_of_a_client() {
     }
 }
 
-/// Counts from several threads at the same time, and checks that no count is lost.
+/// Adds and removes connections of two clients from several threads at the same time, and checks that the final counts
+/// are right.
 #[test]
 fn connection_counting_is_atomic() {
     if !root("connection_counting_is_atomic") {
@@ -131,7 +132,7 @@ fn packets_with_published_connection_ids_pass() {
         web.retire(&SERVER_ID).expect("also if it is gone");
         assert_eq!(reason(&gate, &packet), refused(Rule::UnknownId));
     }
-    // A connection ID that was published in another scope is unknown in this scope.
+    // A connection ID that another guarded application (scope) published is unknown for this one.
     let rules = |policy: PolicyRules| GateRules {
         scopes: vec![scope("web", 443, policy.clone()), scope("dns", 853, policy)],
         ..GateRules::default()
@@ -519,7 +520,7 @@ fn packet_from_a_reflector_port_passes_if_its_connection_is_older() {
         }
     }
 
-    // The gate knows all live connections once it has been attached for the idle time.
+    // The gate knows all live connections once it has been attached for as long as a connection may be idle.
     let idle = Duration::from_millis(100);
     let begin = std::time::Instant::now();
     let gate = gate(tracked(idle));
@@ -648,8 +649,8 @@ pub fn spoofed(n: u32) -> String {
     }
 }
 
-/// Floods with all kinds of packets, from far more addresses than any table has room for. Every packet of every live
-/// connection must still pass as a packet of a live connection.
+/// Floods with all kinds of packets, from far more addresses than any of the gate's maps has room for. Every packet of
+/// every live connection must still pass as a packet of a live connection.
 #[test]
 fn flood_evicts_no_live_connection() {
     if !root("flood_evicts_no_live_connection") {
@@ -689,8 +690,8 @@ fn flood_evicts_no_live_connection() {
     }
 }
 
-/// Connects more clients than the tables have room for. The first connections stay live. The packets of later clients
-/// pass, but their connections are not counted.
+/// Connects more clients than the gate's maps have room for. The first connections stay live. The packets of later
+/// clients pass, but their connections are not counted.
 #[test]
 fn connections_beyond_a_full_table_pass_uncounted() {
     if !root("connections_beyond_a_full_table_pass_uncounted") {

@@ -49,7 +49,8 @@ fn senders(samples: &[RefusedPacket]) -> Vec<String> {
     samples.iter().map(|sample| sample.source.to_string()).collect()
 }
 
-/// Floods until the log's samples are used up. A trace of one client must get every packet of this client.
+/// Floods until the log gets no more samples, because of its limit per second. A trace of one client must get every
+/// packet of this client.
 #[test]
 fn trace_of_a_client_survives_the_flood_of_another() {
     if !root("a_client_is_followed_through_the_flood_of_another") {

@@ -155,7 +155,8 @@ fn attacker_cannot_remove_the_path_of_a_victims_connection() {
 }
 
 /// Lets an attacker's connection take a victim's path (address and port) before the victim connects. The victim gets
-/// the path when it receives the server's answer there, or when it has the path's address.
+/// the path when it completes a handshake there. It also gets the path when it moves there from another port of the
+/// same address.
 #[test]
 fn victim_gets_its_path_that_an_attacker_claimed_in_advance() {
     if !root("victim_gets_its_path_that_an_attacker_claimed_in_advance") {
@@ -203,7 +204,8 @@ fn connections_of_one_socket_share_their_path() {
     });
 }
 
-/// Checks that rates on live connections apply to the client that opened them, whatever addresses their packets have.
+/// Checks that the rate limits for packets of live connections apply to the client that opened the connection, whatever
+/// address a packet has.
 #[test]
 fn live_packet_rates_cannot_be_evaded_or_used_up_by_forged_addresses() {
     if !root("live_packet_rates_cannot_be_evaded_or_used_up_by_forged_addresses") {
@@ -274,7 +276,8 @@ fn quota_bounds_parallel_handshakes() {
     }
 }
 
-/// Checks that the gate refuses only Initials if the application counts: its count may already include the connection.
+/// Checks that the gate refuses only Initials if the application counts connections: its count may already include the
+/// connection that a later packet belongs to.
 #[test]
 fn quota_counted_by_the_application_refuses_no_handshake_packets() {
     if !root("quota_counted_by_the_application_refuses_no_handshake_packets") {
@@ -359,7 +362,8 @@ fn one_client_cannot_fill_the_tables() {
     }
 }
 
-/// Uses servers with IDs of several lengths in one scope, as several servers or an upgraded server may have.
+/// Uses connection IDs of several lengths for one guarded application (scope), as several servers or an upgraded server
+/// may have.
 #[test]
 fn connection_ids_of_several_lengths_are_tracked() {
     if !root("connection_ids_of_several_lengths_are_tracked") {

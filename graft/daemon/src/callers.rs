@@ -1,6 +1,6 @@
-//! Limits concurrent handshakes by the address of the connecting host. Unknown addresses share some slots, and one
-//! network gets only a part of these. An address that the settings name, or from which a known key was shown before,
-//! has slots of its own.
+//! Limits concurrent handshakes by the address of the connecting host. Unknown addresses share a number of handshake
+//! slots, and one network gets only a part of these. An address that the settings name, or from which a known key was
+//! shown before, has slots of its own.
 //!
 //! A peer that connects from a new address is a stranger until it has shown its key. Strangers that stall must not
 //! keep the peer waiting, so a stranger whose handshake has run for `GRACE` loses its slot to the next one.

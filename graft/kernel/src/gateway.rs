@@ -288,7 +288,7 @@ impl GatewayPrograms {
     }
 
     /// Adds a peer's network or address, or changes whether it is `warm`. Connections to the peer are redirected only
-    /// while it is warm, which means that a carrier to it is ready.
+    /// while it is warm, which means that a carrier (a connection that tunnels others) to the peer is ready.
     pub fn set_peer(&self, network: Prefix, warm: bool) -> Result<(), Error> {
         Ok(write(&self.maps.peers, "peers", key(network).as_bytes(), &u32::from(warm).to_ne_bytes())?)
     }

@@ -133,7 +133,7 @@ pub struct Assembly {
 /// Remembers by one bit each whether the latest messages were completed or discarded.
 #[derive(Debug)]
 struct SeenMessages {
-    /// One more than the number of the newest message.
+    /// One more than the highest number of a message that was completed or discarded, modulo 2^32.
     next: u32,
     done: [u64; SEEN as usize / 64],
 }
@@ -206,8 +206,8 @@ impl Assembly {
         let missing = parts.len();
         self.incomplete.push_back(IncompleteMessage { message: part.message, parts, missing, bytes: 0 });
         self.make_room();
-        // A single message never exceeds the limits. So the message that was added is still in the queue, as the last
-        // one.
+        // A single message never exceeds the limits of memory and of incomplete messages. So the message that was just
+        // added was not discarded, and is the last one in `incomplete`.
         self.incomplete.len().checked_sub(1)
     }
 

@@ -27,7 +27,8 @@ impl Turns {
     /// missing.
     pub fn put(&mut self, message: u32, bytes: Vec<u8>) {
         let ahead = message.wrapping_sub(self.next);
-        // Drops duplicates, messages that were skipped as missing, and numbers that no sender can have used.
+        // Drops duplicates, messages that were skipped as missing, and messages whose number is more than 2^31 ahead of
+        // the next one, which no sender can have reached.
         if ahead > u32::MAX / 2 || self.waiting.contains_key(&message) {
             return;
         }

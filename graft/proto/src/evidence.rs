@@ -51,8 +51,8 @@ fn find_downgrade(client: &ConnectionReport, server: &ConnectionReport) -> Optio
         (Agreed, Agreed) if client.heard == server.own => None,
         // Each host received an option that the peer did not send in this form.
         (Agreed, Agreed) | (Malformed, _) | (_, Malformed) => Some(Downgrade::Altered),
-        // Here the client received an answer. If the server sent one but did not receive the client's confirmation, the
-        // options were altered. If the server did not answer, the answer was forged.
+        // In this case the client received an answer. If the server sent an answer but did not receive the client's
+        // confirmation, the options were altered. If the server did not answer, the answer was forged.
         (Agreed, Silent) if server.spoke => Some(Downgrade::Altered),
         (Agreed, _) | (Refused, _) => Some(Downgrade::Forged),
         // The server saw a confirmation that the client never sent.

@@ -147,7 +147,7 @@ impl Again {
         Self { next: now + AGAIN, pause: AGAIN }
     }
 
-    /// Schedules the next repetition, after a longer pause.
+    /// Schedules the next repetition of the message, after a longer pause.
     fn put_off(&mut self, now: Duration) {
         self.pause = (2 * self.pause).min(AGAIN_MOST);
         self.next = now + self.pause;
@@ -439,7 +439,8 @@ fn say_ready(id: ListId, challenge: u32) -> Vec<ListAction> {
 impl ListId {
     const CHALLENGE: u32 = 0x7fff_ffff;
     const ATTEMPT: u16 = 0x3fff;
-    /// Bit above the attempt's number. It is set if the change is stateless.
+    /// Bit above the 14 bits of the attempt's number, in the 32-bit number of a message. It is set if the change drops
+    /// the session's state.
     const ANEW: u32 = 1 << 30;
 
     fn preparation(self) -> ListAction {

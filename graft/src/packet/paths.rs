@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-/// Interval of checks of all paths, and of reports on a session that has traffic.
+/// Interval at which all paths are checked, and at which a session with traffic sends reports about its paths.
 pub const LOOK: Duration = Duration::from_millis(100);
 /// Interval of reports on a session without traffic.
 pub const IDLE: Duration = Duration::from_secs(1);

@@ -21,8 +21,8 @@ pub struct When {
     pub hold: Duration,
 }
 
-/// Gap between two measurements after which the time before the gap does not count for `hold`: an absolute time, or a
-/// number of round trips if that is longer.
+/// Gap between two measurements of the round-trip time after which the time `hold` begins anew. The gap is an absolute
+/// time, or a number of round trips if that is longer.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_ROUND_TRIPS: u32 = 4;
 
@@ -31,8 +31,8 @@ const PAUSE_ROUND_TRIPS: u32 = 4;
 pub struct RuleWatch {
     /// Position of the rule that applies to the session, from 1 on, or 0 if no rule does.
     level: usize,
-    /// The change of the rule that the round-trip time requires: true if the new rule is for longer round-trip times.
-    /// The second value is the time since when the change is required.
+    /// The change of the rule that the round-trip time requires, if any. The flag is true if the new rule is for longer
+    /// round-trip times. The duration is the time at which the change was first required.
     leaning: Option<(bool, Duration)>,
     looked: Duration,
 }

@@ -48,7 +48,7 @@ impl CgroupSetting {
         &self.path
     }
 
-    /// Returns the cgroup's ID, or `None` if the cgroup does not exist, so that no process is in it.
+    /// Returns the cgroup's ID, or `None` if the cgroup did not exist at the latest check.
     pub(crate) fn id(&self) -> Option<u64> {
         Some(self.id.load(Relaxed)).filter(|id| *id != CallerRule::NO_CGROUP)
     }

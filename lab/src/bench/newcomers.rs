@@ -38,7 +38,7 @@ pub struct Newcomers {
     pub queue_too_long: usize,
 }
 
-/// The node of the newcomers and the node of the relay.
+/// The lab's nodes (network namespaces) in which the newcomers and the relay run.
 pub struct NewcomerRoute<'lab> {
     pub from: &'lab LabNode,
     pub relay: &'lab LabNode,

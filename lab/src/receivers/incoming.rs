@@ -31,7 +31,7 @@ struct CurrentObject {
     end: u64,
     /// First bytes of the payload, at most as many as a stamp (number and time of sending) has.
     front: Vec<u8>,
-    /// Number of bytes of the payload that belong to a stamp.
+    /// Number of bytes of the payload that belong to the stamp (number and time of sending).
     stamp_len: usize,
 }
 

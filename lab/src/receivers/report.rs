@@ -43,7 +43,8 @@ pub struct ReceiversReport {
     pub duplicates: u64,
     /// Objects that never arrived, although later objects did or the track's end shows that they existed.
     pub missing: u64,
-    /// Objects that arrived after the counting of their group had ended.
+    /// Objects that were not counted because their group is too old: only the newest groups of each subscription are
+    /// tracked.
     pub late: u64,
     /// Streams that were reset, or that ended inside an object.
     pub streams_cut: u64,

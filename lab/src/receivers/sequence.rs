@@ -20,7 +20,7 @@ pub struct SequenceCounts {
     pub duplicates: u64,
     /// Objects that never arrived, although later ones of their group did.
     pub missing: u64,
-    /// Objects that arrived after the counting of their group had ended.
+    /// Objects that were not counted because their group is too old: only the newest groups are tracked.
     pub late: u64,
 }
 

@@ -106,8 +106,8 @@ impl Cases {
     }
 }
 
-/// Returns the mean cost over the seeds. It is `None` if a run received nothing, since such a candidate cannot be
-/// recommended.
+/// Returns the candidate's mean cost over the runs on this network, one run per random seed. Returns `None` if nothing
+/// arrived in one of the runs, since the candidate then cannot be recommended.
 fn mean_cost(runs: &[&TrainingRun], candidate: &str, profile: TrafficProfile, rung: usize) -> Option<f64> {
     let of: Option<Vec<f64>> = runs
         .iter()

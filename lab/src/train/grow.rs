@@ -87,7 +87,7 @@ impl Grower<'_> {
         let sets = self.divided(set, chosen);
         let grown: Vec<(Node, f64)> = sets.iter().map(|set| self.node(set, depth - 1)).collect();
         let below: f64 = grown.iter().map(|(_, feared)| feared).sum();
-        // A leaf is preferred to a branch if its estimated number of errors exceeds the branch's by at most a tenth.
+        // A leaf is preferred to a branch if its estimated number of errors exceeds the branch's by at most 0.1.
         if self.settings.doubt >= 0.0 && feared <= below + 0.1 {
             return (Node::Leaf(leaf), feared);
         }

@@ -42,8 +42,8 @@ fn each_graft_benchmark_measures_something() {
         assert_eq!(row["rounds"], 2, "{row}");
         assert!(row["total_us"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{row}");
     }
-    // The first row loads the same graft repeatedly. A repeated load does not use libbpf, and reports the verifier's
-    // time separately.
+    // The measurement of the first row loads the same graft repeatedly. A repeated load does not use libbpf, and
+    // reports the verifier's time separately.
     assert!(deployed[0]["steps_us"]["verify"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{}", deployed[0]);
 
     let negotiated = rows(
@@ -172,8 +172,8 @@ fn lost_messages_are_repaired_as_functions_promise() {
     }
 }
 
-/// Each transfer is a row of the file. A transfer whose row is complete is not measured again, and a transfer whose row
-/// is incomplete is measured again.
+/// Each measured transfer is a row of the CSV file with the results. A transfer whose row is complete is not measured
+/// again, and a transfer whose row is incomplete is measured again.
 fn transfers_are_kept() {
     let directory = tempfile::tempdir().expect("a directory");
     let csv = directory.path().join("runs.csv");
@@ -207,7 +207,8 @@ fn transfers_are_kept() {
 }
 
 /// When the path's round-trip time rises and falls, the session changes to another graft and back. Either the
-/// application or a rule causes the changes. The command fails if more messages are lost than the graft in use allows.
+/// application causes the changes (`aware`), or a rule in the daemon's settings does (`in-place`). The command fails if
+/// more messages are lost than the graft in use allows.
 #[test]
 fn graft_changes_with_the_path() {
     let plot = tempfile::NamedTempFile::with_suffix(".svg").expect("a file");

@@ -1,4 +1,4 @@
-//! `millrace graft`: runs the graft daemon, and asks a running one.
+//! `millrace graft`: runs the graft daemon, and sends requests to a running one.
 
 use std::{
     collections::BTreeMap,

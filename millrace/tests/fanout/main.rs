@@ -491,7 +491,8 @@ fn gate_and_fan_out_share_an_interface() {
     drop((gate, fanout));
 }
 
-/// `millrace fanout receive` sends requests and reports for a player that cannot. The player gets the same bytes.
+/// `millrace fanout receive` sends requests and reception reports for a player that cannot send them. The player gets
+/// each RTP packet unchanged.
 #[test]
 fn receive_command_passes_the_stream_to_a_player() {
     if !root("receive_command_passes_the_stream_to_a_player") {

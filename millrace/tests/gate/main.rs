@@ -393,9 +393,9 @@ impl KeyUpdateTalk {
     }
 }
 
-/// Several connections share an address that is over its quota and also floods. They change ports, and the gate gets
-/// new policies, is killed and started again. The gate must refuse the flood and nothing else, and no XDP program may
-/// stay attached when it has ended.
+/// Several connections share an address that has used up its quota of connections, and that also floods the server with
+/// Initial packets. They change ports, and the gate gets new policies, is killed and started again. The gate must
+/// refuse the flood and nothing else, and no XDP program may stay attached when it has ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_survive_new_policies_and_gate_restarts() {
     const ROUNDS: u64 = 8;

@@ -500,7 +500,7 @@ fn nonblocking_session_is_polled() {
     };
     wait_for_silence(&mut far);
     assert!(!readable(&far, 50), "the session is readable without a message");
-    // The peer does not read, so the window fills up.
+    // The peer does not read, so after some messages the session's flow-control window is full.
     let mut sent = 0_u32;
     let message = |number: u32| [&number.to_be_bytes()[..], &[7; 5000]].concat();
     let begin = Instant::now();

@@ -79,8 +79,8 @@ fn lingering_sockets_of_users_delay_nobody() {
     drop(kept);
 }
 
-/// A server that listens on loopback only is not reachable through the tunnel, whatever ports are listed, unless a rule
-/// names the address.
+/// A server that listens on loopback only is not reachable through the tunnel, whatever ports the daemons' settings
+/// list for tunnels, unless a rule names the address.
 #[test]
 fn tunnelled_connections_reach_loopback_only_by_a_rule() {
     const LOOPBACK: &str = "127.0.0.1";

@@ -68,7 +68,7 @@ impl HeldLadder {
         Self { clips, publisher, writers, _dir: dir }
     }
 
-    /// Sends all media to the end, and returns the clips.
+    /// Writes all of the media to the publisher, waits until it has ended, and returns the clips.
     fn play(self) -> [InteropClip; 3] {
         let writing: Vec<_> = self
             .writers

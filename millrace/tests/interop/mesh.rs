@@ -84,7 +84,7 @@ fn until_route(relay: &InteropRelay) {
 fn media_goes_through_moq_relay() {
     needs!(TestNeed::Ffmpeg, TestNeed::Peer("moq-relay"));
     if wants_kernel() {
-        return; // moq-relay is on this host, the relays with engine kernel are in namespaces
+        return; // moq-relay is on this host, relays that forward in the kernel are in namespaces
     }
     let middle = MoqRelay::start();
     let first = middle.neighbour(11);
@@ -108,7 +108,7 @@ fn media_goes_through_moq_relay() {
 fn media_comes_from_moq_relay() {
     needs!(TestNeed::Ffmpeg, TestNeed::Peer("moq-relay"));
     if wants_kernel() {
-        return; // moq-relay is on this host, the relays with engine kernel are in namespaces
+        return; // moq-relay is on this host, relays that forward in the kernel are in namespaces
     }
     let far = MoqRelay::start();
     let relay = far.neighbour(11);

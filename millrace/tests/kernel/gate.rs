@@ -1,4 +1,4 @@
-//! Tests of the relay's own gate in front of engine `kernel`.
+//! Tests of the packet gate (XDP) that a relay runs itself, while the relay forwards media in the kernel.
 
 use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket},

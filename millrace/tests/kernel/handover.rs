@@ -26,7 +26,7 @@ use crate::{
 /// Number of objects in a group. Each object has a stream of its own.
 const OBJECTS: u64 = 10;
 
-/// The objects that a subscriber has received, each with its count.
+/// The objects that a subscriber has received, each with the number of times that it arrived.
 struct SubscriberInbox {
     streams: mpsc::UnboundedReceiver<((u64, u64), PeerStreamEnd)>,
     came: BTreeMap<(u64, u64), u64>,
@@ -253,7 +253,7 @@ struct OriginRelay {
     _namespace: SessionRequest,
 }
 
-/// An edge relay with engine `kernel`. Its upstream relays run on the publishers' node of the lab.
+/// An edge relay that forwards in the kernel. Its upstream relays run on the publishers' node of the lab.
 struct Edge {
     net: KernelNetwork,
 }

@@ -1,4 +1,4 @@
-//! Tests in which the forwarding in the kernel (engine `kernel`) starts or ends while media flows.
+//! Tests in which the forwarding in the kernel starts or ends while media flows.
 
 use std::{cell::OnceCell, fs, net::SocketAddr, os::unix::process::ExitStatusExt, process::Command};
 
@@ -256,7 +256,7 @@ impl<'a> RelayProcess<'a> {
     }
 
     fn engine(&self) -> Option<millrace_relay_daemon::status::EngineStatus> {
-        // exact: the relay selects its engine before it answers, and callers wait for later changes of the engine
+        // exact: the relay chooses kernel or userspace before it answers; callers wait for later changes
         let (_, body) = self.node.enter(|| fetch(HTTP.parse().unwrap(), "/status", None)).unwrap().ok()?;
         Some(serde_json::from_str::<Status>(&body).unwrap().relay.engine)
     }
@@ -362,8 +362,8 @@ fn engine_that_cannot_attach_fails_with_a_reason_or_is_not_chosen() {
     assert_eq!(auto.engine().0, "user");
     assert!(auto.engine().1.contains("nowhere0"), "{}", auto.engine().1);
     drop(auto);
-    // Engine `kernel`, requested by name, finds the interfaces of the listen address. Engine `auto` uses only
-    // interfaces that the settings name.
+    // With `engine = "kernel"` the relay finds the interfaces of the listen address itself. With `engine = "auto"` it
+    // forwards in the kernel only on interfaces that the settings name.
     let auto = start(&|config| {
         config.interfaces.clear();
         config.listen[0].set_port(PORT + 1);

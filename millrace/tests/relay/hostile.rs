@@ -108,8 +108,8 @@ async fn attack(
     patiently(round).await.unwrap().unwrap_or_else(|error| panic!("{}: {error:#}", scenario.name))
 }
 
-/// Reports whether another test program runs the scenarios over this transport. With the userspace engine, one test
-/// program runs the scenarios over QUIC, and another one runs them over WebTransport.
+/// Reports whether another test program runs the scenarios over this transport. If the relay forwards in userspace, one
+/// test program runs the scenarios over QUIC, and another one runs them over WebTransport.
 fn is_elsewhere(transport: LabTransport) -> bool {
     !wants_kernel() && wants_web() != (transport == LabTransport::Webtransport)
 }
@@ -139,7 +139,8 @@ async fn hostile_webtransport_clients_harm_no_bystander() {
 }
 
 /// Runs all scenarios while bystanders publish and subscribe. At the end no session, track or task of a scenario may be
-/// left in the relay; `millrace lab hostile` shows which scenario left one. Returns the relay's counters.
+/// left in the relay; `millrace-lab lab hostile` shows which scenario left such state behind. Returns the relay's
+/// counters.
 async fn attacked_over(transport: LabTransport) -> BTreeMap<String, u64> {
     let relay = TestRelay::with(|config| {
         // A bystander loses groups that are dropped from the cache before it reads them. On a busy machine it may read
@@ -201,8 +202,8 @@ async fn establish(relay: &TestRelay) -> hostile::peer::HostilePeer {
     patiently(spawn_blocking(move || hostile::peer::HostilePeer::establish(&target).unwrap())).await.unwrap()
 }
 
-/// A subscriber sends false acknowledgements, with engine `kernel` once the kernel has sent to it. The relay must close
-/// it, and a bystander must get everything.
+/// A subscriber sends false acknowledgements. If the relay forwards in the kernel, the subscriber first waits until the
+/// kernel has sent to it. The relay must close the subscriber's session, and a bystander must get everything.
 async fn close_who_acknowledges(acks: Acks) {
     const PROTOCOL_VIOLATION: &str = "0xa ";
     let relay = TestRelay::start();
@@ -363,7 +364,7 @@ async fn contradicting_retransmission_ends_no_subscriber() {
         .await;
         let (_both, _ok) = subscriber.subscribe(&track).await;
         relay.until_ready().await;
-        // With engine `kernel`, the kernel forwards this stream by now.
+        // If the relay forwards in the kernel, the kernel forwards this stream by now.
         let object = |id: u64| {
             let mut bytes = Vec::new();
             encode_object_header(id.checked_sub(1), id, None, 100, ObjectStatus::Normal, &mut bytes);

@@ -191,8 +191,8 @@ async fn renumbering_publisher_restarts_the_track() {
     expect_group(&mut late, 1).await;
 }
 
-/// A player such as moq-sub ends its session when a stream is reset. So the relay must end the stream of a group whose
-/// rest no publisher has with FIN, and the subscription must continue.
+/// A player such as moq-sub ends its session when a stream is reset. If no publisher has the rest of a group, the relay
+/// must therefore end the group's stream with FIN, and the subscription must continue.
 #[tokio::test]
 async fn unfinished_group_completes_when_publisher_renumbers() {
     let relay = lingering();

@@ -125,7 +125,7 @@ impl SwitchingScene {
         assert_eq!(end, PeerStreamEnd::Fin);
         let count = objects.len() as u64;
         let at = self.aliases.iter().position(|known| *known == alias).expect("an alias of its own");
-        // The first group may have begun before the switch.
+        // The first group may have begun before the relay switched to the other track.
         assert!(group == 0 || count == TRACKS[at].2, "the alias of the other track");
         (group, count)
     }

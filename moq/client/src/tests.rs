@@ -139,7 +139,8 @@ async fn subscriber_gets_current_group_and_later_ones() {
     .await;
 }
 
-/// From draft-20 on, a subscription ends only if the subscriber cancels it or the track ends.
+/// In drafts 18 and 19, a subscription also ends when its filter's range ends. In later drafts, it ends only if the
+/// subscriber cancels it or the track ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn end_of_a_filter_ends_its_subscription_up_to_draft_19() {
     within(async {

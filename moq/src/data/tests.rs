@@ -12,7 +12,7 @@ fn header(bytes: &[u8]) -> Result<Option<StreamHeader>, DecodeError> {
 }
 
 /// Parses `stream` in pieces of the given sizes, then the rest at once. Returns the objects, and whether the stream may
-/// end where the parser stopped.
+/// end after the bytes that were parsed.
 fn objects(
     header: &SubgroupHeader,
     stream: &[u8],
@@ -329,8 +329,8 @@ fn a_datagram() -> impl Strategy<Value = ObjectDatagram> {
         })
 }
 
-/// Returns the items of a FETCH response in `order`. Each entry of `steps` is (groups skipped, objects skipped, object,
-/// reason of a range without objects).
+/// Returns the items of a FETCH response in `order`. Each entry of `steps` is an object with the numbers of groups and
+/// of objects to advance before it. If the entry has a [`RangeEnd`], it makes a range without objects.
 fn items(order: GroupOrder, steps: Vec<(u64, u64, FetchObject, Option<RangeEnd>)>) -> Vec<FetchItem> {
     let mut at = match order {
         GroupOrder::Ascending => Location::new(0, 0),

@@ -632,13 +632,12 @@ fn far_ahead_object_counts_as_largest_until_the_track_continues() {
         assert_eq!(largest(), expected, "after group {group}");
     }
     assert!(track.is_newest(11) && !track.is_newest(u64::MAX));
-    // Dropping the stray group, whose ID is far above all others, does not affect the other groups.
+    // One object had a far too large group ID by mistake. Dropping its group does not affect the other groups.
     track.evict(u64::MAX);
     assert_eq!(track.known_from(), Some(Location::new(7, 0)));
     one_object(&track, 12, now);
     assert_eq!(largest(), 12);
-    // Many objects of one group, like a few objects of two groups, prove that the group with the far larger ID was a
-    // stray one.
+    // Many objects of one group, like a few objects of two groups, prove that the far larger group ID was a mistake.
     one_object(&track, 1 << 40, now);
     let mut writer = begin(&track, now, 13, SubgroupId::Zero);
     push(&track, &mut writer, now, &objects(0..1, 10));

@@ -35,8 +35,8 @@ const TOO_LARGE: u64 = 4;
 
 /// The budget of receive windows, for all endpoints that share it.
 ///
-/// The sum of all windows is one atomic number. It grows only by compare-and-exchange, so it never exceeds the total.
-/// It orders no other memory, so relaxed ordering is enough.
+/// The sum of all windows is one atomic number. It grows only by compare-and-exchange, so it never exceeds the budget's
+/// size. It orders no other memory, so relaxed ordering is enough.
 #[derive(Debug)]
 pub struct Windows {
     total: u64,
@@ -158,7 +158,7 @@ impl WindowShare {
 /// quinn, and calls [`Self::on_applied`]. A shrunk window does not shrink again. It becomes steady when the second
 /// larger limit after that call is sent, because by then the peer has used up the bytes by which the window shrank.
 /// Until then these bytes count in the budget. While no method runs, the sum in [`Windows`] and in the window's
-/// [`WindowShare`] equals the bytes of all windows and their differences.
+/// [`WindowShare`] equals the bytes of all windows plus the bytes of unfinished reductions.
 #[derive(Debug)]
 pub(crate) struct ConnectionWindow {
     of: Arc<Windows>,

@@ -220,8 +220,8 @@ impl BudgetUsage {
 }
 
 impl BudgetBucket {
-    /// Charges `cost` requests if the bucket has at least one left. The bucket may go below zero, so that a request
-    /// that costs more than the bucket holds can pass at all.
+    /// Charges `cost` requests if the bucket holds at least one request. The bucket may go below zero, so that a
+    /// request whose cost exceeds the bucket's capacity can pass at all.
     fn take(&mut self, now: Instant, rate: u64, cost: u64) -> bool {
         let full_at = self.full_at.map_or(now, |at| at.max(now));
         let fits =
@@ -232,7 +232,8 @@ impl BudgetBucket {
         fits
     }
 
-    /// Charges `cost` requests. Returns the time from which the earlier charges leave at least [`LEFT`] in the bucket.
+    /// Charges `cost` requests. Returns the time at which they may be processed. Until then, earlier charges would
+    /// leave less in the bucket than the requests that accrue during [`LEFT`].
     fn reserve(&mut self, now: Instant, rate: u64, cost: u64) -> Instant {
         let full_at = self.full_at.map_or(now, |at| at.max(now));
         self.full_at = Some(full_at + time_for_cost(cost, rate));

@@ -38,8 +38,8 @@ const UNSEEN: &str = "not seen";
 
 type Counts = BTreeMap<String, u64>;
 
-/// Results that the kernel program counts for received packets, and that do not explain why userspace sent media, or
-/// that only follow from another result.
+/// Results that the kernel program counts for received packets, and that do not explain why userspace sent media.
+/// Results that only follow from another counted result are listed here, too.
 const HARMLESS: &[&str] = &[
     "forwarded",
     "continued",

@@ -82,8 +82,8 @@ impl KeystreamAhead {
         if wanted == 0 {
             *demand = Demand::default();
             self.kept.store(false, Ordering::SeqCst);
-            // A stream that was added meanwhile has found `kept` set, so it does not wake the keystream thread. The
-            // thread has to go on filling this direction's ring.
+            // `add_stream` may have run just before `kept` was cleared. It then did not wake the keystream thread, so
+            // this thread has to go on filling the direction's ring.
             if self.streams.load(Ordering::SeqCst) > 0 {
                 self.kept.store(true, Ordering::SeqCst);
             }

@@ -240,7 +240,8 @@ mod tests {
             begun
         }
 
-        /// Returns the fake openings of a publisher, or `None` if the kernel may not forward the publisher's streams.
+        /// Returns the fake of the permission to forward a publisher's next streams, or `None` if the kernel may not
+        /// forward them.
         fn openings(&self, upstream: &UpstreamTrack) -> Option<Arc<FakeOpenings>> {
             let places = Arc::new(Semaphore::new(1));
             let mut made = None;

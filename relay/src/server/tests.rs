@@ -44,8 +44,8 @@ impl RelayUnderTest {
         let mut transport = transport::Config {
             certificate: Some(Arc::new(certificate())),
             trust: ServerTrust::Anyone,
-            // The QUIC stack (quinn) handles all streams that the client opens. None is left for the data plane, which
-            // sends media.
+            // The QUIC stack (quinn) handles all streams that the client opens. The relay's own reader of media streams
+            // gets none of them.
             control_streams: 1 + STREAMS as u64,
             ..transport::Config::default()
         };

@@ -166,8 +166,8 @@ impl ServerShared {
         let mut watch = connection.watch();
         let mut is_silent = false;
         let next = loop {
-            // While the present upstream relay is silent, this relay moves to any other one. While it answers, it moves
-            // only to a preferred one.
+            // While the present upstream relay is silent, this relay moves to any other one. While the present one
+            // answers, this relay moves only to a preferred one.
             let better = if is_silent { sources.0.len() } else { source };
             tokio::select! {
                 _ = &mut running => {

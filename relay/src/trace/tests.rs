@@ -15,7 +15,8 @@ use super::{
 
 const PATIENCE: Duration = BOUND;
 
-/// Makes a tracer for a relay with engine `user`, and the [`Tap`] that reports the data plane's packets to the tracer.
+/// Makes a tracer for a relay with engine `user`, and the [`Tap`] that tells the tracer about packets that userspace
+/// has sent.
 fn tracer() -> (Arc<EventTracer>, Arc<Tap>) {
     let cache = Arc::new(TrackCache::new(cache::CacheLimits { bytes: 1 << 20, age: Duration::from_secs(1) }));
     let limits = HubLimits {
@@ -129,7 +130,7 @@ async fn trace_viewers_get_the_events_they_asked_for() {
     next(&mut other).await;
     assert_eq!(numbers(&mut one, 6).await, [0, 4, 8, 12, 16, 20]);
     assert_eq!(numbers(&mut other, 4).await, [0, 6, 12, 18]);
-    // With only one viewer left, the data plane reports only events that pass this viewer's filter.
+    // With only one viewer left, the sender in userspace reports only events that pass this viewer's filter.
     drop(other);
     until(|| tracer.state.lock().told.is_some_and(|told| told.every == every(4))).await;
     send(&tap, 2, 24);

@@ -1,4 +1,5 @@
-//! Recognises the protocol and the profile of connections between two sockets from the bytes that pass.
+//! Tests that the protocol and the traffic profile of a connection between two sockets are recognised by its first
+//! bytes.
 //!
 //! Tier: test-all, since it is no part of the product.
 

@@ -190,11 +190,12 @@ fn ipv6(headers: &[u8], offset: u16, rest: &[u8]) -> Vec<u8> {
     [[0x60, 0, 0, 0, high, low, first, 64].as_slice(), &[0xfd; 32], &payload].concat()
 }
 
-/// A row of the table: description, frame, result of the TC parser, result of the gate's parser, and the anomalies that
-/// the gate's parser notes.
+/// A row of the table: description, frame, results of the TC parser and of the packet gate's parser (XDP), and the
+/// anomalies that the latter reports.
 type ParserCase = (&'static str, Vec<u8>, &'static str, &'static str, &'static [&'static str]);
 
-/// Checks which headers the TC parser and the gate's parser accept. Both are built from the same functions (`net.h`).
+/// Checks which headers the TC parser and the packet gate's parser (XDP) accept. The two parsers are built from the
+/// same functions (`net.h`).
 #[test]
 fn parsers_of_tc_and_gate_accept_different_headers() {
     let udp = [&[1, 2, 3, 4, 0, 48, 0, 0], [0x40; 40].as_slice()].concat();
@@ -282,7 +283,8 @@ struct GateLevelCopy {
     times: u64,
 }
 
-/// Returns the prefix lengths of client networks, each with its limit factor, for a gate with default settings.
+/// Returns the prefix lengths of client networks, each with its limit factor, for a packet gate (XDP) with default
+/// settings.
 fn levels_of_gate() -> Levels {
     let of = |prefix: u32, times| GateLevelCopy { mask: (u128::MAX << (128 - prefix)).to_be_bytes(), times };
     Levels {
@@ -291,8 +293,8 @@ fn levels_of_gate() -> Levels {
     }
 }
 
-/// Checks that the gate's BPF program and the daemons assign an address to the same networks, and compute the same
-/// limits for them.
+/// Checks that the packet gate's BPF program and the daemons assign an address to the same networks, and compute the
+/// same limits for these networks.
 #[test]
 fn client_networks_in_c_equal_those_in_rust() {
     let gate = levels_of_gate();

@@ -178,8 +178,8 @@ impl Sampled {
     }
 }
 
-/// The parameters of an HTTP request. It gets the reports whose periods end from `from` to `to`, in milliseconds since
-/// 1970. A request without `from` and `to` gets the latest report.
+/// The parameters of an HTTP request. Its response covers the reports whose periods end between the times `from` and
+/// `to`, which are milliseconds since 1970. Without `from` and `to`, it covers only the latest report.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ReportQuery {
     range: Option<RangeInclusive<u64>>,

@@ -1,4 +1,5 @@
-//! The control connection of an application. A thread of its own reads its records, and closes it.
+//! The control connection of an application. Each connection has a thread that reads the application's requests, one in
+//! each record of the Unix socket, and closes the connection.
 //!
 //! An application may pass descriptors of any kind with its records. The kernel closes descriptors that the daemon does
 //! not accept: in the thread that reads the record, or for unread records in the thread that closes the connection.

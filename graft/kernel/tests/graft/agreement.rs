@@ -208,8 +208,8 @@ fn connections_of_other_ports_and_peers_are_unchanged() {
     assert_eq!(counted(&mut client), [(TcpOutcome::OneSided, 1)]);
 }
 
-/// A second instance of the programs runs on the same cgroup. The kernel refuses to write its option, since a TCP
-/// header may contain each option once.
+/// A second instance of the programs runs on the same cgroup. The rules of both instances use no TCP option, since a
+/// TCP header may contain each option once.
 #[test]
 fn foreign_program_of_the_cgroup_stays_attached() {
     let Some(site) = GraftTestSite::new("beside") else { return };

@@ -559,7 +559,7 @@ fn session_clock_stops_until_a_packet_is_sent() {
     let mut hooks = hooks();
     open(&mut hooks, v4(), &["number"]);
     hooks.set_clock(&v4(), PERIOD).expect("a clock");
-    // exact: a running session clock would tick several times within this pause
+    // exact: the timer of a session would expire several times within this pause
     std::thread::sleep(20 * PERIOD);
     assert_eq!(hooks.ticks().expect("ticks"), []);
     framed(&hooks, &v4(), b"payload");

@@ -606,8 +606,8 @@ fn number_of_packets_given_up_is_bounded() {
     assert_eq!(pair.come().complete, 101);
 }
 
-/// The receiver requests packets that the previous function list sent as that list requires, even if the new list may
-/// abandon packets. The same holds after a second swap of lists.
+/// Packets that were sent with the previous, reliable function list are requested until they arrive, even if the new
+/// list may abandon packets. The same holds after a second swap of lists.
 #[test]
 fn function_list_abandons_only_its_own_packets_after_a_swap() {
     const LATER: Duration = Duration::from_millis(3);

@@ -397,8 +397,8 @@ fn control_message_of_an_encrypted_session_must_be_encrypted() {
     let far = other_side(&v4());
     let (sender, mut receiver) = pair(v4(), SealedCipher::ChaCha20Poly1305, &["number"]);
     let message = sender.frame_message(&near, TalkMessage::Says(3, 77)).expect("a message");
-    // The daemon's message is sent without sealing, and with last bytes that imitate the current or the previous format
-    // of sealed datagrams.
+    // An unsealed message of the daemon must be dropped, also if its last bytes imitate the current or the previous
+    // format of sealed datagrams.
     for bits in [0x10, 0x12] {
         let as_sealed = [&message[..], &[9; 24], &[MAGIC, bits, 0, 0, 0, 0, 0, 9]].concat();
         for payload in [&message[..], &as_sealed] {

@@ -41,7 +41,7 @@ pub enum DatagramFate {
     Pass,
     Lose,
     Double,
-    /// The wire delivers the datagram after the next one.
+    /// The wire holds this datagram back, and delivers it behind the one that follows it.
     Hold,
 }
 
@@ -483,8 +483,9 @@ fn function_lists_are_swapped_without_loss() {
             assert_eq!(sender.accept(&site.ends, next).expect("ready"), epoch);
             sender.switch(&site.ends, epoch).expect("switched");
             receiver.switch(&there, epoch).expect("switched");
-            // Waits until no packet that was sent before the swap of function lists is in flight. A packet whose
-            // sending began before the swap has been counted once the number of sent packets has grown by two.
+            // Waits until no packet that was sent before the swap of function lists is in flight. One packet may be on
+            // its way through the sender's functions during the swap, so the test waits until two more packets are
+            // counted as sent.
             let mut sent = || count(&mut sender, &site.ends, PacketReason::Sent);
             let before = sent();
             let sent = wait_until("packets", sent, |sent| *sent >= before + 2 || sending.is_finished());

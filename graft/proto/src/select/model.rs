@@ -22,7 +22,7 @@ pub struct Model {
     pub version: u32,
     /// Description of the measurements that the model was trained on.
     pub about: String,
-    /// Names of the candidates that leaves rank: congestion controls, and carriers.
+    /// Names of the candidates that the tree's leaves rank: congestion controls, and carriers that tunnel a connection.
     pub candidates: Vec<String>,
     /// The decision tree.
     pub tree: Node,

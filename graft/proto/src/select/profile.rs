@@ -19,8 +19,8 @@ const PATIENCE: f64 = 2.0;
 pub enum TrafficProfile {
     /// Every byte is needed soon (calls, games, shells). The cost is the average delay of all bytes.
     Time,
-    /// Beginning and end count equally (video, pages). The cost is the mean of the average delay and the time of the
-    /// last byte.
+    /// The beginning and the end of a transfer count equally (video, web pages). The cost is the mean of the average
+    /// delay and the time of the last byte.
     TimeAndLoss,
     /// Only the complete transfer counts (files, mail). The cost is the time of the last byte.
     Loss,

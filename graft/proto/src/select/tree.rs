@@ -51,7 +51,8 @@ pub enum TreeSide {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Branch {
-    /// Name of the connection's feature that decides the branch, such as its carrier. Its values are names.
+    /// Name of the connection's feature that decides the branch, such as its traffic profile. The feature's values are
+    /// names.
     pub by: String,
     /// Value that is assumed if the feature of a connection is unknown.
     pub unknown: String,

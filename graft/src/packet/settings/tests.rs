@@ -176,7 +176,8 @@ fn memory_of_sessions_is_known_before_it_is_allocated() {
     let of = |head: &str, text: &str| parse(&with(head, text)).expect(head).memory().expect("bytes");
     let [few, many] = ["max-sessions = 64", "max-sessions = 10064"].map(|head| of(head, TEXT));
     let each = (many - few) / 10_000;
-    // Each session takes memory for the state of all functions, and 24 KB for `repair`.
+    // Each session takes memory for the state of all functions, and at least 24 KB for the packets that the function
+    // `repair` stores.
     assert!((16_464 + 24_000..48_000).contains(&each), "{each}");
     assert_eq!(
         of("memory-mib = 71", TEXT) - of("memory-mib = 48", TEXT),

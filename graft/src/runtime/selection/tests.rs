@@ -75,7 +75,7 @@ impl SelectionBench {
     }
 
     fn now(&self) -> status::SelectionStatus {
-        // exact: only this thread changes the selection, so its status does not change by itself
+        // exact: no other thread changes this `RuntimeSelection`, so its status cannot change meanwhile
         self.selection.status()
     }
 
@@ -308,7 +308,8 @@ fn number_of_chosen_paths_is_bounded_to_the_most_recent() {
         .collect();
     assert_eq!(bench.choose(&paths, true).len(), CHOICES);
     assert_eq!(bench.selection.chosen_for_peer(paths[CHOICES].peer), []);
-    // A path without a choice is in use now, so it replaces the least recently used path in the table of choices.
+    // A connection now uses a path for which nothing was chosen. The table of choices is full, so the choice for the
+    // least recently used path is removed.
     let mut later = paths;
     later[CHOICES].idle_s = 0;
     let orders = bench.choose(&later, true);

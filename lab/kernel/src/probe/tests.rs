@@ -75,7 +75,7 @@ fn context(gso_size: u32) -> [u8; 192] {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WantedSample {
-    /// The probe recorded an IPv4 packet with this UDP payload in bytes and this VLAN ID.
+    /// A sample of an IPv4 packet, with this UDP payload in bytes and this VLAN ID.
     V4(u32, Option<u16>),
     V6(u32, Option<u16>),
     Small,

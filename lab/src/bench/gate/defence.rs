@@ -312,8 +312,8 @@ fn delete_nftables(place: &DefencePlace<'_>, hook: NftHook<'_>) -> anyhow::Resul
     run(place.node, "nft", &["delete", "table", hook.family(), NFT_TABLE], "")
 }
 
-/// Loads xdp-filter, which has lists of addresses but no limits. Without any entry it drops everything on the interface
-/// where only attackers' packets arrive. That is its best case.
+/// Loads xdp-filter, which has lists of addresses but no limits. It is loaded without any entry on the interface where
+/// only attackers' packets arrive, and drops all of them. That is its best case.
 fn load_xdp_filter(place: &DefencePlace<'_>, limits: DefenceLimits) -> anyhow::Result<XdpFilter> {
     if let DefenceLimits::Connections(_) = limits {
         bail!("xdp-filter has lists of addresses and ports, but no limits on connections");

@@ -94,7 +94,7 @@ impl FctRound {
     }
 }
 
-/// Reads the rows of an earlier run.
+/// Reads the result rows of an earlier run.
 pub fn read(path: &Path) -> anyhow::Result<Vec<FctRow>> {
     let read = || anyhow::Ok(serde_json::from_slice::<Vec<FctRow>>(&std::fs::read(path)?)?);
     let mut rows = read().with_context(|| format!("{}: rows of bench graft fct", path.display()))?;

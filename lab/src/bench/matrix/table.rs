@@ -115,7 +115,7 @@ fn row(head: &str, entries: impl Iterator<Item = String>) -> String {
     format!("| {head} |{entries}")
 }
 
-/// Removes duplicates, and keeps the first of each.
+/// Returns the values of `all` without duplicates, in the order of their first occurrence.
 fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
     let mut distinct = Vec::new();
     for one in all {

@@ -214,7 +214,7 @@ fn arrivals(text: &str) -> anyhow::Result<Vec<ThesisArrival>> {
     text.lines().skip(1).map(line).collect()
 }
 
-/// Returns the mean and the standard deviation.
+/// Returns the mean and the standard deviation of `values`.
 fn mean_and_deviation(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
     let count = values.clone().count().max(1) as f64;
     let mean = values.clone().sum::<f64>() / count;

@@ -150,7 +150,7 @@ pub fn run(args: CostCommandArgs) -> anyhow::Result<()> {
     let opened = args.outputs.open(true, Arc::clone(&losses))?;
     let log = args.log.open(Arc::clone(&losses))?;
     if args.outputs.serves() {
-        // Rights are reduced before any thread is started: running threads would keep theirs.
+        // Privileges are dropped before any thread is started: running threads would keep theirs.
         rights::reduce(args.needs())?;
         observer.look_at_rights();
     }

@@ -270,7 +270,7 @@ mod tests {
     fn picture_type_decides_whether_a_decoder_can_begin() {
         use PictureKind::{AsMarked, Begins, Needs};
         use Pictures::{Av1, H264, H265, Vp8, Vp9};
-        // In these slices first_mb_in_slice is 0, coded as 1. slice_type 7 is coded as 0001000, and 5 as 00110.
+        // In these H.264 slices first_mb_in_slice is 0, coded as 1. slice_type 7 is coded as 0001000, and 5 as 00110.
         let intra = unit(&[0x61, 0b1000_1000, 0]);
         let predicted = unit(&[0x41, 0b1001_1000, 0]);
         let recovery = unit(&[0x06, 6, 1, 0x80, 0x80]);

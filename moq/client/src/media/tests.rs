@@ -85,7 +85,8 @@ fn every_byte_of_the_media_is_in_an_object() {
     let mut fragments = [objects(&broadcast, "1.m4s"), objects(&broadcast, "2.m4s")].concat();
     let length: usize = fragments.iter().map(|(_, payload)| payload.len()).sum();
     assert_eq!(init.len() + length, media.len());
-    // After the init segment, the file consists of the payloads of both tracks' objects, interleaved in any way.
+    // After its init segment, the published input consists of the payloads of both tracks' objects, interleaved in any
+    // way.
     let mut rest = &media[init.len()..];
     while !rest.is_empty() {
         let next = fragments.iter().position(|(_, payload)| rest.starts_with(payload)).unwrap();
@@ -496,7 +497,7 @@ fn fragment_with_unusual_layout_is_rewritten() {
         full(b"trun", 0, 0x201, &[&[0, 0, 0, count], &(offset as u32).to_be_bytes()[..], &sizes].concat())
     };
     let moof = |truns: &[u8]| {
-        // No sample is marked as a key frame, so the samples stay in one fragment.
+        // These sample flags mark no sample as a key frame, so the samples stay in one fragment.
         let tfhd = full(b"tfhd", 0, 0x02_0020, &[0, 0, 0, 1, 1, 1, 0, 0]);
         let traf = boxed(b"traf", &[&tfhd[..], &full(b"tfdt", 1, 0, &[0; 8]), truns].concat());
         boxed(b"moof", &[full(b"mfhd", 0, 0, &[0; 4]), traf].concat())

@@ -174,8 +174,8 @@ const LADDER: [u64; 3] = [800_000, 2_000_000, 5_000_000];
 
 #[test]
 fn failed_switch_to_a_higher_rendition_delays_the_next_one() {
-    // The bandwidth estimate says that the path has enough capacity for the next rung, but another flow starts whenever
-    // the decider climbs to it.
+    // The bandwidth estimate says that the path has enough capacity for the next higher rendition, but another flow
+    // starts whenever the decider selects that rendition.
     let start = Instant::now();
     let mut decider = Decider::new([800_000, 5_000_000], 0);
     let mut delivered = 0;
@@ -204,7 +204,7 @@ fn failed_switch_to_a_higher_rendition_delays_the_next_one() {
     assert!(waits.last().is_some_and(|last| *last >= 80), "{waits:?}");
 }
 
-/// The climb to a higher rung causes queueing on a path that had no queue before.
+/// The change to a higher rendition causes queueing on a path that had no queue before.
 #[test]
 fn switch_up_that_fills_the_path_is_reverted_at_once() {
     let start = Instant::now();
@@ -223,7 +223,7 @@ fn switch_up_that_fills_the_path_is_reverted_at_once() {
     }
     let climbs: Vec<_> =
         rungs.chunk_by(|a, b| a == b).filter(|rungs| rungs[0] == 1).map(<[_]>::len).collect();
-    // The capacity measured in the failed climb is remembered for a minute.
+    // The capacity measured when the change to the higher rendition failed is remembered for a minute.
     assert!(climbs.len() == 1 && climbs[0] <= 14, "{climbs:?}");
 }
 
@@ -263,7 +263,7 @@ fn lowest_rendition_is_selected_without_throughput() {
             round_trip: LOOK,
         })
     });
-    // Unsent media count as a backlog when they are 100 ms old, and the rung changes when the backlog has lasted for
-    // 200 ms.
+    // Unsent media count as a backlog when they are 100 ms old, and the rendition changes when the backlog has lasted
+    // for 200 ms.
     assert_eq!(looks.collect::<Vec<_>>(), [2, 2, 2, 2, 2, 2, 0, 0, 0, 0]);
 }

@@ -209,7 +209,7 @@ fn bad_and_repeated_tokens_are_refused() {
     assert_eq!(policy.check_tokens(&[bad], now).unwrap_err().name(), "token_malformed");
 }
 
-/// Checks that a relay whose settings name keys or roots stays closed when these files are gone.
+/// Checks that a relay whose settings name files of keys or root certificates stays closed when these files are gone.
 #[test]
 fn policy_without_readable_keys_or_roots_allows_nothing() {
     let tokens = Requirements { wants_keys: true, ..Requirements::default() };

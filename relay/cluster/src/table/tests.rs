@@ -337,7 +337,8 @@ fn random_meshes_converge_without_loops_and_find_every_remaining_route() {
     }
 }
 
-/// Relays announce a namespace that they already receive with cost 0. The mesh must converge in that case, too.
+/// Relays announce with cost 0 each namespace whose tracks they already receive. The mesh must converge in that case,
+/// too.
 #[test]
 fn meshes_with_namespaces_announced_at_cost_0_converge() {
     let now = Instant::now();

@@ -245,7 +245,8 @@ fn recalled_streams_are_returned_after_program_runs_end() {
     );
 }
 
-/// A panic while one connection's command is carried out must not lose the streams of others, nor end the thread.
+/// A panic while one connection's command is carried out must not lose the streams of other connections, nor end the
+/// engine's thread.
 #[test]
 fn panicking_command_does_not_affect_other_commands() {
     let both = CommandQueue::new();

@@ -161,8 +161,8 @@ fn connection_waits_if_its_kernel_record_cannot_be_created() {
     assert_eq!(scene.decide().0, ["first"]);
 }
 
-/// Claims are added, changed and removed in random order. The number of records is never exceeded, and no record is
-/// unused while a claim waits.
+/// Claims are added, changed and removed in random order. There are never more records in the kernel's tables than the
+/// limit allows, and no record is unused while a claim waits.
 #[test]
 fn random_claims_never_exceed_the_records_or_leave_one_unused() {
     const WORTHS: [Worth; 5] =

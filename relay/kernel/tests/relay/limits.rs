@@ -118,8 +118,8 @@ fn program_forwards_across_key_updates_on_both_sides() {
     scene.relay_with(EGRESS);
     for generation in 0..3 {
         if generation > 0 {
-            // The subscriber's keys change first. The packet number word has the new generation before the program has
-            // the new keys.
+            // The subscriber's keys change first. Userspace switches `DownstreamRecord::number` to the new key
+            // generation before the program has the new keys.
             let next = scene.only().downstream.number().load(Ordering::SeqCst) & NUMBER_MASK;
             let moved = u64::from(generation) << 48 | next;
             scene.only().downstream.number().store(moved, Ordering::SeqCst);

@@ -92,7 +92,7 @@ impl OpeningStage {
         self.scene.only().downstream.set_web(subscriber);
     }
 
-    /// Adds an opening, to which the program may bind the next new stream of the track.
+    /// Adds an opening: an entry that the program may use for the next stream that the publisher begins on the track.
     fn prepare(&mut self, opened: &OpeningRecord) {
         let mut slot = self.scene.upstream.opening().expect("an opening");
         let key = slot.add_opened(&self.scene.only().downstream, opened).expect("an egress");
@@ -176,7 +176,7 @@ fn open_under_every_alias(pair: (Option<u64>, Option<u64>)) {
             bytes.len()
         };
         let data = [preamble(pair.0), data].concat();
-        // The first frame opens the stream. The second one is forwarded as a frame of any open stream.
+        // The program opens the subscriber's stream for the first frame. It forwards the second frame on that stream.
         let first = StreamPart { stream, offset: 0, data: data[..200].to_vec(), fin: false };
         let second = StreamPart { stream, offset: 200, data: data[200..].to_vec(), fin: true };
         assert_eq!(stage.send(&first), SENT, "{description} {pair:?}");
@@ -368,8 +368,8 @@ fn copy_that_fits_only_without_its_preamble_is_too_large() {
     assert_eq!(send(8, (Some(0), None), mtu), (Some(EgressOutcome::Sent), 3 * size + 3));
 }
 
-/// The program and userspace may both open a publisher's stream. The first side to claim the stream opens the
-/// subscribers' streams.
+/// The program and userspace may both claim a publisher's stream. Whichever claims it first opens the subscribers'
+/// streams for it.
 #[test]
 fn publisher_stream_is_opened_only_once_by_program_or_userspace() {
     if !root("publisher_stream_is_opened_only_once_by_program_or_userspace") {
@@ -397,7 +397,7 @@ fn publisher_stream_is_opened_only_once_by_program_or_userspace() {
     let order = (Outcome::NoSlot, Some(OpeningOutcome::Order), None);
     assert_eq!(stage.send(&whole(10, &stream_of(&header(8), 0, 0, 100))), order);
     assert_eq!(stage.send(&whole(14, &stream_of(&header(10), 0, 0, 100))), SENT);
-    // When the track is dropped, no new stream is bound to its openings.
+    // When the track is dropped, the program opens no subscribers' streams for its new streams.
     drop(std::mem::replace(&mut stage.track, stage.scene.upstream.track(1, LAST).expect("another track")));
     let gone = (Outcome::NoSlot, Some(OpeningOutcome::NoTrack), None);
     assert_eq!(stage.send(&whole(18, &stream_of(&header(11), 0, 0, 100))), gone);

@@ -235,7 +235,7 @@ fn in_room(path: &str, name: &str) -> TrackName {
 /// machine.
 const BRIEF: f64 = 5.0;
 
-/// A different loopback address, which counts as a different client.
+/// A loopback address other than 127.0.0.1. The relay counts sessions from it as sessions of another client.
 const ELSEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 
 #[tokio::test]
@@ -591,7 +591,7 @@ async fn too_many_requests_and_tracks_are_refused_and_counted() {
     // A request that has ended no longer counts against the limit of tracks.
     drop(held.pop());
     until("a place", || relay.server.status().access.clients[0].tracks == 1).await;
-    // Sends requests until some exceed the rate, however slow the machine is.
+    // Sends requests until some exceed the client's request rate, however slow the machine is.
     let mut asked = 0;
     let mut refused = 0;
     while asked < 50 || refused == 0 {

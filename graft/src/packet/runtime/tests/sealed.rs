@@ -243,7 +243,7 @@ fn no_datagram_is_lost_when_keys_are_rolled_over() {
     for cipher in ["chacha20-poly1305", "aes-128-gcm"] {
         let mut runtimes = [0, 1].map(|side| start(&site, side, &format!("cipher = \"{cipher}\"")));
         have_keys(&site, &mut runtimes);
-        // Events from before the new connections are taken here and not checked.
+        // Discards the events that happened before the new connections.
         step(&site, &mut runtimes);
         let sockets = site.sockets();
         let stop = AtomicBool::new(false);

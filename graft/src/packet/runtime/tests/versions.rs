@@ -170,8 +170,8 @@ fn new_function_version_takes_over_state_without_loss() {
         let came = passed[1 - side].1.len() as u64;
         let [packets, _, moved] = tally(runtime, 2)[..] else { panic!("a state") };
         assert!(moved > 0 && packets > moved, "{packets} {moved}");
-        // Each version of the function `tally` has counted the packets that were sent with function lists that contain
-        // that version.
+        // Each version of the function `tally` has counted the packets that were sent while the session's function
+        // list contained that version.
         assert!(kept[side] >= moved, "{moved} {kept:?}");
         assert_eq!(packets - moved + kept[side], came, "{packets} {moved} {kept:?}");
         let session = now(runtime).sessions.remove(0);

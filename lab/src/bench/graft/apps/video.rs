@@ -89,11 +89,11 @@ struct Playback {
 /// Waiting time and stalls that the viewer of a film experienced.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct ViewerFigures {
-    /// Time until the first picture, seconds. If none was shown, it is the time until the viewer left.
+    /// Time until the first picture, seconds. If none was shown, it is the time limit at which the viewer gives up.
     pub start_s: f64,
     pub stalls: u32,
     pub stalled_s: f64,
-    /// Whether the viewer left before the end of the film.
+    /// Whether the time limit ended the run before the film had been shown completely.
     pub is_over: bool,
 }
 

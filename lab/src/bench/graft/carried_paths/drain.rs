@@ -20,7 +20,7 @@ pub struct DrainArgs {
     seconds: u64,
 }
 
-/// The result that the receiver prints.
+/// The number of received bytes, and the longest time without data, which the receiver prints.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Drained {
     pub bytes: u64,

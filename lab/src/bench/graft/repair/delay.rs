@@ -235,7 +235,8 @@ fn delays(outcomes: &[RepairOutcome]) -> Option<Percentiles> {
 mod tests {
     use super::*;
 
-    /// Builds an outcome with `come` arrivals, whose delays are 1, 2, 3 ... ms, and `lost` losses.
+    /// Builds the result of a run in which `come` messages arrive, with delays of 1, 2, 3 ... ms, and `lost` messages
+    /// are lost.
     fn outcome(come: u64, lost: u64) -> RepairOutcome {
         let delays_ms = (1..=come).map(|ms| ms as f64).collect();
         RepairOutcome { sent: come + lost, received: come, delays_ms, ..RepairOutcome::default() }

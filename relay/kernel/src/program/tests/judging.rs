@@ -288,7 +288,7 @@ fn bytes_received_only_by_userspace_are_not_forwarded() {
     leave(&judge, 199..210, false);
     assert!(judge.bench.slot.borrow().is_contradicted());
     assert_eq!(judge.send(&[part(&stream, 200..210)]), BAD, "nothing more of it");
-    // Userspace may also report bytes of a stream that the program does not forward (a stream without a slot).
+    // Userspace may also report bytes of a stream that the program does not forward.
     judge.bench.upstream.leave(STREAM + 400, &(0..10), true);
 }
 
@@ -390,7 +390,7 @@ fn stream_is_forwarded_again_after_its_hole_is_filled() {
     assert_eq!(judge.send(&[part(&stream, three..three + 5)]), GOOD);
     assert_eq!(judge.judged(), four);
 
-    // The stream has a second hole. The run of stored bytes begins after the last hole.
+    // The stream has two holes (ranges of missing bytes). Only bytes after the second hole stay stored.
     judge.begin();
     assert_eq!(judge.send(&[part(&stream, 0..two)]), GOOD);
     assert_eq!(judge.send(&[part(&stream, three..three + 10)]), DECLINED);
@@ -414,7 +414,8 @@ fn bytes_stored_after_a_hole_are_bounded() {
     let advance = |judge: &Judge, to: usize| judge.bench.slot.borrow_mut().advance(&position(&stream, to));
     let mut judge = Judge::new();
     assert_eq!(judge.send(&[part(&stream, frames[0].clone())]), GOOD);
-    // The bytes from offset 2000 to 67,000 are stored as one run, and then a new run begins.
+    // The bytes from offset 2000 to 67,000 are stored. The buffer has no room for later bytes, so they replace the
+    // stored ones.
     for frame in &frames[2..70] {
         assert_eq!(judge.send(&[part(&stream, frame.clone())]), DECLINED);
     }
@@ -424,7 +425,8 @@ fn bytes_stored_after_a_hole_are_bounded() {
     advance(&judge, 68_500);
     assert_eq!(judge.send(&[part(&stream, frames[71].clone())]), GOOD);
     assert_eq!(judge.judged(), 72_000);
-    // A long run of stored bytes is parsed piece by piece, while several frames arrive.
+    // Many bytes are stored after a hole in the stream. The program parses only some of them with each frame that
+    // arrives.
     judge.begin();
     assert_eq!(judge.send(&[part(&stream, frames[0].clone())]), GOOD);
     for frame in &frames[2..50] {
@@ -445,8 +447,8 @@ fn bytes_stored_after_a_hole_are_bounded() {
     assert_eq!(judge.send(&[part(&broken, 0..20)]), BAD);
 }
 
-/// Several streams share a buffer for bytes after a hole. A stream cannot store bytes until the other stream has no run
-/// in the buffer any more.
+/// Two streams share one buffer for bytes that arrive after a hole. While the buffer has bytes of one of these streams,
+/// the other stream's bytes are not stored.
 #[test]
 fn bytes_after_holes_are_stored_for_limited_streams() {
     const STREAMS: u64 = 65;
@@ -481,7 +483,7 @@ fn bytes_after_holes_are_stored_for_limited_streams() {
     }
     assert_eq!(send(STREAMS - 1, 210..220), Outcome::Declined, "not kept");
     assert_eq!(send(0, 210..220), Outcome::Forwarded);
-    // The parser's position in the first stream has passed that stream's stored run, so the shared buffer is free.
+    // The first stream was parsed beyond its bytes in the shared buffer, so the buffer is free.
     assert_eq!(send(STREAMS - 1, 230..330), Outcome::Declined);
     slots[STREAMS as usize - 1].advance(&position(&stream, 240));
     assert_eq!(send(STREAMS - 1, 330..340), Outcome::Forwarded);
