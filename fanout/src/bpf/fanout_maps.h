@@ -14,8 +14,8 @@ struct cursor_kept {
 	__u64 traced_ns; /* time when the packet arrived; 0: the packet is not traced */
 };
 
-#define CURSOR_ID \
-	0x4d460000U /* high 16 bits of skb->mark while a packet waits for its next run (fan_runs.h) */
+/* high 16 bits of skb->mark while a packet waits for its next run (fan_runs.h) */
+#define CURSOR_ID 0x4d460000U
 #include "fan_runs.h"
 
 #define HEAD_ROOM    64 /* room for the longest headers, ETHERNET_BYTES + IPV6_BYTES + UDP_BYTES, rounded up */

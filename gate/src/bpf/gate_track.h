@@ -24,8 +24,8 @@
 #include "gate_marks.h"
 #include "gate_networks.h"
 
-#define SEEN_NS \
-	(NS_PER_S / 4) /* resolution of a connection's `seen_ns`, coarse so that CPUs rarely write it */
+/* resolution of a connection's `seen_ns`, coarse so that CPUs rarely write it */
+#define SEEN_NS	     (NS_PER_S / 4)
 #define HANDSHAKE_NS (10 * NS_PER_S) /* idle time after which a handshake is forgotten */
 
 static __noinline int count_event(enum gate_event event)

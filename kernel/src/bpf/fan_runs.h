@@ -20,8 +20,8 @@
 #define CURSOR_LOW  0xffffU /* the bits of skb->mark that differ between packets; the others are CURSOR_ID */
 #define CURSOR_BUSY 1U	    /* value of `id` while a run of the program writes the entry */
 #define CURSOR_NS   (10 * 1000000000ULL) /* a packet that waits longer for its next run counts as lost */
-#define GOLDEN_RATIO \
-	0x9e3779b9U /* 2^32 divided by the golden ratio; its multiples give well distributed hashes */
+/* 2^32 divided by the golden ratio; its multiples give well distributed hashes */
+#define GOLDEN_RATIO 0x9e3779b9U
 
 /* The state of sending a packet's copies, which the next run of the program for this packet continues.
  *

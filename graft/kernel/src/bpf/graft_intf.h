@@ -13,8 +13,8 @@
 #define GRAFT_NAME_BYTES 16 /* equal to the kernel's TCP_CA_NAME_MAX */
 #define GRAFT_BOUND	 1024
 #define GRAFT_CHOICES	 4096
-#define GRAFT_EVENTS_BYTES \
-	(1 << 20) /* size of the ring buffer of struct graft_event, in bytes; some 6000 events fit */
+/* size of the ring buffer of struct graft_event, in bytes; some 6000 events fit */
+#define GRAFT_EVENTS_BYTES (1 << 20)
 
 enum graft_side {
 	GRAFT_CLIENT = 1, /* for clients: the rule's ports are those of the peer */

@@ -31,8 +31,8 @@
  * index of a downstream (media is sent on it), else of an upstream (media arrives on it).
  */
 #define RELAY_SUBSCRIBER 0x80000000U
-#define RELAY_ARRIVALS \
-	4096 /* number of deferred packets' arrival times in the map `arrivals`, a power of two */
+/* number of deferred packets' arrival times in the map `arrivals`, a power of two */
+#define RELAY_ARRIVALS 4096
 /* the most future streams of a track that userspace prepares at a time, a power of two */
 #define RELAY_OPENINGS 64
 /* Value of `id` in a struct relay_ingress that is prepared for a stream which has not begun. */
