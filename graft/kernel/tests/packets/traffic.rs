@@ -512,9 +512,9 @@ pub const PARTIAL: &[&str] = &["window", "number", "partial", "acknowledge"];
 
 /// Every message arrives once, in order if the list of functions promises that, and a refused sender is notified.
 #[test]
-fn function_lists_with_a_window_keep_reliability_and_order() {
+fn lists_with_the_window_function_deliver_all_packets_in_order() {
     const SENT: u32 = 1500;
-    if !root("function_lists_with_a_window_keep_reliability_and_order") {
+    if !root("lists_with_the_window_function_deliver_all_packets_in_order") {
         return;
     }
     // The wire forwards nothing until the window is full, however slow the machine is.

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn matrix_lists_different_outcomes_with_each_reason_once() {
+    fn matrix_cell_lists_each_outcome_and_each_reason_once() {
         let way = |draft| ClientTransport { transport: LabTransport::Raw, draft };
         let cell = |publisher, player, relay, draft, outcome| MatrixCell {
             relay,
