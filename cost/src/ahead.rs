@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn only_neighbouring_reports_of_one_mode_are_summed() {
+    fn consecutive_cost_reports_are_summed_only_within_one_measuring_mode() {
         let reports: Vec<Report> = (0..REPORTS).map(report).collect();
         let steps = [(0, 1), (0, 4), (16, TOGETHER), (5, 4)];
         let kinds: [fn(&[Report]) -> _; 2] = [lines, log_lines];

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn energy_domains_within_a_package_are_not_counted_twice() {
+    fn rapl_core_and_psys_energy_is_left_out_of_the_total() {
         let root = tempfile::tempdir().expect("a directory");
         tree(root.path());
         for (zone, name) in [("intel-rapl:0:1", "core"), ("intel-rapl:1", "psys")] {

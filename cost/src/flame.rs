@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn graph_names_its_subject_host_and_time() {
+    fn flame_graph_heading_names_its_subject_host_and_time() {
         let svg = picture(&[("rx", 0, 1)]);
         for want in [
             "<text id=\"heading\" x=\"4\" y=\"16\">millrace cost: networking, 2 CPUs</text>",

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn interval_of_a_timed_event_covers_only_the_sampled_observer_time() {
+    fn confidence_interval_of_timed_event_is_due_to_observer_samples_only() {
         let mut report = samples::report(0);
         report.cpus[1].events[0].observer_ns = 0;
         fill(&mut report);
@@ -316,7 +316,7 @@ mod tests {
 
     /// If a report has both measured times and times estimated from samples, only the latter have confidence intervals.
     #[test]
-    fn timed_and_sampled_figures_are_added() {
+    fn only_sampled_times_have_confidence_intervals_in_a_mixed_report() {
         let mut report = samples::report(0);
         let cpu = &mut report.cpus[0];
         cpu.events[0].observer_ns = 0;
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_summed_figures_add_up_as_squares() {
+    fn errors_of_summed_estimates_add_up_in_quadrature() {
         let one = SampledFigure::new(0.5, 10, Some([0.2, 0.9]));
         let sum = one.and(one).and(SampledFigure::new(0.25, 0, None));
         assert_eq!((sum.share, sum.samples), (1.25, 20));

@@ -396,7 +396,7 @@ mod tests {
 
     /// Kernels before 6.4 must not allocate in `sched_switch`, which runs under the run queue's lock.
     #[test]
-    fn task_switch_program_allocates_no_task_storage() {
+    fn sched_switch_program_allocates_no_task_storage() {
         const TASK_STORAGE_GET: i32 = 156;
         const CREATE: i32 = 1;
         let open = embedded!("cost.bpf.o").open().unwrap();

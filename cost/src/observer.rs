@@ -804,7 +804,7 @@ mod tests {
     }
 
     #[test]
-    fn event_is_untimed_only_if_none_of_its_calls_is_timed() {
+    fn kernel_event_counts_as_timed_if_any_of_its_calls_is_timed() {
         let sends = || kernel::WAYS.iter().filter(|way| way.event == kernel::KernelEvent::Send);
         let all = missing(sends());
         let but_one = missing(sends().skip(1));

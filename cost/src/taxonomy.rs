@@ -413,7 +413,7 @@ mod tests {
     /// Stacks from work that BPF programs do not time, such as timers or TUN devices, get the right kind of kernel work
     /// (event).
     #[test]
-    fn stack_of_a_context_that_is_not_timed_gets_the_right_event() {
+    fn stack_of_untimed_work_is_assigned_to_its_kernel_event() {
         let call =
             |inner: &[&'static str]| [inner, &["do_syscall_64", "entry_SYSCALL_64_after_hwframe"]].concat();
         let thread = |inner: &[&'static str]| [inner, &["kthread", "ret_from_fork"]].concat();
@@ -540,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn user_stack_is_assigned_to_its_part_of_the_taxonomy() {
+    fn user_stack_is_classified_as_crypto_transport_or_application() {
         let taxonomy = Taxonomy::builtin().expect("it parses");
         for (stack, want) in [
             (

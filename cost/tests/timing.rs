@@ -258,8 +258,8 @@ impl CallPriceTable {
 const MOST_NS: f64 = 20_000.0;
 
 #[test]
-fn timing_adds_little_to_calls_softirqs_and_switches() {
-    let name = "timing_adds_little_to_calls_softirqs_and_switches";
+fn timing_overhead_per_call_softirq_and_task_switch_is_bounded() {
+    let name = "timing_overhead_per_call_softirq_and_task_switch_is_bounded";
     let unit = if is_exact() { "instructions" } else { "ns" };
     with_each_method(name, |cost| {
         let bare = CallPriceTable::measure();

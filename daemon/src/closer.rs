@@ -114,7 +114,7 @@ mod tests {
 
     /// Without an interrupt, closing each of the three sockets would take an hour, because of `SO_LINGER`.
     #[tokio::test]
-    async fn close_of_a_lingering_socket_is_interrupted() {
+    async fn close_blocked_by_so_linger_is_interrupted() {
         let closer = Closer::start().unwrap();
         let mut others = Vec::new();
         for _ in 0..3 {

@@ -88,7 +88,7 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     #[test]
-    fn free_memory_is_returned_to_the_system_once() {
+    fn allocator_memory_is_trimmed_if_a_third_is_free_and_can_be_returned() {
         let mut memory = MemoryTrimmer { floor: 4 * MIB, ..MemoryTrimmer::default() };
         assert!(!memory.is_worth(5 * MIB, || panic!("it has hardly grown")));
         assert!(!memory.is_worth(60 * MIB, || 50 * MIB), "most of it is in use");

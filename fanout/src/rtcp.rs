@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn compound_packets_are_walked() {
+    fn report_blocks_are_read_from_rtcp_compound_packets() {
         let report = receiver_report(7, &BLOCK, 3);
         let mut sender = vec![0x81, 200, 0, 12];
         sender.extend([0; 24]);

@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn upkeep_takes_a_twentieth_of_a_cpu_at_most() {
+    fn pause_after_map_maintenance_is_20_run_times_within_1_to_10_seconds() {
         let after_ms = |took| rest_after(Duration::from_millis(took)).as_millis();
         assert_eq!([0, 50, 210, 1_000].map(after_ms), [1_000, 1_000, 4_200, 10_000]);
     }

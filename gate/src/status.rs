@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_server_answers_are_reported_as_trouble() {
+    fn status_warns_if_the_gate_sees_no_answers_of_the_server() {
         let scope = |counts: &[(Pass, u64)]| {
             let passed = counts.iter().map(|(pass, packets)| PassCount {
                 reason: pass.name().to_owned(),

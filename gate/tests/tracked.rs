@@ -219,7 +219,7 @@ async fn connect(endpoint: &Endpoint, there: SocketAddr) -> Connection {
 /// Opens two connections on one socket, while another sender at the same address uses up the rate limit of unknown
 /// packets. No packet of the connections may be refused when they update keys or change ports.
 #[tokio::test(flavor = "multi_thread")]
-async fn key_updates_and_new_addresses_use_up_no_rate() {
+async fn key_updates_and_port_changes_use_no_rate_of_unknown_packets() {
     if !is_root() {
         return;
     }
@@ -246,7 +246,7 @@ async fn key_updates_and_new_addresses_use_up_no_rate() {
 
 /// Keeps the connections idle, except for keep-alives, for longer than the gate's idle time.
 #[tokio::test(flavor = "multi_thread")]
-async fn idle_connection_with_keep_alives_uses_up_no_rate() {
+async fn idle_connection_with_keep_alives_uses_no_rate_of_unknown_packets() {
     if !is_root() {
         return;
     }
@@ -264,7 +264,7 @@ async fn idle_connection_with_keep_alives_uses_up_no_rate() {
 
 /// Lets the server retire its IDs all the time. The client continues with new IDs, from the same address and port.
 #[tokio::test(flavor = "multi_thread")]
-async fn changed_connection_ids_use_up_no_rate() {
+async fn changed_connection_ids_use_no_rate_of_unknown_packets() {
     if !is_root() {
         return;
     }
@@ -324,7 +324,7 @@ async fn asked(connection: &Connection) -> bool {
 /// and one that began before the gate was attached. Their packets count as unknown, and pass while no rule refuses
 /// them.
 #[tokio::test(flavor = "multi_thread")]
-async fn packets_of_untrackable_connections_count_as_unknown() {
+async fn packets_of_moved_or_earlier_quinn_connections_count_as_unknown() {
     if !is_root() {
         return;
     }

@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_of_both_ends_of_a_connection_are_compared_once() {
+    fn client_and_server_reports_of_a_connection_are_compared_once() {
         let mut table = table();
         let connection = |number: u32, side| ConnectionReport {
             sequence: [number, number],
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_that_stay_in_the_settings_keep_their_state() {
+    fn reload_keeps_agreement_state_of_peers_still_in_the_settings() {
         let mut table = table();
         agree(&mut table, 7);
         let found = PathVerdict { udp: Some(true), mtu: Some(1400), ..PathVerdict::default() };

@@ -316,7 +316,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn socket_that_closed_between_two_polls_counts_once() {
+    fn packets_of_a_socket_closed_between_two_polls_are_counted_once() {
         let mut monitor = Monitor::new(default_classes());
         monitor.note_ended(socket(7, 1, 6000, 90, 10), 1);
         let path = &monitor.paths()[0];
@@ -332,7 +332,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn path_classes_follow_the_smallest_round_trip() {
+    fn path_class_is_determined_by_the_smallest_round_trip_time() {
         let table = [
             (100, "lan"),
             (4_999, "lan"),
@@ -348,7 +348,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn probe_result_is_recorded_with_and_without_connections() {
+    fn probe_result_is_recorded_for_peers_with_and_without_connections() {
         let report =
             |answered, rtt_min_us| PathReport { answered, rtt_min_us, rtt_us: 900, ..PathReport::default() };
         let address = |last: u32| IpAddr::from(Ipv4Addr::from_bits(last));

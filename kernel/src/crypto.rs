@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_output_shows_no_key() {
+    fn debug_output_of_packet_keys_shows_no_key_bytes() {
         let keys = QuicKeys::chacha20_poly1305(&[0xa7; 32], &[0xa7; 12], &[0xa7; 32]);
         assert_eq!(format!("{keys:?}"), "QuicKeys { suite: 0, .. }");
     }

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn mask_clears_bits_beyond_the_length() {
+    fn prefix_mask_clears_bits_beyond_the_prefix_length() {
         assert_eq!(bits(0), 0);
         assert_eq!(bits(128), u128::MAX);
         assert_eq!(bits(64), u128::from(u64::MAX) << 64);

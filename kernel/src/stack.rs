@@ -199,7 +199,7 @@ mod tests {
 
     /// Uses the loopback interface, which exists in every namespace and has no driver that could remove tags.
     #[test]
-    fn loopback_interface_hides_no_tags() {
+    fn loopback_interface_hides_no_vlan_tags() {
         let loopback = nix::net::if_::if_nametoindex("lo").expect("it is there").cast_signed();
         assert!(!strips_tags(loopback).expect("flags"));
         assert!(!hides_tags(loopback).expect("links"));

@@ -604,7 +604,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_cluster_heals_without_loops_and_repeats_for_same_seed() {
+    fn simulated_relay_cluster_restores_media_and_repeats_for_same_seed() {
         for seed in 1..4 {
             let args = MeshArgs { relays: 120, broadcasts: 50, viewers: 2000, sample: 5, seed };
             let lines = |text: String| text.lines().skip(1).map(str::to_owned).collect::<Vec<_>>();

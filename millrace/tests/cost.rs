@@ -200,8 +200,8 @@ fn live(columns: u16, arguments: &[&str]) -> PseudoTerminal {
 }
 
 #[test]
-fn live_view_restores_the_terminal() {
-    if !is_root("live_view_restores_the_terminal") {
+fn cost_live_view_restores_the_terminal_when_it_ends() {
+    if !is_root("cost_live_view_restores_the_terminal_when_it_ends") {
         return;
     }
     const CTRL_C: &str = "\x03";
@@ -230,8 +230,8 @@ fn live_view_restores_the_terminal() {
 /// Reports contain the command lines of processes only on request, and the live view shows them after a key is pressed.
 /// Control characters in command lines never reach the terminal.
 #[test]
-fn command_lines_are_shown_on_request() {
-    if !is_root("command_lines_are_shown_on_request") {
+fn process_command_lines_are_reported_only_on_request() {
+    if !is_root("process_command_lines_are_reported_only_on_request") {
         return;
     }
     let script = "while :;do echo >/dev/udp/127.0.0.1/9;sleep 0.02;done 2>/dev/null";
@@ -275,8 +275,8 @@ fn send_and_receive(stop: Arc<AtomicBool>) -> impl FnOnce() + Send {
 /// The log, the exported files and a replay of the log must have equal figures. After a signal has ended the observer,
 /// the log and the exported files must be complete.
 #[test]
-fn log_can_be_replayed() {
-    if !is_root("log_can_be_replayed") {
+fn replay_of_a_cost_log_has_the_figures_of_the_live_reports() {
+    if !is_root("replay_of_a_cost_log_has_the_figures_of_the_live_reports") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -535,8 +535,8 @@ fn full_disk_does_not_end_the_cost_observer() {
 
 /// The dashboard must show values that the observer's BPF programs have measured on this machine.
 #[test]
-fn dashboard_shows_reports_of_this_machine() {
-    if !is_root("dashboard_shows_reports_of_this_machine") {
+fn cost_dashboard_shows_measurements_of_this_machine() {
+    if !is_root("cost_dashboard_shows_measurements_of_this_machine") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -595,8 +595,8 @@ const NOBODY: &str = "65534\t65534\t65534\t65534";
 /// An attacker who takes over the HTTP server gets a process whose threads may measure the kernel, and have no other
 /// right. With these reduced rights the process must still measure, in mode `events` and in mode `sampling`.
 #[test]
-fn http_server_keeps_only_needed_rights() {
-    if !is_root("http_server_keeps_only_needed_rights") {
+fn cost_http_server_keeps_only_needed_capabilities() {
+    if !is_root("cost_http_server_keeps_only_needed_capabilities") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -652,8 +652,8 @@ fn http_server_keeps_only_needed_rights() {
 
 /// A process that serves a log's dashboard needs no capabilities, and drops all of them.
 #[test]
-fn dashboard_of_a_replay_has_no_privileges() {
-    if !is_root("dashboard_of_a_replay_has_no_privileges") {
+fn dashboard_of_a_replayed_cost_log_drops_all_capabilities() {
+    if !is_root("dashboard_of_a_replayed_cost_log_drops_all_capabilities") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();

@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn draft_names_round_trip() {
+    fn draft_numbers_and_alpn_names_are_parsed_and_unknown_ones_refused() {
         assert!(Draft::ALL.is_sorted_by(|newer, older| newer > older));
         assert_eq!(Draft::ALL[0], Draft::NEWEST);
         for draft in Draft::ALL {

@@ -256,7 +256,7 @@ mod tests {
     /// The group IDs in this test take two bytes, so that the encoded length in bytes differs from the number of
     /// fields.
     #[test]
-    fn filter_is_encoded_as_each_draft_defines() {
+    fn subscription_filter_is_encoded_as_each_moqt_draft_defines() {
         let to_group = Filter::AbsoluteRange { start: START, end_group: 130, end_object: None };
         let to_object = Filter::AbsoluteRange { start: START, end_group: 130, end_object: Some(9) };
         /// A filter, and its three encodings: in drafts 18 and 19 (if they can express it), in drafts 20 and 21, and in
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn filter_for_the_whole_track_is_not_encoded_as_next_object() {
+    fn absolute_start_at_0_0_is_encoded_as_all_in_draft_20() {
         let beginning = Filter::AbsoluteStart(Location::default());
         assert_eq!(encode(Draft::D20, beginning), Ok(vec![0]));
         assert_eq!(encode(Draft::D22, beginning), Ok(vec![2, 0, 0]));

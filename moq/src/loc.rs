@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn loc_object_of_other_publishers_is_parsed() {
+    fn loc_object_with_unknown_properties_or_no_timescale_is_parsed() {
         let object =
             |timestamp, sample| LocSample { timestamp, timescale: MICROSECONDS, config: None, sample };
         // moq-cli sends a time stamp in microseconds and no other property.
@@ -189,7 +189,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn encoded_object_is_parsed_unchanged(
+        fn encoded_loc_object_is_parsed_unchanged(
             timestamp in 0..=varint::MAX,
             timescale in 1..=varint::MAX,
             config in proptest::option::of(any::<Vec<u8>>()),
@@ -202,7 +202,7 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_bytes_never_panic(payload: Vec<u8>) {
+        fn loc_payload_of_arbitrary_bytes_never_panics(payload: Vec<u8>) {
             if let Ok(object) = LocSample::parse(&payload) {
                 prop_assert!(object.timescale > 0);
             }

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn locations_are_in_track_order() {
+    fn locations_are_ordered_by_group_and_then_by_object_id() {
         assert!(Location::new(1, 9) < Location::new(2, 0));
         assert!(Location::new(2, 0) < Location::new(2, 1));
     }

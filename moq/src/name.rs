@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_displayed_as_typed() {
+    fn unprintable_bytes_in_displayed_track_names_are_escaped() {
         for (namespace, name, typed) in [
             ("live", &b"1.m4s"[..], "live/1.m4s"),
             ("live/cam-2", b"video hi", "live/cam-2/video hi"),
@@ -368,13 +368,13 @@ mod tests {
     }
 
     #[test]
-    fn path_becomes_namespace_fields() {
+    fn path_is_split_at_slashes_into_namespace_fields() {
         assert_eq!(Namespace::from_path("a/b").unwrap(), Namespace::new(["a", "b"]).unwrap());
         assert_eq!(Namespace::from_path("/a"), Err(NameError::EmptyField));
     }
 
     #[test]
-    fn namespace_prefixes_and_suffixes_are_computed() {
+    fn namespace_prefix_and_suffix_are_compared_by_whole_fields() {
         let whole = Namespace::from_path("a/b/c").unwrap();
         let prefix = Namespace::from_path("a/b").unwrap();
         assert!(prefix.is_prefix_of(&whole) && !whole.is_prefix_of(&prefix));
@@ -407,7 +407,7 @@ mod tests {
         }
 
         #[test]
-        fn every_accepted_text_is_canonical(text in "[a-c.0-9_-]{0,12}") {
+        fn every_parsed_track_name_prints_as_the_same_text(text in "[a-c.0-9_-]{0,12}") {
             if let Ok(name) = text.parse::<TrackName>() {
                 prop_assert_eq!(name.to_string(), text);
             }

@@ -644,7 +644,7 @@ mod tests {
     }
 
     #[test]
-    fn range_filters_are_kept_unchanged() {
+    fn range_filter_parameters_are_decoded_and_encoded_unchanged() {
         let bytes = [4, 0x25, 2, 0, 1, 0, 2, 1, 5, 1, 0, 2, 3, 0, 2, 7];
         let read = decode_in(Draft::D19, &bytes, Scope::SUBSCRIBE).unwrap();
         let kinds: Vec<_> = read.range_filters.iter().map(|filter| filter.kind).collect();
@@ -654,7 +654,7 @@ mod tests {
     }
 
     #[test]
-    fn only_token_parameters_may_repeat() {
+    fn only_authorization_token_parameters_may_repeat() {
         let twice = decode(&[2, 3, 1, 0xaa, 0, 1, 0xbb], Scope::SUBSCRIBE).unwrap();
         assert_eq!(twice.authorization_tokens.len(), 2);
         assert_eq!(format!("{:?}", twice.authorization_tokens[0]), "Token(1 bytes)");
@@ -662,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn parameter_outside_its_messages_closes_the_session() {
+    fn parameter_in_a_wrong_message_or_out_of_range_closes_the_session() {
         let table: [(&[u8], Scope); 9] = [
             (&[1, 0x04, 5], Scope::PUBLISH), // RENDEZVOUS_TIMEOUT is allowed in SUBSCRIBE only
             (&[1, 0x09, 1, 2], Scope::SUBSCRIBE), // LARGEST_OBJECT is allowed in responses only

@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_property_pair_has_the_right_error_code() {
+    fn malformed_property_pair_is_a_formatting_error_or_protocol_violation() {
         let mut overflow = Vec::new();
         PairWriter::new(&mut overflow).integer(u64::MAX - 1, 0);
         overflow.extend_from_slice(&[2, 0]);
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn values_out_of_range_are_violations() {
+    fn track_property_values_out_of_range_are_protocol_violations() {
         for (kind, value) in
             [(DEFAULT_PUBLISHER_PRIORITY, 256), (DEFAULT_PUBLISHER_GROUP_ORDER, 0), (DYNAMIC_GROUPS, 2)]
         {

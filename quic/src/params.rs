@@ -130,12 +130,12 @@ mod tests {
     }
 
     #[test]
-    fn absent_parameters_have_their_defaults() {
+    fn absent_transport_parameters_have_their_defaults() {
         assert_eq!(PeerParams::parse(&[]), Ok(PeerParams::default()));
     }
 
     #[test]
-    fn known_parameters_are_read_and_unknown_skipped() {
+    fn known_transport_parameters_are_read_and_unknown_ones_skipped() {
         let encoded = encode(&[
             (0x03, &[0x45, 0xc0]),
             (0x04, &[0x80, 0x01, 0x00, 0x00]),

@@ -249,7 +249,7 @@ mod tests {
 
     /// While this process is stopped (SIGSTOP), the peer's packets wait in the socket.
     #[test]
-    fn time_without_a_check_does_not_count_as_silence() {
+    fn time_while_the_process_was_stopped_does_not_count_as_silence() {
         let mut watched = WatchedConnection::new(false);
         watched.pass(3 * SECOND, 2.5);
         watched.now += 60 * SECOND;

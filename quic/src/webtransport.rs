@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn stream_owner_is_known_with_the_last_byte_of_its_preamble() {
+    fn webtransport_session_of_a_stream_is_known_after_its_whole_preamble() {
         let whole = SESSION.uni();
         for end in 0..whole.len() {
             assert_eq!(SESSION.begins_uni(&whole[..end]), Begins::Unknown);

@@ -650,7 +650,7 @@ pub(super) mod tests {
     /// CPU time of AF_UNIX sockets and of kernel work that is not networking has its own columns in the table of CPUs.
     /// The sum of networking's CPU time does not include it.
     #[test]
-    fn live_view_has_a_column_for_each_event_that_occurred() {
+    fn cpu_table_has_a_column_for_each_kernel_event_that_occurred() {
         let mut example = example();
         let with = |event, share| {
             let part = EventPart { name: "part".to_owned(), ns: 1, share, samples: 1, interval: None };

@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn expensive_interrupts_lower_the_sampling_frequency() {
+    fn sampling_interrupts_above_5_us_lower_the_sampling_frequency() {
         let budget = TimingBudget::default();
         for (interrupt_us, asked, hz) in [
             (Some(1), 1000, 1000),

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn map_rows_do_not_overlap_and_are_reused() {
+    fn bpf_map_rows_of_streams_do_not_overlap_and_are_reused_after_1_s() {
         let ms = Duration::from_millis;
         let mut rows = StreamRows::new(3, 10);
         let row = |index, first, receivers| StreamRow { index, first, receivers };

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn token_is_bound_to_address_and_time() {
+    fn retry_token_is_refused_from_another_address_or_after_its_lifetime() {
         let client: SocketAddr = "192.0.2.1:443".parse().expect("an address");
         let sealed = Token::new(client, &[7; 8], 100).expect("a token").seal(1, &KEY, "web");
         let lifetime = Duration::from_secs(10);

@@ -89,7 +89,7 @@ const NOT_OURS: &[(&str, &str, Change, GateReason)] = &[
 ];
 
 #[test]
-fn packets_that_match_no_policy_scope_pass() {
+fn packets_outside_guarded_applications_get_the_interface_verdict() {
     if !root("not_ours") {
         return;
     }
@@ -305,7 +305,7 @@ fn ip_options_and_extension_headers_are_refused_by_rule() {
 /// Checks that a packet's guarded application (scope) is looked up by destination address and port, then by address,
 /// then by port. Fragments after the first have no port.
 #[test]
-fn most_specific_matching_scope_is_used() {
+fn rules_for_address_and_port_precede_those_for_address_or_port() {
     if !root("scopes") {
         return;
     }

@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn message_part_waits_for_the_other_parts() {
+    fn message_part_is_unchanged_after_encoding_and_decoding() {
         for in_order in [false, true] {
             let part =
                 MessageDatagram::Part(MessagePart { message: 3, part: 0, parts: 1, in_order, bytes: b"x" });
@@ -408,7 +408,7 @@ mod tests {
 
     /// A sender that sends only the first part of each message cannot fill the receiver's memory.
     #[test]
-    fn incomplete_messages_are_bounded() {
+    fn number_and_bytes_of_incomplete_messages_are_bounded() {
         let mut assembly = Assembly::default();
         for message in 0..10_000 {
             let first = MessagePart { message, part: 0, parts: u16::MAX, in_order: false, bytes: &[7; 1400] };

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_wait_for_earlier_ones() {
+    fn messages_wait_for_missing_messages_with_lower_numbers() {
         let mut turns = Turns::default();
         for message in [2, 1, 4] {
             turns.put(message, vec![message as u8]);
@@ -106,7 +106,7 @@ mod tests {
     /// Messages arrive in any order, and some are missing. The bounds on waiting messages and bytes are never exceeded,
     /// and messages are returned in order.
     #[test]
-    fn waiting_messages_are_bounded() {
+    fn number_and_bytes_of_messages_waiting_for_order_are_bounded() {
         let mut state = 7_u64;
         let mut random = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_of_both_ends_show_whether_the_tcp_option_was_removed() {
+    fn client_and_server_reports_show_a_tcp_option_removed_on_the_path() {
         use OptionOutcome::{Agreed, Malformed, NotAsked, Refused, Resent, Silent};
         let table = [
             // Columns: the client's outcome, whether the client offered an agreement, the server's outcome, whether the
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn different_graft_than_announced_is_reported_as_altered() {
+    fn tcp_option_with_another_graft_than_sent_is_reported_as_altered() {
         let client = [connection(OfferSide::Client, OptionOutcome::Agreed, true)];
         let mut server = [connection(OfferSide::Server, OptionOutcome::Agreed, true)];
         server[0].own = 9;
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_seen_by_one_end_is_ignored() {
+    fn connection_reported_by_only_one_end_is_ignored() {
         let mut client = connection(OfferSide::Client, OptionOutcome::Agreed, true);
         let server = [connection(OfferSide::Server, OptionOutcome::Silent, true)];
         client.sequence[1] += 1;

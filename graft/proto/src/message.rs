@@ -426,7 +426,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn message_beyond_a_limit_is_refused() {
+    fn agreement_message_with_too_many_or_too_long_items_is_refused() {
         type Change = fn(&mut Statement);
         let many = |change: Change| {
             let mut statement = statement();

@@ -98,7 +98,7 @@ mod tests {
     /// round-trip time in ms. The last column has the expected changes: the time in ms, and the position of the rule
     /// that applies then. Round-trip times are measured every 100 ms.
     #[test]
-    fn session_follows_round_trip_rules_after_the_hold_time() {
+    fn session_changes_graft_when_round_trip_time_rule_holds_long_enough() {
         type Trips = &'static [(u32, u32, u32)];
         type Row<'a> = (&'a str, &'a [When], Trips, &'a [(u32, usize)]);
         let one = [step("far", 300, 240, 500)];

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn probe_beyond_a_limit_is_refused() {
+    fn path_probe_with_a_value_beyond_its_limit_is_refused() {
         let probe = "[[probe]]\npeer = \"192.0.2.1\"\n";
         let many: String = (0..65).map(|at| format!("[[probe]]\npeer = \"192.0.2.{at}\"\n")).collect();
         for (text, wanted) in [

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cgroup_may_appear_and_disappear() {
+    fn process_condition_follows_creation_and_removal_of_its_cgroup() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("backup.slice");
         let process = ProcessCondition::checked(None, Some(path.clone())).expect("a path");

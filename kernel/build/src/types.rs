@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn names_in_rust_are_in_camel_case() {
+    fn c_names_become_camel_case_in_generated_rust() {
         assert_eq!(rust_name("relay_config"), "RelayConfig");
         assert_eq!(rust_name("gf128"), "Gf128");
     }

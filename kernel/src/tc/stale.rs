@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn filter_is_found_by_its_name() {
+    fn stale_tc_filter_is_found_by_its_name() {
         let found = Some(StaleFilter { handle: 3, priority: 0xc000, program: 7 });
         for (name, want) in [
             (&b"relay_in:[7]\0"[..], &found),

@@ -311,7 +311,7 @@ mod tests {
     use crate::intf::enum_names;
 
     #[test]
-    fn program_slots_match_the_names_in_c() {
+    fn rust_names_of_xdp_root_programs_match_the_enum_in_c() {
         assert_eq!(
             enum_names(env!("OUT_DIR"), "root.bpf.o", "root_slot", "root_"),
             ["gate", "graft", "leaving"]

@@ -175,8 +175,8 @@ fn clsact_hook_timestamps_packets_in_both_directions() {
 }
 
 #[test]
-fn missing_interface_is_named() {
-    if !root("missing_interface_is_named") {
+fn attach_error_names_the_missing_interface() {
+    if !root("attach_error_names_the_missing_interface") {
         return;
     }
     let mut probe = PacketProbe::load(&Config::default()).expect("the probe loads");

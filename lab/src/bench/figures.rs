@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn figure_missing_in_a_round_is_left_out() {
+    fn median_leaves_out_rounds_in_which_the_figure_is_missing() {
         let row = row(vec![Ok(figures(10, None)), Ok(figures(10, Some(3.0)))]);
         assert_eq!(row.json()["latency_us"]["p50"], 3.0);
         assert_eq!(row.median(), Some(figures(10, Some(3.0))));

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn command_queue_longer_than_connection_count_is_reported() {
+    fn command_queue_longer_than_number_of_handshakes_is_counted() {
         let mut status = Status::default();
         let mut seen = NewcomerResult::default();
         (status.handshakes, status.engine.commands_waiting) = (3, 3);

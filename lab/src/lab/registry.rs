@@ -204,7 +204,7 @@ mod tests {
 
     /// Whoever may open a file can keep it locked forever.
     #[test]
-    fn locked_files_are_open_to_their_owner_only() {
+    fn lab_registry_is_accessible_only_to_its_unix_user() {
         let above = std::env::temp_dir().join(format!("millrace-registry-{}", std::process::id()));
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         fs::create_dir(&above).unwrap();

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_whatever_is_missing() {
+    fn gap_tracking_memory_is_bounded_with_every_second_object_missing() {
         let mut sequence = Sequence::default();
         for object in 0..10_000 {
             sequence.insert(Location::new(0, object * 2));

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn right_candidates_follow_from_transfer_times() {
+    fn acceptable_candidates_follow_from_measured_transfer_times() {
         let runs = [
             run(1, "bbr", 1.0),
             run(1, "carried-warm", 0.5),
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn seed_tree_features_are_converted_to_classes() {
+    fn path_features_are_converted_to_classes_of_the_comparison_tree() {
         let features = "rtt=300,loss=0.5,profile=loss".parse().unwrap();
         assert_eq!(seed_values(&features), [Some(2.0), Some(1.0), None, Some(2.0)]);
     }

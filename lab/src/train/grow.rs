@@ -422,7 +422,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn gain_with_equal_and_missing_values_matches_its_definition(
+        fn information_gain_with_equal_or_missing_values_matches_definition(
             rows in proptest::collection::vec((proptest::option::of(0_u8..6), 1_u8..8), 4..40)
         ) {
             let columns = [ExampleColumn { name: "it", unit: "", choices: &[] }];
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn noisy_branches_are_pruned_and_real_rules_kept() {
+    fn decision_tree_pruning_removes_noise_and_keeps_real_rules() {
         let columns = [GOLF[1], GOLF[2]];
         // The right candidate follows from the first column, but 5 % of the examples are wrong. The second column has
         // no information.

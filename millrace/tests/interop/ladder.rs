@@ -106,7 +106,7 @@ fn three_files_are_published_as_a_ladder() {
 }
 
 #[test]
-fn adaptive_player_gets_each_group_of_one_rendition() {
+fn adaptive_player_gets_each_group_whole_from_a_single_rendition() {
     needs!(Ffmpeg);
     let relay = InteropRelay::with(|config| config.switching_sets = true);
     let held = HeldLadder::publish_to(&relay);

@@ -81,7 +81,7 @@ fn until_route(relay: &InteropRelay) {
 /// The media of a publisher at a relay of ours must reach a viewer at moq-relay, and a viewer at a second relay of ours
 /// behind it.
 #[test]
-fn media_goes_through_moq_relay() {
+fn media_of_our_relay_reaches_viewers_at_moq_relay_and_behind_it() {
     needs!(TestNeed::Ffmpeg, TestNeed::Peer("moq-relay"));
     if wants_kernel() {
         return; // moq-relay is on this host, relays that forward in the kernel are in namespaces
@@ -105,7 +105,7 @@ fn media_goes_through_moq_relay() {
 
 /// The media of a publisher at moq-relay must reach a viewer at a relay of ours.
 #[test]
-fn media_comes_from_moq_relay() {
+fn media_published_at_moq_relay_reaches_a_viewer_at_our_relay() {
     needs!(TestNeed::Ffmpeg, TestNeed::Peer("moq-relay"));
     if wants_kernel() {
         return; // moq-relay is on this host, relays that forward in the kernel are in namespaces

@@ -57,8 +57,8 @@ fn acknowledgements_of_kernel_packets_do_not_wake_userspace() {
 
 /// Each acknowledgement for a sender whose congestion window is full must wake the relay immediately.
 #[test]
-fn full_window_wakes_userspace_at_once() {
-    needs_root!(full_window_wakes_userspace_at_once);
+fn acknowledgement_for_a_full_congestion_window_wakes_userspace_at_once() {
+    needs_root!(acknowledgement_for_a_full_congestion_window_wakes_userspace_at_once);
     let net = KernelNetwork::new(1, true, |_| {});
     let cast = cast(&net, &["sub1"]);
     // A slow link fills the congestion window, whatever the machine's load is.

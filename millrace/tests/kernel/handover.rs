@@ -168,8 +168,8 @@ fn change_publishers(rounds: u64) {
 }
 
 #[test]
-fn kernel_continues_when_a_second_publisher_comes_and_goes() {
-    needs_root!(kernel_continues_when_a_second_publisher_comes_and_goes);
+fn kernel_keeps_forwarding_when_a_second_publisher_joins_and_leaves() {
+    needs_root!(kernel_keeps_forwarding_when_a_second_publisher_joins_and_leaves);
     change_publishers(3);
 }
 
@@ -394,8 +394,8 @@ async fn settled_at(net: &KernelNetwork, at: (u64, u64)) {
 }
 
 #[test]
-fn kernel_continues_when_the_upstream_relay_changes() {
-    needs_root!(kernel_continues_when_the_upstream_relay_changes);
+fn kernel_keeps_forwarding_when_the_upstream_relay_changes() {
+    needs_root!(kernel_keeps_forwarding_when_the_upstream_relay_changes);
     change_upstreams(3);
 }
 

@@ -186,8 +186,8 @@ pub fn sh(node: &LabNode, script: &str) {
 }
 
 #[test]
-fn engine_follows_interfaces_that_disappear_and_return() {
-    needs_root!(engine_follows_interfaces_that_disappear_and_return);
+fn kernel_engine_reattaches_to_interfaces_that_disappear_and_return() {
+    needs_root!(kernel_engine_reattaches_to_interfaces_that_disappear_and_return);
     for name in ["pub", "sub1"] {
         let net = KernelNetwork::new(2, false, |_| {});
         let cast = cast(&net, &["sub1", "sub2"]);
@@ -307,8 +307,8 @@ fn sighup_changes_the_engine_and_sigkill_leaves_nothing() {
 }
 
 #[test]
-fn impossible_interfaces_are_refused_with_a_reason() {
-    needs_root!(impossible_interfaces_are_refused_with_a_reason);
+fn unusable_kernel_engine_interfaces_are_refused_with_a_reason() {
+    needs_root!(unusable_kernel_engine_interfaces_are_refused_with_a_reason);
     let lab = Lab::new(&Topology::standard(1, 1)).unwrap();
     let node = lab.node("relay").unwrap();
     let addr = format!("{}:{PORT}", node.addr_v4());
@@ -346,8 +346,8 @@ fn refuses(relay: Command, reasons: &[&str]) {
 }
 
 #[test]
-fn engine_that_cannot_attach_fails_with_a_reason_or_is_not_chosen() {
-    needs_root!(engine_that_cannot_attach_fails_with_a_reason_or_is_not_chosen);
+fn kernel_engine_that_cannot_attach_is_an_error_or_auto_uses_userspace() {
+    needs_root!(kernel_engine_that_cannot_attach_is_an_error_or_auto_uses_userspace);
     let lab = Lab::new(&Topology::standard(1, 1)).unwrap();
     let runtime = Runtime::new().unwrap();
     let nowhere = |config: &mut Config| config.interfaces = vec!["nowhere0".to_owned()];

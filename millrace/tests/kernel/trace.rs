@@ -185,8 +185,8 @@ fn check_repairs(events: &[TraceEvent]) -> usize {
 }
 
 #[test]
-fn trace_of_a_session_agrees_with_the_counters() {
-    needs_root!(trace_of_a_session_agrees_with_the_counters);
+fn events_in_a_session_trace_equal_the_sessions_counters() {
+    needs_root!(events_in_a_session_trace_equal_the_sessions_counters);
     for engine in [EngineChoice::Kernel, EngineChoice::User] {
         let net = KernelNetwork::new(2, true, |config| config.engine = engine);
         let http = serve_http(&net);

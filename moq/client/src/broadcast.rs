@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn tracks_of_a_broadcast_share_the_first_group_number() {
+    fn first_group_number_applies_to_all_tracks_of_a_broadcast() {
         let broadcast = Broadcast::new(Namespace::from_path("a").unwrap(), History::default());
         let early = broadcast.create("early", Properties::default()).unwrap();
         broadcast.number_groups_from(1000);
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn first_group_id_is_the_time_or_above_the_relays_largest() {
+    fn first_group_id_is_the_unix_time_or_above_the_relays_largest_group_id() {
         let now = group_of_now(None);
         // The first group's ID is the time in milliseconds since 1970. The test accepts any time from the year 2020 to
         // 100,000 years later.
@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn history_is_bounded_although_listeners_lag() {
+    fn oldest_groups_over_max_bytes_are_dropped_although_a_listener_lags() {
         let track = track(History { max_bytes: 25, ..History::default() });
         let mut listener = track.listen(None);
         let mut kept_open = track.open(0, SubgroupId::Zero, 0);

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn shape_setting_decides_between_streams_and_datagrams() {
+    fn object_shape_setting_selects_subgroup_streams_or_datagrams() {
         let objects = generated(Settings { shape: ObjectShape::Objects, ..settings() });
         assert_eq!(objects[6], (1, 1, Some(1), 9));
         let datagrams = generated(Settings { shape: ObjectShape::Datagrams, ..settings() });

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn playback_begins_at_object_0_of_a_group_or_the_allowed_location() {
+    fn playback_begins_at_object_0_unless_a_later_start_location_is_allowed() {
         let mut sequencer = Sequencer::default();
         sequencer.push(TrackEvent::Opened { group: 3, stream: 7 });
         sequencer.push(object(3, 1, 7));
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn restart_of_the_group_numbering_is_told_from_a_late_group() {
+    fn restarted_group_numbering_is_distinguished_from_a_late_group() {
         let mut sequencer = Sequencer::default();
         let send = |sequencer: &mut Sequencer, group: u64, stream: u64| {
             sequencer.push(TrackEvent::Opened { group, stream });
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn player_that_no_longer_waits_skips_a_missing_group() {
+    fn sequencer_that_stops_waiting_skips_a_missing_group() {
         let mut sequencer = Sequencer::default();
         sequencer.skip_to(Location::new(0, 9));
         sequencer.push(object(2, 0, 1));

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_object_is_infinitely_late() {
+    fn latency_percentiles_count_a_missing_object_as_infinitely_late() {
         // The objects of the first second are left out of the statistics. Of the other 300 objects, every tenth never
         // arrives.
         let owed = subscriber(|n| (n % 10 != 5).then_some(if n < 100 { 0 } else { 20 }));
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_of_subscribers_are_merged() {
+    fn latency_percentiles_cover_the_objects_of_all_subscribers() {
         let fast = subscriber(|_| Some(10));
         let slow = subscriber(|_| Some(30));
         let report = Owed::report([&fast, &slow]).unwrap();
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn track_counts_as_sent_when_its_last_object_was_due() {
+    fn whole_track_counts_as_published_when_its_last_object_is_due() {
         let start = Duration::from_secs(5);
         let end = start + INTERVAL * (TOTAL as u32 - 1);
         // Only 50 objects arrive, ten seconds after they were sent. The rate of the track is computed from their
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn subscriber_that_receives_few_objects_misses_the_rest() {
+    fn one_received_object_of_a_track_counts_all_later_ones_as_missing() {
         let report = Owed::report([&subscriber(|n| (n == 3).then_some(0))]).unwrap();
         assert_eq!((report.objects, report.delivered, report.latency_us.p50), (396, 0, None));
         assert_eq!(Owed::report([&subscriber(|_| None)]), None);

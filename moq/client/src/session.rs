@@ -659,7 +659,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_are_parsed_or_refused() {
+    fn only_moqt_and_https_urls_without_user_name_are_accepted() {
         assert!(parse_url("moqt://localhost:4443/a?b").is_ok());
         assert!(parse_url("https://localhost:4443/a?b").is_ok());
         for bad in ["http://localhost", "moqt://", "https://", "localhost:4443", "moqt:///path", "moqt://a@b"]

@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_of_a_restarted_publisher_continue_the_count() {
+    fn loss_count_continues_when_sequence_numbers_restart_at_0() {
         let mut figures = ObjectFigures::new();
         for sequence in 0..100 {
             figures.object(&object(sequence), &mut StreamOrder::default());
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn sequence_numbers_below_the_window_stay_counted() {
+    fn missing_sequence_numbers_stay_counted_after_the_bitmap_moves_on() {
         let mut seen = SequenceSet::default();
         let end = 64 * WINDOW_WORDS as u64 * 3;
         for sequence in (0..end).filter(|sequence| sequence % 1000 != 999) {

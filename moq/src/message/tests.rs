@@ -130,7 +130,7 @@ fn goaway_of_older_drafts_has_no_timeout() {
 }
 
 #[test]
-fn goaway_names_a_request_in_draft_18_only() {
+fn goaway_has_a_request_id_in_draft_18_only() {
     let named = GoAway { uri: String::new(), timeout: 7, request_id: Some(4) };
     let nameless = GoAway { request_id: None, ..named.clone() };
     for draft in Draft::ALL {
@@ -334,7 +334,7 @@ fn malformed_messages_are_violations() {
 }
 
 #[test]
-fn request_ok_is_checked_against_its_request() {
+fn request_ok_with_fields_not_allowed_for_its_request_is_an_error() {
     let parameters = Parameters { largest_object: Some(Location::new(1, 2)), ..Parameters::default() };
     let properties = TrackProperties { dynamic_groups: Some(true), ..TrackProperties::default() }.encode();
     let with_location = RequestOk { parameters: parameters.clone(), properties: Properties::default() };
@@ -705,7 +705,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_never_panic(draft in a_draft(), bytes in vec(any::<u8>(), 0..60)) {
+    fn control_message_of_arbitrary_bytes_never_panics(draft in a_draft(), bytes in vec(any::<u8>(), 0..60)) {
         let _ = decode_in(draft, &bytes);
     }
 

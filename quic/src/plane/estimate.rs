@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn estimate_is_reported_on_change_and_not_too_often() {
+    fn bandwidth_estimate_is_reported_on_change_at_most_every_50_ms() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let mut told = ReportedEstimate::default();

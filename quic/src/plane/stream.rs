@@ -647,7 +647,7 @@ mod tests {
     }
 
     #[test]
-    fn delegated_stream_is_reset_once_it_is_returned() {
+    fn reset_of_an_offloaded_stream_waits_until_the_offload_returns_it() {
         let (_, mut stream) = stream(100);
         drain(&mut stream, 100);
         stream.delegated = true;
@@ -694,7 +694,7 @@ mod tests {
     }
 
     #[test]
-    fn stream_abandoned_at_its_end_ends_with_fin() {
+    fn stream_abandoned_in_its_last_object_ends_with_fin() {
         let (source, mut stream) = stream(100);
         let chunk = stream.next(60, u64::MAX).expect("fresh");
         stream.on_sent(&chunk);

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn track_without_a_permit_is_not_offloaded() {
+    fn track_over_the_limit_of_offloaded_tracks_is_not_offloaded() {
         let offers = Offers::default();
         offers.allow();
         assert!(offers.openings(&|| None, || panic!("there is no place")).is_none());

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_keys_or_roots_do_not_make_a_relay_public() {
+    fn unreadable_token_keys_or_client_cas_do_not_open_the_relay_to_anyone() {
         let files = AccessFiles::new();
         let tokens = AccessConfig { keys: vec![files.secret("none", None)], ..AccessConfig::default() };
         let certificates = AccessConfig { client_ca: Some(files.path("none")), ..AccessConfig::default() };
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn unusable_settings_are_reported_until_they_are_fixed() {
+    fn unusable_access_settings_are_reported_at_each_check_until_fixed() {
         let mut watch = AccessFileWatch::new(&AccessConfig::default(), &AccessPolicy::default());
         watch.change(Err(anyhow::anyhow!("line 3")));
         for _ in 0..2 {

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_certificate_is_loaded_and_mismatch_reported_once() {
+    fn changed_certificate_is_loaded_and_its_key_mismatch_reported_once() {
         let files = files();
         let (cert, key) = pair();
         files.put("cert.pem", &cert);
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn running_relays_certificate_file_is_not_replaced() {
+    fn certificate_file_of_a_running_relay_is_not_overwritten_by_another() {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("relay.pem");
         let made = IdentityConfig::SelfSigned { out: Some(out.clone()) };

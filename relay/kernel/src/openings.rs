@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_track_gets_one_prepared_stream_and_busy_tracks_more() {
+    fn each_watched_track_gets_one_preopened_stream_and_busy_tracks_more() {
         for (prepared, subscribers, wanted, waiting, missing, why) in [
             (0, 8, 4, 0, 4, "as many as it wants"),
             (32, 8, 64, 4, 60, "busy"),

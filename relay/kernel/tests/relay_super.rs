@@ -157,8 +157,8 @@ impl SuperPacketScene {
 }
 
 #[test]
-fn each_segment_of_a_super_packet_is_forwarded() {
-    if !root("each_segment_of_a_super_packet_is_forwarded") {
+fn each_segment_of_a_gso_packet_is_forwarded() {
+    if !root("each_segment_of_a_gso_packet_is_forwarded") {
         return;
     }
     for (name, families, mechanism) in
@@ -187,8 +187,8 @@ fn each_segment_of_a_super_packet_is_forwarded() {
 /// One program run makes fewer copies than the GSO packet needs, so a further run makes the missing copies of a
 /// segment. That run may also begin the next segments.
 #[test]
-fn copies_beyond_the_budget_are_sent_in_further_program_runs() {
-    if !root("copies_beyond_the_budget_are_sent_in_further_program_runs") {
+fn gso_copies_beyond_the_run_budget_are_sent_in_further_program_runs() {
+    if !root("gso_copies_beyond_the_run_budget_are_sent_in_further_program_runs") {
         return;
     }
     // If a program run makes at most 3 copies, it cannot copy a segment to all 5 subscribers.
@@ -209,8 +209,8 @@ fn copies_beyond_the_budget_are_sent_in_further_program_runs() {
 }
 
 #[test]
-fn segments_after_the_last_run_are_left_to_userspace() {
-    if !root("segments_after_the_last_run_are_left_to_userspace") {
+fn gso_segments_after_the_last_program_run_are_left_to_userspace() {
+    if !root("gso_segments_after_the_last_program_run_are_left_to_userspace") {
         return;
     }
     let network = NamespaceNetwork::new("sl");
@@ -229,8 +229,8 @@ fn segments_after_the_last_run_are_left_to_userspace() {
 /// Segments of unknown connections and segments that are not authentic are declined one by one. The other segments are
 /// forwarded.
 #[test]
-fn only_forged_segments_of_a_super_packet_are_declined() {
-    if !root("only_forged_segments_of_a_super_packet_are_declined") {
+fn only_forged_segments_of_a_gso_packet_are_not_forwarded() {
+    if !root("only_forged_segments_of_a_gso_packet_are_not_forwarded") {
         return;
     }
     let network = NamespaceNetwork::new("sf");
@@ -264,8 +264,8 @@ fn only_forged_segments_of_a_super_packet_are_declined() {
 /// userspace gets the GSO packet and no copies are made. The program counts such GSO packets, and reports itself as
 /// detached until it is attached again.
 #[test]
-fn super_packet_without_a_clone_is_left_to_userspace() {
-    if !root("super_packet_without_a_clone_is_left_to_userspace") {
+fn gso_packet_is_left_to_userspace_if_loopback_has_no_program() {
+    if !root("gso_packet_is_left_to_userspace_if_loopback_has_no_program") {
         return;
     }
     let network = NamespaceNetwork::new("sd");
@@ -289,8 +289,8 @@ fn super_packet_without_a_clone_is_left_to_userspace() {
 /// The deferred socket (the socket for packets that need not wake userspace) gets the GSO packet and counts each of
 /// its segments.
 #[test]
-fn super_packet_is_deferred_as_a_whole() {
-    if !root("super_packet_is_deferred_as_a_whole") {
+fn gso_packet_reaches_userspace_unsegmented_without_waking_it_up() {
+    if !root("gso_packet_reaches_userspace_unsegmented_without_waking_it_up") {
         return;
     }
     let network = NamespaceNetwork::new("sw");
@@ -322,8 +322,8 @@ fn super_packet_is_deferred_as_a_whole() {
 
 /// Several processors forward GSO packets at the same time, each in runs of its own.
 #[test]
-fn super_packets_on_all_processors_are_each_forwarded_once() {
-    if !root("super_packets_on_all_processors_are_each_forwarded_once") {
+fn gso_packets_on_all_cpus_are_each_forwarded_once() {
+    if !root("gso_packets_on_all_cpus_are_each_forwarded_once") {
         return;
     }
     let network = NamespaceNetwork::new("sp");

@@ -296,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn route_lost_by_a_track_without_subscriptions_is_forgotten() {
+    fn lost_route_of_an_unsubscribed_track_is_forgotten_after_a_timeout() {
         let now = Time::now();
         let mut rerouting = Rerouting::default();
         rerouting.lost.insert(7, now);

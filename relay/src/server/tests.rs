@@ -198,7 +198,7 @@ async fn path_estimates_of_sessions_are_reported_to_embedding_program() {
 }
 
 #[tokio::test]
-async fn client_without_setup_leaves_no_tasks_or_state() {
+async fn disconnected_client_without_setup_leaves_no_tasks_or_state() {
     let relay = RelayUnderTest::start();
     let before = tasks();
     let (connection, session) = relay.connect().await;

@@ -311,7 +311,7 @@ mod tests {
     const FAILED: (Duration, bool) = (Duration::ZERO, false);
 
     #[test]
-    fn preferred_relay_is_tried_first_and_failed_one_is_delayed() {
+    fn preferred_upstream_is_tried_first_and_a_failed_one_after_a_delay() {
         let now = Instant::now();
         let mut sources = sources(3, now);
         assert_eq!(sources.ready(3, now), Ok(vec![0, 1, 2]));

@@ -158,7 +158,7 @@ async fn slow_trace_viewer_gets_the_number_of_dropped_events() {
 }
 
 #[tokio::test]
-async fn trace_ends_with_the_relay_and_viewers_are_limited() {
+async fn trace_ends_when_the_relay_stops_and_viewers_are_limited() {
     let (tracer, tap) = tracer();
     let mut all: Vec<_> = (0..MAX_VIEWERS).map(|_| tracer.watch(EventFilter::default()).unwrap()).collect();
     assert!(tracer.watch(EventFilter::default()).is_err());
@@ -196,7 +196,7 @@ fn invalid_trace_query_is_refused() {
 }
 
 #[test]
-fn kernel_events_pass_by_publisher_subscriber_and_track() {
+fn kernel_trace_events_are_filtered_by_publisher_subscriber_or_track() {
     let what = OffloadTraceKind::Copy {
         outcome: "sent",
         subscriber: 2,
@@ -233,7 +233,7 @@ fn kernel_events_pass_by_publisher_subscriber_and_track() {
 }
 
 #[test]
-fn trace_sources_collect_the_union_of_all_filters() {
+fn trace_collects_events_matching_any_viewers_filter() {
     let tracing = |every, track, session| PacketFilter {
         every: NonZero::new(every).unwrap(),
         track: NonZero::new(track),

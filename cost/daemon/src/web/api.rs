@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn request_for_a_sum_of_reports_waits_while_others_are_computed() {
+    async fn report_sum_request_over_the_concurrency_limit_is_refused_as_busy() {
         let access = http::access::HttpAccess::default();
         let losses = Arc::default();
         let addr = ([127, 0, 0, 1], 0).into();

@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_add_up_over_reports() {
+    fn prometheus_counters_are_sums_over_all_cost_reports() {
         let text = scrape(&[report(), report()]);
         for line in [
             "# TYPE millrace_cost_event_seconds counter",

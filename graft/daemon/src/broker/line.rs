@@ -148,7 +148,7 @@ mod tests {
     /// when such a request is read, or when a connection with such an unread request is closed. The connection counts
     /// towards its user's limit until the socket has stopped lingering.
     #[test]
-    fn lingering_socket_blocks_only_its_own_connection() {
+    fn socket_with_so_linger_blocks_only_the_connection_that_sent_the_socket() {
         let places = ClientPlaces::for_users(1);
         let (hostile, own) = ControlEnd::pair().unwrap();
         let (near, far) = lingering();

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn throughput_is_violated_only_if_sends_are_refused() {
+    fn minimum_throughput_is_violated_only_if_sends_are_refused() {
         let mut quality = Quality::default();
         quality.begin(&seen(0, 7));
         quality.look(&seen(100, 7));
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn lasting_violation_is_reported_at_intervals() {
+    fn lasting_quality_violation_is_reported_every_ten_seconds() {
         let mut quality = Quality::default();
         let now = Instant::now();
         let path = PeerPathFigures { round_trip: Some(Duration::from_millis(202)), loss: None };

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn record_keys_are_refused_after_their_limit() {
+    fn encryption_key_is_refused_after_its_limit_of_records() {
         let (mut sealer, mut opener) = ends(RECORDS_MOST - 1);
         let last = sealed(&mut sealer, vec![Bytes::from_static(b"last")]);
         let mut batch = RecordBatch(vec![Bytes::from_static(b"more")]);

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn finished_connection_is_remembered_until_too_many_follow() {
+    fn result_of_a_finished_tunnel_is_kept_until_thousands_have_followed() {
         let table = TunnelTable::new(1, 1 << 20, 1 << 20);
         let key = |id| ("a".to_owned(), 1, id);
         let _live = table.host(key(0));

@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gateway_recognises_rules_and_routes_of_its_run() {
+    fn gateway_recognises_only_its_own_routing_rules_and_routes() {
         let run = GatewayRun(7);
         let rule = rule(RouteFamily::V4, run, "lan0", run.mark());
         let route = route(RouteFamily::V6, run, 1);

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn maps_of_sessions_grow_with_their_number() {
+    fn bpf_map_sizes_grow_with_the_configured_number_of_sessions() {
         let room = SessionRoom { sessions: 1000, storing_sessions: 20 };
         let table = [
             ("state", MapType::Array, 64, 1000),

@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernel_call_without_memory_is_retried() {
+    fn kernel_call_that_fails_with_enomem_is_retried() {
         let mut answers = [nix::Error::ENOMEM, nix::Error::ENOMEM].into_iter();
         assert!(with_memory(|| answers.next().map_or(Ok(()), |error| Err(Error::Clock(error)))).is_ok());
         let mut calls = 0;
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_call_with_another_error_is_not_retried() {
+    fn kernel_call_with_error_other_than_enomem_is_not_retried() {
         let mut calls = 0;
         let refused = with_memory(|| {
             calls += 1;

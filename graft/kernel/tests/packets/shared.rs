@@ -190,8 +190,8 @@ fn gate_and_packet_grafts_attach_and_detach_in_any_order() {
 }
 
 #[test]
-fn second_program_of_the_same_kind_is_refused() {
-    if !root("second_program_of_the_same_kind_is_refused") {
+fn second_gate_or_packet_graft_on_an_interface_is_refused() {
+    if !root("second_gate_or_packet_graft_on_an_interface_is_refused") {
         return;
     }
     let site = SharedSite::new("second");
@@ -258,8 +258,8 @@ fn killed_process_leaves_the_other_program_attached() {
 }
 
 #[test]
-fn killed_processes_leave_nothing_behind() {
-    const TEST: &str = "killed_processes_leave_nothing_behind";
+fn killed_gate_and_graft_processes_leave_no_xdp_program_attached() {
+    const TEST: &str = "killed_gate_and_graft_processes_leave_no_xdp_program_attached";
     hold_if_asked();
     if !root(TEST) {
         return;
@@ -282,10 +282,10 @@ fn killed_processes_leave_nothing_behind() {
 
 /// Each packet gets exactly one verdict from one of the two programs, while the other one attaches and detaches.
 #[test]
-fn no_packet_is_lost_while_another_program_attaches_and_detaches() {
+fn packet_grafts_miss_no_packet_while_a_gate_attaches_and_detaches() {
     const ROUNDS: u64 = 20;
     const PACKETS: u64 = 50;
-    if !root("no_packet_is_lost_while_another_program_attaches_and_detaches") {
+    if !root("packet_grafts_miss_no_packet_while_a_gate_attaches_and_detaches") {
         return;
     }
     let site = SharedSite::new("lossless");

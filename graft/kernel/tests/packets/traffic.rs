@@ -413,9 +413,9 @@ fn lost_packets_are_sent_again() {
 /// The function list drops packets that arrive after a packet with a higher number. It does so only if its functions
 /// run in the right order.
 #[test]
-fn late_packets_are_dropped() {
+fn packets_after_one_with_a_higher_number_are_dropped() {
     const SENT: u32 = 2000;
-    if !root("late_packets_are_dropped") {
+    if !root("packets_after_one_with_a_higher_number_are_dropped") {
         return;
     }
     for protocol in WireProtocol::ALL {
@@ -458,9 +458,9 @@ fn what_is_late_is_dropped_over(protocol: WireProtocol, sent: u32) {
 
 /// Both hosts swap between two lists of functions, back and forth, while packets are sent.
 #[test]
-fn function_lists_are_swapped_without_loss() {
+fn function_lists_change_during_traffic_without_packet_loss() {
     const SENT: u32 = 20_000;
-    if !root("function_lists_are_swapped_without_loss") {
+    if !root("function_lists_change_during_traffic_without_packet_loss") {
         return;
     }
     let site = PacketHook::new("swap", 4);
@@ -512,9 +512,9 @@ pub const PARTIAL: &[&str] = &["window", "number", "partial", "acknowledge"];
 
 /// Every message arrives once, in order if the list of functions promises that, and a refused sender is notified.
 #[test]
-fn lists_with_the_window_function_deliver_all_packets_in_order() {
+fn function_lists_with_a_send_window_deliver_each_message_once() {
     const SENT: u32 = 1500;
-    if !root("lists_with_the_window_function_deliver_all_packets_in_order") {
+    if !root("function_lists_with_a_send_window_deliver_each_message_once") {
         return;
     }
     // The wire forwards nothing until the window is full, however slow the machine is.
@@ -609,9 +609,9 @@ fn lists_with_the_window_function_deliver_all_packets_in_order() {
 /// Under the new list of functions, packets that were lost before the swap are retransmitted. Selective Repeat and
 /// Go-Back-N alternate.
 #[test]
-fn go_back_n_and_selective_repeat_are_swapped_without_loss() {
+fn change_between_go_back_n_and_selective_repeat_loses_no_packet() {
     const SENT: u32 = 3000;
-    if !root("go_back_n_and_selective_repeat_are_swapped_without_loss") {
+    if !root("change_between_go_back_n_and_selective_repeat_loses_no_packet") {
         return;
     }
     for protocol in WireProtocol::ALL {

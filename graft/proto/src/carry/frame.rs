@@ -401,7 +401,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn carrier_frames_are_decoded_in_any_pieces(
+        fn carrier_frames_are_decoded_from_pieces_of_any_size(
             said in prop::collection::vec(frames(), 0..20),
             sizes in prop::collection::vec(1_usize..200, 1..20),
         ) {

@@ -383,7 +383,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_arrive_once_and_in_order(steps in steps()) {
+        fn carried_bytes_arrive_once_in_order_although_carriers_end(steps in steps()) {
             let mut way = LedgerDirection::default();
             steps.into_iter().for_each(|step| way.step(step));
             way.out.end();
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_beyond_the_window_are_refused() {
+    fn carried_bytes_beyond_the_receive_window_are_refused() {
         let mut inn = IncomingBytes::default();
         let much = Bytes::from(vec![0; WINDOW_MAX as usize]);
         assert_eq!(inn.receive(much), Ok(()));

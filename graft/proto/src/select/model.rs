@@ -211,7 +211,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn decision_uses_only_available_candidates() {
+    fn model_decision_uses_only_available_congestion_controls_and_carriers() {
         let model = model();
         let features: Features = "loss=2,offer=carrier".parse().unwrap();
         let best = |can: fn(&str) -> bool| Some(model.decide(&features, can).rank?.candidate.as_str());

@@ -233,7 +233,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn decision_tree_leads_to_the_leaf_that_the_features_select() {
+    fn decision_tree_assumes_the_commonest_branch_for_unknown_features() {
         let tree = tree();
         let table: [(&str, u32, &[&str]); 5] = [
             ("loss=0.5", 0, &["loss is 0.5 %: at most 0.5 %"]),

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn each_end_opens_its_own_half_of_a_shared_pool_of_sessions() {
+    fn peers_open_alternate_ports_of_a_shared_session_pool() {
         let near = parse(&peer("10.0.0.9", "10.0.0.10", "")).expect("a peer");
         let far = parse(&peer("10.0.0.10", "10.0.0.9", "")).expect("a peer");
         assert_eq!(near.daemons.local.port(), 41000);

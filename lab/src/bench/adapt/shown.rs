@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn median_minimum_and_maximum_are_computed_for_each_figure() {
+    fn spread_of_playback_figures_is_median_minimum_and_maximum() {
         let good = AdaptFigures::from_arrivals(&SENT, &all(), &[]);
         let bad = AdaptFigures { frames_shown_pct: 0.0, latency_p95_ms: None, ..good };
         let [stalls, .., shown, latency] = AdaptFigures::spread(&[good, bad, good]).unwrap();

@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn stolen_time_is_charged_in_proportion_to_running_time() {
+    fn steal_time_is_split_between_kernel_and_user_mode_by_cpu_time() {
         assert_eq!(STAT.kernel_with_steal(), 60.0);
         let stolen = ProcStatTimes { steal: 8.0, ..STAT };
         assert_eq!((stolen.counted(), stolen.kernel_with_steal()), (88.0, 66.0));
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn error_of_worst_cpu_keeps_its_sign() {
+    fn procstat_error_of_the_worst_cpu_keeps_its_sign() {
         let mut low = round(40.0, (0.0, 0.0));
         let high =
             low.cpus.get(&0).copied().map(|cpu| AccuracyCpuTimes { events: 57.0, ..cpu }).expect("a CPU");
@@ -428,7 +428,7 @@ mod tests {
     /// A layer of the network stack (such as TCP) that either the observer or the profile missed in one round counts
     /// with the time 0 there.
     #[test]
-    fn part_that_observer_or_profile_missed_has_time_zero() {
+    fn network_layer_missed_by_observer_or_profile_counts_as_zero_time() {
         let mut other = round(57.0, (30.0, 30.0));
         other
             .parts

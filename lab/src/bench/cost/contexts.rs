@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wrong_figures_are_named() {
+    fn cost_figures_outside_their_tolerance_are_named() {
         let figures = |within, difference_points, absent: &[&str]| ContextFigures {
             observer_pct: 10.0,
             profile_pct: 10.0,
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_were_not_reported_are_absent() {
+    fn network_layers_missing_in_a_cost_report_are_named() {
         let load = ALL.iter().find(|load| load.name == "tc").expect("a load");
         assert_eq!(load.absent(|event, part| event == Event::NetRx && part == "TC"), [""; 0]);
         assert_eq!(load.absent(|event, part| event == Event::Send && part == "TC"), ["net_rx: TC"]);

@@ -431,7 +431,7 @@ i perf  17 [001] 6.000000000: \n\tffffffff81000001 do_filp_open\n
     }
 
     #[test]
-    fn networking_is_recognised_by_its_functions() {
+    fn networking_is_recognised_by_functions_in_the_perf_call_stack() {
         for (stack, want) in [
             (&["memcpy", "tcp_sendmsg", "sock_write_iter", "vfs_write"][..], true),
             (&["unix_stream_sendmsg", "sock_write_iter", "vfs_write"], false),
@@ -459,18 +459,18 @@ i perf  17 [001] 6.000000000: \n\tffffffff81000001 do_filp_open\n
     }
 
     #[test]
-    fn too_short_recording_is_an_error() {
+    fn perf_recording_shorter_than_the_measured_period_is_an_error() {
         assert!(parse(TEXT, 100, 4_000_000_000, 6_000_000_000, None).is_err());
         assert!(parse(TEXT, 100, 5_000_000_000, 6_000_000_001, None).is_err());
     }
 
     #[test]
-    fn missing_idle_samples_do_not_change_other_shares() {
+    fn percentage_of_samples_does_not_depend_on_missing_idle_samples() {
         assert_eq!(CpuSamples::new(1000).percent(1000, 4_000_000_000), 25.0);
     }
 
     #[test]
-    fn reads_and_writes_of_the_load_are_calls_on_sockets() {
+    fn vfs_writes_of_the_load_process_count_as_socket_calls() {
         let text = TEXT.replace("do_filp_open", "vfs_write");
         let parse = |files| parse(&text, 100, 5_000_000_000, 6_000_000_000, files).expect("it parses");
         let sent = |cpus: &BTreeMap<u32, CpuSamples>| {

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn difference_beyond_aim_is_allowed_only_within_three_standard_errors() {
+    fn difference_over_1_point_is_allowed_within_three_standard_errors() {
         let judged = |points, error| {
             let sum = KernelSum::with_difference(points, error);
             (sum.meets_aim(), sum.is_within())

@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_input_hook_limits_connections() {
+    fn only_the_nftables_input_hook_limits_connections() {
         let hooks = [NftHook::Input, NftHook::Raw, NftHook::Ingress { device: "eth0" }];
         let connections = hooks.map(|hook| DefenceLimits::Connections(1).nft_rules(hook, 4433).is_ok());
         assert_eq!(connections, [true, false, false]);

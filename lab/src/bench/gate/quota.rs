@@ -341,14 +341,14 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_counted_over_time() {
+    fn request_rate_is_computed_over_a_period_and_as_a_time_series() {
         let got = steady(1, 3, 10);
         assert!((rate(&got, (SECOND, 3 * SECOND)) - 100.0).abs() < 1e-9);
         assert_eq!(series(&got, SECOND, 2 * SECOND), vec![10; 10]);
     }
 
     #[test]
-    fn recovery_ends_when_the_rate_is_back() {
+    fn recovery_ends_when_the_request_rate_reaches_90_percent_of_normal() {
         let at_once = steady(1, 6, 10);
         assert_eq!(recovery_s(&at_once, 2 * SECOND, 6 * SECOND, 100.0), Some(0.0));
         let late = steady(4, 6, 10);

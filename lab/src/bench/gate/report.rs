@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn gate_is_compared_with_userspace_as_in_the_paper() {
+    fn report_gives_percent_change_of_gate_against_userspace_defences() {
         let rows = [
             row(Defence::User, vec![figures(100.0, 50), figures(200.0, 50)]),
             row(Defence::UserEarly, vec![figures(120.0, 20)]),

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_several_runs_are_joined() {
+    fn transfer_times_of_the_same_case_in_several_runs_are_joined() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("rows.json");
         let rows = [row("cubic", 20, &[1.0, 2.0]), row("bbr", 10, &[5.0])];

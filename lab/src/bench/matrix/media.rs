@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn part_of_the_published_media_is_found() {
+    fn played_frames_match_a_sequence_of_the_published_frames() {
         let sent = media(&fragments(&[b"key", b"one", b"two", b"key", b"three", b"four"], 0));
         assert_eq!(sent.frames.len(), 6);
         let table = [

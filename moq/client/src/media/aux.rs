@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn encryption_information_is_found_by_offset_and_in_senc() {
+    fn sample_encryption_information_is_read_from_saiz_saio_or_senc() {
         let saiz = full(b"saiz", 0, 0, &[16, 0, 0, 0, 2]);
         let saio = full(b"saio", 1, 0, &[&1_u32.to_be_bytes()[..], &50_u64.to_be_bytes()].concat());
         let senc = full(b"senc", 0, SUBSAMPLES, &[&2_u32.to_be_bytes()[..], &information()].concat());

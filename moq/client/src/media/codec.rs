@@ -347,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codec_names_match_the_standards() {
+    fn codec_strings_of_hevc_av1_and_vp9_match_the_standards() {
         let hvcc = Hvcc {
             general_profile_idc: 1,
             general_profile_compatibility_flags: [0x60, 0, 0, 0],

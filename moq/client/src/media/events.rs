@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn boxes_waiting_for_a_fragment_are_bounded() {
+    fn boxes_that_wait_for_their_fragment_are_limited_in_bytes() {
         let mut waiting = Vec::new();
         for _ in 0..100 {
             wait(

@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jump_of_the_media_time_causes_no_wait() {
+    fn jump_of_the_media_time_by_an_hour_does_not_delay_publishing() {
         let pace = FirstFragment::new();
         let seconds = Duration::from_secs;
         let mut clock = FeedClock::new(Some(&pace), seconds(5), 1);

@@ -276,7 +276,7 @@ fn has_ffmpeg() -> bool {
 }
 
 #[test]
-fn rare_inputs_play_from_the_start_and_from_a_late_join() {
+fn rare_mp4_layouts_play_from_the_start_and_after_a_late_join() {
     if !has_ffmpeg() {
         return;
     }
@@ -289,7 +289,7 @@ fn rare_inputs_play_from_the_start_and_from_a_late_join() {
 /// The variable `MILLRACE_INPUTS` may name a folder whose files are tested instead of the default ones.
 #[test]
 #[ignore = "test-all: makes over a hundred inputs, some minutes of ffmpeg"]
-fn real_inputs_play_from_the_start_and_from_a_late_join() {
+fn mp4_files_made_by_ffmpeg_play_from_the_start_and_after_a_late_join() {
     if !has_ffmpeg() {
         return;
     }
@@ -375,7 +375,7 @@ fn prft_and_emsg_boxes_precede_their_fragments_and_become_timelines() {
 }
 
 #[test]
-fn catalogs_describe_tracks() {
+fn catalogs_list_role_and_codec_of_video_audio_and_subtitle_tracks() {
     let described = |file: &str| {
         let broadcast = publish(&fs::read(cache_directory().join(file)).unwrap(), Packaging::Cmaf).unwrap();
         let hang: hang::HangCatalog =

@@ -74,7 +74,7 @@ fn switch_begins_with_first_group_that_has_not_begun() {
 }
 
 #[test]
-fn switch_waits_for_a_whole_group() {
+fn rendition_switch_waits_for_the_next_complete_group() {
     let mut choice = RenditionChoice::new(2, 1);
     choice.saw(1, 5);
     assert_eq!(choice.switch(0), None, "no object of 0 has arrived");
@@ -94,7 +94,7 @@ fn switch_waits_for_a_whole_group() {
 }
 
 #[test]
-fn best_available_rendition_is_chosen() {
+fn rendition_without_new_objects_is_replaced_by_the_best_available() {
     let mut choice = RenditionChoice::new(3, 2);
     choice.join(0, None);
     choice.join(1, Some(4));
@@ -131,7 +131,7 @@ proptest! {
     /// Each group is taken from one rendition as a whole. The first group after a switch began after the subscription
     /// to its rendition did.
     #[test]
-    fn group_is_taken_from_one_rendition_only(steps in steps()) {
+    fn every_group_is_forwarded_from_one_rendition_only(steps in steps()) {
         let mut choice = RenditionChoice::new(3, 2);
         let mut newest = [0u64; 3];
         let mut heard = [u64::MAX, u64::MAX, 0];
@@ -228,7 +228,7 @@ fn switch_up_that_fills_the_path_is_reverted_at_once() {
 }
 
 #[test]
-fn longer_round_trip_of_a_new_route_counts_as_queueing_for_a_while() {
+fn highest_rendition_returns_within_45_s_after_the_route_gets_longer() {
     let start = Instant::now();
     let mut decider = Decider::new(LADDER, 2);
     let mut rungs = Vec::new();

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn free_runs_of_keystream_memory_split_and_join() {
+    fn free_keystream_memory_is_split_and_merged_by_the_buddy_allocator() {
         let mut runs = Runs::new(13);
         assert_eq!(runs.take(4), None);
         let taken = [3, 2, 0].map(|order| runs.take(order).expect("room"));
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn allocated_runs_of_keystream_memory_never_overlap() {
+    fn allocated_keystream_memory_blocks_never_overlap() {
         let mut rng = fastrand::Rng::with_seed(1);
         let mut runs = Runs::new(1000);
         let mut taken = Vec::<BuddyRun>::new();

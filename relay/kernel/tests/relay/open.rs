@@ -142,8 +142,8 @@ const SENT: (Outcome, Option<OpeningOutcome>, Option<EgressOutcome>) =
     (Outcome::Forwarded, Some(OpeningOutcome::Bound), Some(EgressOutcome::Sent));
 
 #[test]
-fn streams_are_opened_under_the_subscribers_alias() {
-    if !root("streams_are_opened_under_the_subscribers_alias") {
+fn subscriber_streams_are_opened_with_the_subscribers_track_alias() {
+    if !root("subscriber_streams_are_opened_with_the_subscribers_track_alias") {
         return;
     }
     PAIRS.into_iter().for_each(open_under_every_alias);
@@ -200,8 +200,8 @@ fn open_under_every_alias(pair: (Option<u64>, Option<u64>)) {
 /// The publisher's streams begin with bytes for which the program opens no subscribers' streams. The openings (entries
 /// prepared for the track's next streams) stay free for other streams.
 #[test]
-fn stream_with_an_unknown_beginning_is_left_to_userspace() {
-    if !root("stream_with_an_unknown_beginning_is_left_to_userspace") {
+fn stream_with_an_unsupported_header_is_left_to_userspace() {
+    if !root("stream_with_an_unsupported_header_is_left_to_userspace") {
         return;
     }
     let mut stage = OpeningStage::new("oth");
@@ -326,8 +326,8 @@ fn stream_header_may_arrive_after_the_webtransport_preamble() {
 /// If a stream's first frame to arrive is not the one at offset 0, the program does not copy it, and userspace forwards
 /// the whole stream.
 #[test]
-fn reordered_stream_beginning_is_left_to_userspace() {
-    if !root("reordered_stream_beginning_is_left_to_userspace") {
+fn stream_not_first_received_at_offset_0_is_left_to_userspace() {
+    if !root("stream_not_first_received_at_offset_0_is_left_to_userspace") {
         return;
     }
     let taken = (Outcome::NoSlot, Some(OpeningOutcome::Taken), None);
@@ -347,8 +347,8 @@ fn reordered_stream_beginning_is_left_to_userspace() {
 
 /// The size of a packet that is compared with the MTU includes the WebTransport preamble.
 #[test]
-fn copy_that_fits_only_without_its_preamble_is_too_large() {
-    if !root("copy_that_fits_only_without_its_preamble_is_too_large") {
+fn copy_above_the_mtu_with_its_webtransport_preamble_is_too_large() {
+    if !root("copy_above_the_mtu_with_its_webtransport_preamble_is_too_large") {
         return;
     }
     let mut stage = OpeningStage::new("ptl");
@@ -405,8 +405,8 @@ fn publisher_stream_is_opened_only_once_by_program_or_userspace() {
 
 /// If the first copy of a stream is declined, userspace sends the whole stream, and no stream ID is used.
 #[test]
-fn stream_that_could_not_be_opened_is_left_to_userspace() {
-    if !root("stream_that_could_not_be_opened_is_left_to_userspace") {
+fn stream_whose_first_copy_is_declined_is_left_to_userspace() {
+    if !root("stream_whose_first_copy_is_declined_is_left_to_userspace") {
         return;
     }
     type Change = fn(&mut RelayScene);
@@ -495,8 +495,8 @@ fn stream_that_could_not_be_opened_is_left_to_userspace() {
 
 /// The test runs once with all copies in one run of the program, and once with one copy in each run.
 #[test]
-fn each_subscriber_gets_its_own_preamble_and_alias() {
-    if !root("each_subscriber_gets_its_own_preamble_and_alias") {
+fn each_subscriber_gets_its_own_webtransport_preamble_and_track_alias() {
+    if !root("each_subscriber_gets_its_own_webtransport_preamble_and_track_alias") {
         return;
     }
     for max_copies_per_run in [64, 1] {

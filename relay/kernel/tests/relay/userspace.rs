@@ -14,9 +14,9 @@ use crate::scene::{EGRESS, ID_LEN, NUMBER_MASK, OFFSET, RelayScene, simple};
 /// taken twice or left out, key generations never decrease, and each packet of the program uses the keys of its
 /// generation.
 #[test]
-fn packet_numbers_are_shared_with_userspace() {
+fn kernel_and_userspace_never_use_a_quic_packet_number_twice() {
     const PACKETS: usize = 3000;
-    if !root("packet_numbers_are_shared_with_userspace") {
+    if !root("kernel_and_userspace_never_use_a_quic_packet_number_twice") {
         return;
     }
     let (_network, mut scene) = simple("num");
@@ -75,8 +75,8 @@ fn packet_numbers_are_shared_with_userspace() {
 }
 
 #[test]
-fn fully_forwarded_packet_goes_to_the_deferred_socket() {
-    if !root("fully_forwarded_packet_goes_to_the_deferred_socket") {
+fn fully_forwarded_packet_reaches_userspace_without_waking_it_up() {
+    if !root("fully_forwarded_packet_reaches_userspace_without_waking_it_up") {
         return;
     }
     const PING: u8 = 1;
@@ -187,8 +187,8 @@ fn sealed(id: &[u8], len: usize, scene: &mut RelayScene) -> Vec<u8> {
 }
 
 #[test]
-fn small_packets_of_a_subscriber_go_to_the_deferred_socket() {
-    if !root("small_packets_of_a_subscriber_go_to_the_deferred_socket") {
+fn small_subscriber_packets_reach_userspace_without_waking_it_up() {
+    if !root("small_subscriber_packets_reach_userspace_without_waking_it_up") {
         return;
     }
     const ROOM: u64 = 20;

@@ -52,7 +52,7 @@ impl AnsweredRequest {
 /// A client sends one second's worth of updates more than the budget holds. The relay delays the excess updates by a
 /// second and answers all of them, because a refused update would end its request.
 #[tokio::test]
-async fn updates_beyond_the_request_rate_wait() {
+async fn request_updates_beyond_the_request_rate_are_delayed() {
     let relay = relay();
     let client = BudgetClient::connect(&relay).await;
     let prefix = |number: u64| Namespace::from_path(&format!("a/{number}")).unwrap();
@@ -80,7 +80,7 @@ async fn updates_beyond_the_request_rate_wait() {
 
 /// A request that is refused for another reason also counts against the session's request budget.
 #[tokio::test]
-async fn refused_requests_count_against_the_rate() {
+async fn refused_requests_count_against_the_request_rate_limit() {
     // The allowed request rate is so low that the test exceeds it even on a slow machine.
     let relay = relay_at(4);
     let client = BudgetClient::connect(&relay).await;
@@ -136,7 +136,7 @@ async fn subscriptions_of_a_session_to_one_track_are_limited() {
 
 /// A peer may send one answer for each request of the relay, and no more.
 #[tokio::test]
-async fn answer_without_a_request_ends_the_session() {
+async fn surplus_request_ok_closes_the_session() {
     let relay = relay();
     let publisher = BudgetClient::connect(&relay).await;
     let mut published = publisher.ask(publish(0)).await;

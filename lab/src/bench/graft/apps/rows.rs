@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_are_compared_on_the_same_network() {
+    fn median_times_of_two_routes_are_compared_on_the_same_network() {
         let case = |rtt_ms, way: &str| AppCase { rtt_ms, way: way.into(), ..case_of("a") };
         let done = |seconds| RunResult { seconds, is_over: false, watched: None };
         let came = [

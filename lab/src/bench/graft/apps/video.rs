@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn late_segment_stalls_until_it_arrives() {
+    fn late_video_segment_stalls_playback_until_it_arrives() {
         let mut playback = Playback::default();
         playback.arrived(1.0, 2.0);
         playback.arrived(3.5, 2.0);
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn viewer_without_a_picture_has_waited_until_leaving() {
+    fn viewer_who_never_sees_a_picture_has_start_delay_until_leaving() {
         let left = Playback::default().left(60.0);
         assert_eq!(left, ViewerFigures { start_s: 60.0, stalls: 0, stalled_s: 0.0, is_over: true });
     }

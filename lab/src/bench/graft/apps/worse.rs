@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slower_candidate_is_counted_by_case_medians_and_by_single_runs() {
+    fn cases_slower_than_a_congestion_control_are_counted_by_median_and_run() {
         let case = |rtt_ms, way: &str| AppCase {
             application: "a".into(),
             loss_percent: 0.0,

@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn altered_streams_are_recognised() {
+    fn altered_or_truncated_stream_is_never_reported_as_complete() {
         let whole = stream(7, 5);
         let length = (whole.len() - 5 * 4 - 4 - 32) as u64;
         assert_eq!(came(7, &whole), (Some(DirectionEnd::Whole), length));

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_messages_are_infinitely_late() {
+    fn p99_delay_is_infinite_if_over_one_percent_of_messages_are_lost() {
         assert_eq!(p99_of_owed(&[outcome(100, 0)], 100), Some(99.0));
         assert_eq!(p99_of_owed(&[outcome(99, 1)], 100), Some(99.0));
         assert_eq!(p99_of_owed(&[outcome(98, 2)], 100), None);

@@ -148,8 +148,8 @@ fn packet_with_bytes_beyond_the_final_size_is_not_forwarded() {
 }
 
 #[test]
-fn malformed_bytes_are_not_forwarded() {
-    if !root("malformed_bytes_are_not_forwarded") {
+fn malformed_subgroup_stream_bytes_are_not_forwarded() {
+    if !root("malformed_subgroup_stream_bytes_are_not_forwarded") {
         return;
     }
     let behind = |rest: &[u8]| [&[0x30, 2, 0], rest].concat();
@@ -257,8 +257,8 @@ fn frame_that_overlaps_received_bytes_is_not_forwarded() {
 /// Bytes may reach only userspace, in packets from an interface without the program, or in packets that the program
 /// does not parse. The program forwards no later packet that has other bytes at the same stream offsets.
 #[test]
-fn bytes_received_only_by_userspace_are_not_forwarded() {
-    if !root("bytes_received_only_by_userspace_are_not_forwarded") {
+fn packet_contradicting_bytes_seen_only_by_userspace_is_not_forwarded() {
+    if !root("packet_contradicting_bytes_seen_only_by_userspace_is_not_forwarded") {
         return;
     }
     let stream = subgroup(&[1000, 100]);
@@ -295,8 +295,8 @@ fn bytes_received_only_by_userspace_are_not_forwarded() {
 /// A forwarded packet may be lost on its way to userspace, which then receives a packet with other bytes at the same
 /// stream offset.
 #[test]
-fn differing_parser_states_at_one_offset_are_detected() {
-    if !root("differing_parser_states_at_one_offset_are_detected") {
+fn kernel_and_userspace_parser_states_differing_at_an_offset_are_detected() {
+    if !root("kernel_and_userspace_parser_states_differing_at_an_offset_are_detected") {
         return;
     }
     let x = subgroup(&[1000, 100]);
@@ -335,8 +335,8 @@ fn position(stream: &[u8], len: usize) -> PositionRecord {
 }
 
 #[test]
-fn stream_is_forwarded_again_after_its_hole_is_filled() {
-    if !root("stream_is_forwarded_again_after_its_hole_is_filled") {
+fn stream_is_forwarded_again_after_its_missing_bytes_arrive() {
+    if !root("stream_is_forwarded_again_after_its_missing_bytes_arrive") {
         return;
     }
     let stream = subgroup(&[100, 1000, 100, 100, 100]);
@@ -405,8 +405,8 @@ fn stream_is_forwarded_again_after_its_hole_is_filled() {
 /// stream up to bytes that were discarded, the program stops there, too. If userspace parses up to the bytes that were
 /// stored last, the program continues with these bytes.
 #[test]
-fn bytes_stored_after_a_hole_are_bounded() {
-    if !root("bytes_stored_after_a_hole_are_bounded") {
+fn out_of_order_bytes_beyond_the_reassembly_buffer_discard_the_oldest() {
+    if !root("out_of_order_bytes_beyond_the_reassembly_buffer_discard_the_oldest") {
         return;
     }
     let stream = subgroup(&[300; 300]);
@@ -450,9 +450,9 @@ fn bytes_stored_after_a_hole_are_bounded() {
 /// Two streams share one buffer for bytes that arrive after a hole. While the buffer has bytes of one of these streams,
 /// the other stream's bytes are not stored.
 #[test]
-fn bytes_after_holes_are_stored_for_limited_streams() {
+fn out_of_order_bytes_of_only_one_stream_per_shared_buffer_are_stored() {
     const STREAMS: u64 = 65;
-    if !root("bytes_after_holes_are_stored_for_limited_streams") {
+    if !root("out_of_order_bytes_of_only_one_stream_per_shared_buffer_are_stored") {
         return;
     }
     let stream = subgroup(&[100, 100, 100, 100]);
@@ -491,8 +491,8 @@ fn bytes_after_holes_are_stored_for_limited_streams() {
 
 /// Object IDs after a hole are deltas to the object IDs before the hole.
 #[test]
-fn object_ids_after_a_hole_may_be_large() {
-    if !root("object_ids_after_a_hole_may_be_large") {
+fn object_id_deltas_after_missing_bytes_resolve_up_to_2_64_minus_1() {
+    if !root("object_id_deltas_after_missing_bytes_resolve_up_to_2_64_minus_1") {
         return;
     }
     // The stream has the object IDs 2^64 - 3 to 2^64 - 1; a further object would exceed the largest ID.

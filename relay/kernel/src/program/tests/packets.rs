@@ -5,8 +5,8 @@ use millrace_quic::frame::{self, Frame, Walker};
 use super::*;
 
 #[test]
-fn program_passes_packets_it_does_not_understand() {
-    if !root("program_passes_packets_it_does_not_understand") {
+fn program_passes_unparsable_packets_to_userspace() {
+    if !root("program_passes_unparsable_packets_to_userspace") {
         return;
     }
     let bench = ProgramBench::new();
@@ -154,8 +154,8 @@ fn program_forwards_no_packet_number_twice() {
 /// A program run that interrupts another one on the same CPU cannot use that CPU's scratch memory. It passes the packet
 /// to userspace.
 #[test]
-fn program_run_without_a_free_work_area_passes_the_packet() {
-    if !root("program_run_without_a_free_work_area_passes_the_packet") {
+fn nested_program_run_on_a_cpu_passes_the_packet_to_userspace() {
+    if !root("nested_program_run_on_a_cpu_passes_the_packet_to_userspace") {
         return;
     }
     let bench = ProgramBench::new();
