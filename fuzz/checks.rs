@@ -155,7 +155,8 @@ fn draft(byte: u8) -> Draft {
     Draft::ALL[usize::from(byte) % Draft::ALL.len()]
 }
 
-/// Checks a message with which a peer negotiates grafts. Both hosts must reach the same verdict about the same offers.
+/// Checks a message with which two hosts negotiate grafts, which are functions that change a connection's transport. If
+/// both hosts have the same two offers, either both accept or both refuse.
 pub fn graft_message(data: &[u8]) {
     if let Some(probe) = ProbePacket::read(data).filter(|probe| probe.kind == ProbeKind::Ask) {
         assert!(probe.answer().len() <= data.len(), "an answer is no longer than what it answers");

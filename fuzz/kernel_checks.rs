@@ -186,7 +186,7 @@ pub fn kernel_udp(data: &[u8]) {
     wire(&frame);
 }
 
-/// Checks the parser of packet grafts, which accepts both UDP and IP protocol 253, which packet grafts can use in place
+/// Checks the parser of packet grafts. It accepts UDP, and also IP protocol 253, which packet grafts can use in place
 /// of UDP.
 fn wire(frame: &[u8]) {
     let mut found = UdpPacket::default();

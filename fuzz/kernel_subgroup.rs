@@ -67,7 +67,8 @@ unsafe extern "C" {
     fn subgroup_native_may_end(state: *const SubgroupStateCopy) -> i32;
 }
 
-/// Parses a piece with the C parser. Returns the new state; `None` if the piece is malformed.
+/// Parses consecutive bytes of a subgroup stream with the C parser. Returns the parser's new state; `None` if the bytes
+/// are malformed.
 fn walk(mut state: SubgroupStateCopy, piece: &[u8], at: usize, fill: u8) -> Option<SubgroupStateCopy> {
     let end = at + piece.len();
     let mut text = vec![fill; FRAMES_MAX + 8];
@@ -120,14 +121,15 @@ fn expected_head(stream: &[u8]) -> Option<SubgroupHeadCopy> {
     })
 }
 
-/// The Rust parser. It buffers the header until it is complete, and parses the objects piece by piece.
+/// The Rust parser of a subgroup stream. It buffers the header until it is complete, and parses the objects as they
+/// arrive.
 pub(super) enum RustSubgroupParser {
     Header(Vec<u8>),
     Objects(ObjectParser),
 }
 
 impl RustSubgroupParser {
-    /// Parses the next piece. Returns `None` if it is malformed, or if the stream is no subgroup stream.
+    /// Parses the stream's next bytes. Returns `None` if they are malformed, or if the stream is no subgroup stream.
     pub(super) fn take(self, piece: &[u8]) -> Option<Self> {
         let (mut parser, bytes) = match self {
             Self::Objects(parser) => (parser, piece.to_vec()),

@@ -64,7 +64,8 @@ fn signed_jwt(claims: &[u8]) {
     open(token::KIND_AGREED, format!("{message}.{tag}").into_bytes());
 }
 
-/// Opens a validly signed token with arbitrary claims. It must be refused, or give a grant that answers every query.
+/// Opens a validly signed token with arbitrary claims. It must be refused, or give rights that
+/// can be checked for every action without a panic.
 fn open(kind: u64, value: Vec<u8>) {
     let credential = Credential { kind, value: value.into() };
     let Ok(grant) = token::open(&credential, &[keys::read_secret(&SECRET).expect("a secret")]) else {

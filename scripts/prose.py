@@ -130,7 +130,7 @@ def help_lines(golden):
 
 def log_messages(source):
     """The last string of each log macro's own arguments, unless it has no word of its own."""
-    for macro in LOG.finditer(source):
+    for macro in LOG.finditer(re.split(r"#\[cfg\(test\)\]\s*mod ", source)[0]):
         at, depth, message = macro.end(), 1, None
         while depth > 0 and at < len(source):
             string = STRING.match(source, at)

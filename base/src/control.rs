@@ -80,7 +80,7 @@ impl ControlEnd {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut beside = RecvAncillaryBuffer::new(&mut space);
         let received = self.receive_with(&mut beside);
-        // Received descriptors that the caller does not get are closed at the end of this function.
+        // If no valid record was received, the descriptors that came with it are closed when this function returns.
         let descriptors = beside.drain().flat_map(|message| match message {
             RecvAncillaryMessage::ScmRights(descriptors) => descriptors.collect(),
             _ => Vec::new(),

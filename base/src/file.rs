@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_longer_than_the_limit_is_refused() {
+    fn file_longer_than_the_byte_limit_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         std::fs::write(&path, "a\u{e9}").unwrap();

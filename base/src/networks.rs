@@ -92,7 +92,8 @@ pub enum NetworkFull {
 }
 
 impl NetworkPlaces {
-    /// Makes a count of `all` slots. One client may use `of_client` slots, and no network more than half of all slots.
+    /// Creates `all` slots, all of them free. One client may use `of_client` slots, and no network more than half of
+    /// all slots.
     pub fn new(all: usize, of_client: usize) -> Self {
         Self { all, of_client, taken: 0, counts: HashMap::new() }
     }
@@ -173,8 +174,8 @@ impl NetworkPlaces {
 impl NetworkUse {
     fn load(&self) -> usize {
         const WIDEST: usize = LEVELS_V6[2].1;
-        // A load is the number of slots in use, divided by the factor of the network's limit. It is scaled by the
-        // greatest factor, because the division of integers would otherwise lose too much.
+        // A load is the number of slots in use, divided by the factor of the network's limit. It is first multiplied by
+        // the greatest factor, because integer division would otherwise lose too much precision.
         self.places * WIDEST / self.times
     }
 }
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_belong_to_a_network_of_each_prefix_length() {
+    fn ip_address_is_assigned_to_its_24_bit_or_48_56_and_64_bit_prefixes() {
         let table: [(&str, &[(&str, u8)]); 4] = [
             ("192.0.2.77", &[("192.0.2.77", 32), ("192.0.2.0", 24)]),
             ("::ffff:192.0.2.77", &[("192.0.2.77", 32), ("192.0.2.0", 24)]),
@@ -222,7 +223,7 @@ mod tests {
 
     /// A client that opens sessions from many addresses of one network leaves enough slots for other clients.
     #[test]
-    fn one_network_cannot_take_all_client_slots() {
+    fn sessions_from_one_ip_prefix_leave_room_for_other_clients() {
         type Nth = fn(u32) -> IpAddr;
         let table: [(&str, Nth, usize); 5] = [
             ("one address", |_| Ipv4Addr::new(192, 0, 2, 1).into(), 2),
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_together_take_no_more_than_all_client_slots() {
+    fn number_of_clients_of_all_networks_together_is_limited() {
         let mut places = NetworkPlaces::new(10, 2);
         let each = (0..100).map(|n| IpAddr::from(Ipv4Addr::new(10, n, 0, 1)));
         assert_eq!(each.filter(|at| places.enter(*at).is_ok()).count(), 10);
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_names_the_network_that_is_full() {
+    fn refusal_names_the_ip_prefix_that_reached_its_client_limit() {
         let mut places = NetworkPlaces::new(1000, 1);
         let network = |text: &str, length| NetworkPrefix { address: address(text), length };
         for n in 0..64 {
@@ -269,7 +270,7 @@ mod tests {
 
     /// A network in which 40 clients use one slot each has a lower load than one client that uses two slots.
     #[test]
-    fn load_of_a_network_is_its_used_slots_relative_to_its_limit() {
+    fn load_of_an_ip_prefix_is_its_session_count_divided_by_its_limit() {
         let mut places = NetworkPlaces::new(1000, 10);
         for n in 0..40 {
             assert_eq!(places.enter(Ipv6Addr::from_bits(0x2001_0db8_u128 << 96 | n << 72).into()), Ok(()));

@@ -13,16 +13,18 @@ use crate::log::{CountedTrace, Error, LineStacks, ReadTables, ReportLine, Report
 use crate::merge::{MOST_STACKS, Merge};
 use crate::report::{Report, ReportMode, Stacks};
 
-/// Largest number of consecutive reports that the threads may add up into one. Batches end at multiples of this number.
+/// Largest number of consecutive reports that the threads may add up into one. A sum of this many reports never spans
+/// two of the batches of lines that the threads parse.
 pub const TOGETHER: usize = 16;
-/// Size in bytes at which a batch of lines is full. A batch is completed to a multiple of [`TOGETHER`] lines.
+/// Size in bytes from which a batch of lines ends at the next line whose number is a multiple of [`TOGETHER`].
 pub(crate) const BATCH_BYTES: usize = 256 << 10;
-/// Largest number of batches that wait for each parser, and of parsed batches that wait for the reader.
+/// Largest number of batches of lines that wait for each parser, and of parsed batches that wait for the reader.
 pub(crate) const BATCHES: usize = 2;
 /// Largest number of threads that parse lines.
 pub(crate) const PARSERS: usize = 4;
 
-/// A report, or the sum of consecutive reports that all time the kernel's networking, or that all only sample it.
+/// A report, or the sum of consecutive reports. In all reports of a sum, CPU time was measured in the same way: timed
+/// by BPF programs, or only estimated from samples.
 #[derive(Debug)]
 pub struct Summed {
     /// The report, or the sum of several reports.
@@ -283,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn only_neighbouring_reports_of_one_mode_are_summed() {
+    fn consecutive_cost_reports_are_summed_only_within_one_measuring_mode() {
         let reports: Vec<Report> = (0..REPORTS).map(report).collect();
         let steps = [(0, 1), (0, 4), (16, TOGETHER), (5, 4)];
         let kinds: [fn(&[Report]) -> _; 2] = [lines, log_lines];

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cgroup_mount_is_found_anywhere() {
+    fn cgroup2_mount_point_is_read_from_proc_mounts() {
         let mounts =
             "cgroup /sys/fs/cgroup/cpu cgroup rw 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
         assert_eq!(first(mounts), Some("/sys/fs/cgroup/unified".into()));

@@ -144,8 +144,8 @@ impl MethodChoice {
                 if self.debt_ns <= DEBT.as_nanos() as f64 {
                     return MethodStep::Stay;
                 }
-                // Timing lasted longer than the next pause, so timing and sampling do not alternate quickly. The next
-                // pause gets its initial length again.
+                // If timing lasted longer than the next pause would, timing and sampling do not alternate quickly. The
+                // next pause then gets its initial length again.
                 if now - since >= self.pause {
                     self.pause = self.budget.pause;
                 }
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn cheap_trial_changes_the_mode_to_timing() {
+    fn timing_trial_within_the_cpu_budget_switches_sampling_to_timing() {
         let (mut choice, mut clock) = sampling();
         assert_eq!(choice.remaining(clock.0), Some(BUDGET.pause));
         assert_eq!(choice.poll(clock.0 + 9 * S, 0.0), MethodStep::Stay);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn each_expensive_trial_of_timing_doubles_the_wait_for_the_next() {
+    fn timing_trial_over_the_cpu_budget_doubles_the_wait_for_the_next() {
         let (mut choice, mut clock) = sampling();
         let mut waits = Vec::new();
         for _ in 0..8 {
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn new_budget_applies_from_the_next_trial() {
+    fn new_cpu_budget_applies_from_the_next_timing_trial() {
         let (mut choice, mut clock) = sampling();
         choice.set_budget(TimingBudget { share: 0.5, pause: S });
         assert_eq!(choice.remaining(clock.0), Some(BUDGET.pause));
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_trial_of_timing_doubles_the_wait_for_the_next() {
+    fn timing_programs_failing_to_attach_double_the_wait_for_the_next_trial() {
         let (mut choice, mut clock) = sampling();
         clock.0 += BUDGET.pause;
         assert_eq!(choice.poll(clock.0, 0.0), MethodStep::Try);
@@ -294,7 +294,7 @@ mod tests {
     /// Each change to sampling doubles the pause before the next trial of timing. If timing has lasted longer than the
     /// pause, the pause gets its initial length again.
     #[test]
-    fn pause_between_trials_is_reset_after_a_long_time() {
+    fn pause_between_timing_trials_is_reset_if_timing_lasts_longer() {
         let (mut choice, mut clock) = sampling();
         let again = |choice: &mut MethodChoice, clock: &mut TestClock, timed: u32| {
             clock.0 += choice.remaining(clock.0).expect("it samples");

@@ -128,7 +128,7 @@ impl EnergyReader {
     fn count(&self) -> io::Result<u64> {
         match self {
             Self::Powercap { file, .. } => {
-                // Reads the file opened at start-up: the process may have dropped the privilege to open it again.
+                // Reads the counter's file, opened at start-up: the process may have lost the privilege to open it.
                 let mut text = [0; 32];
                 let read = file.read_at(&mut text, 0)?;
                 parsed(&String::from_utf8_lossy(text.get(..read).unwrap_or_default()))
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn energy_domains_within_a_package_are_not_counted_twice() {
+    fn rapl_core_and_psys_energy_is_left_out_of_the_total() {
         let root = tempfile::tempdir().expect("a directory");
         tree(root.path());
         for (zone, name) in [("intel-rapl:0:1", "core"), ("intel-rapl:1", "psys")] {

@@ -83,7 +83,7 @@ impl Pprof {
             profile.message(field::PROFILE_SAMPLE, &self.sample(stack));
         }
         for (id, name) in (1..).zip(&stacks.functions) {
-            // Reports have functions but no addresses, so each function is one location.
+            // Reports have functions but no addresses, so each function is one location in pprof's sense.
             let mut line = ProtobufMessage::default();
             line.number(field::LINE_FUNCTION_ID, id);
             let mut location = ProtobufMessage::default();

@@ -92,7 +92,8 @@ fn cpus(report: &Report) -> Cow<'static, str> {
     }
 }
 
-/// Describes the host, the end of the period and its length. A merged period may have gaps, so its start is not known.
+/// Describes the host, the end of the period and its length. The sum of several reports may have gaps between their
+/// periods, so the start of the first one is not known.
 fn describe_report(report: &Report) -> String {
     let until = match OffsetDateTime::from_unix_timestamp((report.time_unix_ms / 1000) as i64) {
         Ok(t) => format!(
@@ -147,7 +148,7 @@ struct Drawing {
     frames: String,
     /// Time in nanoseconds that corresponds to the whole width of the picture.
     whole_ns: u64,
-    /// Time of all frames, each stack counted once.
+    /// Sum of the times of all stacks in nanoseconds, even if the graph contains a stack twice.
     taken_ns: u64,
     period_ns: u64,
     /// Number of rows drawn so far.
@@ -273,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn graph_names_its_subject_host_and_time() {
+    fn flame_graph_heading_names_its_subject_host_and_time() {
         let svg = picture(&[("rx", 0, 1)]);
         for want in [
             "<text id=\"heading\" x=\"4\" y=\"16\">millrace cost: networking, 2 CPUs</text>",

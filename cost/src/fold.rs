@@ -44,7 +44,7 @@ pub struct Resolver {
     symbols: Symbols,
     programs: ProgramFunctions,
     taxonomy: Taxonomy,
-    /// Rules for each function, indexed by the function's number. `None` until the rules are first needed.
+    /// The taxonomy's rules for each function, indexed by the function's number. `None` until they are first needed.
     rules: Vec<Option<FunctionRules>>,
     /// Function numbers by address. `None` is an address without a symbol.
     addresses: HashMap<u64, Option<usize>>,
@@ -341,7 +341,7 @@ ffffffff81000500 T end
 
     /// If a function ends in a call, its return address is the first address of the next function.
     #[test]
-    fn return_addresses_belong_to_the_caller() {
+    fn return_address_after_a_final_call_belongs_to_the_caller() {
         let mut functions = Vec::new();
         let mut resolver = resolver();
         resolver.functions(&[0xffff_ffff_8100_0200, 0xffff_ffff_8100_0200], &mut functions);
@@ -381,7 +381,7 @@ ffffffff81000500 T end
     }
 
     #[test]
-    fn shares_of_a_total_never_exceed_it() {
+    fn time_divided_among_samples_never_exceeds_the_total() {
         assert_eq!(share_out(1000, 1, 4), 250);
         assert_eq!(share_out(1000, 0, 0), 0);
         assert_eq!(share_out(u64::MAX, 3, 3), u64::MAX);

@@ -59,8 +59,8 @@ impl SampledFigure {
     }
 }
 
-/// Returns Wilson's score interval of a share that `samples` of `all` independent samples hit. E. B. Wilson, Probable
-/// Inference, the Law of Succession, and Statistical Inference, 1927.
+/// Returns Wilson's score interval for the true share, if `samples` of `all` independent samples were taken in it.
+/// E. B. Wilson, Probable Inference, the Law of Succession, and Statistical Inference, 1927.
 fn wilson(samples: u64, all: u64) -> Interval {
     let n = all.max(samples).max(1) as f64;
     let share = samples as f64 / n;
@@ -84,11 +84,12 @@ fn around(share: f64, samples: u64, all: u64) -> Option<Interval> {
 }
 
 /// Returns the interval of a kernel event's share of CPU time, for an event (such as a softirq) that BPF programs time.
-/// The measured time is exact, but includes the observer's own. Only the division between the two rests on samples.
+/// The measured time is exact, but includes the observer's own. How much of it is the observer's is estimated from
+/// samples, so only this part has an error.
 fn timed(ns: u64, observer_ns: u64, samples: u64, period_ns: u64) -> Option<Interval> {
     let all_ns = (ns + observer_ns) as f64;
-    // Number of samples in which the event or the observer ran, estimated from their times. If no sample hit the event
-    // itself, at least one hit the observer.
+    // Number of samples in which the event or the observer ran, estimated from their times. If no sample was taken in
+    // the event itself, at least one was taken in the observer.
     let all = match samples {
         0 if ns > 0 => return None,
         0 => 1,
@@ -126,8 +127,8 @@ impl FigureSplit {
     }
 
     /// Splits the networking time of a process or cgroup into timed and sampled time. `each` is the share of one CPU
-    /// that one sample stands for. With `sampled`, times of this period rest on samples, so even 0 samples have an
-    /// interval.
+    /// that one sample stands for. With `sampled`, all times of the report were estimated from samples, so
+    /// even a share without any sample has an interval.
     fn from_task(share: f64, samples: u64, each: f64, sampled: bool) -> Self {
         let by_samples = (samples as f64 * each).min(share);
         Self {
@@ -150,9 +151,9 @@ impl FigureSplit {
         self.timed.and(SampledFigure::new(share, samples, around(share, samples, all))).interval()
     }
 
-    /// Returns the number of samples of which those in one part of the network stack, such as UDP, are a fraction. It
-    /// is the kernel event's own number of samples if the event is timed, and `all` if it is only sampled. If part of
-    /// its time was sampled, the number is in between.
+    /// Returns the number of samples to which the samples of one part of the network stack, such as UDP, are compared.
+    /// If the kernel event is timed, it is the event's own number of samples. If the event is only sampled, it is
+    /// `all`. If part of the event's time was sampled, the number is in between.
     fn base(&self, all: u64) -> u64 {
         match self.sampled {
             Some((_, sampled)) => {
@@ -246,7 +247,8 @@ mod tests {
         }
     }
 
-    /// The interval of drawn samples contains the true share in 95 of 100 cases, for rare parts and for frequent ones.
+    /// The interval that is computed from random samples contains the true share in 95 of 100 cases, for small shares
+    /// and for large ones.
     #[test]
     fn confidence_interval_contains_the_true_share_in_95_percent() {
         let mut state = 1_u64;
@@ -268,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn interval_of_a_timed_event_covers_only_the_sampled_observer_time() {
+    fn confidence_interval_of_timed_event_is_due_to_observer_samples_only() {
         let mut report = samples::report(0);
         report.cpus[1].events[0].observer_ns = 0;
         fill(&mut report);
@@ -314,7 +316,7 @@ mod tests {
 
     /// If a report has both measured times and times estimated from samples, only the latter have confidence intervals.
     #[test]
-    fn timed_and_sampled_figures_are_added() {
+    fn only_sampled_times_have_confidence_intervals_in_a_mixed_report() {
         let mut report = samples::report(0);
         let cpu = &mut report.cpus[0];
         cpu.events[0].observer_ns = 0;
@@ -364,7 +366,7 @@ mod tests {
         assert!(!estimate.is_poor(), "most of it was timed");
     }
 
-    /// Each time of a process that rests on samples has an interval of its own. Times that were only measured are exact.
+    /// Each time of a process that rests on samples has an interval of its own. Times that were measured are exact.
     #[test]
     fn sampled_times_of_processes_have_intervals() {
         let mut report = samples::report(0);
@@ -400,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_summed_figures_add_up_as_squares() {
+    fn errors_of_summed_estimates_add_up_in_quadrature() {
         let one = SampledFigure::new(0.5, 10, Some([0.2, 0.9]));
         let sum = one.and(one).and(SampledFigure::new(0.25, 0, None));
         assert_eq!((sum.share, sum.samples), (1.25, 20));

@@ -70,7 +70,8 @@ pub struct CostPrograms {
     /// of a softirq or call precedes the program at its start.
     probes: Vec<Link>,
     samplers: BTreeMap<u32, Link>,
-    /// The last field, since fields are dropped in order and the object must outlive the links.
+    /// The loaded BPF object. It is the last field, since fields are dropped in order and the object must outlive its
+    /// BPF links.
     object: LoadedObject,
 }
 
@@ -277,7 +278,7 @@ impl CostPrograms {
     pub fn forget(&mut self, id: ProcessId) -> Result<(), Error> {
         let key = intf::ProcessKey { cgroup: id.cgroup, pid: id.pid, pad: 0 };
         match self.object.map("processes")?.delete(key.as_bytes()) {
-            // A missing entry is no error: the caller wants it to be gone.
+            // It is no error if the table has no entry of this process.
             Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => {
                 Err(Error::Write { what: "processes", source: error })
             }
@@ -307,7 +308,7 @@ impl CostPrograms {
     }
 }
 
-/// Returns the names of all programs in the object, as stacks show them.
+/// Returns the names of all BPF programs of the CPU time observer, as sampled stacks show them.
 pub fn programs() -> Result<Vec<String>, Error> {
     Ok(embedded!("cost.bpf.o").open()?.programs())
 }
@@ -395,7 +396,7 @@ mod tests {
 
     /// Kernels before 6.4 must not allocate in `sched_switch`, which runs under the run queue's lock.
     #[test]
-    fn task_switch_program_allocates_no_task_storage() {
+    fn sched_switch_program_allocates_no_task_storage() {
         const TASK_STORAGE_GET: i32 = 156;
         const CREATE: i32 = 1;
         let open = embedded!("cost.bpf.o").open().unwrap();

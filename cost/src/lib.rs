@@ -1,4 +1,5 @@
-//! The cost of the kernel's networking, live: its share of each CPU, by part of the stack and by process.
+//! Measures the CPU time of the kernel's networking on a running machine: its share of each CPU, by part of the network
+//! stack and by process.
 //!
 //! ```no_run
 //! use std::time::Duration;

@@ -250,8 +250,8 @@ fn sum_up<K: Ord, T: Clone>(sums: &mut BTreeMap<K, T>, key: K, more: &T, add: im
     }
 }
 
-/// Halves a table that has more than `most` entries: those with the largest weights stay. The others become one entry,
-/// which `rename` names and whose key it returns.
+/// Halves a table that has more than `most` entries: those with the largest weights stay. The others are added up to
+/// one entry. `rename` gives this entry its name and returns its key.
 fn bound<K: Ord, T>(
     sums: &mut BTreeMap<K, T>,
     most: usize,
@@ -590,7 +590,7 @@ mod tests {
     }
 
     #[test]
-    fn merged_report_has_the_last_command_lines_of_few_processes() {
+    fn merged_report_keeps_latest_command_lines_up_to_a_process_limit() {
         let with = |pid: u32, arguments: Option<&str>| {
             let mut report = report(0);
             (report.processes[0].pid, report.processes[0].arguments) = (pid, arguments.map(str::to_owned));
@@ -652,7 +652,7 @@ mod tests {
 
     /// A sum of many reports, as over days, keeps its limits of memory, and contains the CPU time of all reports.
     #[test]
-    fn merged_report_is_bounded_and_complete() {
+    fn report_merged_over_days_has_bounded_memory_and_all_cpu_time() {
         let mut merge = Merge::default();
         let mut stacks_ns = 0;
         let mut process_ns = 0;

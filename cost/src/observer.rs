@@ -118,8 +118,8 @@ struct Samples {
 }
 
 /// Numbers of samples in a kernel event, such as a softirq or send. Samples taken while programs timed the event divide
-/// the measured time among parts of the network stack. Each other sample adds one sampling interval to the time. No
-/// sample is both, so no time counts twice.
+/// the measured time among parts of the network stack. Each other sample adds one sampling interval to the time.
+/// Every sample is used in only one of these two ways, so no time counts twice.
 #[derive(Debug, Clone, Copy, Default)]
 struct EventCount {
     timed: u64,
@@ -577,7 +577,7 @@ fn statistics(config: &Config, missing: &mut Vec<MissingMeasurement>) -> Option<
         .ok()
 }
 
-/// Reads the list of BPF programs, and returns an entry for `missing` if that fails.
+/// Reads the list of BPF programs. If that fails, returns a note for reports that the programs' names are missing.
 fn missing_names(resolver: &mut Resolver) -> Option<MissingMeasurement> {
     let what = "names of BPF programs that are loaded later";
     resolver.refresh().err().map(|error| MissingMeasurement::new(None, what, error.to_string()))
@@ -627,8 +627,8 @@ fn missing_by_mode(mode: ReportMode) -> Option<MissingMeasurement> {
         .then(|| MissingMeasurement::new(None, "counts of calls", "events are sampled, not timed"))
 }
 
-/// If the sampling frequency is 0, returns an entry for `missing` that names the kinds of kernel work that only samples
-/// can measure.
+/// If the sampling frequency is 0, returns a note for reports that names the kinds of kernel work that only samples can
+/// measure.
 fn missing_by_frequency(hz: u32) -> Option<MissingMeasurement> {
     let is_sampled_only = |event: &Event| names::timed(*event).is_none() && event.is_networking();
     let events: Vec<&str> =
@@ -638,8 +638,8 @@ fn missing_by_frequency(hz: u32) -> Option<MissingMeasurement> {
 }
 
 /// Returns the CPU time (of hard interrupts) that neither BPF programs nor samples measure. A kernel without
-/// CONFIG_IRQ_TIME_ACCOUNTING does not measure it either: then it is 0 on all CPUs since boot, although every machine
-/// has interrupts, and the entry has no time.
+/// CONFIG_IRQ_TIME_ACCOUNTING does not measure it either, and reports it as 0 on all CPUs since boot. In this case the
+/// returned value has a reason but no time.
 fn unsampled(cpus: &[CpuCost], since_boot: &CpuClocks) -> MissingMeasurement {
     let reason = "the sampling clock's interrupt waits until they end, so they count for the work that they interrupted";
     if since_boot.values().all(|times| times.irq_ns == 0) {
@@ -729,7 +729,7 @@ impl PerCall {
         Self { send_ns: mean(Event::Send), receive_ns: mean(Event::Receive), local_ns: mean(Event::Local) }
     }
 
-    /// Returns the process's cost without the time that the observer's programs added to its calls.
+    /// Returns the process's networking times without the time that the observer's programs added to its calls.
     fn without(self, cost: &TaskCost) -> TaskCost {
         let less = |ns: u64, calls: u64, each: f64| ns.saturating_sub((calls as f64 * each) as u64);
         TaskCost {
@@ -804,7 +804,7 @@ mod tests {
     }
 
     #[test]
-    fn event_is_untimed_only_if_none_of_its_calls_is_timed() {
+    fn kernel_event_counts_as_timed_if_any_of_its_calls_is_timed() {
         let sends = || kernel::WAYS.iter().filter(|way| way.event == kernel::KernelEvent::Send);
         let all = missing(sends());
         let but_one = missing(sends().skip(1));

@@ -199,7 +199,7 @@ pub struct Report {
     pub programs: Option<Vec<ProgramCost>>,
     /// The energy that the machine used in the period, and networking's part of it.
     pub energy: Energy,
-    /// The observer's own cost.
+    /// The CPU time of the observer itself.
     pub observer: ObserverCost,
     /// Numbers of observations that the figures lack. All are 0 in a complete report.
     pub lost: LostObservations,
@@ -325,7 +325,7 @@ pub struct CpuCost {
     /// Share of the CPU's time that the observer's BPF programs took: the sum of `observer_ns` of all `events`.
     /// `networking_share` does not include it.
     pub observer_share: f64,
-    /// Number of samples that hit the observer's BPF programs within `events`.
+    /// Number of samples taken while one of the observer's BPF programs ran, from which `observer_share` is estimated.
     #[serde(default)]
     pub observer_samples: u64,
     /// Interval of `observer_share` with 95 % confidence; absent without samples.
@@ -351,17 +351,17 @@ pub struct EventCost {
     pub ns: u64,
     /// `ns` as a share of the period, 0 to 1.
     pub share: f64,
-    /// Number of softirqs or socket calls, or of task switches to threads whose whole time counts. Absent if this kind
-    /// of kernel work was only sampled, not timed.
+    /// Number of softirqs or socket calls, or of task switches to io_uring workers and NAPI threads, whose whole time
+    /// belongs to this kind of kernel work. Absent if it was only sampled, not timed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calls: Option<u64>,
-    /// Time that the observer's BPF programs took within this kind of kernel work, and the kernel to call them,
-    /// nanoseconds. The sum of `ns` and `observer_ns` is measured. Samples estimate which part is the observer's, so it
-    /// is 0 without samples.
+    /// Time in nanoseconds that the observer's BPF programs took within this kind of kernel work, including the
+    /// kernel's overhead of running them. The sum of `ns` and `observer_ns` is measured. Samples estimate which part is
+    /// the observer's, so it is 0 without samples.
     pub observer_ns: u64,
     /// Number of samples from which the times in `parts` are estimated. In mode `sampling`, `ns` is too.
     pub samples: u64,
-    /// Number of those `samples` that hit kernel work which no BPF program timed. Each adds one sampling interval to
+    /// How many of `samples` were taken in kernel work that no BPF program timed. Each adds one sampling interval to
     /// `ns`.
     #[serde(default)]
     pub sampled: u64,
@@ -463,15 +463,16 @@ pub struct TaskCost {
     /// Number of the process's calls on AF_UNIX and netlink sockets.
     #[serde(default)]
     pub local_calls: u64,
-    /// Number of samples of the process's networking that no program timed. Each adds one sampling interval to a time.
+    /// Number of samples of the process's networking that no BPF program timed. Each adds one sampling interval to
+    /// `send_ns`, `receive_ns`, `io_uring_ns` or `other_ns`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub samples: u64,
-    /// Numbers of such samples in `send_ns`, `receive_ns`, `io_uring_ns`, `other_ns` and `local_ns`, in this order.
-    /// Absent if all are 0.
+    /// Numbers of samples that were added to `send_ns`, `receive_ns`, `io_uring_ns`, `other_ns` and `local_ns`, in this
+    /// order. Absent if all are 0.
     #[serde(default, skip_serializing_if = "is_default")]
     pub figure_samples: [u64; 5],
-    /// Intervals of these five times with 95 % confidence, as shares of one CPU. `null` stands for a time that rests on
-    /// no samples. Absent if all do.
+    /// Confidence intervals (95 %) of the five times in the order of `figure_samples`, as shares of one CPU. `null`
+    /// stands for a time that rests on no samples. Absent if no time rests on samples.
     #[serde(default, skip_serializing_if = "is_default")]
     pub figure_intervals: [Option<Interval>; 5],
 }

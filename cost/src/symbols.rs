@@ -293,7 +293,7 @@ ffffffffc0200000 t bpf_trampoline_6442540000\t[bpf]
     }
 
     #[test]
-    fn function_ends_where_the_next_code_begins() {
+    fn address_past_the_end_of_a_function_has_no_symbol() {
         assert_eq!(name(0xffff_ffff_c000_fff0).as_deref(), Some("veth_xmit"));
         assert_eq!(name(0xffff_ffff_c001_0000), None);
         assert_eq!(name(0xffff_ffff_c020_0ff0).as_deref(), Some("bpf_trampoline_6442540000"));
@@ -302,7 +302,7 @@ ffffffffc0200000 t bpf_trampoline_6442540000\t[bpf]
     }
 
     #[test]
-    fn program_list_takes_precedence_over_kallsyms_for_bpf_programs() {
+    fn list_of_loaded_bpf_programs_overrides_bpf_symbols_of_kallsyms() {
         let mut symbols = Symbols::parse_for_tests(TEXT);
         let function = |start, bytes, name: &str| ProgramFunction { start, bytes, name: name.to_owned() };
         let programs = [
@@ -327,7 +327,7 @@ ffffffffc0200000 t bpf_trampoline_6442540000\t[bpf]
     /// A module loaded after the symbols were read has no names, and never gets those of the module before it in
     /// memory.
     #[test]
-    fn addresses_of_a_module_loaded_later_get_no_foreign_names() {
+    fn address_in_a_module_loaded_later_gets_no_symbol_of_another_module() {
         const BEFORE: &str = "veth 4096 0 - Live 0xffffffffc0000000\n";
         const AFTER: &str = "dummy 8192 0 - Live 0xffffffffc0001000\nveth 4096 1 - Live 0xffffffffc0000000\n";
         let mut symbols = Symbols::default();

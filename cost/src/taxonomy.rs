@@ -146,7 +146,7 @@ impl Taxonomy {
     /// Parses rules. `path` appears in the error's text only.
     ///
     /// # Errors
-    /// Fails if the text is not TOML, or has keys that no rule has.
+    /// Fails if the text is not TOML, or has an unknown key.
     pub fn parse(path: &str, text: &str) -> Result<Self, Error> {
         let syntax = |source| Error::Syntax { path: path.to_owned(), source: Box::new(source) };
         toml::from_str(text).map_err(syntax)
@@ -214,8 +214,9 @@ impl Taxonomy {
         OTHER
     }
 
-    /// Returns the rule that decides about a function. Rules with a list of callers that precede all other rules are
-    /// tried first; among these, the nearest caller decides. If none matches, the first rule without callers decides.
+    /// Returns the rule that applies to a function. The rules with a list of callers that come before the first rule
+    /// without one are tried first, with the nearest caller before the next. If none of them matches, the first rule
+    /// without callers applies.
     fn fitting<'a>(
         &self,
         event: Event,
@@ -409,9 +410,10 @@ mod tests {
         assert_eq!(event(&["vfs_write", "do_syscall_64"]), Some(Event::Kernel));
     }
 
-    /// Checks to which kind of kernel work (event) stacks belong that BPF programs do not time.
+    /// Stacks from work that BPF programs do not time, such as timers or TUN devices, get the right kind of kernel work
+    /// (event).
     #[test]
-    fn stack_of_a_context_that_is_not_timed_gets_the_right_event() {
+    fn stack_of_untimed_work_is_assigned_to_its_kernel_event() {
         let call =
             |inner: &[&'static str]| [inner, &["do_syscall_64", "entry_SYSCALL_64_after_hwframe"]].concat();
         let thread = |inner: &[&'static str]| [inner, &["kthread", "ret_from_fork"]].concat();
@@ -538,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn user_stack_is_assigned_to_its_part_of_the_taxonomy() {
+    fn user_stack_is_classified_as_crypto_transport_or_application() {
         let taxonomy = Taxonomy::builtin().expect("it parses");
         for (stack, want) in [
             (

@@ -200,7 +200,7 @@ mod tests {
 
     /// Names belong to the code in memory. They change after exec, and when a process ID is reused.
     #[test]
-    fn user_symbols_belong_to_their_address_space() {
+    fn user_symbols_are_read_again_when_the_address_space_changed() {
         let mut users = Users::default();
         let pid = std::process::id();
         let address = memory as fn(u32) -> Option<u64> as usize as u64;

@@ -80,7 +80,7 @@ fn routed(network: &NamespaceNetwork, family: u8) -> (UdpSocket, UdpSocket) {
 }
 
 /// Adds netfilter chains to a namespace. `chains` has the hook and priority of each. 60 rules make a chain slow enough
-/// that samples hit it.
+/// that some samples are taken in it.
 fn filter(namespace: &str, family: &str, chains: &[&str]) {
     let rules = "udp dport 1 counter drop\n".repeat(60);
     let chain = |(at, hook): (usize, &&str)| format!("chain c{at} {{ type filter hook {hook};\n{rules}}}\n");

@@ -109,7 +109,7 @@ fn every_send_and_receive_call_is_counted_exactly() {
         for way in WAYS {
             let missing = missing.iter().find(|missing| missing.what == way.name);
             if cost.method() == Some(TimingMethod::SystemCalls) && way.name.starts_with("aio ") {
-                // Linux AIO is timed only at functions, and the reason that is reported must say so.
+                // Linux AIO can be timed only at kernel functions. The reported reason names its system call.
                 assert!(missing.is_some_and(|it| it.reason.contains("io_submit")), "{missing:?}");
                 continue;
             }
@@ -162,8 +162,8 @@ fn runs(cost: &CostPrograms, statistics: &Statistics, name: &str) -> u64 {
 
 /// The time of an io_uring request ends before the end of the system call, which may continue with other requests.
 #[test]
-fn io_uring_request_ends_when_completed_or_queued() {
-    let test = "io_uring_request_ends_when_completed_or_queued";
+fn io_uring_request_timing_ends_at_completion_or_queueing() {
+    let test = "io_uring_request_timing_ends_at_completion_or_queueing";
     let Some(_alone) = alone(test) else { return };
     let statistics = Statistics::enable().expect("statistics");
     let mut cost =
@@ -359,8 +359,8 @@ fn io_uring_worker_time_is_an_event() {
 /// The kernel executes io_uring's `splice` in worker threads. Programs on functions see its calls, those on system
 /// calls do not.
 #[test]
-fn io_uring_worker_splice_is_counted_by_programs_on_functions() {
-    let test = "io_uring_worker_splice_is_counted_by_programs_on_functions";
+fn io_uring_worker_splice_is_counted_only_by_function_probes() {
+    let test = "io_uring_worker_splice_is_counted_only_by_function_probes";
     let Some(_alone) = alone(test) else { return };
     with_each_method(test, |cost, _| {
         let sockets = SocketPair::new().expect("sockets");
@@ -523,7 +523,7 @@ const VICTIM: &str = "MILLRACE_COST_VICTIM";
 
 /// Runs an observer in a process that the next test kills. Checks nothing itself.
 #[test]
-fn process_that_the_next_test_kills() {
+fn helper_process_of_the_kill_test_runs_an_observer() {
     if std::env::var_os(VICTIM).is_none() {
         return;
     }
@@ -534,10 +534,10 @@ fn process_that_the_next_test_kills() {
 }
 
 #[test]
-fn killed_observer_leaves_nothing_behind() {
-    let Some(_alone) = alone("killed_observer_leaves_nothing_behind") else { return };
+fn killed_observer_leaves_no_bpf_programs_loaded() {
+    let Some(_alone) = alone("killed_observer_leaves_no_bpf_programs_loaded") else { return };
     let mut victim = Command::new(std::env::current_exe().expect("this test"))
-        .args(["--exact", "process_that_the_next_test_kills", "--nocapture"])
+        .args(["--exact", "helper_process_of_the_kill_test_runs_an_observer", "--nocapture"])
         .env(VICTIM, "1")
         .stdout(Stdio::piped())
         .spawn()

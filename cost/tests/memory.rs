@@ -13,7 +13,7 @@ fn maps() -> u64 {
     let mut sum = 0;
     // exact: the set of BPF maps no longer changes, because the observer makes all of them when it starts
     for entry in std::fs::read_dir("/proc/self/fdinfo").expect("descriptors") {
-        // The descriptor of the listing itself is closed by now, so its file is empty.
+        // A listed descriptor may be closed by now, so that its entry cannot be read.
         let text = std::fs::read_to_string(entry.expect("an entry").path()).unwrap_or_default();
         let field = |name| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
         if field("map_id:").is_some() {

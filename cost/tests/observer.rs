@@ -32,7 +32,7 @@ fn alone(test: &str) -> Option<MutexGuard<'static, ()>> {
 fn beside<T>(threads: usize, work: impl Fn(&mut dyn FnMut() -> bool) + Sync, done: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        // The scope waits for its threads even if `done` panics, so the flag must be set then too.
+        // The scope waits for its threads even if `done` panics, so `stop` must be set after a panic too.
         let _stop = StopOnDrop(&stop);
         for _ in 0..threads {
             scope.spawn(|| work(&mut || !stop.load(Ordering::Relaxed)));
@@ -104,8 +104,8 @@ fn parts(report: &Report, event: Event) -> BTreeSet<&str> {
 /// An observer that times calls and one that only samples find the same kinds of kernel work, parts of the network
 /// stack and functions of a process.
 #[test]
-fn report_attributes_work_to_its_process() {
-    let Some(_alone) = alone("report_attributes_work_to_its_process") else { return };
+fn timed_and_sampled_reports_find_the_same_parts_of_a_process() {
+    let Some(_alone) = alone("timed_and_sampled_reports_find_the_same_parts_of_a_process") else { return };
     for mode in [ReportMode::Events, ReportMode::Sampling] {
         let has_udp = |report: &Report| {
             let stacks = report.stacks.as_ref().expect("they were asked for");
@@ -131,8 +131,8 @@ fn report_attributes_work_to_its_process() {
 }
 
 #[test]
-fn timed_calls_belong_to_their_process() {
-    let Some(_alone) = alone("timed_calls_belong_to_their_process") else { return };
+fn timed_socket_calls_are_charged_to_the_calling_process() {
+    let Some(_alone) = alone("timed_socket_calls_are_charged_to_the_calling_process") else { return };
     let report = observe(Config { pids: [std::process::id()].into(), ..config() }, is_busy);
     let [own] = &report.processes[..] else { panic!("{:?}", report.processes) };
     assert_eq!(own.pid, std::process::id());
@@ -198,8 +198,8 @@ fn time_of_observer_programs_counts_in_no_event() {
 
 /// An observer that only samples also reports the time of each process, but no numbers of calls.
 #[test]
-fn sampled_calls_belong_to_their_process() {
-    let Some(_alone) = alone("sampled_calls_belong_to_their_process") else { return };
+fn sampled_socket_calls_are_charged_to_the_calling_process() {
+    let Some(_alone) = alone("sampled_socket_calls_are_charged_to_the_calling_process") else { return };
     let config = Config { mode: ReportMode::Sampling, pids: [std::process::id()].into(), ..config() };
     let report = observe(config, is_busy);
     let [own] = &report.processes[..] else { panic!("{:?}", report.processes) };
@@ -219,10 +219,10 @@ fn flood<T>(done: impl FnOnce() -> T) -> T {
 /// If the timing programs may take almost no CPU time, the observer only samples. If they may take a whole CPU, it uses
 /// them.
 #[test]
-fn budget_decides_between_sampling_and_timing() {
+fn near_zero_cpu_budget_selects_sampling_and_one_cpu_timing() {
     const SHORT: Duration = Duration::from_millis(250);
     const PAUSE: Duration = Duration::from_secs(2);
-    let Some(_alone) = alone("budget_decides_between_sampling_and_timing") else { return };
+    let Some(_alone) = alone("near_zero_cpu_budget_selects_sampling_and_one_cpu_timing") else { return };
     let nothing = TimingBudget { share: f64::MIN_POSITIVE, pause: PAUSE };
     let all = TimingBudget { share: 1.0, pause: PAUSE };
     let starts = Instant::now();
@@ -296,8 +296,8 @@ fn budget_decides_between_sampling_and_timing() {
 }
 
 #[test]
-fn process_to_profile_has_a_profile() {
-    let Some(_alone) = alone("process_to_profile_has_a_profile") else { return };
+fn process_selected_for_profiling_has_system_call_samples() {
+    let Some(_alone) = alone("process_selected_for_profiling_has_system_call_samples") else { return };
     let config = Config { profile: [std::process::id()].into(), ..config() };
     let report = observe(config, |report| {
         let profiles = report.processes.iter().filter_map(|process| process.profile.as_ref());
@@ -322,12 +322,12 @@ fn only_requested_cpus_are_measured() {
 
 /// A process's calls on CPUs that are not observed are not reported, whether calls are timed or only sampled.
 #[test]
-fn processes_are_limited_to_requested_cpus() {
-    let Some(_alone) = alone("processes_are_limited_to_requested_cpus") else { return };
+fn calls_of_a_process_on_unobserved_cpus_are_not_reported() {
+    let Some(_alone) = alone("calls_of_a_process_on_unobserved_cpus_are_not_reported") else { return };
     let cpus = sched_getaffinity(Pid::from_raw(0)).expect("its CPUs");
     let mut cpus = (0..CpuSet::count()).filter(|cpu| cpus.is_set(*cpu).unwrap_or(false));
     let (Some(here), Some(there)) = (cpus.next(), cpus.next()) else {
-        return println!("SKIP processes_are_limited_to_requested_cpus: one CPU");
+        return println!("SKIP calls_of_a_process_on_unobserved_cpus_are_not_reported: one CPU");
     };
     let on = |cpu: usize, mode| {
         let asked = [u32::try_from(cpu).expect("a number")].into();
@@ -395,8 +395,8 @@ fn socketpair_calls_do_not_count_as_networking() {
 
 /// With the setting `all`, reports contain the kernel's work that is not networking.
 #[test]
-fn other_kernel_work_is_reported_on_request() {
-    let Some(_alone) = alone("other_kernel_work_is_reported_on_request") else { return };
+fn kernel_work_besides_networking_is_reported_with_setting_all() {
+    let Some(_alone) = alone("kernel_work_besides_networking_is_reported_with_setting_all") else { return };
     let mut observer = Observer::start(Config { all: true, stacks: true, ..config() }).expect("it starts");
     let reads = |goes_on: &mut dyn FnMut() -> bool| {
         let mut zeros = std::fs::File::open("/dev/zero").expect("zeros");

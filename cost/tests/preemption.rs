@@ -40,7 +40,7 @@ fn run(intruder: Intruder, at: i32, behind: bool, worker: bool) -> TaskSums {
 }
 
 #[test]
-fn time_of_other_tasks_is_not_charged_to_a_call() {
+fn time_of_preempting_tasks_is_not_charged_to_a_call() {
     for intruder in [Intruder::Preemption, Intruder::Sampler] {
         for (worker, behind) in [(false, false), (false, true), (true, false), (true, true)] {
             let mut places = 0;

@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn port_without_an_address_listens_everywhere_or_on_loopback() {
+    fn port_without_an_address_gets_the_default_address_of_its_setting() {
         let addr = |text: &str| text.parse::<SocketAddr>().unwrap();
         assert_eq!(listen(":4443"), Ok(vec![addr("0.0.0.0:4443"), addr("[::]:4443")]));
         assert_eq!(listen("[::1]:80"), Ok(vec![addr("[::1]:80")]));

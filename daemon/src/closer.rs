@@ -114,15 +114,15 @@ mod tests {
 
     /// Without an interrupt, closing each of the three sockets would take an hour, because of `SO_LINGER`.
     #[tokio::test]
-    async fn close_of_a_lingering_socket_is_interrupted() {
+    async fn close_blocked_by_so_linger_is_interrupted() {
         let closer = Closer::start().unwrap();
         let mut others = Vec::new();
         for _ in 0..3 {
             let (theirs, own) = ControlEnd::pair().unwrap();
             let (near, far) = lingering();
             theirs.send(&1, &[near.as_fd()]).unwrap();
-            // The copy of the descriptor in the unread record keeps the socket `near` open, so dropping `near` does not
-            // block.
+            // The message that was sent with the socket `near` is still unread and keeps the socket open, so dropping
+            // `near` does not block.
             drop(near);
             closer.close(OwnedFd::from(own));
             others.push((theirs, far));

@@ -358,8 +358,8 @@ impl EndSignals {
         }
     }
 
-    /// Waits for the user's next SIGTERM or SIGINT. Such signals in the first moments (`ONE_WISH`) count as copies of
-    /// the previous one and are ignored.
+    /// Waits for the user's next SIGTERM or SIGINT. Signals that arrive within `ONE_WISH` after this call begins count
+    /// as copies of the previous signal and are ignored.
     pub async fn next_signal(&mut self) -> SignalKind {
         let first = Instant::now();
         loop {

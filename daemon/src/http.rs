@@ -261,7 +261,7 @@ mod tests {
 
     /// Clients that send no request, or only the beginning of one, keep their connections for a bounded time.
     #[tokio::test]
-    async fn silent_connection_is_closed_and_its_slot_reused() {
+    async fn http_client_without_a_request_is_disconnected_after_a_timeout() {
         const PATIENCE: Duration = Duration::from_secs(60);
         let limits = HttpLimits { connections: 3, head: Duration::from_millis(200), ..LIMITS };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -293,7 +293,7 @@ mod tests {
 
     /// A client that requests an endless answer and never reads it is disconnected, too.
     #[tokio::test]
-    async fn connection_that_does_not_read_is_closed_and_its_slot_reused() {
+    async fn http_client_that_does_not_read_its_answer_is_disconnected() {
         const PATIENCE: Duration = Duration::from_secs(120);
         let limits = HttpLimits {
             connections: 2,
@@ -338,7 +338,7 @@ mod tests {
     /// Clients that send no request, or do not read the answer to a request without a token, hold all connection slots
     /// for an hour. A request with the token is still answered.
     #[tokio::test]
-    async fn healthz_is_answered_while_strangers_hold_all_slots() {
+    async fn healthz_is_answered_while_idle_clients_hold_all_http_connections() {
         const PATIENCE: Duration = Duration::from_secs(60);
         const HOUR: Duration = Duration::from_secs(3600);
         let limits = HttpLimits { connections: 8, head: HOUR, unread: HOUR, unread_bytes: 8 << 10 };

@@ -63,7 +63,7 @@ fn resident() -> Option<usize> {
 fn in_use() -> usize {
     #[cfg(target_env = "gnu")]
     {
-        // `mallinfo2` locks the allocator itself, and changes nothing.
+        // `mallinfo2` takes the allocator's lock while it runs, and changes nothing.
         let info = unsafe { libc::mallinfo2() };
         info.uordblks + info.hblkhd
     }
@@ -75,7 +75,7 @@ fn in_use() -> usize {
 #[cfg_attr(target_env = "gnu", expect(unsafe_code, reason = "a function of the C library"))]
 fn give_back() {
     #[cfg(target_env = "gnu")]
-    // `malloc_trim` locks the allocator itself, and does not move memory that is in use.
+    // `malloc_trim` takes the allocator's lock while it runs, and does not move memory that is in use.
     unsafe {
         libc::malloc_trim(0);
     }
@@ -88,7 +88,7 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     #[test]
-    fn free_memory_is_returned_to_the_system_once() {
+    fn allocator_memory_is_trimmed_if_a_third_is_free_and_can_be_returned() {
         let mut memory = MemoryTrimmer { floor: 4 * MIB, ..MemoryTrimmer::default() };
         assert!(!memory.is_worth(5 * MIB, || panic!("it has hardly grown")));
         assert!(!memory.is_worth(60 * MIB, || 50 * MIB), "most of it is in use");

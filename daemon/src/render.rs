@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn table_is_aligned() {
+    fn text_table_columns_are_aligned() {
         let mut out = String::new();
         let rows = [["a", "1"], ["long name", "1000"]].map(|row| row.map(str::to_owned).to_vec());
         table(&mut out, 80, &[("NAME", Fit::Name), ("N", Fit::Whole)], rows.into_iter());

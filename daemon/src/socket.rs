@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn request_gets_its_answer_or_a_refusal() {
+    fn control_socket_answer_is_json_with_ok_or_an_error() {
         let line =
             |done: anyhow::Result<Option<SumAnswer>>| serde_json::to_string(&AnswerLine::from(done)).unwrap();
         assert_eq!(line(Ok(None)), r#"{"ok":true}"#);
@@ -401,7 +401,7 @@ mod tests {
     /// Members of the socket's group pass more lingering descriptors than the runtime has threads. Each descriptor
     /// takes an hour to close.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn lingering_socket_blocks_its_own_connection_only() {
+    async fn descriptor_with_so_linger_blocks_only_its_own_control_connection() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         let socket = ControlSocket::bind(&path, "daemon", None).unwrap();

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn receiver_with_high_loss_is_cut_off_at_a_high_rate() {
+    fn lossy_receiver_is_cut_off_above_ten_times_the_tcp_rate() {
         // 1000 packets of 1200 bytes a second are 9.6 Mbit/s. With a round trip of 50 ms and some 5 % loss, TCP would
         // send a tenth of that.
         for (packets, fraction_lost, cut) in

@@ -9,7 +9,7 @@
 //!
 //! The program drops the sender's packets after it has copied them. Other packets (super-packets, unusual headers,
 //! everything while the program is not attached) arrive at a socket that is bound to the stream's address. Userspace
-//! fans them out, and asks [`ReceiverCopy::admit`] to apply the same caps.
+//! fans them out, and calls [`ReceiverCopy::admit`], which applies the same rate limit to each receiver.
 //!
 //! The receivers of a stream are consecutive entries of one array. The program has read a consistent entry if the epoch
 //! is the same before and after. An entry can therefore be reused at once, without waiting for runs of the program.
@@ -98,7 +98,7 @@ impl Fanout {
         Ok(stream)
     }
 
-    /// Directs packets for the stream's address to this stream again, after another one was opened there.
+    /// Directs packets for the stream's address to this stream again, after another stream was opened at this address.
     pub fn place(&self, stream: &SenderStream) -> Result<(), Error> {
         let mut places = stream.places().iter();
         places.try_for_each(|at| {

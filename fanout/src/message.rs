@@ -8,8 +8,8 @@
 //! ```
 //!
 //! All numbers are big-endian. A request has the stream's name, of `more` bytes, and is padded to [`REQUEST_BYTES`]. An
-//! answer ends after the transaction, so it is shorter than its request, and a forged source address gains nothing.
-//! `M` is no first byte of RTP, RTCP, STUN or DTLS (RFC 7983).
+//! answer ends after the field `transaction`. It is thus shorter than its request, so an attacker with a forged source
+//! address cannot amplify traffic. No packet of RTP, RTCP, STUN or DTLS begins with the byte `M` (RFC 7983).
 
 use super::token::ReceiverToken;
 
@@ -86,7 +86,7 @@ pub enum RequestRefusal {
     Unknown,
     /// The stream has reached its limit of receivers.
     Full,
-    /// The address has reached its limit of receivers.
+    /// The client's IP address has reached its limit of receivers.
     FullAddress,
     /// The circuit breaker has cut the receiver off.
     Cut,

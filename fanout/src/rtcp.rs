@@ -20,7 +20,7 @@ pub struct Block {
     pub jitter: u32,
     /// Middle 32 bits of the latest sender report's NTP time; 0 if none has arrived.
     pub last_report: u32,
-    /// Delay since that sender report arrived, in 65536ths of a second.
+    /// Delay since the latest sender report arrived, in 65536ths of a second.
     pub delay: u32,
 }
 
@@ -43,7 +43,7 @@ pub fn walk(mut bytes: &[u8], mut each: impl FnMut(Block)) -> Option<usize> {
 }
 
 /// Returns the report blocks of one packet, or none if packets of its type have none. Returns `None` if the packet is
-/// shorter than its count says.
+/// too short for the number of report blocks in its header.
 fn blocks(kind: u8, count: usize, packet: &[u8]) -> Option<&[[u8; BLOCK_BYTES]]> {
     let first = match kind {
         SENDER_REPORT => 28,
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn compound_packets_are_walked() {
+    fn report_blocks_are_read_from_rtcp_compound_packets() {
         let report = receiver_report(7, &BLOCK, 3);
         let mut sender = vec![0x81, 200, 0, 12];
         sender.extend([0; 24]);

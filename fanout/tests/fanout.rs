@@ -228,8 +228,8 @@ fn measure(way: CopyMethod) -> DelayFigures {
     figures
 }
 
-/// A sender in userspace that does as little work as possible. It sends sealed packets in batches, and never has to
-/// find out which packets are to be sent.
+/// A sender in userspace that does as little work as possible. It encrypts and sends packets in batches, and already
+/// knows to which subscribers the kernel has sent their copies.
 struct OutgoingBatches {
     socket: UdpSocket,
     remote: SocketAddr,

@@ -70,7 +70,7 @@ impl<'a> RtpScene<'a> {
         self.counted("all packets", packets, |counters| counters.packets(Outcome::Forwarded))
     }
 
-    /// Returns the number of copies for receivers to which this happened.
+    /// Returns the number of copies for receivers with this outcome.
     fn copies(&self, outcome: CopyOutcome) -> u64 {
         // exact: the program counts a packet's copies before it passes on the packet, which callers have waited for
         self.fanout.counters().expect("counters").copies(outcome)
@@ -142,8 +142,8 @@ fn every_receiver_gets_the_same_bytes_in_order() {
 
 /// The test sends 300 copies of a packet, 40 in each run.
 #[test]
-fn receivers_beyond_one_program_run_are_served_by_further_runs() {
-    if !root("receivers_beyond_one_program_run_are_served_by_further_runs") {
+fn fan_out_beyond_40_copies_per_bpf_run_continues_in_further_runs() {
+    if !root("fan_out_beyond_40_copies_per_bpf_run_continues_in_further_runs") {
         return;
     }
     let network = NamespaceNetwork::new("runs");

@@ -37,7 +37,7 @@ extern "C" {
 #define MILLRACE_GATE_ABI 0
 
 #define MILLRACE_GATE_ID_MAX   20 /* bytes of the longest connection ID of QUIC versions 1 and 2 */
-#define MILLRACE_GATE_NAME_MAX 64 /* largest size of a scope's or reason's name, with the terminating zero */
+#define MILLRACE_GATE_NAME_MAX 64 /* largest size of the names in millrace_gate_count, with the terminating zero */
 
 typedef struct millrace_gate millrace_gate;
 typedef struct millrace_gate_scope millrace_gate_scope;

@@ -91,7 +91,7 @@ impl Gate {
         self.inner.attach(interface, mode)
     }
 
-    /// Detaches the gate from all interfaces. Connections and counts are kept.
+    /// Detaches the gate from all interfaces. The state of connections and the gate's counters are kept.
     pub fn detach(&self) {
         let mut interfaces = lock(&self.inner.interfaces);
         interfaces.clear();
@@ -109,7 +109,7 @@ impl Gate {
     }
 
     /// Replaces the policy as a whole, or changes nothing if there is an error. A guarded application (scope) that
-    /// keeps its name also keeps its connections and counts.
+    /// keeps its name also keeps its connections and counters.
     pub fn set_policy(&self, policy: &Policy) -> Result<(), Error> {
         self.inner.set_policy(policy)
     }
@@ -132,8 +132,9 @@ impl Gate {
         Ok(self.inner.kernel.list(scope, prefix, entry)?)
     }
 
-    /// Returns the entries of the block and allow lists that override `entry` for a part of the prefixes, or for all of
-    /// them. Longer prefixes that apply to the same packets override shorter ones, and blocks override allows.
+    /// Returns the entries of the block and allow lists that would override `entry`, set for `prefixes`, for some of
+    /// the addresses in them or for all. Longer prefixes that apply to the same packets override shorter ones, and
+    /// blocks override allows.
     pub fn exceptions(
         &self,
         scope: Option<&str>,
@@ -160,7 +161,7 @@ impl Gate {
         &self.inner.load
     }
 
-    /// Returns the counters since the gate was loaded.
+    /// Returns the counters of packets and events since the gate was loaded.
     pub fn statistics(&self) -> Result<GateTotals, Error> {
         Ok(self.inner.kernel.statistics()?)
     }
@@ -177,7 +178,7 @@ impl Gate {
         self.inner.kernel.token_keys()
     }
 
-    /// Returns how full the kernel's tables were when idle connections were last forgotten.
+    /// Returns the fill levels of the gate's BPF maps at the time when idle connections were last forgotten.
     pub fn tables(&self) -> Vec<TableFill> {
         self.inner.kernel.tables()
     }
@@ -236,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn upkeep_takes_a_twentieth_of_a_cpu_at_most() {
+    fn pause_after_map_maintenance_is_20_run_times_within_1_to_10_seconds() {
         let after_ms = |took| rest_after(Duration::from_millis(took)).as_millis();
         assert_eq!([0, 50, 210, 1_000].map(after_ms), [1_000, 1_000, 4_200, 10_000]);
     }

@@ -52,28 +52,31 @@ const OBJECT: &str = "gate.bpf.o";
 /// tracked connections.
 const IDS_PER_CLIENT: u32 = 16;
 /// Divisor of the size of the kernel's table of token buckets. In the time in which a client's buckets fill, new
-/// clients whose buckets begin full may take at most a quarter of the table, or half after a quiet time. The entries
-/// that they evict had been unused for longer than the buckets take to fill, so their buckets were full.
+/// clients whose buckets begin full may take at most a quarter of the table. If few new clients came before, they may
+/// take half of it. The entries that they evict had been unused for longer than the buckets take to fill, so their
+/// buckets were full.
 const FRESH_RATES: u32 = 4;
 const NETWORK_TIMES_MAX: u32 = 1 << 20;
 
-/// Settings that cannot change while the gate is loaded. Memory is allocated when loading, except for lists: some 150
-/// bytes for each connection, 130 for each other entry.
+/// Settings that cannot change while the gate is loaded. The maps' memory is allocated at loading, except that of block
+/// and allow lists. A connection takes some 150 bytes, each other entry 130.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// IPv4 prefix lengths: the first is a client's, and up to two shorter ones are those of wider networks that
-    /// contain the client. Each size has limits of its own, so that an attacker does not get more by using many
-    /// addresses.
+    /// contain the client. Networks of each length have limits of their own, so that an attacker gains nothing by using
+    /// many addresses.
     pub client_prefix_v4: Vec<u8>,
     /// IPv6 prefix lengths: first that of a client, then those of wider networks, as for IPv4.
     pub client_prefix_v6: Vec<u8>,
-    /// Limits of the narrower and of the wider size of networks, as multiples of a client's limits.
+    /// Limits of the wider networks, as multiples of a client's limits: first for the longer prefix length, then for
+    /// the shorter.
     pub network_times: [u32; intf::LEVELS - 1],
     /// Largest number of live connection IDs of all guarded applications. A connection whose IDs the application
     /// publishes has several, a connection that the gate tracks has one. Of the latter, one client has at most a
     /// sixteenth of this number, or its quota if that is more.
     pub max_ids: u32,
-    /// Largest number of clients with connections. The table also has room for this number of networks of each size.
+    /// Largest number of clients with connections. The map `clients` also has room for this number of networks of each
+    /// prefix length.
     pub max_clients: u32,
     /// Largest number of handshakes in progress.
     pub max_handshakes: u32,
@@ -88,8 +91,8 @@ pub struct Config {
     /// Position of the [watching](LoadedGate::watch) program among the programs at TC egress. It sees no packets if an
     /// earlier program ends the chain. It sees addresses other than the clients' if a later program changes addresses.
     pub watch: TcPosition,
-    /// True on kernels with PREEMPT_RT, where a run may interrupt another run on the same CPU. The gate then passes the
-    /// packet unchecked, because the scratch memory is in use.
+    /// True on kernels with PREEMPT_RT, where a run of the XDP program may interrupt another one on the same CPU. The
+    /// gate then passes the packet unchecked, because the scratch memory is in use.
     pub nests: bool,
 }
 
@@ -297,10 +300,10 @@ impl LoadedGate {
         Ok(mode)
     }
 
-    /// Reports whether an interface has VLANs whose tags its driver strips before the gate sees the packets. An answer
-    /// would then be sent without its tag. This call also switches answers on this interface off or on accordingly.
-    /// `ethtool -K IF rxvlan off` stops the stripping. [`attach`](Self::attach) checks this too, but VLANs may be added
-    /// later. The interface must be in the calling thread's network namespace.
+    /// Reports whether an interface has VLANs whose tags its driver strips before the gate sees the packets. A Retry or
+    /// Version Negotiation would then be sent without its tag. This call also stops the gate from sending these on the
+    /// interface, or allows them again. `ethtool -K IF rxvlan off` stops the stripping. [`attach`](Self::attach) checks
+    /// this too, but VLANs may be added later. The interface must be in the calling thread's network namespace.
     pub fn hides_tags(&self, ifindex: i32) -> Result<bool, Error> {
         let hides = stack::hides_tags(ifindex)
             .map_err(|source| Error::Read { what: "the interfaces", source: source.into() })?;
@@ -320,8 +323,8 @@ impl LoadedGate {
         lock(&self.settings).set_bare(&self.maps, ifindex, bare)
     }
 
-    /// Sets whether packets of an interface may have lost their VLAN tags. Such packets get no answer.
-    /// [`hides_tags`](Self::hides_tags) finds this out by itself.
+    /// Sets whether packets of an interface may have lost their VLAN tags. The gate answers such packets with no Retry
+    /// or Version Negotiation. [`hides_tags`](Self::hides_tags) finds this out by itself.
     pub fn set_untagged(&self, ifindex: i32, untagged: bool) -> Result<(), Error> {
         self.maps.set_untagged(ifindex, untagged)
     }
@@ -399,8 +402,9 @@ impl LoadedGate {
         lock(&self.settings).listed()
     }
 
-    /// Returns the block and allow list entries that override `entry` for a part of the prefixes, or for all of them.
-    /// Longer prefixes that apply to the same packets override shorter ones, and blocks override allows.
+    /// Returns the block and allow list entries that would override `entry`, set for `prefixes`, for some of the
+    /// addresses in them or for all. Longer prefixes that apply to the same packets override shorter ones, and blocks
+    /// override allows.
     pub fn exceptions(
         &self,
         scope: Option<&str>,
@@ -467,8 +471,8 @@ impl LoadedGate {
     }
 
     /// Measures how long a decision about a frame takes. The result is the mean of `runs` decisions in a row, so the
-    /// CPU's caches are warm. A frame that gets an answer cannot be measured, since the answer replaces it after the
-    /// first run.
+    /// CPU's caches are warm. A frame that the gate answers with Retry or Version Negotiation cannot be measured, since
+    /// the answer replaces it after the first decision.
     pub fn time(&self, frame: &[u8], runs: u32) -> Result<Duration, Error> {
         let object = lock(&self.object);
         let input = ProgramInput { data_in: Some(frame), repeat: runs, ..ProgramInput::default() };
@@ -484,7 +488,7 @@ impl LoadedGate {
         output.map(|_| ()).map_err(|source| Error::Read { what: "what was watched", source })
     }
 
-    /// Returns the counters since the gate was loaded.
+    /// Returns the counters of packets and events since the gate was loaded.
     pub fn statistics(&self) -> Result<GateTotals, Error> {
         let names = lock(&self.settings).names();
         self.maps.statistics(&names, &lock(&self.object).counters("events")?)
@@ -502,7 +506,7 @@ impl LoadedGate {
         self.scope(scope)?.clients()
     }
 
-    /// Reads the samples that wait in the ring buffer for the log.
+    /// Reads the samples of refused packets that wait in the log's ring buffer.
     pub fn drain_samples(&self) -> Result<Vec<RefusedPacket>, Error> {
         let names = lock(&self.settings).names();
         let mut object = lock(&self.object);
@@ -599,7 +603,7 @@ fn encode(config: &Config) -> Result<intf::Config, Error> {
     })
 }
 
-/// Reads the samples that wait in a ring buffer.
+/// Reads the samples of refused packets that wait in a ring buffer.
 fn drain(map: &dyn MapCore, mut each: impl FnMut(intf::Sample)) -> Result<(), Error> {
     let error = |source| Error::Read { what: "samples", source };
     let mut builder = RingBufferBuilder::new();

@@ -33,7 +33,7 @@ use self::values::{ListedPrefix, ProgramOrder};
 /// ```
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Policy {
-    /// The rules.
+    /// The gate's rules, from the rest of the file.
     pub rules: GateRules,
     /// Settings of section `[load]`, which cannot change while a gate runs.
     pub load: Config,

@@ -1,4 +1,4 @@
-//! The handle of a scope, with which an application reports its connections.
+//! The handle with which a guarded application (scope) reports its connections.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -12,8 +12,8 @@ use crate::{
     inner::{GateInner, lock},
 };
 
-/// An application's handle of its scope. Clones refer to the same scope. After the gate is dropped, the handle has no
-/// effect.
+/// The handle with which a guarded application (scope) reports its connections. Clones belong to the same application.
+/// After the gate is dropped, the handle has no effect.
 ///
 /// ```no_run
 /// # fn example(gate: &millrace_gate::Gate) -> Result<(), Box<dyn std::error::Error>> {

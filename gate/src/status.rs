@@ -34,10 +34,10 @@ pub struct Status {
     #[serde(default)]
     pub reload: Option<Reload>,
     /// Prefix lengths by which source addresses are grouped into clients and into the networks that contain them, each
-    /// with its limit.
+    /// with the limit on connections and rates.
     #[serde(default)]
     pub networks: Vec<NetworkSize>,
-    /// Counters of each scope; the first is "interface".
+    /// Packet counters of each guarded application (scope); the first, "interface", counts packets for none of them.
     pub scopes: Vec<ScopeStatus>,
     /// Counts of events other than verdicts on packets.
     pub events: BTreeMap<String, u64>,
@@ -80,10 +80,11 @@ pub struct GateInterfaceStatus {
     pub reattached: u64,
 }
 
-/// Packet counters of a scope since the gate was started, and its present number of clients and connections.
+/// Packet counters of a guarded application (scope) since the gate was started, and its present number of clients and
+/// connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScopeStatus {
-    /// The scope's name.
+    /// The application's name.
     pub name: String,
     /// Number of clients with connections.
     pub clients: u64,
@@ -124,7 +125,7 @@ pub struct PassCount {
 /// An entry of a block or allow list that was added at run time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListedStatus {
-    /// The scope that the entry applies to; `None` for all scopes.
+    /// Name of the guarded application (scope) that the entry applies to; `None` for all.
     pub scope: Option<String>,
     /// The address prefix that is blocked or allowed.
     pub prefix: String,
@@ -138,11 +139,11 @@ pub struct ListedStatus {
 /// The number of used and possible entries of one of the gate's BPF maps.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableStatus {
-    /// The table's name.
+    /// The map's name.
     pub name: String,
-    /// Number of entries that the table has at present.
+    /// Number of entries that the map has at present.
     pub entries: u64,
-    /// Largest number of entries that the table can have.
+    /// Largest number of entries that the map can have.
     pub room: u64,
 }
 
@@ -151,7 +152,7 @@ pub struct TableStatus {
 pub struct RefusalStatus {
     /// Time when the packet arrived, of `CLOCK_MONOTONIC` in ns.
     pub time_ns: u64,
-    /// The scope's name.
+    /// Name of the guarded application (scope) to which the packet was sent.
     pub scope: String,
     /// Name of the rule that refused the packet, or names of the rules in mode "monitor" that would have refused it.
     pub rules: Vec<String>,
@@ -255,7 +256,7 @@ impl From<crate::Interface> for GateInterfaceStatus {
 }
 
 impl ListedStatus {
-    /// Makes a list entry without an expiry time.
+    /// Makes the status of a block or allow list entry, without an expiry time.
     pub fn new(scope: Option<String>, prefix: Prefix, entry: ListEntry) -> Self {
         let entry = match entry {
             ListEntry::Block => "block",
@@ -271,13 +272,13 @@ impl From<crate::TableFill> for TableStatus {
     }
 }
 
-/// Least number of packets that open connections, and of packets that continue them, for the warning that the gate sees
-/// no packets of the server.
+/// The gate warns that it sees no packets of the server only after this number of packets that open connections, and of
+/// packets that continue them.
 const STRANGE: u64 = 20;
 
 impl ScopeStatus {
     /// Returns a warning if clients send packets that only follow a server's answer, but the gate has seen no answer of
-    /// the server. Call it only for scopes that track connections.
+    /// the server. Call it only for applications (scopes) whose connections the gate tracks.
     fn unseen(&self) -> Option<String> {
         let packets = |pass: Pass| {
             let count = self.passed.iter().find(|count| count.reason == pass.name());
@@ -340,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_server_answers_are_reported_as_trouble() {
+    fn status_warns_if_the_gate_sees_no_answers_of_the_server() {
         let scope = |counts: &[(Pass, u64)]| {
             let passed = counts.iter().map(|(pass, packets)| PassCount {
                 reason: pass.name().to_owned(),

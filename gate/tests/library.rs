@@ -20,7 +20,7 @@ use support::{GateSite, inside, is_root, wait_for};
 const WEB: &str = "[[scope]]\nname = \"web\"\nport = 443\ncount = \"application\"\n";
 
 #[test]
-fn connections_count_until_they_are_dropped() {
+fn connections_of_a_client_count_for_its_quota_until_handle_is_dropped() {
     if !is_root() {
         return;
     }
@@ -51,7 +51,7 @@ fn connections_count_until_they_are_dropped() {
 }
 
 #[test]
-fn invalid_use_of_the_library_is_an_error_that_names_it() {
+fn invalid_use_of_the_gate_library_is_named_in_the_error() {
     if !is_root() {
         return;
     }
@@ -109,7 +109,7 @@ fn gates_own_token_keys_rotate_without_invalidating_tokens() {
 
 /// Checks that each error message of `attach` names its cause once and, where there is one, a remedy.
 #[test]
-fn errors_name_causes_once_and_a_remedy() {
+fn attach_errors_name_their_cause_once_and_a_remedy() {
     if !is_root() {
         return;
     }
@@ -142,7 +142,7 @@ fn errors_name_causes_once_and_a_remedy() {
 /// Checks that gates with the same token key file give each key the same index, whatever keys the gates had before.
 /// Tokens contain this index.
 #[test]
-fn token_keys_are_in_the_slots_that_the_key_file_names() {
+fn token_key_gets_the_index_that_the_key_file_gives() {
     if !is_root() {
         return;
     }
@@ -300,7 +300,7 @@ fn build(site: &GateSite, text: &str, defines: &[String]) -> Option<Command> {
 
 /// Checks from a C program that the header's layouts and numbers equal those of the library.
 #[test]
-fn every_function_works_from_c() {
+fn c_program_can_call_every_function_of_the_gate_library() {
     if !is_root() {
         return;
     }

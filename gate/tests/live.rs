@@ -186,7 +186,7 @@ rules.quota = { connections = 1, answer = true }
 /// Checks that unmodified quinn gives up at once when the gate answers an Initial over the quota, though it would have
 /// waited for a minute. The client's live connection is not affected.
 #[tokio::test(flavor = "multi_thread")]
-async fn answered_refusal_ends_the_clients_attempt() {
+async fn answered_refusal_ends_quinns_connection_attempt_at_once() {
     if !is_root() {
         return;
     }

@@ -23,10 +23,12 @@ use tokio::{
     time::Instant,
 };
 
-/// Idle time of the policy below. It is long enough that a client on a busy machine is not forgotten.
+/// Idle time-out for connections in the gate's policy below. It is long enough that a client on a busy machine is not
+/// forgotten.
 const IDLE: Duration = Duration::from_secs(6);
 const LONG: Duration = Duration::from_secs(60);
-/// Time after which refused clients give up. It is long enough for the other clients on a busy machine.
+/// Time after which refused clients give up. It is long enough that the admitted clients connect even on a busy
+/// machine.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 const POLICY: &str = "\
@@ -217,7 +219,7 @@ async fn connect(endpoint: &Endpoint, there: SocketAddr) -> Connection {
 /// Opens two connections on one socket, while another sender at the same address uses up the rate limit of unknown
 /// packets. No packet of the connections may be refused when they update keys or change ports.
 #[tokio::test(flavor = "multi_thread")]
-async fn key_updates_and_new_addresses_use_up_no_rate() {
+async fn key_updates_and_port_changes_use_no_rate_of_unknown_packets() {
     if !is_root() {
         return;
     }
@@ -244,7 +246,7 @@ async fn key_updates_and_new_addresses_use_up_no_rate() {
 
 /// Keeps the connections idle, except for keep-alives, for longer than the gate's idle time.
 #[tokio::test(flavor = "multi_thread")]
-async fn idle_connection_with_keep_alives_uses_up_no_rate() {
+async fn idle_connection_with_keep_alives_uses_no_rate_of_unknown_packets() {
     if !is_root() {
         return;
     }
@@ -262,7 +264,7 @@ async fn idle_connection_with_keep_alives_uses_up_no_rate() {
 
 /// Lets the server retire its IDs all the time. The client continues with new IDs, from the same address and port.
 #[tokio::test(flavor = "multi_thread")]
-async fn changed_connection_ids_use_up_no_rate() {
+async fn changed_connection_ids_use_no_rate_of_unknown_packets() {
     if !is_root() {
         return;
     }
@@ -319,9 +321,10 @@ async fn asked(connection: &Connection) -> bool {
 }
 
 /// Checks two kinds of connections that the gate cannot track: one that changes address and ID at once, as quinn does,
-/// and one from before the gate. Their packets count as unknown, and pass while no rule refuses them.
+/// and one that began before the gate was attached. Their packets count as unknown, and pass while no rule refuses
+/// them.
 #[tokio::test(flavor = "multi_thread")]
-async fn packets_of_untrackable_connections_count_as_unknown() {
+async fn packets_of_moved_or_earlier_quinn_connections_count_as_unknown() {
     if !is_root() {
         return;
     }

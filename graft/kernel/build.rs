@@ -1,4 +1,4 @@
-//! Compiles `src/bpf`.
+//! Compiles the BPF programs in `src/bpf`.
 
 fn main() {
     millrace_kernel_build::Build::default()

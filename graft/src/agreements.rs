@@ -194,8 +194,9 @@ impl PeerAgreements {
         self.peers.get(peer).is_some_and(|it| it.state == NegotiationState::Agreed)
     }
 
-    /// Reports whether an agreement is in force on a connection that this host has made, with the peer's daemon that
-    /// has the start number `epoch`. If so, a connection that the peer has made at the same time is superfluous.
+    /// Reports whether this host has connected to the peer and an agreement is in force there. `epoch` is the random
+    /// number that the peer's daemon chose when it started, so that its predecessors do not count. If so, a connection
+    /// that the peer has made at the same time is superfluous.
     pub fn has_called(&self, peer: &str, epoch: u64) -> bool {
         let entry = self.peers.get(peer).filter(|it| it.state == NegotiationState::Agreed);
         entry.is_some_and(|it| it.calls && it.epoch == Some(epoch))
@@ -460,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_of_both_ends_of_a_connection_are_compared_once() {
+    fn client_and_server_reports_of_a_connection_are_compared_once() {
         let mut table = table();
         let connection = |number: u32, side| ConnectionReport {
             sequence: [number, number],
@@ -487,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_that_stay_in_the_settings_keep_their_state() {
+    fn reload_keeps_agreement_state_of_peers_still_in_the_settings() {
         let mut table = table();
         agree(&mut table, 7);
         let found = PathVerdict { udp: Some(true), mtu: Some(1400), ..PathVerdict::default() };

@@ -6,7 +6,8 @@ use millrace_graft_proto::select::kind::{self, Expected, TrafficClass};
 
 use crate::SideSetting;
 
-/// A connection, tunnelled or not, that matched a rule with `select`: a model chose its congestion control or carrier.
+/// A connection, tunnelled or not, that matched a rule with `select`: a model chose its congestion control, or a
+/// carrier that tunnels it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SelectedFlow {
     /// The side of the connection on which this host was: client or server.
@@ -33,12 +34,13 @@ pub struct SelectedFlow {
     pub busy: Option<Duration>,
     /// Time from the SYN to the latest received data.
     pub heard: Option<Duration>,
-    /// Name of the congestion control, or of the kind of carrier, that the connection used.
+    /// Name of the congestion control that the connection used, or of the kind of carrier that tunnelled it.
     pub candidate: String,
 }
 
 impl SelectedFlow {
-    /// Returns the traffic class for which the connection is remembered.
+    /// Returns the traffic class of the connection: whether this host was the client, the server's port, the process
+    /// and its cgroup.
     pub fn kind(&self) -> TrafficClass {
         TrafficClass {
             is_client: self.side == SideSetting::Client,
@@ -60,9 +62,9 @@ impl SelectedFlow {
     /// Returns the time that the path and the congestion control have taken for the transfer, and the number of
     /// transferred bytes. `None` if that time cannot be separated from the time in which the application was idle.
     ///
-    /// `handshake` is the time of the TCP handshake of a connection that is not tunnelled. Received bytes are used only
-    /// if this host chooses how the other end sends them (`judges_received`): without a tunnel, the other end's
-    /// congestion control determines that.
+    /// `handshake` is the time of the TCP handshake of a connection that is not tunnelled. If more bytes were received
+    /// than sent, the result is `None` unless `judges_received`. It is true if this host chooses how the other end
+    /// sends: by the carrier of the tunnel. Without a tunnel, the other end's congestion control determines the time.
     pub fn cost(&self, handshake: Duration, judges_received: bool) -> Option<(Duration, u64)> {
         // Time and bytes are those of the direction in which more bytes were transferred.
         if self.sent >= self.received {
@@ -91,9 +93,9 @@ pub enum CarriedFlow {
         serial: u32,
         /// True if the model chose another carrier or congestion control than the best one, in order to learn.
         explored: bool,
-        /// Name of the carrier, or `None` if the connection began without a carrier.
+        /// Name of the carrier that tunnels the connection, or `None` if the connection began without a tunnel.
         carrier: Option<String>,
-        /// Predicted purpose of the connection.
+        /// Traffic profile and size that were predicted for the connection.
         expected: Expected,
         /// Command name of the process that connected, as in [`SelectedFlow`].
         command: Option<String>,

@@ -35,7 +35,7 @@ pub struct Learned {
     /// Identity of the model. The entries in `places` refer to leaves of this model's tree.
     pub(crate) model: Option<String>,
     pub(crate) places: Vec<LearnedEntry>,
-    /// Best recent rate to each peer's address, in Mbit/s.
+    /// Highest recently measured transfer rate to each peer's address, in Mbit/s.
     pub(crate) rates: Vec<(IpAddr, f64)>,
     kinds: Vec<LearnedLesson>,
 }
@@ -208,7 +208,7 @@ mod tests {
 
     /// The same cgroup has a different ID after the host has restarted.
     #[test]
-    fn cgroup_is_found_by_path_after_its_id_changes() {
+    fn learned_flows_of_a_cgroup_are_kept_when_its_id_changes() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("copy.slice");
         fs::create_dir(&path).expect("a directory");
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_file_is_reported_and_renamed() {
+    fn invalid_learned_file_is_reported_and_renamed() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("l");
         let aside = directory.path().join("l.unreadable");

@@ -1,4 +1,4 @@
-//! Knows settings that were removed from Millrace, and the error text for files that still contain them.
+//! Settings that were removed from Millrace, and the error texts for files that still contain them.
 
 use millrace_base::settings::Problems;
 use serde::de::DeserializeOwned;
@@ -27,7 +27,7 @@ const LEFT: [(&str, &str); 4] = [
 
 /// Keys of the former settings file of sessions, from the time when sessions had a daemon of their own.
 const OF_SESSIONS: [&str; 4] = ["interface", "mode", "memory-mib", "parameters"];
-/// Keys about sessions that were formerly in `[[peer]]` itself.
+/// Settings of sessions that were formerly in `[[peer]]` itself.
 const OF_PEER: [&str; 11] = [
     "local",
     "remote",

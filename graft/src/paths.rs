@@ -38,8 +38,8 @@ pub struct PeerPath {
     pub delivered: u64,
     /// Number of packets that TCP considered lost, summed over all connections that were seen.
     pub lost: u64,
-    /// Largest distance in packets by which packets arrived out of order, as TCP estimates it. The estimate starts at
-    /// the sysctl `tcp_reordering`, which is 3 by default.
+    /// TCP's estimate of the largest reordering on the path: by how many packets one arrived late. The estimate starts
+    /// at the sysctl `tcp_reordering`, which is 3 by default.
     pub reordering: u32,
     /// Seconds since the last connection with the peer, or 0 if there is one now.
     pub idle_s: u64,
@@ -66,8 +66,9 @@ pub struct ProbedPackets {
 }
 
 impl PeerPath {
-    /// Returns the features of the path from which a model chooses a congestion control or carrier. The loss rate of a
-    /// probe is preferred to TCP's loss rate, since TCP also loses packets in queues that it fills itself.
+    /// Returns the features of the path (round-trip time, rate, loss) from which a model chooses a congestion control
+    /// or carrier. The loss rate of a probe is preferred to TCP's loss rate, since TCP also loses packets in queues
+    /// that it fills itself.
     pub fn features(&self) -> Features {
         let probed = self.probed.as_ref();
         let counted = (self.delivered > 0).then(|| self.loss_percent());
@@ -182,8 +183,8 @@ impl Monitor {
         self.forget();
     }
 
-    /// Records the result of a probe, also for a peer without connections. A probe without answers does not change the
-    /// round-trip times.
+    /// Records the result of a probe of the path to a peer, even if no connection with the peer exists. A probe whose
+    /// packets were not answered does not change the round-trip times.
     pub fn note_probe(&mut self, address: IpAddr, report: PathReport, now_s: u64) {
         self.now_s = self.now_s.max(now_s);
         let peer = self.peers.entry(address).or_default();
@@ -315,7 +316,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn socket_that_closed_between_two_polls_counts_once() {
+    fn packets_of_a_socket_closed_between_two_polls_are_counted_once() {
         let mut monitor = Monitor::new(default_classes());
         monitor.note_ended(socket(7, 1, 6000, 90, 10), 1);
         let path = &monitor.paths()[0];
@@ -331,7 +332,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn path_classes_follow_the_smallest_round_trip() {
+    fn path_class_is_determined_by_the_smallest_round_trip_time() {
         let table = [
             (100, "lan"),
             (4_999, "lan"),
@@ -347,7 +348,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn probe_result_is_recorded_with_and_without_connections() {
+    fn probe_result_is_recorded_for_peers_with_and_without_connections() {
         let report =
             |answered, rtt_min_us| PathReport { answered, rtt_min_us, rtt_us: 900, ..PathReport::default() };
         let address = |last: u32| IpAddr::from(Ipv4Addr::from_bits(last));
@@ -373,8 +374,8 @@ pub(crate) mod tests {
         monitor.update(vec![socket(5, 1 << 40, 1000, 1, 0)], 2);
         assert_eq!(monitor.paths().len(), PEERS_MAX);
         assert_eq!(monitor.path_to("0.0.0.5".parse().unwrap()).map(|path| path.idle_s), Some(0));
-        // The counters of sockets that were missing in two lists in a row are dropped. Only the one socket of the
-        // latest list is left.
+        // The counters of sockets that were missing in two lists in a row are dropped. Only the counters of the socket
+        // in the latest list are left.
         monitor.update(vec![socket(5, 1 << 40, 1000, 1, 0)], 3);
         assert_eq!(monitor.counted.len(), 1);
     }

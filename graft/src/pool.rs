@@ -223,7 +223,7 @@ impl PoolGraft {
         let known = MANIFESTS.iter().find(|(name, _)| *name == self.manifest.name);
         let text = match (&self.source, known) {
             (PoolSource::Shipped, Some((_, text))) => {
-                // The manifest of a compiled-in graft has no hash, since the object is compiled in with it.
+                // The manifest of a compiled-in graft has no hash of the object file, so a line with the hash is added.
                 let line = format!("object = \"{}\"\n", self.manifest.object);
                 text.replacen(&line, &format!("{line}sha256 = \"{}\"\n", self.identity), 1)
             }

@@ -58,7 +58,7 @@ struct LoadedGraft {
 pub struct SwapResult {
     /// Number of live connections that were changed to the new graft.
     pub changed: ChangeCounts,
-    /// Time for visiting all sockets, in microseconds.
+    /// Time that the change of all sockets took, in microseconds.
     pub walk_us: u64,
 }
 
@@ -69,8 +69,9 @@ pub struct SwapResult {
 /// calls [`Self::tick`] about once a second and [`Self::learn`] more often. [`Self::apply`] replaces the settings,
 /// completely or not at all, while [`Self::load`], [`Self::unload`] and [`Self::swap`] change one graft on request. A
 /// connection that uses a graft keeps it until it closes, even if the graft is unloaded. [`Self::revision`] grows when
-/// the rules that agreements cover may have changed, so that the caller negotiates them with the peers again. Between
-/// calls, every rule in the kernel names a graft that is loaded, and a rule that waits for its graft matches nothing.
+/// rules that were agreed with peers may have changed, so that the caller negotiates them with the peers again. Between
+/// calls, every active rule in the kernel names a loaded graft. A rule whose graft a peer has yet to send matches no
+/// connection.
 pub struct GraftRuntime {
     settings: Settings,
     pool: GraftPool,
@@ -85,7 +86,8 @@ pub struct GraftRuntime {
     /// Directory where BPF links are pinned, so that the programs stay attached when the runtime ends.
     pins: Option<PinDirectory>,
     warm: Warm,
-    /// State of the rules with `select`. For their connections a model chooses the congestion control or the carrier.
+    /// State of the rules with `select`. For connections that match such a rule, a model chooses the congestion control
+    /// or the carrier.
     selection: RuntimeSelection,
     /// Peers with a broker, and whether a carrier to each is ready ("warm").
     carriers: BTreeMap<IpAddr, bool>,
@@ -347,7 +349,7 @@ impl GraftRuntime {
 
     /// Updates the rules in the kernel after cgroups that rules name were added or removed.
     fn follow_cgroups(&mut self) -> Result<(), Error> {
-        // If an update fails, the next call tries again.
+        // If an update of the rules in the kernel fails, the next call tries again.
         self.has_news |= self.settings.follow_cgroups();
         if self.has_news {
             self.tcp.set_rules(&places(&self.settings, &self.loaded))?;
@@ -564,8 +566,8 @@ impl GraftRuntime {
         trouble
     }
 
-    /// Returns the name of the rule with this index. The kernel has one rule for each pair of a port and a peer, and
-    /// after those the rules for this host's control connections.
+    /// Returns the name of the rule that has this index in the kernel. The kernel has one rule for each pair of a port
+    /// and a peer, followed by the rules for connections between this host's daemon and its peers' daemons.
     fn rule_at(&self, index: u32) -> Option<String> {
         let rules = self.settings.rules.iter();
         let mut names = rules.flat_map(|rule| vec![&rule.name; rule.ports.len() * rule.peers.len()]);
@@ -573,7 +575,7 @@ impl GraftRuntime {
         names.nth(index as usize).cloned().or_else(|| own.then(|| "(control connections)".to_owned()))
     }
 
-    /// Reports whether a rule waits for its graft, which a peer has not sent yet.
+    /// Reports whether a rule is inactive because a peer has not sent the rule's graft yet.
     fn waits(&self, rule: &RuleSetting) -> bool {
         waits(rule, &self.settings, &self.loaded)
     }
@@ -684,7 +686,7 @@ fn present(settings: &Settings, pool: &GraftPool) -> BTreeMap<String, BTreeMap<S
     needed
 }
 
-/// Checks that the pool has the grafts that rules require peers to use.
+/// Checks that the pool has each graft that a rule prescribes for the peer's direction of a connection (`peer-graft`).
 fn check_known(settings: &Settings, pool: &GraftPool) -> Result<(), Error> {
     let mut wanted = settings.rules.iter().filter_map(|rule| rule.peer_graft.as_ref());
     wanted.try_for_each(|name| pool.find(name).map(drop))
@@ -703,7 +705,7 @@ fn places(settings: &Settings, loaded: &BTreeMap<String, LoadedGraft>) -> Vec<ke
         let graft = rule.graft.as_ref().and_then(|name| loaded.get(name));
         let start = graft.map(|loaded| loaded.graft.identity.start()).unwrap_or_default();
         let mut places = rule.places(congestion(rule, loaded), start);
-        // A rule that waits for its graft keeps its index, but matches nothing.
+        // A rule whose graft a peer has not sent yet keeps its index, but matches no connection.
         if waits(rule, settings, loaded) {
             places.iter_mut().for_each(|place| place.ports = 0..=0);
         }
@@ -802,7 +804,7 @@ fn plain() -> String {
         .map_or_else(|_| "cubic".to_owned(), |name| name.trim().to_owned())
 }
 
-/// Returns a random number between 0 and 1. Other hosts must be unable to predict it, but this process may be able to.
+/// Returns a random number between 0 and 1 that other hosts cannot predict. It is not cryptographically secure.
 fn chance() -> f64 {
     let bits = RandomState::new().build_hasher().finish();
     // An f64 has 53 bits for the fraction.

@@ -130,7 +130,8 @@ pub struct RuleSetting {
     pub tier: Tier,
     /// The moment at which connect() of a tunnelled connection returns.
     pub connect: Connect,
-    /// Addresses at which peers reach this host's servers, in addition to those to which the peers make carriers.
+    /// Addresses at which peers reach this host's tunnelled servers, in addition to the addresses to which the peers'
+    /// brokers connect.
     pub addresses: Vec<IpAddr>,
     /// Name of the graft in the pool that this host uses to send on the connection.
     pub graft: Option<String>,
@@ -165,7 +166,7 @@ pub struct Select {
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PathClass {
-    /// Name of the class.
+    /// Name of the class of paths.
     pub name: String,
     /// Smallest round-trip time of the class's paths, in microseconds. Default classes: `lan` from 0, `terrestrial`
     /// from 5000, `long-delay` from 300000.
@@ -188,8 +189,8 @@ struct RawGraftSettings {
     /// Grafts that are loaded even if no rule uses them.
     #[serde(default)]
     load: Vec<LoadSetting>,
-    /// Rules. The first rule that matches a connection applies. At most 64 pairs of a port and a peer fit in the
-    /// kernel's table, less one for each port of a control connection.
+    /// Rules. The first rule that matches a connection applies. The kernel's table has 64 entries: one for each pair of
+    /// a port and a peer, and one for each port of the connections between daemons.
     #[serde(default)]
     rule: Vec<RawRule>,
     /// Classes of paths by their smallest round-trip time.
@@ -341,8 +342,8 @@ struct RawRule {
     /// When `connect()` of tunnelled clients returns: with `"early"`, the default, at once, and with `"strict"` after
     /// the server has answered.
     connect: Option<Connect>,
-    /// Addresses of this host at which peers reach its tunnelled servers, in addition to those to which the peers make
-    /// carriers.
+    /// Addresses of this host at which peers reach its tunnelled servers, in addition to the addresses to which the
+    /// peers' brokers connect.
     #[serde(default)]
     addresses: Vec<IpAddr>,
     /// Name of a graft in the pool. It is loaded with the rule.
@@ -499,7 +500,7 @@ impl Settings {
             return Err(format!("graft {} is loaded twice", load.graft));
         }
         let places: usize = self.rules.iter().map(|rule| rule.ports.len() * rule.peers.len()).sum();
-        // The kernel's table of rules also contains the rules for control connections.
+        // The kernel's table of rules also contains this host's own rules, for connections between the daemons.
         let room = RULES - self.own_rules().len();
         if places > room {
             return Err(format!(
@@ -611,8 +612,8 @@ impl Settings {
         }
     }
 
-    /// Returns rules for the control connections of agreements. They show whether TCP options pass on the path to each
-    /// peer.
+    /// Returns rules for the TLS connections over which daemons negotiate agreements. These connections show whether
+    /// TCP options pass on the path to each peer.
     pub(crate) fn own_rules(&self) -> Vec<kernel::TcpRule> {
         let Some(agreement) = &self.agreement else { return Vec::new() };
         let rule = |side, port| kernel::TcpRule {

@@ -28,11 +28,11 @@ pub struct Status {
     pub loaded: Vec<LoadedStatus>,
     /// Rules of the settings.
     pub rules: Vec<RuleStatus>,
-    /// Number of connections that match a rule, by the outcome of the agreement in TCP options.
+    /// Number of connections that match a rule, by the result of the negotiation in TCP options.
     pub outcomes: BTreeMap<String, u64>,
     /// Manifests of grafts that are not usable, with the reasons.
     pub unusable: Vec<(String, String)>,
-    /// The outcome of the latest reload of the settings, if there was one.
+    /// The result of the latest reload of the settings, if there was one.
     pub reload: Option<Reload>,
     /// Problems that need the operator's attention.
     pub trouble: Vec<String>,
@@ -59,13 +59,13 @@ pub struct Status {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct CarryStatus {
-    /// Address at which this host accepts carriers of peers.
+    /// Address at which this host accepts carriers that peers open.
     pub listen: Option<SocketAddr>,
     /// Number of connections of this host's applications, by the verdict of the BPF program that redirects connections
     /// into tunnels.
     pub verdicts: BTreeMap<String, u64>,
-    /// Number of packets at the sockets that delay the SYNs of strict connections until the server has answered, by the
-    /// verdict on the packet.
+    /// Number of packets of tunnelled connections with `connect = "strict"`, whose SYNs are delayed until the server
+    /// has answered, by the verdict on the packet.
     pub held: BTreeMap<String, u64>,
     /// Carriers to all peers, including those that are missing.
     pub carriers: Vec<CarrierStatus>,
@@ -73,15 +73,15 @@ pub struct CarryStatus {
     pub connections: u64,
     /// Limit of connections that are tunnelled at the same time.
     pub connections_max: u64,
-    /// Number of ended connections by outcome: `done`, or the reason for any other end.
+    /// Number of ended tunnelled connections: `done` if they ended normally, or else by the reason for their end.
     pub ended: BTreeMap<String, u64>,
     /// Number of connections that continued on another carrier.
     pub resumed: u64,
-    /// Number of bytes from applications that the daemon at the other end of the tunnel has confirmed.
+    /// Number of bytes from applications that the daemon at the other end of the tunnel has acknowledged.
     pub sent_bytes: u64,
     /// Number of bytes that were received for applications.
     pub received_bytes: u64,
-    /// Number of bytes from applications that were sent through the tunnel and that its other end has not confirmed
+    /// Number of bytes from applications that were sent through the tunnel and that its other end has not acknowledged
     /// yet.
     pub kept_bytes: u64,
     /// The gateway for hosts behind this one, if the settings have [gateway].
@@ -89,7 +89,7 @@ pub struct CarryStatus {
     /// Number of reports about connections that were lost because the selection of congestion controls did not read
     /// them in time.
     pub lost_reports: u64,
-    /// Verdicts of this host's firewall on connections that are to be tunnelled.
+    /// This host's firewall, and how many connections it permits or refuses to tunnel.
     pub firewall: Option<FirewallStatus>,
 }
 
@@ -99,11 +99,12 @@ pub struct CarryStatus {
 pub struct FirewallStatus {
     /// True if this host has a firewall that may affect connections.
     pub is_there: bool,
-    /// Firewall rules that keep connections from being tunnelled, each with the expression that is the reason.
+    /// Firewall rules because of which connections are not tunnelled, each as text with the expression that causes
+    /// this.
     pub rules: Vec<String>,
-    /// Number of connections by the firewall's verdict.
+    /// Number of connections that were to be tunnelled, by what the firewall decided about them.
     pub openings: BTreeMap<String, u64>,
-    /// Number of first packets of connections, by what the firewall did with them.
+    /// Number of packets with which such connections begin, by what the firewall did with them.
     pub packets: BTreeMap<String, u64>,
 }
 
@@ -115,9 +116,9 @@ pub struct GatewayStatus {
     pub interfaces: Vec<String>,
     /// Networks of the hosts behind the gateway.
     pub networks: Vec<String>,
-    /// Number of SYNs that the kernel holds back now.
+    /// Number of SYNs of clients that the kernel holds back now, until the tunnelled server has answered.
     pub waiting: u64,
-    /// Number of packets of the hosts behind the gateway, by the verdict on them.
+    /// Number of packets from the hosts behind the gateway, by what the gateway's BPF program did with them.
     pub verdicts: BTreeMap<String, u64>,
     /// A problem of the gateway that needs the operator's attention.
     pub trouble: Option<String>,
@@ -140,7 +141,7 @@ pub struct CarrierStatus {
     pub detail: String,
     /// Time since the carrier has been in this state, in seconds.
     pub age_s: f64,
-    /// Addresses of the hosts that the carrier reaches.
+    /// Addresses of the peer's host: connections to them are tunnelled by this carrier.
     pub addresses: Vec<IpAddr>,
     /// Networks behind the peer, if it is a gateway.
     pub networks: Vec<String>,
@@ -158,11 +159,11 @@ pub struct CarrierStatus {
     pub sent_bytes: u64,
     /// Number of bytes that the carrier has received.
     pub received_bytes: u64,
-    /// Number of connections with the peer, on all of its carriers. Only the carrier in use shows the number.
+    /// Number of tunnelled connections with the peer, on all of its carriers. It is 0 for carriers that are not in use.
     pub connections: u64,
-    /// Number of idle connections, if the carrier is a pool.
+    /// Number of idle connections in the pool, if the carrier is a pool of TCP, MPTCP or SCTP connections.
     pub pool_idle: u64,
-    /// Number of connections in use, if the carrier is a pool.
+    /// Number of connections in use in the pool, if the carrier is a pool of TCP, MPTCP or SCTP connections.
     pub pool_busy: u64,
 }
 
@@ -187,11 +188,11 @@ pub struct GraftPeerStatus {
     pub functions: usize,
     /// Names of this host's rules to which both ends have agreed.
     pub rules: Vec<String>,
-    /// Results of probes and connections about the path to the peer.
+    /// Kinds of packets that pass on the path to the peer, according to probes and connections.
     pub path: PathVerdict,
-    /// Time since the latest result about the path, in seconds.
+    /// Time since the path was last probed or used by a connection, in seconds.
     pub path_age_s: Option<f64>,
-    /// Number of downgrades, which the reports of both ends about the same connections reveal.
+    /// Number of connections with the peer whose TCP options were changed or removed on the path (downgrades).
     pub downgrades: u64,
     /// The latest downgrades, with their times.
     pub latest_downgrades: Vec<Downgraded>,
@@ -269,7 +270,7 @@ pub struct RuleStatus {
     pub agree: bool,
     /// True if the rule applies only to peers that have an agreement over TLS.
     pub bound: bool,
-    /// True if the rule waits for its graft, which a peer has not sent yet.
+    /// True if the rule is inactive because a peer has not sent the rule's graft yet.
     pub waits: bool,
     /// Congestion control that the rule sets.
     pub congestion: Option<String>,
@@ -281,9 +282,9 @@ pub struct RuleStatus {
 pub struct PeerExplanation {
     /// Address of the peer.
     pub peer: String,
-    /// Outcome of the agreement by TCP options on the latest connection that matched a rule.
+    /// Result of the negotiation in TCP options, for the latest connection with the peer that matched a rule.
     pub outcome: Option<String>,
-    /// Explanation of the agreement's outcome, as text.
+    /// Explanation of this result, `outcome`, as text.
     pub reason: String,
     /// Name of the rule that the latest connection matched.
     pub rule: Option<String>,
@@ -309,9 +310,9 @@ pub struct PeerExplanation {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct PurposeStatus {
-    /// Name of the rule. It is given in the answer to `why`.
+    /// Name of the rule. Only the output of the command `why` has it.
     pub rule: String,
-    /// Side of this host, `client` or `server`. It is given in the answer to `status`.
+    /// Role of this host in the connections: `client` or `server`. Only the output of the command `status` has it.
     pub side: String,
     /// Port of the server.
     pub port: u16,
@@ -340,7 +341,8 @@ impl PurposeStatus {
     }
 }
 
-/// Writes a purpose such as `loss, 64 KiB (learned): 4 of the latest 4 were bulk, their median is 64 KiB`.
+/// Writes the traffic profile, the size, the source of the prediction and its reason, for example: `loss, 64 KiB
+/// (learned): 4 of the latest 4 were bulk, their median is 64 KiB`.
 impl fmt::Display for PurposeStatus {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let size = self.size_kib.map_or(String::new(), |kib| format!(", {kib} KiB"));
@@ -384,13 +386,13 @@ pub struct ChosenStatus {
     pub known: String,
     /// Number of connections that have ended on this path.
     pub connections: u64,
-    /// Number of ended connections on this path that tried another congestion control or carrier, so that its cost was
-    /// measured.
+    /// Number of ended connections on this path that used another congestion control or carrier than the chosen one, so
+    /// that its cost was measured.
     pub explored: u64,
     /// Congestion controls and carriers that were tried on this path.
     pub tried: Vec<CandidateStatus>,
-    /// Time that plain TCP takes on this path, as a multiple of the chosen congestion control's or carrier's time. It
-    /// is computed from the costs of past connections.
+    /// How many times as long a connection on this path takes with plain TCP as with the chosen congestion control or
+    /// carrier. It is computed from the costs of past connections.
     pub gain: Option<f64>,
 }
 
@@ -404,8 +406,8 @@ pub struct CandidateStatus {
     pub outcomes: usize,
     /// Number of the remembered connections whose cost was higher than usual.
     pub bad: usize,
-    /// Median cost of connections with this congestion control or carrier: their duration as a multiple of the best
-    /// possible one on the path.
+    /// Median cost of connections with this congestion control or carrier: their duration as a multiple of the shortest
+    /// duration that is possible on the path.
     pub cost: Option<f64>,
 }
 
@@ -440,15 +442,15 @@ pub struct SelectionStatus {
     pub forgotten: u64,
     /// Number of paths on which plain TCP can be compared with the chosen congestion control or carrier.
     pub gain_paths: u64,
-    /// Time that plain TCP takes, as a multiple of the chosen congestion control's or carrier's time: the geometric
-    /// mean over the `gain_paths` paths.
+    /// How many times as long connections take with plain TCP as with the chosen congestion control or carrier: the
+    /// geometric mean over the `gain_paths` paths.
     pub gain: Option<f64>,
     /// The paths with the most connections.
     pub paths: Vec<ChosenStatus>,
 }
 
 impl SelectionStatus {
-    /// Limit of paths that the status of the selection lists.
+    /// Limit of paths that are listed in the status.
     pub const PATHS_MAX: usize = 64;
 }
 
@@ -470,15 +472,17 @@ pub struct GraftConnectionStatus {
     pub candidate: String,
     /// Carrier that the connection uses, if it is tunnelled.
     pub carrier: Option<String>,
-    /// Reason for the congestion control or carrier: `learned`, `explored`, `doubted` or `found`. It is `first` if the
-    /// model had not chosen yet. It is `fallback` if the connection should have been tunnelled and could not be.
+    /// Reason for the congestion control or carrier. `learned`: the model chose it. `explored`: the connection tried
+    /// another one than the chosen one. `doubted`: the model's candidate had too high costs on this path. `found`:
+    /// another candidate had lower costs. `first`: the model had not chosen yet. `fallback`: the connection should have
+    /// been tunnelled and could not be.
     pub why: String,
     /// Time since the connection began, in seconds.
     pub age_s: f64,
     /// The measurements and the cost of the connection, once it has ended.
     pub ended: Option<EndedStatus>,
-    /// Time that plain TCP takes on this path, as a multiple of the time with the connection's congestion control or
-    /// carrier, if it is known.
+    /// How many times as long a connection on this path takes with plain TCP as with this connection's congestion
+    /// control or carrier, if that is known.
     pub gain: Option<f64>,
     /// Default congestion control of this host, which is plain TCP.
     pub plain: String,
@@ -498,8 +502,8 @@ pub struct EndedStatus {
     pub received: u64,
     /// Duration of the connection, in milliseconds.
     pub duration_ms: f64,
-    /// Cost of the connection: its duration as a multiple of the best possible one on the path, or `None` if the
-    /// connection was not judged.
+    /// Cost of the connection: its duration as a multiple of the shortest duration that is possible on the path. `None`
+    /// if the cost could not be computed.
     pub cost: Option<f64>,
     /// True if the cost is higher than the usual cost on similar paths.
     pub is_bad: Option<bool>,

@@ -16,8 +16,9 @@ const FRAME: [u8; 14] = [0; 14];
 /// Lets userspace wait until the runs of BPF programs have ended. All threads of a process share one `Barrier`.
 ///
 /// A thread unlinks an entry of a map and then calls [`Self::now`]. It may reuse the entry once [`Self::is_over`] is
-/// true for that moment, or after [`Self::wait_since`] has returned. Waits are numbered when they begin. A wait that
-/// ends covers all moments up to its number, so many threads share one wait of some 10 ms.
+/// true for that moment, or after [`Self::wait_since`] has returned. Waits are numbered when they begin. A
+/// moment is the number of the next wait, and is over when a wait with this or a higher number has ended. Many threads
+/// can therefore share one wait, which takes some 10 ms.
 pub struct Barrier {
     barrier: MapHandle,
     nothing: MapHandle,
@@ -83,8 +84,8 @@ impl Barrier {
     }
 }
 
-/// Calls `wait` while a long run of the test's program is in progress, and reports whether the run had ended when
-/// `wait` returned. If the thread did not see the run in progress, the run counts as ended.
+/// Calls `wait` while a long run of the BPF program barrier_run is in progress, and reports whether the run had ended
+/// when `wait` returned. Returns true, too, if the run had ended before `wait` was called.
 fn outlasts(
     program: &ProgramMut<'_>,
     states: &MapHandle,

@@ -76,7 +76,7 @@ impl QuicKeys {
 }
 
 /// Returns the constants of AES-128-GCM for one key and nonce: GHASH's table, and the block that masks the tag.
-/// Programs need them to authenticate without encrypting.
+/// Programs need them to authenticate data that they do not encrypt.
 pub fn gcm_constants(key: &[u8; 16], nonce: &[u8; 12]) -> Vec<u8> {
     let schedule = expand(key);
     let rows = ghash_rows(u128::from_be_bytes(encrypt(&schedule, [0; 16])));
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_output_shows_no_key() {
+    fn debug_output_of_packet_keys_shows_no_key_bytes() {
         let keys = QuicKeys::chacha20_poly1305(&[0xa7; 32], &[0xa7; 12], &[0xa7; 32]);
         assert_eq!(format!("{keys:?}"), "QuicKeys { suite: 0, .. }");
     }

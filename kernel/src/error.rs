@@ -2,8 +2,9 @@
 
 use crate::hook::{KernelHook, Mechanism, XdpMode, needed_to_share, remedy};
 
-/// The reason why a program cannot be used, with the message of the kernel or libbpf. No field is a source for
-/// `thiserror` (`r#source` is not recognised as one), because an error chain would print that message twice.
+/// The reason why a BPF program cannot be used, with the message of the kernel or libbpf. Fields are named `r#source`,
+/// which `thiserror` does not recognise as the source of the error. Otherwise an error chain would print that message
+/// twice.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
@@ -27,7 +28,8 @@ pub enum Error {
         remedy(source, *mode)
     )]
     Xdp { ifindex: i32, mode: XdpMode, r#source: std::io::Error },
-    /// The interface already has a gate, or a set of grafts, at XDP. It may have one of each.
+    /// Another process already uses XDP on the interface for the same product: the gate, or packet grafts. An interface
+    /// may have one of each.
     #[error("interface {ifindex} has another {noun} at XDP already")]
     Turn { ifindex: i32, noun: &'static str },
     #[error(
@@ -77,7 +79,7 @@ pub enum Error {
     Prepare { what: &'static str, r#source: std::io::Error },
     #[error("the kernel's table has no room for more {what}")]
     Full { what: &'static str },
-    /// The kernel's table named by `what` is full of entries that programs may still use. `RelayProgram::settle` of
+    /// The BPF map that `what` names is full of entries that programs may still use. `RelayProgram::settle` of
     /// `millrace-relay-kernel` frees them once the present runs of the programs have ended.
     #[error("no room for more {what} before program runs have ended")]
     Unsettled { what: &'static str },
@@ -94,7 +96,7 @@ pub enum Error {
         "this kernel does not wait for running programs when a map of maps changes, so keys would change while they are in use"
     )]
     NoBarrier,
-    /// A sysctl cannot be set. Without it, programs cannot look up routes as for this host's own packets.
+    /// A sysctl cannot be set that BPF programs need to look up the routes of packets that they send from this host.
     #[error("cannot write {path}: {source}")]
     Sysctl { path: &'static str, r#source: std::io::Error },
 }

@@ -1,4 +1,5 @@
-//! Common parts of all fan-outs: attachments, and structures that are shared with their programs (`bpf/fan_intf.h`).
+//! Common parts of all fan-outs, whose BPF programs send copies of a packet to many receivers: attachments, and
+//! structures that are shared with the programs (`bpf/fan_intf.h`).
 
 use std::collections::HashMap;
 use std::io;
@@ -12,8 +13,8 @@ pub use crate::intf::generated::NetPath;
 use crate::tc::{KernelHook, Mechanism, TcAttachment, TcPosition};
 
 impl NetPath {
-    /// Returns the path between two addresses in the form that programs use, or `None` if one is IPv4 and the other
-    /// IPv6. IPv4-mapped IPv6 addresses count as IPv4.
+    /// Returns two addresses and their ports in the form that BPF programs use. Returns `None` if one address is IPv4
+    /// and the other IPv6. IPv4-mapped IPv6 addresses count as IPv4.
     pub fn new(local: SocketAddr, remote: SocketAddr) -> Option<Self> {
         let (family, from) = bytes(local.ip());
         let (other, to) = bytes(remote.ip());
@@ -45,8 +46,8 @@ pub fn bytes(ip: IpAddr) -> (u8, [u8; 16]) {
 pub struct Attachments(Mutex<HashMap<i32, TcAttachment>>);
 
 impl Attachments {
-    /// Attaches the program before all others, and allows programs to look up routes. Does nothing if it is attached
-    /// already.
+    /// Attaches the program so that it runs before all other programs of the interface, and allows programs to look up
+    /// routes. Does nothing if it is attached already.
     pub fn attach(
         &self,
         program: &ProgramMut<'_>,

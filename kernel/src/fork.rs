@@ -1,6 +1,6 @@
-//! Keeps BPF links from forked children. The kernel detaches a program when the last descriptor of its link is closed,
-//! and a child inherits a copy of each descriptor. So programs would stay attached after a server that forked workers
-//! has ended. This module closes the child's copies when the child begins.
+//! Closes the descriptors of BPF links in forked children. The kernel detaches a program when the last descriptor of
+//! its link is closed, and a child inherits a copy of each descriptor. So programs would stay attached after a server
+//! that forked workers has ended. This module closes the child's copies when the child begins.
 
 #![allow(unsafe_code)]
 
@@ -14,8 +14,8 @@ use nix::libc;
 /// The descriptors of links. The table is lock-free, because a child of a process with several threads must not take a
 /// lock that another thread may have held.
 static LINKS: [AtomicI32; 1024] = [const { AtomicI32::new(NONE) }; 1024];
-/// The descriptor of `/dev/null` that replaces descriptors of links in children. When a child drops its copy of a
-/// link's owner (a Rust value), this descriptor is closed, and not an unrelated one.
+/// The descriptor of `/dev/null` that replaces descriptors of links in children. A child also has a copy of the Rust
+/// value that owns a link. When that copy is dropped, it closes the replacement, and not an unrelated descriptor.
 static NOTHING: AtomicI32 = AtomicI32::new(NONE);
 const NONE: i32 = -1;
 
@@ -51,8 +51,8 @@ impl Drop for ForkSafeLink {
 extern "C" fn in_child() {
     let nothing = NOTHING.load(Ordering::Relaxed);
     for fd in LINKS.iter().map(|slot| slot.swap(NONE, Ordering::Relaxed)).filter(|fd| *fd != NONE) {
-        // SAFETY: `dup3` and `close` only change the child's descriptor table, and only the link's owner uses this
-        // descriptor in the child.
+        // SAFETY: `dup3` and `close` only change the child's descriptor table. In the child, only the Rust value that
+        // owns the link uses this descriptor.
         unsafe {
             if libc::dup3(nothing, fd, libc::O_CLOEXEC) < 0 {
                 libc::close(fd);

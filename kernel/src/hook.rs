@@ -62,7 +62,8 @@ impl fmt::Display for XdpMode {
     }
 }
 
-/// Returns advice for the operator if an XDP program cannot be attached. The advice is appended to the text of `error`.
+/// Returns advice for the operator if attaching an XDP program has failed with `error`. Callers append the advice to
+/// the text of the error.
 pub fn remedy(error: &io::Error, mode: XdpMode) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EBUSY) => " (another XDP program is attached: `bpftool net` names it)",
@@ -79,7 +80,7 @@ pub fn needed_to_share(error: &io::Error) -> &'static str {
     if error.raw_os_error() == Some(libc::EPERM) { " (that needs CAP_SYS_ADMIN)" } else { "" }
 }
 
-/// Reports whether the error means that the driver does not support XDP, or not at the interface's MTU.
+/// Reports whether the error means that the driver does not support XDP at all, or not with the interface's MTU.
 pub fn is_for_want_of_support(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ERANGE))
 }

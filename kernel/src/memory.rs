@@ -83,9 +83,9 @@ pub struct MappedArray<T> {
     kind: std::marker::PhantomData<T>,
 }
 
-// SAFETY: parts of a `Shared` type that are not atomic are only written by the one owner of the entry.
+// SAFETY: parts of a `Shared` type that are not atomic have a single writer.
 unsafe impl<T: Shared> Send for MappedArray<T> {}
-// SAFETY: parts of a `Shared` type that are not atomic are only written by the one owner of the entry.
+// SAFETY: parts of a `Shared` type that are not atomic have a single writer.
 unsafe impl<T: Shared> Sync for MappedArray<T> {}
 
 impl<T: Shared> MappedArray<T> {
@@ -111,14 +111,14 @@ impl<T: Shared> MappedArray<T> {
     }
 }
 
-// Bits in the length of a record, and the length of its header (linux/bpf.h: BPF_RINGBUF_BUSY_BIT, _DISCARD_BIT,
-// _HDR_SZ).
+// Flag bits in the length field of a ring buffer's record, and the length of the record's header (linux/bpf.h:
+// BPF_RINGBUF_BUSY_BIT, _DISCARD_BIT, _HDR_SZ).
 const BUSY: u32 = 1 << 31;
 const DISCARDED: u32 = 1 << 30;
 const HEADER_BYTES: usize = 8;
 
-/// Waits a moment for a record to be written, and returns its length, with `BUSY` if it is still being written. The CPU
-/// that writes the record takes longer only if it is interrupted.
+/// Waits briefly until another CPU has written a record. Returns the record's length, with `BUSY` set if the record is
+/// still being written, which happens if that CPU is interrupted.
 fn settled(length: &AtomicU32) -> u32 {
     const ATTEMPTS: usize = 1000;
     for _ in 0..ATTEMPTS {

@@ -94,8 +94,8 @@ impl NextHop {
         }
     }
 
-    /// Sets the link address that the kernel uses from now on. The kernel verifies it in use, and finds the right one
-    /// if the neighbour has another address.
+    /// Sets the link address of this neighbour that the kernel uses from now on. When the kernel uses the address, it
+    /// verifies it, and corrects it if the neighbour has another one.
     ///
     /// # Errors
     /// Fails if the address has the wrong length for the interface.
@@ -152,7 +152,7 @@ mod tests {
     const NUD_PROBE: u16 = 0x10;
 
     #[test]
-    fn route_names_the_next_hop() {
+    fn next_hop_is_parsed_from_a_netlink_route() {
         type Attributes<'a> = &'a [(u16, &'a [u8])];
         let remote: IpAddr = "192.0.2.7".parse().unwrap();
         let route = |attributes: Attributes<'_>| {
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn unverified_link_address_is_unknown() {
+    fn unverified_neighbour_has_no_known_link_address() {
         let link = [2, 0, 0, 0, 0, 9];
         let answer = |state: u16, link: Option<&[u8]>| {
             NextHop { address: "192.0.2.1".parse().unwrap(), ifindex: 3 }.neighbour(state, link)
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn own_address_has_no_link_address() {
+    fn loopback_address_has_no_or_an_all_zero_link_address() {
         for address in ["127.0.0.1", "::1"] {
             let address = address.parse().unwrap();
             let Ok(hop) = NextHop::find_route(address, address) else { continue };

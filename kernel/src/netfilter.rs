@@ -39,14 +39,14 @@ const NF_ACCEPT: u32 = 1;
 const STATE_ESTABLISHED: u32 = 2;
 const STATE_NEW: u32 = 8;
 
-/// A rule of nftables, with its chain and handle, and what it matches.
+/// A rule of nftables: its chain and handle, and the properties of packets that it matches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetfilterRule {
     /// The chain that the rule is in.
     pub chain: Chain,
     /// The rule's handle, which is unique in its table.
     pub handle: u64,
-    /// The properties that the rule matches, and its effects, in the rule's order.
+    /// The properties that the rule matches, and its effects, in the order of the rule's expressions.
     pub looks: Vec<RuleProperty>,
 }
 
@@ -198,7 +198,8 @@ impl RuleReader {
             "socket" => self.socket(data),
             "match" => self.extension(data),
             "target" => self.target(data),
-            // `lookup` and the expressions after it here treat all packets of a connection alike.
+            // Neither `lookup` nor one of the expressions in the next match arm makes a rule treat packets of a
+            // connection differently.
             "lookup" => self.matches(),
             "counter" | "last" | "log" | "reject" | "notrack" | "nat" | "masq" | "redir" | "fib" | "rt"
             | "byteorder" | "hash" | "numgen" | "exthdr" => {}
@@ -249,8 +250,8 @@ impl RuleReader {
         }
     }
 
-    /// Reads the attributes NFTA_PAYLOAD_* of an expression `payload`. All packets of a connection have addresses,
-    /// ports and TCP flags; other bytes may differ.
+    /// Reads the attributes NFTA_PAYLOAD_* of an expression `payload`, which loads bytes of the packet. Only addresses,
+    /// ports and TCP flags are known fields; other bytes may differ between packets of a connection.
     fn payload(&mut self, data: &[u8]) {
         const NETWORK: u32 = 1;
         const TRANSPORT: u32 = 2;
@@ -382,7 +383,8 @@ impl RuleReader {
         }
     }
 
-    /// Reads the attributes NFTA_OBJREF_* of a reference to a named object. Objects of a set may be of any kind.
+    /// Reads the attributes NFTA_OBJREF_* of a reference to a named object, such as a counter or quota. If the object
+    /// is looked up in a set, its kind is unknown.
     fn object(&mut self, data: &[u8]) {
         const COUNTER: u32 = 1;
         const QUOTA: u32 = 2;

@@ -86,8 +86,8 @@ impl UnloadedObject {
         &mut self.object
     }
 
-    /// Selects a program for loading that is not loaded by default. The program is for `function` of the kernel, or for
-    /// the hook that its section names.
+    /// Selects for loading a program that is not loaded by default. If `function` is given, the program attaches to
+    /// this kernel function, and otherwise to the hook that its ELF section names.
     pub fn enable(&mut self, name: &str, function: Option<&str>) -> Result<(), Error> {
         let missing = Error::Missing { object: self.name, what: "program of that name" };
         let mut program = self.object.progs_mut().find(|program| program.name() == name).ok_or(missing)?;
@@ -106,7 +106,8 @@ impl UnloadedObject {
         self.object.progs().map(|program| program.name().to_string_lossy().into_owned()).collect()
     }
 
-    /// Returns the fourth argument of each call of a helper in a program, or `None` if it is not a constant.
+    /// Finds all calls of a BPF helper in a program. Returns the fourth argument of each call, or `None` for a call
+    /// whose fourth argument is not a constant.
     #[cfg(any(test, feature = "testing"))]
     pub fn fourth_arguments(&self, program: &str, helper: i32) -> Vec<Option<i32>> {
         const CALL: u8 = 0x85;
@@ -206,8 +207,8 @@ thread_local! {
     static LOG: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Captures libbpf's output, which would otherwise go to stderr. Its last part, with the verifier's reason, becomes a
-/// part of the error.
+/// Captures libbpf's output, which would otherwise go to stderr. If loading fails, the last part of the output, with
+/// the verifier's reason, becomes a part of the returned error.
 pub fn capture_log() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

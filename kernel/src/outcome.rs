@@ -1,4 +1,4 @@
-//! A macro for enumerations of a packet's outcomes, with the same names as in a BPF program.
+//! A macro for enumerations of what a BPF program did with a packet, with the same names as in the program.
 
 /// Defines an enumeration with the same order and names as one in a BPF program.
 #[macro_export]
@@ -14,7 +14,7 @@ macro_rules! outcomes {
             /// All values of the enumeration, in the BPF program's order.
             pub const ALL: [Self; [$($name),*].len()] = [$(Self::$variant),*];
 
-            /// Returns the outcome's name in status and metrics.
+            /// Returns the name of this value in status and metrics.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name),* }
             }

@@ -51,7 +51,7 @@ impl Prefix {
         (0..=self.len).rev().filter_map(move |len| Self::new(self.address, len))
     }
 
-    /// Makes a prefix from the form that [`raw`](Self::raw) returns.
+    /// Makes a prefix from the values that [`raw`](Self::raw) returns, an IPv6 or IPv4-mapped address and a length.
     pub fn from_raw(address: [u8; 16], len: u8, is_v6: bool) -> Self {
         match Ipv6Addr::from(address) {
             address if is_v6 => Self { address: address.into(), len },
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn mask_clears_bits_beyond_the_length() {
+    fn prefix_mask_clears_bits_beyond_the_prefix_length() {
         assert_eq!(bits(0), 0);
         assert_eq!(bits(128), u128::MAX);
         assert_eq!(bits(64), u128::from(u64::MAX) << 64);

@@ -163,8 +163,8 @@ pub struct ProgramFunctions {
 
 impl ProgramFunctions {
     /// Updates the list. Reports whether programs were loaded since the last call; if not, the call makes one system
-    /// call. Unloaded programs stay in the list until other programs are loaded: until then no other code can run at
-    /// their addresses.
+    /// call. Functions of unloaded programs stay in the list until another program is loaded, because only then can
+    /// other code run at their addresses.
     ///
     /// # Errors
     /// Fails if the process lacks CAP_SYS_ADMIN.

@@ -23,8 +23,8 @@ struct InterfaceQdisc {
     kind: String,
 }
 
-/// Returns a discipline of the interface that ignores packets' time stamps, or `None` if all are `fq`. The interface
-/// must be in the calling thread's network namespace.
+/// Returns the name of a queueing discipline of the interface that ignores packets' time stamps. Returns `None` if all
+/// disciplines that send packets are `fq`. The interface must be in the calling thread's network namespace.
 pub fn other_than_fq(ifindex: i32) -> io::Result<Option<String>> {
     let mut found = Vec::new();
     let mut request = [0; TCMSG];

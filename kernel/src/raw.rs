@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use crate::intf::Plain;
 
-/// Converts a result of libbpf to an error if it is a negated error number.
+/// Converts a result of a libbpf function: a negative number `-errno` becomes an error.
 pub fn check(result: i32) -> io::Result<()> {
     if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
 }
@@ -23,7 +23,7 @@ pub unsafe fn owned(result: i32) -> io::Result<OwnedFd> {
 }
 
 /// Detaches a link's program. Closing the link is not enough: if another thread is just starting a child process, the
-/// child has the descriptor until exec. It is an error if the interface is gone, since the link is then gone too.
+/// child has the descriptor until exec. Returns an error if the interface is gone, since the link is then gone too.
 pub fn detach(link: impl AsFd) -> io::Result<()> {
     // SAFETY: the link's descriptor is open, and `bpf_link_detach` takes no pointers.
     check(unsafe { libbpf_sys::bpf_link_detach(link.as_fd().as_raw_fd()) })

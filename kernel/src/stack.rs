@@ -28,7 +28,8 @@ const ARPHRD_RAWIP: u16 = 519;
 const ARPHRD_LOOPBACK: u16 = 772;
 const ARPHRD_NONE: u16 = 0xfffe;
 
-/// Kinds of interfaces whose packets arrive on other interfaces, which may have merged them (GRO).
+/// Kinds of interfaces that get their packets from a lower interface, which may have merged several packets into one
+/// (GRO).
 const STACKED: [&str; 11] = [
     "bond",
     "bridge",
@@ -43,8 +44,8 @@ const STACKED: [&str; 11] = [
     "vrf",
 ];
 
-/// Kinds of interfaces whose packets arrive inside packets of other interfaces, which may have merged them (GRO also
-/// reads inner headers).
+/// Kinds of tunnel interfaces, whose packets arrive inside packets of another interface. That interface may have merged
+/// several packets into one, because GRO also reads inner headers.
 const TUNNELS: [&str; 12] = [
     "bareudp",
     "erspan",
@@ -198,7 +199,7 @@ mod tests {
 
     /// Uses the loopback interface, which exists in every namespace and has no driver that could remove tags.
     #[test]
-    fn loopback_interface_hides_no_tags() {
+    fn loopback_interface_hides_no_vlan_tags() {
         let loopback = nix::net::if_::if_nametoindex("lo").expect("it is there").cast_signed();
         assert!(!strips_tags(loopback).expect("flags"));
         assert!(!hides_tags(loopback).expect("links"));
@@ -219,7 +220,8 @@ mod tests {
         for len in 0..IFINFOMSG {
             assert_eq!(parse(&body[..len]), None, "cut at {len}");
         }
-        // The part of the message up to here describes a hardware interface, for which the kernel reports no kind.
+        // The first `IFINFOMSG` bytes alone, without attributes, are a valid message about a hardware interface, for
+        // which the kernel reports no kind.
         let card = StackLink { ifindex: 7, hardware: ARPHRD_ETHER, ..StackLink::default() };
         assert_eq!(parse(&body[..IFINFOMSG]), Some(card));
         for len in IFINFOMSG..body.len() {

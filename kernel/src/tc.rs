@@ -130,7 +130,7 @@ fn links(ifindex: i32, hook: KernelHook) -> io::Result<Vec<u32>> {
     options.__bindgen_anon_1.count = MOST as u32;
     // SAFETY: `programs` and `links` have as many elements as `count` says, and outlive the call.
     check(unsafe { libbpf_sys::bpf_prog_query_opts(ifindex, kind(hook), &raw mut options) })?;
-    // SAFETY: all members of the union are the same number under different names.
+    // SAFETY: the union `options.__bindgen_anon_1` has one number under different names.
     let count = unsafe { options.__bindgen_anon_1.count } as usize;
     Ok(links.into_iter().take(count).collect())
 }
@@ -142,7 +142,7 @@ fn kind(hook: KernelHook) -> libbpf_sys::bpf_attach_type {
     }
 }
 
-/// Creates a TCX link at a hook. The program's section does not matter.
+/// Creates a TCX link at a hook. The name of the program's ELF section does not matter.
 fn tcx(
     program: &ProgramMut<'_>,
     ifindex: i32,
@@ -256,8 +256,9 @@ pub fn remove_leftovers(ifindex: i32, hook: KernelHook, name: &str) -> io::Resul
     remove_stale(&point(ifindex, hook), hook, name)
 }
 
-/// Removes filters that killed processes have left. The programs of such filters still run for every packet. They do
-/// no other harm: they act only up to limits, such as the end of a lease, that a live process has to raise.
+/// Removes filters that killed processes have left. The programs of such filters still run for every packet, which
+/// costs CPU time. They stop acting on packets at a limit that only a live process can extend, such as the end of a
+/// lease.
 fn remove_stale(point: &libbpf_sys::bpf_tc_hook, hook: KernelHook, name: &str) -> io::Result<()> {
     for filter in stale::find(point.ifindex, hook, name)? {
         detach(point, filter.handle, filter.priority)?;

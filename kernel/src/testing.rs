@@ -29,8 +29,8 @@ fn btf(out: &str, object: &str) -> Btf<'static> {
 }
 
 /// Largest number of instructions that the verifier may process for a program. Linux allows a million, and older
-/// kernels process more for the same program. A large number also slows down loading. If a program exceeds it, make a
-/// function global that the verifier checks at each call.
+/// kernels process more for the same program. A large number also slows down loading. If a program exceeds the limit,
+/// make one of its static functions global: the verifier checks a global function once, and a static one at each call.
 const MOST_VERIFIED: u32 = 400_000;
 
 /// Loads objects, given as `(path, image)`, into the running kernel with their compiled-in configuration. Needs root.

@@ -46,7 +46,7 @@ mod tests {
 
     /// Checks that the end of a socket affects every descriptor of it.
     #[test]
-    fn duplicate_of_a_shut_down_socket_stays_shut_down() {
+    fn duplicated_descriptor_of_a_shut_down_udp_socket_stays_shut_down() {
         let one = UdpSocket::bind("127.0.0.1:0");
         let other = UdpSocket::bind("127.0.0.1:0");
         let one = one.expect("bind");

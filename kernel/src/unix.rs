@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peer_groups_are_those_of_its_process() {
+    fn groups_of_a_unix_socket_peer_are_those_of_its_process() {
         let (one, _other) = UnixStream::pair().expect("a pair");
         let mut own: Vec<_> =
             nix::unistd::getgroups().expect("groups").into_iter().map(nix::unistd::Gid::as_raw).collect();

@@ -1,6 +1,6 @@
 //! Attaches programs to an interface at XDP, through a BPF link. The kernel detaches a program when the link's last
-//! descriptor is closed, also if this process is killed. The kernel allows one program per interface; [`root`] is such
-//! a program, which several processes share.
+//! descriptor is closed, also if this process is killed. The kernel allows one program per interface. With the program
+//! in [`root`], several processes share an interface.
 
 #![allow(unsafe_code)]
 

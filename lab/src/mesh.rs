@@ -109,10 +109,10 @@ impl MeshNetwork {
 /// An event of the simulation.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum MeshEvent {
-    /// The first relay's announcement arrives at the second relay. The third number is the index of the announcement in
-    /// `said`, the list of all announcements.
+    /// An announcement from the relay with the first index arrives at the relay with the second index. The third value
+    /// is the announcement's index in the simulation's list of announcements (`said`).
     Told(usize, usize, usize),
-    /// The first relay notices that the second relay, or the link to it, is gone.
+    /// The relay with the first index notices that the relay with the second index, or the link to it, is gone.
     Gone(usize, usize),
     /// The relay decides again where it receives its track from.
     Look(usize),
@@ -604,7 +604,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_cluster_heals_without_loops_and_repeats_for_same_seed() {
+    fn simulated_relay_cluster_restores_media_and_repeats_for_same_seed() {
         for seed in 1..4 {
             let args = MeshArgs { relays: 120, broadcasts: 50, viewers: 2000, sample: 5, seed };
             let lines = |text: String| text.lines().skip(1).map(str::to_owned).collect::<Vec<_>>();

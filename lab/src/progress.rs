@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn remaining_time_follows_from_finished_steps() {
+    fn remaining_benchmark_time_is_estimated_from_finished_steps() {
         let seconds = Duration::from_secs;
         let mut pace = ProgressPace { steps: 10, lanes: 1, done: 0, spent: Duration::ZERO };
         assert_eq!(pace.line("user x 1", seconds(7)), "0 of 10 done; user x 1 for 7 s");

@@ -10,8 +10,8 @@ use millrace_lab::bench::{ContextNames, names_by_load};
 const LOADS: usize = 12;
 
 #[test]
-fn each_kernel_context_is_reported_by_name_under_load() {
-    const TEST: &str = "each_kernel_context_is_reported_by_name_under_load";
+fn cost_observer_names_each_kernel_context_under_load() {
+    const TEST: &str = "cost_observer_names_each_kernel_context_under_load";
     if !nix::unistd::geteuid().is_root() {
         return println!("SKIP {TEST}: needs root");
     }

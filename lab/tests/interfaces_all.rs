@@ -5,8 +5,8 @@
 mod interfaces_rows;
 
 #[test]
-fn kernel_forwards_on_each_kind_with_and_without_offloads_and_gate() {
-    let test = "kernel_forwards_on_each_kind_with_and_without_offloads_and_gate";
+fn kernel_forwards_on_each_interface_kind_by_offload_and_gate_setting() {
+    let test = "kernel_forwards_on_each_interface_kind_by_offload_and_gate_setting";
     let Some(rows) = interfaces_rows::rows(test, "") else { return };
     assert_eq!(rows.len() % 4, 0);
     let veth: Vec<_> = rows.iter().filter(|row| row["interface"] == "veth").collect();

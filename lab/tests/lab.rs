@@ -132,8 +132,8 @@ impl NodePair {
 }
 
 #[test]
-fn every_node_reaches_every_other() {
-    needs_root!("every_node_reaches_every_other");
+fn every_lab_node_reaches_every_node_over_ipv4_and_ipv6() {
+    needs_root!("every_lab_node_reaches_every_node_over_ipv4_and_ipv6");
     let mut topology = Topology::standard(2, 2);
     topology.link_mut("relay-relay2").unwrap().emulate = true;
     let lab = Lab::new(&topology).unwrap();
@@ -527,8 +527,8 @@ fn interrupt_is_not_forwarded_to_the_command() {
 }
 
 #[test]
-fn remains_of_a_killed_owner_are_cleaned() {
-    needs_root!("remains_of_a_killed_owner_are_cleaned");
+fn clean_command_removes_labs_of_killed_processes_only() {
+    needs_root!("clean_command_removes_labs_of_killed_processes_only");
     let (mut child, id) = up();
     let netns = format!("--net=/run/netns/{id}-relay");
     let mut inside = Command::new("nsenter").args([&netns, "sleep", "1000"]).spawn().unwrap();
@@ -544,8 +544,8 @@ fn remains_of_a_killed_owner_are_cleaned() {
 }
 
 #[test]
-fn remains_of_a_killed_owner_are_shown() {
-    needs_root!("remains_of_a_killed_owner_are_shown");
+fn lab_status_lists_labs_left_behind_by_killed_processes() {
+    needs_root!("lab_status_lists_labs_left_behind_by_killed_processes");
     let (mut child, id) = up();
     // Removing the remains of labs needs an exclusive lock of the registry. This shared lock keeps other processes from
     // doing so during the test.
@@ -578,8 +578,8 @@ fn remains_of_a_killed_owner_are_shown() {
 }
 
 #[test]
-fn next_lab_removes_remains_of_a_killed_owner() {
-    needs_root!("next_lab_removes_remains_of_a_killed_owner");
+fn new_lab_removes_labs_left_behind_by_killed_processes() {
+    needs_root!("new_lab_removes_labs_left_behind_by_killed_processes");
     let (mut child, id) = up();
     kill(pid(&child), Signal::SIGKILL).unwrap();
     child.wait().unwrap();

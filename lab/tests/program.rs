@@ -9,7 +9,7 @@ fn program() -> &'static Path {
 }
 
 #[test]
-fn help_is_as_it_was_reviewed() {
+fn lab_help_equals_the_golden_file() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/cli.txt");
     cli::assert_as_reviewed(&file, &cli::helps(program()), "cargo test -p millrace-lab --test program");
 }
@@ -32,9 +32,11 @@ fn closed_output_pipe_ends_a_command_cleanly() {
 }
 
 #[test]
-fn user_without_rights_learns_which_are_missing() {
+fn lab_command_without_root_names_the_missing_privilege() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP user_without_rights_learns_which_are_missing: needs root, to be somebody else");
+        println!(
+            "SKIP lab_command_without_root_names_the_missing_privilege: needs root, to be somebody else"
+        );
         return;
     }
     let dir = tempfile::tempdir().expect("a directory");

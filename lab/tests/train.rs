@@ -55,7 +55,7 @@ fn transfers() -> String {
 }
 
 #[test]
-fn measured_runs_are_learned_and_reported() {
+fn model_trained_on_measured_transfers_chooses_the_fastest_candidate() {
     let directory = tempfile::tempdir().expect("a directory");
     let here = directory.path();
     fs::write(here.join("runs.csv"), transfers()).expect("a file");

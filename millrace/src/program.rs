@@ -23,7 +23,8 @@ pub trait Program: Parser {
     /// The program's name, which is printed in front of errors.
     const NAME: &'static str;
 
-    /// Returns the rights that the command needs. An error caused by missing rights names them.
+    /// Returns the privileges that the command needs, such as root or Linux capabilities. An error caused by a missing
+    /// privilege names them.
     fn needs(&self) -> Option<CommandNeeds>;
 
     /// Returns the faults that the command itself finds in its flags. Flags whose values clap could not parse are

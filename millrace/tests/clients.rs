@@ -141,7 +141,7 @@ fn clients_reconnect_immediately_to_a_restarted_relay() {
     let publisher = FileClient::start(&[&PUBLISH[..], &[&url]].concat());
     publisher.wait_for("publishing");
     let subscriber = FileClient::start(&[&SUBSCRIBE[..], &["--reconnect", &url]].concat());
-    // 150 objects take long enough for the session to be in full operation.
+    // After 150 objects the handshakes of publisher and subscriber with the relay are long over.
     wait_for("media", || (subscriber.delivered() >= 150).then_some(()));
     relay.signal(Signal::SIGKILL);
     drop(relay);
@@ -273,9 +273,9 @@ fn redirected_subscriber_waits_for_its_publisher() {
 
 /// The host name in the relay's URL has two addresses, as behind a load balancer.
 #[test]
-fn clients_move_to_another_address_without_goaway_uri() {
+fn clients_move_to_another_dns_address_after_goaway_without_uri() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP clients_move_to_another_address_without_goaway_uri: needs root, for a name");
+        println!("SKIP clients_move_to_another_dns_address_after_goaway_without_uri: needs root, for a name");
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -305,7 +305,7 @@ fn clients_move_to_another_address_without_goaway_uri() {
 /// GOAWAY redirects to an address where no relay answers. Clients keep their sessions with the first relay until it
 /// ends, and then reconnect.
 #[test]
-fn clients_stay_if_goaway_leads_nowhere_and_reconnect() {
+fn clients_keep_sessions_until_relay_end_if_goaway_uri_is_unreachable() {
     let mut relay = RunningRelay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=600"]);
     let url = relay.url();
     let listen = relay.listen().to_string();

@@ -200,8 +200,8 @@ fn live(columns: u16, arguments: &[&str]) -> PseudoTerminal {
 }
 
 #[test]
-fn live_view_restores_the_terminal() {
-    if !is_root("live_view_restores_the_terminal") {
+fn cost_live_view_restores_the_terminal_when_it_ends() {
+    if !is_root("cost_live_view_restores_the_terminal_when_it_ends") {
         return;
     }
     const CTRL_C: &str = "\x03";
@@ -230,15 +230,15 @@ fn live_view_restores_the_terminal() {
 /// Reports contain the command lines of processes only on request, and the live view shows them after a key is pressed.
 /// Control characters in command lines never reach the terminal.
 #[test]
-fn command_lines_are_shown_on_request() {
-    if !is_root("command_lines_are_shown_on_request") {
+fn process_command_lines_are_reported_only_on_request() {
+    if !is_root("process_command_lines_are_reported_only_on_request") {
         return;
     }
     let script = "while :;do echo >/dev/udp/127.0.0.1/9;sleep 0.02;done 2>/dev/null";
     let arguments = ["-c", script, "server", "--token=s3cret\x1b[2J"];
     let server = ProcessGuard::start(Command::new("bash").args(arguments));
     let pid = server.child.id().to_string();
-    // Reports are read until the first one that contains the process.
+    // Reports are read until the first one that contains the server process.
     let observe = |more: &[&str]| {
         let mut command = command(&[&["--json", "--period", "200ms", "--pid", &pid], more].concat());
         let mut observer = ProcessGuard::start(command.stdout(Stdio::piped()));
@@ -275,8 +275,8 @@ fn send_and_receive(stop: Arc<AtomicBool>) -> impl FnOnce() + Send {
 /// The log, the exported files and a replay of the log must have equal figures. After a signal has ended the observer,
 /// the log and the exported files must be complete.
 #[test]
-fn log_can_be_replayed() {
-    if !is_root("log_can_be_replayed") {
+fn replay_of_a_cost_log_has_the_figures_of_the_live_reports() {
+    if !is_root("replay_of_a_cost_log_has_the_figures_of_the_live_reports") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -337,8 +337,8 @@ fn log_can_be_replayed() {
     assert!(text(&torn.stdout).lines().eq(printed[..text(&torn.stdout).lines().count()].iter()));
 }
 
-/// With `--all`, the files of stacks contain those of the whole kernel. Without it, they contain networking's, but none of
-/// the kernel's other work.
+/// With `--all`, the exported files contain the stacks of the whole kernel. Without it, they contain the stacks of
+/// networking only.
 #[test]
 fn exported_stacks_contain_the_whole_kernel_only_on_request() {
     if !is_root("exported_stacks_contain_the_whole_kernel_only_on_request") {
@@ -494,7 +494,7 @@ fn sequences(stdout: impl Read) -> impl Iterator<Item = u64> {
     lines.map(|line| serde_json::from_str::<Report>(&line.unwrap()).unwrap().sequence)
 }
 
-/// Returns the first word of the line that is a number.
+/// Returns the first number in the line that stands as a word of its own.
 fn number(line: &str) -> u64 {
     line.split(' ').find_map(|word| word.parse().ok()).unwrap()
 }
@@ -535,8 +535,8 @@ fn full_disk_does_not_end_the_cost_observer() {
 
 /// The dashboard must show values that the observer's BPF programs have measured on this machine.
 #[test]
-fn dashboard_shows_reports_of_this_machine() {
-    if !is_root("dashboard_shows_reports_of_this_machine") {
+fn cost_dashboard_shows_measurements_of_this_machine() {
+    if !is_root("cost_dashboard_shows_measurements_of_this_machine") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -595,8 +595,8 @@ const NOBODY: &str = "65534\t65534\t65534\t65534";
 /// An attacker who takes over the HTTP server gets a process whose threads may measure the kernel, and have no other
 /// right. With these reduced rights the process must still measure, in mode `events` and in mode `sampling`.
 #[test]
-fn http_server_keeps_only_needed_rights() {
-    if !is_root("http_server_keeps_only_needed_rights") {
+fn cost_http_server_keeps_only_needed_capabilities() {
+    if !is_root("cost_http_server_keeps_only_needed_capabilities") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -652,8 +652,8 @@ fn http_server_keeps_only_needed_rights() {
 
 /// A process that serves a log's dashboard needs no capabilities, and drops all of them.
 #[test]
-fn dashboard_of_a_replay_has_no_privileges() {
-    if !is_root("dashboard_of_a_replay_has_no_privileges") {
+fn dashboard_of_a_replayed_cost_log_drops_all_capabilities() {
+    if !is_root("dashboard_of_a_replayed_cost_log_drops_all_capabilities") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -793,8 +793,8 @@ fn process_ids_are_those_of_the_observers_pid_namespace() {
     // namespace, so all processes inside end with it.
     let script = "while :; do echo >/dev/udp/127.0.0.1/9; done 2>/dev/null & echo $!
         exec \"$0\" cost --mode events --json --reports 2 --period 1500ms --profile $! \"$@\"";
-    // The name of the process outside is that of a link to the shell. If threads of this test program sent, all of them
-    // would be reported under the name of the thread that sent first.
+    // The process outside runs the shell through a symbolic link, whose name becomes the process's name. If threads of
+    // this test program sent, all of them would be reported under the name of the thread that sent first.
     const OUTSIDE: &str = "sends_outside";
     let folder = tempfile::tempdir().unwrap();
     let link = folder.path().join(OUTSIDE);

@@ -67,7 +67,7 @@ fn closed_output_ends_a_command_without_error() {
 }
 
 #[test]
-fn missing_privilege_is_named() {
+fn error_of_an_unprivileged_command_names_the_missing_privilege() {
     if !nix::unistd::geteuid().is_root() {
         println!("SKIP who_has_no_rights_is_told_which: needs root, to be somebody else");
         return;

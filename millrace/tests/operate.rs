@@ -94,7 +94,7 @@ fn relay_check_reports_every_problem_and_starts_no_relay() {
 #[test]
 fn relay_reports_its_version_and_ends_on_sigterm() {
     let mut relay = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
-    let status = relay.status(); // exact: the engine and the listen addresses are fixed when the relay starts
+    let status = relay.status(); // exact: kernel forwarding and the listen addresses are fixed at the start
     assert_eq!((status.engine.name.as_str(), status.draining), ("user", false));
     assert!(status.engine.reason.contains("interface"), "auto says why: {}", status.engine.reason);
     assert_eq!(status.listen.len(), 1);
@@ -117,7 +117,7 @@ fn relay_reports_its_version_and_ends_on_sigterm() {
 
 /// The drain timeout is far longer than the test's bound, so a drain that waited for absent peers would fail.
 #[test]
-fn drain_does_not_wait_for_absent_peers() {
+fn drain_without_clients_or_with_a_hanging_upstream_ends_at_once() {
     let mut relay = RunningRelay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=600"]);
     relay.signal(Signal::SIGTERM);
     assert_eq!(relay.exit_code(), Some(0));
@@ -226,7 +226,7 @@ fn upstream_with_another_certificate_has_no_session() {
 }
 
 #[test]
-fn port_without_an_address_listens_on_every_address() {
+fn listen_port_without_an_address_listens_on_every_address() {
     let relay = RunningRelay::start_on(":0", tempfile::tempdir().unwrap(), &["--public"]);
     let listen = relay.status().listen.clone(); // exact: the listen addresses are fixed when the relay starts
     assert!(listen[0].is_ipv4() && listen.iter().all(|addr| addr.ip().is_unspecified()), "{listen:?}");
@@ -241,7 +241,7 @@ fn port_without_an_address_listens_on_every_address() {
 }
 
 #[test]
-fn unavailable_gate_is_reported_or_refused() {
+fn gate_that_cannot_run_is_reported_if_auto_and_an_error_if_on() {
     let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &["--gate-sessions=5"]);
     let gate = relay.status().gate; // exact: the state of the gate is fixed when the relay starts
     assert!(!gate.on && gate.reason.starts_with("auto: no interface is named"), "{gate:?}");
@@ -267,7 +267,7 @@ fn taken_port_is_a_start_up_error_that_names_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn reload_uses_new_certificate_unless_broken() {
+async fn changed_certificate_file_is_reloaded_unless_it_is_malformed() {
     let dir = tempfile::tempdir().unwrap();
     let first = write_pair(dir.path());
     let relay = RunningRelay::start(dir, &["--tls-cert={dir}/cert.pem", "--tls-key={dir}/key.pem"]);
@@ -420,7 +420,7 @@ fn asked(relay: &RunningRelay) -> [String; 2] {
 /// The broadcast's name has 60 characters, and the relay's address is IPv6. `millrace status --watch` must fit into a
 /// window of 80x24 that then grows, and keys must end it.
 #[test]
-fn live_status_fits_and_restores_the_terminal() {
+fn status_watch_fits_an_80x24_terminal_and_restores_it_on_exit() {
     const NAME: &str = "a-name-of-sixty-characters/that-somebody-has-really-given-it";
     const CTRL_C: &str = "\x03";
     let relay = RunningRelay::start_on("[::1]:0", tempfile::tempdir().unwrap(), &[]);
@@ -560,7 +560,7 @@ fn check_lists_token_keys_and_refuses_invalid_secrets() {
 }
 
 #[test]
-fn reload_does_not_open_a_public_relay() {
+fn reload_that_would_open_a_non_loopback_relay_to_anyone_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let settings = dir.path().join("relay.toml");
     let secret = dir.path().join("secret");

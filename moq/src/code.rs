@@ -135,7 +135,7 @@ impl Done {
     }
 
     /// Returns the code to send in `draft`. In drafts without the code "subscription ended", a subscription that ends
-    /// because its filter does is reported as "track ended".
+    /// at the end of its filter's range is reported as "track ended".
     pub(super) fn for_draft(self, draft: Draft) -> Self {
         match self {
             Self::SUBSCRIPTION_ENDED if !draft.ends_with_its_filter() => Self::TRACK_ENDED,

@@ -118,7 +118,8 @@ impl Draft {
         self < Self::D20
     }
 
-    /// Reports whether the answer to PUBLISH changes the subscription. Later drafts use REQUEST_UPDATE for that.
+    /// Reports whether the positive response to PUBLISH carries the subscription's parameters. In later drafts, the
+    /// subscriber sends them in a REQUEST_UPDATE.
     pub fn accepts_with_parameters(self) -> bool {
         self < Self::D20
     }
@@ -160,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn draft_names_round_trip() {
+    fn draft_numbers_and_alpn_names_are_parsed_and_unknown_ones_refused() {
         assert!(Draft::ALL.is_sorted_by(|newer, older| newer > older));
         assert_eq!(Draft::ALL[0], Draft::NEWEST);
         for draft in Draft::ALL {

@@ -8,7 +8,8 @@ use super::{DecodeError, Location};
 pub enum Filter {
     /// All objects, as without a filter. A REQUEST_UPDATE uses it to remove an earlier filter.
     All,
-    /// Starts the given number of groups before the next group. 0 means the next group, 1 the current one.
+    /// Starts this many groups before the group that follows the largest one: 0 means the next group, 1 the current
+    /// group.
     Relative(u64),
     /// Starts with the object after the largest one.
     NextObject,
@@ -73,8 +74,8 @@ impl Filter {
         }
     }
 
-    /// Returns the last location that matches, or `None` if the filter has no end. The largest object ID means the
-    /// whole group.
+    /// Returns the last location that matches, or `None` if the filter has no end. The object ID `u64::MAX` means the
+    /// end of the group.
     pub fn end(&self) -> Option<Location> {
         match *self {
             Self::AbsoluteRange { end_group, end_object, .. } => {
@@ -128,8 +129,8 @@ impl Filter {
         }
         let start = Location::new(group, input.vi64()?);
         if input.is_empty() {
-            // A start at location 0/0 is encoded as a filter without fields, so two fields of 0 are free to mean the
-            // next object.
+            // A filter that starts at location 0/0 is encoded without fields. Group 0 and object 0 as explicit fields
+            // therefore mean the next object.
             let is_next = start == Location::default();
             return Ok(if is_next { Self::NextObject } else { Self::AbsoluteStart(start) });
         }
@@ -190,8 +191,8 @@ impl Filter {
 
     fn encode_fields(self, out: &mut WireWriter<'_>) {
         match self {
-            // Two fields of 0 would mean the next object, so a start at location 0/0 is encoded without fields, as a
-            // filter for all objects.
+            // Group 0 and object 0 as explicit fields would mean the next object. A start at location 0/0 is therefore
+            // encoded without fields, as a filter for all objects.
             Self::All | Self::AbsoluteStart(Location { group: 0, object: 0 }) => {}
             Self::Relative(back) => put(out, &[back]),
             Self::NextObject => put(out, &[0, 0]),
@@ -252,12 +253,14 @@ mod tests {
         Ok(filter)
     }
 
-    /// The group ID takes two bytes, so that the encoded length in bytes differs from the number of fields.
+    /// The group IDs in this test take two bytes, so that the encoded length in bytes differs from the number of
+    /// fields.
     #[test]
-    fn filter_is_encoded_as_each_draft_defines() {
+    fn subscription_filter_is_encoded_as_each_moqt_draft_defines() {
         let to_group = Filter::AbsoluteRange { start: START, end_group: 130, end_object: None };
         let to_object = Filter::AbsoluteRange { start: START, end_group: 130, end_object: Some(9) };
-        /// A filter, and its encodings in drafts 18 and 19 (if they can express it), in 20 and 21, and in 22.
+        /// A filter, and its three encodings: in drafts 18 and 19 (if they can express it), in drafts 20 and 21, and in
+        /// draft-22.
         type Row<'a> = (Filter, Option<&'a [u8]>, &'a [u8], &'a [u8]);
         let table: [Row<'_>; 7] = [
             (Filter::NEXT_GROUP, Some(&[1, 1]), &[1, 0], &[1, 0]),
@@ -311,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn filter_for_the_whole_track_is_not_encoded_as_next_object() {
+    fn absolute_start_at_0_0_is_encoded_as_all_in_draft_20() {
         let beginning = Filter::AbsoluteStart(Location::default());
         assert_eq!(encode(Draft::D20, beginning), Ok(vec![0]));
         assert_eq!(encode(Draft::D22, beginning), Ok(vec![2, 0, 0]));

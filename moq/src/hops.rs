@@ -28,8 +28,8 @@ impl fmt::Display for HopId {
     }
 }
 
-/// The hops of an announcement, the publisher first and the sender last. A path has 1 to [`HopPath::MAX`] entries, and
-/// no named hop appears twice.
+/// The hops of an announcement: first the publisher, last the endpoint from which the announcement was received. A path
+/// has 1 to [`HopPath::MAX`] entries, and no named hop appears twice.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HopPath(Vec<HopId>);
 
@@ -75,7 +75,7 @@ impl HopPath {
         hop.is_named() && self.0.contains(&hop)
     }
 
-    /// Reports whether the path contains an endpoint without an identity.
+    /// Reports whether the path contains [`HopId::UNNAMED`], the ID of endpoints without an identity.
     pub fn has_unnamed(&self) -> bool {
         self.0.contains(&HopId::UNNAMED)
     }

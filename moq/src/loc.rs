@@ -1,9 +1,9 @@
 //! Objects of the Low Overhead Media Container (draft-ietf-moq-loc-04): a sample in the decoder's own format, with
 //! properties.
 //!
-//! This module uses only the draft's private properties. They precede the sample inside the payload, which relays do
-//! not read. The draft does not say where the properties end. Players (`@moq/loc` 0.2, `moq-loc` 0.2) expect a length
-//! before them, and QUIC varints instead of vi64, so this module writes both.
+//! This module uses only those properties that the draft calls private. They precede the sample inside the payload,
+//! which relays do not read. The draft does not say where the properties end. Players (`@moq/loc` 0.2, `moq-loc` 0.2)
+//! expect a length before them, and QUIC varints instead of vi64, so this module writes both.
 
 use bytes::Bytes;
 use millrace_quic::cursor::PayloadCursor;
@@ -150,7 +150,8 @@ mod tests {
                 &[4, 0x08, 50, 0x08, 7, b'x'],
             ),
             (
-                // 96000 and 48000 take four bytes each as QUIC varints, which begin with the bits 10.
+                // The time stamp 96000 and the time scale 48000 take four bytes each as QUIC varints, which begin with
+                // the bits 10.
                 LocSample { timestamp: 96_000, timescale: 48_000, config: None, sample: b"ab" },
                 &[10, 0x08, 0x80, 0, 0xbb, 0x80, 0x08, 0x80, 1, 0x77, 0, b'a', b'b'],
             ),
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn loc_object_of_other_publishers_is_parsed() {
+    fn loc_object_with_unknown_properties_or_no_timescale_is_parsed() {
         let object =
             |timestamp, sample| LocSample { timestamp, timescale: MICROSECONDS, config: None, sample };
         // moq-cli sends a time stamp in microseconds and no other property.
@@ -188,7 +189,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn encoded_object_is_parsed_unchanged(
+        fn encoded_loc_object_is_parsed_unchanged(
             timestamp in 0..=varint::MAX,
             timescale in 1..=varint::MAX,
             config in proptest::option::of(any::<Vec<u8>>()),
@@ -201,7 +202,7 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_bytes_never_panic(payload: Vec<u8>) {
+        fn loc_payload_of_arbitrary_bytes_never_panics(payload: Vec<u8>) {
             if let Ok(object) = LocSample::parse(&payload) {
                 prop_assert!(object.timescale > 0);
             }

@@ -18,14 +18,14 @@ impl Location {
         Self { group, object }
     }
 
-    /// Returns the location after this one, which drafts 18 and 19 encode as the end of a FETCH. In that encoding,
-    /// object ID 0 means the whole group.
+    /// Returns the exclusive end of a FETCH range whose last location is `self`, as drafts 18 and 19 encode it. If the
+    /// range includes the whole last group, the object ID is 0.
     pub(super) fn exclusive(self) -> Self {
         Self { object: self.object.checked_add(1).unwrap_or(0), ..self }
     }
 
-    /// Returns the last location before the exclusive end `self`. If the object ID of `self` is 0, `self` means the
-    /// whole group.
+    /// Returns the last location of a FETCH range whose exclusive end is `self`. Object ID 0 in `self` means that the
+    /// range includes the whole group.
     pub(super) fn inclusive(self) -> Self {
         Self { object: self.object.checked_sub(1).unwrap_or(u64::MAX), ..self }
     }
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn locations_are_in_track_order() {
+    fn locations_are_ordered_by_group_and_then_by_object_id() {
         assert!(Location::new(1, 9) < Location::new(2, 0));
         assert!(Location::new(2, 0) < Location::new(2, 1));
     }

@@ -53,7 +53,7 @@ pub struct DrmSystem {
 }
 
 impl ContentProtection {
-    /// Makes a content protection that has no name yet.
+    /// Makes a content protection without a name. [`Self::named`] sets the name by which tracks refer to it.
     pub fn new(default_kid: Vec<String>, scheme: String, drm_system: DrmSystem) -> Self {
         Self { ref_id: String::new(), default_kid, scheme, drm_system }
     }

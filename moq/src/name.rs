@@ -117,7 +117,8 @@ impl Namespace {
         self.0.first().is_some_and(|first| first == ".")
     }
 
-    /// Reports whether the namespace belongs to the session itself (`.session`) and is never forwarded.
+    /// Reports whether the first field is exactly `.session`. Such a namespace is only for the two endpoints of the
+    /// session, and is never forwarded.
     pub fn is_session_level(&self) -> bool {
         self.0.first().is_some_and(|first| first == ".session")
     }
@@ -235,7 +236,7 @@ fn hex_digit(byte: u8) -> Result<u8, NameError> {
 }
 
 /// Displays a name as users type it, with slashes between its fields: `live/1.m4s`. A name that would be ambiguous in
-/// this form is displayed in the form that the draft defines.
+/// this form is displayed in the unambiguous text form that MoQ Transport defines.
 #[derive(Clone, Copy, Debug)]
 pub struct Typed<'a, N>(&'a N);
 
@@ -337,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_displayed_as_typed() {
+    fn unprintable_bytes_in_displayed_track_names_are_escaped() {
         for (namespace, name, typed) in [
             ("live", &b"1.m4s"[..], "live/1.m4s"),
             ("live/cam-2", b"video hi", "live/cam-2/video hi"),
@@ -367,13 +368,13 @@ mod tests {
     }
 
     #[test]
-    fn path_becomes_namespace_fields() {
+    fn path_is_split_at_slashes_into_namespace_fields() {
         assert_eq!(Namespace::from_path("a/b").unwrap(), Namespace::new(["a", "b"]).unwrap());
         assert_eq!(Namespace::from_path("/a"), Err(NameError::EmptyField));
     }
 
     #[test]
-    fn namespace_prefixes_and_suffixes_are_computed() {
+    fn namespace_prefix_and_suffix_are_compared_by_whole_fields() {
         let whole = Namespace::from_path("a/b/c").unwrap();
         let prefix = Namespace::from_path("a/b").unwrap();
         assert!(prefix.is_prefix_of(&whole) && !whole.is_prefix_of(&prefix));
@@ -406,7 +407,7 @@ mod tests {
         }
 
         #[test]
-        fn every_accepted_text_is_canonical(text in "[a-c.0-9_-]{0,12}") {
+        fn every_parsed_track_name_prints_as_the_same_text(text in "[a-c.0-9_-]{0,12}") {
             if let Ok(name) = text.parse::<TrackName>() {
                 prop_assert_eq!(name.to_string(), text);
             }

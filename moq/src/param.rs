@@ -150,7 +150,8 @@ pub struct RangeFilter {
 }
 
 impl RangeFilter {
-    /// SUBGROUP_FILTER, OBJECTID_FILTER, PRIORITY_FILTER, OBJECT_PROPERTY_FILTER, TRACK_PROPERTY_FILTER.
+    /// The type numbers of SUBGROUP_FILTER, OBJECTID_FILTER, PRIORITY_FILTER, OBJECT_PROPERTY_FILTER and
+    /// TRACK_PROPERTY_FILTER.
     pub const KINDS: std::ops::RangeInclusive<u64> = 0x25..=0x29;
 }
 
@@ -158,13 +159,13 @@ impl RangeFilter {
 /// unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parameters {
-    /// Delivery timeout of each object, in milliseconds; 0 means none.
+    /// Delivery timeout of each object, in milliseconds; 0 means no timeout.
     pub object_delivery_timeout: Option<u64>,
     /// AUTHORIZATION_TOKEN, any number of times.
     pub authorization_tokens: Vec<AuthToken>,
     /// Time that a subscription waits for a publisher, in milliseconds.
     pub rendezvous_timeout: Option<u64>,
-    /// Delivery timeout of each subgroup, in milliseconds; 0 means none.
+    /// Delivery timeout of each subgroup, in milliseconds; 0 means no timeout.
     pub subgroup_delivery_timeout: Option<u64>,
     /// Time after which the subscription ends, in milliseconds; 0 means never.
     pub expires: Option<u64>,
@@ -184,7 +185,8 @@ pub struct Parameters {
     pub fill: Option<Box<Parameters>>,
     /// Range filters, each with its type. Draft-19 and later.
     pub range_filters: Vec<RangeFilter>,
-    /// The largest group ID that the subscriber knows, plus 1; 0 if it knows none.
+    /// NEW_GROUP_REQUEST: asks the publisher to begin a new group. The value is the largest group ID that the
+    /// subscriber knows, plus 1, or 0 if it knows none.
     pub new_group_request: Option<u64>,
     /// The new prefix of a subscription to namespaces.
     pub track_namespace_prefix: Option<Namespace>,
@@ -216,7 +218,8 @@ const TRACK_PROPERTY_FILTER: u64 = 0x29;
 const NEW_GROUP_REQUEST: u64 = 0x32;
 const TRACK_NAMESPACE_PREFIX: u64 = 0x34;
 const INCLUDE_PROPERTIES: u64 = 0x35;
-/// The type number of SWITCHING_SET_ASSIGNMENT is provisional. Another proposal uses the same number.
+/// The type number of SWITCHING_SET_ASSIGNMENT is provisional. A different extension of MoQ Transport uses the same
+/// number.
 const SWITCHING_SET_ASSIGNMENT: u64 = 0x41;
 /// HOP_PATH and ROUTE_COST come from draft-lcurley-moq-cluster-01.
 const HOP_PATH: u64 = 0x40b57;
@@ -641,7 +644,7 @@ mod tests {
     }
 
     #[test]
-    fn range_filters_are_kept_unchanged() {
+    fn range_filter_parameters_are_decoded_and_encoded_unchanged() {
         let bytes = [4, 0x25, 2, 0, 1, 0, 2, 1, 5, 1, 0, 2, 3, 0, 2, 7];
         let read = decode_in(Draft::D19, &bytes, Scope::SUBSCRIBE).unwrap();
         let kinds: Vec<_> = read.range_filters.iter().map(|filter| filter.kind).collect();
@@ -651,7 +654,7 @@ mod tests {
     }
 
     #[test]
-    fn only_token_parameters_may_repeat() {
+    fn only_authorization_token_parameters_may_repeat() {
         let twice = decode(&[2, 3, 1, 0xaa, 0, 1, 0xbb], Scope::SUBSCRIBE).unwrap();
         assert_eq!(twice.authorization_tokens.len(), 2);
         assert_eq!(format!("{:?}", twice.authorization_tokens[0]), "Token(1 bytes)");
@@ -659,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn parameter_outside_its_messages_closes_the_session() {
+    fn parameter_in_a_wrong_message_or_out_of_range_closes_the_session() {
         let table: [(&[u8], Scope); 9] = [
             (&[1, 0x04, 5], Scope::PUBLISH), // RENDEZVOUS_TIMEOUT is allowed in SUBSCRIBE only
             (&[1, 0x09, 1, 2], Scope::SUBSCRIBE), // LARGEST_OBJECT is allowed in responses only

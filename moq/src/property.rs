@@ -162,9 +162,9 @@ impl fmt::Debug for Properties {
 /// The properties of a track that affect its delivery.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrackProperties {
-    /// Delivery timeout of each object, in milliseconds; 0 and absent both mean none.
+    /// Delivery timeout of each object, in milliseconds; 0 and `None` both mean no timeout.
     pub object_delivery_timeout: Option<u64>,
-    /// Delivery timeout of each subgroup, in milliseconds; 0 and absent both mean none.
+    /// Delivery timeout of each subgroup, in milliseconds; 0 and `None` both mean no timeout.
     pub subgroup_delivery_timeout: Option<u64>,
     /// Time for which an object may be served from a cache, in milliseconds.
     pub max_cache_duration: Option<u64>,
@@ -281,7 +281,8 @@ mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
-    /// Generates pairs with ascending types, from (type delta, integer, bytes).
+    /// Generates Key-Value-Pairs with ascending types: each tuple has the difference to the previous type, and a value
+    /// for even and for odd types.
     pub(crate) fn block() -> impl Strategy<Value = Vec<u8>> {
         vec((0..5000u64, any::<u64>(), vec(any::<u8>(), 0..30)), 0..8).prop_map(|pairs| {
             let mut out = Vec::new();
@@ -313,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_property_pair_has_the_right_error_code() {
+    fn malformed_property_pair_is_a_formatting_error_or_protocol_violation() {
         let mut overflow = Vec::new();
         PairWriter::new(&mut overflow).integer(u64::MAX - 1, 0);
         overflow.extend_from_slice(&[2, 0]);
@@ -351,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn values_out_of_range_are_violations() {
+    fn track_property_values_out_of_range_are_protocol_violations() {
         for (kind, value) in
             [(DEFAULT_PUBLISHER_PRIORITY, 256), (DEFAULT_PUBLISHER_GROUP_ORDER, 0), (DYNAMIC_GROUPS, 2)]
         {

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 /// The request IDs that a peer has used: all IDs below `next`, and those in `ahead`. The set stays small, because peers
-/// use IDs in order. An index is a request ID without the bit that distinguishes client and server.
+/// use IDs in order. The set stores indexes: an index is a request ID without the bit that distinguishes client and
+/// server.
 #[derive(Default)]
 pub struct RequestIds {
     next: u64,

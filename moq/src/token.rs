@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn setup_token_past_the_limit_is_used_and_setup_alias_is_refused() {
+    fn setup_token_over_the_cache_size_is_used_and_a_setup_alias_is_refused() {
         let mut registered = RegisteredTokens::new(0);
         assert_eq!(registered.resolve_setup_tokens(&[register(1, "abcd")]), Ok(vec![from_value("abcd")]));
         let unknown = registered.resolve_request_tokens(&[Form::UseAlias { alias: 1 }.encode()]).unwrap_err();
@@ -279,13 +279,13 @@ mod tests {
     }
 
     #[test]
-    fn credentials_are_not_printed() {
+    fn debug_output_of_a_token_hides_its_credential() {
         assert_eq!(format!("{:?}", Form::UseValue(from_value("secret"))), "UseValue(Credential(1, 6 bytes))");
     }
 
     proptest! {
         #[test]
-        fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
+        fn auth_token_of_arbitrary_bytes_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
             let token = AuthToken(bytes.into());
             if let Ok(form) = Form::decode(&token) {
                 prop_assert_eq!(Form::decode(&form.encode()), Ok(form));

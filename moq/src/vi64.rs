@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn vi64_widths_change_at_the_right_values() {
+    fn vi64_encoding_grows_by_one_byte_per_seven_bits() {
         for bits in 1..=9u32 {
             let max = if bits == 9 { u64::MAX } else { (1 << (7 * bits)) - 1 };
             assert_eq!(len(max), bits as usize, "{max:#x}");
@@ -110,7 +110,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn integers_round_trip(value: u64, shift in 0..64u32) {
+        fn vi64_integers_round_trip(value: u64, shift in 0..64u32) {
             let value = value >> shift;
             let mut out = Vec::new();
             encode(value, &mut out);

@@ -32,8 +32,8 @@ struct AdaptiveFrame {
     number: u64,
 }
 
-/// The rendition of each group, and the periods (begin and end, in milliseconds) in which the viewer saw no new frame
-/// for too long.
+/// The rendition of each group, and the stalls: periods longer than `STALL` in which the viewer saw no new frame. A
+/// stall is given as its begin and length in milliseconds.
 #[derive(Debug)]
 struct ShownGroups {
     rungs: Vec<usize>,
@@ -136,8 +136,8 @@ fn shown(sim: &Sim, frames: &[AdaptiveFrame]) -> Vec<Instant> {
     shown.into_iter().map(|(at, _)| at).collect()
 }
 
-/// A sender below the path's capacity gets no new bandwidth estimates. After the capacity has dropped, it therefore
-/// tries no higher rung until it measures a higher throughput.
+/// A sender below the path's capacity gets no new bandwidth estimates. After the capacity has dropped, the decider
+/// therefore selects no higher rendition until it measures a higher throughput.
 #[test]
 fn rendition_follows_capacity_down_and_up() {
     let dips = |second| if (15..33).contains(&second) { 2_000_000 } else { 8_000_000 };

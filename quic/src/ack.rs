@@ -22,7 +22,7 @@ pub struct AckFrame<'a> {
     /// The encoded ranges: First ACK Range, then pairs of Gap and ACK Range Length. The parser has checked that no
     /// range goes below packet number 0.
     blocks: &'a [u8],
-    /// The three ECN counts as encoded, if the type is 0x03.
+    /// The three ECN counts as encoded, if the frame type is 0x03 (ACK with ECN).
     ecn: Option<&'a [u8]>,
 }
 
@@ -38,7 +38,7 @@ pub struct EcnCounts {
 }
 
 impl<'a> AckFrame<'a> {
-    /// Parses the fields that follow the type of an ACK frame. `kind` is the frame type. `ecn` tells that ECN counts
+    /// Parses the fields that follow the type of an ACK frame. `kind` is the frame type. `ecn` is true if ECN counts
     /// follow the ranges.
     pub(super) fn parse(cursor: &mut PayloadCursor<'a>, kind: u64, ecn: bool) -> Result<Self, Error> {
         let largest = cursor.varint()?;
@@ -65,7 +65,7 @@ impl<'a> AckFrame<'a> {
         Ok(Self { largest, delay, blocks, ecn: ecn.then_some(counts) })
     }
 
-    /// Returns the ECN counts, if the type is 0x03.
+    /// Returns the ECN counts, if the frame type is 0x03 (ACK with ECN).
     pub fn ecn_counts(&self) -> Option<EcnCounts> {
         let mut counts = self.ecn?;
         let mut next = || varint::decode(&mut counts);
@@ -92,8 +92,9 @@ impl<'a> AckFrame<'a> {
     /// Writes this frame with new `ranges` and a new `delay`. The caller passes at least one range, in descending
     /// order; ranges must neither overlap nor be adjacent. Frame type and ECN counts stay the same.
     ///
-    /// The result of [`AckFrame::translate`] always fits into `room`, the length of the original, because its numbers
-    /// are smaller. A `delay` whose encoding does not fit is reduced to the largest value that fits.
+    /// The result of [`AckFrame::translate`] always fits into `room`, the length of the original frame, because virtual
+    /// packet numbers are smaller than wire numbers. A `delay` whose encoding does not fit is reduced to the largest
+    /// value that fits.
     pub fn rewrite(&self, room: usize, ranges: &[RangeInclusive<u64>], delay: u64, out: &mut Vec<u8>) {
         out.clear();
         let Some(largest) = ranges.first().map(|range| *range.end()) else { return };

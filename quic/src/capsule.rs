@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn endless_capsule_takes_no_memory() {
+    fn capsule_of_unlimited_length_is_skipped_without_buffering() {
         let mut capsules = Capsules::default();
         let mut front = Vec::new();
         [0, varint::MAX, 0x77, varint::MAX - 16].iter().for_each(|field| varint::encode(*field, &mut front));

@@ -30,7 +30,7 @@ pub struct CreditSplit {
     used: u64,
     /// Largest offset that the stack has sent on each of the most recent streams, by stream ID.
     sent: HashMap<u64, u64>,
-    /// The previous contents of `sent`, which is moved here whenever it has `STREAMS` entries.
+    /// The previous contents of the map `sent`, which are moved here whenever `sent` has `STREAMS` entries.
     earlier: HashMap<u64, u64>,
 }
 
@@ -98,12 +98,12 @@ mod tests {
 
     /// One stream stays open while many other streams are opened and closed.
     #[test]
-    fn forgotten_stream_is_not_counted_twice() {
+    fn retransmission_on_a_forgotten_stream_uses_no_flow_control_credit() {
         let mut credit = CreditSplit::new(16 << 20);
         for round in 0..190 {
             credit.on_sent(0, round * 1000..(round + 1) * 1000);
-            // A retransmission must not count as new data. The streams below then make `credit` forget stream 0 before
-            // the next iteration of the outer loop.
+            // This is a retransmission on stream 0, which must not count as new data. The many other streams then make
+            // `credit` forget stream 0 before the next round.
             credit.on_sent(0, 0..10);
             for stream in 0..2 * STREAMS as u64 {
                 credit.on_sent(4 * (round * 2 * STREAMS as u64 + stream + 1), 0..0);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn credit_grant_is_a_quarter_of_the_limit_or_one_packet_if_more() {
+    fn flow_control_grant_is_a_quarter_of_max_data_but_at_least_a_packet() {
         for (total, granted) in [(0, 0), (1000, 1000), (4000, 1200), (40_000, 10_000), (1 << 30, 64 << 10)] {
             let credit = CreditSplit::new(total);
             assert_eq!((credit.granted(), credit.rest()), (granted, total - granted));
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn credit_is_topped_up_when_half_is_used() {
+    fn flow_control_credit_is_topped_up_when_half_is_used() {
         let mut credit = CreditSplit::new(40_000);
         credit.on_sent(0, 0..4000);
         credit.on_sent(4, 0..1000);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_credit_top_up_is_repeated() {
+    fn flow_control_credit_top_up_that_fails_is_tried_again() {
         let mut credit = CreditSplit::new(4000);
         credit.on_sent(0, 0..1200);
         assert_eq!(credit.top_up(|_| 0), None);
@@ -149,7 +149,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn shared_credit_never_exceeds_the_peers_limit(
+        fn credit_shared_by_quic_stack_and_data_plane_never_exceeds_max_data(
             initial in 0..200_000u64,
             steps in proptest::collection::vec((0..4u8, 0..50_000u64), 1..200),
         ) {

@@ -59,13 +59,13 @@ impl PacketNumbers {
 }
 
 impl<W: Borrow<AtomicU64>> PacketNumbers<W> {
-    /// Creates a counter that continues from the number and generation in `word`.
+    /// Creates a counter that continues from the packet number and key generation in `word`.
     pub fn from_word(word: W) -> Self {
         Self(word)
     }
 
-    /// Copies number and generation to another word, and returns a counter on that word. No sender may draw a number
-    /// from either word until all senders use the new word.
+    /// Copies packet number and key generation to another word, and returns a counter on that word. No sender may draw
+    /// a number from either word until all senders use the new word.
     pub fn moved<V: Borrow<AtomicU64>>(&self, word: V) -> PacketNumbers<V> {
         word.borrow().store(self.word().load(Ordering::Acquire), Ordering::Release);
         PacketNumbers(word)
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packet_numbers_are_in_order_across_key_generations() {
+    fn packet_numbers_do_not_restart_at_a_key_update() {
         let numbers = PacketNumbers::new(7);
         assert_eq!(numbers.draw(), (0, 7));
         assert_eq!(numbers.draw_in(0), Ok(8));
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn older_key_generation_gets_no_packet_number() {
+    fn packet_number_for_a_superseded_key_generation_is_refused() {
         let numbers = PacketNumbers::new(0);
         assert_eq!(numbers.draw_in(3), Ok(0));
         assert_eq!(numbers.draw_in(2), Err(Superseded { wanted: 2, current: 3 }));
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn packet_numbers_continue_from_shared_memory() {
+    fn packet_numbers_continue_from_a_counter_in_shared_memory() {
         let word = std::sync::Arc::new(AtomicU64::new(join(1, 41)));
         struct Mapped(std::sync::Arc<AtomicU64>);
         impl Borrow<AtomicU64> for Mapped {
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn packet_numbers_continue_in_another_counter() {
+    fn packet_numbers_continue_when_the_counter_moves_to_other_memory() {
         let numbers = PacketNumbers::new(1000);
         assert_eq!(numbers.draw_in(3), Ok(1000));
         let moved = numbers.moved(AtomicU64::new(7));
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn largest_key_generation_and_packet_number_do_not_overlap() {
+    fn largest_key_generation_and_packet_number_fit_in_one_word() {
         assert_eq!(split(join(u16::MAX, NUMBER_MASK)), (u16::MAX, NUMBER_MASK));
         assert_eq!(split(join(0, NUMBER_MASK)), (0, NUMBER_MASK));
     }
@@ -241,7 +241,7 @@ mod model {
     }
 
     #[test]
-    fn competing_key_generations_draw_unique_numbers() {
+    fn two_concurrent_key_updates_draw_unique_packet_numbers() {
         loom::model(|| {
             let numbers = Arc::new(PacketNumbers::new(0));
             let others: Vec<_> = [1, 2]
@@ -261,7 +261,7 @@ mod model {
     }
 
     #[test]
-    fn keys_are_published_before_their_generation() {
+    fn thread_that_reads_a_new_key_generation_sees_its_keys() {
         loom::model(|| {
             let numbers = Arc::new(PacketNumbers::new(0));
             let keys = Arc::new(AtomicU64::new(0));

@@ -71,8 +71,8 @@ impl PeerParams {
             INITIAL_MAX_STREAM_DATA_UNI => &mut self.initial_max_stream_data_uni,
             INITIAL_MAX_STREAMS_UNI => &mut self.initial_max_streams_uni,
             MAX_DATAGRAM_FRAME_SIZE => &mut self.max_datagram_frame_size,
-            // The parameters ack_delay_exponent and max_ack_delay are not `u64` here and have a limited range, so the
-            // code below stores them.
+            // The fields for ack_delay_exponent and max_ack_delay are not `u64`, and their values have a limited range.
+            // They are therefore checked and stored separately.
             ACK_DELAY_EXPONENT | MAX_ACK_DELAY => &mut 0,
             _ => return Some(()),
         };
@@ -130,12 +130,12 @@ mod tests {
     }
 
     #[test]
-    fn absent_parameters_have_their_defaults() {
+    fn absent_transport_parameters_have_their_defaults() {
         assert_eq!(PeerParams::parse(&[]), Ok(PeerParams::default()));
     }
 
     #[test]
-    fn known_parameters_are_read_and_unknown_skipped() {
+    fn known_transport_parameters_are_read_and_unknown_ones_skipped() {
         let encoded = encode(&[
             (0x03, &[0x45, 0xc0]),
             (0x04, &[0x80, 0x01, 0x00, 0x00]),

@@ -107,7 +107,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn range_set_behaves_like_a_set(steps in prop::collection::vec((any::<bool>(), 0u64..60, 0u64..20), 0..60)) {
+        fn range_set_contains_the_same_offsets_as_a_btree_set(steps in prop::collection::vec((any::<bool>(), 0u64..60, 0u64..20), 0..60)) {
             let mut ranges = Ranges::default();
             let mut model = BTreeSet::new();
             for (insert, start, len) in steps {

@@ -1,9 +1,9 @@
 //! Records what has been received on a connection: packet numbers, and the bytes of the peer's unidirectional streams.
 //!
 //! Several parts of the process read the same STREAM frames, and may have different rules for overlapping frames. They
-//! would read different bytes if a peer sends two versions of the bytes at an offset. [`ReceivedStreams`] tells which
-//! bytes of a frame are new, and [`cut`] removes the others from the packet. So every later reader gets each byte once:
-//! the first that arrived.
+//! would read different bytes if a peer sends two versions of the bytes at an offset. [`ReceivedStreams`] finds which
+//! bytes of a frame are new, and [`cut`] removes all other bytes from the packet. So every later reader gets one
+//! version of each byte: the one that arrived first.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -61,7 +61,7 @@ impl ReceivedNumbers {
 }
 
 impl NewBytes {
-    /// Returns the stream offset of the first byte of the STREAM frame that was not received before.
+    /// Returns the stream offset of the first byte in the STREAM frame that had not been received before.
     pub fn first(&self) -> Option<u64> {
         self.new.first().map(|range| range.start)
     }

@@ -130,7 +130,7 @@ impl Silence {
 mod tests {
     use super::*;
 
-    /// A simulated connection, whose monitor is called at every interval [`LOOKS`].
+    /// A simulated connection. Its silence monitor is called once in each interval of length [`LOOKS`].
     struct WatchedConnection {
         silence: Silence,
         now: Instant,
@@ -249,7 +249,7 @@ mod tests {
 
     /// While this process is stopped (SIGSTOP), the peer's packets wait in the socket.
     #[test]
-    fn time_without_a_check_does_not_count_as_silence() {
+    fn time_while_the_process_was_stopped_does_not_count_as_silence() {
         let mut watched = WatchedConnection::new(false);
         watched.pass(3 * SECOND, 2.5);
         watched.now += 60 * SECOND;

@@ -12,9 +12,9 @@ use super::varint;
 /// HTTP/3's ALPN (RFC 9114).
 pub const ALPN: &[u8] = b"h3";
 
-/// Type of a session's unidirectional streams.
+/// Stream type of the unidirectional streams of a WebTransport session.
 const STREAM: u64 = 0x54;
-/// Signal value that a session's bidirectional streams begin with, in place of an HTTP/3 frame type.
+/// Signal value that the bidirectional streams of a WebTransport session begin with, in place of an HTTP/3 frame type.
 const FRAME: u64 = 0x41;
 
 /// HTTP/3's error code for the application's code 0. Larger codes follow, but every 31st value is left out ("Resetting
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn stream_owner_is_known_with_the_last_byte_of_its_preamble() {
+    fn webtransport_session_of_a_stream_is_known_after_its_whole_preamble() {
         let whole = SESSION.uni();
         for end in 0..whole.len() {
             assert_eq!(SESSION.begins_uni(&whole[..end]), Begins::Unknown);

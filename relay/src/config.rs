@@ -130,7 +130,7 @@ impl UpstreamRelay {
         Some(Self { url, token: self.token.clone() })
     }
 
-    /// Returns the SETUP options for a session with this relay.
+    /// Returns the SETUP options that are sent to the other relay.
     pub fn setup(&self) -> SetupOptions {
         let token = self.token.as_ref().and_then(|token| token());
         let setup = SetupOptions {

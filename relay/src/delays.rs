@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_matching_delay_rule_applies() {
+    fn first_matching_max_delay_rule_applies_to_a_track() {
         let ms = |ms| Some(Duration::from_millis(ms));
         let rule = |namespace: &str, priority, max_delay| DelayRule {
             namespace: namespace.parse().unwrap(),

@@ -392,8 +392,8 @@ impl Hub {
     ) -> SubscribeAnswer {
         let mut refused = self.absent();
         for relay in relays {
-            // Until the relay has answered, requests for the track from relays on the route's path are refused: both
-            // relays would wait for each other.
+            // Until the other relay has answered this SUBSCRIBE, requests for the track from relays on the route's hop
+            // path are refused. Otherwise the two relays would wait for each other.
             let _asked = track.ask_by_way_of(self.hops_by(track, relay.id()));
             let (sender, mut answers) = mpsc::channel(1);
             relay.subscribe(Arc::clone(track), sender);

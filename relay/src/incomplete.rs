@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn incomplete_messages_of_all_streams_share_one_limit() {
+    fn incomplete_messages_of_all_streams_share_one_byte_limit() {
         let sum = Arc::<IncompleteBytes>::default();
         let mut one = sum.stream();
         let mut other = sum.stream();

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_ladder_that_names_the_track_applies() {
+    fn first_bitrate_ladder_that_names_the_track_applies() {
         let rule = |namespace: &str, tracks: &[(&str, u64)]| LadderRule {
             namespace: namespace.parse().unwrap(),
             tracks: tracks.iter().map(|(name, rate)| ((*name).to_owned(), *rate)).collect(),

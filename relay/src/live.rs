@@ -98,7 +98,8 @@ struct TrackOwner {
     claims: usize,
 }
 
-/// One publisher's share in the ownership of a track. When the last share is dropped, the track has no owner.
+/// Keeps a track in the ownership of the identity whose session publishes it. When the last claim of the track is
+/// dropped, the track has no owner.
 pub struct TrackClaim(Arc<LiveTrack>);
 
 impl Drop for TrackClaim {
@@ -165,8 +166,8 @@ impl LiveTrack {
         self.delays.change(delays, self.name().namespace());
     }
 
-    /// Returns the parts of the track that each of its subscriptions refers to: its number, its cached objects, and its
-    /// limits for late media.
+    /// Returns what each subscription of the track keeps a reference to: the track's number, its cached objects, and
+    /// its limits for late media.
     pub fn reference(&self) -> TrackRef {
         TrackRef { number: self.number, data: Arc::clone(&self.data), delays: self.delays.clone() }
     }
@@ -198,8 +199,8 @@ impl LiveTrack {
     /// [`Self::prepare`].
     pub fn claim(self: &Arc<Self>, identity: RightHolder) -> Option<TrackClaim> {
         let mut owner = self.owner.lock();
-        // An owner without any share ([`TrackClaim`]) exists only inside this function and `TrackClaim::drop`, which
-        // hold this lock.
+        // An owner without any [`TrackClaim`] exists only inside this function and `TrackClaim::drop`, which hold this
+        // lock.
         let owner = owner.get_or_insert(TrackOwner { identity: identity.clone(), claims: 0 });
         if owner.identity != identity {
             return None;
@@ -535,7 +536,7 @@ impl LiveTrack {
         for subscription in subscriptions.iter() {
             subscription.offer(self.number, subgroup, SubgroupNews::Ended(ingress), now, outbox);
         }
-        // Subscriptions that are added later do not get events of this subgroup. They read it from the cache.
+        // A subscription that is added after this call reads the subgroup from the cache, and is not informed about it.
         subgroup.settle();
         drop(subscriptions);
         outbox.flush();

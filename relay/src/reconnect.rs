@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn pause_after_failed_attempts_doubles_up_to_a_bound() {
+    fn reconnect_pause_after_failures_doubles_up_to_15_seconds() {
         let pauses = milliseconds(&mut Pauses::new(), Duration::ZERO, 8);
         assert_eq!(pauses, [250, 500, 1000, 2000, 4000, 8000, 15_000, 15_000]);
     }

@@ -58,8 +58,8 @@ const MAX_UNPROVED: usize = 64;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the relay stays subscribed to a track that has no subscribers.
 const LINGER: Duration = Duration::from_secs(5);
-/// The shortest and the longest time that is reserved for closing messages. Between these bounds, it is a quarter of
-/// the drain time.
+/// The shortest and the longest time that is reserved at the end of a drain for telling peers that their sessions and
+/// connections are closed. Between these bounds, it is a quarter of the drain time.
 const LAST_WORDS: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(1);
 const MAX_RENDEZVOUS: Duration = Duration::from_secs(60);
 
@@ -501,7 +501,8 @@ impl ServerShared {
         session
     }
 
-    /// Returns the part of the drain timeout that is reserved for closing messages.
+    /// Returns the part of the drain timeout that is reserved for telling peers that their sessions and connections are
+    /// closed.
     fn last_words(&self) -> Duration {
         (self.config.drain_timeout / 4).clamp(*LAST_WORDS.start(), *LAST_WORDS.end())
     }
@@ -540,7 +541,8 @@ impl ServerShared {
 }
 
 /// Binds sockets for connections to other relays, one for each address family that is listened on. They use a different
-/// port than the listen addresses, because a gate in front of the relay's port drops packets that only servers send.
+/// port than the listen addresses, because a packet filter (gate) in front of the relay's port drops packets that only
+/// servers send.
 ///
 /// # Errors
 /// Returns an error if no port is free.

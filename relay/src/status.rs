@@ -83,7 +83,7 @@ pub struct UpstreamSource {
 pub struct ClusterStatus {
     /// The relay's own hop ID.
     pub hop: u64,
-    /// Relays that this one connects to: those of the settings, then those that a store names.
+    /// Relays that this one connects to: those that the settings name, then those that the discovery store names.
     pub peers: Vec<ClusterPeerStatus>,
     /// The store through which relays are discovered, if the settings name one.
     pub discovery: Option<ClusterDiscoveryStatus>,
@@ -182,7 +182,8 @@ pub struct RouteStatus {
     pub suspect: bool,
 }
 
-/// The access control: its rules and keys, and the clients' use of their budgets.
+/// The access control: its rules and keys, and how many requests, tracks and bytes clients use of what they are
+/// allowed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AccessStatus {
@@ -196,9 +197,9 @@ pub struct AccessStatus {
     pub revoked: u64,
     /// Sessions and requests that were refused or ended, by reason.
     pub refused: BTreeMap<String, u64>,
-    /// Clients that have sessions, with their use of the budgets.
+    /// Clients that have sessions, with the requests, tracks and bytes that each uses.
     pub clients: Vec<ClientStatus>,
-    /// Networks that contain several of the clients. Each has a multiple of a client's budgets.
+    /// Networks that contain several of the clients. A network is allowed a multiple of what one client is allowed.
     pub networks: Vec<ClientStatus>,
     /// Sessions that have not proved an access right yet, or whose right has ended.
     pub unproven: u64,
@@ -259,8 +260,8 @@ pub struct EngineStatus {
     /// Received packets that did not wake the relay, because only the kernel had to act on them.
     #[serde(default, rename = "quiet")]
     pub deferred: u64,
-    /// Deferred packets that were dropped because their socket's buffer was full. This happens only if the relay's
-    /// process gets no CPU time for a long time.
+    /// Packets that were deferred (did not wake the relay) and were dropped because their socket's receive buffer was
+    /// full. This happens only if the relay's process gets no CPU time for a long time.
     #[serde(default, rename = "quiet_dropped")]
     pub deferred_dropped: u64,
     /// Times that the kernel engine read the kernel's reports on a timer, without a packet that woke it.
@@ -296,7 +297,8 @@ pub struct EngineStatus {
     /// opens all but `bound`.
     #[serde(default)]
     pub openings: Option<BTreeMap<String, u64>>,
-    /// Copies that the kernel could send, by outcome. Userspace sends all but `sent`.
+    /// Copies of publishers' frames for one subscriber each, which the kernel tried to send, by outcome. Userspace
+    /// sends all but `sent`.
     #[serde(default)]
     pub copies: Option<BTreeMap<String, u64>>,
     /// Additional runs of the BPF program for packets with more copies than fit into one run, by their outcome.
@@ -393,9 +395,9 @@ pub struct RelaySessionStatus {
     /// Whether the kernel has the keys and the network path of this session. Absent if it cannot send for it.
     #[serde(default)]
     pub kernel_ready: Option<bool>,
-    /// Copies that the kernel could send to this session, by outcome. Absent if it cannot send for it. `not_arriving`
-    /// counts how often the kernel stopped sending for a while, because the subscriber acknowledged none of its
-    /// packets.
+    /// Copies of publishers' frames that the kernel tried to send to this session, by outcome. Absent if it cannot send
+    /// for it. `not_arriving` counts how often the kernel stopped sending for a while, because the subscriber
+    /// acknowledged none of its packets.
     #[serde(default)]
     pub kernel_copies: Option<BTreeMap<String, u64>>,
     /// Acknowledgement packets of the subscriber that did not wake the relay.
@@ -473,7 +475,7 @@ impl KeystreamStatus {
     }
 }
 
-/// Packets and bytes of one sender: the QUIC stack, the data plane or the kernel.
+/// Packets and bytes of one sender: the QUIC stack, the relay's sender of media in userspace, or the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SentStatus {
     /// Number of UDP datagrams that this sender has sent.

@@ -36,7 +36,7 @@ use tokio::sync::Notify;
 pub use self::options::{SubscriptionOptions, Timeouts};
 use super::{delays::TrackDelays, outbox::Outbox};
 
-/// The track of a subscription, with the parts of it that a subscription needs.
+/// What a subscription knows of its track: the track's number, its cached objects, and its limits for late media.
 #[derive(Clone)]
 pub struct TrackRef {
     /// The number that stands for the track in trace events.

@@ -243,7 +243,7 @@ impl UpstreamTrack {
     }
 
     /// Records that the publisher takes over from another one. Its first group will show whether it continues the group
-    /// IDs, and decides how the `unfinished` streams end. `claimed` is the largest location that it named.
+    /// IDs, and decides how the `unfinished` streams end. `claimed` is the largest location that the publisher named.
     pub fn returns(&self, claimed: Option<Location>, unfinished: Option<Unfinished>) {
         *self.returned.lock() = Some(Returned { claimed, _unfinished: unfinished });
         self.unnumbered.store(true, Relaxed);

@@ -1,4 +1,5 @@
-//! Lets tasks wait for a key. Adding the key wakes only the tasks that wait for it.
+//! Lets tasks wait until a key is added to a collection elsewhere. Adding a key wakes only the tasks that wait for this
+//! key.
 
 use std::collections::BTreeMap;
 
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn only_waiters_for_the_same_key_wake() {
+    async fn only_tasks_waiting_for_the_woken_value_wake() {
         let waiters = Waiters::default();
         let [mut one, mut two, mut other, mut gone] = [1, 1, 2, 3].map(|key| waiters.wait(&key));
         waiters.wake(&1);

@@ -1,4 +1,4 @@
-//! Inputs that fuzzing found or begins with, as an ordinary test.
+//! Runs the fuzz targets of the relay, without a fuzzer, on inputs that fuzzing found or begins with.
 
 use std::{fs, path::Path};
 

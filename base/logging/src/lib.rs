@@ -75,8 +75,8 @@ impl<S: Subscriber> Layer<S> for LogLimit {
             return false;
         };
         if lines > 0 {
-            // The lock of the token buckets is no longer held here, because this `warn!` calls `event_enabled` again.
-            // That nested call returns early: events with the target `TARGET` are exempt from the limit.
+            // This `warn!` calls `event_enabled` again, so this call must not hold the lock of the token buckets here.
+            // The second call returns early: events with the target `TARGET` are exempt from the limit.
             warn!(target: TARGET, lines, of = metadata.target(), at = metadata.line(), "log lines like the next one came too fast and were left out");
         }
         true
@@ -91,8 +91,8 @@ impl PlaceBucket {
         let periods = now.saturating_duration_since(since).as_nanos() / PERIOD.as_nanos();
         if periods > 0 {
             self.used = self.used.saturating_sub(u32::try_from(periods).unwrap_or(u32::MAX));
-            // One line is allowed per [`PERIOD`]. The elapsed fraction of the current period is discarded, so the rate
-            // never exceeds one line per period.
+            // Each full [`PERIOD`] since the last refill allows one more line. The rest of the elapsed time, less than
+            // a period, is not credited, so the rate never exceeds one line per period.
             self.since = Some(now);
         }
         if self.used == BURST {
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(written, BURST as usize);
     }
 
-    /// A counter of the log lines that reach this layer, by level.
+    /// A `tracing` layer that counts the log lines that pass the rate limit, by level.
     #[derive(Clone, Default)]
     struct LineCounter(Arc<Mutex<HashMap<Level, u64>>>);
 
@@ -181,8 +181,8 @@ mod tests {
         }
     }
 
-    /// The test needs a global subscriber, because an event that a layer emits inside another event reaches no other
-    /// subscriber.
+    /// The test needs a global subscriber. While a layer handles one event, an event that it emits itself reaches only
+    /// the global subscriber.
     #[test]
     fn next_log_line_reports_how_many_lines_were_suppressed() {
         let left_out = LeftOut::default();

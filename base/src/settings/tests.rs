@@ -35,7 +35,7 @@ fn problems(text: &str) -> String {
 }
 
 #[test]
-fn settings_file_is_read_into_its_type() {
+fn toml_settings_file_is_parsed_into_a_rust_struct() {
     let text = "weights = { a = 0x10 }\n[[listener]]\nname = \"a\"\nat = \"::1\"\nport = 7\nmode = \"very-slow\"\nshare = 1\n";
     let file =
         SettingsReader::file(text, "the file is", "f.toml", |_, file: SettingsFile| Some(file)).unwrap();
@@ -46,7 +46,7 @@ fn settings_file_is_read_into_its_type() {
 }
 
 #[test]
-fn every_problem_of_a_derived_type_is_reported_with_line_and_key() {
+fn toml_settings_problems_are_all_reported_with_line_and_key() {
     let text = "weigths = 1\n[weights]\na = -1\nb = 2\n[[listener]]\nat = 7\nport = 70000\nmode = \"slow\"\n[[listener]]\n\
         at = [\"::1\", \"nowhere\", true]\nprt = 1\nshare = \"much\"\n";
     let wanted = "the file is not usable:

@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_sort_the_table_and_reverse_its_order() {
+    fn keys_s_and_r_sort_the_live_table_and_reverse_its_order() {
         let mut view = LiveView { tables: 3, ..LiveView::default() };
         assert_eq!(first(&mut view, 5, 5), "1");
         view.key(b"s");
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn live_view_shows_trends_and_reports_that_other_outputs_lost() {
+    fn live_view_shows_trends_and_number_of_reports_missing_in_the_log() {
         let mut trend = Trend::default();
         let report = Arc::new(text::tests::example());
         for _ in 0..6 {
@@ -377,7 +377,7 @@ mod tests {
 
     /// Command lines are read only while they are shown.
     #[test]
-    fn key_a_shows_command_lines() {
+    fn key_a_toggles_process_command_lines_in_the_live_view() {
         let mut report = text::tests::example();
         report.processes[0].pid = std::process::id();
         let mut shown = LiveReports { report: Arc::new(report), pictures: Vec::new() };
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn scrolling_ends_where_the_table_ends() {
+    fn live_view_scrolling_stops_at_the_last_table_row() {
         let mut view = LiveView::default();
         for _ in 0..20 {
             view.key(b"\x1b[B");
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn key_cycles_through_the_tables() {
+    fn tab_key_cycles_through_the_tables_of_the_live_view() {
         let mut view = LiveView { tables: 3, sort: Some(1), scroll: 2, ..LiveView::default() };
         view.key(b"\t");
         assert_eq!((view.table, view.sort, view.scroll), (1, None, 0));
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn quit_keys_end_the_view() {
+    fn quit_keys_end_the_live_view() {
         let mut view = LiveView::default();
         for key in [&b"q"[..], &[3], &[27]] {
             assert_eq!(view.key(key), KeyAnswer::Quit);
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_read_together_are_split() {
+    fn key_presses_from_one_terminal_read_are_split() {
         let typed: Vec<_> = keys(b"s\x1b[B\t\x1b[5~q\x1b").collect();
         assert_eq!(typed, [&b"s"[..], b"\x1b[B", b"\t", b"\x1b[5~", b"q", b"\x1b"]);
         assert_eq!(keys(b"").count(), 0);

@@ -8,7 +8,8 @@ use parking_lot::Mutex;
 #[derive(Debug, Default)]
 pub struct ReportLosses {
     outputs: Mutex<BTreeMap<&'static str, ReportLoss>>,
-    /// True if losses are not printed. Standard error would disturb the live view, which shows losses itself.
+    /// True if lost reports are not announced on standard error. That would disturb the live view, which shows the
+    /// number of lost reports itself.
     silent: bool,
 }
 
@@ -22,7 +23,7 @@ pub struct ReportLoss {
 }
 
 impl ReportLosses {
-    /// Creates an empty list of outputs. With `silent`, reports that an output cannot write are not printed as losses.
+    /// Creates an empty list of outputs. With `silent`, no message is printed when an output cannot write a report.
     pub fn new(silent: bool) -> Self {
         Self { outputs: Mutex::default(), silent }
     }
@@ -44,7 +45,7 @@ impl ReportLosses {
         }
     }
 
-    /// Records that an output works again after a loss.
+    /// Records that an output can write reports again, after it could not write some.
     pub fn mark_over(&self, output: &'static str) {
         if let Some(loss) = self.outputs.lock().get_mut(output)
             && loss.reason.take().is_some()
@@ -58,7 +59,7 @@ impl ReportLosses {
         self.outputs.lock().clone()
     }
 
-    /// Prints the losses of all outputs, at the end of the program.
+    /// Prints how many reports each output could not write. Called at the end of the program.
     pub fn tell(&self) {
         for (output, loss) in self.all().into_iter().filter(|(_, loss)| loss.reports > 0) {
             eprintln!("millrace: {output}: {} reports are not in it", loss.reports);

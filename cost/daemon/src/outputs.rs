@@ -60,7 +60,7 @@ pub struct LogOutput {
     /// The log's writer; `None` when finished.
     writer: Option<ReportWriter>,
     losses: Arc<ReportLosses>,
-    /// Number of reports that the writer skipped and that `losses` already counts.
+    /// Number of reports that the writer skipped because of errors, as far as `losses` already includes them.
     skipped: u64,
 }
 

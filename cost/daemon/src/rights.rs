@@ -49,7 +49,7 @@ pub fn reduce(needs: RightsNeeds) -> anyhow::Result<()> {
         become_nobody()
             .context("cannot become nobody: start this with CAP_SETUID and CAP_SETGID, or as another user")?;
     }
-    // A process of another user may have fewer capabilities than needed. Keep those that it has.
+    // If this process was not started as root, it may lack some of the needed capabilities. Keep those that it has.
     let kept = needs.capabilities() & capabilities(None)?.permitted;
     let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
     set_capabilities(None, sets).context("cannot drop capabilities")?;

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn estimate_cell_shows_its_uncertainty_and_marks_few_samples() {
+    fn estimate_shows_its_error_and_a_tilde_below_4_samples() {
         let cell = |samples| TableCell::estimate(0.0027, samples, Some([0.0005, 0.0149]));
         assert_eq!(cell(4).text(true), "0.27\u{b1}1.22 %");
         assert_eq!(cell(3).text(true), "~0.27\u{b1}1.22 %");

@@ -508,8 +508,8 @@ pub(super) mod tests {
         assert!(!report(&super::tests::example(), usize::MAX).contains('~'), "exact");
     }
 
-    /// Each column of processes and cgroups, the observer's column and AF_UNIX in the first lines show whether they rest
-    /// on samples, and on few.
+    /// Sampled figures of processes, cgroups, the observer and AF_UNIX sockets show their margin of error. A leading
+    /// `~` shows that a figure rests on few samples.
     #[test]
     fn sampled_columns_show_their_uncertainty() {
         let mut example = example();
@@ -650,7 +650,7 @@ pub(super) mod tests {
     /// CPU time of AF_UNIX sockets and of kernel work that is not networking has its own columns in the table of CPUs.
     /// The sum of networking's CPU time does not include it.
     #[test]
-    fn live_view_has_a_column_for_each_event_that_occurred() {
+    fn cpu_table_has_a_column_for_each_kernel_event_that_occurred() {
         let mut example = example();
         let with = |event, share| {
             let part = EventPart { name: "part".to_owned(), ns: 1, share, samples: 1, interval: None };

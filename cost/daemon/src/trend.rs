@@ -9,7 +9,7 @@ use millrace_cost::report::Report;
 const STEP: Duration = Duration::from_secs(3);
 /// Number of bars in a CPU's trend, one character each.
 const STEPS: usize = 20;
-/// Time after which a changed share of a CPU counts as its new level, the share that the CPU stays close to.
+/// Time for which networking's share of a CPU must stay about the same to become the CPU's new level.
 const SETTLED: Duration = Duration::from_secs(3);
 /// Largest deviation at which networking's share of a CPU still counts as unchanged, as a fraction of one CPU. The
 /// larger of this and [`RELATIVE_TOLERANCE`] applies.
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn trend_level_lasts_in_spite_of_noise_and_peaks() {
+    fn steady_cpu_usage_is_not_ended_by_noise_or_a_2_second_peak() {
         let noise = (0..30).map(|at| 0.2 + 0.04 * f64::from(at % 3 - 1));
         let picture = after(noise.clone().chain([0.9, 0.9]).chain(noise));
         assert_eq!((picture.level.as_secs(), picture.from_the_start), (62, true));
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn new_trend_level_begins_at_the_change() {
+    fn cpu_usage_change_of_3_seconds_begins_a_new_steady_period() {
         let picture = after(steady(0.2, 100).chain(steady(0.6, 3)));
         assert_eq!((picture.level.as_secs(), picture.from_the_start), (3, false));
         assert_eq!(after(steady(0.2, 100).chain(steady(0.6, 2))).level.as_secs(), 102);

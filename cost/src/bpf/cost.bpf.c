@@ -6,7 +6,7 @@
 #include "cost_sample.h"
 #include "softirq.h"
 
-/* Timing method "functions": userspace loads one pair of programs for each kernel function that it names. */
+/* Timing method "functions": userspace chooses kernel functions, and loads one pair of programs for each. */
 
 #define FUNCTION(n)                                                              \
 	SEC("?fentry")                                                           \
@@ -114,8 +114,8 @@ int cost_softirq_entry(__u64 *ctx)
 }
 
 /* Adds the running softirq's time to cpu->ns[], and replaces cpu->softirq with `next`. The additions need no atomic
- * operations although the sampler may interrupt them. Either the sampler itself is the caller, or `next` contains no
- * enum cost_event, so the sampler adds nothing. */
+ * operations although the sampler may interrupt them. If the caller is not the sampler, `next` contains no enum
+ * cost_event. A sampler that interrupts the additions then adds nothing. */
 static __always_inline void close_softirq(struct cost_cpu *cpu, __u64 now, __u64 next)
 {
 	__u64 began = __sync_lock_test_and_set(&cpu->softirq, next);
@@ -222,7 +222,7 @@ int cost_sched_switch(__u64 *ctx)
 		count_time(cpu, began, clock);
 		leave(cpu, prev, began);
 	}
-	/* `prev` is still the current task, so its process is charged. */
+	/* `prev` is still the current task, so the CPU time so far is counted for its process. */
 	hand_over(cpu);
 
 	cpu->base = base_of(next);
@@ -237,7 +237,8 @@ int cost_sched_switch(__u64 *ctx)
 
 /* The sampler */
 
-/* Adds the time that the running softirq or socket call has taken so far, so that a long one is visible before it ends.
+/* Adds the time that the running softirq or socket call has taken so far to cpu->ns[]. So a long softirq or call is
+ * visible before it ends.
  */
 static __always_inline void bring_up_to_date(struct cost_cpu *cpu)
 {

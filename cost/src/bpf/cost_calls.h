@@ -100,7 +100,7 @@ struct call {
 	const struct file *file;
 };
 
-/* Returns a call with this direction if the file is a socket, or with direction 0. */
+/* Returns a call on this file. Its direction is `direction` if the file is a socket, or else 0. */
 static __always_inline struct call if_socket(const struct file *file, __u64 direction)
 {
 	return (struct call){is_socket(file) ? direction : 0, file};

@@ -75,7 +75,7 @@ struct cost_cpu {
 	 */
 	__u64 task;
 	__u64 softirq;
-	__u64 base; /* enum cost_event of a thread all of whose time counts for it (io_uring, NAPI), or 0 */
+	__u64 base; /* enum cost_event for all time of an io_uring worker or NAPI thread; 0 in other threads */
 	__u64 softirq_ns; /* time in all softirqs, which the task clock leaves out */
 	__u64 ns[COST_EVENTS];
 	__u64 calls[COST_EVENTS];
@@ -86,18 +86,18 @@ struct cost_cpu {
 	__u64 user_samples;   /* samples taken while the CPU was in user mode, without lost samples */
 	__u64 lost_samples;   /* samples that were lost because the stack buffer was full */
 	__u64 lost_stacks;    /* stacks that the kernel could not walk */
-	__u64 lost_processes; /* times that a process was not charged because the map `processes` was full */
+	__u64 lost_processes; /* how often a process's times were lost because the map `processes` was full */
 	/* Number of task switches at which the task's unfinished socket call could not be saved in the map `inside`. */
 	__u64 lost_tasks;
 	__u64 writing;	 /* 1 while the sampler may be writing to its stack buffer */
 	__u64 check_tid; /* userspace: ID of the thread whose socket calls are counted in checked[] */
 	__u64 checked[COST_EVENTS]; /* number of socket calls of thread check_tid, by enum cost_event */
 	__u64 epoch;		    /* userspace: how often the programs that time calls were attached */
-	__u64 hidden;		    /* userspace: 1 if no process's sums include its work on this CPU */
+	__u64 hidden; /* userspace: 1 if times and calls on this CPU are not summed by process */
 	/* How often the BPF programs at system calls and task switches ran, even if ns[] and calls[] did not change. */
 	__u64 system_calls;  /* all system calls, also those without sockets */
 	__u64 switches;	     /* all task switches */
-	__u64 other_storage; /* 1 once a task had task-local BPF storage, but not that of these programs */
+	__u64 other_storage; /* 1 once a task had task-local BPF storage of other BPF programs only */
 	__u64 buffer;	     /* userspace: number of the buffer for stacks, from 1 on; 0: none */
 	__u64 pad[6];	     /* fills the last cache line */
 } SHARED;

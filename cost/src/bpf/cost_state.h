@@ -80,7 +80,8 @@ struct {
 #define POINT(word) (((word) & LOW_BITS) >> POINT_SHIFT)
 
 /* Where the BPF programs that time the running socket call are attached: at a kernel function, at system calls, or at
- * io_uring requests. NO_POINT is for worker threads of io_uring and NAPI threads, all of whose time counts. */
+ * io_uring requests. NO_POINT: no socket call is timed. A worker of io_uring or a NAPI thread may be running, whose
+ * whole time is counted as networking. */
 enum point {
 	NO_POINT = 0,
 	FIRST_FUNCTION = 1,
@@ -228,7 +229,7 @@ static __always_inline void hand_over(struct cost_cpu *cpu)
 	}
 }
 
-/* The functions below time the system calls that send or receive: begin() starts the clock of a call, end() stops it. */
+/* The functions below time the calls that send or receive: begin() starts the clock of a call, end() stops it. */
 
 /* Allocates the task-local storage in which leave() saves the socket call that a task is in. leave() itself cannot
  * allocate: sched_switch runs under the run queue's lock, where kernels before 6.4 must not allocate. A task with any
@@ -248,9 +249,9 @@ static __always_inline void make_room(const struct cost_cpu *cpu)
 /* Adds the time of the call in cpu->task to its sum, and begins to time the call in `low` (enum cost_event and point).
  *
  * The caller may be preempted between reading the clock and storing cpu->task. The time of other tasks that run then
- * must not count as the caller's. So the start that is stored first is far in the future, and nothing is counted from
- * it. A task switch or the sampler replaces it by the right time. The compare-and-swap stores the time read here only
- * if neither has done so.
+ * must not count as the caller's. So a start far in the future is stored first, from which no time is counted. If a
+ * task switch or the sampler comes next, it replaces this start by the right time. Otherwise the compare-and-swap
+ * stores the time that was read here.
  */
 static __always_inline void reopen(struct cost_cpu *cpu, __u64 low)
 {
@@ -272,9 +273,9 @@ static __always_inline int is_preemptible(enum point point)
 /* Begins to time a call that sends or receives. `local` is true on an AF_UNIX or netlink socket.
  *
  * cpu->task is 0, or the task's running call with its start. begin() sets cpu->task for the outermost call only, so
- * nested calls need no depth. end() clears cpu->task and adds the time to cpu->ns[]. If a task leaves the CPU between
- * begin() and end(), its call is saved in the map `inside`, and cpu->task is cleared. When the task returns to a CPU,
- * the timing of this call continues.
+ * the depth of nested calls need not be counted. end() clears cpu->task and adds the time to cpu->ns[]. If a task
+ * leaves the CPU between begin() and end(), its call is saved in the map `inside`, and cpu->task is cleared. When the
+ * task returns to a CPU, the timing of this call continues.
  */
 static __always_inline int begin(enum point point, __u64 direction, int local)
 {
@@ -305,8 +306,8 @@ static __always_inline int begin(enum point point, __u64 direction, int local)
 	return 0;
 }
 
-/* Ends the running call if the programs at `first` to `last` time it. From then on, the time of a worker thread of
- * io_uring or a NAPI thread counts for the thread again.
+/* Ends the running call if the programs at `first` to `last` time it. In a worker thread of io_uring or a NAPI
+ * thread, time is then added to cpu->base again, the enum cost_event of such threads.
  */
 static __always_inline int end(enum point first, enum point last)
 {

@@ -182,7 +182,8 @@ struct tasks_result {
 };
 
 /* Runs a task that makes one socket call of `call_ns`, timed at a kernel function, with an interruption of kind `what`
- * at clock reading `at`. With `worker`, the task is a worker thread of io_uring, all of whose time is counted.
+ * at clock reading `at`. With `worker`, the task is a worker thread of io_uring, whose whole time is counted as
+ * networking.
  */
 void tasks_run(int what, int at, int is_behind, int worker, __u64 call_ns, struct tasks_result *result);
 

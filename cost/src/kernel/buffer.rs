@@ -253,7 +253,7 @@ mod tests {
 
     /// The sampler of each of the two CPUs often does not run, but no two consecutive checks find both at rest.
     #[test]
-    fn settle_waits_for_the_sampler_of_each_cpu_separately() {
+    fn wait_for_resting_samplers_checks_each_cpu_separately() {
         let looks = Cell::new(0);
         let writing = |cpu| {
             looks.set(looks.get() + 1);

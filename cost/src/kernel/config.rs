@@ -33,8 +33,8 @@ impl KernelEvent {
 pub enum TimingMethod {
     /// Programs are attached to kernel functions. They time system calls, io_uring requests and the kernel's own calls.
     Functions,
-    /// System calls and io_uring requests, for kernels that allow no programs on functions. Every system call of the
-    /// machine gets a little slower, and calls on the kernel's own sockets are not timed.
+    /// Programs are attached to system calls and io_uring requests, for kernels that allow no programs on functions.
+    /// Every system call of the machine gets a little slower, and calls on the kernel's own sockets are not timed.
     SystemCalls,
 }
 

@@ -66,7 +66,8 @@ pub struct ProcessId {
     pub cgroup: u64,
 }
 
-/// Sums of a process in a cgroup, since the entry in the table of processes was created.
+/// Networking times and numbers of calls of a process in a cgroup, summed since the process was added to the kernel's
+/// table of processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessSums {
     /// The process and its cgroup.

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn log_line_defines_only_new_names() {
+    fn cost_log_line_defines_only_names_not_defined_before() {
         let with = |at, stacks| Report { stacks, ..samples::report(at) };
         let reports = [
             with(0, Some(samples::stacks(&[("a;b", 0, 3), ("a;c", 1, 1)]))),
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn full_name_tables_of_the_log_are_emptied() {
+    fn full_name_tables_of_the_cost_log_restart_at_the_next_line() {
         let functions: Vec<String> = (0..FULL).map(|at| format!("f{at}")).collect();
         let stack = ProfiledStack { cpu: 0, event: None, pid: None, frames: vec![7], samples: 1, ns: 5 };
         let many = Stacks { functions, stacks: vec![stack] };

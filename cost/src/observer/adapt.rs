@@ -91,7 +91,8 @@ impl AdaptiveSampling {
         self.trial = begun.map(|totals| (now, totals));
     }
 
-    /// Returns the field `auto` of the report whose period ends now, and whether to start or stop timing.
+    /// Returns the state of the automatic choice for the report whose period ends now, and whether to start or stop
+    /// timing.
     pub fn report(
         &mut self,
         now: Instant,
@@ -163,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn expensive_interrupts_lower_the_sampling_frequency() {
+    fn sampling_interrupts_above_5_us_lower_the_sampling_frequency() {
         let budget = TimingBudget::default();
         for (interrupt_us, asked, hz) in [
             (Some(1), 1000, 1000),

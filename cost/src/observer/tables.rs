@@ -178,7 +178,7 @@ fn process_name(pid: u32) -> Option<String> {
     fs::read_to_string(format!("/proc/{pid}/comm")).ok().map(|name| name.trim_end().to_owned())
 }
 
-/// Returns the entry of a profiled process that made no socket call.
+/// Returns the costs of a profiled process that made no socket call.
 pub(super) fn idle(pid: u32, profile: ProcessProfile) -> ProcessCost {
     ProcessCost {
         pid,
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_are_added_to_the_process_that_was_timed() {
+    fn sampled_and_timed_costs_of_one_process_are_added() {
         let of = |pid, other_ns| ((pid, 9), String::new(), TaskCost { other_ns, ..TaskCost::default() });
         let mut taken = vec![ProcessCosts { pid: 7, cgroup: 9, name: "server".to_owned(), cost: cost(5, 1) }];
         add_sampled(&mut taken, [of(7, 3), of(8, 4), of(0, 1), of(0, 2)].into_iter());
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn cgroups_are_filtered_by_whole_names() {
+    fn cgroup_filter_matches_whole_path_components_only() {
         let mut config = Config::new().expect("the taxonomy parses");
         config.cgroup = Some("/system.slice/".to_owned());
         for (path, want) in [

@@ -74,7 +74,7 @@ impl HttpAccess {
         Self { public, ..self }
     }
 
-    /// Returns the rules with the cookie of the port that is served. Servers on other ports do not accept this cookie.
+    /// Returns the rules with the cookie for a server on this port. Servers on other ports do not accept this cookie.
     pub(super) fn at(self, port: u16) -> Self {
         let cookie = self.token.as_ref().map(|token| (format!("{COOKIE}{port}"), token.cookie(port)));
         Self { cookie, ..self }

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn snapshot_is_made_once_for_all_listeners() {
+    async fn event_stream_snapshot_is_computed_once_for_all_subscribers() {
         let (channel, made) = channel(QUICK);
         let mut first = channel.listen().unwrap();
         assert_eq!(first.recv().await.unwrap(), "event: number\ndata: 0\n\n");
@@ -247,12 +247,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn listener_that_does_not_read_is_dropped_and_blocks_nobody() {
+    async fn event_stream_subscriber_that_does_not_read_is_dropped() {
         let (channel, _) = channel(QUICK);
         let mut deaf = channel.listen().unwrap();
         let mut good = channel.listen().unwrap();
         let reading = async {
-            // exact: the loop reads the count again after each snapshot, until an unread listener was dropped
+            // exact: the loop reads the count after each snapshot, until the listener `deaf` is dropped
             while channel.counts().dropped == 0 {
                 assert!(good.recv().await.is_some());
             }
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn listeners_beyond_the_limit_are_refused() {
+    async fn event_stream_subscribers_beyond_the_limit_are_refused() {
         let (channel, made) = channel(PushLimits { period: PATIENCE, ..QUICK });
         let mut all: Vec<_> = (0..QUICK.listeners).map(|_| channel.listen().unwrap()).collect();
         for _ in 0..1000 {

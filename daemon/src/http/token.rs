@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn each_user_has_its_own_http_token_file() {
+    fn http_token_directory_depends_on_root_xdg_and_systemd_variables() {
         let none = |_: &str| None;
         let given = |name: &'static str, value: &'static str| {
             move |asked: &str| (asked == name).then(|| PathBuf::from(value))

@@ -132,7 +132,7 @@ fn error_names_the_damaged_certificate() {
 }
 
 #[test]
-fn error_names_the_position_of_a_leaf_after_its_issuers() {
+fn error_names_the_position_of_an_end_entity_certificate_not_first() {
     let files = PemFiles::new();
     let (leaf, key, [intermediate, root]) = chain();
     let cert = files.put("cert.pem", format!("{leaf}{intermediate}{root}"));
@@ -144,7 +144,7 @@ fn error_names_the_position_of_a_leaf_after_its_issuers() {
         let told = format!("is number {number} in this file, and has to be the first");
         assert!(refused.contains(&told) && refused.contains("cert.pem"), "{refused}");
     }
-    // The leaf comes first, but each further certificate is not the issuer of the one before it.
+    // The leaf comes first, but the root follows, which did not issue it.
     let cert = files.put("cert.pem", format!("{leaf}{root}{intermediate}"));
     let mixed = complaints(&pair(&cert, &files.put("key.pem", &key)).unwrap()).join("; ");
     assert!(mixed.contains("certificate 2 in the file did not sign the one in front of it"), "{mixed}");
@@ -172,7 +172,7 @@ fn valid_files_of_all_formats_are_accepted() {
 }
 
 #[test]
-fn certificate_that_clients_refuse_is_reported() {
+fn server_certificate_that_tls_clients_refuse_is_reported() {
     let files = PemFiles::new();
     let complaints_of = |change: fn(&mut rcgen::CertificateParams)| {
         let (cert, key) = made(change);

@@ -389,7 +389,7 @@ breaker = false
     }
 
     #[test]
-    fn wrong_setting_is_named() {
+    fn invalid_fan_out_setting_is_named_in_the_error() {
         let with = |line: &str| GOOD.to_owned() + line;
         let instead = |old: &str, new: &str| GOOD.replace(old, new);
         for (text, said) in [

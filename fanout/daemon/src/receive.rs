@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_receive_client_waits_or_gives_up() {
+    fn receive_client_retries_after_cut_off_and_gives_up_if_relay_is_full() {
         let mut asker = Asker::new("live", 30, 1);
         asker.ask(Duration::ZERO).unwrap();
         let cut = RequestOutcome::Refused { why: RequestRefusal::Cut, seconds: 40 };

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn receiver_that_reports_all_the_time_leaves_others_their_share() {
+    fn receiver_flooding_rtcp_reports_leaves_other_receivers_their_quota() {
         let mut all = Reports::default();
         let mut loud = Reports::default();
         let mut quiet = [Reports::default(); 20];
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn report_budget_is_shared_among_receivers() {
+    fn rtcp_report_limit_is_divided_among_receivers() {
         let mut all = Reports::default();
         let mut one = Reports::default();
         assert_eq!((0..200).filter(|_| take(&mut all, &mut one, 1, 7, 1)).count(), 7);

@@ -129,7 +129,7 @@ impl ServedRtpStream {
         self.settings.is_same_stream(settings) && settings.receivers() as usize <= self.kernel.receivers_max()
     }
 
-    /// Applies new settings to the stream. Receivers that the new settings keep lose no packets.
+    /// Applies new settings to the stream. A receiver that remains under the new settings misses no packets.
     pub fn change(&self, settings: &Settings) {
         let state = &mut self.state.lock();
         if state.settings == *settings {
@@ -369,8 +369,8 @@ impl ServedRtpStream {
         }
     }
 
-    /// Applies a command of the receivers' table to the kernel's state, which no other function changes. Returns false
-    /// if the kernel's table is full.
+    /// Makes one change to the receivers in the kernel, such as adding one. No other function changes them. Returns
+    /// false if the kernel's table is full.
     fn apply(&self, state: &mut StreamState, command: Command) -> bool {
         let name = &self.settings.name;
         match command {

@@ -4,9 +4,9 @@
  * and packets of the sender that this program does not understand, which userspace fans out.
  *
  *   fanout_intf.h      structures that are shared with userspace
- *   fanout_maps.h      configuration, maps, the work area of a run
+ *   fanout_maps.h      configuration, maps, the variables of a run
  *   fanout_map.h       finds the stream of a received packet; rtp.h: classifies the packet
- *   fanout_rewrite.h   a copy: its lease, its cap, its headers
+ *   fanout_rewrite.h   a copy: its lease, its rate limit, its headers
  *   fanout_trace.h     events about single packets
  *   fan.h, fan_runs.h  code that all fan-outs share
  */
@@ -118,8 +118,8 @@ static __always_inline int run(struct __sk_buff *skb, struct fanout_work *work)
 	return verdict_of(outcome);
 }
 
-/* Passes a packet to userspace, because an interrupted run on this CPU uses the work area. Not inlined, so
- * that it has a stack frame of its own.
+/* Passes a packet to userspace, because an interrupted run on this CPU still uses the CPU's entry of the map with
+ * struct fanout_work. Not inlined, so that it has a stack frame of its own.
  */
 static __noinline int pass_by(struct __sk_buff *skb)
 {
@@ -141,7 +141,7 @@ int fanout_ingress(struct __sk_buff *skb)
 		return PASS_ON; /* never true: each CPU has an entry, but the verifier wants the check */
 	/* If the link header cannot be pulled into the linear part, parsing fails and the frame counts as malformed. */
 	have_link(skb);
-	/* With PREEMPT_RT this run may have interrupted another one on its CPU, which still uses the work area. */
+	/* With PREEMPT_RT this run may have interrupted another one on its CPU, which still uses `work`. */
 	if (__sync_lock_test_and_set(&work->busy, 1))
 		return pass_by(skb);
 	verdict = run(skb, work);

@@ -33,7 +33,7 @@ struct fanout_stream {
 	__u8 sender[16];  /* the sender's address, of the same family as the stream's */
 	__be16 port;	  /* source port of the sender's RTP, and of its RTCP if `rtcp_port` is 0 */
 	__be16 rtcp_port; /* source port of the sender's RTCP; 0: `port` */
-	__u32 one_ssrc;	  /* not 0: only `ssrc` is forwarded; while it is unknown, the next packet sets it */
+	__u32 one_ssrc; /* not 0: only packets with `ssrc` are forwarded; if it is not set, the next packet sets it */
 	__u64 ssrc;
 	__u32 first;	 /* index of the stream's first receiver: the receivers of a stream are consecutive */
 	__u32 receivers; /* number of the stream's receiver entries that may be in use */
@@ -67,10 +67,10 @@ enum fanout_copy_outcome {
  * another epoch. A reader that finds the same epoch before and after has read consistent fields.
  */
 struct fanout_receiver {
-	__u32 epoch;		 /* 0: the entry is not in use */
-	__u32 number;		 /* identifies the receiver in trace events */
-	__u64 until_ns;		 /* end of the lease, CLOCK_MONOTONIC: nothing is sent from then on */
-	__u64 full_at;		 /* state of the receiver's token bucket, in ticks: bucket.h */
+	__u32 epoch;	/* 0: the entry is not in use */
+	__u32 number;	/* identifies the receiver in trace events */
+	__u64 until_ns; /* end of the lease, CLOCK_MONOTONIC: nothing is sent from then on */
+	__u64 full_at;	/* time when the receiver's token bucket is full again, in ticks (bucket_intf.h) */
 	struct bucket_rate rate; /* limit of bytes per time, all headers from IP on included */
 	struct net_path path;
 	__u32 pad;
@@ -99,7 +99,7 @@ enum fanout_outcome {
 	FANOUT_NOT_SENDER, /* not from the stream's sender: a receiver's request or report, or a forged packet */
 	FANOUT_SUPER_PACKET, /* merged by GRO, or sent with GSO by a local process: userspace fans out its segments */
 	FANOUT_ODD_HEADERS, /* has IPv4 options, IPv6 extension headers or stacked VLAN tags: userspace fans it out */
-	FANOUT_BUSY, /* this run interrupted another one on its CPU and has no work area: userspace fans the packet out */
+	FANOUT_BUSY, /* this run interrupted another one that uses the CPU's variables: userspace fans the packet out */
 	FANOUT_OUTCOMES,
 };
 /* the last value of enum fanout_outcome with which the packet is dropped */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The fan-out's configuration, maps and per-run work area. Maps with one entry are resized by
- * userspace before loading.
+/* The fan-out's configuration, its maps, and the memory that a run of the program works with. Maps that are declared
+ * with one entry get their real size from userspace before the program is loaded.
  */
 #ifndef MILLRACE_FANOUT_MAPS_H
 #define MILLRACE_FANOUT_MAPS_H
@@ -14,7 +14,8 @@ struct cursor_kept {
 	__u64 traced_ns; /* time when the packet arrived; 0: the packet is not traced */
 };
 
-#define CURSOR_ID 0x4d460000U /* high 16 bits of a mark (skb->mark) that names an entry of `cursors` */
+/* high 16 bits of skb->mark while a packet waits for its next run (fan_runs.h) */
+#define CURSOR_ID 0x4d460000U
 #include "fan_runs.h"
 
 #define HEAD_ROOM    64 /* room for the longest headers, ETHERNET_BYTES + IPV6_BYTES + UDP_BYTES, rounded up */
@@ -70,11 +71,11 @@ struct {
 	__uint(max_entries, 1 << 12);
 } events SEC(".maps");
 
-/* Work area of a run, which is too large for the stack. With PREEMPT_RT a run may interrupt another run that
- * uses the area of the same CPU. The interrupting run finds `busy` set.
+/* The variables of a run of the program, which are too large for the stack. With PREEMPT_RT a run may interrupt another
+ * run that uses the variables of the same CPU. The interrupting run finds `busy` set.
  */
 struct fanout_work {
-	__u64 busy; /* 0: no run of the program uses this work area */
+	__u64 busy; /* 0: no run of the program uses these variables */
 	__u64 now_ns;
 	__u64 traced_ns; /* time when the packet arrived; 0: the packet is not traced */
 	struct fan_frame frame;
@@ -95,7 +96,7 @@ struct fanout_work {
 	struct bpf_fib_lookup route;
 };
 
-/* Index 0 -> the work area of this CPU. */
+/* Index 0 -> the variables of a run of the program on this CPU. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The fixed headers of RTP and RTCP (RFC 3550), which SRTP leaves in the clear. Plain C: it also compiles natively, and
- * testkit/parsers compares it with millrace-fanout's.
+ * testkit/parsers compares its results with those of the Rust parser in millrace-fanout.
  */
 #ifndef MILLRACE_RTP_H
 #define MILLRACE_RTP_H

@@ -33,8 +33,8 @@ outcomes! {
         SuperPacket = "super_packet",
         /// The packet has IPv4 options, IPv6 extension headers or stacked VLAN tags: left to userspace.
         OddHeaders = "odd_headers",
-        /// The run of the program interrupted another run on its CPU and has no work area, so the packet is left to
-        /// userspace.
+        /// The run of the program interrupted another run on its CPU, which still uses the CPU's only memory for runs.
+        /// The packet is left to userspace.
         Busy = "busy",
     }
 }
@@ -91,12 +91,12 @@ impl FanoutCounters {
         Some(Self { packets: *packets, copies: *copies, runs: rest.try_into().ok()? })
     }
 
-    /// Returns the number of received packets to which this happened.
+    /// Returns the number of received packets with this outcome.
     pub fn packets(&self, outcome: Outcome) -> u64 {
         self.packets[outcome as usize]
     }
 
-    /// Returns the number of copies for receivers to which this happened.
+    /// Returns the number of copies for receivers with this outcome.
     pub fn copies(&self, outcome: CopyOutcome) -> u64 {
         self.copies[outcome as usize]
     }

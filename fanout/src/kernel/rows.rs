@@ -36,7 +36,8 @@ impl StreamRows {
     /// table of receivers.
     ///
     /// # Errors
-    /// Fails if nothing is free. The error has the time until something may be free, or `None` if nothing ever will be.
+    /// Fails if one of the tables has too few free entries. The error has the time until the entries freed last may
+    /// be used again, or `None` if all unused entries may be used already.
     pub fn take(&mut self, receivers: u32, now: Duration) -> Result<StreamRow, Option<Duration>> {
         self.given_back.retain(|(_, since)| now < *since + LINGER);
         match self.find(receivers) {
@@ -78,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn map_rows_do_not_overlap_and_are_reused() {
+    fn bpf_map_rows_of_streams_do_not_overlap_and_are_reused_after_1_s() {
         let ms = Duration::from_millis;
         let mut rows = StreamRows::new(3, 10);
         let row = |index, first, receivers| StreamRow { index, first, receivers };

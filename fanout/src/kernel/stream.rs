@@ -286,7 +286,7 @@ impl ReceiverCopy {
         (entry.packets.load(Ordering::Relaxed), entry.bytes.load(Ordering::Relaxed))
     }
 
-    /// Returns the number of copies for this receiver to which this happened.
+    /// Returns the number of copies for this receiver with this outcome.
     pub fn copies(&self, outcome: CopyOutcome) -> u64 {
         self.entry().outcomes.get(outcome as usize).map_or(0, |count| count.load(Ordering::Relaxed))
     }

@@ -185,7 +185,7 @@ fn every_packet_has_one_outcome_and_one_verdict() {
 }
 
 #[test]
-fn first_ssrc_is_the_one_that_is_forwarded() {
+fn only_the_first_ssrc_of_a_stream_is_forwarded() {
     if !is_root() {
         return;
     }
@@ -204,7 +204,7 @@ fn first_ssrc_is_the_one_that_is_forwarded() {
 }
 
 #[test]
-fn latest_sender_reports_are_stored() {
+fn latest_8_rtcp_sender_reports_of_a_stream_are_stored() {
     if !is_root() {
         return;
     }
@@ -277,7 +277,7 @@ fn userspace_fan_out_has_the_same_rate_limit_as_the_kernel() {
 }
 
 #[test]
-fn packets_are_traced_on_request() {
+fn every_second_packet_of_the_selected_stream_is_traced() {
     if !is_root() {
         return;
     }
@@ -311,7 +311,7 @@ fn packets_are_traced_on_request() {
 }
 
 #[test]
-fn program_run_that_interrupts_another_leaves_packet_to_userspace() {
+fn fan_out_run_interrupting_another_leaves_its_packet_to_userspace() {
     if !is_root() {
         return;
     }
@@ -332,7 +332,7 @@ fn program_run_that_interrupts_another_leaves_packet_to_userspace() {
 }
 
 #[test]
-fn inconsistent_configuration_is_refused() {
+fn stream_with_mixed_ip_versions_or_unspecified_address_is_refused() {
     let wrong = [
         StreamConfig { sender: at("[2001:db8::2]:6000"), ..stream(Ssrc::Any, 1) },
         StreamConfig { listen: at("0.0.0.0:5004"), ..stream(Ssrc::Any, 1) },

@@ -65,7 +65,7 @@ impl ReceiverScene {
 }
 
 #[test]
-fn unproved_address_leaves_no_state() {
+fn subscription_without_proof_of_address_leaves_no_state() {
     let mut scene = ReceiverScene::new();
     let one = at("192.0.2.1:5000");
     let other = at("192.0.2.2:5000");
@@ -96,7 +96,7 @@ fn unproved_address_leaves_no_state() {
 }
 
 #[test]
-fn lease_is_renewed_or_ends() {
+fn receiver_lease_is_renewed_or_expires() {
     let mut scene = ReceiverScene::new();
     let who = at("[2001:db8::1]:5000");
     let (RequestOutcome::Lease { seconds: 30, token }, Some(_)) = scene.subscribe(who, 999, NOW) else {
@@ -214,7 +214,7 @@ fn receiver_that_was_cut_off_waits_before_it_may_return() {
 }
 
 #[test]
-fn receiver_is_cut_off_by_its_own_reports_only() {
+fn receiver_is_cut_off_only_by_rtcp_reports_from_its_own_address() {
     let mut scene = ReceiverScene::new();
     let who = at("192.0.2.1:5000");
     scene.subscribe(who, 30, NOW);
@@ -292,15 +292,15 @@ fn receiver_that_leaves_and_returns_keeps_its_circuit_breaker_state() {
             assert!(matches!((say, command), (RequestOutcome::Lease { .. }, Some(Command::Add { .. }))));
         }
         assert_eq!(commands, [cut]);
-        // Time without an RTCP report counts from the first tick. More than three seconds of it with a lease trip the
-        // circuit breaker. Each lease that ends by itself adds one second.
+        // The circuit breaker trips after more than three seconds without an RTCP report, counted from the first tick.
+        // Only time with a lease counts, and each lease that ends by itself adds one second.
         let wanted = if leaves { 15..=16 } else { 7..=8 };
         assert!(wanted.contains(&stayed), "after {stayed} quarters of a second there");
     }
 }
 
 #[test]
-fn receiver_away_for_long_is_forgotten() {
+fn receiver_that_unsubscribed_is_forgotten_4_seconds_later() {
     let mut scene = ReceiverScene::new();
     let who = at("192.0.2.1:5000");
     let (RequestOutcome::Lease { token, .. }, _) = scene.subscribe(who, 30, NOW) else { panic!() };
@@ -314,7 +314,7 @@ fn receiver_away_for_long_is_forgotten() {
 /// The number of receivers that left and are remembered is limited, per address and in total. They do not reduce the
 /// number of present receivers.
 #[test]
-fn number_of_remembered_receivers_is_limited() {
+fn number_of_unsubscribed_receivers_remembered_is_limited() {
     let mut scene = ReceiverScene::new();
     for port in [1, 2] {
         let who = at(&format!("192.0.2.1:{port}"));

@@ -265,7 +265,7 @@ mod tests {
     /// Checks that a small terminal has the most important lines, and a large one has all, with long names and
     /// addresses.
     #[test]
-    fn top_fits_a_terminal_and_uses_a_larger_one() {
+    fn top_display_fits_a_small_terminal_and_shows_more_on_a_larger_one() {
         let name = "a-scope-of-sixty-characters-that-somebody-has-really-given-x";
         let rule = |n: u64| RuleCount {
             rule: format!("unknown_initial{}", n % 10),

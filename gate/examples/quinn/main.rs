@@ -57,7 +57,8 @@ async fn serve(incoming: Incoming, scope: Scope) {
     // The handshake validates the client's address. If the policy has rule `retry`, a token may have done so before.
     let Ok(connection) = incoming.await else { return };
     let client = connection.remote_address().ip();
-    // The connection counts until `counted` is dropped. If counting fails, the server serves the client anyway.
+    // The gate counts the connection for its client until `counted` is dropped. If counting fails, the server serves
+    // the client anyway.
     let counted = scope.connection(client).inspect_err(|error| eprintln!("gate: {error}"));
     while let Ok((mut send, mut recv)) = connection.accept_bi().await {
         // An error means that the client is gone: the next `accept_bi` then ends the loop.

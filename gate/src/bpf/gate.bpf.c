@@ -60,8 +60,9 @@ __noinline int count_monitored(void)
 	return 0;
 }
 
-/* Reports whether an answer fits into the packet's frame: the QUIC packet has at least 1200 bytes and the headers in
- * front of it are plain. An answer has plain headers too, and less than half as many bytes.
+/* Reports whether an answer fits into the packet's frame. The QUIC packet must have at least 1200 bytes, no IP options
+ * or extension headers in front of it, and no connection ID that is longer than 20 bytes. An answer has less than half
+ * as many bytes, and no options either.
  */
 static __always_inline int can_be_answered(const struct gate_packet *packet)
 {

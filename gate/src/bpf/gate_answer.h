@@ -161,7 +161,7 @@ static __noinline int make_version_negotiation(struct gate_work *work, const str
 	return 0;
 }
 
-/* Largest offset at which an answer's frame begins: IPv4 without a link layer. */
+/* Largest offset in struct gate_answer at which the frame begins: that of an IPv4 packet without a link layer. */
 #define ANSWER_FROM_MAX (ANSWER_AT - UDP_BYTES - IPV4_BYTES)
 
 /* Writes the Ethernet header: swaps the MAC addresses, and keeps the EtherType and VLAN tags. Always copies as much as

@@ -51,7 +51,7 @@ static __noinline int end_connection(struct gate_connection *connection, const s
 {
 	struct gate_client client = connection->client;
 	struct gate_path path = connection->path;
-	/* The exchange is atomic, so a packet on another CPU cannot establish the connection again afterwards. */
+	/* `phase` changes atomically, so a packet on another CPU cannot establish the connection again afterwards. */
 	__u32 phase = __sync_lock_test_and_set(&connection->phase, GATE_ENDED);
 	__s32 counted = phase == GATE_OUTLIVED ? 0 : connection->counted;
 
@@ -69,7 +69,9 @@ static __always_inline int is_earlier(struct gate_expire_call *call)
 	return call->at++ < call->from;
 }
 
-/* Reports whether this call has reached its last entry. A callback that returns not 0 ends bpf_for_each_map_elem. */
+/* Reports whether this call has handled as many entries as it may. The callback then returns not 0, which ends
+ * bpf_for_each_map_elem.
+ */
 static __always_inline int is_last(const struct gate_expire_call *call)
 {
 	return call->at >= call->to;

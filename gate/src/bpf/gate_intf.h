@@ -70,7 +70,7 @@ enum gate_rule {
 	GATE_SOURCE_PORT,
 	GATE_UNKNOWN_ID,
 	GATE_QUOTA,
-	GATE_NETWORK_QUOTA, /* GATE_NETWORK_... are rules on wider networks, in the mode of the same rule on clients */
+	GATE_NETWORK_QUOTA, /* GATE_NETWORK_X limits wider networks as GATE_X limits clients, in the same mode */
 	GATE_RETRY,
 	GATE_UNKNOWN_INITIALS,
 	GATE_UNKNOWN_PACKETS,
@@ -298,7 +298,7 @@ struct gate_marks {
 struct gate_state {
 	__u64 retry_above_at; /* token bucket of new connections without a token, for gate_policy.retry_above */
 	__u64 sample_at;      /* token bucket of samples for the log */
-	struct gate_buckets unknown; /* token buckets that all unknown clients share */
+	struct gate_buckets unknown; /* shared by all clients: buckets for packets of no live connection */
 	__u64 id_lens; /* lengths of connection IDs that servers use: a byte each, then zeroes */
 	/* Token bucket that limits how many new entries of the map `buckets` begin full; used in scope 0 only. */
 	__u64 fresh_at;

@@ -176,7 +176,7 @@ static __always_inline __u32 is_bare(const struct gate_active *now, __u32 ifinde
 	return now->bare && bpf_map_lookup_elem(&bare, &ifindex);
 }
 
-/* --- Connections: the kernel never evicts entries of these three maps --- */
+/* --- Connections, their network paths and their counts: the kernel never evicts entries of these maps --- */
 
 /* Connection ID -> live connection. */
 struct {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The networks that contain an address: the client, and wider ones, each with a limit of its own. base/src/networks.rs
- * has the same code in Rust. This file is plain C, so that it also runs natively: testkit/parsers/tests/parsers.rs
- * compares both.
+/* The networks that contain a client's address, from the client's own prefix to wider ones. Each network has rate
+ * limits of its own. base/src/networks.rs has the same code in Rust. This file is plain C, so that it also runs
+ * natively: testkit/parsers/tests/parsers.rs compares both.
  */
 #ifndef MILLRACE_GATE_NETWORKS_H
 #define MILLRACE_GATE_NETWORKS_H

@@ -22,8 +22,9 @@
  */
 #define NEAR_UDP_AT_MAX 62
 /* Least UDP payload, in bytes, of a datagram with an Initial (RFC 9000, section 14.1). */
-#define INITIAL_DATAGRAM   1200
-#define QUIC_LONG_MIN	   7  /* bytes of a long header's first byte, version and two lengths (RFC 8999) */
+#define INITIAL_DATAGRAM 1200
+/* bytes of a long header's first byte, version and the lengths of both connection IDs (RFC 8999) */
+#define QUIC_LONG_MIN	   7
 #define QUIC_PROTECTED_MIN 20 /* bytes of packet number and header protection sample (RFC 9001, 5.4.2) */
 /* Bytes of the shortest packet with a short header, including the first byte. A packet with a connection ID is longer
  * by that ID. A stateless reset, which clients send too, has no ID and may be as short as this (RFC 9000, section

@@ -40,7 +40,8 @@ static __always_inline __u32 quic_bytes(const struct gate_work *work)
 }
 
 /* Charges a packet to two token buckets, one for packets and one for bytes. Returns the rule that refuses the packet,
- * or GATE_RULES if none does. In enum gate_rule, each rule on bytes directly follows the same rule on packets.
+ * or GATE_RULES if none does. In enum gate_rule, each rule that limits bytes directly follows the rule that limits
+ * packets of the same kind.
  */
 static __always_inline enum gate_rule check_rates(struct gate_work *work, const struct gate_policy *policy,
 						  struct gate_buckets *taken, const struct bucket_rate *rates,
@@ -92,7 +93,7 @@ static __always_inline struct gate_buckets *find_buckets(const struct gate_bucke
 /* --- Live connections --- */
 
 /* Finds the token buckets for a packet of a live connection. They belong to the client that opened the connection, not
- * to the packet's source address: a client can send its live ID from a forged address.
+ * to the packet's source address: a client can send the ID of its connection from a forged address.
  */
 static __noinline struct gate_buckets *find_live_buckets(const struct gate_work *work, int live)
 {
@@ -162,7 +163,7 @@ static __always_inline int has_openings(const struct gate_work *work, const stru
 		mode_of(policy, GATE_UNKNOWN_INITIALS) || mode_of(policy, GATE_CLIENT_INITIALS));
 }
 
-/* Returns the entry of an earlier Initial with this connection ID from the same address and port, or NULL. */
+/* Returns the entry in `openings` of an earlier Initial with the packet's connection ID, address and port, or NULL. */
 static __always_inline struct gate_opening *find_opening(const struct gate_work *work,
 							 const struct gate_policy *policy)
 {
@@ -393,10 +394,10 @@ static __always_inline __u64 name_bucket(const struct gate_work *work, __u32 lev
 	return take_network(&config.levels, work->client.address.bytes, level, key->client.bytes);
 }
 
-/* Checks the rates of a client and of its wider networks. The first loop only checks, the second loop takes from the
- * token buckets and makes new ones. With one loop, a client over its own limit would use up its network's rates. A
- * network over its limit would add its clients to the map `buckets`. The function is global, so that the verifier
- * checks it once.
+/* Checks the rates of a client and of its wider networks. The first loop only checks the token buckets. The second loop
+ * charges the packet to them, and makes buckets for new clients and networks. With one loop, a client over its own
+ * limit would use up its network's rates. A network over its limit would add its clients to the map `buckets`. The
+ * function is global, so that the verifier checks it once.
  */
 __noinline int check_client(struct gate_work *work, const struct gate_policy *policy)
 {
@@ -469,7 +470,9 @@ static __always_inline int speaks(const struct gate_policy *policy, __be32 versi
 	return 0;
 }
 
-/* Returns the rule that refuses the packet because no server would accept it, or GATE_RULES. */
+/* Returns the rule that refuses the packet because of its size, its QUIC header or its QUIC version, or GATE_RULES if
+ * none does.
+ */
 static __noinline enum gate_rule check_form(struct gate_work *work, const struct gate_policy *policy)
 {
 	const struct gate_packet *packet;
@@ -548,8 +551,8 @@ static __always_inline __u32 *look_up_scope(const struct gate_work *work, __u32 
 }
 
 /* Finds the guarded application (scope) of a packet by its destination: address and port, then address, then port.
- * Returns not 0 if the packet is for none. A packet whose port is unknown and whose address is no application's gets
- * scope 0, so that the rules on headers still apply.
+ * Returns not 0 if the packet is for no guarded application. A packet whose port is unknown and whose address is no
+ * application's gets scope 0, so that the rules on headers still apply.
  */
 static __noinline int find_scope(struct gate_work *work, __u32 found)
 {

@@ -24,7 +24,8 @@
 #include "gate_marks.h"
 #include "gate_networks.h"
 
-#define SEEN_NS	     (NS_PER_S / 4)  /* resolution of `seen_ns`, coarse so that CPUs rarely write the entry */
+/* resolution of a connection's `seen_ns`, coarse so that CPUs rarely write it */
+#define SEEN_NS	     (NS_PER_S / 4)
 #define HANDSHAKE_NS (10 * NS_PER_S) /* idle time after which a handshake is forgotten */
 
 static __noinline int count_event(enum gate_event event)
@@ -53,11 +54,11 @@ static __always_inline int refuses(struct gate_work *work, const struct gate_pol
 	return mode == GATE_ENFORCE;
 }
 
-/* --- Connections of clients --- */
+/* --- Number of connections of each client --- */
 
 enum count_error {
-	COUNT_OVER = -1,	 /* the client is at its quota */
-	COUNT_FULL = -2,	 /* there is no room for the client, or for more of its connections */
+	COUNT_OVER = -1, /* the client is at its quota */
+	COUNT_FULL = -2, /* the map `clients` is full, or the client has too many tracked connections */
 	COUNT_NETWORK_OVER = -3, /* a wider network is at its quota */
 };
 
@@ -72,8 +73,8 @@ static __always_inline __u64 name_network(const struct gate_client *client, __u3
 	return take_network(&config.levels, client->address.bytes, level, network->address.bytes);
 }
 
-/* Returns 1 if `a` is more than `b`, which are below 2^63. The function has no branch, since the verifier would check
- * all code after a branch twice.
+/* Returns 1 if `a` is more than `b`, else 0. Both must be below 2^63. The function has no branch, since the verifier
+ * would check all code after a branch twice.
  */
 static __always_inline __u64 is_more(__u64 a, __u64 b)
 {
@@ -95,7 +96,7 @@ struct count_change {
 	struct gate_client client;
 	__s32 connections; /* number of connections to add to the count for the quota; negative: to remove */
 	__s64 kept;	   /* sum of GATE_TRACKED and GATE_LINGERING to add to gate_count.all, or negative */
-	__u64 most;	   /* limit of each field of gate_count.all */
+	__u64 most;	   /* the largest value of each field of gate_count.all */
 	__s64 result;	   /* the new number of connections, or enum count_error */
 };
 
@@ -112,7 +113,7 @@ static long try_count(__u32 attempt, struct count_change *change)
 	/* The map has no entry for this client or network, so there is no connection to remove. */
 	if (!count && change->connections <= 0 && change->kept <= 0)
 		return 1;
-	/* COUNT_FULL is the result if all attempts to change the count fail. */
+	/* This result stays if each attempt fails because another CPU changes the count. */
 	change->result = COUNT_FULL;
 	old = count ? READ_ONCE(count->all) : 0;
 	if (old == GATE_COUNT_GONE)
@@ -166,7 +167,9 @@ __noinline __s64 change_count(const struct gate_client *whose, __s32 connections
 	return change.result;
 }
 
-/* Returns the limits of a network for the three fields of gate_count.all, if those of one client are `most`. */
+/* Returns the limits of a network for the three fields of gate_count.all. `most` holds the limits of one client for
+ * them.
+ */
 static __always_inline __u64 most_of_network(__u64 most, __u32 times)
 {
 	__u64 connections = most & GATE_CONNECTIONS, of_client = most / GATE_TRACKED & GATE_KEPT, kept;
@@ -214,8 +217,8 @@ __noinline __s64 change_counts(const struct gate_client *whose, __s32 connection
 			continue;
 		count = change_count(&network, connections, kept,
 				     level ? most_of_network(most, times) : most);
-		/* If there is no limit, a network without room in the table is skipped. The change then fails only if
-		 * the client itself has no room.
+		/* If there is no limit, a network for which the map `clients` has no room is skipped. The change then
+		 * fails only if the client itself has no room.
 		 */
 		if (count >= 0 || (level && most == ~0ULL))
 			continue;

@@ -60,7 +60,7 @@ fn panic_does_not_cross_the_c_interface() {
 fn socket_addresses_of_both_families_are_read() {
     use nix::sys::socket::{SockaddrIn, SockaddrIn6, UnixAddr};
     use std::net::{SocketAddrV4, SocketAddrV6};
-    // SAFETY: pointer and length are of the same valid address.
+    // SAFETY: the pointer and the length belong to the same valid socket address.
     let read = |address: &dyn SockaddrLike| unsafe { client(address.as_ptr(), address.len()) }.ok();
     let v4: SocketAddrV4 = "192.0.2.1:5".parse().unwrap();
     let v6: SocketAddrV6 = "[2001:db8::1]:6".parse().unwrap();

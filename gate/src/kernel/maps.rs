@@ -421,7 +421,7 @@ fn reset<T: Plain + Default>(map: &MapHandle, what: &'static str, key: u32) -> R
     map.update_percpu(&key.to_ne_bytes(), &nothing, MapFlags::ANY).map_err(error)
 }
 
-/// Deletes all entries of a scope. No program may add entries of this scope at the time.
+/// Deletes all entries of a scope. Meanwhile no BPF program may add entries of this scope.
 fn delete_of(
     map: &MapHandle,
     what: &'static str,

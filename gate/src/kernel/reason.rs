@@ -16,7 +16,7 @@ outcomes! {
         Block = "block",
         /// Refuses packets that are too short for QUIC.
         Short = "short",
-        /// Refuses packets with a long header that no client sends.
+        /// Refuses long-header packets that no client sends, such as a Retry, or whose lengths are invalid.
         Malformed = "malformed",
         /// Refuses packets of a version that the server does not support.
         Version = "version",
@@ -36,7 +36,8 @@ outcomes! {
         /// Refuses a new connection or a handshake, as `quota` does, from a network (a shorter prefix than a client's)
         /// that is at its quota.
         NetworkQuota = "network_quota",
-        /// Refuses, under load, a new connection without a token, and other packets of an unknown connection.
+        /// Refuses, under load, a new connection without a valid Retry token, and other packets of an unknown
+        /// connection.
         Retry = "retry",
         /// Limits new connections of all unknown clients together.
         UnknownInitials = "unknown_initials",
@@ -87,7 +88,7 @@ outcomes! {
         Handshake = "handshake",
         /// The packet's source is on the allow list.
         Allowed = "allowed",
-        /// The packet begins a connection and has a valid token.
+        /// The packet begins a connection and has a valid Retry token.
         Proved = "proved",
         /// The packet begins a connection.
         New = "new",
@@ -105,11 +106,11 @@ outcomes! {
         ConnectionTracked = "connection_tracked",
         /// A tracked connection was idle for too long.
         ConnectionExpired = "connection_expired",
-        /// A client validated its address, but its connection could not be tracked: the table is full, or the client
-        /// has too many entries. The connection's packets pass, but the connection does not count towards the client's
-        /// quota.
+        /// A client validated its address, but its connection could not be tracked: the gate's map is full, or the
+        /// client has too many tracked connections. The connection's packets pass, but the connection does not count
+        /// towards the client's quota.
         ConnectionsFull = "connections_full",
-        /// A token has this gate's format, but is forged, expired, or another address's.
+        /// A Retry token has this gate's format, but is forged, expired, or another address's.
         TokenInvalid = "token_invalid",
         /// A refused packet was answered with Retry or Version Negotiation.
         Answered = "answered",
@@ -122,7 +123,7 @@ outcomes! {
         /// packet (on kernels with PREEMPT_RT).
         Busy = "busy",
         /// A new client's token buckets began with tokens for two packets only. Within the time in which such buckets
-        /// fill, more new clients came than the table can remember.
+        /// fill, more new clients came than the map of token buckets holds.
         RatesCrowded = "rates_crowded",
     }
 }
@@ -140,7 +141,7 @@ outcomes! {
         Handshake = "handshake",
         /// A packet of an unknown version. Only the invariant fields of RFC 8999 are read.
         OtherVersion = "other_version",
-        /// A packet with a long header that no client sends.
+        /// A long-header packet that no client sends, such as a Retry, or whose lengths are invalid.
         Impossible = "impossible",
     }
 }

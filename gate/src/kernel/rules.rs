@@ -15,7 +15,7 @@ use super::token;
 /// The rules of a gate. They are applied as a whole or not at all.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GateRules {
-    /// The scopes.
+    /// The scopes, one for each guarded application.
     pub scopes: Vec<ScopeRules>,
     /// Modes (off, monitor, enforce) of the rules for packets whose scope is unknown: their port cannot be read, and no
     /// scope has their address. These are fragments after the first and packets with too many headers. Only
@@ -33,7 +33,7 @@ impl Default for GateRules {
     }
 }
 
-/// The scope of one application.
+/// A guarded application (scope): the destinations of its packets, and the rules for them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScopeRules {
     /// The name. A scope that keeps its name when the rules change also keeps its state. "interface" is reserved.
@@ -168,14 +168,15 @@ pub enum Counting {
     Gate,
 }
 
-/// A rate of `amount` units in each interval `per` on average, with bursts of up to `burst` units.
+/// A rate of `amount` units (connections, packets or bytes) in each interval `per` on average, with bursts of up to
+/// `burst` units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RuleRate {
-    /// Number of units per interval.
+    /// Number of connections, packets or bytes per interval.
     pub amount: u64,
     /// The interval.
     pub per: Duration,
-    /// Largest burst, in units.
+    /// Largest burst, in connections, packets or bytes.
     pub burst: u64,
 }
 
@@ -197,7 +198,7 @@ pub struct Rates {
     pub bytes: Option<RuleRate>,
 }
 
-/// The rules of a scope.
+/// The rules for the packets of one guarded application (scope).
 #[derive(Debug, Clone, PartialEq)]
 pub struct PolicyRules {
     /// The mode of each rule.
@@ -209,10 +210,10 @@ pub struct PolicyRules {
     /// Largest number of connections of a client, for [`Rule::Quota`]. [`Rule::NetworkQuota`] uses multiples of this
     /// number.
     pub quota: Option<u32>,
-    /// Rate of new connections without a valid token above which they get a Retry ([`Rule::Retry`]). With `None` all of
-    /// them get one.
+    /// Rate of new connections without a valid Retry token above which they get a Retry ([`Rule::Retry`]). With `None`
+    /// all of them get one.
     pub retry_above: Option<RuleRate>,
-    /// Lifetime of a token, in whole seconds.
+    /// Lifetime of a Retry token, in whole seconds.
     pub token_lifetime: Duration,
     /// QUIC versions that the server supports, at most 4, for [`Rule::Version`].
     pub versions: Vec<u32>,
@@ -222,7 +223,7 @@ pub struct PolicyRules {
     pub answers: BTreeSet<Rule>,
     /// Source ports that reflectors send from, at most 32, for [`Rule::SourcePort`]. Short headers are exempt while
     /// they may belong to live connections that the gate does not know: with [`LiveRule::Tracked`] until the gate has
-    /// been attached for the idle time, with [`LiveRule::Unknown`] always.
+    /// been attached for that rule's idle time, with [`LiveRule::Unknown`] always.
     pub reflectors: Vec<u16>,
     /// Rates of a client's live connections, or of a published ID: [`Rule::LivePackets`], [`Rule::LiveBytes`].
     pub live_rates: Rates,
@@ -291,8 +292,8 @@ impl From<Error> for millrace_kernel::Error {
     }
 }
 
-/// Largest number of scopes of a gate at one time. While rules are replaced, the limit applies to the sum of old and
-/// new scopes.
+/// Largest number of guarded applications (scopes) of a gate at one time. While rules are replaced, the limit applies
+/// to the sum of old and new scopes.
 pub const MAX_SCOPES: usize = intf::SCOPES as usize - 1;
 /// Largest number of QUIC versions in a policy.
 pub const VERSIONS_MAX: usize = intf::VERSIONS;
@@ -477,7 +478,8 @@ const NONE: intf::Rate = intf::Rate { cost: 1, burst: 0 };
 const COST_MAX: u128 = 1 << 46;
 
 impl RuleRate {
-    /// Encodes the rate for the BPF program: the cost of a unit and the size of the token bucket, both in ticks.
+    /// Encodes the rate for the BPF program: the cost of one packet, byte or new connection, and the size of the token
+    /// bucket, both in ticks.
     fn encode(&self) -> Result<intf::Rate, &'static str> {
         if self.amount == 0 || self.burst == 0 {
             return Err("a rate of zero lets nothing through: enforce a list instead");

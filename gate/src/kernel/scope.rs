@@ -8,8 +8,9 @@ use millrace_kernel::Error;
 use super::KernelClient;
 use super::maps::GateMaps;
 
-/// An application's handle of its scope, from [`LoadedGate::scope`](super::LoadedGate::scope). Clones refer to the same
-/// scope. The handle may be used from many threads at once. Each call is one system call.
+/// The handle with which a guarded application (scope) reports its connections, from
+/// [`LoadedGate::scope`](super::LoadedGate::scope). Clones belong to the same application. The handle may be used from
+/// many threads at once. Each call is one system call.
 #[derive(Clone)]
 pub struct KernelScope {
     maps: Arc<GateMaps>,

@@ -13,7 +13,7 @@ use super::reason::Rule;
 use super::rules::{GateRules, INTERFACE, ListEntry, PolicyRules, RuleMode};
 use super::token;
 
-/// Userspace's copy of the maps' contents, from which the maps are written.
+/// Userspace's copy of the rules in the BPF maps, from which these maps are written.
 pub(super) struct Settings {
     rules: GateRules,
     /// Names of scopes by index. A name that no scope has any more keeps its index until another name needs the index.
@@ -176,7 +176,7 @@ impl Settings {
         &self.halves[(self.active.turn & 1) as usize]
     }
 
-    /// Returns the number of prefixes in force.
+    /// Returns the number of prefixes in the block and allow lists in force.
     pub fn prefixes(&self) -> u64 {
         self.in_force().prefixes.len() as u64
     }

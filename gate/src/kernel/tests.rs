@@ -31,9 +31,9 @@ fn set_busy(gate: &LoadedGate, busy: u64) -> bool {
 }
 
 #[test]
-fn nested_program_run_passes_the_packet_unchecked() {
+fn xdp_program_run_that_interrupts_another_passes_its_packet_unchecked() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP nested_program_run_passes_the_packet_unchecked: needs root");
+        println!("SKIP xdp_program_run_that_interrupts_another_passes_its_packet_unchecked: needs root");
         return;
     }
     for (nests, busy, unjudged) in [(true, 1, 1), (true, 0, 0), (false, 1, 0)] {

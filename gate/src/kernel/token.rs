@@ -16,14 +16,14 @@ use millrace_kernel::siphash::{siphash128, word};
 
 use super::intf;
 
-/// Length of a token in bytes.
+/// Length of a Retry token in bytes.
 pub const LEN: usize = size_of::<intf::Token>();
 const MAGIC: [u8; 4] = *b"mrg2";
 const TAG_AT: usize = LEN - 16;
 /// Seconds by which the clocks of two machines that share keys may differ.
 const SKEW: u64 = 1;
 
-/// A key that tokens are made with.
+/// A key that Retry tokens are made with.
 #[derive(Clone, PartialEq, Eq)]
 pub struct GateKey([u8; 16]);
 
@@ -78,7 +78,7 @@ impl Keys {
     }
 }
 
-/// The contents of an authentic token.
+/// The contents of an authentic Retry token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Token {
     /// The client's address and port.
@@ -92,7 +92,7 @@ pub struct Token {
 }
 
 impl Token {
-    /// Makes a token. Returns `None` if the connection ID is longer than 20 bytes.
+    /// Makes the contents of a Retry token. Returns `None` if the connection ID is longer than 20 bytes.
     pub fn new(client: SocketAddr, original_id: &[u8], issued: u64) -> Option<Self> {
         let mut id = [0; intf::ID_MAX];
         id.get_mut(..original_id.len())?.copy_from_slice(original_id);
@@ -104,7 +104,7 @@ impl Token {
         &self.id[..self.id_len]
     }
 
-    /// Encodes the token for a scope, in the gate's format. `index` is the index of `key`.
+    /// Encodes the token for a guarded application (scope), in the gate's format. `index` is the index of `key`.
     pub fn seal(&self, index: u8, key: &GateKey, scope: &str) -> [u8; LEN] {
         let mut bytes = [0; LEN];
         let fields: [&[u8]; 7] = [
@@ -123,7 +123,7 @@ impl Token {
     }
 }
 
-/// The reason why a token was not accepted.
+/// The reason why a Retry token was not accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
@@ -140,7 +140,8 @@ pub enum Error {
     Expired,
 }
 
-/// Returns the hash of a scope's name. The authentication tag of each token of the scope also covers this hash.
+/// Returns the hash of the name of a guarded application (scope). The authentication tag of each of its tokens also
+/// covers this hash.
 pub(super) fn scope_word(scope: &str) -> u64 {
     word(&siphash128([0; 2], scope.as_bytes())[..8])
 }
@@ -149,8 +150,8 @@ fn tag(key: &GateKey, content: &[u8], scope: &str) -> [u8; 16] {
     siphash128(key.words(), &[content, &scope_word(scope).to_le_bytes()].concat())
 }
 
-/// Checks that a token is authentic and was made for the scope, but not its address and time. Use it with QUIC
-/// libraries that compare address and time by themselves.
+/// Checks that a token is authentic and was made for this guarded application (scope), but not its address and time.
+/// Use it with QUIC libraries that compare address and time by themselves.
 pub fn open(keys: &Keys, scope: &str, token: &[u8]) -> Result<Token, Error> {
     let token: &[u8; LEN] = token.try_into().map_err(|_| Error::NotOurs)?;
     let (content, sealed) = token.split_at(TAG_AT);
@@ -176,7 +177,7 @@ fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
     Some(*taken)
 }
 
-/// Checks a token that arrived in a scope from `client` at `now`, in seconds since 1970.
+/// Checks a token that `client` sent to a guarded application (scope) at `now`, in seconds since 1970.
 pub fn check(
     keys: &Keys,
     scope: &str,
@@ -241,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn token_is_bound_to_address_and_time() {
+    fn retry_token_is_refused_from_another_address_or_after_its_lifetime() {
         let client: SocketAddr = "192.0.2.1:443".parse().expect("an address");
         let sealed = Token::new(client, &[7; 8], 100).expect("a token").seal(1, &KEY, "web");
         let lifetime = Duration::from_secs(10);

@@ -16,11 +16,11 @@ use super::{Prefix, RefusedPacket, drain, lock, sample};
 /// The filter of a trace, for packets that a rule refused or would have refused, and the largest rate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GateTrace {
-    /// The prefix of the senders to follow; `None` follows all.
+    /// Address prefix of the senders whose packets are traced; `None` traces those of all.
     pub client: Option<Prefix>,
-    /// Names of the scopes to follow; empty follows all.
+    /// Names of the guarded applications (scopes) whose packets are traced; empty traces those of all.
     pub scopes: Vec<String>,
-    /// The rules to follow: a packet is traced if one of them refused it, or would have. Empty follows all.
+    /// A packet is traced if one of these rules refused it, or would have. Empty traces refusals by all rules.
     pub rules: Vec<Rule>,
     /// Largest number of packets per second, and largest burst: 1 to [`PER_SECOND_MAX`](Self::PER_SECOND_MAX).
     pub per_second: u32,

@@ -44,7 +44,7 @@ fn policy_with_only_a_port_has_the_default_rules() {
 }
 
 #[test]
-fn policy_keys_set_their_fields() {
+fn policy_file_keys_set_their_configuration_fields() {
     let policy = Policy::parse(
         r#"
         block = ["192.0.2.0/24", "2001:db8::/32"]
@@ -222,7 +222,7 @@ fn too_many_reflectors_are_reported_with_their_line() {
 }
 
 #[test]
-fn scope_without_port_is_allowed_with_a_warning() {
+fn application_without_a_port_in_the_policy_is_accepted_with_a_warning() {
     assert_eq!(Policy::parse(WEB).unwrap().warnings(), [""; 0]);
     let policy =
         Policy::parse(&format!("{WEB}[[scope]]\nname = \"all\"\naddress = \"192.0.2.1\"\n")).unwrap();
@@ -232,7 +232,7 @@ fn scope_without_port_is_allowed_with_a_warning() {
 }
 
 #[test]
-fn lists_and_keys_come_from_files_beside_the_policy() {
+fn block_lists_and_token_keys_are_read_from_files_beside_the_policy() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
     file("gate.toml", &format!("block_file = \"block\"\ntoken_keys = \"keys\"\n{WEB}"));

@@ -57,8 +57,8 @@ fn gate_attaches_and_detaches() {
 
 /// Sends packets over the loopback interface, whose driver has no XDP.
 #[test]
-fn generic_mode_refuses_packets() {
-    if !root("generic_mode_refuses_packets") {
+fn gate_attached_in_generic_xdp_mode_refuses_packets() {
+    if !root("gate_attached_in_generic_xdp_mode_refuses_packets") {
         return;
     }
     let network = NamespaceNetwork::new("gategen");
@@ -135,8 +135,8 @@ fn bare_link(program: &OwnedFd, ifindex: i32, to: u32) -> Result<OwnedFd, i32> {
 }
 
 #[test]
-fn foreign_xdp_program_is_respected() {
-    if !root("foreign_xdp_program_is_respected") {
+fn gate_does_not_attach_where_another_xdp_program_is_attached() {
+    if !root("gate_does_not_attach_where_another_xdp_program_is_attached") {
         return;
     }
     let network = NamespaceNetwork::new("gateother");
@@ -168,8 +168,8 @@ fn end_of_the_chain(ifindex: i32) -> Option<OwnedFd> {
 
 /// Checks that the setting `watch` decides the position of the gate's egress program.
 #[test]
-fn egress_program_can_precede_one_that_ends_the_tcx_chain() {
-    if !root("egress_program_can_precede_one_that_ends_the_tcx_chain") {
+fn setting_watch_places_the_gates_egress_program_first_or_last_in_tcx() {
+    if !root("setting_watch_places_the_gates_egress_program_first_or_last_in_tcx") {
         return;
     }
     let network = NamespaceNetwork::new("gatepos");
@@ -180,7 +180,9 @@ fn egress_program_can_precede_one_that_ends_the_tcx_chain() {
         let rules = GateRules { scopes: vec![scope("web", PORT, tracked(&[]))], ..GateRules::default() };
         gate.apply(&rules).expect("rules");
         let Some(_end) = inside(&network.relay, || end_of_the_chain(west)) else {
-            println!("SKIP egress_program_can_precede_one_that_ends_the_tcx_chain: this kernel has no TCX");
+            println!(
+                "SKIP setting_watch_places_the_gates_egress_program_first_or_last_in_tcx: this kernel has no TCX"
+            );
             return;
         };
         inside(&network.relay, || gate.watch(west)).expect("watched");

@@ -32,8 +32,8 @@ fn bare(frame: &TestFrame) -> Vec<u8> {
 
 /// Compares verdicts and answers for the same packets with and without an Ethernet header.
 #[test]
-fn packet_without_an_ethernet_header_gets_the_same_verdict() {
-    if !root("packet_without_an_ethernet_header_gets_the_same_verdict") {
+fn packet_gets_the_same_verdict_with_and_without_an_ethernet_header() {
+    if !root("packet_gets_the_same_verdict_with_and_without_an_ethernet_header") {
         return;
     }
     let policy = || PolicyRules { modes: enforce(&[Rule::Retry]), ..PolicyRules::default() };
@@ -219,8 +219,8 @@ fn add(namespace: &str, kind: &str, test: &str) -> bool {
 /// Checks that the gate refuses to guard tunnel devices such as VXLAN: the interface that receives the tunnel's packets
 /// may have merged them (GRO).
 #[test]
-fn devices_that_end_tunnels_are_refused() {
-    if !root("devices_that_end_tunnels_are_refused") {
+fn gate_refuses_to_attach_to_gre_ipip_and_vxlan_tunnel_devices() {
+    if !root("gate_refuses_to_attach_to_gre_ipip_and_vxlan_tunnel_devices") {
         return;
     }
     let network = NamespaceNetwork::new("gatetunnels");
@@ -235,7 +235,7 @@ fn devices_that_end_tunnels_are_refused() {
         "ip6tnl local fd98:1::1 remote fd98:1::2".to_owned(),
         format!("vxlan id 7 dstport 4789 {ends}"),
     ] {
-        if !add(relay, &kind, "devices_that_end_tunnels_are_refused") {
+        if !add(relay, &kind, "gate_refuses_to_attach_to_gre_ipip_and_vxlan_tunnel_devices") {
             continue;
         }
         let name = kind.split(' ').next().expect("a word");

@@ -68,8 +68,8 @@ fn malformed_ip_packets_get_their_reason() {
     }
 }
 
-/// Test cases: a description, the client's address, a change after which the packet's destination is in no scope, and
-/// the expected verdict.
+/// Test cases: a description, the client's address, a change after which the packet's destination is no guarded
+/// application (scope), and the expected verdict.
 const NOT_OURS: &[(&str, &str, Change, GateReason)] = &[
     ("another port", V4, |f| f.destination.set_port(444), passed(Pass::Other)),
     ("another port", V6, |f| f.destination.set_port(444), passed(Pass::Other)),
@@ -89,7 +89,7 @@ const NOT_OURS: &[(&str, &str, Change, GateReason)] = &[
 ];
 
 #[test]
-fn packets_that_match_no_policy_scope_pass() {
+fn packets_outside_guarded_applications_get_the_interface_verdict() {
     if !root("not_ours") {
         return;
     }
@@ -302,10 +302,10 @@ fn ip_options_and_extension_headers_are_refused_by_rule() {
     assert_eq!(reason(&gate, &to_server(V4, initial(1, &ID, &FROM, &[]))), passed(Pass::New));
 }
 
-/// Checks that a packet's scope is looked up by address and port, then by address, then by port. Fragments after the
-/// first have no port.
+/// Checks that a packet's guarded application (scope) is looked up by destination address and port, then by address,
+/// then by port. Fragments after the first have no port.
 #[test]
-fn most_specific_matching_scope_is_used() {
+fn rules_for_address_and_port_precede_those_for_address_or_port() {
     if !root("scopes") {
         return;
     }

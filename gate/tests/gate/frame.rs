@@ -180,7 +180,8 @@ pub fn sum(bytes: &[u8], start: u32) -> u16 {
     ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
-/// Returns the UDP payload of an answer to `question`. Checks that all headers are right and lead back to the sender.
+/// Returns the UDP payload of the gate's answer to the frame `question`. Checks that all headers are right and lead
+/// back to the sender.
 pub fn payload_of_answer(question: &TestFrame, answer: &[u8]) -> Vec<u8> {
     let asked = question.bytes();
     let link = 12 + 4 * question.tags.len() + 2;

@@ -43,7 +43,7 @@ pub fn scope(name: &str, port: u16, policy: PolicyRules) -> ScopeRules {
     ScopeRules { name: name.to_owned(), places: vec![RulePlace::port(port)], policy, prefixes: Vec::new() }
 }
 
-/// Loads a gate with one scope, "web".
+/// Loads a gate with one guarded application (scope), "web".
 pub fn gate(policy: PolicyRules) -> LoadedGate {
     let gate = LoadedGate::load(&config()).unwrap_or_else(|error| panic!("{error}"));
     apply(&gate, policy);

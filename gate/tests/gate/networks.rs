@@ -35,7 +35,7 @@ fn roomy() -> Config {
 }
 
 #[test]
-fn network_prefix_lengths_equal_those_of_other_daemons() {
+fn gates_default_prefix_lengths_of_networks_equal_those_of_the_daemons() {
     let Config { client_prefix_v4, client_prefix_v6, network_times, .. } = Config::default();
     for (prefixes, at) in [(client_prefix_v4, V4), (client_prefix_v6, V6)] {
         let times = [1].into_iter().chain(network_times.map(|times| times as usize));
@@ -46,10 +46,10 @@ fn network_prefix_lengths_equal_those_of_other_daemons() {
 
 /// Lets each address connect in turn, and compares the program's decisions with those of `millrace_base::networks`.
 #[test]
-fn network_quotas_equal_those_of_other_daemons() {
+fn gates_connection_quotas_per_network_equal_those_of_the_daemons() {
     const QUOTA: u32 = 2;
     type Nth = fn(u32) -> IpAddr;
-    if !root("network_quotas_equal_those_of_other_daemons") {
+    if !root("gates_connection_quotas_per_network_equal_those_of_the_daemons") {
         return;
     }
     let table: [(&str, Nth, usize); 6] = [
@@ -99,8 +99,8 @@ fn network_quotas_equal_those_of_other_daemons() {
 /// Checks that the quota of a network holds for connections whose address is validated, however many Initials were
 /// admitted before.
 #[test]
-fn tracked_connections_of_a_network_are_bounded() {
-    if !root("tracked_connections_of_a_network_are_bounded") {
+fn network_quota_bounds_connections_with_a_validated_address() {
+    if !root("network_quota_bounds_connections_with_a_validated_address") {
         return;
     }
     let gate = LoadedGate::load(&roomy()).expect("a gate");
@@ -132,8 +132,8 @@ fn tracked_connections_of_a_network_are_bounded() {
 
 /// Checks that the connections of one network take at most half of the entries of the map of live connections.
 #[test]
-fn one_network_cannot_fill_the_tables() {
-    if !root("one_network_cannot_fill_the_tables") {
+fn one_network_takes_at_most_half_of_the_live_connection_map() {
+    if !root("one_network_takes_at_most_half_of_the_live_connection_map") {
         return;
     }
     let gate = gate(tracked(&[]));
@@ -156,8 +156,8 @@ fn rates(rule: Rule, size: u64) -> PolicyRules {
     PolicyRules { modes: enforce(&[rule]), client_rates: all, ..published() }
 }
 
-/// Time at which a test's token buckets start to refill: by one token in 1000 s for a client, and by a multiple of that
-/// for a network.
+/// Time at which a test's token buckets start to refill. A client's bucket gains one token in 1000 s, a network's
+/// bucket a multiple of that.
 struct BucketStart(Instant);
 
 impl BucketStart {
@@ -202,8 +202,8 @@ fn each_network_has_its_own_rate_limits() {
 
 /// Checks that limits on networks (shorter prefixes than a client's) apply only if the settings name such networks.
 #[test]
-fn network_limits_follow_the_settings() {
-    if !root("network_limits_follow_the_settings") {
+fn rate_limits_per_network_apply_only_to_configured_prefix_lengths() {
+    if !root("rate_limits_per_network_apply_only_to_configured_prefix_lengths") {
         return;
     }
     let sizes = |v4: &[u8], v6: &[u8]| Config {
@@ -254,8 +254,8 @@ fn flood(gate: &LoadedGate, addresses: impl Iterator<Item = String>) {
 /// Floods from a /48, which contains 65,536 clients. The network's limit refuses their packets before each client gets
 /// an entry in the map of token buckets.
 #[test]
-fn flood_from_one_network_leaves_others_rates_alone() {
-    if !root("flood_from_one_network_leaves_others_rates_alone") {
+fn flood_from_one_network_evicts_no_token_bucket_of_other_clients() {
+    if !root("flood_from_one_network_evicts_no_token_bucket_of_other_clients") {
         return;
     }
     let gate =
@@ -271,8 +271,8 @@ fn flood_from_one_network_leaves_others_rates_alone() {
 /// Floods from more addresses than the map of token buckets has room for. An attacker whose entry is evicted does not
 /// get full buckets again, and a new client can still open a connection.
 #[test]
-fn flood_from_many_addresses_refills_no_rate_bucket() {
-    if !root("flood_from_many_addresses_refills_no_rate_bucket") {
+fn flood_that_evicts_token_buckets_does_not_refill_them() {
+    if !root("flood_that_evicts_token_buckets_does_not_refill_them") {
         return;
     }
     let gate =

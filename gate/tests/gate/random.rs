@@ -102,7 +102,7 @@ fn check(gate: &LoadedGate, frame: &[u8]) {
 }
 
 #[test]
-fn program_never_fails_on_arbitrary_bytes() {
+fn gate_xdp_program_gives_a_verdict_on_arbitrary_bytes() {
     if !root("never_fails") {
         return;
     }

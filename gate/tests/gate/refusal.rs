@@ -90,8 +90,8 @@ fn refused_initials_get_version_negotiation() {
 /// Checks that a refused Initial gets no Version Negotiation if the policy does not ask for it, and none in mode
 /// "monitor". Packets other than Initials, and packets that are too small or have IP options, get none either.
 #[test]
-fn packet_without_a_configured_answer_is_not_answered() {
-    if !root("packet_without_a_configured_answer_is_not_answered") {
+fn refused_initial_is_not_answered_unless_the_policy_asks_for_an_answer() {
+    if !root("refused_initial_is_not_answered_unless_the_policy_asks_for_an_answer") {
         return;
     }
     let asked = to_server(V4, initial(1, &[1; 8], &[2; 8], &[]));

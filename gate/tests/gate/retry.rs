@@ -113,7 +113,7 @@ fn retry_tokens_are_valid_for_their_address() {
 }
 
 #[test]
-fn forged_tokens_are_refused() {
+fn retry_token_with_any_change_is_refused_by_the_bpf_program() {
     if !root("forged_tokens") {
         return;
     }
@@ -131,10 +131,11 @@ fn forged_tokens_are_refused() {
     assert_eq!(reason(&gate, &to_server(V4, initial(1, &retry_id, &[], &token))), passed(Pass::Proved));
 }
 
-/// Checks that a token is valid only with the connection ID of its Retry, and only in its scope.
+/// Checks that a token is valid only with the connection ID of its Retry, and only for the guarded application (scope)
+/// that it was made for.
 #[test]
-fn token_is_bound_to_connection_and_scope() {
-    if !root("token_is_bound_to_connection_and_scope") {
+fn retry_token_is_refused_with_another_connection_id_or_application() {
+    if !root("retry_token_is_refused_with_another_connection_id_or_application") {
         return;
     }
     let gate = gate(policy());
@@ -163,7 +164,7 @@ fn token_is_bound_to_connection_and_scope() {
 
 /// Checks that the program accepts tokens that Rust makes, within their lifetime.
 #[test]
-fn retry_token_is_valid_for_its_lifetime_and_until_the_second_new_key() {
+fn retry_token_is_valid_within_its_lifetime_until_two_newer_keys_exist() {
     if !root("age_and_keys") {
         return;
     }
@@ -233,8 +234,8 @@ fn retry_is_sent_only_under_load() {
 /// Checks that packets with a forged source address use up other token buckets than packets of the client that has
 /// validated this address.
 #[test]
-fn forged_addresses_use_up_no_rates_of_validated_clients() {
-    if !root("forged_addresses_use_up_no_rates_of_validated_clients") {
+fn packets_from_forged_addresses_use_no_rate_of_the_validated_client() {
+    if !root("packets_from_forged_addresses_use_no_rate_of_the_validated_client") {
         return;
     }
     let one_packet = initial(1, &[1; 8], &[], &[]).len() as u64;
@@ -288,9 +289,9 @@ fn no_retry_is_sent_where_the_interface_strips_vlan_tags() {
     assert_eq!(unanswered(), 3);
 }
 
-/// Checks that an answer has the same VLAN tags as the packet, up to two.
+/// Checks that a Retry has the same VLAN tags as the Initial that it answers, up to two.
 #[test]
-fn answer_keeps_vlan_tags() {
+fn retry_has_the_vlan_tags_of_the_initial_that_it_answers() {
     if !root("tags") {
         return;
     }

@@ -1,4 +1,4 @@
-//! Tests that accept or refuse rules, and that change the rules in use.
+//! Tests of which rules the gate accepts and which it refuses, and of changes of the rules in use.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -28,7 +28,7 @@ fn open(gate: &LoadedGate, from: &str) -> GateReason {
 }
 
 #[test]
-fn entry_with_the_longest_prefix_decides() {
+fn block_or_allow_entry_with_the_longest_prefix_decides() {
     if !root("lists") {
         return;
     }
@@ -89,7 +89,7 @@ fn entry_with_the_longest_prefix_decides() {
 /// Checks that a block or allow entry that is added at run time stays when the rules change. Until it is removed, it
 /// replaces the rules' own entry for the same prefix.
 #[test]
-fn list_entry_added_at_run_time_replaces_that_of_the_rules() {
+fn block_added_at_run_time_replaces_the_policys_entry_for_its_prefix() {
     if !root("lists_at_run_time") {
         return;
     }
@@ -118,8 +118,8 @@ fn list_entry_added_at_run_time_replaces_that_of_the_rules() {
 /// Checks that a block for all scopes also applies in a scope that allows the same prefix or a shorter one. The call
 /// that adds the block must return the entries that override the block.
 #[test]
-fn block_for_all_scopes_applies_in_each_and_returns_its_exceptions() {
-    if !root("block_for_all_scopes_applies_in_each_and_returns_its_exceptions") {
+fn global_block_applies_to_every_application_and_returns_its_exceptions() {
+    if !root("global_block_applies_to_every_application_and_returns_its_exceptions") {
         return;
     }
     let gate = gate(PolicyRules::default());
@@ -152,9 +152,9 @@ fn block_for_all_scopes_applies_in_each_and_returns_its_exceptions() {
     assert!(gate.exceptions(Some("nobody"), &[prefix("::/0")], ListEntry::Block).is_err());
 }
 
-/// Applies rules that contradict each other or do not fit into the tables, and checks that nothing changes.
+/// Applies rules that contradict each other or do not fit into the BPF maps, and checks that nothing changes.
 #[test]
-fn invalid_rules_change_nothing() {
+fn invalid_gate_rules_leave_the_rules_in_force_unchanged() {
     if !root("all_or_nothing") {
         return;
     }
@@ -266,11 +266,12 @@ fn invalid_rules_change_nothing() {
     assert_eq!((verdict, action), (Some(("interface".to_owned(), passed(Pass::Other))), FrameAction::Pass));
 }
 
-/// Changes scope names more often than there are indexes. A name that stays keeps its state. A new name gets no state
-/// of the index's previous owner, and no handle affects another scope.
+/// Replaces guarded applications (scopes) more often than there are scope indexes. A scope that stays keeps its state.
+/// A new scope gets no state of the scope that had its index before. The old scope's handle does not affect the new
+/// scope.
 #[test]
-fn index_of_a_removed_scope_is_given_to_a_new_scope() {
-    if !root("index_of_a_removed_scope_is_given_to_a_new_scope") {
+fn state_of_a_removed_application_is_not_inherited_by_a_new_one() {
+    if !root("state_of_a_removed_application_is_not_inherited_by_a_new_one") {
         return;
     }
     let gate = LoadedGate::load(&config()).expect("a gate");
@@ -321,7 +322,8 @@ fn index_of_a_removed_scope_is_given_to_a_new_scope() {
     frame.destination.set_port(444);
     assert_eq!(judge(&gate, &frame.bytes()).0, Some(("kept".to_owned(), passed(Pass::Live))));
 
-    // All scopes are replaced at once. There must be room for old and new ones; otherwise an error changes nothing.
+    // All scopes are replaced at once. The number of old and new ones together is limited; above the limit, an error
+    // changes nothing.
     let many = |prefix: &str, count: u16| GateRules {
         scopes: (1..=count).map(|n| scope(&format!("{prefix}{n}"), n, published.clone())).collect(),
         ..GateRules::default()
@@ -423,7 +425,7 @@ fn gate_reports_fill_levels_of_its_tables() {
 }
 
 #[test]
-fn samples_of_refused_packets_are_limited_per_policy_scope() {
+fn logged_refused_packets_are_limited_per_guarded_application() {
     if !root("samples") {
         return;
     }

@@ -79,7 +79,8 @@ fn quota_bounds_connections_of_a_client() {
     }
 }
 
-/// Counts from several threads at the same time, and checks that no count is lost.
+/// Adds and removes connections of two clients from several threads at the same time, and checks that the final counts
+/// are right.
 #[test]
 fn connection_counting_is_atomic() {
     if !root("connection_counting_is_atomic") {
@@ -131,7 +132,7 @@ fn packets_with_published_connection_ids_pass() {
         web.retire(&SERVER_ID).expect("also if it is gone");
         assert_eq!(reason(&gate, &packet), refused(Rule::UnknownId));
     }
-    // A connection ID that was published in another scope is unknown in this scope.
+    // A connection ID that another guarded application (scope) published is unknown for this one.
     let rules = |policy: PolicyRules| GateRules {
         scopes: vec![scope("web", 443, policy.clone()), scope("dns", 853, policy)],
         ..GateRules::default()
@@ -181,8 +182,8 @@ fn stateless_resets_pass() {
 }
 
 #[test]
-fn full_table_of_connection_ids_is_an_error() {
-    if !root("full_table_of_connection_ids_is_an_error") {
+fn publishing_a_connection_id_into_a_full_map_is_an_error() {
+    if !root("publishing_a_connection_id_into_a_full_map_is_an_error") {
         return;
     }
     let gate = gate(published());
@@ -228,7 +229,7 @@ pub fn handshake(gate: &LoadedGate, from: &str, version: u32, id: &[u8]) {
 }
 
 #[test]
-fn answered_handshake_becomes_a_live_connection() {
+fn connection_is_live_once_its_client_answers_the_servers_handshake() {
     if !root("tracking") {
         return;
     }
@@ -264,8 +265,8 @@ fn answered_handshake_becomes_a_live_connection() {
 /// Clears old keys from the Bloom filter (`gate_marks.h`) several times, and checks that the BPF program still finds
 /// the entries of the maps.
 #[test]
-fn entries_are_found_after_old_bloom_filter_keys_are_cleared() {
-    if !root("entries_are_found_after_old_bloom_filter_keys_are_cleared") {
+fn connections_are_found_after_old_keys_of_the_bloom_filter_are_cleared() {
+    if !root("connections_are_found_after_old_keys_of_the_bloom_filter_are_cleared") {
         return;
     }
     let of_gate = gate(tracked(&[Rule::Quota]));
@@ -351,7 +352,7 @@ fn idle_connections_expire() {
 
 /// Checks for each rule that exactly as many packets as the burst pass.
 #[test]
-fn rate_limit_passes_its_burst() {
+fn rate_limit_passes_exactly_as_many_packets_as_its_burst() {
     if !root("rates") {
         return;
     }
@@ -433,8 +434,8 @@ fn initials_of_one_connection_are_counted_once() {
 /// Sends the same Initial 200 times. The first counts as a new connection and 32 repetitions are free; the next counts
 /// as another connection.
 #[test]
-fn endlessly_repeated_initial_counts_as_several_new_connections() {
-    if !root("endlessly_repeated_initial_counts_as_several_new_connections") {
+fn repeated_initial_counts_as_a_new_connection_after_32_repetitions() {
+    if !root("repeated_initial_counts_as_a_new_connection_after_32_repetitions") {
         return;
     }
     let client_rates = Rates { initials: burst(2), ..Rates::default() };
@@ -495,8 +496,8 @@ fn early_data_belongs_to_the_connection_of_its_initial() {
 /// Checks that short headers from a reflector's port pass while they may belong to connections that began before the
 /// gate was attached. A NAT may have given such a connection any port. A new connection from such a port is refused.
 #[test]
-fn packet_from_a_reflector_port_passes_if_its_connection_is_older() {
-    if !root("packet_from_a_reflector_port_passes_if_its_connection_is_older") {
+fn reflector_port_rule_spares_connections_begun_before_the_gate_attached() {
+    if !root("reflector_port_rule_spares_connections_begun_before_the_gate_attached") {
         return;
     }
     const PORTS: [&str; 2] = ["192.0.2.7:1900", "[2001:db8::7]:1900"];
@@ -519,7 +520,7 @@ fn packet_from_a_reflector_port_passes_if_its_connection_is_older() {
         }
     }
 
-    // The gate knows all live connections once it has been attached for the idle time.
+    // The gate knows all live connections once it has been attached for as long as a connection may be idle.
     let idle = Duration::from_millis(100);
     let begin = std::time::Instant::now();
     let gate = gate(tracked(idle));
@@ -648,8 +649,8 @@ pub fn spoofed(n: u32) -> String {
     }
 }
 
-/// Floods with all kinds of packets, from far more addresses than any table has room for. Every packet of every live
-/// connection must still pass as a packet of a live connection.
+/// Floods with all kinds of packets, from far more addresses than any of the gate's maps has room for. Every packet of
+/// every live connection must still pass as a packet of a live connection.
 #[test]
 fn flood_evicts_no_live_connection() {
     if !root("flood_evicts_no_live_connection") {
@@ -689,11 +690,11 @@ fn flood_evicts_no_live_connection() {
     }
 }
 
-/// Connects more clients than the tables have room for. The first connections stay live. The packets of later clients
-/// pass, but their connections are not counted.
+/// Connects more clients than the gate's maps have room for. The first connections stay live. The packets of later
+/// clients pass, but their connections are not counted.
 #[test]
-fn connections_beyond_a_full_table_pass_uncounted() {
-    if !root("connections_beyond_a_full_table_pass_uncounted") {
+fn connections_beyond_the_capacity_of_the_map_pass_uncounted() {
+    if !root("connections_beyond_the_capacity_of_the_map_pass_uncounted") {
         return;
     }
     let gate = gate(tracked(&[]));

@@ -49,7 +49,8 @@ fn senders(samples: &[RefusedPacket]) -> Vec<String> {
     samples.iter().map(|sample| sample.source.to_string()).collect()
 }
 
-/// Floods until the log's samples are used up. A trace of one client must get every packet of this client.
+/// Floods until the log gets no more samples, because of its limit per second. A trace of one client must get every
+/// packet of this client.
 #[test]
 fn trace_of_a_client_survives_the_flood_of_another() {
     if !root("a_client_is_followed_through_the_flood_of_another") {
@@ -72,8 +73,8 @@ fn trace_of_a_client_survives_the_flood_of_another() {
 /// Checks that packets over a trace's rate are counted as left out, and that each packet is either in a sample or in
 /// one of the counts.
 #[test]
-fn packets_over_the_trace_rate_are_counted() {
-    if !root("packets_over_the_trace_rate_are_counted") {
+fn trace_counts_packets_that_exceed_its_rate_as_left_out() {
+    if !root("trace_counts_packets_that_exceed_its_rate_as_left_out") {
         return;
     }
     let gate = gate(policy());
@@ -88,8 +89,8 @@ fn packets_over_the_trace_rate_are_counted() {
 /// Checks that packets for which a trace's queue has no room are counted as lost. A trace that is read in time loses no
 /// packets because of another trace.
 #[test]
-fn packets_not_read_in_time_are_counted() {
-    if !root("packets_not_read_in_time_are_counted") {
+fn trace_counts_packets_not_read_in_time_as_lost() {
+    if !root("trace_counts_packets_not_read_in_time_as_lost") {
         return;
     }
     let gate = gate(policy());
@@ -211,8 +212,8 @@ fn traces_start_and_end_independently() {
 
 /// Gives the index of a removed scope to another scope, whose packets must not appear in the old trace.
 #[test]
-fn trace_of_a_removed_scope_shows_no_packets_of_another() {
-    if !root("trace_of_a_removed_scope_shows_no_packets_of_another") {
+fn trace_of_a_removed_application_shows_no_packets_of_a_new_one() {
+    if !root("trace_of_a_removed_application_shows_no_packets_of_a_new_one") {
         return;
     }
     let gate = gate(policy());

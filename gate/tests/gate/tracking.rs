@@ -91,8 +91,8 @@ const UNDISTURBED: &str = "a time in which this machine does not stand still";
 /// Checks that a packet with a connection ID issued after the handshake passes from the connection's address and port,
 /// even after a long time with the first ID.
 #[test]
-fn later_connection_id_passes_after_a_long_time() {
-    if !root("later_connection_id_passes_after_a_long_time") {
+fn unseen_connection_id_of_live_connection_passes_beyond_idle_timeout() {
+    if !root("unseen_connection_id_of_live_connection_passes_beyond_idle_timeout") {
         return;
     }
     let idle = Duration::from_secs(2);
@@ -111,8 +111,8 @@ fn later_connection_id_passes_after_a_long_time() {
 /// port, but that the connection no longer counts for the quota. Anybody can forge such packets, and could otherwise
 /// keep the quota full. The connection counts again when its first ID is used.
 #[test]
-fn connection_kept_alive_by_later_id_is_not_counted() {
-    if !root("connection_kept_alive_by_later_id_is_not_counted") {
+fn connection_that_uses_only_later_ids_does_not_count_for_the_quota() {
+    if !root("connection_that_uses_only_later_ids_does_not_count_for_the_quota") {
         return;
     }
     let idle = Duration::from_secs(2);
@@ -136,8 +136,8 @@ fn connection_kept_alive_by_later_id_is_not_counted() {
 /// Sends the connection ID of an attacker's live connection from a victim's address and port. Packets of the victim's
 /// connection from there must still pass.
 #[test]
-fn attacker_cannot_remove_the_path_of_a_victims_connection() {
-    if !root("attacker_cannot_remove_the_path_of_a_victims_connection") {
+fn packets_of_a_victim_pass_though_an_attacker_sends_from_its_address() {
+    if !root("packets_of_a_victim_pass_though_an_attacker_sends_from_its_address") {
         return;
     }
     let gate = victim_and_attacker(tracked(&[]));
@@ -155,10 +155,11 @@ fn attacker_cannot_remove_the_path_of_a_victims_connection() {
 }
 
 /// Lets an attacker's connection take a victim's path (address and port) before the victim connects. The victim gets
-/// the path when it receives the server's answer there, or when it has the path's address.
+/// the path when it completes a handshake there. It also gets the path when it moves there from another port of the
+/// same address.
 #[test]
-fn victim_gets_its_path_that_an_attacker_claimed_in_advance() {
-    if !root("victim_gets_its_path_that_an_attacker_claimed_in_advance") {
+fn victims_packets_pass_from_an_address_that_an_attacker_used_before() {
+    if !root("victims_packets_pass_from_an_address_that_an_attacker_used_before") {
         return;
     }
     let gate = gate(tracked(&[]));
@@ -181,8 +182,8 @@ fn victim_gets_its_path_that_an_attacker_claimed_in_advance() {
 
 /// Opens two connections on one socket, and checks that the end of one does not remove the path of the other.
 #[test]
-fn connections_of_one_socket_share_their_path() {
-    if !root("connections_of_one_socket_share_their_path") {
+fn expired_connection_keeps_the_address_of_another_on_the_socket_known() {
+    if !root("expired_connection_keeps_the_address_of_another_on_the_socket_known") {
         return;
     }
     let idle = Duration::from_secs(2);
@@ -203,10 +204,11 @@ fn connections_of_one_socket_share_their_path() {
     });
 }
 
-/// Checks that rates on live connections apply to the client that opened them, whatever addresses their packets have.
+/// Checks that the rate limits for packets of live connections apply to the client that opened the connection, whatever
+/// address a packet has.
 #[test]
-fn live_packet_rates_cannot_be_evaded_or_used_up_by_forged_addresses() {
-    if !root("live_packet_rates_cannot_be_evaded_or_used_up_by_forged_addresses") {
+fn forged_addresses_neither_evade_nor_use_up_rates_of_live_connections() {
+    if !root("forged_addresses_neither_evade_nor_use_up_rates_of_live_connections") {
         return;
     }
     for (rule, live_rates) in [
@@ -234,8 +236,8 @@ fn live_packet_rates_cannot_be_evaded_or_used_up_by_forged_addresses() {
 /// Starts more handshakes at the same time than the quota allows. Only the allowed number continues once the address is
 /// validated.
 #[test]
-fn quota_bounds_parallel_handshakes() {
-    if !root("quota_bounds_parallel_handshakes") {
+fn quota_bounds_parallel_handshakes_with_a_validated_address() {
+    if !root("quota_bounds_parallel_handshakes_with_a_validated_address") {
         return;
     }
     for (from, other) in [(V4, V6), (V6, V4)] {
@@ -274,7 +276,8 @@ fn quota_bounds_parallel_handshakes() {
     }
 }
 
-/// Checks that the gate refuses only Initials if the application counts: its count may already include the connection.
+/// Checks that the gate refuses only Initials if the application counts connections: its count may already include the
+/// connection that a later packet belongs to.
 #[test]
 fn quota_counted_by_the_application_refuses_no_handshake_packets() {
     if !root("quota_counted_by_the_application_refuses_no_handshake_packets") {
@@ -292,8 +295,8 @@ fn quota_counted_by_the_application_refuses_no_handshake_packets() {
 
 /// Checks that packets over the quota pass in mode "monitor", and that connections are still counted.
 #[test]
-fn monitored_quota_keeps_counting() {
-    if !root("monitored_quota_keeps_counting") {
+fn quota_in_mode_monitor_passes_excess_and_counts_connections() {
+    if !root("quota_in_mode_monitor_passes_excess_and_counts_connections") {
         return;
     }
     let policy = tracked(&[]);
@@ -332,8 +335,8 @@ fn incomplete_handshake_soon_expires_and_no_longer_counts() {
 /// Checks that the connections of one client take only a part of the entries of the gate's maps, and that other clients
 /// are not affected.
 #[test]
-fn one_client_cannot_fill_the_tables() {
-    if !root("one_client_cannot_fill_the_tables") {
+fn one_client_takes_at_most_a_sixteenth_of_the_live_connection_map() {
+    if !root("one_client_takes_at_most_a_sixteenth_of_the_live_connection_map") {
         return;
     }
     let gate = roomy(tracked(&[]));
@@ -359,7 +362,8 @@ fn one_client_cannot_fill_the_tables() {
     }
 }
 
-/// Uses servers with IDs of several lengths in one scope, as several servers or an upgraded server may have.
+/// Uses connection IDs of several lengths for one guarded application (scope), as several servers or an upgraded server
+/// may have.
 #[test]
 fn connection_ids_of_several_lengths_are_tracked() {
     if !root("connection_ids_of_several_lengths_are_tracked") {
@@ -384,7 +388,7 @@ fn connection_ids_of_several_lengths_are_tracked() {
 /// Checks that maintenance keeps live entries and removes idle ones in all parts of a map, even if it takes several
 /// runs of the BPF program.
 #[test]
-fn large_tables_are_walked_completely() {
+fn maintenance_expires_idle_entries_in_all_parts_of_a_large_map() {
     if !root("large_tables") {
         return;
     }

@@ -87,7 +87,7 @@ fn nested(kind: u16, attributes: &[u8]) -> Vec<u8> {
     attribute(kind | NLA_F_NESTED, attributes)
 }
 
-/// Returns the value of the 16-bit attribute of type `wanted`.
+/// Returns the value of the 16-bit netlink attribute of type `wanted`.
 fn find(mut attributes: &[u8], wanted: u16) -> u16 {
     loop {
         let word = |at: usize| u16::from_ne_bytes([attributes[at], attributes[at + 1]]);

@@ -1,5 +1,5 @@
-//! Sessions for applications: an application that asks for one gets a socket of a peer's pool, with a graft
-//! that both ends have agreed on for it.
+//! Sessions for applications. An application that asks for a session gets a socket from the pool of a peer, with a
+//! graft that both ends have agreed on for that session.
 //!
 //! ```text
 //! application    daemon                        daemon    application
@@ -63,7 +63,7 @@ use self::{
     watchdog::SealWatchdog,
 };
 
-/// Interval at which open sessions are checked against the requirements of their applications.
+/// Interval at which the quality of open sessions is checked against the requirements of their applications.
 const LOOK: Duration = Duration::from_secs(1);
 /// Capacity of the queue of messages from peers. A message that finds it full is dropped, and its sender repeats it.
 const EVENTS: usize = 4096;
@@ -72,7 +72,7 @@ const EVENTS: usize = 4096;
 ///
 /// [`Self::start`] binds the pools. The thread that holds the runtime then calls [`Self::step`] in a loop, with the
 /// runtime's events since the last call, and [`Self::apply`] for changed settings that [`Self::check`] has accepted.
-/// Nothing else moves a session. The [module](self) shows how one is opened.
+/// Nothing else changes the state of a session. The [module](self) shows how one is opened.
 pub struct SessionBroker {
     /// The Unix socket that applications connect to. `None` if no peer has a pool, since no session can be opened then.
     client_listener: Option<ClientListener>,
@@ -185,7 +185,8 @@ impl SessionBroker {
     /// `events` of the runtime since the last call.
     pub fn step(&mut self, runtime: &mut PacketRuntime, events: &[PacketEvent]) {
         let is_detached = events.iter().any(|event| matches!(event, PacketEvent::Detached { .. }));
-        // Programs that were attached again have new descriptors, which the watchdog process has to hold.
+        // BPF programs at egress that were attached again have new file descriptors, of which the watchdog process must
+        // hold copies.
         if let Some(watchdog) = self.watchdog.as_mut().filter(|it| is_detached || !it.is_ready()) {
             watchdog.guard(runtime.egress());
         }
@@ -277,8 +278,8 @@ impl SessionBroker {
         }
     }
 
-    /// Starts another watchdog process if the old one has ended, and gives the new one all sealing programs and lent
-    /// sockets.
+    /// Starts another watchdog process if the old one has ended, and gives the new one descriptors of the BPF programs
+    /// that encrypt datagrams, and of the sockets that applications use.
     fn look_at_watchdog(&mut self, runtime: &mut PacketRuntime) {
         if self.watchdog.as_mut().is_none_or(SealWatchdog::is_alive) {
             return;

@@ -1,6 +1,6 @@
-//! Limits concurrent handshakes by the address of the connecting host. Unknown addresses share some slots, and one
-//! network gets only a part of these. An address that the settings name, or from which a known key was shown before,
-//! has slots of its own.
+//! Limits concurrent handshakes by the address of the connecting host. Unknown addresses share a number of handshake
+//! slots, and one network gets only a part of these. An address that the settings name, or from which a known key was
+//! shown before, has slots of its own.
 //!
 //! A peer that connects from a new address is a stranger until it has shown its key. Strangers that stall must not
 //! keep the peer waiting, so a stranger whose handshake has run for `GRACE` loses its slot to the next one.
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn named_host_gets_a_slot_while_strangers_fill_all_of_theirs() {
+    fn configured_peer_connects_while_unknown_addresses_are_at_their_limit() {
         let callers = Callers::default();
         let peer = IpAddr::from([192, 0, 2, 1]);
         let now = Instant::now();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn host_that_has_shown_its_key_gets_a_slot_of_its_own() {
+    fn authenticated_address_is_admitted_at_the_limit_of_unknown_addresses() {
         let callers = Callers::default();
         let now = Instant::now();
         let at = |n| IpAddr::from([192, 0, 2, n]);
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn one_network_cannot_take_all_slots_of_strangers() {
+    fn one_network_cannot_take_all_handshakes_of_unknown_addresses() {
         let callers = Callers::default();
         let now = Instant::now();
         let each = (0..1000_u128).map(|n| IpAddr::from(Ipv6Addr::from_bits(0x2001_0db8_u128 << 96 | n)));
@@ -226,7 +226,7 @@ mod tests {
     /// for `GRACE`. Younger handshakes continue. When one network is at its limit, a new handshake from it aborts only
     /// handshakes from that network.
     #[test]
-    fn stalled_stranger_loses_its_slot_to_the_next_one() {
+    fn new_handshake_at_the_limit_aborts_the_oldest_stalled_handshake() {
         let callers = Callers::default();
         let start = Instant::now();
         let has_made_way = |caller: &CallerPlace| {

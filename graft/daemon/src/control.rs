@@ -35,7 +35,7 @@ pub enum GraftRequest {
     Load {
         /// Name of the graft.
         graft: String,
-        /// Values of the graft's parameters, by name. The others have their defaults.
+        /// Values of the graft's parameters, by name. Parameters that are not named have their defaults.
         #[serde(default)]
         parameters: BTreeMap<String, u64>,
     },
@@ -50,7 +50,7 @@ pub enum GraftRequest {
         from: String,
         /// Name of the graft that they use afterwards. It is loaded if necessary.
         to: String,
-        /// Values of the new graft's parameters, by name. The others have their defaults.
+        /// Values of the new graft's parameters, by name. Parameters that are not named have their defaults.
         #[serde(default)]
         parameters: BTreeMap<String, u64>,
     },
@@ -147,7 +147,7 @@ pub struct PeerReport {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GraftAnswer {
-    /// The graft was loaded, in these times.
+    /// The graft was loaded. Contains the time that each step of loading took.
     Loaded(LoadTimes),
     /// Live TCP connections were moved to the other graft.
     Swapped(SwapAnswer),

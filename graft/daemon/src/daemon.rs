@@ -44,11 +44,11 @@ pub struct GraftSetup {
 
 /// The worker process for TCP: the runtime of grafts, the tunnel broker, the probes of network paths, and the settings.
 ///
-/// [`Self::start`] loads the grafts and rules of the settings, and [`Self::follow_carry`] starts the tunnel broker. From
-/// then on, the process calls [`Self::tick`] about once a second, [`Self::learn`] ten times a second and [`Self::keep`]
-/// once a minute. [`Self::read_settings`] replaces the runtime's settings. The tasks that watch [`Self::changes`] then
-/// call [`Self::follow_carry`], so that the broker follows the runtime. A task that needs both locks takes the broker's
-/// before the runtime's.
+/// [`Self::start`] loads the grafts and rules of the settings, and [`Self::follow_carry`] starts the tunnel broker.
+/// From then on, the process calls [`Self::tick`] about once a second, [`Self::learn`] ten times a second and
+/// [`Self::keep`] once a minute. [`Self::read_settings`] replaces the runtime's settings. The tasks that watch
+/// [`Self::changes`] then call [`Self::follow_carry`], so that the broker follows the runtime. A task that needs both
+/// locks takes the broker's before the runtime's.
 pub struct GraftDaemon {
     config: PathBuf,
     interfaces: Vec<String>,
@@ -189,7 +189,8 @@ impl GraftDaemon {
         }
     }
 
-    /// Reports whether a graft may be fetched from a peer. Fetched grafts that this host could not load are not fetched again.
+    /// Reports whether a graft may be fetched from a peer. Fetched grafts that this host could not load are not fetched
+    /// again.
     pub fn may_fetch(&self, identity: ObjectIdentity) -> bool {
         !self.unfetched.lock().contains(&identity)
     }
@@ -326,7 +327,8 @@ impl GraftDaemon {
         Ok(())
     }
 
-    /// Moves live connections from one graft to another, which is loaded if necessary with these values of its parameters.
+    /// Moves live connections from one graft to another, which is loaded if necessary with these values of its
+    /// parameters.
     pub fn swap(
         &self,
         from: &str,

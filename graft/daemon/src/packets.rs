@@ -134,7 +134,8 @@ impl daemon::Daemon for PacketDaemon {
 
 /// State of the thread that holds the runtime and logs its events.
 struct Worker {
-    /// The broker is dropped before the runtime: it shuts lent sockets down before the sealing programs are detached.
+    /// The broker is dropped before the runtime: it shuts the applications' sockets down before the BPF programs that
+    /// encrypt datagrams are detached.
     broker: Option<SessionBroker>,
     runtime: PacketRuntime,
     config: PathBuf,
@@ -313,7 +314,7 @@ impl Worker {
 }
 
 /// Raises the process's limit of file descriptors to two for each session that fits in the BPF maps. A reload of the
-/// settings may add that many sealed sessions, which need two each.
+/// settings may add that many encrypted sessions, each of which needs two descriptors.
 fn raise_descriptors(settings: &Settings) -> anyhow::Result<()> {
     const OTHERS: u64 = 512;
     let wanted = OTHERS + 2 * u64::from(settings.room.sessions);

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn selection_lines_fit_the_width_and_name_the_reason() {
+    fn transport_selection_lines_fit_the_width_and_name_their_reason() {
         let connection = GraftConnectionStatus {
             local: Some("192.0.2.1:54321".parse().unwrap()),
             remote: Some("[2001:db8::1]:443".parse().unwrap()),

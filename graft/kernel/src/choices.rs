@@ -1,5 +1,5 @@
-//! The model's choices between congestion controls and the tunnel broker for each path, and the kernel's events about
-//! the connections that follow them.
+//! The model's choice for each network path, a congestion control or the tunnel broker, and the kernel's events about
+//! the connections to which a choice was applied.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -93,7 +93,7 @@ pub struct SelectedEvent {
     pub socket: SocketState,
 }
 
-/// Maps that the programs at TCP sockets share with those at connect().
+/// BPF maps that the programs attached to TCP sockets share with those attached to connect().
 #[derive(Debug)]
 pub struct SelectionMaps {
     pub(super) choices: MapHandle,

@@ -228,8 +228,8 @@ struct Ready {
 impl Ready {
     fn load_either(image: &[u8], parameters: &[(String, u64)]) -> Result<Self, Error> {
         match Self::load(image, parameters, true) {
-            // Kernels before 6.4 refuse the flag BPF_F_LINK with EINVAL. The verifier may return EINVAL for other
-            // reasons, and then the second load fails as well.
+            // Kernels before 6.4 refuse the flag BPF_F_LINK with EINVAL. The graft is then loaded again without the
+            // flag. If the verifier returned EINVAL for another reason, this load fails as well.
             Err(Error::Load { source, .. }) if source.kind() == libbpf_rs::ErrorKind::InvalidInput => {
                 Self::load(image, parameters, false)
             }
@@ -248,8 +248,8 @@ impl Ready {
         let ready = Self::load_with_libbpf(image, parameters, by_link)?;
         let LoadedControl::Object(object) = &ready.body else { return Ok(ready) };
         let recipe = if by_link { Recipe::keep(image, object)? } else { None };
-        // The object is loaded again from its new recipe (cached relocated instructions). A congestion control that was
-        // loaded from a recipe can only be replaced by another one that was.
+        // The object is loaded again from its new recipe (cached relocated instructions). The kernel replaces a
+        // congestion control that was loaded from a recipe only by one that was loaded from a recipe, too.
         let again = recipe.and_then(|recipe| Self::load_from_recipe(&recipe, parameters, start));
         Ok(again.unwrap_or(ready))
     }

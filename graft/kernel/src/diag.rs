@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_answer_is_refused() {
+    fn empty_sock_diag_answer_is_refused() {
         assert!(message(&[]).is_err());
     }
 }

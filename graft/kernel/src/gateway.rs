@@ -288,7 +288,7 @@ impl GatewayPrograms {
     }
 
     /// Adds a peer's network or address, or changes whether it is `warm`. Connections to the peer are redirected only
-    /// while it is warm, which means that a carrier to it is ready.
+    /// while it is warm, which means that a carrier (a connection that tunnels others) to the peer is ready.
     pub fn set_peer(&self, network: Prefix, warm: bool) -> Result<(), Error> {
         Ok(write(&self.maps.peers, "peers", key(network).as_bytes(), &u32::from(warm).to_ne_bytes())?)
     }
@@ -411,9 +411,9 @@ mod tests {
     /// Only a privileged process can show that a daemon process lives. Otherwise any process could prevent that the
     /// leftovers of a killed daemon are removed.
     #[test]
-    fn unprivileged_process_cannot_make_a_gateway_run_look_live() {
+    fn unprivileged_process_cannot_make_an_ended_gateway_look_alive() {
         if !nix::unistd::geteuid().is_root() {
-            println!("SKIP unprivileged_process_cannot_make_a_gateway_run_look_live: needs root");
+            println!("SKIP unprivileged_process_cannot_make_an_ended_gateway_look_alive: needs root");
             return;
         }
         let run = GatewayRun(40_000 + (std::process::id() % 20_000) as u16);

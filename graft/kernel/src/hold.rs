@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn verdicts_are_named_as_in_c() {
+    fn syn_filter_verdicts_are_named_as_in_the_bpf_program() {
         let names: Vec<_> = VERDICTS.iter().map(|name| name.replace('-', "_")).collect();
         assert_eq!(names, enum_names(env!("OUT_DIR"), "graft_hold.bpf.o", "hold_verdict", "hold_"));
     }

@@ -41,7 +41,7 @@ outcomes! {
     HookVerdict {
         /// The connection was redirected to the tunnel broker. With all other verdicts it goes directly to its server.
         Redirected = "redirected",
-        /// No carrier to the peer is connected.
+        /// No carrier (a connection that tunnels others) to the peer is connected.
         Cold = "cold",
         /// The server has refused an earlier connection. This connection goes directly to the server, so that the
         /// application gets the server's own error.
@@ -212,8 +212,8 @@ impl HookPrograms {
         Ok(())
     }
 
-    /// Detaches the programs. New connections go directly to their servers, and applications see the kernel's addresses
-    /// again.
+    /// Detaches the programs. New connections go directly to their servers, and getpeername() and getsockname() return
+    /// the addresses that the kernel uses.
     pub fn detach(&mut self) {
         // Dropping a vector would detach the programs from the front; pop() detaches them in reverse order.
         while self.links.pop().is_some() {}
@@ -229,8 +229,8 @@ impl HookPrograms {
     }
 
     /// Adds a peer with a tunnel broker, or changes whether it is `warm`. Connections to the peer are redirected only
-    /// while it is warm, which means that a carrier to it is ready. `near` is this host's address on the route to the
-    /// peer.
+    /// while it is warm, which means that a carrier (a connection that tunnels others) to the peer is ready. `near` is
+    /// this host's address on the route to the peer.
     pub fn set_peer(&self, peer: IpAddr, near: IpAddr, warm: bool) -> Result<(), Error> {
         let value = intf::Peer { near: words(near), warm: u32::from(warm), pad: 0 };
         Ok(write(&self.maps.peers, "peers", &words(peer), value.as_bytes())?)

@@ -34,7 +34,7 @@ mod tests {
     use millrace_kernel::intf::enum_names;
 
     #[test]
-    fn outcomes_are_named_as_in_c() {
+    fn tcp_agreement_outcomes_are_named_as_in_the_bpf_program() {
         let names: Vec<_> =
             super::super::TcpOutcome::ALL.iter().map(|it| it.name().replace('-', "_")).collect();
         assert_eq!(names, enum_names(env!("OUT_DIR"), "graft_tcp.bpf.o", "graft_outcome", "graft_"));

@@ -189,7 +189,7 @@ pub(super) fn parameters(btf: &Btf<'_>, open: &mut OpenObject) -> Result<Vec<Gra
         let variable: Var<'_> = btf
             .type_by_id(entry.ty)
             .ok_or_else(|| form("a variable in section .rodata.config has no type"))?;
-        // Parameters are identified by their names only, so the section may have only one structure.
+        // Parameters are identified by their names only, so the section .rodata.config may contain only one structure.
         if variable.name() != Some(OsStr::new("config")) {
             return Err(form("section .rodata.config may only have the variable `config`"));
         }

@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn verdicts_are_named_as_in_c() {
+    fn firewall_probe_verdicts_are_named_as_in_the_bpf_program() {
         const OBJECT: &str = "graft_opening.bpf.o";
         let names: Vec<_> = VERDICTS.iter().map(|name| name.replace('-', "_")).collect();
         assert_eq!(names, enum_names(env!("OUT_DIR"), OBJECT, "opening_verdict", "opening_"));

@@ -608,8 +608,8 @@ impl PacketHooks {
         let functions = list.functions.iter().map(find).collect::<Result<Vec<_>, _>>()?;
         let mut encoded = [0; intf::HOOKS];
         for (hook, encoded) in FunctionHook::ALL.into_iter().zip(&mut encoded) {
-            // The list runs no function at TC ingress if these functions only handle recovered packets there, and no
-            // function of the list recovers packets.
+            // Some functions only handle recovered packets at TC ingress. If the list has only such functions there,
+            // and no function that recovers packets, it runs none of them at TC ingress.
             if hook == FunctionHook::Repair && !functions.iter().any(|slots| slots.needs_repair()) {
                 continue;
             }

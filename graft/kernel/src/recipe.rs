@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn verified_program_with_unknown_references_is_not_cached() {
+    fn bpf_program_with_unknown_map_or_kernel_references_is_not_cached() {
         let second = || instruction(0, OF_MAP, 9, 0);
         let table: [(Vec<bpf_insn>, Option<Vec<usize>>); 6] = [
             (vec![instruction(LOAD_64, OF_MAP, 7, 0), second()], Some(vec![0])),

@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rule_prefix_covers_its_addresses() {
+    fn graft_rule_prefix_becomes_a_masked_ipv6_address() {
         let table = [
             ("10.1.2.3/8", "::ffff:10.0.0.0", 104),
             ("0.0.0.0/0", "::ffff:0.0.0.0", 96),
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn graft_names_end_with_a_zero_byte() {
+    fn graft_name_is_cut_to_fifteen_bytes_and_ends_with_a_zero_byte() {
         assert_eq!(text(&name("mr_hybla")), "mr_hybla");
         assert_eq!(text(&name("sixteen letters!")), "sixteen letters");
         assert_eq!(text(&[b'a'; 16]).len(), 16);

@@ -26,7 +26,8 @@ pub struct SocketState {
     pub congestion: String,
     /// Bytes that the peer has acknowledged.
     pub bytes_acked: u64,
-    /// Minimum round-trip time over TCP's recent window, microseconds; `None` before the first sample.
+    /// Minimum round-trip time in the period that the sysctl tcp_min_rtt_wlen sets, microseconds; `None` before the
+    /// first sample.
     pub rtt_min_us: Option<u32>,
     /// Smoothed round-trip time, microseconds.
     pub srtt_us: u32,

@@ -154,8 +154,9 @@ impl Tcp {
         self.links.clear();
     }
 
-    /// Replaces the list of rules with one write. Connections whose handshake has begun keep what they offered. All
-    /// bindings of peers end, since they refer to rules of the old list.
+    /// Replaces the list of rules with one write. Connections whose handshake has begun keep the rule that they offered
+    /// to the peer. Every peer that was bound to rules by [`bind`](Self::bind) is no longer bound, since these rules
+    /// were in the old list.
     pub fn set_rules(&mut self, rules: &[TcpRule]) -> Result<(), Error> {
         if rules.len() > RULES {
             return Err(Error::Rules { have: rules.len(), room: RULES });
@@ -163,8 +164,8 @@ impl Tcp {
         let map = self.object.handle(WHAT)?;
         // The new list is written to the half of the map that is not in force.
         let first = if self.first_rule == 0 { RULES } else { 0 };
-        // The new list overwrites the one that was replaced last time. A program that started before then may still
-        // read it, so wait until such programs have returned.
+        // The new list overwrites the list before the present one. A program that started while that list was in force
+        // may still read it, so wait until such programs have returned.
         if self.is_replaced {
             self.wait_for_runs()?;
         }
@@ -211,13 +212,15 @@ impl Tcp {
         let bits = rules.iter().filter(|at| **at < RULES).fold(0, |bits, at| bits | 1_u64 << at);
         let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let until_ns = clock::monotonic_ns().saturating_add(time_ns);
-        // The binding contains the generation of the list, so it is invalid once the list is replaced.
+        // The entry that binds the peer to rules contains the generation of the list, so the entry is invalid once the
+        // list is replaced.
         let bound = intf::Bound { until_ns, rules: bits, generation: self.generation, pad: 0 };
         write(&self.object.handle("bound")?, "bound", &words(peer), bound.as_bytes())?;
         Ok(())
     }
 
-    /// Removes a peer's binding. Does nothing if the peer is not bound.
+    /// Unbinds a peer from the rules that [`bind`](Self::bind) named: rules with `bound` no longer apply to its
+    /// connections. Does nothing if the peer is not bound.
     pub fn unbind(&mut self, peer: IpAddr) -> Result<(), Error> {
         let map = self.object.handle("bound")?;
         match map.delete(&words(peer)) {
@@ -263,8 +266,8 @@ impl Tcp {
         Ok(SelectionMaps { choices: self.object.handle("choices")?, flows: self.object.handle("flows")? })
     }
 
-    /// Returns how many connections or packets had each outcome of the agreement in TCP options, since the programs
-    /// were loaded.
+    /// Returns how many connections or packets had each [`TcpOutcome`] of applying a rule, since the programs were
+    /// loaded.
     pub fn outcomes(&mut self) -> Result<Vec<(TcpOutcome, u64)>, Error> {
         let counts = self.object.counters("outcomes")?;
         Ok(TcpOutcome::ALL.iter().copied().zip(counts).collect())
@@ -292,8 +295,8 @@ impl Tcp {
         Ok(connections)
     }
 
-    /// Returns the state of the latest connection's agreement with a peer. `None` means that there was no connection
-    /// yet, or that newer peers evicted the entry.
+    /// Returns whether the latest connection with a peer agreed on a rule, or why it did not. `None` means that there
+    /// was no connection yet, or that newer peers evicted the entry.
     pub fn peer(&mut self, address: IpAddr) -> Result<Option<TcpPeer>, Error> {
         let map = self.object.handle("peers")?;
         let key = words(address);

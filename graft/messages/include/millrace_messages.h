@@ -14,9 +14,9 @@
  * No privilege is needed: the settings of the host's daemon (`millrace graft run`, [[peer]]) name the users
  * that are allowed. docs/guide/messages.md is the guide.
  *
- * Functions return 0 or a negative millrace_messages_status, and then leave their results untouched. One session or
- * listener may be used by one thread at a time, and different ones by different threads at any time. The library does
- * not exit, print, install signal handlers, start threads or let a panic out.
+ * Functions return 0, or a negative millrace_messages_status if they fail. A function that fails writes nothing to its
+ * output arguments. One session or listener may be used by one thread at a time, and different ones by different
+ * threads at any time. The library does not exit, print, install signal handlers, start threads or let a panic out.
  *
  * A session belongs to the process that opened it. In a forked child every call returns MILLRACE_MESSAGES_FORKED,
  * except close, which closes the child's descriptors and leaves the parent's session as it is. exec closes them, too.
@@ -56,7 +56,7 @@ typedef enum millrace_messages_status {
 	MILLRACE_MESSAGES_OVER = -9,	   /* the session is over */
 	MILLRACE_MESSAGES_FORKED = -10,	   /* this process is forked; the session belongs to its parent */
 	MILLRACE_MESSAGES_SYSTEM = -11,	   /* a socket call failed */
-	MILLRACE_MESSAGES_INTERNAL = -12,  /* the library has a fault */
+	MILLRACE_MESSAGES_INTERNAL = -12,  /* internal error of the library */
 	/* the other side has ended the stream, but data is missing */
 	MILLRACE_MESSAGES_INCOMPLETE = -13
 } millrace_messages_status;
@@ -65,7 +65,7 @@ typedef enum millrace_messages_status {
 #define MILLRACE_MESSAGES_MAX_DELAY	 1u
 #define MILLRACE_MESSAGES_MIN_THROUGHPUT 2u
 #define MILLRACE_MESSAGES_MAX_LOSS	 4u
-/* the daemons may change to another graft if the present one does not provide the quality */
+/* the daemons may change to another graft if the present one does not provide the requested quality */
 #define MILLRACE_MESSAGES_ADAPT 8u
 
 typedef struct millrace_messages_qos {

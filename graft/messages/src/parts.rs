@@ -133,7 +133,7 @@ pub struct Assembly {
 /// Remembers by one bit each whether the latest messages were completed or discarded.
 #[derive(Debug)]
 struct SeenMessages {
-    /// One more than the number of the newest message.
+    /// One more than the highest number of a message that was completed or discarded, modulo 2^32.
     next: u32,
     done: [u64; SEEN as usize / 64],
 }
@@ -206,8 +206,8 @@ impl Assembly {
         let missing = parts.len();
         self.incomplete.push_back(IncompleteMessage { message: part.message, parts, missing, bytes: 0 });
         self.make_room();
-        // A single message never exceeds the limits. So the message that was added is still in the queue, as the last
-        // one.
+        // A single message never exceeds the limits of memory and of incomplete messages. So the message that was just
+        // added was not discarded, and is the last one in `incomplete`.
         self.incomplete.len().checked_sub(1)
     }
 
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn message_part_waits_for_the_other_parts() {
+    fn message_part_is_unchanged_after_encoding_and_decoding() {
         for in_order in [false, true] {
             let part =
                 MessageDatagram::Part(MessagePart { message: 3, part: 0, parts: 1, in_order, bytes: b"x" });
@@ -408,7 +408,7 @@ mod tests {
 
     /// A sender that sends only the first part of each message cannot fill the receiver's memory.
     #[test]
-    fn incomplete_messages_are_bounded() {
+    fn number_and_bytes_of_incomplete_messages_are_bounded() {
         let mut assembly = Assembly::default();
         for message in 0..10_000 {
             let first = MessagePart { message, part: 0, parts: u16::MAX, in_order: false, bytes: &[7; 1400] };

@@ -27,7 +27,8 @@ impl Turns {
     /// missing.
     pub fn put(&mut self, message: u32, bytes: Vec<u8>) {
         let ahead = message.wrapping_sub(self.next);
-        // Drops duplicates, messages that were skipped as missing, and numbers that no sender can have used.
+        // Drops duplicates, messages that were skipped as missing, and messages whose number is more than 2^31 ahead of
+        // the next one, which no sender can have reached.
         if ahead > u32::MAX / 2 || self.waiting.contains_key(&message) {
             return;
         }
@@ -73,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_wait_for_earlier_ones() {
+    fn messages_wait_for_missing_messages_with_lower_numbers() {
         let mut turns = Turns::default();
         for message in [2, 1, 4] {
             turns.put(message, vec![message as u8]);
@@ -105,7 +106,7 @@ mod tests {
     /// Messages arrive in any order, and some are missing. The bounds on waiting messages and bytes are never exceeded,
     /// and messages are returned in order.
     #[test]
-    fn waiting_messages_are_bounded() {
+    fn number_and_bytes_of_messages_waiting_for_order_are_bounded() {
         let mut state = 7_u64;
         let mut random = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

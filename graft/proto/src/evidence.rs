@@ -51,8 +51,8 @@ fn find_downgrade(client: &ConnectionReport, server: &ConnectionReport) -> Optio
         (Agreed, Agreed) if client.heard == server.own => None,
         // Each host received an option that the peer did not send in this form.
         (Agreed, Agreed) | (Malformed, _) | (_, Malformed) => Some(Downgrade::Altered),
-        // Here the client received an answer. If the server sent one but did not receive the client's confirmation, the
-        // options were altered. If the server did not answer, the answer was forged.
+        // In this case the client received an answer. If the server sent an answer but did not receive the client's
+        // confirmation, the options were altered. If the server did not answer, the answer was forged.
         (Agreed, Silent) if server.spoke => Some(Downgrade::Altered),
         (Agreed, _) | (Refused, _) => Some(Downgrade::Forged),
         // The server saw a confirmation that the client never sent.
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_of_both_ends_show_whether_the_tcp_option_was_removed() {
+    fn client_and_server_reports_show_a_tcp_option_removed_on_the_path() {
         use OptionOutcome::{Agreed, Malformed, NotAsked, Refused, Resent, Silent};
         let table = [
             // Columns: the client's outcome, whether the client offered an agreement, the server's outcome, whether the
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn different_graft_than_announced_is_reported_as_altered() {
+    fn tcp_option_with_another_graft_than_sent_is_reported_as_altered() {
         let client = [connection(OfferSide::Client, OptionOutcome::Agreed, true)];
         let mut server = [connection(OfferSide::Server, OptionOutcome::Agreed, true)];
         server[0].own = 9;
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_seen_by_one_end_is_ignored() {
+    fn connection_reported_by_only_one_end_is_ignored() {
         let mut client = connection(OfferSide::Client, OptionOutcome::Agreed, true);
         let server = [connection(OfferSide::Server, OptionOutcome::Silent, true)];
         client.sequence[1] += 1;

@@ -162,7 +162,7 @@ pub struct ConnectionReport {
     pub side: OfferSide,
     /// Server port of the connection.
     pub port: u16,
-    /// Outcome of the agreement in TCP options, as the sender saw it.
+    /// Whether the hosts agreed on a rule in TCP options, or the reason why not, as the sender saw it.
     pub outcome: OptionOutcome,
     /// True if the sender is a client that offered an agreement, or a server that would have answered an offer.
     pub spoke: bool,
@@ -173,11 +173,11 @@ pub struct ConnectionReport {
     pub heard: u32,
 }
 
-/// Outcome of the agreement in TCP options of one connection.
+/// Whether the two hosts agreed on a rule in the TCP options of one connection, or the reason why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OptionOutcome {
-    /// Both hosts agreed.
+    /// Both hosts agreed on a rule.
     Agreed,
     /// The peer sent neither an offer nor an answer.
     Silent,
@@ -426,7 +426,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn message_beyond_a_limit_is_refused() {
+    fn agreement_message_with_too_many_or_too_long_items_is_refused() {
         type Change = fn(&mut Statement);
         let many = |change: Change| {
             let mut statement = statement();

@@ -147,7 +147,7 @@ impl Again {
         Self { next: now + AGAIN, pause: AGAIN }
     }
 
-    /// Schedules the next repetition, after a longer pause.
+    /// Schedules the next repetition of the message, after a longer pause.
     fn put_off(&mut self, now: Duration) {
         self.pause = (2 * self.pause).min(AGAIN_MOST);
         self.next = now + self.pause;
@@ -439,7 +439,8 @@ fn say_ready(id: ListId, challenge: u32) -> Vec<ListAction> {
 impl ListId {
     const CHALLENGE: u32 = 0x7fff_ffff;
     const ATTEMPT: u16 = 0x3fff;
-    /// Bit above the attempt's number. It is set if the change is stateless.
+    /// Bit above the 14 bits of the attempt's number, in the 32-bit number of a message. It is set if the change drops
+    /// the session's state.
     const ANEW: u32 = 1 << 30;
 
     fn preparation(self) -> ListAction {
@@ -645,7 +646,7 @@ mod tests {
     }
 
     #[test]
-    fn agreed_swap_changes_the_function_list_of_both_ends() {
+    fn agreed_function_list_is_used_by_both_session_ends_despite_losses() {
         let at_random = |count: u64| count.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & 7 < 4;
         for loses in [|_| false, |count| count % 3 == 0, at_random, |count| count < 9] {
             let ends = run([AgreeEnd::new(true), AgreeEnd::new(false)], [Some(2), None], true, loses);
@@ -659,7 +660,7 @@ mod tests {
     /// Each end restarts only once, however often the proposal is repeated, even if the new function list equals the
     /// old one.
     #[test]
-    fn stateless_swap_restarts_both_ends() {
+    fn function_list_change_without_state_restarts_each_session_end_once() {
         for list in [1, 2] {
             for loses in [|_| false, |count| count % 3 == 0, |count| count < 9] {
                 let ends = run_each(
@@ -680,7 +681,7 @@ mod tests {
     }
 
     #[test]
-    fn swap_without_a_state_migration_is_refused() {
+    fn function_list_change_without_a_state_migration_is_refused() {
         let mut end = AgreeEnd::new(true);
         let proposed = ListId { list: 2, attempt: 3, anew: false };
         let acts = end.agreement.on_message(MS, ListMessage::Propose(proposed), true);
@@ -696,7 +697,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_swap_message_is_repeated_soon() {
+    fn lost_function_list_message_is_repeated_after_doubling_delays() {
         for lost in 0..4 {
             let ends = run([AgreeEnd::new(true), AgreeEnd::new(false)], [Some(2), None], true, |count| {
                 count <= lost
@@ -707,7 +708,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_two_simultaneous_proposals_wins() {
+    fn one_of_two_simultaneous_function_list_proposals_wins() {
         for proposals in [[Some(2), Some(3)], [Some(2), Some(2)]] {
             let ends = run([AgreeEnd::new(true), AgreeEnd::new(false)], proposals, true, |_| false);
             assert!(ends.iter().all(|end| end.sends == 2 && end.takes == [2]), "{ends:?}");
@@ -722,7 +723,7 @@ mod tests {
     }
 
     #[test]
-    fn start_times_are_ordered_across_wraparound() {
+    fn session_end_start_times_are_ordered_across_wraparound() {
         let at = |tenths: u64| Since::new(Duration::from_millis(tenths * 100));
         let end = u64::from(Since::BITS);
         for (early, late) in [(0, 1), (5, 1 << 30), (end, end + 1), (end - 7, end + 7)] {
@@ -739,7 +740,7 @@ mod tests {
     /// An attacker replays all messages of both ends, to either end and in any order, also while both ends make another
     /// change.
     #[test]
-    fn replayed_swap_messages_change_nothing() {
+    fn replayed_messages_to_both_session_ends_change_no_function_list() {
         let mut ends = [AgreeEnd::new(true), AgreeEnd::new(false)];
         let mut recorded = Vec::new();
         let mut now = Duration::ZERO;
@@ -795,7 +796,7 @@ mod tests {
 
     /// One end receives replayed messages, and its replies do not reach the other end.
     #[test]
-    fn end_that_receives_replayed_swap_messages_does_not_change() {
+    fn replay_to_an_isolated_session_end_changes_no_function_list() {
         let recorded =
             [ListId { list: 2, attempt: 5, anew: false }, ListId { list: 2, attempt: 6, anew: true }];
         for id in recorded {
@@ -825,14 +826,14 @@ mod tests {
     }
 
     #[test]
-    fn swap_without_an_answer_changes_nothing() {
+    fn unanswered_function_list_proposal_changes_neither_session_end() {
         let ends = run([AgreeEnd::new(true), AgreeEnd::new(false)], [Some(2), None], true, |_| true);
         assert_eq!(ends[0].failed, [(2, ListRefusal::Silent)]);
         assert!(ends.iter().all(|end| end.sends == 1 && end.takes == [1]));
     }
 
     #[test]
-    fn random_swap_messages_break_no_agreement() {
+    fn random_messages_leave_the_sent_function_list_receivable() {
         let mut end = AgreeEnd::new(true);
         for at in 0..100_000u32 {
             let random = at.wrapping_mul(0x9e37_79b9);

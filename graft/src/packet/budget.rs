@@ -25,7 +25,8 @@ pub fn measure(hooks: &mut PacketHooks, list: &FunctionList) -> Result<[Duration
         hooks.open(FunctionSession { ends, key, list, budget_ns: 0, protocol: WireProtocol::Udp })?;
     }
     let tried = (0..TRIES).map(|_| {
-        // No acknowledgement arrives that would free space in a window, so each run begins with a new state.
+        // No acknowledgement arrives that would let the sender's window continue, so the session's state is reset
+        // before each run.
         [ends, other].iter().try_for_each(|ends| hooks.replace(ends, list, 0))?;
         try_once(hooks)
     });
@@ -66,7 +67,7 @@ fn datagram() -> Vec<u8> {
 /// Minimum number of timed packets for a significant mean time of a hook.
 const SAMPLES_MIN: u64 = 8;
 
-/// The times that a session's hooks took, between two readings of the counters.
+/// The times that a session's packet functions took at each hook, between two readings of the kernel's counters.
 #[derive(Debug, Default)]
 pub struct BudgetMeter {
     last: [FunctionTimes; 3],

@@ -362,7 +362,7 @@ mod tests {
     /// If every lost packet is retransmitted and a flow-control window bounds how many packets are in flight, the
     /// library can put messages in order. That is cheaper than dropping packets that arrive early.
     #[test]
-    fn ordered_messages_may_use_a_graft_without_order() {
+    fn reliable_graft_without_ordering_is_chosen_for_ordered_messages() {
         use FunctionService::*;
         let chosen = |offers: &[Offer]| {
             choose(offers, &want(&["order"], Qos::default()), &path(20, 0.0), true)

@@ -87,7 +87,7 @@ pub struct PeerKeyMessage {
     pub cipher: Option<AeadCipher>,
     /// Key phase (0 or 1, as in QUIC) of the keys that the message is about.
     pub phase: KeyPhase,
-    /// The message itself.
+    /// The message of the key agreement.
     pub message: KeyMessage,
 }
 
@@ -250,7 +250,8 @@ pub struct KeyAgreement {
     side: KeySide,
     /// The key that authenticates packet trailers. Both ends use the key that the first end has generated.
     frames: FrameKey,
-    /// True if the pending agreement uses an earlier connection, so that another agreement must follow.
+    /// True if the pending key agreement uses an earlier connection between the daemons, so that another agreement must
+    /// follow.
     is_behind: bool,
     /// The keys with which this end seals, and the time at which it began to use them.
     current: Option<(KeyPhase, NoncePair, Duration)>,
@@ -370,7 +371,7 @@ impl KeyAgreement {
         match (message, asking) {
             (KeyMessage::Offer(pair), KeyRequestState::Asks { first, .. }) if pair.first == first => {
                 self.side = KeySide::First(KeyRequestState::Takes { pair, next: now + AGAIN, tries: 1 });
-                // The new key gets the key phase of the previous key, which this action discards.
+                // The new key gets the key phase of the previous key, so installing it discards the previous key.
                 self.lingers = None;
                 vec![
                     KeyAction::Install(phase, pair),

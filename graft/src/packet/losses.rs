@@ -113,7 +113,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn both_ends_know_the_losses_of_both_directions() {
+    fn hosts_of_a_session_learn_packet_losses_in_both_directions() {
         let table = [
             ([(100, 40), (50, 97)], [(3, 10), (10, 3)]),
             ([(0, 0), (0, 0)], [(0, 0), (0, 0)]),
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_without_an_answer_are_unknown() {
+    fn packet_losses_are_unknown_if_the_other_end_does_not_answer() {
         let mut end = LossCount::new(MS, Before { sent: 7, delivered: 3 });
         let mut asked = 0;
         let ended = (0..).find_map(|at| match end.tick(at * MS) {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn exaggerated_losses_are_bounded() {
+    fn reported_losses_are_bounded_by_the_number_of_packets_sent() {
         let mut end = LossCount::new(MS, Before { sent: 7, delivered: 3 });
         assert_eq!(end.on_message(ListMessage::Lost(u32::MAX)), None);
         assert_eq!(end.total_losses().sent, Some(7));

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-/// Interval of checks of all paths, and of reports on a session that has traffic.
+/// Interval at which all paths are checked, and at which a session with traffic sends reports about its paths.
 pub const LOOK: Duration = Duration::from_millis(100);
 /// Interval of reports on a session without traffic.
 pub const IDLE: Duration = Duration::from_secs(1);
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_session_does_not_mark_its_path_as_cut() {
+    fn path_of_a_session_without_traffic_is_not_marked_as_down() {
         let mut world = PathWorld::new();
         world.looks(10, 100, [1000; 2], [0.0, 0.0]);
         for _ in 0..100 {

@@ -96,9 +96,9 @@ pub struct SessionTraffic {
 /// [`Self::start`] opens the sessions of the settings. They pass no datagrams before the daemons of both ends have
 /// connected ([`Self::connected`]) and agreed on keys. The caller then calls [`Self::step`] in a loop. It handles all
 /// messages of the other ends and all time-outs, and returns what has happened. [`Self::swap`] and [`Self::apply`] only
-/// start to change a session's graft, and the event of a later `step` tells the result. A session has at most one change
-/// in progress, and another one is refused ([`Error::Busy`]). Between calls, each session has a graft that both ends use
-/// or are changing to, and its next time-out is scheduled.
+/// start to change a session's graft, and the event of a later `step` tells the result. A session has at most one
+/// change in progress, and another one is refused ([`Error::Busy`]). Between calls, each session has a graft that both
+/// ends use or are changing to, and its next time-out is scheduled.
 pub struct PacketRuntime {
     hooks: PacketHooks,
     /// Functions in the kernel: those of the settings, and those of earlier settings that sessions still use.
@@ -178,9 +178,9 @@ impl PacketRuntime {
         Ok(runtime)
     }
 
-    /// Replaces the settings completely, or leaves them unchanged if that fails. Sessions are opened and closed, and
-    /// change their grafts as [`swap`](Self::swap) does, also if a function has another version or a graft has another
-    /// function list.
+    /// Replaces the settings completely, or leaves them unchanged if that fails. Opens new sessions, and closes those
+    /// that the settings no longer name. A session's graft is changed as by [`swap`](Self::swap) if the settings name
+    /// another one, if its function list differs, or if a function has another version.
     pub fn apply(&mut self, settings: Settings) -> Result<(), Error> {
         let applied = self.try_apply(settings);
         self.unload_unused();
@@ -527,7 +527,7 @@ impl PacketRuntime {
             return Ok(());
         }
         live.peer = Some(since);
-        // A later start than the known one shows that the other end has restarted.
+        // If a greeting states a later start time than the previous greetings, the other end's daemon has restarted.
         if known.is_some() {
             let session = live.session.name.clone();
             let wanted = self.settings.sessions.iter().find(|session| session.ends == *ends);

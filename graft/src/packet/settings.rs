@@ -66,7 +66,7 @@ pub struct GraftSetting {
     pub name: String,
     /// Functions in the order in which they run.
     pub functions: Vec<FunctionVersion>,
-    /// The list of functions as the kernel has it.
+    /// The list of functions in the form in which it is loaded into the kernel.
     pub list: FunctionList,
     /// Services that the graft's functions provide together.
     pub services: BTreeSet<FunctionService>,
@@ -116,7 +116,7 @@ pub struct HostKey {
     pub certificate: Option<PathBuf>,
     /// Path of the authority that signs certificates of peers, in PEM format.
     pub authority: Option<PathBuf>,
-    /// Lifetime of session keys. After it, both daemons make a new connection and agree on new keys.
+    /// Lifetime of session keys. After it, both daemons open a new TLS connection and agree on new keys.
     pub renew: Duration,
 }
 
@@ -153,7 +153,7 @@ pub(crate) struct Sections {
     pub sessions: Vec<RawSession>,
     /// Peers by name, with their keys, and with their `[peer.sessions]` if they have one.
     pub peers: Vec<(String, PeerTrust, Option<peer::RawSessionPeer>)>,
-    /// The key of this host. It does not contain the lifetime of session keys yet, which is in `[sessions]`.
+    /// The key of this host. The lifetime of session keys is copied into it later, from the section `[sessions]`.
     pub host_key: Option<HostKey>,
 }
 
@@ -463,7 +463,8 @@ impl Settings {
         }
     }
 
-    /// Returns the bytes that all sessions take in the kernel, without the kernel's own overhead.
+    /// Returns the bytes of kernel memory that all sessions and loaded functions take, without the kernel's overhead
+    /// for maps and programs.
     pub fn memory(&self) -> Result<u64, Error> {
         let failed = |name: &str| {
             let name = name.to_owned();
@@ -520,7 +521,7 @@ impl Settings {
     /// Returns the graft (list of packet functions) of this name.
     ///
     /// # Errors
-    /// There is no such graft. The error names those that exist.
+    /// Fails if the settings have no graft of this name. The error text lists the names of the grafts that exist.
     pub fn graft(&self, name: &str) -> Result<&GraftSetting, Error> {
         let known = || self.grafts.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
         self.grafts.get(name).ok_or_else(|| Error::Unknown { name: name.to_owned(), known: known() })

@@ -21,8 +21,8 @@ pub struct When {
     pub hold: Duration,
 }
 
-/// Gap between two measurements after which the time before the gap does not count for `hold`: an absolute time, or a
-/// number of round trips if that is longer.
+/// Gap between two measurements of the round-trip time after which the time `hold` begins anew. The gap is an absolute
+/// time, or a number of round trips if that is longer.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_ROUND_TRIPS: u32 = 4;
 
@@ -31,8 +31,8 @@ const PAUSE_ROUND_TRIPS: u32 = 4;
 pub struct RuleWatch {
     /// Position of the rule that applies to the session, from 1 on, or 0 if no rule does.
     level: usize,
-    /// The change of the rule that the round-trip time requires: true if the new rule is for longer round-trip times.
-    /// The second value is the time since when the change is required.
+    /// The change of the rule that the round-trip time requires, if any. The flag is true if the new rule is for longer
+    /// round-trip times. The duration is the time at which the change was first required.
     leaning: Option<(bool, Duration)>,
     looked: Duration,
 }
@@ -98,7 +98,7 @@ mod tests {
     /// round-trip time in ms. The last column has the expected changes: the time in ms, and the position of the rule
     /// that applies then. Round-trip times are measured every 100 ms.
     #[test]
-    fn session_follows_round_trip_rules_after_the_hold_time() {
+    fn session_changes_graft_when_round_trip_time_rule_holds_long_enough() {
         type Trips = &'static [(u32, u32, u32)];
         type Row<'a> = (&'a str, &'a [When], Trips, &'a [(u32, usize)]);
         let one = [step("far", 300, 240, 500)];

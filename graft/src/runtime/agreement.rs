@@ -1,4 +1,5 @@
-//! Statements of this host to its peers, and the effects of agreements on the rules in the kernel.
+//! Statements that this host sends to its peers to negotiate agreements, and the effects of agreements on the rules in
+//! the kernel.
 
 use std::{fs, net::IpAddr, net::SocketAddr, sync::OnceLock, time::Duration};
 
@@ -31,7 +32,7 @@ const HOLD_MAX: Duration = Duration::from_secs(3 * 3600);
 /// A statement of this host for one peer, and the indices of the statement's rules in the kernel.
 #[derive(Clone, Debug)]
 pub struct OwnStatement {
-    /// The statement that is sent to the peer.
+    /// The statement that is sent to the peer: this host's properties, its rules, and its view of the path.
     pub statement: Statement,
     /// Index of each rule of the statement in the kernel's list of rules.
     places: Vec<usize>,
@@ -68,7 +69,8 @@ impl GraftRuntime {
         self.revision
     }
 
-    /// Returns this host's statement to the peer, for a control connection between these addresses.
+    /// Returns this host's statement to the peer, for a TLS connection between these addresses over which the daemons
+    /// negotiate an agreement.
     pub fn statement(
         &mut self,
         local: SocketAddr,
@@ -161,8 +163,8 @@ impl GraftRuntime {
         Ok(newest)
     }
 
-    /// Compares the peer's statement with this host's. Returns the terms or a refusal, and new downgrades, which show
-    /// when both ends have seen different TCP options of a connection.
+    /// Compares the peer's statement with this host's. Returns the terms or a refusal, and newly detected changes that
+    /// middleboxes made to the TCP options of connections (downgrades).
     pub fn consider(
         &mut self,
         peer: &str,
@@ -248,7 +250,8 @@ impl GraftRuntime {
         self.agreements.is_agreed(peer)
     }
 
-    /// Calls [`PeerAgreements::has_called`](crate::agreements::PeerAgreements::has_called).
+    /// Returns the result of [`PeerAgreements::has_called`](crate::agreements::PeerAgreements::has_called) for this
+    /// runtime's agreements.
     pub fn has_called(&self, peer: &str, epoch: u64) -> bool {
         self.agreements.has_called(peer, epoch)
     }
@@ -260,8 +263,8 @@ impl GraftRuntime {
         Ok(())
     }
 
-    /// Counts a refused control connection: the host's key is not in the settings, or its TLS handshake was not
-    /// completed.
+    /// Counts a refused TLS connection of another host: its key is not in the settings, or it did not complete the
+    /// handshake.
     pub fn count_stranger(&mut self) {
         self.agreements.count_stranger();
     }
@@ -284,7 +287,8 @@ impl GraftRuntime {
     /// Returns the manifest and the object of a graft for a peer, if the settings allow that.
     pub fn give(&self, identity: Hash) -> Option<(String, Vec<u8>)> {
         self.agreement().filter(|agreement| agreement.give)?;
-        // Compiled-in grafts have no manifest file to send. The peer may have the same object under another name.
+        // Only grafts from files can be sent, because compiled-in grafts have no manifest file. The graft is found by
+        // its hash, since the peer may use another name for it.
         let files = self.pool.iter().filter_map(|graft| match &graft.source {
             PoolSource::File(path) => Some((graft, path)),
             PoolSource::Shipped => None,
@@ -297,7 +301,7 @@ impl GraftRuntime {
     /// Stores a graft that a peer has sent, if it is the requested one and is signed by a trusted key.
     pub fn keep(&self, wanted: &settings::GraftFetch, manifest: &str, image: &[u8]) -> Result<(), Error> {
         let refused = |message: String| Error::Graft { name: wanted.graft.clone(), message };
-        // The object is checked by its hash, whatever the peer says about it.
+        // The hash of the received object file is computed here, so a wrong statement of the peer has no effect.
         if ObjectIdentity::from_image(image) != wanted.identity {
             return Err(refused(format!(
                 "a peer sent the graft {}, which was not requested",

@@ -1,5 +1,5 @@
-//! Choices for rules with `select`. A model chooses the congestion control or carrier for the connections of each path,
-//! and learns from their outcomes.
+//! Choices for rules with `select`. A model chooses the congestion control or carrier for the connections of each path.
+//! Choices improve with the measured costs of ended connections.
 //!
 //! The code has no access to the kernel: its caller passes the host's state ([`SelectionWorld`]), and writes the
 //! returned changes ([`SelectionOrder`]).
@@ -34,7 +34,7 @@ use crate::{
     status::{self, CandidateStatus},
 };
 
-/// Factor by which the best known rate to a peer decreases with each further measured rate.
+/// Factor by which the remembered best transfer rate of a peer is multiplied at each new measurement, so that it ages.
 const FADING: f64 = 0.99;
 /// Largest number of the model's choices that are remembered by serial number, for connections that may still refer to
 /// them.
@@ -42,7 +42,7 @@ const MADE_MAX: usize = 2 * CHOICES;
 
 /// Address of a peer, and number of a leaf of the model's decision tree.
 type SelectionKey = (IpAddr, u32);
-/// Index of a rule, and address of a peer.
+/// Index of a rule in the kernel's list, and address of a peer.
 pub type SelectionPlace = (usize, IpAddr);
 
 /// A congestion control or carrier, chosen for a rule and a peer, that the caller writes to the kernel or removes
@@ -126,7 +126,7 @@ pub struct RuntimeSelection {
     /// Choices of a congestion control or carrier by serial number, for connections that still refer to them.
     made: BTreeMap<u32, Arc<SelectionResult>>,
     next_serial: u32,
-    /// Best recent rate to each peer, in Mbit/s.
+    /// Best recent rate of transfers with each peer, in Mbit/s.
     rates: BTreeMap<IpAddr, f64>,
     records: ConnectionRecords,
 }
@@ -522,9 +522,9 @@ impl RuntimeSelection {
         *best = (*best * FADING).max(mbit);
     }
 
-    /// Removes connections whose end was not reported, if two lists of sockets did not contain them: the end of a
-    /// connection may be reported after the first list was read. Connections of other network namespaces are in no
-    /// list. They are removed only after reports of the kernel were lost, which `lost` counts.
+    /// Removes connections whose end was not reported, if two successive lists of sockets do not contain them. A single
+    /// list is not enough, because the kernel may still report the end. The lists do not contain connections of other
+    /// network namespaces. Those are removed only if kernel reports were lost, which `lost` counts.
     pub fn prune(&mut self, is_live: impl Fn(u64) -> bool, lost: u64) {
         self.records.prune(is_live, lost);
     }

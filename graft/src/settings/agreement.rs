@@ -21,7 +21,7 @@ use crate::{
 
 /// Limit of peers in the settings.
 const PEERS_MAX: usize = 256;
-/// Limit of addresses of a peer's broker. This host makes carriers to each address.
+/// Limit of addresses of a peer's broker. This host opens carriers (connections for tunnels) to each address.
 const WAYS_MAX: usize = 4;
 const INTERVAL_S: u64 = 10;
 const INTERVAL_MAX_S: u64 = 3600;
@@ -71,16 +71,16 @@ pub struct AgreementPeer {
     pub wants: Wants,
     /// True if the path to the peer is probed, which applies only if this host connects.
     pub probe: bool,
-    /// Addresses of the peer's broker, in order of preference. This host makes carriers to each. If there are none, the
-    /// peer makes the carriers.
+    /// Addresses of the peer's broker, in order of preference. This host opens carriers (connections for tunnels) to
+    /// each of them. If there are none, the peer opens the carriers to this host.
     pub carry: Vec<SocketAddr>,
-    /// Addresses that clients on the peer's host may have, in addition to the addresses of `carry`. The peer's key
-    /// authorizes connections from them.
+    /// Addresses that clients on the peer's host may have, in addition to the addresses of its broker (`carry`). The
+    /// peer's key authorizes connections from these addresses.
     pub addresses: Vec<IpAddr>,
     /// Networks behind the peer, if it is a gateway. The peer's key authorizes connections of clients with any of their
     /// addresses.
     pub networks: Vec<Prefix>,
-    /// True if the settings have addresses for sessions with the peer.
+    /// True if the settings have addresses for datagram sessions with the peer (`[peer.sessions]`).
     pub has_sessions: bool,
 }
 
@@ -101,7 +101,7 @@ impl AgreementPeer {
         self.address.is_some() || !self.carry.is_empty()
     }
 
-    /// Returns the addresses of the peer's host that the settings name.
+    /// Returns the addresses of the peer's host: those of its broker, and those of its clients.
     pub fn all_addresses(&self) -> impl Iterator<Item = IpAddr> {
         let mut all = Vec::new();
         for address in self.carry.iter().map(SocketAddr::ip).chain(self.addresses.iter().copied()) {
@@ -116,7 +116,8 @@ impl AgreementPeer {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct RawAgreement {
-    /// Address and port at which this host accepts control connections. Without it this host only connects to peers.
+    /// Address and port at which this host accepts peers' TLS connections for agreements. Without it this host only
+    /// connects to peers.
     listen: Option<String>,
     /// Private key of this host, PEM (PKCS#8: P-256, P-384, Ed25519), with a path relative to the settings file.
     key: PathBuf,
@@ -124,8 +125,8 @@ pub(super) struct RawAgreement {
     certificate: Option<PathBuf>,
     /// Authority that signs certificates of peers, PEM.
     authority: Option<PathBuf>,
-    /// Seconds between two messages of the side that connects, 10 by default. An agreement is over after
-    /// three intervals of silence.
+    /// Seconds after which the connecting host repeats its offer to renew an agreement, 10 by default. An agreement
+    /// ends after three such intervals without a message.
     interval_s: Option<u64>,
     /// Whether peers may fetch the grafts of `pool`.
     #[serde(default)]
@@ -158,8 +159,8 @@ pub(super) struct RawPeer {
     /// Whether this host probes the path to the peer when it connects: whether UDP and IP protocol 253 pass, and up to
     /// which packet size. Default: true.
     probe: Option<bool>,
-    /// Up to four addresses and ports of the peer's broker, in order of preference. If there are none, the peer makes
-    /// the carriers to this host.
+    /// Up to four addresses and ports of the peer's broker, in order of preference. If there are none, the peer opens
+    /// the carriers (connections for tunnels) to this host.
     #[serde(default)]
     carry: Vec<String>,
     /// Addresses of the peer: connections to them are tunnelled, and its clients may have these addresses. Addresses
@@ -181,8 +182,8 @@ pub(super) struct RawFetch {
 }
 
 impl AgreementSettings {
-    /// Checks the settings of agreements. `carry_hears` is true if this host accepts carriers of peers, and `None`
-    /// without `[carry]`.
+    /// Checks the settings of agreements. `carry_hears` is `None` if the settings have no `[carry]`, and otherwise true
+    /// if this host listens for carriers that peers open.
     pub(super) fn from_raw(
         raw: Option<RawAgreement>,
         peers: Vec<AgreementPeer>,
@@ -230,8 +231,8 @@ impl RawAgreement {
             return Err(format!("agreement: interval-s is from 1 to {INTERVAL_MAX_S}"));
         }
         let hears = listen.is_some() || carry_hears == Some(true);
-        // A peer that has only addresses for sessions is removed if neither host connects to the other for an
-        // agreement.
+        // A peer that the settings name only for datagram sessions is no peer for agreements, unless one of the hosts
+        // connects to the other.
         peers.retain(|peer| hears || peer.is_called() || !peer.has_sessions);
         check_peers(&peers, hears, self.authority.is_some())?;
         if let Some(peer) = peers.iter().find(|peer| !peer.carry.is_empty() && carry_hears.is_none()) {

@@ -103,23 +103,23 @@ pub enum Connect {
 /// The settings of tunnelled connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CarrySettings {
-    /// Address at which this host accepts carriers of peers, or `None` if it only makes carriers itself.
+    /// Address at which this host accepts carriers that peers open, or `None` if it only opens carriers itself.
     pub listen: Option<SocketAddr>,
     /// Limit of concurrent tunnelled connections.
     pub connections: usize,
-    /// Limit of the data of one connection in one direction that the other end of the tunnel has not confirmed yet, in
-    /// bytes.
+    /// Limit in bytes for one tunnelled connection: data in one direction that the other end of the tunnel has not
+    /// acknowledged yet.
     pub window: u64,
-    /// Limit of the data of all connections together that the other ends of the tunnels have not confirmed yet, in
-    /// bytes.
+    /// Limit in bytes for all tunnelled connections together: data that the other ends of the tunnels have not
+    /// acknowledged yet.
     pub memory: u64,
-    /// Number of padding bytes that open the congestion window of a new carrier.
+    /// Number of padding bytes that are sent on a new carrier so that its congestion window grows before it is used.
     pub warm: u64,
-    /// Kinds of carriers that this host makes, in order of preference. It accepts carriers of all kinds from peers.
+    /// Kinds of carriers that this host opens, in order of preference. It accepts carriers of all kinds from peers.
     pub carriers: Vec<CarrierKind>,
     /// Congestion control of QUIC carriers.
     pub quic: QuicCongestion,
-    /// Limits of the pools of TCP, MPTCP and SCTP carriers.
+    /// Limits of the pool of TCP, MPTCP or SCTP carriers to each peer.
     pub pool: PoolSettings,
 }
 
@@ -144,18 +144,18 @@ impl CarrySettings {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct RawCarry {
-    /// Address and port at which this host accepts carriers of peers, by UDP and TCP. Without it this host only makes
-    /// carriers itself.
+    /// Address and port at which this host accepts carriers that peers open, by UDP and TCP. Without it this host only
+    /// opens carriers itself.
     listen: Option<String>,
     /// Largest number of tunnelled connections, 10,000 by default. Further connections are not tunnelled.
     connections: Option<usize>,
-    /// Limit in KiB of a connection's data in one direction that the tunnel's other end has not confirmed: 64 to 16384,
-    /// and 4096 by default. A slow reader occupies this much memory.
+    /// Limit in KiB of a connection's data in one direction that the tunnel's other end has not acknowledged: 64 to
+    /// 16384, and 4096 by default. A connection whose receiver reads slowly occupies this much memory.
     window_kib: Option<u32>,
-    /// Memory in MiB for the data of all connections that the other ends of the tunnels have not confirmed, 512 by
-    /// default. With many connections each has a smaller window, at least 16 KiB.
+    /// Memory in MiB for the data of all connections that the other ends of the tunnels have not acknowledged, 512 by
+    /// default. With many connections, each may have less unacknowledged data, but at least 16 KiB.
     memory_mib: Option<u32>,
-    /// KiB of padding that each end sends on a new carrier to open its congestion window: 0 to 1024, and 256 by
+    /// KiB of padding that each end sends on a new carrier, so that its congestion window grows: 0 to 1024, and 256 by
     /// default.
     warm_kib: Option<u32>,
     /// Kinds of carrier in order of preference: `"quic"`, the default, `"tcp"`, `"mptcp"`, `"sctp"`.

@@ -10,7 +10,7 @@ const PERIOD_MIN: Duration = Duration::from_millis(5);
 const DURATION_MAX: Duration = Duration::from_secs(600);
 const PACKETS_MAX: u128 = 10_000;
 const EVERY_MAX_S: u64 = 7 * 24 * 3600;
-/// Pause between the last packet of a probe and the next probe, since the answers may take up to three seconds.
+/// Pause between the last packet of a probe and the start of the next probe, since answers may take three seconds.
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// The settings of a probe of one path.
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn probe_beyond_a_limit_is_refused() {
+    fn path_probe_with_a_value_beyond_its_limit_is_refused() {
         let probe = "[[probe]]\npeer = \"192.0.2.1\"\n";
         let many: String = (0..65).map(|at| format!("[[probe]]\npeer = \"192.0.2.{at}\"\n")).collect();
         for (text, wanted) in [

@@ -48,7 +48,7 @@ impl CgroupSetting {
         &self.path
     }
 
-    /// Returns the cgroup's ID, or `None` if the cgroup does not exist, so that no process is in it.
+    /// Returns the cgroup's ID, or `None` if the cgroup did not exist at the latest check.
     pub(crate) fn id(&self) -> Option<u64> {
         Some(self.id.load(Relaxed)).filter(|id| *id != CallerRule::NO_CGROUP)
     }
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cgroup_may_appear_and_disappear() {
+    fn process_condition_follows_creation_and_removal_of_its_cgroup() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("backup.slice");
         let process = ProcessCondition::checked(None, Some(path.clone())).expect("a path");

@@ -37,12 +37,13 @@ pub struct PurposeSettings {
 pub(super) struct RawPurpose {
     /// Name of one of the four traffic profiles, which state what delays matter to the application.
     name: TrafficProfile,
-    /// Command that connects, as in `/proc/PID/comm`. It only matches clients on this host.
+    /// Name of the thread that connects, as in `/proc/PID/comm`. It only matches clients on this host.
     command: Option<String>,
-    /// Cgroup of the rules to which the profile applies. Rules with a cgroup below it match, too.
+    /// Cgroup of the connecting process, as in a rule. The profile applies to a rule if the rule's cgroup is this one
+    /// or below it.
     cgroup: Option<PathBuf>,
-    /// Ports, as in a rule, or all ports if left out. The profile applies to a rule if it has all of the rule's
-    /// ports.
+    /// Server ports, as in a rule, or all ports if left out. The profile applies to a rule if this list contains all of
+    /// the rule's ports.
     #[serde(default)]
     port: Vec<PortSetting>,
     /// Expected size of a connection in KiB. If left out, the size that was learned from past connections is used.

@@ -30,7 +30,7 @@ pub struct Btf<'a> {
 struct BtfRecord<'a> {
     name: u32,
     info: u32,
-    /// The type's size in bytes, or for a kind such as a pointer or typedef the ID of the type that it refers to.
+    /// The type's size in bytes. For pointers, typedefs and the like: the ID of the type that they refer to.
     size: u32,
     rest: &'a [u8],
 }

@@ -217,8 +217,9 @@ fn clang_version(clang: &str) -> Option<u32> {
     text.split("clang version ").nth(1)?.split('.').next()?.parse().ok()
 }
 
-/// Returns the flags for include paths: libbpf's headers first, then the host's. `-target bpf` leaves the host's out,
-/// although `<linux/types.h>` needs `<asm/types.h>` from the directory of the host's architecture.
+/// Returns the flags for include paths: libbpf's headers first, then the directories in which clang finds the host's
+/// headers. With `-target bpf`, clang does not search the directory of the host's architecture, but `<linux/types.h>`
+/// needs `<asm/types.h>` from there.
 fn include_flags(clang: &str) -> Result<Vec<String>> {
     let libbpf = env::var("DEP_MILLRACE_KERNEL_LIBBPF").or_else(|_| env::var("DEP_BPF_INCLUDE"))?;
     let mut flags = vec![format!("-I{libbpf}")];

@@ -43,7 +43,8 @@ pub struct Defined {
 }
 
 impl Defined {
-    /// Adds the definitions of a header. They are found line by line: `.clang-format` puts them at the left margin.
+    /// Adds the structures and constants that a header defines. A definition is recognized by how its line begins,
+    /// because the formatter does not indent definitions.
     pub fn read(&mut self, header: &Path) -> Result<()> {
         let text = fs::read_to_string(header)?;
         let mut in_enum = false;
@@ -94,7 +95,8 @@ impl Defined {
             let _ = writeln!(writer.out, "pub const {name}: {kind} = {value};");
         }
         for name in &self.structures {
-            // Some structures that only programs use cannot exist in Rust. The generated file gives the reason.
+            // Some structures that only BPF programs use have no equivalent in Rust. The generated file then has a
+            // comment with the reason.
             if let Err(why) = writer.structure(name) {
                 let _ = writeln!(writer.out, "\n// struct {name} is left out: {why}");
             }
@@ -146,7 +148,8 @@ impl TypeWriter<'_> {
         if self.btf.is_tagged(id, "shared") {
             return self.shared(name, id, &rust_name(name));
         }
-        // A structure of words that is a field of a shared structure gets two types, with atomics and without.
+        // A structure that consists of words, and that is a field of a structure marked `SHARED`, gets two Rust types:
+        // one with atomics and one without.
         if self.is_nested_in_shared(id) && self.is_words(id) {
             self.shared(name, id, &format!("Shared{}", rust_name(name)))?;
         }
@@ -323,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn names_in_rust_are_in_camel_case() {
+    fn c_names_become_camel_case_in_generated_rust() {
         assert_eq!(rust_name("relay_config"), "RelayConfig");
         assert_eq!(rust_name("gf128"), "Gf128");
     }

@@ -21,7 +21,7 @@
 #include "poly1305.h"
 
 #define QUIC_TAG 16
-/* Mask and largest value of an offset in a quic_buf: QUIC_TEXT_MAX bytes from this offset still fit. */
+/* Largest offset of a header or text in a quic_buf: QUIC_TEXT_MAX bytes fit behind it. Also the mask for offsets. */
 #define QUIC_AT_MAX	2047
 #define QUIC_HEADER_MAX 528 /* longest header of a packet, in bytes: QUIC needs 25, test vectors need more */
 
@@ -149,8 +149,8 @@ static __always_inline void ghash_header(struct gf128 *state, const struct ghash
 	*state = sum;
 }
 
-/* Authenticates the header. This function and those after it, up to quic_seal_with(), are global and pass the
- * authenticator's state in memory. The verifier therefore does not have to check every text length for every header
+/* Authenticates the header. This function and the functions below, up to quic_seal_with(), are global in BPF and pass
+ * the authenticator's state in memory. The verifier therefore does not have to check every text length for every header
  * length.
  */
 __noinline int aead_header(const struct quic_keys *keys, const struct quic_keystream *keystream,

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Lets userspace wait for program runs: an update of a map of maps returns only after every run that had begun has
- * ended. Userspace may then reuse an entry that it unlinked before. The kernel does not promise this behaviour, so
- * barrier_run tests it.
+/* Lets userspace wait for runs of BPF programs: an update of a map of maps returns only after every run that had begun
+ * has ended. Userspace may then reuse a map entry that it unlinked before. The kernel does not promise this behaviour,
+ * so barrier_run tests it.
  */
 #ifndef MILLRACE_BARRIER_H
 #define MILLRACE_BARRIER_H
 
 #include "util.h"
 
-/* The only value of the map `barrier`, which is a map of maps. Nothing is written to it. */
+/* The only inner map of the map of maps `barrier`. No program uses its content. */
 struct nothing {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -16,7 +16,7 @@ struct nothing {
 	__uint(max_entries, 1);
 } nothing SEC(".maps");
 
-/* Index 0 -> the map `nothing`. Each wait writes this same entry again, which makes the kernel wait. */
+/* Index 0 -> the inner map `nothing`. To wait, userspace writes this same entry again: the kernel waits for runs. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__type(key, __u32);
@@ -30,7 +30,7 @@ enum barrier_state {
 	BARRIER_HAS_RUN,
 };
 
-/* Index 0 -> enum barrier_state. */
+/* Index 0 -> state of the run of barrier_run (enum barrier_state). */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);

@@ -11,12 +11,13 @@
 
 #define CONTENDED_ATTEMPTS 8 /* attempts to change a bucket; one fails if another CPU changes it first */
 
-/* Largest difference between the clocks of two CPUs, in ticks. A bucket whose time is even further ahead than its burst
- * and this difference was in fact full long ago: its difference has wrapped around.
+/* Largest difference between the clocks of two CPUs, in ticks. If a bucket's time is ahead of the present time by
+ * more than the bucket's burst and this value together, the time lies in the past instead: the difference has
+ * wrapped around. The bucket is then full.
  */
 #define BUCKET_SLACK (1000000000ULL * BUCKET_TICKS)
 
-/* Returns the price in ticks of `units` in the bucket of a network that may have `times` as much as one client. The
+/* Returns the price in ticks of `units` in the bucket of a network whose rate is `times` the rate of one client. The
  * bucket has the same burst in ticks as a client's, so it fills in the same time.
  */
 static __always_inline __u64 price_of(const struct bucket_rate *rate, __u64 units, __u64 times)
@@ -24,8 +25,8 @@ static __always_inline __u64 price_of(const struct bucket_rate *rate, __u64 unit
 	return units * rate->cost / times;
 }
 
-/* Returns the time when a bucket will be full after paying `price`, if it was to be full at `full_at`. Sets `over` to 1
- * if the bucket has too little for the price, else to 0.
+/* Returns the time when a bucket will be full after `price` is taken from it. Before that, it would be full at
+ * `full_at`. Sets `over` to 1 if the bucket contains less than the price, else to 0.
  */
 static __always_inline __u64 bucket_after(__u64 full_at, __u64 burst, __u64 price, __u64 now, int *over)
 {
@@ -38,8 +39,8 @@ static __always_inline __u64 bucket_after(__u64 full_at, __u64 burst, __u64 pric
 	return now + ahead;
 }
 
-/* Makes a bucket that begins with twice `price`, or full if it holds less. Returns the time when the bucket will be
- * full.
+/* Returns the time when a new bucket will be full. The bucket begins with a content of twice `price`, or is full from
+ * the beginning if its burst is smaller.
  */
 static __always_inline __u64 bucket_with_two(__u64 burst, __u64 price, __u64 now_ns)
 {

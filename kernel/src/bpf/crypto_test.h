@@ -23,7 +23,7 @@ enum crypto_operation {
 struct crypto_case {
 	__u32 operation;
 	__s32 result;
-	__u64 number; /* packet number; CRYPTO_NUMBER replaces the expected number by the decoded one */
+	__u64 number; /* packet number; CRYPTO_NUMBER reads the expected number and writes the decoded one */
 	struct quic_extent extent;
 	__u32 id_bytes;
 	struct quic_short header;

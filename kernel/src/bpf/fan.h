@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The steps that all fan-outs share: parse a frame that arrives at TC, change it for each copy, and restore it.
+/* The steps that are the same in all fan-out programs, which send copies of a packet to many receivers. They parse a
+ * frame that arrives at TC, change it for each copy, and restore it.
  *
- * Each program adds two steps of its own. Its `map` decides which copies are made of a packet: relay_ingress.h by the
- * QUIC frames, fanout_map.h by the sender of RTP. Its `rewrite` writes a copy: relay_egress.h seals it again,
- * fanout_rewrite.h does not change the payload. The steps are included as source, because copies are made in a loop and
- * a tail call does not return.
+ * Each program adds two functions of its own. Its function `map` decides which copies are made of a packet:
+ * relay_ingress.h by the QUIC frames, fanout_map.h by the sender of RTP. Its function `rewrite` writes a copy:
+ * relay_egress.h seals it again, fanout_rewrite.h does not change the payload. The functions are included as source,
+ * because copies are made in a loop and a tail call does not return.
  */
 #ifndef MILLRACE_FAN_H
 #define MILLRACE_FAN_H

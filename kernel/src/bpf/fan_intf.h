@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Structures that all fan-outs share with userspace. The build writes Rust's types from this header. */
+/* Structures that all fan-out programs (which send copies of a packet to many receivers) share with userspace. The
+ * build generates Rust's types from this header.
+ */
 #ifndef MILLRACE_FAN_INTF_H
 #define MILLRACE_FAN_INTF_H
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* A fan-out that takes several runs of the program.
+/* Sends copies of a packet to many receivers (fan-out) in several runs of the BPF program.
  *
  * One run sends at most a fixed number of copies. If more are to be sent, the program queues the unchanged packet
- * behind all packets that wait for the stack. The packet reaches the program again after those, on another CPU if the
- * interface spreads its packets (RPS). An entry of `cursors` holds the next copy to send. The packet's mark (skb->mark)
- * is the ID of the entry: no sender can forge it, since marks are not transmitted.
+ * behind all packets that the network stack has not processed yet. The program gets the packet again after those, on
+ * another CPU if the interface spreads its packets (RPS). An entry of the map `cursors` has the index of the next copy
+ * to send. The packet's mark (skb->mark) is the ID of the entry: no sender can forge it, since marks are not
+ * transmitted.
  *
  * Before including this header, a program must define struct cursor_kept, the further state that it keeps of a packet
  * between runs, and CURSOR_ID, the high bits of its marks.
@@ -15,29 +16,30 @@
 #include "util.h"
 
 /* largest number of packets that may wait at the same time for the next run of a fan-out program */
-#define CURSORS	     4096
-#define CURSOR_LOW   0xffffU /* the bits of skb->mark that differ between packets; the others are CURSOR_ID */
-#define CURSOR_BUSY  1U	     /* value of `id` while a run of the program writes the entry */
-#define CURSOR_NS    (10 * 1000000000ULL) /* a packet that waits longer for its next run counts as lost */
-#define GOLDEN_RATIO 0x9e3779b9U /* 2^32 divided by the golden ratio; its multiples are spread evenly */
+#define CURSORS	    4096
+#define CURSOR_LOW  0xffffU /* the bits of skb->mark that differ between packets; the others are CURSOR_ID */
+#define CURSOR_BUSY 1U	    /* value of `id` while a run of the program writes the entry */
+#define CURSOR_NS   (10 * 1000000000ULL) /* a packet that waits longer for its next run counts as lost */
+/* 2^32 divided by the golden ratio; its multiples give well distributed hashes */
+#define GOLDEN_RATIO 0x9e3779b9U
 
-/* The state of a fan-out that continues in the next run of its packet.
+/* The state of sending a packet's copies, which the next run of the program for this packet continues.
  *
- * `id` names the owner of the entry, and changes only by atomic exchange. 0 means that the entry is free,
+ * `id` names the packet that owns the entry, and changes only by atomic exchange. 0 means that the entry is free,
  * CURSOR_BUSY that a run writes it; any other value is the mark of the packet that owns it. free_cursor() and
  * queue_again() give the entry to a packet, and take_cursor() frees it when the packet arrives. If the packet
  * never arrives, another packet can get the entry after CURSOR_NS.
  */
 struct cursor_entry {
-	__u32 id;	/* the packet's mark while the packet waits; 0 if the entry is free */
-	__u32 mark;	/* the packet's original mark, which is restored */
-	__u32 at;	/* index of the next copy to send */
-	__u32 runs;	/* number of runs of the program for the packet so far */
-	__u64 since_ns; /* CLOCK_MONOTONIC since when the packet waits */
+	__u32 id;   /* skb->mark of the packet while it is queued for its next run; 0 if the entry is free */
+	__u32 mark; /* the packet's original mark, which is restored */
+	__u32 at;   /* index of the next copy to send */
+	__u32 runs; /* number of runs of the program for the packet so far */
+	__u64 since_ns; /* time by CLOCK_MONOTONIC at which the packet was queued for its next run */
 	struct cursor_kept kept;
 };
 
-/* Low bits of a packet's mark -> state of its fan-out. */
+/* Low bits of a packet's mark (skb->mark) -> state of sending its copies. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -45,8 +47,8 @@ struct {
 	__uint(max_entries, CURSORS);
 } cursors SEC(".maps");
 
-/* Number of fan-outs that were continued in another run so far. Its low bits are the index in `cursors` of the next
- * entry to use.
+/* Number of times that a packet's copies were continued in another run. Its low bits are the index in the map `cursors`
+ * at which the next entry is allocated.
  */
 __u32 cursors_used = 0;
 
@@ -76,8 +78,8 @@ static __noinline int take_cursor(struct __sk_buff *skb, struct cursor_entry *cu
 	return 1;
 }
 
-/* Allocates an entry and sets its ID to CURSOR_BUSY until it is written. Returns NULL if the entry's packet
- * still waits.
+/* Allocates the entry at index `key` of the map `cursors`, and sets its ID to CURSOR_BUSY until it is written. Returns
+ * NULL if a packet that is queued for its next run still owns the entry.
  */
 static __always_inline struct cursor_entry *free_cursor(__u32 key, __u64 now_ns)
 {
@@ -118,7 +120,7 @@ static __always_inline int queue_again(struct __sk_buff *skb, const struct curso
 	/* The ID is written last, with a memory barrier: only now is the entry complete. */
 	__sync_lock_test_and_set(&entry->id, id);
 	skb->mark = id;
-	/* With a new hash the next run may be on another CPU, if the interface spreads its packets. */
+	/* With a new skb->hash the next run may be on another CPU, if the interface spreads its packets. */
 	bpf_set_hash(skb, runs * GOLDEN_RATIO);
 	if (!bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
 		return 0;

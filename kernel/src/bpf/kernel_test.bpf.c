@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The BPF object that the tests of the barrier load. */
+/* The BPF object for tests of barrier.h, which lets userspace wait for runs of BPF programs. */
 #include "barrier.h"
 
 char LICENSE[] SEC("license")

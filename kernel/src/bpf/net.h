@@ -32,9 +32,9 @@
 
 #define IPV6_FRAGMENT_OFFSET 0xfff8 /* bits of the offset in the field `frag_off` of a fragment header */
 
-/* --- The cursor --- */
+/* --- The cursor, which takes one header of a frame after another --- */
 
-#define HEAD_BYTES 256 /* largest number of bytes of a frame that are copied */
+#define HEAD_BYTES 256 /* largest number of bytes at the start of a frame that are copied for parsing */
 #define HEAD_SLACK 80  /* spare bytes of the buffer, since a read may begin at the last byte of the copy */
 
 /* A copy of the first bytes of a frame. */
@@ -135,8 +135,8 @@ static __always_inline enum net_step take_ethernet(struct net_cursor *cursor, __
 	return NET_OK;
 }
 
-/* Takes the headers in front of IP. If `bare` is not 0, there are none, as on tun, WireGuard and PPP devices. The
- * version field of the IP header then gives the protocol.
+/* Takes the headers before the IP header: Ethernet and VLAN tags. If `bare` is not 0, there are none, as on tun,
+ * WireGuard and PPP devices. The version field of the IP header then gives the protocol, IPv4 or IPv6.
  */
 static __always_inline enum net_step take_link(struct net_cursor *cursor, __u32 bare, __be16 *protocol,
 					       __u16 *vlan)
@@ -212,7 +212,9 @@ struct ipv6_extension {
 	__u8 rest[4];
 };
 
-/* Takes an extension header that is_extension() accepts. Its first `least` bytes, 2 or more, must be in the frame. */
+/* Takes an IPv6 extension header that is_extension() accepts. Fails if the frame ends before its first `least` bytes,
+ * which must be at least 2.
+ */
 static __always_inline enum net_step take_extension(struct net_cursor *cursor, __u32 least, __u8 *next)
 {
 	const __u8 *header;

@@ -9,7 +9,8 @@
 #define QUIC_RESERVED	     0x18 /* reserved bits, which must be zero (RFC 9000, section 17.3.1) */
 #define QUIC_KEY_PHASE	     0x04
 #define QUIC_NUMBER_BYTES    0x03 /* length of the packet number, minus one */
-#define QUIC_SAMPLE	     16 /* bytes of the sample, which begins 4 bytes after the start of the packet number */
+/* Bytes of the ciphertext sample for header protection, which begins 4 bytes after the start of the packet number. */
+#define QUIC_SAMPLE 16
 
 /* The fields of a short header that header protection covers. */
 struct quic_short {

@@ -33,7 +33,7 @@ struct {
 SEC("xdp.frags")
 int root_xdp(struct xdp_md *ctx)
 {
-	/* A tail call returns only if the slot is empty. */
+	/* A tail call returns only if this entry of the program array is empty. */
 	bpf_tail_call(ctx, &root_slots, ROOT_GATE);
 	bpf_tail_call(ctx, &root_slots, ROOT_GRAFT);
 	return XDP_PASS;
@@ -54,7 +54,7 @@ int root_turn(struct xdp_md *ctx)
 	return rest(ctx);
 }
 
-/* The gate calls this program with the packets that it passes. */
+/* The gate's program ends with a tail call of this program, for packets that it lets pass. */
 SEC("xdp.frags")
 int root_rest(struct xdp_md *ctx)
 {

@@ -11,7 +11,9 @@
 enum root_slot {
 	ROOT_GATE,
 	ROOT_GRAFT,
-	/* This slot is not empty while a process is about to detach root_xdp. Other processes then use no slot. */
+	/* This slot is not empty while a process is about to detach root_xdp. Other processes then add no program to a
+	 * slot.
+	 */
 	ROOT_LEAVING,
 	ROOT_SLOTS,
 };

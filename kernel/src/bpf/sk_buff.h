@@ -24,8 +24,9 @@ struct sk_buff {
 #define IP_SUMMED(skb) BPF_CORE_READ_BITFIELD_PROBED((struct sk_buff *)(skb), ip_summed)
 
 /* Reports whether the packet's data begins after the link header instead of at it. XDP in generic mode copies packets
- * with too little headroom, which most packets have. Since Linux 6.9 the copy's `mac_len` is 0, and TC moves the start
- * back from the IP header by `mac_len`. A redirected packet would also leave without a link header.
+ * that have too little headroom, as most packets have. Since Linux 6.9 the copy's `mac_len` is 0. TC moves the start of
+ * the data back from the IP header by `mac_len` bytes, so it stays at the IP header. If such a packet were redirected,
+ * it would be sent without a link header.
  */
 static __always_inline int link_is_lost(struct __sk_buff *skb)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Finds UDP in an skb, for programs at TC: relay, probe, and the gate at egress. All fragments are refused, because
- * none contains a whole datagram. IPv4 options, some IPv6 extension headers, two VLAN tags in the frame and one in the
- * skb's metadata are skipped.
+/* Finds the UDP header in an skb, for programs at TC. All IP fragments are refused, because none contains a whole
+ * datagram. IPv4 options, some IPv6 extension headers, two VLAN tags in the frame and one in the skb's metadata are
+ * skipped.
  */
 #ifndef MILLRACE_SKB_UDP_H
 #define MILLRACE_SKB_UDP_H
@@ -31,8 +31,8 @@ struct udp_packet {
 
 #define IPPROTO_EXPERIMENT 253 /* protocol number for experiments (RFC 3692) */
 
-/* The payload of IP, and the offset of its protocol number, for programs that also accept protocol 253. Other
- * programs pass NULL.
+/* The payload of the IP packet, and the offset of the IP protocol number. Only programs that also accept IP protocol
+ * 253 need it; other programs pass NULL.
  */
 struct ip_carried {
 	__u32 end;	   /* offset of the payload's end in the frame */
@@ -40,7 +40,7 @@ struct ip_carried {
 	__u8 protocol;
 };
 
-/* Reports whether the program accepts this protocol. */
+/* Reports whether the program accepts this IP protocol: UDP, or 253 if `carried` is not NULL. */
 static __always_inline int is_taken(__u8 next, const struct ip_carried *carried)
 {
 	return next == IPPROTO_UDP || (carried && next == IPPROTO_EXPERIMENT);

@@ -51,8 +51,8 @@ fn list(ifindex: i32, hook: KernelHook, name: &str) -> io::Result<Vec<StaleFilte
     Ok(found)
 }
 
-/// Returns the filter if it has a program of this name. The kernel also lists an entry without a program for each
-/// priority.
+/// Parses an entry of the kernel's list of filters. Returns `None` if its program has another name, or if it has no
+/// program: the kernel also lists each priority as an entry of its own.
 fn parse(body: &[u8], name: &str) -> Option<StaleFilter> {
     let word = |at: usize| Some(u32::from_ne_bytes(*body.get(at..)?.first_chunk()?));
     let handle = word(8)?;
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn filter_is_found_by_its_name() {
+    fn stale_tc_filter_is_found_by_its_name() {
         let found = Some(StaleFilter { handle: 3, priority: 0xc000, program: 7 });
         for (name, want) in [
             (&b"relay_in:[7]\0"[..], &found),

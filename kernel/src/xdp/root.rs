@@ -83,8 +83,9 @@ enum Hindrance {
 }
 
 impl XdpTurn {
-    /// Attaches a program to an interface of the calling thread's network namespace. `before` is called before the
-    /// first packet arrives. Its argument is the program that gets the packets that this program passes.
+    /// Attaches a program to an interface of the calling thread's network namespace. The function `before` is called
+    /// before the first packet arrives. Its argument is the root's program that `program` has to call for packets that
+    /// it lets pass.
     pub fn new(
         program: &ProgramMut<'_>,
         turn: RootProduct,
@@ -127,9 +128,10 @@ impl XdpTurn {
 }
 
 impl Drop for XdpTurn {
-    /// Removes the program from its slot of the program array. If no slot has a program now, detaches the root, instead
-    /// of relying on descriptors that children may hold for a moment. A process that joins at the same time either sees
-    /// `LEAVING`, or its slot is seen here, because both processes write before they read.
+    /// Removes the program from its slot of the program array. If no slot has a program now, detaches the root
+    /// explicitly, because child processes may hold copies of its descriptors until exec. If another process puts a
+    /// program into a slot at the same time, either that process sees `LEAVING`, or this one sees its slot: both write
+    /// before they read.
     fn drop(&mut self) {
         let slot = (self.turn as u32).to_ne_bytes();
         if self.has_slot() {
@@ -181,8 +183,8 @@ impl<Before: Fn(BorrowedFd<'_>) -> Result<(), Error>> RootProgram<'_, Before> {
     fn make(&self, mode: XdpMode) -> Result<XdpRoot, Error> {
         let ifindex = self.ifindex;
         let error = |source| Error::Xdp { ifindex, mode, source };
-        // After GRO an XDP program in generic mode sees the headers of the first of several packets, and its verdict
-        // applies to all of them.
+        // If a lower interface has merged packets (GRO), an XDP program in generic mode sees only the headers of the
+        // first one, and its verdict applies to all of them. Such interfaces are refused.
         if mode == XdpMode::Generic
             && let Some(kind) = stack::kind(ifindex).map_err(error)?
         {
@@ -193,8 +195,8 @@ impl<Before: Fn(BorrowedFd<'_>) -> Result<(), Error>> RootProgram<'_, Before> {
         Ok(XdpRoot { link, mode, parts: RootParts::new(&mut object)? })
     }
 
-    /// Puts the program into its slot of the existing root's program array. Returns the argument `taken` as the error
-    /// if the interface's XDP program is no root, or a root in another XDP mode.
+    /// Puts the program into its slot of the existing root's program array. Fails with the error `taken`, which the
+    /// caller supplies, if the interface's XDP program is no root, or a root in another XDP mode.
     fn join(&self, mode: XdpMode, taken: Error) -> Result<XdpTurn, Hindrance> {
         let Self { turn, ifindex, .. } = *self;
         let failed = |source| Hindrance::Lasting(Error::Join { ifindex, source });
@@ -309,7 +311,7 @@ mod tests {
     use crate::intf::enum_names;
 
     #[test]
-    fn program_slots_match_the_names_in_c() {
+    fn rust_names_of_xdp_root_programs_match_the_enum_in_c() {
         assert_eq!(
             enum_names(env!("OUT_DIR"), "root.bpf.o", "root_slot", "root_"),
             ["gate", "graft", "leaving"]

@@ -4,7 +4,8 @@ use millrace_kernel::crypto::{QuicKeys, TAG_LEN};
 
 use crate::engine::{CryptoCase, CryptoEngine, Operation};
 
-/// The accumulator of Poly1305 for r = 1, `high * 2^128 + low`. It is the sum of the blocks, each with 2^128 added.
+/// The accumulator of Poly1305 for r = 1. Its value is `high * 2^128 + low`: the sum of all blocks, where Poly1305 adds
+/// 2^128 to each block.
 #[derive(Clone, Copy, Default)]
 struct AuthenticatorSum {
     high: u128,
@@ -83,8 +84,8 @@ fn any_block() -> u128 {
     }
 }
 
-/// Authenticates two blocks with r = 2: the first fills all limbs except the lowest, and the next carries through all
-/// of them. The sum is `2^131 - 4 * j`.
+/// Authenticates a text of one block with r = 2. The block fills all limbs of the accumulator except the lowest. Adding
+/// the second block, which has the lengths, then carries through all limbs. The product is `2^131 - 4 * j`.
 #[test]
 fn poly1305_carry_passes_through_full_limbs() {
     const LENGTHS: u128 = 16 << 64;

@@ -73,7 +73,7 @@ pub struct CryptoCase {
 }
 
 impl CryptoCase {
-    /// Makes the input of a test operation, in which all memory that the code must not depend on has random contents.
+    /// Makes the input of a test operation. Memory on which the result must not depend has random contents.
     pub fn new(keys: &QuicKeys) -> Box<Self> {
         let buf = || Buf {
             bytes: std::array::from_fn(|_| fastrand::u8(..)),

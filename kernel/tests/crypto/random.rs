@@ -150,7 +150,7 @@ fn keystream_computed_ahead_equals_direct_encryption() {
     }
 }
 
-/// Flips each bit of header, text, tag and packet number.
+/// Flips each bit of header, text, tag and packet number, and checks that the packet is then refused.
 #[test]
 fn packet_with_any_flipped_bit_is_refused() {
     for engine in CryptoEngine::all("packet_with_any_flipped_bit_is_refused") {

@@ -50,7 +50,7 @@ impl Flood {
         Ok(Self { object: open.load()?, frame })
     }
 
-    /// Sends this many packets. Packets that do not fit into the interface's queue are lost, and the interface counts
+    /// Sends `packets` packets. Packets that do not fit into the interface's queue are lost, and the interface counts
     /// them. A signal may end the flood early.
     pub fn send(&self, packets: u32) -> Result<(), Error> {
         let input = ProgramInput {

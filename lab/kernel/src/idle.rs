@@ -60,7 +60,7 @@ mod tests {
     fn idle_time_includes_the_running_idle_task() {
         assert_eq!(so_far(0, 1000), 0);
         assert_eq!(so_far(70, 1000), 70);
-        // The idle task ran for 70 ns earlier, and for 100 ns since the time 900 ns.
+        // The idle task ran for 70 ns in the past. It runs again since time 900, which is 100 ns ago.
         assert_eq!(so_far(70 - 900, 1000), 170);
     }
 }

@@ -127,8 +127,8 @@ impl PacketProbe {
         self.attachments.clear();
     }
 
-    /// Reads all samples from the ring buffer, oldest first for each CPU. Samples of different CPUs may be out of order
-    /// by the time that recording one sample needs.
+    /// Reads all samples from the ring buffer. Samples of one CPU are in the order of time. Samples of different CPUs
+    /// may be out of order, by at most the time that it takes to record one sample.
     pub fn read(&mut self) -> Result<Vec<PacketSample>, Error> {
         let mut samples = Vec::new();
         let map = self.object.map("samples")?;

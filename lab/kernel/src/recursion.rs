@@ -7,7 +7,7 @@ use libbpf_rs::{Link, ProgramInput};
 use millrace_kernel::Error;
 use millrace_kernel::object::{LoadedObject, embedded};
 
-/// The attached program. Dropping the handle detaches it.
+/// The attached BPF program that triggers itself. Dropping this value detaches the program.
 pub struct Recursion {
     object: LoadedObject,
     _link: Link,

@@ -1,5 +1,5 @@
 //! Compares idle time with work whose CPU and length are known. Needs root.
-//! Runs: alone, since a CPU has to be idle now and then.
+//! Runs: alone, since the test needs times in which a CPU is idle.
 
 use std::time::{Duration, Instant};
 

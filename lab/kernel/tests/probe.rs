@@ -82,7 +82,7 @@ fn tcx_programs(namespace: &str) -> usize {
     inside(namespace, || count(libbpf_sys::BPF_TCX_INGRESS) + count(libbpf_sys::BPF_TCX_EGRESS))
 }
 
-/// Sends one large and one small packet towards the interface and a large one away from it, in both address families.
+/// Over IPv4 and then IPv6, sends one large and one small packet to the probed interface, and one large packet from it.
 fn exchange(pair: &ProbePair) -> [SocketAddr; 4] {
     let mut addresses = Vec::new();
     for (near, far) in [("10.99.0.1:0", "10.99.0.2:0"), ("[fd99::1]:0", "[fd99::2]:0")] {
@@ -175,8 +175,8 @@ fn clsact_hook_timestamps_packets_in_both_directions() {
 }
 
 #[test]
-fn missing_interface_is_named() {
-    if !root("missing_interface_is_named") {
+fn attach_error_names_the_missing_interface() {
+    if !root("attach_error_names_the_missing_interface") {
         return;
     }
     let mut probe = PacketProbe::load(&Config::default()).expect("the probe loads");

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::anyhow;
 
-/// Runs all jobs on `workers` threads, started in their order, and returns the results in the same order. The first
-/// error ends all jobs.
+/// Runs all jobs on `workers` threads, started in their order, and returns the results in the same order. After the
+/// first error, no further job is started.
 pub fn at_once<J: Sync, T: Send>(
     workers: usize,
     jobs: &[J],

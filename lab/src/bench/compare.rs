@@ -51,8 +51,8 @@ fn student(degrees: usize) -> f64 {
     QUANTILES.get(degrees.saturating_sub(1)).copied().unwrap_or(2.12)
 }
 
-/// The comparison of Millrace with the other relay that has the lowest latency at this percentile, for the same link
-/// and load.
+/// The comparison of Millrace's latency at one percentile, for one link and load, with the other relay whose latency is
+/// lowest there.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RelayComparison {
     pub percentile: &'static str,

@@ -18,7 +18,7 @@ pub struct RelayFigures {
     pub lost: u64,
     /// Time from the publisher's application to a subscriber's, us.
     pub latency_us: Option<Percentiles>,
-    /// Latency and delivery of all objects that subscribers were owed, including those that never arrived.
+    /// Latency and delivery of all objects that subscribers should have received, including those that never arrived.
     /// `OwedFigures::spread` combines this field over the rounds, since a latency may be infinite.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owed: Option<OwedFigures>,
@@ -35,7 +35,8 @@ pub struct RelayFigures {
     pub gate_ns_per_packet: Option<f64>,
     /// Peak resident memory of the relay, bytes.
     pub rss_bytes: u64,
-    /// Numbers of packets before the relay that were matched with copies behind it, to measure the wire latency.
+    /// Numbers of packets to the relay that were matched, or not, with the copies that the relay sent, to measure the
+    /// wire latency.
     pub wire: Matched,
     /// Median application latency with the probe attached, minus the median without it, us. It is measured with the
     /// plain UDP forwarder only.
@@ -58,8 +59,8 @@ pub struct PacketsPerObject {
     pub to_subscriber: f64,
 }
 
-/// What the relay's BPF programs forwarded, and their run time. Measured in the period in which system calls were
-/// counted.
+/// What the relay's BPF programs forwarded, and their run time. They are measured in the part of a run in which system
+/// calls are counted, too.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct KernelWork {
     /// Share of the outgoing media packets that the kernel sent instead of the process, percent.
@@ -73,7 +74,7 @@ pub struct KernelWork {
     pub bpf_ns_per_copy: f64,
 }
 
-/// What the BPF programs of relay and packet gate did, measured in the period in which system calls were counted.
+/// What the BPF programs of relay and packet gate did, measured in the part of a run in which system calls are counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ProgramWork {
     pub kernel: Option<KernelWork>,
@@ -161,7 +162,7 @@ impl RelayRow {
     }
 }
 
-/// Names of the fields that are `null` in a row without a successful round.
+/// Names of the JSON fields that are `null` in a result row without a successful round.
 const FIGURES: [&str; 8] = [
     "delivered",
     "lost",
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn figure_missing_in_a_round_is_left_out() {
+    fn median_leaves_out_rounds_in_which_the_figure_is_missing() {
         let row = row(vec![Ok(figures(10, None)), Ok(figures(10, Some(3.0)))]);
         assert_eq!(row.json()["latency_us"]["p50"], 3.0);
         assert_eq!(row.median(), Some(figures(10, Some(3.0))));

@@ -53,7 +53,7 @@ pub struct HostileArgs {
     json: Option<PathBuf>,
 }
 
-/// Load that the publisher and the subscriber make, which are not hostile.
+/// Media load of the publisher and the subscriber. Neither of the two is hostile.
 const LOAD: RowLoad =
     RowLoad { transport: LabTransport::Raw, subscribers: 1, object_bytes: 1200, rate_hz: 250 };
 /// Media count as flowing once at least this share of the published packet rate arrives.
@@ -61,7 +61,7 @@ const FLOWING: f64 = 0.8;
 /// Extra time that the publisher sends, seconds: for the start, and for the first second, whose objects are not
 /// counted.
 const SPARE_SECONDS: f64 = 3.0;
-/// Longest time of one round of a scenario, which normally ends much sooner.
+/// Time limit of running a hostile scenario once. A scenario normally ends much sooner.
 const SCENARIO_LIMIT: Duration = Duration::from_secs(120);
 const ATTACKER: &str = "attacker";
 const NEWCOMER: &str = "newcomer";
@@ -115,7 +115,7 @@ struct HostileFigures {
     steady: Attacks,
 }
 
-/// A function that returns one measured value of a round.
+/// A function that returns one measured value, such as a latency, from the results of a round.
 type Figure = fn(&HostileFigures) -> f64;
 
 /// Measured values of media, relay and newcomers (clients that connect) in one period.
@@ -143,7 +143,7 @@ impl MediaStretch {
         self.owed.latency_us.p99.unwrap_or(f64::INFINITY)
     }
 
-    /// Returns the 99th percentile of the time until the kernel forwards to a new subscriber, ms.
+    /// Returns the 99th percentile of the time until the kernel forwards media to a new subscriber, ms.
     fn ready_ms(&self) -> f64 {
         self.newcomers.ready_ms.map_or(f64::NAN, |ready| ready.p99)
     }
@@ -315,7 +315,7 @@ impl HostileArgs {
         Ok(HostileFigures { quiet, meanwhile, alike, attacks, steady })
     }
 
-    /// Measures media for `--seconds` while `meanwhile` runs and new subscribers join.
+    /// Measures media for `--seconds` while the function `meanwhile` runs and new subscribers join.
     fn stretch<T>(
         &self,
         site: &BenchSite,
@@ -352,8 +352,8 @@ impl HostileArgs {
         Ok((MediaStretch { owed, cpu_percent: used.process_percent(), newcomers }, done))
     }
 
-    /// Repeats a scenario for `--seconds`. Its first round is run separately, so that the relay's memory can be read
-    /// after that round.
+    /// Repeats a scenario for `--seconds`. The first repetition runs in a process of its own, so that the relay's
+    /// memory can be read after it.
     fn attack(&self, attack: &RepeatedAttack<'_>) -> anyhow::Result<Attacks> {
         let began = Instant::now();
         let time = Duration::from_secs_f64(self.seconds);
@@ -402,7 +402,8 @@ struct RepeatedAttack<'run> {
     relay: &'run BenchProcess,
     transport: LabTransport,
     scenario: &'run str,
-    /// Packets per second that all clients that run the scenario send together; only for scenarios that send at a rate.
+    /// Packets per second that all clients of the scenario send together. `None` if the scenario does not send at a
+    /// fixed rate.
     rate: Option<f64>,
 }
 

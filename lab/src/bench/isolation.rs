@@ -131,8 +131,8 @@ impl IsolationRow {
         format!("{}, {}", self.relay.label(), self.profile.name())
     }
 
-    /// Returns the latencies of the subscriber whose link is always good, us. `of` selects the runs with a good or a
-    /// bad link of the second subscriber.
+    /// Returns this percentile of the latency of the subscriber whose link is always good, us, over the rounds. The
+    /// function `of` selects the results with a good or with a bad link of the second subscriber.
     fn latencies(
         &self,
         percentile: Percentile,

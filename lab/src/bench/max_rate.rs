@@ -230,7 +230,8 @@ fn next(best: Option<u32>, failed: Option<u32>) -> Option<u32> {
     match (best, failed) {
         (Some(best), None) => Some(best.saturating_mul(2).min(CEILING_HZ)).filter(|rate| *rate > best),
         (Some(best), Some(failed)) => {
-            // The next rate is the geometric mean, since the precision is a ratio.
+            // The next rate is the geometric mean of the sustained and the failed rate, since `PRECISION` is a ratio of
+            // these rates.
             let middle = (f64::from(best) * f64::from(failed)).sqrt();
             (f64::from(failed) / f64::from(best) > PRECISION).then_some(middle as u32)
         }
@@ -246,8 +247,8 @@ mod tests {
     use crate::stats::Percentiles;
     use crate::transport::LabTransport;
 
-    /// Runs the search for a relay that sustains up to `limit`. Returns the highest rate found and the number of
-    /// trials.
+    /// Runs the search on an imaginary relay that sustains exactly the rates up to `limit`, in objects per second.
+    /// Returns the highest rate found and the number of trials.
     fn search(limit: u32) -> (Option<u32>, usize) {
         let mut best = None;
         let mut failed = None;

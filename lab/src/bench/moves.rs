@@ -51,14 +51,14 @@ pub struct MoveArgs {
 
 const NAMESPACE: &str = "bench";
 const OBJECTS_PER_GROUP: u32 = 100;
-/// Time from the last viewer's handshake to the first move, and from the first move to a second one, seconds. The
-/// viewers are stopped before the second move.
+/// Time from the last viewer's handshake to the first change of all viewers' addresses, and from the first change to
+/// the second, seconds. The viewers are stopped before the second change.
 const SETTLING: u64 = 20;
 /// Length of the track, seconds. The publisher is stopped long before its end.
 const SHOW_SECONDS: u32 = 600;
 /// Longest wait until the kernel forwards to all viewers for the first time.
 const START_LIMIT: Duration = Duration::from_secs(180);
-/// Longest wait until the kernel forwards to all viewers after the move.
+/// Longest wait until the kernel forwards to all viewers again after their addresses have changed.
 const BACK_LIMIT: Duration = Duration::from_secs(15);
 /// Pause between two readings of the relay's status. With thousands of sessions the status is large, so reading it
 /// costs the relay CPU time.
@@ -98,13 +98,15 @@ struct MoveRow {
 }
 
 struct MoveFigures {
-    /// Time from the last viewer's move until the kernel had sent to every viewer's new address, ms.
+    /// Time from the last viewer's change of address until the kernel had sent to every viewer's new address, ms.
     back_ms: f64,
-    /// Time from the last viewer's move until the relay's status said `kernel_ready` for every viewer, ms.
+    /// Time from the last viewer's change of address until the relay's status said `kernel_ready` for every viewer, ms.
     ready_ms: f64,
-    /// CPU time of the relay from the first move until all viewers were served again, percent of one CPU.
+    /// CPU time of the relay from the first change of a viewer's address until the kernel forwarded to all viewers
+    /// again, percent of one CPU.
     cpu_percent: f64,
-    /// Number of status readings since the first move. More readings make the measured times more precise.
+    /// Number of readings of the relay's status since the first change of a viewer's address. More readings make the
+    /// measured times more precise.
     looks: usize,
     /// Largest number of sessions whose changes (path, keys) waited to be written to the kernel's tables, in any
     /// reading of the relay's status.
@@ -167,7 +169,7 @@ fn render(rows: &[MoveRow]) -> String {
     text
 }
 
-/// A viewer's address before the move, and the number of packets that the kernel had sent to it.
+/// A viewer's address before it changed, and the number of packets that the kernel had sent to it.
 #[derive(Clone, Copy)]
 struct ViewerBeforeMove {
     remote: SocketAddr,
@@ -356,7 +358,7 @@ mod tests {
         assert_eq!(look(&[session(1, 1001, false, 7), session(2, 1000, true, 7)]), [1, 0, 0]);
         assert_eq!(look(&[session(1, 1001, true, 7), session(2, 1001, true, 8)]), [2, 2, 0]);
         assert_eq!(look(&[session(1, 1001, true, 8), session(2, 1001, true, 8)]), [2, 2, 1]);
-        // Sessions that did not exist before the move do not count.
+        // Sessions that did not exist before the viewers' addresses changed do not count.
         assert_eq!(look(&[session(3, 1001, true, 8)]), [0, 0, 0]);
     }
 }

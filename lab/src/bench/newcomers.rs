@@ -38,7 +38,7 @@ pub struct Newcomers {
     pub queue_too_long: usize,
 }
 
-/// The node of the newcomers and the node of the relay.
+/// The lab's nodes (network namespaces) in which the newcomers and the relay run.
 pub struct NewcomerRoute<'lab> {
     pub from: &'lab LabNode,
     pub relay: &'lab LabNode,
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn command_queue_longer_than_connection_count_is_reported() {
+    fn command_queue_longer_than_number_of_handshakes_is_counted() {
         let mut status = Status::default();
         let mut seen = NewcomerResult::default();
         (status.handshakes, status.engine.commands_waiting) = (3, 3);

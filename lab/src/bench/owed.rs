@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn infinite_latency_counts_in_the_median() {
+    fn infinite_p99_latency_counts_as_the_largest_in_the_median_of_rounds() {
         let rounds = [owed(90, None), owed(100, Some(5.0)), owed(95, None)];
         let [low, middle, high] = OwedFigures::spread(&rounds).unwrap();
         assert_eq!((low.latency_us.p99, middle.latency_us.p99, high.latency_us.p99), (Some(5.0), None, None));

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_and_interfaces_are_found() {
+    fn listening_udp_port_and_interface_packet_counts_are_read() {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let port = socket.local_addr().expect("an address").port();
         assert!(listens(port));

@@ -147,8 +147,8 @@ impl RelayBenchArgs {
         Ok(())
     }
 
-    /// Lists the result rows. Consecutive rows have different relays, so that a drift of the machine affects all relays
-    /// alike.
+    /// Lists the result rows. Consecutive rows have different relays, so that a machine that becomes slower or faster
+    /// during the benchmark affects all relays alike.
     fn rows(&self) -> Vec<RelayRow> {
         let object_bytes = self.object_bytes;
         let rate_hz = self.rate_hz;

@@ -6,7 +6,7 @@ use crate::lab::{Directions, LabLink, Settings};
 
 /// Time for which a link has the rate and delay in one line of a trace.
 const STEP: Duration = Duration::from_millis(500);
-/// Size of the queue, as the time in which it fills at the rate that one subscriber needs, ms.
+/// Size of the link's queue, ms: the time that media for one subscriber, sent at their normal rate, take to fill it.
 const QUEUE_MS: u64 = 300;
 
 /// Rate, delay and queue of a link for one step (half a second) of a trace.

@@ -79,7 +79,7 @@ enum RestartPublishing {
     MoqPub,
 }
 
-/// The program that is killed.
+/// The program that the benchmark kills and restarts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Victim {
     Publisher,
@@ -384,7 +384,7 @@ fn run_for(viewer: &mut BenchProcess) -> anyhow::Result<u64> {
 fn gap(viewer: &mut BenchProcess, died: u64, back: u64) -> Result<Gap, RestartFailure> {
     let sent_later = |seen: &ShownObject| seen.sent_ns > back;
     let first = wait_for(viewer, "no media again", |seen| seen.iter().find(|one| sent_later(one)).copied())?;
-    // Keep reading for a while, since repeated objects may follow.
+    // Keep reading for a while: the relay may deliver objects a second time, and these duplicates are counted.
     let over = first.arrived_ns + RUNNING.as_nanos() as u64 / 3;
     wait_for(viewer, "media have ended", |seen| (seen.last()?.arrived_ns > over).then_some(()))?;
     let seen = read(viewer)?;

@@ -53,7 +53,7 @@ pub struct BenchRun {
     offered: u64,
 }
 
-/// Result of a relay under a load, which shows whether it keeps up.
+/// Objects delivered and CPU time used in a short run, from which follows whether the relay keeps up with the load.
 pub struct LoadTrial {
     pub received: ReceivedObjects,
     pub used: Used,

@@ -151,7 +151,7 @@ fn sinks(from: SocketAddr, subscribers: usize, stream: Option<&str>) -> anyhow::
     Ok(())
 }
 
-/// Requests the stream from the fan-out until it grants a lease.
+/// Requests the stream from the fan-out until it grants a lease: the right to receive the stream for a given time.
 fn subscribe(socket: &UdpSocket, stream: &str) -> anyhow::Result<()> {
     let mut token = ReceiverToken::default();
     let mut buffer = [0; MAX_BYTES];

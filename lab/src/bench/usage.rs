@@ -124,7 +124,7 @@ mod tests {
 
     /// Half a second of one thread's work must appear in the CPU time of the process and of the machine.
     #[test]
-    fn work_of_a_thread_is_measured() {
+    fn cpu_time_of_a_thread_appears_in_process_and_machine_usage() {
         let before = UsageReading::take(std::process::id()).expect("a reading");
         let work_ns = 500_000_000;
         let start = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).expect("clock");

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn incomplete_line_is_not_parsed_yet() {
+    fn incomplete_last_line_of_viewer_output_is_not_parsed_yet() {
         let seen = parse(b"10 5 0\n20 15 1\n30 2").unwrap();
         assert_eq!(seen.len(), 2);
         assert_eq!(seen[1], ShownObject { arrived_ns: 20, sent_ns: 15, sequence: 1 });

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn latency_may_exceed_the_send_period_while_counts_agree() {
+    fn latency_above_the_send_period_is_matched_if_no_copy_is_missing() {
         let wire = run(&[came(100), came(200), went(250, 1), went(300, 1)]);
         assert_eq!(wire.latencies_ns, [150, 100]);
     }
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn unsorted_samples_are_matched_and_last_object_is_left_out() {
+    fn unsorted_packet_samples_match_objects_to_copies_except_the_last() {
         // The copy sent at 50 ns has no object among the samples, since the first object arrived at 100 ns. The last
         // object arrived at 400 ns and is left out, with its copy sent at 440 ns.
         let samples =

@@ -61,7 +61,8 @@ pub struct HostileCommandArgs {
 ///
 /// # Errors
 ///
-/// Fails if the scenario or the relay does not exist, or if the relay did not release everything.
+/// Fails if the scenario or the relay does not exist, or if the relay still holds sessions, streams or other objects of
+/// the hostile clients afterwards.
 pub fn run(args: &HostileCommandArgs) -> Result<()> {
     if args.list {
         return list(args.relay.as_deref());

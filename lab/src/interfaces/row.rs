@@ -190,7 +190,8 @@ impl CaseRun<'_> {
     }
 }
 
-/// Returns the reasons for which the kernel did not send packets and copies, with their counts.
+/// Returns the three most frequent reasons for which the kernel left packets, or their copies for subscribers, to
+/// userspace, with counts.
 fn reasons(packets: &BTreeMap<String, u64>, copies: Option<&BTreeMap<String, u64>>) -> Vec<(String, u64)> {
     const GOOD: [&str; 6] =
         ["forwarded", "segmented", "continued", "not_udp", "other_port", "from_subscriber"];

@@ -145,7 +145,7 @@ fn attach_netem(link: &LinkSpec, plans: &[NodePlan], claim: &LabClaim) -> Result
 
 fn start_wires(topology: &Topology, index: usize, link: &LinkSpec) -> Result<Wires> {
     let [a, b] = inner_ends(index);
-    // Each direction has random numbers of its own.
+    // Each direction of the link has its own seed for random losses and delays.
     let seed = |direction: u64| topology.seed.wrapping_add((index as u64) << 1 | direction);
     let wire = |from, to, impairment: &Impairment, seed| {
         let shaper = Shaper::new(impairment.clone(), seed);

@@ -438,7 +438,7 @@ mod tests {
     use crate::lab::control::{NodeStatus, WireStatus};
 
     #[test]
-    fn status_fits_a_terminal() {
+    fn lab_status_with_long_names_and_counters_fits_the_terminal_width() {
         let name = "a-link-of-sixty-characters-that-somebody-has-really-given-it";
         let many = 1_234_567_890;
         let counters = FrameCounters {

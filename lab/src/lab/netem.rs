@@ -15,8 +15,8 @@ use super::netns::{Netns, check};
 use super::shape::FrameCounters;
 use super::{Error, Result};
 
-/// Largest number of frames on the wire. No lab reaches it: a second's delay would hold as many frames only at a rate
-/// above that of any lab.
+/// Largest number of frames on the wire. No lab reaches it: even with a delay of one second, that takes a million
+/// frames per second, and no lab has that rate.
 const LIMIT: &str = "1000000";
 
 /// Reports whether the kernel has netem, by attaching it to the loopback device of the calling thread's namespace.

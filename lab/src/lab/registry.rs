@@ -120,7 +120,7 @@ fn sweep() -> Result<Vec<String>> {
 /// Returns the IDs of dead labs. The caller must hold the registry's lock.
 fn remains() -> Vec<String> {
     let mut dead: Vec<String> = ids().into_iter().filter(|id| is_dead(id)).collect();
-    // A namespace without a lab's directory also remains of a dead lab, since /run/millrace may have been emptied.
+    // A namespace whose lab has no directory also belongs to a dead lab, since /run/millrace may have been emptied.
     let orphans = netns::list(PREFIX).into_iter().filter_map(|netns| id_of(netns.name()));
     dead.extend(orphans.filter(|id| !dir(id).exists()));
     dead.sort();
@@ -204,7 +204,7 @@ mod tests {
 
     /// Whoever may open a file can keep it locked forever.
     #[test]
-    fn locked_files_are_open_to_their_owner_only() {
+    fn lab_registry_is_accessible_only_to_its_unix_user() {
         let above = std::env::temp_dir().join(format!("millrace-registry-{}", std::process::id()));
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         fs::create_dir(&above).unwrap();

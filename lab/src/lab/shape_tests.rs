@@ -80,7 +80,7 @@ fn jitter_stays_in_range_and_never_reorders() {
 }
 
 #[test]
-fn jitter_has_the_requested_shape() {
+fn jitter_has_the_requested_uniform_or_normal_distribution() {
     let deviation = |settings| {
         let out = run(&mut shaper(settings), 20_000, 100 * MS);
         let delays: Vec<f64> = out.iter().map(|(at, n)| (*at - 100 * MS * *n).as_secs_f64() * 1e3).collect();
@@ -111,7 +111,7 @@ fn random_loss_has_the_requested_probability() {
 }
 
 #[test]
-fn bursts_have_the_models_length_and_frequency() {
+fn burst_loss_has_mean_length_and_rate_of_the_gilbert_model() {
     // In Gilbert's model, the stationary loss is p / (p + r) = 1/11, and the mean burst has 1 / r = 5 frames.
     let mut shaper = shaper("burst-start=2% burst-end=20%");
     let out = run(&mut shaper, 200_000, Duration::ZERO);
@@ -122,7 +122,7 @@ fn bursts_have_the_models_length_and_frequency() {
 }
 
 #[test]
-fn duplication_is_counted() {
+fn duplicated_frames_are_delivered_and_counted() {
     let mut shaper = shaper("duplicate=100%");
     assert_eq!(run(&mut shaper, 100, MS).len(), 200);
     assert_eq!(counted(&shaper).duplicated, 100);
@@ -130,7 +130,7 @@ fn duplication_is_counted() {
 }
 
 #[test]
-fn reordered_frames_are_overtaken() {
+fn reordered_frames_arrive_later_by_the_requested_time_and_are_counted() {
     let mut shaper = shaper("delay=5ms reorder=10% reorder-by=3ms");
     let out = run(&mut shaper, 10_000, MS);
     let late = out.iter().filter(|(at, n)| *at - MS * *n == 8 * MS).count() as u64;
@@ -218,7 +218,7 @@ fn packets_over_the_mtu_are_dropped() {
 }
 
 #[test]
-fn bytes_held_by_the_emulated_link_are_bounded() {
+fn emulated_link_drops_frames_beyond_its_byte_limit() {
     let mut shaper = shaper("delay=10s");
     let start = Instant::now();
     let fit = MAX_HELD_BYTES / (1 << 20);
@@ -230,7 +230,7 @@ fn bytes_held_by_the_emulated_link_are_bounded() {
 }
 
 #[test]
-fn same_seed_gives_same_departures() {
+fn same_random_seed_gives_the_same_emulated_losses_and_delays() {
     let settings = "delay=9ms jitter=5ms loss=10% duplicate=5% reorder=5%";
     let out = |seed| run(&mut Shaper::new(Impairment::parse(settings).unwrap(), seed), 1000, MS);
     assert_eq!(out(7), out(7));

@@ -148,7 +148,7 @@ impl ReceiverRun {
 
 /// Methods for the life cycle of sessions.
 impl ReceiverRun {
-    /// Begins as many sessions as may have their handshake at the same time.
+    /// Begins further sessions until `AT_ONCE` handshakes are under way, or until all sessions have begun.
     fn begin_sessions(&mut self, now: Instant) -> Result<()> {
         while self.sessions.len() < self.settings.sessions && self.handshakes < AT_ONCE {
             let at = self.sessions.len();

@@ -31,7 +31,7 @@ struct CurrentObject {
     end: u64,
     /// First bytes of the payload, at most as many as a stamp (number and time of sending) has.
     front: Vec<u8>,
-    /// Number of bytes of the payload that belong to a stamp.
+    /// Number of bytes of the payload that belong to the stamp (number and time of sending).
     stamp_len: usize,
 }
 
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_found_in_pieces_of_any_size() {
+    fn objects_of_a_stream_are_parsed_from_reads_of_any_size() {
         let expected = [(0, Some(stamp(4))), (1, None), (2, None), (3, None)];
         let expected = expected.map(|(id, stamp)| (Location::new(GROUP, id), stamp));
         let bytes = stream();

@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn receivers_move_once_and_in_even_steps() {
+    fn each_receiver_changes_address_once_at_even_time_intervals() {
         let (mut wave, began) = wave(1.0, WITHIN);
         let mut moved = Vec::new();
         for tenth in 0..=10 {
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn move_without_duration_moves_its_share_of_receivers_at_once() {
+    fn requested_fraction_of_receivers_changes_address_at_once_if_time_is_0() {
         let (mut wave, began) = wave(0.25, Duration::ZERO);
         assert_eq!((wave.count(), wave.take_due(began).len()), (50, 50));
         let (mut none, began) = self::wave(0.0, WITHIN);
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn late_call_moves_all_receivers_that_were_due() {
+    fn late_timer_call_changes_address_of_all_receivers_that_were_due() {
         let (mut wave, began) = wave(1.0, WITHIN);
         assert_eq!(wave.take_due(began + WITHIN * 3).len(), 200);
     }

@@ -43,7 +43,8 @@ pub struct ReceiversReport {
     pub duplicates: u64,
     /// Objects that never arrived, although later objects did or the track's end shows that they existed.
     pub missing: u64,
-    /// Objects that arrived after the counting of their group had ended.
+    /// Objects that were not counted because their group is too old: only the newest groups of each subscription are
+    /// tracked.
     pub late: u64,
     /// Streams that were reset, or that ended inside an object.
     pub streams_cut: u64,
@@ -185,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_of_sessions_become_report_figures() {
+    fn session_events_are_summed_into_the_receiver_report() {
         let mut figures = ReceiverCounters::new().unwrap();
         for ms in 1..=100 {
             figures.take(ReceiverEvent::FirstObject(Duration::from_millis(ms)));
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn number_of_reported_reasons_is_bounded() {
+    fn number_of_distinct_session_end_reasons_in_a_report_is_bounded() {
         let mut figures = ReceiverCounters::new().unwrap();
         for number in 0..100 {
             figures.end_early(format!("reason {}", number % 50));

@@ -20,7 +20,7 @@ pub struct SequenceCounts {
     pub duplicates: u64,
     /// Objects that never arrived, although later ones of their group did.
     pub missing: u64,
-    /// Objects that arrived after the counting of their group had ended.
+    /// Objects that were not counted because their group is too old: only the newest groups are tracked.
     pub late: u64,
 }
 
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_whatever_is_missing() {
+    fn gap_tracking_memory_is_bounded_with_every_second_object_missing() {
         let mut sequence = Sequence::default();
         for object in 0..10_000 {
             sequence.insert(Location::new(0, object * 2));

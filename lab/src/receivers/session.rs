@@ -54,7 +54,7 @@ pub struct ReceiverSession {
     answers: BytesMut,
     is_subscribed: bool,
     streams: Vec<(StreamId, IncomingStream)>,
-    /// Number of streams with objects that have ended.
+    /// Number of object streams (those that carry the track's objects) that have ended.
     streams_ended: u64,
     /// Time when the publisher ended the track, and the number of streams that the publisher opened.
     done: Option<(Instant, u64)>,
@@ -85,7 +85,7 @@ pub enum ReceiverEvent {
     Subscribed,
     /// The first object arrived. The value is the time since the session's first packet.
     FirstObject(Duration),
-    /// The first object after a move arrived. The value is the time since the move.
+    /// The first object after a move to another address arrived. The value is the time since the move.
     Resumed(Duration),
     /// An object with a time stamp arrived. The value is its latency from the publisher.
     Latency(Duration),
@@ -305,7 +305,7 @@ impl ReceiverSession {
         self.done.is_some()
     }
 
-    /// Reports whether the session has moved and has received no object since then.
+    /// Reports whether the session has moved to another address and has received no object since then.
     pub fn waits_for_media(&self) -> bool {
         self.moved.is_some()
     }

@@ -106,8 +106,8 @@ impl Cases {
     }
 }
 
-/// Returns the mean cost over the seeds. It is `None` if a run received nothing, since such a candidate cannot be
-/// recommended.
+/// Returns the candidate's mean cost over the runs on this network, one run per random seed. Returns `None` if nothing
+/// arrived in one of the runs, since the candidate then cannot be recommended.
 fn mean_cost(runs: &[&TrainingRun], candidate: &str, profile: TrafficProfile, rung: usize) -> Option<f64> {
     let of: Option<Vec<f64>> = runs
         .iter()
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn right_candidates_follow_from_transfer_times() {
+    fn acceptable_candidates_follow_from_measured_transfer_times() {
         let runs = [
             run(1, "bbr", 1.0),
             run(1, "carried-warm", 0.5),
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn seed_tree_features_are_converted_to_classes() {
+    fn path_features_are_converted_to_classes_of_the_comparison_tree() {
         let features = "rtt=300,loss=0.5,profile=loss".parse().unwrap();
         assert_eq!(seed_values(&features), [Some(2.0), Some(1.0), None, Some(2.0)]);
     }

@@ -87,7 +87,7 @@ impl Grower<'_> {
         let sets = self.divided(set, chosen);
         let grown: Vec<(Node, f64)> = sets.iter().map(|set| self.node(set, depth - 1)).collect();
         let below: f64 = grown.iter().map(|(_, feared)| feared).sum();
-        // A leaf is preferred to a branch if its estimated number of errors exceeds the branch's by at most a tenth.
+        // A leaf is preferred to a branch if its estimated number of errors exceeds the branch's by at most 0.1.
         if self.settings.doubt >= 0.0 && feared <= below + 0.1 {
             return (Node::Leaf(leaf), feared);
         }
@@ -422,7 +422,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn gain_with_equal_and_missing_values_matches_its_definition(
+        fn information_gain_with_equal_or_missing_values_matches_definition(
             rows in proptest::collection::vec((proptest::option::of(0_u8..6), 1_u8..8), 4..40)
         ) {
             let columns = [ExampleColumn { name: "it", unit: "", choices: &[] }];
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn noisy_branches_are_pruned_and_real_rules_kept() {
+    fn decision_tree_pruning_removes_noise_and_keeps_real_rules() {
         let columns = [GOLF[1], GOLF[2]];
         // The right candidate follows from the first column, but 5 % of the examples are wrong. The second column has
         // no information.

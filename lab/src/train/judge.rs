@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn tree_leaf_has_the_90th_percentile_cost_of_its_cases() {
+    fn decision_tree_result_has_90th_percentile_cost_of_its_training_cases() {
         let mut cases = cases(true);
         for case in &mut cases.cases {
             case.features = case.features.clone().with(Feature::Rate, 10.0);
@@ -328,7 +328,7 @@ mod tests {
     /// On every second network the best candidate differs from transfer to transfer. On the other networks it is always
     /// the same candidate.
     #[test]
-    fn best_candidate_of_other_transfers_is_scored_per_network() {
+    fn candidate_best_in_other_transfers_is_scored_on_the_same_network() {
         let runs = |seeds: u32| -> Vec<TrainingRun> {
             let mut runs = Vec::new();
             for (network, seed) in (0..10).flat_map(|network| (1..=seeds).map(move |seed| (network, seed))) {

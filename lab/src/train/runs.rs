@@ -333,7 +333,7 @@ pub(crate) mod tests {
 
     proptest::proptest! {
         #[test]
-        fn arbitrary_lines_are_refused_or_read(text in ".{0,200}", cut in 0_usize..300) {
+        fn arbitrary_training_run_lines_never_panic_the_parser(text in ".{0,200}", cut in 0_usize..300) {
             let good = format!("{}\n{}\n", head(), run(1, "bbr", 1.0).line());
             let _ = parse(&text);
             let _ = parse(&format!("{}\n{text}\n", head()));

@@ -16,9 +16,10 @@ fn has(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
 }
 
-/// Checks that each scenario of `millrace-lab bench cost --scenarios` is compared with perf and with the clock, and that
-/// the command fails exactly if a scenario is not as it should be. Whether it is depends on the machine's other load:
-/// the test is too short for that. Names of kernel contexts are checked by the test program `contexts`.
+/// Checks that each scenario of `millrace-lab bench cost --scenarios` is compared with perf and with the clock, and
+/// that the command fails if and only if a scenario's measured values are out of range or an expected kernel context is
+/// missing. The test accepts either outcome, since short measurements depend on the machine's other load. Names of
+/// kernel contexts are checked by the test program `contexts`.
 #[test]
 fn each_scenario_is_compared_with_perf_and_clock() {
     if !nix::unistd::geteuid().is_root() {
@@ -95,7 +96,7 @@ fn accuracy_and_overhead_of_one_scenario_are_reported() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("millrace-lab runs");
-    // A row that was reported is in the file already, even if a later one fails.
+    // When a result is printed, its row is already in the JSON file, even if a later measurement fails.
     let mut said = BufReader::new(bench.stderr.take().expect("a pipe"));
     let mut line = String::new();
     while !line.starts_with("veth udp") {

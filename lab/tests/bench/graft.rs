@@ -20,10 +20,12 @@ fn rows(test: &str, arguments: &str) -> Option<Vec<Value>> {
 /// A congestion control can be registered with TCP only once. So the measurements run one after another, and a lock
 /// keeps other test programs out.
 #[test]
-fn each_graft_benchmark_measures_something() {
+fn each_graft_benchmark_reports_measured_rows() {
     let file = File::create(std::env::temp_dir().join("millrace-graft-tests.lock")).expect("a lock");
     let _turn = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| error).expect("a turn");
-    let Some(deployed) = rows("each_graft_benchmark_measures_something", "deploy --rounds 2") else { return };
+    let Some(deployed) = rows("each_graft_benchmark_reports_measured_rows", "deploy --rounds 2") else {
+        return;
+    };
     let what: Vec<_> = deployed.iter().filter_map(|row| row["what"].as_str()).collect();
     let wanted = [
         "graft hybla",
@@ -42,12 +44,12 @@ fn each_graft_benchmark_measures_something() {
         assert_eq!(row["rounds"], 2, "{row}");
         assert!(row["total_us"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{row}");
     }
-    // The first row loads the same graft repeatedly. A repeated load does not use libbpf, and reports the verifier's
-    // time separately.
+    // The measurement of the first row loads the same graft repeatedly. A repeated load does not use libbpf, and
+    // reports the verifier's time separately.
     assert!(deployed[0]["steps_us"]["verify"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{}", deployed[0]);
 
     let negotiated = rows(
-        "each_graft_benchmark_measures_something",
+        "each_graft_benchmark_reports_measured_rows",
         "negotiate --rtt-ms 0,10 --pools 2 --rounds 2 --connections 5",
     );
     for (row, rtt_ms) in negotiated.expect("root").iter().zip([0, 10]) {
@@ -58,7 +60,7 @@ fn each_graft_benchmark_measures_something() {
         assert!(row["tcp_bound_us"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{row}");
     }
 
-    let swapped = rows("each_graft_benchmark_measures_something", "swap --rounds 20").expect("root");
+    let swapped = rows("each_graft_benchmark_reports_measured_rows", "swap --rounds 20").expect("root");
     let [swap] = &swapped[..] else { panic!("{swapped:?}") };
     assert_eq!((&swap["swaps"], &swap["bytes_wrong"]), (&Value::from(20), &Value::from(0)));
     assert!(swap["bytes_sent"].as_u64().is_some_and(|bytes| bytes > 0), "{swap}");
@@ -67,7 +69,7 @@ fn each_graft_benchmark_measures_something() {
     transfers_are_kept();
 
     let redirected = rows(
-        "each_graft_benchmark_measures_something",
+        "each_graft_benchmark_reports_measured_rows",
         "redirect --rounds 1 --messages 50 --seconds 0.2 --connections 200",
     )
     .expect("root");
@@ -88,14 +90,14 @@ fn each_graft_benchmark_measures_something() {
     let plot = tempfile::NamedTempFile::with_suffix(".svg").expect("a file");
     let arguments = "fct --controls cubic,mr_hybla,none --cells 64:0:20,64:1:10 --labs 2 --rounds 1 --plot ";
     let timed =
-        rows("each_graft_benchmark_measures_something", &format!("{arguments}{}", plot.path().display()))
+        rows("each_graft_benchmark_reports_measured_rows", &format!("{arguments}{}", plot.path().display()))
             .expect("root");
     let svg = std::fs::read_to_string(plot.path()).expect("a picture");
     assert!(svg.contains("64 KiB, 10 ms") && svg.contains("mr_hybla"), "{svg}");
     let earlier = tempfile::NamedTempFile::with_suffix(".json").expect("a file");
     serde_json::to_writer(earlier.as_file(), &timed).expect("rows");
     let twice = format!("fct --only-add --add {0} --add {0}", earlier.path().display());
-    let twice = rows("each_graft_benchmark_measures_something", &twice).expect("root");
+    let twice = rows("each_graft_benchmark_reports_measured_rows", &twice).expect("root");
     assert_eq!(twice.len(), timed.len());
     for (both, one) in twice.iter().zip(&timed) {
         let rounds = [&one["rounds"][0], &one["rounds"][0]].map(Clone::clone);
@@ -115,7 +117,7 @@ fn each_graft_benchmark_measures_something() {
     );
 
     let arguments = "fairness --controls mr_westwood,congestion --buffers 1,2 --labs 2 --rate-mbit 5 --seconds 1 --rounds 1";
-    let shared = rows("each_graft_benchmark_measures_something", arguments).expect("root");
+    let shared = rows("each_graft_benchmark_reports_measured_rows", arguments).expect("root");
     let cells = [1.0, 2.0].map(|buffer| ["mr_westwood", "congestion"].map(|control| (control, buffer)));
     assert_eq!(shared.len(), 4);
     for (row, (control, buffer)) in shared.iter().zip(cells.as_flattened()) {
@@ -125,9 +127,12 @@ fn each_graft_benchmark_measures_something() {
 }
 
 #[test]
-fn packet_functions_are_swapped_without_losing_datagrams() {
+fn packet_functions_are_replaced_at_runtime_without_losing_datagrams() {
     let arguments = "swap --packets 20000 --rate 5000";
-    let Some(rows) = rows("packet_functions_are_swapped_without_losing_datagrams", arguments) else { return };
+    let Some(rows) = rows("packet_functions_are_replaced_at_runtime_without_losing_datagrams", arguments)
+    else {
+        return;
+    };
     let [row] = &rows[..] else { panic!("{rows:?}") };
     for (what, count) in [("sent", 20000), ("received", 20000), ("lost", 0), ("wrong", 0), ("twice", 0)] {
         assert_eq!(row[format!("packets_{what}")], count, "{row}");
@@ -139,9 +144,12 @@ fn packet_functions_are_swapped_without_losing_datagrams() {
 /// Checks that each list of packet functions keeps its promises (such as full reliability) on a link that loses
 /// packets. Throughput and delay are not checked.
 #[test]
-fn lost_messages_are_repaired_as_functions_promise() {
+fn packet_functions_repair_lost_messages_with_their_promised_reliability() {
     let arguments = "repair --windows 1,16 --loss 5 --rtt-ms 10 --delay-rtt-ms 20 --delay-loss 5 --rate 100 --seconds 3 --rounds 1";
-    let Some(rows) = rows("lost_messages_are_repaired_as_functions_promise", arguments) else { return };
+    let Some(rows) = rows("packet_functions_repair_lost_messages_with_their_promised_reliability", arguments)
+    else {
+        return;
+    };
     let (windows, messages): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row["part"] == "window");
     assert_eq!(windows.iter().map(|row| row["window"].clone()).collect::<Vec<_>>(), [1, 16]);
     for row in &windows {
@@ -172,8 +180,8 @@ fn lost_messages_are_repaired_as_functions_promise() {
     }
 }
 
-/// Each transfer is a row of the file. A transfer whose row is complete is not measured again, and a transfer whose row
-/// is incomplete is measured again.
+/// Each measured transfer is a row of the CSV file with the results. A transfer whose row is complete is not measured
+/// again, and a transfer whose row is incomplete is measured again.
 fn transfers_are_kept() {
     let directory = tempfile::tempdir().expect("a directory");
     let csv = directory.path().join("runs.csv");
@@ -207,13 +215,14 @@ fn transfers_are_kept() {
 }
 
 /// When the path's round-trip time rises and falls, the session changes to another graft and back. Either the
-/// application or a rule causes the changes. The command fails if more messages are lost than the graft in use allows.
+/// application causes the changes (`aware`), or a rule in the daemon's settings does (`in-place`). The command fails if
+/// more messages are lost than the graft in use allows.
 #[test]
-fn graft_changes_with_the_path() {
+fn graft_is_reconfigured_when_the_path_changes() {
     let plot = tempfile::NamedTempFile::with_suffix(".svg").expect("a file");
     let arguments = "reconfigure --rounds 1 --window 16 --megabytes 4 --after-s 1 --far-s 4 --plot ";
     let arguments = format!("{arguments}{}", plot.path().display());
-    let Some(rows) = rows("graft_changes_with_the_path", &arguments) else { return };
+    let Some(rows) = rows("graft_is_reconfigured_when_the_path_changes", &arguments) else { return };
     let methods: Vec<_> = rows.iter().filter_map(|row| row["method"].as_str()).collect();
     assert_eq!(methods, ["aware", "in-place", "none"]);
     for row in &rows {
@@ -263,8 +272,11 @@ fn sessions_use_the_memory_that_the_daemon_reports() {
 
 /// The session uses both paths, and continues on the remaining path after the other path was cut.
 #[test]
-fn session_uses_both_paths() {
-    let Some(rows) = rows("session_uses_both_paths", "paths --rate-mbit 5 --seconds 2 --rounds 1") else {
+fn multipath_session_uses_two_paths_and_survives_the_cut_of_one() {
+    let Some(rows) = rows(
+        "multipath_session_uses_two_paths_and_survives_the_cut_of_one",
+        "paths --rate-mbit 5 --seconds 2 --rounds 1",
+    ) else {
         return;
     };
     let names: Vec<_> = rows.iter().map(|row| row["paths"].as_str().expect("a name")).collect();

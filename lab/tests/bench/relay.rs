@@ -156,9 +156,9 @@ fn matrix(arguments: &str) -> (bool, Vec<Value>, String) {
 }
 
 #[test]
-fn share_of_a_bottleneck_against_tcp_is_measured() {
+fn relay_bandwidth_beside_tcp_at_a_bottleneck_is_measured() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP share_of_a_bottleneck_against_tcp_is_measured: needs root");
+        println!("SKIP relay_bandwidth_beside_tcp_at_a_bottleneck_is_measured: needs root");
         return;
     }
     let rows = rows(
@@ -180,9 +180,9 @@ fn share_of_a_bottleneck_against_tcp_is_measured() {
 }
 
 #[test]
-fn media_beside_a_hostile_client_are_measured() {
+fn media_delivery_during_hostile_client_requests_is_measured() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP media_beside_a_hostile_client_are_measured: needs root");
+        println!("SKIP media_delivery_during_hostile_client_requests_is_measured: needs root");
         return;
     }
     let rows = rows(

@@ -191,7 +191,8 @@ fn render_why(cluster: &ClusterStatus, asked: &Namespace, routed: &RoutedNamespa
 
 /// Returns the reason why the relay ranks the route `other` behind the route `first`.
 fn why_not(first: &RouteStatus, other: &RouteStatus) -> String {
-    // The arms follow the order in which the relay compares routes. Hop ID 0 means that a relay has no identity.
+    // The match arms are in the order in which the relay compares properties of routes. Hop ID 0 means that a relay has
+    // no identity.
     let unnamed = |route: &RouteStatus| route.path.contains(&0);
     match () {
         () if other.suspect && !first.suspect => "its relay does not answer, or is shutting down".to_owned(),

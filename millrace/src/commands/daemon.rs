@@ -47,7 +47,7 @@ impl DaemonFlags {
     /// Sets up logging and runs `serve` to its end.
     pub fn run(&self, serve: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
         let settings = log::Settings { level: self.log_level.clone(), format: self.log_format, file: None };
-        // Held until the daemon ends: dropping it flushes the log.
+        // The log's guard is kept until the daemon ends: dropping it flushes the log.
         let _log = log::start(&settings)?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         runtime.block_on(serve)

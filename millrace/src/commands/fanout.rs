@@ -1,4 +1,5 @@
-//! `millrace fanout`: runs the fan-out, asks a running one, and receives its streams.
+//! `millrace fanout`: runs the RTP fan-out, sends requests to a running one (status, reload, trace), and receives its
+//! streams.
 
 use std::{
     net::SocketAddr,

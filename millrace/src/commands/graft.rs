@@ -1,4 +1,4 @@
-//! `millrace graft`: runs the graft daemon, and asks a running one.
+//! `millrace graft`: runs the graft daemon, and sends requests to a running one.
 
 use std::{
     collections::BTreeMap,
@@ -85,7 +85,7 @@ enum GraftVerb {
         #[arg(long)]
         json: bool,
     },
-    /// Explain which graft, congestion control or tunnel connections with a peer use, or what a model would choose
+    /// Explain which congestion control or tunnel connections with a peer use, or what the learned model would choose
     /// under given conditions
     Why(why::WhyArgs),
     /// Show round-trip times, rates and losses that TCP has measured on the paths to its peers

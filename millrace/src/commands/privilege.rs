@@ -2,12 +2,12 @@
 
 use super::ProgramCommand;
 
-/// The rights that a command needs, as pairs: a text that the command's error must contain, and the remedy to print
-/// then. An empty text fits any error.
+/// The privileges (root or Linux capabilities) that a command needs, as pairs: a text that the command's error must
+/// contain, and the remedy to print then. An empty text fits any error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommandNeeds(pub &'static [(&'static str, &'static str)]);
 
-/// Returns the rights that `command` needs.
+/// Returns the privileges that `command` needs.
 pub fn needs(command: &ProgramCommand) -> Option<CommandNeeds> {
     const TOKEN: &str = "ask as the relay's user or as root, or give its token with --http-token-file";
     Some(CommandNeeds(match command {
@@ -26,7 +26,7 @@ pub fn needs(command: &ProgramCommand) -> Option<CommandNeeds> {
     }))
 }
 
-/// Returns the error, with a remedy appended if this user's missing rights caused it.
+/// Returns the error, with a remedy appended if this user's missing privileges caused it.
 pub fn explained(error: String, needs: Option<CommandNeeds>) -> String {
     match needs.filter(|_| !nix::unistd::geteuid().is_root()) {
         Some(needs) => with(&error, needs),
@@ -39,8 +39,8 @@ fn with(error: &str, CommandNeeds(needs): CommandNeeds) -> String {
     if !is_refused {
         return error.to_owned();
     }
-    // Lines that libbpf printed are removed from the error: they suggest another cause than missing rights, and their
-    // verifier log is empty.
+    // Lines that libbpf printed are removed from the error: they suggest another cause than missing privileges, and
+    // their verifier log is empty.
     let lines: Vec<&str> =
         error.lines().filter(|line| !line.starts_with("libbpf: ") && !line.is_empty()).collect();
     let error = lines.join("\n");

@@ -36,7 +36,7 @@ pub struct WhyArgs {
     /// tunnel); with PEER, conditions not given here are those that the daemon has measured
     #[arg(long, value_name = "NAME=VALUE,...", requires = "model")]
     what_if: Option<Features>,
-    /// File with the model that `millrace-lab train` has made
+    /// File with a model (by `millrace-lab train`) that chooses congestion controls and tunnels for connections
     #[arg(long, value_name = "FILE", requires = "what_if")]
     model: Option<PathBuf>,
     /// Socket of the running daemon

@@ -26,8 +26,8 @@ use scene::{FanoutProcess, FanoutScene, NAME, PORT, ProtocolClient, Status, medi
 /// Ten packets reach all receivers, over IPv4 and IPv6. A receiver that leaves gets no further packet, while the other
 /// receivers get every packet.
 #[test]
-fn receiver_gets_the_stream_until_it_leaves() {
-    if !root("receiver_gets_the_stream_until_it_leaves") {
+fn rtp_receiver_gets_the_stream_until_leaving() {
+    if !root("rtp_receiver_gets_the_stream_until_leaving") {
         return;
     }
     for family in [4, 6] {
@@ -104,8 +104,8 @@ fn media_of_ffmpeg_reaches_all_unchanged_and_in_order() {
 
 /// Forged requests have arbitrary tokens and the address of a host that never sent a request.
 #[test]
-fn forged_address_receives_less_than_was_sent_in_its_name() {
-    if !root("forged_address_receives_less_than_was_sent_in_its_name") {
+fn victim_of_forged_requests_receives_less_than_the_forger_sent() {
+    if !root("victim_of_forged_requests_receives_less_than_the_forger_sent") {
         return;
     }
     let scene = FanoutScene::new(4);
@@ -202,8 +202,8 @@ fn kernel_stops_sending_when_the_lease_expires() {
 }
 
 #[test]
-fn receiver_rate_is_capped() {
-    if !root("receiver_rate_is_capped") {
+fn sending_rate_to_a_fanout_receiver_is_limited_beyond_its_burst() {
+    if !root("sending_rate_to_a_fanout_receiver_is_limited_beyond_its_burst") {
         return;
     }
     let scene = FanoutScene::new(4);
@@ -235,8 +235,8 @@ fn block(highest: u32, fraction_lost: u8) -> Block {
 /// One receiver sends no reports, one reports half of the packets lost, and one reports no loss. Only the last receiver
 /// still gets packets at the end.
 #[test]
-fn silent_or_lossy_receiver_is_cut_off() {
-    if !root("silent_or_lossy_receiver_is_cut_off") {
+fn receiver_without_rtcp_reports_or_with_half_loss_is_cut_off() {
+    if !root("receiver_without_rtcp_reports_or_with_half_loss_is_cut_off") {
         return;
     }
     let scene = FanoutScene::new(4);
@@ -285,8 +285,8 @@ fn silent_or_lossy_receiver_is_cut_off() {
 /// Reloads add, remove and change streams and receivers. Receivers whose settings do not change get every packet from
 /// the kernel. Invalid settings change nothing.
 #[test]
-fn reload_loses_no_packet() {
-    if !root("reload_loses_no_packet") {
+fn fanout_reload_loses_no_packet_of_unchanged_receivers() {
+    if !root("fanout_reload_loses_no_packet_of_unchanged_receivers") {
         return;
     }
     let scene = FanoutScene::new(4);
@@ -405,8 +405,8 @@ fn receiver_named_in_the_settings_needs_no_request() {
 /// While the fan-out's BPF program is detached, the userspace process sends to the same receivers. Each packet is sent
 /// either by the kernel or by userspace.
 #[test]
-fn detached_program_loses_no_packet() {
-    if !root("detached_program_loses_no_packet") {
+fn userspace_sends_all_packets_while_fanout_bpf_program_is_detached() {
+    if !root("userspace_sends_all_packets_while_fanout_bpf_program_is_detached") {
         return;
     }
     let scene = FanoutScene::new(4);
@@ -491,7 +491,8 @@ fn gate_and_fan_out_share_an_interface() {
     drop((gate, fanout));
 }
 
-/// `millrace fanout receive` sends requests and reports for a player that cannot. The player gets the same bytes.
+/// `millrace fanout receive` sends requests and reception reports for a player that cannot send them. The player gets
+/// each RTP packet unchanged.
 #[test]
 fn receive_command_passes_the_stream_to_a_player() {
     if !root("receive_command_passes_the_stream_to_a_player") {

@@ -63,7 +63,7 @@ fn serve(site: &GateSite) -> Endpoint {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn server_without_gate_support_is_guarded() {
+async fn gate_limits_connections_of_a_quic_server_without_gate_support() {
     if !is_root() {
         return;
     }
@@ -192,7 +192,7 @@ async fn dry_run_counts_and_refuses_nothing() {
 /// A prefix, several prefixes or a file with prefixes can be blocked, also for a limited time. The command's output
 /// names an address of the prefix that another list exempts.
 #[test]
-fn block_and_allow_change_the_lists() {
+fn block_and_allow_commands_change_the_gates_prefix_lists() {
     if !is_root() {
         return;
     }
@@ -267,7 +267,7 @@ fn block_and_allow_change_the_lists() {
 /// The gate stays attached when its interface is renamed or set down. It attaches again when the interface is replaced
 /// or the program is detached, and logs what happened.
 #[tokio::test(flavor = "multi_thread")]
-async fn interface_that_returns_is_guarded_again() {
+async fn gate_reattaches_to_a_replaced_interface_or_after_detachment() {
     if !is_root() {
         return;
     }
@@ -393,9 +393,9 @@ impl KeyUpdateTalk {
     }
 }
 
-/// Several connections share an address that is over its quota and also floods. They change ports, and the gate gets
-/// new policies, is killed and started again. The gate must refuse the flood and nothing else, and no XDP program may
-/// stay attached when it has ended.
+/// Several connections share an address that has used up its quota of connections, and that also floods the server with
+/// Initial packets. They change ports, and the gate gets new policies, is killed and started again. The gate must
+/// refuse the flood and nothing else, and no XDP program may stay attached when it has ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_survive_new_policies_and_gate_restarts() {
     const ROUNDS: u64 = 8;
@@ -474,7 +474,7 @@ impl ControlClient {
 }
 
 #[test]
-fn state_of_a_server_ends_with_its_control_connection() {
+fn connection_counts_of_a_server_end_with_its_control_connection() {
     if !is_root() {
         return;
     }

@@ -251,7 +251,7 @@ fn ended_traces_leave_nothing_behind() {
 
 /// Packets that rules in mode "monitor" would refuse are marked as such.
 #[test]
-fn monitored_packets_are_traced() {
+fn gate_traces_packets_that_would_be_refused_in_dry_run() {
     if !is_root() {
         return;
     }

@@ -332,7 +332,7 @@ fn refused_agreements_are_reported_at_both_ends() {
 
 /// A NAT translates addresses at one host, and then at both hosts.
 #[test]
-fn one_address_translation_is_reported_and_two_are_refused() {
+fn one_nat_is_reported_and_nats_at_two_hosts_are_refused() {
     let Some(site) = GraftSite::new("nat") else { return };
     let [client, server] = keys(&site);
     let nat = |side: usize, hook: &str, rule: &str| middlebox(&site.namespaces[side], hook, &[rule]);
@@ -343,7 +343,7 @@ fn one_address_translation_is_reported_and_two_are_refused() {
     let there = format!("ip daddr {called_as} dnat ip to {SERVER}");
     if !nat(1, "nat hook prerouting priority -100", &there) {
         println!(
-            "SKIP one_address_translation_is_reported_and_two_are_refused: nftables cannot translate here"
+            "SKIP one_nat_is_reported_and_nats_at_two_hosts_are_refused: nftables cannot translate here"
         );
         return;
     }

@@ -400,7 +400,7 @@ fn held(daemon: &GraftProcess<'_>, verdict: &str) -> u64 {
 }
 
 #[test]
-fn strict_connection_returns_the_servers_answer() {
+fn tunnelled_strict_connect_returns_the_servers_refusal() {
     let Some(site) = GraftSite::new("strict") else { return };
     let [near, far] = strict(&site);
     for (server, client) in [(SERVER, CLIENT), (SERVER6, CLIENT6)] {
@@ -440,7 +440,7 @@ fn strict_connection_returns_the_servers_answer() {
 }
 
 #[test]
-fn strict_connection_opens_only_after_the_server_accepted() {
+fn tunnelled_strict_connect_completes_only_after_the_server_accepted() {
     let Some(site) = GraftSite::new("waits") else { return };
     let [near, far] = strict(&site);
     let listener = site.listen();
@@ -469,7 +469,7 @@ fn strict_connection_opens_only_after_the_server_accepted() {
 /// Connections that the daemon on the server's host does not tunnel go over plain TCP, and connect() returns the
 /// server's own answer.
 #[test]
-fn strict_connection_without_a_tunnel_returns_the_servers_answer() {
+fn strict_connect_over_plain_tcp_returns_the_servers_answer() {
     let Some(site) = GraftSite::new("strictly") else { return };
     let known = keys(&site);
     let early = format!(
@@ -524,7 +524,7 @@ fn connections_to_the_brokers_own_address_are_refused() {
 const WINDOW: u64 = 256 << 10;
 
 #[test]
-fn daemon_buffers_one_window_for_a_slow_reader() {
+fn daemon_buffers_at_most_window_kib_for_a_slow_reader() {
     let Some(site) = GraftSite::new("slow") else { return };
     let ends = warm(&site, ["window-kib = 256", ""]);
     slow_reader(&site, &ends);
@@ -652,7 +652,7 @@ pub fn exchange_until(near: &TcpStream, far: &TcpStream, enough: &AtomicBool) {
 /// The link carries much less than the server sends. Acknowledgements of the client's few bytes must not wait behind
 /// the server's data.
 #[test]
-fn confirmations_are_not_delayed_by_data_that_waits_for_a_slow_carrier() {
+fn tunnel_acknowledgements_overtake_data_queued_for_a_slow_carrier() {
     let Some(site) = GraftSite::new("behind") else { return };
     let far = "window-kib = 16384";
     let known = keys(&site);
@@ -721,14 +721,14 @@ fn cut(site: &GraftSite, cuts: usize) {
 }
 
 #[test]
-fn failing_carriers_lose_no_byte() {
+fn twenty_carrier_closures_lose_no_byte_of_tunnelled_connections() {
     let Some(site) = GraftSite::new("cut") else { return };
     cut(&site, 20);
 }
 
 #[test]
 #[ignore = "soak: takes a minute"]
-fn two_hundred_failing_carriers_lose_no_byte() {
+fn two_hundred_carrier_closures_lose_no_byte_of_tunnelled_connections() {
     let Some(site) = GraftSite::new("cuts") else { return };
     cut(&site, 200);
 }
@@ -792,7 +792,7 @@ fn ports_of_closed_connections_are_reused_at_once() {
 }
 
 #[test]
-fn number_of_tunnelled_connections_is_bounded() {
+fn connection_over_the_tunnel_connection_limit_uses_plain_tcp() {
     let Some(site) = GraftSite::new("room") else { return };
     let [near, _far] = warm(&site, ["connections = 4", ""]);
     let listener = site.listen();
@@ -835,7 +835,7 @@ fn carrier_that_delivers_nothing_is_avoided_until_it_works_again() {
 }
 
 #[test]
-fn tunnel_limits_do_not_change_for_open_connections() {
+fn reload_cannot_change_tunnel_limits_and_keeps_open_connections() {
     let Some(site) = GraftSite::new("limits") else { return };
     let [near, far] = warm(&site, ["", ""]);
     let listener = site.listen();
@@ -865,7 +865,7 @@ fn tunnel_limits_do_not_change_for_open_connections() {
 }
 
 #[test]
-fn killed_daemon_leaves_nothing_behind() {
+fn killed_daemon_resets_tunnelled_connections_and_later_use_plain_tcp() {
     let Some(site) = GraftSite::new("killed") else { return };
     let [near, _far] = warm(&site, ["", ""]);
     let listener = site.listen();

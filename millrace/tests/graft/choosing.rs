@@ -111,8 +111,8 @@ fn lossy_pair() -> Topology {
 /// The model prefers a congestion control that halves its window at each loss. The path loses three packets of a
 /// hundred.
 #[test]
-fn wrong_model_is_overruled_within_fifty_connections() {
-    const TEST: &str = "wrong_model_is_overruled_within_fifty_connections";
+fn measured_results_overrule_a_wrong_model_within_fifty_connections() {
+    const TEST: &str = "measured_results_overrule_a_wrong_model_within_fifty_connections";
     if default_control() != "bbr" {
         println!("SKIP {TEST}: plain TCP is not BBR here, so it would be as bad");
         return;
@@ -159,8 +159,8 @@ fn wrong_model_is_overruled_within_fifty_connections() {
 /// A restarted daemon uses the results that it has learned before. It renames a file of results that it cannot read,
 /// and reports it.
 #[test]
-fn learned_results_outlast_the_daemon() {
-    let Some(learned) = other_control("learned_results_outlast_the_daemon") else {
+fn learned_congestion_control_results_survive_a_daemon_restart() {
+    let Some(learned) = other_control("learned_congestion_control_results_survive_a_daemon_restart") else {
         return;
     };
     let Some(site) = GraftSite::new("outlasts") else { return };
@@ -287,9 +287,11 @@ fn far_and_near() -> Topology {
 /// The client has an established tunnel to each of two hosts, and one rule for both. The model must tunnel connections
 /// over the long path with losses, and choose plain TCP for the short path.
 #[test]
-fn congestion_control_or_tunnel_is_chosen_by_path() {
+fn model_tunnels_over_lossy_long_path_and_uses_plain_tcp_on_short_path() {
     if !available_controls().split_whitespace().any(|known| known == "bbr") {
-        return println!("SKIP congestion_control_or_tunnel_is_chosen_by_path: there is no BBR");
+        return println!(
+            "SKIP model_tunnels_over_lossy_long_path_and_uses_plain_tcp_on_short_path: there is no BBR"
+        );
     }
     let Some(site) = GraftSite::in_lab("tiers", &far_and_near()) else { return };
     let keys = ["host0.key", "host1.key", "host2.key"].map(|name| key(&site, name));

@@ -233,7 +233,7 @@ fn firewalls_filter_tunnelled_connections_like_plain_tcp() {
 }
 
 #[test]
-fn firewalls_filter_ipv6_and_strict_connections() {
+fn firewalls_filter_tunnelled_ipv6_connections_with_strict_connect() {
     let Some(site) = GraftSite::new("firewall6") else { return };
     settings(&site);
     let path = site.path("graft0.toml");
@@ -266,7 +266,7 @@ fn firewalls_filter_ipv6_and_strict_connections() {
 /// Firewall rules about lengths, rates, counts, DSCP or cgroups match more than a connection's SYN and SYN-ACK. While
 /// such a rule exists, connections are plain TCP from the start, and the status of the rule's host names the rule.
 #[test]
-fn firewall_rules_beyond_connection_setup_disable_tunnelling_and_are_named() {
+fn firewall_rules_beyond_tcp_setup_disable_tunnelling_and_are_reported() {
     let Some(site) = GraftSite::new("plain") else { return };
     let [near, far] = daemons(&site);
     // The path is relative to the cgroup mount, as nft expects it.
@@ -315,7 +315,7 @@ fn firewall_rules_beyond_connection_setup_disable_tunnelling_and_are_named() {
 /// The firewall of the server's host has no rule that accepts packets on `lo`, so the daemon on that host cannot
 /// connect to the server.
 #[test]
-fn firewall_on_loopback_disables_tunnelling() {
+fn server_firewall_that_blocks_its_own_loopback_disables_tunnelling() {
     let Some(site) = GraftSite::new("lo") else { return };
     let [_near, far] = daemons(&site);
     let listener = site.listen_on(at(SERVER, PORT));

@@ -234,7 +234,7 @@ fn gateway_forwards_connections_that_are_not_tunnelled() {
 }
 
 #[test]
-fn gateway_client_gets_the_servers_answer() {
+fn gateway_client_gets_the_servers_connection_refusal_or_reset() {
     let Some(sites) = Sites::new("said") else { return };
     let ends = sites.warm(["", ""]);
     for server in [SERVER_HOST, SERVER_HOST6] {
@@ -260,7 +260,7 @@ fn gateway_client_gets_the_servers_answer() {
 }
 
 #[test]
-fn gateway_buffers_one_window_for_a_slow_reader() {
+fn gateway_buffers_at_most_window_kib_for_a_slow_reader() {
     let Some(sites) = Sites::new("slow") else { return };
     let ends = sites.warm(["window-kib = 256", "window-kib = 256"]);
     let (mut here, there) = sites.connect(&sites.listen());
@@ -442,7 +442,7 @@ fn from_end(sites: &Sites, client: SocketAddr, listener: &TcpListener) -> (TcpSt
 
 /// A client uses the same port again, while the gateway's socket of the previous connection is in TIME_WAIT.
 #[test]
-fn reused_port_behind_a_gateway_is_a_new_connection() {
+fn client_port_reused_in_time_wait_makes_a_new_gateway_connection() {
     let Some(sites) = Sites::new("again") else { return };
     let ends = sites.warm(["", ""]);
     let listener = sites.listen();
@@ -598,7 +598,7 @@ fn gateway_leaves_no_rules_however_it_ends() {
 
 /// Clients must still reach the server while the gateway's daemon hangs.
 #[test]
-fn hanging_gateway_no_longer_receives_connections() {
+fn connections_bypass_a_gateway_whose_daemon_hangs() {
     let Some(sites) = Sites::new("hangs") else { return };
     let [near, _far] = sites.warm(["", ""]);
     let listener = sites.listen();

@@ -41,7 +41,7 @@ fn rule(graft: &str) -> String {
 }
 
 #[test]
-fn graft_rule_is_applied_swapped_explained_and_removed() {
+fn congestion_control_of_a_rule_is_applied_replaced_and_removed() {
     let Some(site) = GraftSite::with_controls("rule") else { return };
     let listener = site.listen();
     let default = congestion(&site.connect(&listener).0);
@@ -87,7 +87,7 @@ fn graft_rule_is_applied_swapped_explained_and_removed() {
 }
 
 #[test]
-fn a_reload_is_all_or_nothing() {
+fn reload_with_an_error_in_the_settings_changes_no_graft() {
     let Some(site) = GraftSite::with_controls("reload") else { return };
     let listener = site.listen();
     site.configure(&rule("hybla"));
@@ -264,7 +264,7 @@ fn shipped_graft_can_be_exported_and_changed() {
 }
 
 #[test]
-fn a_path_is_probed_on_request() {
+fn probe_command_measures_a_path_by_icmp_or_udp() {
     let Some(site) = GraftSite::new("probe") else { return };
     site.configure("");
     let daemon = GraftProcess::start(&site);
@@ -340,13 +340,15 @@ fn paths_are_probed_as_the_settings_say() {
 /// The BPF programs of a daemon with `--persist` stay in the kernel when the daemon ends. The next daemon takes them
 /// over, and `clean` removes them.
 #[test]
-fn persistent_grafts_stay_until_they_are_cleaned() {
+fn grafts_loaded_with_persist_stay_in_the_kernel_until_clean() {
     let Some(site) = GraftSite::with_controls("persist") else { return };
     let mount = site.path("bpf");
     fs::create_dir(&mount).unwrap();
     let mounted = Command::new("mount").args(["-t", "bpf", "bpf"]).arg(&mount).status().unwrap();
     if !mounted.success() {
-        println!("SKIP persistent_grafts_stay_until_they_are_cleaned: no BPF file system can be mounted");
+        println!(
+            "SKIP grafts_loaded_with_persist_stay_in_the_kernel_until_clean: no BPF file system can be mounted"
+        );
         return;
     }
     let pins = mount.join("graft");
@@ -415,7 +417,7 @@ fn persistent_grafts_stay_until_they_are_cleaned() {
 /// Once properties of a network path (such as its RTT) are known, new connections get the congestion control or graft
 /// that the model chooses. A reload replaces the model.
 #[test]
-fn model_chooses_by_path_properties() {
+fn model_chooses_congestion_control_by_measured_path_rtt() {
     let Some(site) = GraftSite::with_controls("select") else { return };
     let listener = site.listen();
     let model = |near: &str, far: &str| {

@@ -203,7 +203,7 @@ fn messages_pass_in_both_directions_until_both_ends_finish() {
 }
 
 #[test]
-fn messages_go_over_protocol_253() {
+fn messages_pass_in_both_directions_over_ip_protocol_253() {
     go_both_ways("ip253", "protocol = \"253\"\n");
 }
 
@@ -259,7 +259,7 @@ fn go_both_ways(test: &str, more: &str) {
 }
 
 #[test]
-fn impossible_services_are_refused_and_graft_changes_in_mid_session() {
+fn impossible_session_services_are_refused_and_a_session_changes_graft() {
     let Some(site) = GraftSite::new("renegotiate") else { return };
     let _hosts = hosts(&site, "");
     let refused = |asks: Preconnection, wanted: SessionRefusal, words: &str| match asks.initiate() {
@@ -425,7 +425,7 @@ pub fn raw(site: &GraftSite, side: usize, service: &str) -> (control::ControlEnd
 /// Garbage arrives at the daemon's socket, and in a session from a peer with a valid key. The daemon and the session
 /// must continue.
 #[test]
-fn garbage_messages_are_ignored() {
+fn malformed_local_and_peer_messages_end_neither_daemon_nor_session() {
     use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType, connect, send, socket as make};
     let Some(site) = GraftSite::new("garbage") else { return };
     let [near, _far] = hosts(&site, "");
@@ -488,7 +488,7 @@ fn garbage_messages_are_ignored() {
 }
 
 #[test]
-fn nonblocking_session_is_polled() {
+fn nonblocking_session_returns_would_block_until_poll_reports_it_ready() {
     let Some(site) = GraftSite::new("polled") else { return };
     let _hosts = hosts(&site, "");
     let (mut near, mut far) = pair(&site, &["reliability"]);
@@ -500,7 +500,7 @@ fn nonblocking_session_is_polled() {
     };
     wait_for_silence(&mut far);
     assert!(!readable(&far, 50), "the session is readable without a message");
-    // The peer does not read, so the window fills up.
+    // The peer does not read, so after some messages the session's flow-control window is full.
     let mut sent = 0_u32;
     let message = |number: u32| [&number.to_be_bytes()[..], &[7; 5000]].concat();
     let begin = Instant::now();

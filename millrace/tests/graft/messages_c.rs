@@ -229,7 +229,7 @@ int main(int argc, char **argv)
 /// Struct layouts and constants in the C header must be those of the library. A forked child cannot use its parent's
 /// session.
 #[test]
-fn every_c_function_works_and_a_fork_is_refused() {
+fn every_c_function_works_and_a_forked_child_cannot_use_the_session() {
     if !has("cc") || !has("pkg-config") || !has("make") {
         return;
     }

@@ -83,7 +83,7 @@ fn messages_pass_over_ipv4_and_ipv6_encrypted_and_in_clear() {
 /// Selective Repeat delivers messages out of order, so the library delays a message until all messages before it have
 /// arrived. The interface's queue is too short for a window, so many packets are lost and sent again.
 #[test]
-fn messages_are_ordered_over_a_graft_that_only_retransmits() {
+fn library_orders_messages_when_selective_repeat_delivers_out_of_order() {
     const SENT: u32 = 1000;
     let Some(site) = GraftSite::new("order") else { return };
     let [near_host, _far_host] = hosts_with(&site, [&grafts(); 2], [CLIENT, SERVER], "");

@@ -163,7 +163,7 @@ fn go(near: &mut Session, far: &mut Session, messages: u32) {
 }
 
 #[test]
-fn messages_use_both_paths_and_survive_the_loss_of_one() {
+fn messages_use_two_network_paths_and_lose_none_when_one_is_cut() {
     type Cut = fn(&Switches);
     let table: [(_, _, Cut, usize); 4] = [
         (PathFamily::V4, "", |it| it.cut("eth2"), 0),
@@ -196,7 +196,7 @@ fn messages_use_both_paths_and_survive_the_loss_of_one() {
 
 /// With `redundant`, each message is sent over both paths and must arrive once.
 #[test]
-fn redundant_paths_lose_nothing_when_one_is_cut() {
+fn messages_sent_over_two_redundant_paths_arrive_once_when_one_is_cut() {
     let Some(site) = GraftSite::new("twice") else { return };
     let switches = Switches::between(&site);
     let hosts =

@@ -174,7 +174,7 @@ fn killed_process_of_the_daemon_restarts_while_the_other_continues() {
 }
 
 #[test]
-fn hanging_process_of_the_daemon_is_named_and_delays_nobody() {
+fn hanging_process_of_the_daemon_is_named_and_delays_no_request() {
     let Some(site) = GraftSite::with_controls("hangs") else { return };
     let listener = site.listen();
     let [near, _far] = [0, 1].map(|side| start(&site, side));

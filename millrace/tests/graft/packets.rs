@@ -220,7 +220,7 @@ fn put_tally(site: &GraftSite, side: usize, version: usize) {
 }
 
 #[test]
-fn sessions_restart_with_new_function_versions() {
+fn sessions_restart_when_both_peers_load_a_new_packet_function_version() {
     let Some(site) = GraftSite::new("versions") else { return };
     site.namespaces.iter().for_each(|name| crate::site::ip(&format!("-n {name} link set lo up")));
     let [near, far] = [0, 1].map(|side| {
@@ -344,7 +344,7 @@ fn exchange(from: &UdpSocket, to: &UdpSocket, least: u64, stop: &AtomicBool) -> 
 /// A host with the peer's address and another key than the peer's gets no session. Settings of older versions are
 /// refused with the lines that replace them.
 #[test]
-fn host_with_another_key_gets_no_session() {
+fn host_with_an_unconfigured_public_key_gets_no_packet_session() {
     let Some(site) = GraftSite::new("stranger") else { return };
     let near = PacketsDaemon::start(&site, 0);
     fs::create_dir(site.path("other")).unwrap();
@@ -374,7 +374,7 @@ fn host_with_another_key_gets_no_session() {
 /// The daemon that accepts connections is restarted. The other daemon must not wait until its old connection has timed
 /// out.
 #[test]
-fn restarted_daemon_gets_session_keys_without_a_timeout() {
+fn restarted_daemon_agrees_new_session_keys_before_the_old_ones_time_out() {
     let Some(site) = GraftSite::new("again") else { return };
     let mut hosts = [0, 1].map(|side| Some(PacketsDaemon::start(&site, side)));
     for side in [None, Some(0), Some(1)] {

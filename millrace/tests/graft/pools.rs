@@ -150,14 +150,14 @@ fn tcp_reset_is_a_reset_at_the_other_end() {
 }
 
 #[test]
-fn tcp_carrier_buffers_one_window_for_a_slow_reader() {
+fn tcp_carrier_buffers_at_most_window_kib_for_a_slow_reader() {
     let Some(site) = GraftSite::new("pool-slow") else { return };
     let ends = warm(&site, "\"tcp\"", "window-kib = 256");
     slow_reader(&site, &ends);
 }
 
 #[test]
-fn tcp_writer_that_does_not_read_makes_progress() {
+fn tcp_carrier_passes_data_to_a_client_that_writes_all_before_it_reads() {
     let Some(site) = GraftSite::new("pool-first") else { return };
     let _ends = warm(&site, "\"tcp\"", "");
     write_before_reading(&site);
@@ -270,7 +270,7 @@ fn blocked_udp_falls_back_to_tcp_carrier_and_then_plain_tcp() {
 /// UDP is blocked during a transfer, and tunnelled connections continue over TCP carriers from the next byte. When TCP
 /// is cut, they continue over QUIC.
 #[test]
-fn live_connections_continue_over_another_kind_of_carrier() {
+fn tunnelled_connections_move_between_quic_and_tcp_carriers_when_blocked() {
     let Some(site) = GraftSite::new("pool-moves") else { return };
     let [near, far] = warm(&site, "[\"quic\", \"tcp\"]", "window-kib = 512");
     wait_for_kind(&near, "quic");
@@ -285,7 +285,7 @@ fn live_connections_continue_over_another_kind_of_carrier() {
         let _stops = StopOnDrop(&enough);
         wait_for("bytes by QUIC", || carry(&near).sent_bytes > 1 << 20);
         if !middlebox(&site.namespaces[1], BEFORE, &[&format!("udp dport {CARRIERS} drop")]) {
-            println!("SKIP live_connections_continue_over_another_kind_of_carrier: no nft");
+            println!("SKIP tunnelled_connections_move_between_quic_and_tcp_carriers_when_blocked: no nft");
             return false;
         }
         wait_for_kind(&near, "tcp");
@@ -381,18 +381,18 @@ fn live_connections_move_between_addresses(kind: &str) {
 }
 
 #[test]
-fn quic_connections_move_between_addresses_of_a_peer() {
+fn connections_over_quic_carriers_move_between_addresses_of_a_peer() {
     live_connections_move_between_addresses("quic");
 }
 
 #[test]
-fn tcp_connections_move_between_addresses_of_a_peer() {
+fn connections_over_tcp_carriers_move_between_addresses_of_a_peer() {
     live_connections_move_between_addresses("tcp");
 }
 
 #[test]
-fn mptcp_connections_move_between_addresses_of_a_peer() {
-    if has_mptcp("mptcp_connections_move_between_addresses_of_a_peer") {
+fn connections_over_mptcp_carriers_move_between_addresses_of_a_peer() {
+    if has_mptcp("connections_over_mptcp_carriers_move_between_addresses_of_a_peer") {
         live_connections_move_between_addresses("mptcp");
     }
 }
@@ -623,7 +623,7 @@ fn full_after_one(at: SocketAddr) -> TcpListener {
 /// A carrier (a connection between the daemons) ends before the daemon at its end has reached a slow server. After the
 /// carrier was resumed, there must be only one connection to the server, which gets the first bytes once.
 #[test]
-fn connection_resumed_before_its_server_is_reached_is_opened_once() {
+fn connection_resumed_on_a_new_carrier_reaches_its_slow_server_once() {
     let Some(site) = GraftSite::new("pool-slowly") else { return };
     let known = keys(&site);
     site.configure_on(1, &server(&known[0], "").replace("[carry]", "[carry]\ncarrier = \"tcp\""));
@@ -657,7 +657,7 @@ fn connection_resumed_before_its_server_is_reached_is_opened_once() {
 /// port of the daemon on the server's host. That daemon keeps the port until the client has acknowledged the last byte,
 /// so that no server sees a wrong client's address. Then the port is free immediately.
 #[test]
-fn reused_port_shows_the_address_of_the_next_client() {
+fn source_port_to_a_server_is_reused_only_after_the_last_byte_is_acked() {
     let Some(site) = GraftSite::new("pool-port") else { return };
     let known = keys(&site);
     site.configure_on(1, &server(&known[0], "").replace("[carry]", "[carry]\ncarrier = \"tcp\""));
@@ -789,7 +789,7 @@ fn missing_congestion_control_is_named() {
 /// The peer accepts fewer pooled connections than this host wants. This host must not try to open another one all the
 /// time.
 #[test]
-fn peer_whose_carrier_pool_is_full_is_retried_rarely() {
+fn retries_to_a_peer_with_a_full_carrier_pool_are_rate_limited() {
     let Some(site) = GraftSite::new("pool-full") else { return };
     let known = keys(&site);
     let with = |text: String, most: u32| {

@@ -32,7 +32,7 @@ use crate::{
 /// A user passes sockets whose close takes an hour (SO_LINGER) to the daemon: in a message that the daemon reads, in
 /// one that it never reads, and over more connections than a user may have.
 #[test]
-fn lingering_sockets_of_users_delay_nobody() {
+fn passed_sockets_with_so_linger_delay_neither_sessions_nor_daemon_end() {
     let Some(site) = GraftSite::new("linger") else { return };
     let [mut near, _far] = hosts(&site, "");
     let mut kept = Vec::new();
@@ -79,8 +79,8 @@ fn lingering_sockets_of_users_delay_nobody() {
     drop(kept);
 }
 
-/// A server that listens on loopback only is not reachable through the tunnel, whatever ports are listed, unless a rule
-/// names the address.
+/// A server that listens on loopback only is not reachable through the tunnel, whatever ports the daemons' settings
+/// list for tunnels, unless a rule names the address.
 #[test]
 fn tunnelled_connections_reach_loopback_only_by_a_rule() {
     const LOOPBACK: &str = "127.0.0.1";

@@ -68,7 +68,7 @@ impl HeldLadder {
         Self { clips, publisher, writers, _dir: dir }
     }
 
-    /// Sends all media to the end, and returns the clips.
+    /// Writes all of the media to the publisher, waits until it has ended, and returns the clips.
     fn play(self) -> [InteropClip; 3] {
         let writing: Vec<_> = self
             .writers
@@ -106,7 +106,7 @@ fn three_files_are_published_as_a_ladder() {
 }
 
 #[test]
-fn adaptive_player_gets_each_group_of_one_rendition() {
+fn adaptive_player_gets_each_group_whole_from_a_single_rendition() {
     needs!(Ffmpeg);
     let relay = InteropRelay::with(|config| config.switching_sets = true);
     let held = HeldLadder::publish_to(&relay);

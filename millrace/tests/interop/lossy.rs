@@ -69,7 +69,7 @@ fn loss_between_relay_and_players_is_repaired() {
 }
 
 #[test]
-fn keys_are_updated_every_100_packets() {
+fn media_arrives_complete_while_quic_keys_update_every_100_packets() {
     needs!(Root, Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
     let clip = &VIDEO;
     for (up, down) in [("loss=0%", "loss=0%"), ("loss=1%", "loss=5%"), ("loss=5%", "loss=1%")] {
@@ -107,7 +107,7 @@ fn change_address(node: &LabNode) {
 }
 
 #[test]
-fn sessions_survive_address_changes() {
+fn media_continues_when_publisher_and_players_change_ip_addresses() {
     needs!(Root, Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
     let clip = &VIDEO;
     let lab = lab(2, &[]);

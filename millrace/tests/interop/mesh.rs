@@ -81,10 +81,10 @@ fn until_route(relay: &InteropRelay) {
 /// The media of a publisher at a relay of ours must reach a viewer at moq-relay, and a viewer at a second relay of ours
 /// behind it.
 #[test]
-fn media_goes_through_moq_relay() {
+fn media_of_our_relay_reaches_viewers_at_moq_relay_and_behind_it() {
     needs!(TestNeed::Ffmpeg, TestNeed::Peer("moq-relay"));
     if wants_kernel() {
-        return; // moq-relay is on this host, the relays with engine kernel are in namespaces
+        return; // moq-relay is on this host, relays that forward in the kernel are in namespaces
     }
     let middle = MoqRelay::start();
     let first = middle.neighbour(11);
@@ -105,10 +105,10 @@ fn media_goes_through_moq_relay() {
 
 /// The media of a publisher at moq-relay must reach a viewer at a relay of ours.
 #[test]
-fn media_comes_from_moq_relay() {
+fn media_published_at_moq_relay_reaches_a_viewer_at_our_relay() {
     needs!(TestNeed::Ffmpeg, TestNeed::Peer("moq-relay"));
     if wants_kernel() {
-        return; // moq-relay is on this host, the relays with engine kernel are in namespaces
+        return; // moq-relay is on this host, relays that forward in the kernel are in namespaces
     }
     let far = MoqRelay::start();
     let relay = far.neighbour(11);

@@ -33,8 +33,8 @@ pub struct InteropRelay {
 }
 
 impl InteropRelay {
-    /// Starts a relay that listens on all IPv4 addresses of its host: a network namespace, or this machine with engine
-    /// `user`.
+    /// Starts a relay that listens on all IPv4 addresses of its host: a network namespace, or this machine if the tests
+    /// forward in userspace.
     pub fn start() -> Self {
         Self::with(|_| {})
     }
@@ -46,7 +46,7 @@ impl InteropRelay {
         relay
     }
 
-    /// Starts a relay on a node.
+    /// Starts a relay on a node of the lab (a network namespace).
     pub fn inside(node: &LabNode) -> Self {
         Self::inside_with(node, |_| {})
     }

@@ -93,8 +93,8 @@ async fn receive_burst(net: &KernelNetwork, subscriber: &mut TestPeer, group: u6
 }
 
 #[test]
-fn each_datagram_arrives_once_and_most_from_the_kernel() {
-    needs_root!(each_datagram_arrives_once_and_most_from_the_kernel);
+fn each_datagram_arrives_once_and_most_are_forwarded_by_the_kernel() {
+    needs_root!(each_datagram_arrives_once_and_most_are_forwarded_by_the_kernel);
     [PeerKind::Quic, PeerKind::Web].into_iter().for_each(datagrams_from);
 }
 

@@ -57,8 +57,8 @@ fn acknowledgements_of_kernel_packets_do_not_wake_userspace() {
 
 /// Each acknowledgement for a sender whose congestion window is full must wake the relay immediately.
 #[test]
-fn full_window_wakes_userspace_at_once() {
-    needs_root!(full_window_wakes_userspace_at_once);
+fn acknowledgement_for_a_full_congestion_window_wakes_userspace_at_once() {
+    needs_root!(acknowledgement_for_a_full_congestion_window_wakes_userspace_at_once);
     let net = KernelNetwork::new(1, true, |_| {});
     let cast = cast(&net, &["sub1"]);
     // A slow link fills the congestion window, whatever the machine's load is.
@@ -100,7 +100,7 @@ fn detached_program_defers_no_packet() {
 }
 
 /// The relay prepares streams to subscribers in advance, so that the kernel can open them. This must not keep the
-/// engine's thread awake while no media arrives.
+/// thread that controls the kernel's forwarding (the engine) awake while no media arrives.
 #[test]
 fn engine_sleeps_while_nothing_is_published() {
     needs_root!(engine_sleeps_while_nothing_is_published);
@@ -115,8 +115,8 @@ fn engine_sleeps_while_nothing_is_published() {
         wait_for("a second in which the engine sleeps", || {
             let before = net.status().engine.ticks;
             std::thread::sleep(Duration::from_secs(1));
-            // While the engine's thread sleeps, it wakes about once a second, and a few times after a keep-alive. While
-            // it is awake, it runs a hundred times a second.
+            // While the thread that controls the kernel's forwarding sleeps, it wakes about once a second, and a few
+            // times after a keep-alive. While it is awake, it runs a hundred times a second.
             net.status().engine.ticks - before <= 40
         });
     });

@@ -19,8 +19,8 @@ use crate::{
 };
 
 #[test]
-fn the_kernel_forwards_a_steady_stream_to_everybody() {
-    needs_root!(the_kernel_forwards_a_steady_stream_to_everybody);
+fn kernel_forwards_chacha20_and_aes_streams_to_two_subscribers() {
+    needs_root!(kernel_forwards_chacha20_and_aes_streams_to_two_subscribers);
     for suite in [CipherSuite::Chacha20Poly1305, CipherSuite::Aes128Gcm] {
         let net = KernelNetwork::new(2, false, |config| config.cipher_suites = vec![suite]);
         let cast = cast(&net, &["sub1", "sub2"]);
@@ -32,8 +32,8 @@ fn the_kernel_forwards_a_steady_stream_to_everybody() {
 }
 
 #[test]
-fn losses_on_either_link_are_repaired() {
-    needs_root!(losses_on_either_link_are_repaired);
+fn packet_loss_on_publisher_or_subscriber_link_is_repaired() {
+    needs_root!(packet_loss_on_publisher_or_subscriber_link_is_repaired);
     for loss in ["loss=1%", "loss=5%"] {
         for link in [PUBLISHER_LINK, "relay-sub1"] {
             let net = KernelNetwork::new(2, true, |_| {});
@@ -116,8 +116,8 @@ fn keystreams_are_computed_before_packets_arrive() {
 }
 
 #[test]
-fn keystreams_follow_key_updates() {
-    needs_root!(keystreams_follow_key_updates);
+fn keystreams_are_computed_with_new_keys_after_a_quic_key_update() {
+    needs_root!(keystreams_are_computed_with_new_keys_after_a_quic_key_update);
     let net = KernelNetwork::new(1, false, |_| {});
     let cast = cast(&net, &["sub1"]);
     let ends = [&cast.publisher, &cast.subscribers[0]].map(|peer| peer.session.connection().clone());

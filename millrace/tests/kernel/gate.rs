@@ -1,4 +1,4 @@
-//! Tests of the relay's own gate in front of engine `kernel`.
+//! Tests of the packet gate (XDP) that a relay runs itself, while the relay forwards media in the kernel.
 
 use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket},
@@ -64,8 +64,8 @@ fn interface<'a>(
 }
 
 #[test]
-fn kernel_behind_the_gate_forwards_as_before() {
-    needs_root!(kernel_behind_the_gate_forwards_as_before);
+fn kernel_forwards_all_media_while_the_xdp_gate_runs() {
+    needs_root!(kernel_forwards_all_media_while_the_xdp_gate_runs);
     let net = gated(2);
     let cast = cast(&net, &["sub1", "sub2"]);
     let status = play(&net, cast, &SHOW, |_| {});
@@ -219,8 +219,8 @@ fn what_is_sent_by_an_upstream_relay_at(scheme: &str) {
 }
 
 #[test]
-fn recreated_interface_is_guarded_again() {
-    needs_root!(recreated_interface_is_guarded_again);
+fn xdp_gate_attaches_again_to_a_recreated_interface() {
+    needs_root!(xdp_gate_attaches_again_to_a_recreated_interface);
     let net = gated(1);
     // exact: the gate attaches to all interfaces before the relay's start is complete
     let before = net.status().gate;
@@ -263,8 +263,8 @@ fn guarded(status: &Status) -> Vec<&str> {
 
 /// The relay listens on all addresses. Its gate must guard an interface as long as the interface has an address.
 #[test]
-fn interface_is_guarded_while_it_has_an_address() {
-    needs_root!(interface_is_guarded_while_it_has_an_address);
+fn xdp_gate_is_attached_while_the_interface_has_an_address() {
+    needs_root!(xdp_gate_is_attached_while_the_interface_has_an_address);
     let net = KernelNetwork::new(1, false, |config| *config = everywhere([0, 0, 0, 0].into()));
     // exact: the gate attaches to all interfaces before the relay's start is complete
     assert_eq!(guarded(&net.status()), ["to-pub", "to-sub1"]);
@@ -318,8 +318,8 @@ fn gate_attaches_when_an_interface_gets_its_first_address() {
 /// A foreign XDP program is attached to the interface. With `gate = "on"` the relay fails with an error. With `auto` it
 /// runs without the gate and reports that.
 #[test]
-fn gate_leaves_another_program_on_the_interface() {
-    needs_root!(gate_leaves_another_program_on_the_interface);
+fn gate_that_finds_a_foreign_xdp_program_leaves_it_attached() {
+    needs_root!(gate_that_finds_a_foreign_xdp_program_leaves_it_attached);
     let first = gated(1);
     // Each relay has a port of its own, because quinn releases a port some time after the relay has ended.
     let also = |gate, port| {

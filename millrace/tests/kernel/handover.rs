@@ -26,7 +26,7 @@ use crate::{
 /// Number of objects in a group. Each object has a stream of its own.
 const OBJECTS: u64 = 10;
 
-/// The objects that a subscriber has received, each with its count.
+/// The objects that a subscriber has received, each with the number of times that it arrived.
 struct SubscriberInbox {
     streams: mpsc::UnboundedReceiver<((u64, u64), PeerStreamEnd)>,
     came: BTreeMap<(u64, u64), u64>,
@@ -168,8 +168,8 @@ fn change_publishers(rounds: u64) {
 }
 
 #[test]
-fn kernel_continues_when_a_second_publisher_comes_and_goes() {
-    needs_root!(kernel_continues_when_a_second_publisher_comes_and_goes);
+fn kernel_keeps_forwarding_when_a_second_publisher_joins_and_leaves() {
+    needs_root!(kernel_keeps_forwarding_when_a_second_publisher_joins_and_leaves);
     change_publishers(3);
 }
 
@@ -253,7 +253,7 @@ struct OriginRelay {
     _namespace: SessionRequest,
 }
 
-/// An edge relay with engine `kernel`. Its upstream relays run on the publishers' node of the lab.
+/// An edge relay that forwards in the kernel. Its upstream relays run on the publishers' node of the lab.
 struct Edge {
     net: KernelNetwork,
 }
@@ -394,8 +394,8 @@ async fn settled_at(net: &KernelNetwork, at: (u64, u64)) {
 }
 
 #[test]
-fn kernel_continues_when_the_upstream_relay_changes() {
-    needs_root!(kernel_continues_when_the_upstream_relay_changes);
+fn kernel_keeps_forwarding_when_the_upstream_relay_changes() {
+    needs_root!(kernel_keeps_forwarding_when_the_upstream_relay_changes);
     change_upstreams(3);
 }
 

@@ -52,9 +52,9 @@ impl Holes {
 /// All objects are in one stream. If the kernel stopped forwarding at a gap in the stream, its counter of STREAM frames
 /// that may be forwarded would no longer grow.
 #[test]
-fn kernel_continues_after_a_hole_in_a_stream() {
+fn kernel_keeps_forwarding_a_stream_after_lost_packets_leave_a_gap() {
     const HOLES: u64 = 3;
-    needs_root!(kernel_continues_after_a_hole_in_a_stream);
+    needs_root!(kernel_keeps_forwarding_a_stream_after_lost_packets_leave_a_gap);
     for impairment in ["loss=0.5% delay=5ms", "loss=2% delay=5ms"] {
         let net = KernelNetwork::new(1, true, |_| {});
         let Cast { publisher, mut subscribers, _requests } = cast(&net, &["sub1"]);
@@ -128,9 +128,9 @@ impl quinn::ConnectionIdGenerator for Passing {
 /// Peers retire their connection IDs again and again, and the relay must send to new ones. Packets that the kernel
 /// sends to a retired ID are lost.
 #[test]
-fn kernel_sends_to_new_ids_after_peers_retire_old_ones() {
+fn kernel_sends_to_new_connection_ids_after_peers_retire_old_ones() {
     const RETIRED: u64 = 4;
-    needs_root!(kernel_sends_to_new_ids_after_peers_retire_old_ones);
+    needs_root!(kernel_sends_to_new_connection_ids_after_peers_retire_old_ones);
     let net = KernelNetwork::new(1, false, |_| {});
     let mut endpoint = quinn::EndpointConfig::default();
     endpoint.cid_generator(|| Box::new(Passing));

@@ -1,4 +1,4 @@
-//! Tests in which the forwarding in the kernel (engine `kernel`) starts or ends while media flows.
+//! Tests in which the forwarding in the kernel starts or ends while media flows.
 
 use std::{cell::OnceCell, fs, net::SocketAddr, os::unix::process::ExitStatusExt, process::Command};
 
@@ -186,8 +186,8 @@ pub fn sh(node: &LabNode, script: &str) {
 }
 
 #[test]
-fn engine_follows_interfaces_that_disappear_and_return() {
-    needs_root!(engine_follows_interfaces_that_disappear_and_return);
+fn kernel_engine_reattaches_to_interfaces_that_disappear_and_return() {
+    needs_root!(kernel_engine_reattaches_to_interfaces_that_disappear_and_return);
     for name in ["pub", "sub1"] {
         let net = KernelNetwork::new(2, false, |_| {});
         let cast = cast(&net, &["sub1", "sub2"]);
@@ -256,7 +256,7 @@ impl<'a> RelayProcess<'a> {
     }
 
     fn engine(&self) -> Option<millrace_relay_daemon::status::EngineStatus> {
-        // exact: the relay selects its engine before it answers, and callers wait for later changes of the engine
+        // exact: the relay chooses kernel or userspace before it answers; callers wait for later changes
         let (_, body) = self.node.enter(|| fetch(HTTP.parse().unwrap(), "/status", None)).unwrap().ok()?;
         Some(serde_json::from_str::<Status>(&body).unwrap().relay.engine)
     }
@@ -307,8 +307,8 @@ fn sighup_changes_the_engine_and_sigkill_leaves_nothing() {
 }
 
 #[test]
-fn impossible_interfaces_are_refused_with_a_reason() {
-    needs_root!(impossible_interfaces_are_refused_with_a_reason);
+fn unusable_kernel_engine_interfaces_are_refused_with_a_reason() {
+    needs_root!(unusable_kernel_engine_interfaces_are_refused_with_a_reason);
     let lab = Lab::new(&Topology::standard(1, 1)).unwrap();
     let node = lab.node("relay").unwrap();
     let addr = format!("{}:{PORT}", node.addr_v4());
@@ -346,8 +346,8 @@ fn refuses(relay: Command, reasons: &[&str]) {
 }
 
 #[test]
-fn engine_that_cannot_attach_fails_with_a_reason_or_is_not_chosen() {
-    needs_root!(engine_that_cannot_attach_fails_with_a_reason_or_is_not_chosen);
+fn kernel_engine_that_cannot_attach_is_an_error_or_auto_uses_userspace() {
+    needs_root!(kernel_engine_that_cannot_attach_is_an_error_or_auto_uses_userspace);
     let lab = Lab::new(&Topology::standard(1, 1)).unwrap();
     let runtime = Runtime::new().unwrap();
     let nowhere = |config: &mut Config| config.interfaces = vec!["nowhere0".to_owned()];
@@ -362,8 +362,8 @@ fn engine_that_cannot_attach_fails_with_a_reason_or_is_not_chosen() {
     assert_eq!(auto.engine().0, "user");
     assert!(auto.engine().1.contains("nowhere0"), "{}", auto.engine().1);
     drop(auto);
-    // Engine `kernel`, requested by name, finds the interfaces of the listen address. Engine `auto` uses only
-    // interfaces that the settings name.
+    // With `engine = "kernel"` the relay finds the interfaces of the listen address itself. With `engine = "auto"` it
+    // forwards in the kernel only on interfaces that the settings name.
     let auto = start(&|config| {
         config.interfaces.clear();
         config.listen[0].set_port(PORT + 1);

@@ -1,4 +1,5 @@
-//! Tests of engine `kernel` between unmodified peers, each in a network namespace of its own. They need root.
+//! Tests of a relay that forwards in the kernel between unmodified peers, each in a network namespace of its own. They
+//! need root.
 
 #![allow(clippy::unwrap_used)]
 

@@ -59,8 +59,8 @@ fn subscriber(engine: EngineChoice, ecn: bool, marks: bool) -> (RelaySessionStat
 }
 
 #[test]
-fn packets_have_the_dscp_and_marks_slow_media_down() {
-    needs_root!(packets_have_the_dscp_and_marks_slow_media_down);
+fn packets_have_the_configured_dscp_and_ecn_ce_marks_are_counted() {
+    needs_root!(packets_have_the_configured_dscp_and_ecn_ce_marks_are_counted);
     for engine in [EngineChoice::User, EngineChoice::Kernel] {
         let (session, ect0) = subscriber(engine, false, false);
         assert_eq!((session.ecn.as_str(), ect0), ("off", 0), "{engine:?}");
@@ -76,7 +76,7 @@ fn packets_have_the_dscp_and_marks_slow_media_down() {
 }
 
 #[test]
-fn default_settings_mark_no_packet() {
+fn default_settings_set_neither_dscp_nor_ecn() {
     let config = millrace_relay_daemon::config::Config::new(Settings::default(), None).unwrap();
     assert_eq!((config.dscp.to_string().as_str(), config.ecn), ("0", false));
 }

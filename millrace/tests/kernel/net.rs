@@ -1,4 +1,4 @@
-//! A relay with engine `kernel` in a lab, and the media that is played through it.
+//! A relay in a lab that forwards in the kernel, and the media that is played through it.
 
 use std::{
     cell::Cell,
@@ -36,7 +36,7 @@ pub enum PeerKind {
     Web,
 }
 
-/// A relay with engine `kernel`, in an emulated network with a host for each peer.
+/// A relay that forwards in the kernel, in an emulated network with a host for each peer.
 pub struct KernelNetwork {
     pub runtime: Runtime,
     pub server: Arc<RunningServer>,
@@ -131,7 +131,8 @@ impl KernelNetwork {
     }
 }
 
-/// Returns a configuration with engine `kernel` on all interfaces of the relay's node, as `change` modifies it.
+/// Returns a configuration with which the relay forwards in the kernel on all interfaces of its node, as `change`
+/// modifies it.
 pub fn configure(lab: &Lab, change: impl FnOnce(&mut Config)) -> Config {
     let node = lab.node("relay").unwrap();
     let addr = SocketAddr::new(node.addr_v4().into(), PORT);

@@ -157,8 +157,8 @@ fn opened(status: &Status) -> u64 {
 
 /// Each subscriber must get the objects that it asked for, once.
 #[test]
-fn late_and_leaving_subscribers_get_what_they_asked_for() {
-    needs_root!(late_and_leaving_subscribers_get_what_they_asked_for);
+fn subscribers_that_join_late_or_leave_get_their_objects_once() {
+    needs_root!(subscribers_that_join_late_or_leave_get_their_objects_once);
     for (publisher, first, late) in
         [(PeerKind::Quic, PeerKind::Quic, PeerKind::Quic), (PeerKind::Web, PeerKind::Quic, PeerKind::Web)]
     {
@@ -210,9 +210,9 @@ async fn net_peer(net: &KernelNetwork, node: &str, by: PeerKind) -> TestPeer {
 
 /// Each object must arrive once, whether the kernel or userspace has opened its stream.
 #[test]
-fn objects_faster_than_the_reader_arrive_once() {
+fn objects_published_faster_than_the_subscriber_reads_arrive_once() {
     const OBJECTS: u64 = 300;
-    needs_root!(objects_faster_than_the_reader_arrive_once);
+    needs_root!(objects_published_faster_than_the_subscriber_reads_arrive_once);
     let net = KernelNetwork::new(1, false, |_| {});
     let Cast { publisher, mut subscribers, _requests } =
         ready_by(&net, PeerKind::Quic, &[("sub1", PeerKind::Quic)]);

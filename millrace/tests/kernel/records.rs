@@ -191,8 +191,8 @@ fn publisher_has_a_kernel_record_despite_idle_handshakes() {
 }
 
 #[test]
-fn unused_kernel_record_goes_to_a_viewer() {
-    needs_root!(unused_kernel_record_goes_to_a_viewer);
+fn kernel_record_of_a_session_without_media_is_given_to_a_viewer() {
+    needs_root!(kernel_record_of_a_session_without_media_is_given_to_a_viewer);
     let net = limited(2, 3);
     let others: Vec<_> = (0..2).map(|_| net.peer("sub1")).collect();
     net.until("records without use", |status| status.sessions.iter().filter(has_record).count() == 2);
@@ -358,8 +358,8 @@ fn subscriber_that_loses_its_kernel_record_loses_no_object() {
 }
 
 #[test]
-fn subscriber_that_loses_its_record_during_key_update_and_move_loses_no_object() {
-    needs_root!(subscriber_that_loses_its_record_during_key_update_and_move_loses_no_object);
+fn key_update_or_move_without_a_kernel_record_loses_no_object() {
+    needs_root!(key_update_or_move_without_a_kernel_record_loses_no_object);
     lose_and_regain(3, |client, look| match look % 16 {
         3 => client.update_keys().unwrap(),
         11 => client.hop().unwrap(),

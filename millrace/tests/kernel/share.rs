@@ -21,8 +21,8 @@ fn reason_and_remedy_are_reported_if_the_kernel_forwards_nothing() {
 }
 
 #[test]
-fn status_shows_the_kernels_share_of_bytes_for_each_interface() {
-    needs_root!(status_shows_the_kernels_share_of_bytes_for_each_interface);
+fn status_reports_kernel_bytes_and_all_bytes_of_each_interface() {
+    needs_root!(status_reports_kernel_bytes_and_all_bytes_of_each_interface);
     let status = measured(|_| {});
     for share in status.shares.interfaces.values() {
         assert!(share.by_kernel > 0 && share.by_kernel <= share.bytes, "{share:?}");

@@ -116,8 +116,8 @@ fn unvalidated_client_ports_cause_no_kernel_commands() {
 /// The client answers path challenges from each port, so each change causes a command to the kernel. A newer command
 /// replaces one that still waits.
 #[test]
-fn port_changing_peer_does_not_keep_others_off_the_kernel() {
-    needs_root!(port_changing_peer_does_not_keep_others_off_the_kernel);
+fn constant_port_changes_of_a_client_prevent_no_kernel_forwarding() {
+    needs_root!(constant_port_changes_of_a_client_prevent_no_kernel_forwarding);
     let net = KernelNetwork::new(2, false, |_| {});
     StrangerClient::new(&net).while_changing(
         |peer| peer.hop().unwrap(),
@@ -130,8 +130,8 @@ fn port_changing_peer_does_not_keep_others_off_the_kernel() {
 }
 
 #[test]
-fn id_and_key_changing_peer_does_not_keep_others_off_the_kernel() {
-    needs_root!(id_and_key_changing_peer_does_not_keep_others_off_the_kernel);
+fn constant_connection_id_or_key_changes_prevent_no_kernel_forwarding() {
+    needs_root!(constant_connection_id_or_key_changes_prevent_no_kernel_forwarding);
     let changes: [fn(&mut HostilePeer); 2] = [
         |peer| drop(peer.change_ids()), // an error means that the relay has closed the connection
         |peer| drop(peer.update_keys()),

@@ -111,8 +111,8 @@ impl CountedEvents {
     }
 }
 
-/// Returns the packet number, and the part of a track in the packet, from an event about a packet to a subscriber. The
-/// number is `None` if the packet was not sent. Returns `None` for other events.
+/// Returns the packet number of a packet to a subscriber, and the track data (object or stream bytes) in it, from an
+/// event of the trace. The number is `None` if the packet was not sent. Returns `None` for other events.
 fn sending(event: &TraceEvent) -> Option<(Option<u64>, &TraceMedia)> {
     match event {
         TraceEvent::Copy(copy) => Some((copy.number, &copy.media)),
@@ -185,8 +185,8 @@ fn check_repairs(events: &[TraceEvent]) -> usize {
 }
 
 #[test]
-fn trace_of_a_session_agrees_with_the_counters() {
-    needs_root!(trace_of_a_session_agrees_with_the_counters);
+fn events_in_a_session_trace_equal_the_sessions_counters() {
+    needs_root!(events_in_a_session_trace_equal_the_sessions_counters);
     for engine in [EngineChoice::Kernel, EngineChoice::User] {
         let net = KernelNetwork::new(2, true, |config| config.engine = engine);
         let http = serve_http(&net);
@@ -212,7 +212,7 @@ fn trace_of_a_session_agrees_with_the_counters() {
 
         let events = viewer.events();
         let TraceEvent::Start { engine: name, notes, .. } = &events[0] else { panic!("{:?}", events[0]) };
-        assert_eq!(*name, net.status().engine.name); // exact: the engine is chosen when the relay starts
+        assert_eq!(*name, net.status().engine.name); // exact: kernel or userspace is chosen at the start
         assert_eq!(notes.is_empty(), engine == EngineChoice::Kernel, "{notes:?}");
         let lost = events.iter().filter(|event| matches!(event, TraceEvent::Lost { .. })).count();
         assert_eq!(lost, 0);

@@ -161,10 +161,10 @@ fn kernel_follows_peers_to_new_addresses() {
 }
 
 #[test]
-fn route_that_only_the_relays_user_may_use_is_left_to_userspace() {
-    needs_root!(route_that_only_the_relays_user_may_use_is_left_to_userspace);
-    // A routing rule by user: packets of the relay's user reach sub1. Packets of other users, and those that the kernel
-    // engine sends, do not.
+fn route_restricted_to_the_relays_user_id_is_left_to_userspace() {
+    needs_root!(route_restricted_to_the_relays_user_id_is_left_to_userspace);
+    // A routing rule by user: packets of the relay's user reach sub1. Packets of other users, and those that the
+    // relay's BPF programs send, do not.
     const OWNER: u32 = 65_534;
     let topology = Topology { netem: false, ..Topology::standard(1, 2) };
     let net = KernelNetwork::owned_by(&topology, OWNER, |_| {});

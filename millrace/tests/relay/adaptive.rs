@@ -224,7 +224,7 @@ async fn subscriber_of_two_renditions_is_not_adapted() {
 }
 
 #[tokio::test]
-async fn subscription_continues_when_a_rendition_ends() {
+async fn adaptive_subscription_changes_rendition_when_its_current_one_ends() {
     let mut scene = AdaptiveScene::new(ladder(ENDLESS)).await;
     scene.choke().await;
     scene.publish(1).await;
@@ -254,7 +254,7 @@ async fn relay_unsubscribes_from_unused_rendition() {
 }
 
 #[tokio::test]
-async fn ladders_come_from_the_catalog() {
+async fn renditions_for_adaptation_are_found_in_the_catalog() {
     let mut scene = AdaptiveScene::new(AdaptiveMode::Catalogs(Vec::new())).await;
     scene.choke().await;
     scene.publish(1).await;
@@ -288,7 +288,7 @@ async fn subscriber_gets_datagrams_of_the_rendition_that_fits() {
 }
 
 #[tokio::test]
-async fn subscription_update_keeps_the_rendition() {
+async fn update_of_an_adaptive_subscription_keeps_the_chosen_rendition() {
     let mut scene = AdaptiveScene::new(ladder(ENDLESS)).await;
     scene.choke().await;
     scene.update(Parameters { subscriber_priority: Some(3), ..Parameters::default() }).await;
@@ -369,7 +369,7 @@ fn revoking(ids: &[&str]) -> AccessFileContents {
 
 /// The subscriber gets each rendition only while it has the right to it, whatever rights it had at the beginning.
 #[tokio::test]
-async fn rendition_ends_with_the_subscribers_right_to_it() {
+async fn adaptive_subscriber_loses_a_rendition_when_its_right_is_revoked() {
     let relay = TestRelay::with(|config| config.adaptive = ladder(ENDLESS));
     relay.server.set_access(revoking(&[]));
     let authorization_tokens = vec![token_for("high"), token_for("low")];

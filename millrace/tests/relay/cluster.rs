@@ -285,7 +285,7 @@ async fn dead_relay_is_bypassed_without_duplicates() {
 /// A relay that drains sends GOAWAY first. Subscriptions at other relays move to another route while it still forwards
 /// their tracks.
 #[tokio::test]
-async fn draining_relay_is_left_before_it_ends() {
+async fn subscriptions_move_to_another_route_before_a_draining_relay_ends() {
     let (first, middle, last) = triangle().await;
     let (mut publisher, _announced, name) = with_publisher(&first).await;
     until_routes(&last, "both routes to be known", |routes| routes.len() == 2).await;
@@ -337,7 +337,7 @@ async fn lost_publisher_leaves_no_stale_routes_or_loops() {
 }
 
 #[tokio::test]
-async fn relay_announces_only_what_the_settings_allow() {
+async fn announced_namespaces_outside_a_peers_allow_list_are_refused() {
     let first = relay(1, &[]);
     let allowed = vec!["live/**".parse().unwrap()];
     let edge = relay_with(2, vec![config::PeerConfig { namespaces: allowed, ..peer_at(&first, None) }], 100);
@@ -377,7 +377,7 @@ async fn announce(peer: &TestPeer, at: &str, parameters: Parameters) -> Result<S
 }
 
 #[tokio::test]
-async fn announcements_of_a_peer_are_bounded_and_can_be_updated() {
+async fn peer_relays_routes_are_limited_and_changed_by_request_update() {
     let relay = relay_with(9, Vec::new(), 3);
     let peer = claimant(&relay).await;
     let mut request = announce(&peer, "live/cam", by(&[5, 77], 3)).await.unwrap();
@@ -409,7 +409,7 @@ async fn announcements_of_a_peer_are_bounded_and_can_be_updated() {
 }
 
 #[tokio::test]
-async fn hop_path_without_cluster_extension_or_vice_versa_is_a_violation() {
+async fn hop_path_mismatch_with_the_cluster_extension_ends_the_session() {
     let in_cluster = relay(9, &[]);
     let alone = TestRelay::start();
     for (relay, claims, parameters) in [
@@ -428,7 +428,7 @@ async fn hop_path_without_cluster_extension_or_vice_versa_is_a_violation() {
 
 /// NAMESPACE to a peer relay contains the route's path. Routes that pass the peer itself are left out.
 #[tokio::test]
-async fn cluster_peer_gets_routes_and_changes_except_its_own() {
+async fn peer_relay_gets_added_and_removed_routes_except_those_through_itself() {
     let relay = relay(9, &[]);
     let mut peer = claimant(&relay).await;
     let _own = announce(&peer, "live/own", by(&[5, 77], 0)).await.unwrap();

@@ -263,7 +263,7 @@ async fn track_status_equals_subscribe_ok() {
 }
 
 #[tokio::test]
-async fn request_ids_of_the_wrong_side_or_used_twice_close_the_session() {
+async fn request_ids_with_wrong_parity_or_used_twice_close_the_session() {
     for ids in [[1, 3], [0, 0]] {
         let relay = TestRelay::start();
         let peer = relay.peer().await;
@@ -325,7 +325,7 @@ async fn garbage_inside_a_subgroup_closes_the_publisher_only() {
 }
 
 #[tokio::test]
-async fn a_peer_without_setup_is_closed_in_time() {
+async fn session_without_a_setup_message_is_closed_after_ten_seconds() {
     // Time is not simulated in this test. The relay closes a session without SETUP after 10 s. The test waits longer
     // than that.
     let relay = TestRelay::start();

@@ -290,7 +290,7 @@ async fn a_session_may_have_several_subscriptions_to_a_track() {
 
 /// Only later drafts of MoQ Transport can express a subscription range that ends within a group.
 #[tokio::test]
-async fn a_subscription_ends_within_a_group() {
+async fn subscription_range_ends_at_its_last_object_within_a_group() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = publishing(relay.peer().await).await;
     let (mut first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
@@ -339,7 +339,7 @@ async fn a_subscription_to_the_past_is_refused_up_to_draft_19() {
 }
 
 #[tokio::test]
-async fn update_may_ask_for_earlier_objects() {
+async fn subscription_update_with_a_fill_range_gets_earlier_objects() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = publishing(relay.peer().await).await;
     let (mut first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
@@ -452,7 +452,7 @@ async fn range_filters_are_refused() {
 }
 
 #[tokio::test]
-async fn subscriber_may_decline_properties() {
+async fn subscriber_without_include_properties_gets_no_track_properties() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = publishing(relay.peer().await).await;
     let properties = TrackProperties { publisher_priority: Some(7), ..TrackProperties::default() }.encode();
@@ -474,7 +474,7 @@ async fn subscriber_may_decline_properties() {
 /// A publication starts paused, and the relay asks for its objects: in its answer to PUBLISH, or from draft-20 on in an
 /// update.
 #[tokio::test]
-async fn paused_publication_is_resumed_as_its_draft_defines() {
+async fn paused_publication_is_resumed_in_the_answer_or_by_request_update() {
     let relay = TestRelay::start();
     for draft in Draft::ALL {
         let publisher = relay.peer_of(draft).await;
@@ -579,7 +579,7 @@ async fn fin_ends_a_namespace_request_only_in_draft_18() {
 }
 
 #[tokio::test]
-async fn publisher_reports_changes_of_its_subscription() {
+async fn publish_state_notify_is_accepted_from_a_publisher_only() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = publishing(relay.peer().await).await;
     let (_first, mut request, _ok, mut upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
@@ -602,7 +602,7 @@ async fn publisher_reports_changes_of_its_subscription() {
 
 /// A session's tracks cannot have the same alias, so the relay must cancel its second subscription at the publisher.
 #[tokio::test]
-async fn second_upstream_subscription_with_same_alias_is_cancelled() {
+async fn upstream_subscription_with_a_duplicate_track_alias_is_cancelled() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = publishing(relay.peer().await).await;
     let (mut first, _request, _ok, mut upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;

@@ -148,7 +148,7 @@ async fn play(publisher_at: &TestRelay, subscriber_at: &TestRelay) {
 }
 
 #[tokio::test]
-async fn media_passes_a_chain_of_relays_both_ways() {
+async fn media_passes_between_origin_and_edge_relay_in_both_directions() {
     let (origin, edge) = chain().await;
     play(&origin, &edge).await;
     play(&edge, &origin).await;
@@ -156,7 +156,7 @@ async fn media_passes_a_chain_of_relays_both_ways() {
 }
 
 #[tokio::test]
-async fn edge_relays_in_a_loop_do_not_ask_each_other_forever() {
+async fn unknown_track_between_two_edge_relays_in_a_loop_is_refused() {
     let (origin, edge) = chain().await;
     for relay in [&edge, &origin] {
         let refused = relay.peer().await.try_subscribe(&track("no", "where"), Parameters::default()).await;

@@ -106,7 +106,7 @@ pub fn locations(groups: impl IntoIterator<Item = u64>) -> Vec<Location> {
 }
 
 #[tokio::test]
-async fn cached_ranges_are_fetched_in_either_order() {
+async fn cached_ranges_are_fetched_in_ascending_or_descending_group_order() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
@@ -160,7 +160,7 @@ async fn fetch_rate_of_a_client_is_limited() {
 }
 
 #[tokio::test]
-async fn joining_fetches_end_where_the_subscription_begins() {
+async fn joining_fetch_ends_at_the_object_before_the_subscription_begins() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
@@ -224,7 +224,7 @@ async fn a_fetch_may_join_a_subscription_that_has_no_answer_yet() {
 }
 
 #[tokio::test]
-async fn fill_timeout_of_0_waits_for_no_publisher() {
+async fn fetch_with_fill_timeout_0_does_not_wait_for_an_unfinished_object() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
@@ -366,7 +366,7 @@ async fn a_fetch_needs_no_subscription() {
 
 /// The relay reads the publisher's response only as fast as the subscriber reads, and frees the bytes that were read.
 #[tokio::test]
-async fn a_subscriber_that_does_not_read_holds_back_the_publisher() {
+async fn fetch_from_upstream_is_read_only_as_fast_as_the_subscriber_reads() {
     const OBJECTS: u64 = 4000;
     const LEN: usize = 8000;
     let relay = TestRelay::start();

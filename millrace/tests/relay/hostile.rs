@@ -108,14 +108,14 @@ async fn attack(
     patiently(round).await.unwrap().unwrap_or_else(|error| panic!("{}: {error:#}", scenario.name))
 }
 
-/// Reports whether another test program runs the scenarios over this transport. With the userspace engine, one test
-/// program runs the scenarios over QUIC, and another one runs them over WebTransport.
+/// Reports whether another test program runs the scenarios over this transport. If the relay forwards in userspace, one
+/// test program runs the scenarios over QUIC, and another one runs them over WebTransport.
 fn is_elsewhere(transport: LabTransport) -> bool {
     !wants_kernel() && wants_web() != (transport == LabTransport::Webtransport)
 }
 
 #[tokio::test]
-async fn hostile_clients_harm_no_bystander_and_leave_nothing() {
+async fn hostile_clients_disturb_no_other_session_and_leave_no_state() {
     if is_elsewhere(LabTransport::Raw) {
         return;
     }
@@ -125,7 +125,7 @@ async fn hostile_clients_harm_no_bystander_and_leave_nothing() {
 
 #[tokio::test]
 #[ignore = "test-all: a minute of strangers by the other transport"]
-async fn hostile_webtransport_clients_harm_no_bystander() {
+async fn hostile_webtransport_clients_disturb_no_other_session() {
     if is_elsewhere(LabTransport::Webtransport) {
         return;
     }
@@ -139,7 +139,8 @@ async fn hostile_webtransport_clients_harm_no_bystander() {
 }
 
 /// Runs all scenarios while bystanders publish and subscribe. At the end no session, track or task of a scenario may be
-/// left in the relay; `millrace lab hostile` shows which scenario left one. Returns the relay's counters.
+/// left in the relay; `millrace-lab lab hostile` shows which scenario left such state behind. Returns the relay's
+/// counters.
 async fn attacked_over(transport: LabTransport) -> BTreeMap<String, u64> {
     let relay = TestRelay::with(|config| {
         // A bystander loses groups that are dropped from the cache before it reads them. On a busy machine it may read
@@ -201,8 +202,8 @@ async fn establish(relay: &TestRelay) -> hostile::peer::HostilePeer {
     patiently(spawn_blocking(move || hostile::peer::HostilePeer::establish(&target).unwrap())).await.unwrap()
 }
 
-/// A subscriber sends false acknowledgements, with engine `kernel` once the kernel has sent to it. The relay must close
-/// it, and a bystander must get everything.
+/// A subscriber sends false acknowledgements. If the relay forwards in the kernel, the subscriber first waits until the
+/// kernel has sent to it. The relay must close the subscriber's session, and a bystander must get everything.
 async fn close_who_acknowledges(acks: Acks) {
     const PROTOCOL_VIOLATION: &str = "0xa ";
     let relay = TestRelay::start();
@@ -250,7 +251,7 @@ async fn acknowledgement_of_unsent_packet_closes_the_session() {
 }
 
 #[tokio::test]
-async fn acknowledgement_of_skipped_number_closes_the_session() {
+async fn acknowledgement_of_a_skipped_packet_number_closes_the_session() {
     close_who_acknowledges(Acks::Gapless).await;
 }
 
@@ -346,7 +347,7 @@ async fn a_stream_may_be_reset_in_the_packet_of_its_data() {
 /// one packet, or the second one is in an earlier packet that the kernel does not read. Whichever frame the relay uses,
 /// subscribers must get the same bytes from the kernel and from userspace, and no session may end.
 #[tokio::test]
-async fn contradicting_retransmission_ends_no_subscriber() {
+async fn overlapping_stream_frames_with_different_bytes_end_no_session() {
     const ROUNDS: u64 = 4;
     const PIECES: usize = 8;
     let relay = TestRelay::start();
@@ -363,7 +364,7 @@ async fn contradicting_retransmission_ends_no_subscriber() {
         .await;
         let (_both, _ok) = subscriber.subscribe(&track).await;
         relay.until_ready().await;
-        // With engine `kernel`, the kernel forwards this stream by now.
+        // If the relay forwards in the kernel, the kernel forwards this stream by now.
         let object = |id: u64| {
             let mut bytes = Vec::new();
             encode_object_header(id.checked_sub(1), id, None, 100, ObjectStatus::Normal, &mut bytes);
@@ -482,7 +483,7 @@ async fn repeated_stream_of_unknown_type_is_ignored() {
 }
 
 #[tokio::test]
-async fn handshakes_count_as_sessions() {
+async fn open_handshakes_count_towards_the_session_limit() {
     let relay = TestRelay::with(|config| config.max_sessions = 5);
     let held = begin_handshakes(&relay, 5).await;
     relay.until("all handshakes to be open", |status| status.handshakes == 5).await;
@@ -512,7 +513,7 @@ async fn many_open_handshakes_require_address_validation() {
 
 /// The clients never send the end of a control message or of an object's header.
 #[tokio::test]
-async fn incomplete_messages_of_a_session_are_bounded() {
+async fn session_with_too_many_bytes_of_incomplete_messages_is_closed() {
     const BYTES: usize = 60_000;
     let mut message = vec![0x03, 0xff, 0xff];
     message.resize(BYTES, 0);

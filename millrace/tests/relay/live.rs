@@ -176,7 +176,7 @@ async fn subscription_to_a_range_ends_with_its_last_group() {
 }
 
 #[tokio::test]
-async fn forward_state_pauses_and_resumes() {
+async fn forward_parameter_pauses_and_resumes_a_subscription() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let mut subscriber = relay.peer().await;
@@ -253,7 +253,7 @@ async fn datagrams_are_forwarded_under_the_subscribers_alias() {
 }
 
 #[tokio::test]
-async fn datagrams_of_current_group_and_before_their_alias_arrive() {
+async fn datagrams_of_the_current_group_or_before_subscribe_ok_arrive() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (_first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 9).await;
@@ -292,7 +292,7 @@ async fn datagrams_of_current_group_and_before_their_alias_arrive() {
 }
 
 #[tokio::test]
-async fn statuses_and_empty_subgroups_are_forwarded() {
+async fn object_statuses_and_empty_subgroups_are_forwarded() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
@@ -309,7 +309,7 @@ async fn statuses_and_empty_subgroups_are_forwarded() {
 /// When the next subscription begins, a subscriber possibly has not yet seen the end of the old one, or of its streams.
 /// The new subscription therefore needs another track alias.
 #[tokio::test]
-async fn alias_is_not_reused_at_once() {
+async fn track_alias_is_not_reused_for_the_next_64_subscriptions() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (subscriber, mut request, ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
@@ -329,7 +329,7 @@ async fn alias_is_not_reused_at_once() {
 }
 
 #[tokio::test]
-async fn two_tracks_with_one_alias_get_two_aliases() {
+async fn tracks_with_equal_publisher_aliases_get_different_subscriber_aliases() {
     let relay = TestRelay::start();
     let mut subscriber = relay.peer().await;
     let mut publishers = Vec::new();
@@ -359,7 +359,7 @@ async fn two_tracks_with_one_alias_get_two_aliases() {
 }
 
 #[tokio::test]
-async fn several_publishers_of_a_track_are_deduplicated() {
+async fn objects_of_a_second_publisher_of_a_track_are_dropped_as_duplicates() {
     let relay = TestRelay::start();
     let Rivals { one, two, mut subscriber, requests: _held } = Rivals::from_relay(&relay).await;
     let mut original = one.subgroup(header(1, 0)).await;
@@ -376,7 +376,7 @@ async fn several_publishers_of_a_track_are_deduplicated() {
 }
 
 #[tokio::test]
-async fn group_order_and_priority_apply_to_streams() {
+async fn descending_group_order_sends_the_newest_cached_group_first() {
     // The data plane's own tests check the order exactly. Here a subscription in descending order must get a backlog
     // with the newest group first.
     let relay = TestRelay::start();

@@ -145,7 +145,7 @@ async fn malformed_track_ends_for_all_subscribers() {
 /// Every subgroup of a group may be marked END_OF_GROUP, whichever of them has the group's last object. This alone does
 /// not make the track malformed.
 #[tokio::test]
-async fn a_group_may_end_in_several_subgroups() {
+async fn end_of_group_in_several_subgroups_does_not_make_a_track_malformed() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =

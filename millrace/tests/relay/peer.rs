@@ -28,8 +28,8 @@ use super::site::{self, RelayHost, RelaySite, until_forwarded, wants_kernel, wan
 pub const PATIENCE: Duration = Duration::from_secs(180);
 /// Time for which a test checks that no message or stream arrives.
 pub const QUIET: Duration = Duration::from_millis(200);
-/// Number of objects at the start of a stream that are published with a pause, so that the kernel engine gets some of
-/// them.
+/// Number of objects at the start of a stream that are published with a pause, so that the kernel forwards some of them
+/// if kernel forwarding is on.
 const PACED: usize = 20;
 
 pub struct TestRelay {
@@ -107,7 +107,8 @@ impl TestRelay {
         async_wait_until(what, || self.status(), wanted).await
     }
 
-    /// With engine `kernel`, waits until the kernel may send to all peers. Until then only userspace sends to them.
+    /// If the relay forwards in the kernel, waits until the kernel may send to all peers. Until then only userspace
+    /// sends to them.
     pub async fn until_ready(&self) {
         let is_ready =
             |status: &Status| status.sessions.iter().all(|session| session.kernel_ready != Some(false));

@@ -28,7 +28,7 @@ async fn publish(publisher: &TestPeer, groups: std::ops::Range<u64>, len: usize)
 }
 
 #[tokio::test]
-async fn blocked_subscriber_delays_no_other() {
+async fn subscriber_that_reads_no_streams_does_not_delay_another_subscriber() {
     let relay = TestRelay::with(|config| config.cache_bytes = CACHE);
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut reader, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
@@ -141,7 +141,7 @@ async fn objects_past_their_delivery_timeout_are_not_sent() {
 /// A group that waits too long is dropped only when a newer group exists: the newest group is never dropped for its
 /// age.
 #[tokio::test]
-async fn late_group_is_dropped_when_the_next_begins() {
+async fn group_past_the_max_delay_is_dropped_only_when_the_next_group_begins() {
     let max_delay = Duration::from_millis(50);
     let relay = TestRelay::with(|config| config.queue.delays.default = Some(max_delay));
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
@@ -172,7 +172,7 @@ async fn late_group_is_dropped_when_the_next_begins() {
 }
 
 #[tokio::test]
-async fn requested_earlier_objects_are_not_late() {
+async fn earlier_objects_requested_by_a_filter_are_not_dropped_by_max_delay() {
     let max_delay = Duration::from_millis(50);
     let relay = TestRelay::with(|config| config.queue.delays.default = Some(max_delay));
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
@@ -195,7 +195,7 @@ async fn requested_earlier_objects_are_not_late() {
 }
 
 #[tokio::test]
-async fn sessions_over_the_limit_are_refused() {
+async fn sessions_over_max_sessions_are_refused() {
     let relay = TestRelay::with(|config| config.max_sessions = 2);
     let _one = relay.peer().await;
     let _two = relay.peer().await;
@@ -217,7 +217,7 @@ async fn tracks_over_the_limit_are_refused() {
 }
 
 #[tokio::test]
-async fn status_reports_throughput() {
+async fn status_reports_bandwidth_and_loss_of_the_subscribers_path() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut reader, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;

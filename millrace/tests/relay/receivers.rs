@@ -78,7 +78,7 @@ fn addresses(status: &Status) -> BTreeMap<u64, SocketAddr> {
 }
 
 #[tokio::test]
-async fn sessions_that_move_within_a_second_lose_nothing() {
+async fn sessions_that_change_address_within_a_second_lose_no_objects() {
     let relay = TestRelay::with(|config| config.cache_age = Duration::from_secs(60));
     let (mut publisher, namespace, track) = with_publisher(&relay).await;
     let (bystander, request, _, mut upstream) = first_subscriber(&relay, &mut publisher, &track, ALIAS).await;
@@ -121,7 +121,7 @@ async fn sessions_that_move_within_a_second_lose_nothing() {
 
 /// A share of the sessions changes addresses again and again until the test ends.
 #[tokio::test]
-async fn share_of_the_sessions_moves_at_a_rate() {
+async fn a_tenth_of_the_sessions_changes_address_every_300_ms_without_loss() {
     let relay = TestRelay::start();
     let (mut publisher, namespace, track) = with_publisher(&relay).await;
     let (bystander, request, _, upstream) = first_subscriber(&relay, &mut publisher, &track, ALIAS).await;

@@ -92,7 +92,7 @@ async fn subscription_waits_for_a_pushing_publisher_to_return() {
 }
 
 #[tokio::test]
-async fn subscriptions_end_without_publisher_in_time() {
+async fn subscription_ends_if_no_publisher_returns_within_the_linger_time() {
     let relay = TestRelay::with(|config| config.linger = Duration::from_millis(100));
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, mut request, _ok, _upstream) =
@@ -144,7 +144,7 @@ async fn returning_publisher_takes_over_from_its_silent_session() {
 
 /// A publisher has a track only after it has read the first bytes from its encoder.
 #[tokio::test]
-async fn publisher_without_track_is_asked_again() {
+async fn publisher_that_answers_does_not_exist_is_subscribed_to_again() {
     let relay = lingering();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
@@ -165,7 +165,7 @@ async fn publisher_without_track_is_asked_again() {
 /// moq-pub numbers its groups from 0 after a restart. Players continue with the lower numbers, and players that join
 /// after the restart get no stale group.
 #[tokio::test]
-async fn renumbering_publisher_restarts_the_track() {
+async fn returning_publisher_with_group_ids_from_0_restarts_the_track() {
     let relay = lingering();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
@@ -191,10 +191,10 @@ async fn renumbering_publisher_restarts_the_track() {
     expect_group(&mut late, 1).await;
 }
 
-/// A player such as moq-sub ends its session when a stream is reset. So the relay must end the stream of a group whose
-/// rest no publisher has with FIN, and the subscription must continue.
+/// A player such as moq-sub ends its session when a stream is reset. If no publisher has the rest of a group, the relay
+/// must therefore end the group's stream with FIN, and the subscription must continue.
 #[tokio::test]
-async fn unfinished_group_completes_when_publisher_renumbers() {
+async fn stream_of_an_unfinished_group_gets_fin_when_group_ids_restart() {
     let relay = lingering();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =

@@ -44,7 +44,7 @@ async fn false_largest_location_of_a_publisher_is_ignored() {
 /// An object with a far larger group ID counts as the track's largest location only until the track continues with its
 /// former IDs.
 #[tokio::test]
-async fn object_far_ahead_does_not_block_later_groups() {
+async fn object_with_a_far_larger_group_id_does_not_block_later_groups() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
@@ -76,7 +76,7 @@ async fn object_far_ahead_does_not_block_later_groups() {
 }
 
 #[tokio::test]
-async fn second_publishers_copy_takes_over_when_the_first_stops() {
+async fn second_publishers_subgroup_is_forwarded_when_the_first_is_reset() {
     let relay = TestRelay::start();
     let Rivals { one, two, mut subscriber, requests: _held } = Rivals::from_relay(&relay).await;
     let mut first = one.subgroup(header(1, 0)).await;
@@ -105,7 +105,7 @@ async fn second_publishers_copy_takes_over_when_the_first_stops() {
 
 /// A client's share of the cache also includes the groups of its sessions that have ended.
 #[tokio::test]
-async fn a_client_has_its_share_of_the_cache() {
+async fn cache_limit_of_a_client_includes_groups_of_its_ended_sessions() {
     const LEN: usize = 300_000;
     let relay = TestRelay::with(|config| {
         config.access.limits.share.cache_bytes = 1 << 20;
@@ -140,7 +140,7 @@ async fn a_client_has_its_share_of_the_cache() {
 }
 
 #[tokio::test]
-async fn publisher_does_not_evict_groups_of_another() {
+async fn publisher_that_fills_the_cache_evicts_no_groups_of_another_publisher() {
     const GROUPS: u64 = 3;
     let relay = TestRelay::with(|config| {
         config.cache_bytes = 4 << 20;

@@ -118,7 +118,7 @@ fn why_not_the_first(status: &Status) -> Option<&str> {
 }
 
 #[tokio::test]
-async fn silent_upstream_is_replaced_until_it_answers_again() {
+async fn silent_upstream_relay_is_replaced_until_it_answers_again() {
     let (first, way) = relay_behind_a_way();
     let second = TestRelay::start();
     let edge = edge_of(vec![way.url(&first), second.url()]);
@@ -175,7 +175,7 @@ async fn silent_upstream_is_replaced_until_it_answers_again() {
 }
 
 #[tokio::test]
-async fn upstream_that_never_answered_delays_nobody() {
+async fn subscription_over_a_second_upstream_works_if_the_first_never_answers() {
     let (first, way) = relay_behind_a_way();
     way.cut(true);
     let second = TestRelay::start();
@@ -193,7 +193,7 @@ async fn upstream_that_never_answered_delays_nobody() {
 
 /// The only upstream relay is silent for less than the connection's idle timeout. The same subscription must continue.
 #[tokio::test]
-async fn only_upstream_is_kept_through_a_short_silence() {
+async fn subscription_survives_silence_of_the_only_upstream_below_idle_timeout() {
     let (first, way) = relay_behind_a_way();
     let edge = edge_of(vec![way.url(&first)]);
     edge.until("connected", |status| only_upstream(status).is_some()).await;

@@ -125,7 +125,7 @@ impl SwitchingScene {
         assert_eq!(end, PeerStreamEnd::Fin);
         let count = objects.len() as u64;
         let at = self.aliases.iter().position(|known| *known == alias).expect("an alias of its own");
-        // The first group may have begun before the switch.
+        // The first group may have begun before the relay switched to the other track.
         assert!(group == 0 || count == TRACKS[at].2, "the alias of the other track");
         (group, count)
     }
@@ -156,7 +156,7 @@ async fn each_group_comes_from_one_track_of_the_switching_set() {
 }
 
 #[tokio::test]
-async fn track_over_the_path_capacity_is_not_sent() {
+async fn switching_set_track_over_the_path_capacity_is_not_sent() {
     let mut scene = SwitchingScene::new([0, ENDLESS], false).await;
     scene.until_switched(0, 1).await;
     for group in 1..5 {
@@ -167,7 +167,7 @@ async fn track_over_the_path_capacity_is_not_sent() {
 }
 
 #[tokio::test]
-async fn current_group_continues_until_the_next() {
+async fn track_switch_in_a_switching_set_waits_for_the_next_group() {
     let mut scene = SwitchingScene::new([0, 1], true).await;
     assert_eq!(scene.next().await.0, 0, "the rest of the current group did not arrive");
     scene.until_switched(0, 1).await;
@@ -199,7 +199,7 @@ async fn subscriber_on_an_overestimated_path_gets_the_lower_track() {
 }
 
 #[tokio::test]
-async fn paused_switching_set_keeps_its_track() {
+async fn paused_switching_set_keeps_its_track_when_thresholds_change() {
     let mut scene = SwitchingScene::new([0, ENDLESS], false).await;
     scene.until_switched(0, 1).await;
     let paused = Assignment { set: 7, algorithm: 0, threshold: ENDLESS, weight: 5, activate: 0, rank: 0 };
@@ -217,7 +217,7 @@ async fn paused_switching_set_keeps_its_track() {
 }
 
 #[tokio::test]
-async fn removed_track_of_a_switching_set_frees_bandwidth_for_others() {
+async fn switching_set_uses_the_lower_track_after_the_higher_is_unsubscribed() {
     let mut scene = SwitchingScene::new([0, 1], false).await;
     scene.until_switched(0, 1).await;
     scene.publish(1).await;
@@ -233,14 +233,14 @@ async fn removed_track_of_a_switching_set_frees_bandwidth_for_others() {
 }
 
 #[tokio::test]
-async fn switching_set_replaces_rendition_choice() {
+async fn assignment_to_a_switching_set_ends_the_relays_rendition_choice() {
     adapted_gets_what_a_set_chooses(false).await;
 }
 
 /// The relay adapts a subscription by choosing a rendition when the first group arrives. The subscriber may assign the
 /// subscription to a switching set before that.
 #[tokio::test]
-async fn switching_set_replaces_pending_rendition_choice() {
+async fn assignment_to_a_switching_set_cancels_a_pending_rendition_choice() {
     adapted_gets_what_a_set_chooses(true).await;
 }
 

@@ -1,8 +1,8 @@
-//! The hosts of a test's relays and peers: loopback with engine `user`, network namespaces with engine `kernel`,
-//! because the kernel engine forwards only packets that arrive on an interface.
+//! The hosts of a test's relays and peers: loopback for relays that forward in userspace, network namespaces for relays
+//! that forward in the kernel, because the kernel forwards only packets that arrive on an interface.
 //!
-//! The same tests are built into several test programs. Programs whose name begins with `kernel` run the relays with
-//! engine `kernel`.
+//! The same tests are built into several test programs. In programs whose name begins with `kernel`, the relays forward
+//! in the kernel.
 
 #![allow(dead_code, reason = "each program uses a part")]
 
@@ -27,7 +27,7 @@ use nix::{
     unistd::geteuid,
 };
 
-/// The relays' port. In a namespace every port is free, and the kernel engine has to know it.
+/// The relays' port. In a namespace every port is free, and a relay that forwards in the kernel needs a known port.
 const PORT: u16 = 4443;
 const PEERS: &str = "peers";
 const RELAYS: [&str; 2] = ["relay", "relay2"];
@@ -42,9 +42,9 @@ pub fn wants_web() -> bool {
     env!("CARGO_CRATE_NAME").contains("web")
 }
 
-/// Waits until the kernel has forwarded a part of the media, with engine `kernel`. How large that part is depends on
-/// the machine's load, and `millrace-lab bench relay` measures it. The packet counts in a status are those that the
-/// kernel had reached at the previous status.
+/// Waits until the kernel has forwarded a part of the media, if the relay forwards in the kernel. How large that part
+/// is depends on the machine's load, and `millrace-lab bench relay` measures it. The packet counts in a status are
+/// those that the kernel had reached at the previous status.
 pub fn until_forwarded(status: impl FnMut() -> Status) {
     wait_until("packets forwarded by the kernel, or none without engine `kernel`", status, |status| {
         (status.totals.kernel.packets > 0) == (status.engine.name == "kernel")
@@ -57,8 +57,8 @@ pub fn log() {
     let _ = builder.with_env_filter("warn,millrace=info").try_init(); // an error means that the log is set up already
 }
 
-/// The hosts of all relays of one test, which has a thread of its own. With engine `kernel` that thread is in the
-/// peers' namespace, and so are processes that it starts.
+/// The hosts of all relays of one test, which has a thread of its own. If the relays forward in the kernel, that thread
+/// is in the peers' namespace, and so are processes that it starts.
 pub struct RelaySite {
     lab: Option<Lab>,
     /// The network namespace of the test's thread before the test.
@@ -123,7 +123,8 @@ fn lab() -> Option<Lab> {
     Some(Lab::new(&topology).unwrap())
 }
 
-/// The host of a relay: a network namespace of the emulated network, or this machine with engine `user`.
+/// The host of a relay: a network namespace of the emulated network, or this machine if the relay forwards in
+/// userspace.
 #[derive(Clone, Copy)]
 pub struct RelayHost<'a>(pub Option<&'a LabNode>);
 

@@ -53,7 +53,7 @@ impl WebClient {
 }
 
 #[tokio::test]
-async fn moq_net_library_gets_whole_current_group() {
+async fn moq_lite_js_client_gets_the_whole_current_group_on_subscribe() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (_first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;

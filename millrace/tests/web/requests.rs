@@ -28,7 +28,7 @@ fn status(
 }
 
 #[tokio::test]
-async fn pages_of_listed_origins_may_connect() {
+async fn browser_origin_outside_the_allowed_list_gets_status_403() {
     let table = [
         (Origins::Any, Some("https://evil.example"), StatusCode::OK),
         (Origins::Only(vec!["https://good.example".into()]), Some("https://good.example"), StatusCode::OK),
@@ -66,7 +66,7 @@ async fn pages_of_listed_origins_may_connect() {
 }
 
 #[tokio::test]
-async fn client_of_other_protocol_gets_an_error() {
+async fn webtransport_request_without_a_supported_protocol_gets_status_400() {
     let relay = TestRelay::start();
     let url = request(&relay).url;
     let users = url.as_str().replace("https://", "https://user@");
@@ -119,7 +119,7 @@ async fn may_publish(relay: &TestRelay, url: &str) -> bool {
 
 /// Browsers omit the port from `:authority` if it is 443, the default of https.
 #[tokio::test]
-async fn rule_for_port_443_applies_without_explicit_port() {
+async fn access_rule_for_port_443_matches_an_authority_without_port() {
     let relay = TestRelay::with(|config| {
         config.access.rules = vec![AccessRule {
             namespace: "**".parse().unwrap(),
@@ -161,7 +161,7 @@ async fn malformed_session_request_closes_the_connection() {
 }
 
 #[tokio::test]
-async fn client_that_delays_its_request_has_validated_its_address() {
+async fn clients_that_delay_their_webtransport_request_cause_no_retry_packets() {
     const WAITING: u64 = 70;
     let relay = TestRelay::start();
     let mut held = Vec::new();
@@ -185,7 +185,7 @@ async fn client_without_a_request_has_no_session() {
 }
 
 #[tokio::test]
-async fn relay_without_webtransport_refuses_http() {
+async fn relay_without_webtransport_refuses_http_3_connections() {
     let relay = TestRelay::with(|config| config.web = None);
     let error = dial(&relay).await.unwrap_err();
     assert!(error.to_string().contains("known protocol"), "{error}");

@@ -64,7 +64,7 @@ async fn violated(relay: &TestRelay, before: u64) {
 }
 
 #[tokio::test]
-async fn a_capsule_that_does_not_close_is_a_violation() {
+async fn malformed_close_session_capsule_is_a_protocol_violation() {
     const CLOSE: u64 = 0x2843;
     let relay = TestRelay::start();
     let capsules = [frame(CLOSE, &[0; 3]), frame(CLOSE, &[0; 1029]), frame(CLOSE, &[0, 0, 0, 0, 0xff])];
@@ -114,7 +114,7 @@ async fn foreign(client: &WebClient, is_uni: bool) -> quinn::SendStream {
 }
 
 #[tokio::test]
-async fn other_http_streams_are_ignored() {
+async fn unknown_http_3_streams_frames_and_capsules_are_ignored() {
     let relay = TestRelay::start();
     let client = WebClient::connect(&relay).await;
     let mut session = client.session(&relay).await;

@@ -56,7 +56,8 @@ impl Alternates {
 pub(crate) struct SubscribedAlternates(Vec<EstablishedSubscription>);
 
 impl SubscribedAlternates {
-    /// Returns the subscription to the only track, or to the alternate with the lowest bit rate.
+    /// Returns the subscription to the alternate with the lowest bit rate, or to the track itself if it has no
+    /// alternates.
     pub fn first(&mut self) -> Option<&mut EstablishedSubscription> {
         self.0.first_mut()
     }

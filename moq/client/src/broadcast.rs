@@ -237,7 +237,8 @@ pub struct BroadcastTrack {
 
 /// A listener of a track. It receives every event of the track once.
 pub struct BroadcastListener {
-    /// The kept subgroups and datagrams of the groups from `first_group` on, then new events.
+    /// A receiver of events: first the subgroups and datagrams that the track's history has kept since the group
+    /// `first_group`, then new ones.
     pub events: mpsc::UnboundedReceiver<BroadcastEvent>,
     /// The track's largest location at the time of [`BroadcastTrack::listen`] (the joining location).
     pub largest: Option<Location>,
@@ -277,8 +278,8 @@ impl BroadcastTrack {
         self.state.lock().ended
     }
 
-    /// Begins a subgroup. Listeners receive each of its objects as soon as it is written. `group` counts from
-    /// [`Broadcast::first_group`].
+    /// Begins a subgroup. Listeners receive each of its objects as soon as it is written. The group ID on the wire is
+    /// the sum of [`Broadcast::first_group`] and `group`.
     pub fn open(self: &Arc<Self>, group: u64, id: SubgroupId, priority: u8) -> SubgroupWriter {
         let group = self.wire_group(group);
         let subgroup = Arc::new(Subgroup {
@@ -292,7 +293,8 @@ impl BroadcastTrack {
         SubgroupWriter { track: self.clone(), subgroup }
     }
 
-    /// Sends an object as a datagram. The group of its location counts from [`Broadcast::first_group`].
+    /// Sends an object as a datagram. The group ID on the wire is the sum of [`Broadcast::first_group`] and the group
+    /// in the object's location.
     pub fn send_datagram(&self, mut object: DatagramObject) {
         object.location.group = self.wire_group(object.location.group);
         let location = object.location;
@@ -338,8 +340,8 @@ impl BroadcastTrack {
         }
     }
 
-    /// Makes a listener. It first gets the kept subgroups and datagrams from group `first_group` on. `None` means the
-    /// newest group.
+    /// Makes a listener. It first gets the subgroups and datagrams in the track's history, from group `first_group` on.
+    /// `None` means the newest group.
     pub fn listen(&self, first_group: Option<u64>) -> BroadcastListener {
         let (sender, events) = mpsc::unbounded_channel();
         let mut state = self.state.lock();
@@ -361,7 +363,7 @@ impl BroadcastTrack {
         self.state.lock().held.iter().map(HeldItem::group).min()
     }
 
-    /// Returns the kept objects from `start` to `last`, in the order of a FETCH response.
+    /// Returns the objects in the track's history from `start` to `last`, in the order of a FETCH response.
     pub fn range(&self, start: Location, last: Location, order: GroupOrder) -> Vec<StoredObject> {
         let mut found = Vec::new();
         for held in &self.state.lock().held {
@@ -386,8 +388,8 @@ impl BroadcastTrack {
 }
 
 impl BroadcastState {
-    /// Drops the oldest subgroups and datagrams while the track's history exceeds its limits on age and bytes. It never
-    /// drops the newest one.
+    /// Drops the oldest subgroups and datagrams while the track's history exceeds its limits on age and bytes. The
+    /// subgroup or datagram that was added last is always kept.
     fn evict(&mut self, history: History) {
         while self.held.len() > 1 {
             let Some(oldest) = self.held.front() else { return };
@@ -518,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn tracks_of_a_broadcast_share_the_first_group_number() {
+    fn first_group_number_applies_to_all_tracks_of_a_broadcast() {
         let broadcast = Broadcast::new(Namespace::from_path("a").unwrap(), History::default());
         let early = broadcast.create("early", Properties::default()).unwrap();
         broadcast.number_groups_from(1000);
@@ -533,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn first_group_id_is_the_time_or_above_the_relays_largest() {
+    fn first_group_id_is_the_unix_time_or_above_the_relays_largest_group_id() {
         let now = group_of_now(None);
         // The first group's ID is the time in milliseconds since 1970. The test accepts any time from the year 2020 to
         // 100,000 years later.
@@ -545,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn history_is_bounded_although_listeners_lag() {
+    fn oldest_groups_over_max_bytes_are_dropped_although_a_listener_lags() {
         let track = track(History { max_bytes: 25, ..History::default() });
         let mut listener = track.listen(None);
         let mut kept_open = track.open(0, SubgroupId::Zero, 0);
@@ -553,14 +555,14 @@ mod tests {
             track.open(group, SubgroupId::Zero, 0).write(0, Bytes::from(vec![0; 10]));
             kept_open.write(group, Bytes::from(vec![0; 10]));
         }
-        // Old subgroups are dropped when a new one is added, before anything is written to the new one.
+        // The history's limit is enforced when a subgroup is added. Bytes written later may exceed it: here 30 of 25.
         assert_eq!(track.oldest_group(), Some(3));
         assert_eq!(track.state.lock().bytes, 30);
         drop(kept_open);
         assert_eq!(groups(&mut listener), [3, 4, 5]);
     }
 
-    /// A subscriber may still have to receive the end of a group after the next group has begun.
+    /// A long group is kept while objects are added to it, because subscribers may not have received its end yet.
     #[test]
     fn expiry_of_a_long_group_depends_on_the_age_of_its_last_object() {
         let track = track(History { max_age: Duration::from_secs(10), ..History::default() });

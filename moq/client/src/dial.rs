@@ -85,7 +85,7 @@ fn describe(error: &quinn::ConnectionError) -> String {
 }
 
 impl Error {
-    /// Reports whether another attempt to connect may succeed without a change of settings.
+    /// Reports whether another attempt to connect may succeed although the client's settings stay the same.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Refused { source: DialError::Certificate(_) | DialError::Start(_), .. } => false,
@@ -282,7 +282,7 @@ impl IcmpListener {
         }
     }
 
-    /// Passes ICMP errors to `socket` until this future is dropped.
+    /// Passes ICMP errors to `socket` until the caller drops the returned future.
     async fn listen(&self, socket: &ShieldedSocket) -> io::Result<Infallible> {
         loop {
             self.socket.ready(Interest::ERROR).await?;

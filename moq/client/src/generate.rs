@@ -1,4 +1,4 @@
-//! Generates objects at a steady rate, for measurements.
+//! Generates MoQ objects at a steady rate, for measurements of delay and loss between publisher and subscriber.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,9 +37,10 @@ pub struct Settings {
     pub rate_hz: f64,
     /// Number of objects in a group.
     pub objects_per_group: u64,
-    /// Time to generate objects, in seconds; `None` for no end.
+    /// For how many seconds objects are generated. With `None` the generator does not stop by itself.
     pub duration: Option<f64>,
-    /// Priorities of the subgroups of a group. Successive objects of the group go to its subgroups in turn.
+    /// Publisher priorities of the subgroups of each group, one for each subgroup. Successive objects of the group go
+    /// to its subgroups in turn.
     pub priority_pattern: Vec<u8>,
     /// The way in which objects are sent: on streams or as datagrams.
     pub shape: ObjectShape,
@@ -51,7 +52,7 @@ pub struct Settings {
 pub struct Unusable {
     /// Name of the field of [`Settings`] that is out of range.
     pub name: &'static str,
-    /// The rule that the value violates.
+    /// The rule that the field's value violates.
     pub rule: String,
 }
 
@@ -62,7 +63,7 @@ pub struct Generator {
     sizes: Vec<usize>,
     interval: Duration,
     objects_per_group: u64,
-    /// Number of objects to generate; 0 for no end.
+    /// Number of objects to generate; 0 means that there is no limit.
     total: u64,
     priorities: Vec<u8>,
     shape: ObjectShape,
@@ -105,8 +106,8 @@ impl Generator {
         })
     }
 
-    /// Generates objects on the calling thread until the configured end, or until `track` has ended. Then it ends the
-    /// track.
+    /// Generates objects on the calling thread until the configured duration is over, or until `track` has ended. Then
+    /// it ends the track.
     pub fn run(&self, track: &Arc<BroadcastTrack>) -> Generated {
         let mut open: Vec<Option<SubgroupWriter>> = self.priorities.iter().map(|_| None).collect();
         let start = payload::now();
@@ -148,7 +149,7 @@ impl Generator {
             }
             ObjectShape::Groups => {
                 if object == 0 {
-                    // Dropping the writers ends the subgroups of the previous group.
+                    // Dropping the `SubgroupWriter`s ends the subgroups of the previous group.
                     open.fill_with(|| None);
                 }
                 let subgroup = open[turn]
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn shape_setting_decides_between_streams_and_datagrams() {
+    fn object_shape_setting_selects_subgroup_streams_or_datagrams() {
         let objects = generated(Settings { shape: ObjectShape::Objects, ..settings() });
         assert_eq!(objects[6], (1, 1, Some(1), 9));
         let datagrams = generated(Settings { shape: ObjectShape::Datagrams, ..settings() });

@@ -63,7 +63,7 @@ pub(crate) struct ServingSession {
 }
 
 impl ServingSession {
-    /// Waits until everything is delivered to subscribers. Call it after the end of the broadcast.
+    /// Waits until all objects of the broadcast are delivered to subscribers. Call it after the end of the broadcast.
     pub async fn delivered(mut self) {
         // `wait_for` fails when the session ends. [`BroadcastPublisher::run`] handles the end of the session.
         let _ = self.pushed.wait_for(|pushed| *pushed).await;
@@ -103,7 +103,7 @@ impl BroadcastPublisher {
         let configured = self.remote.url.clone();
         let mut pause = Pause::new();
         let mut was_there = false;
-        // The old session keeps serving until the new one is set up.
+        // After a GOAWAY, this session keeps serving the broadcast until the session that replaces it is set up.
         let mut live: Option<LiveSessionGuard> = None;
         let mut moved = None;
         loop {

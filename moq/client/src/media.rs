@@ -1,8 +1,8 @@
 //! Fragmented MP4 as MoQ tracks, with the track names and the catalog that moq-pub uses, so that moq-sub plays them.
 //!
 //! `.catalog` and `0.mp4` (ftyp and moov) have one object each. `N.m4s` has the fragments of track N: an object is a
-//! fragment's moof and mdat with the boxes in front of them. A group begins with a picture at which a decoder can
-//! start.
+//! fragment's moof and mdat, with any other boxes that precede them. A group begins with a picture at which a decoder
+//! can start.
 //!
 //! `catalog` describes the same tracks by MSF, and `catalog.json` by hang, moq-dev's format. If there are several
 //! [renditions](Renditions), the tracks of the second one are named `r1-N.m4s`, and so on. If the input restarts with

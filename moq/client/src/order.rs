@@ -25,7 +25,8 @@ pub struct Sequencer {
     /// first one that is returned.
     inside: Option<Location>,
     late: u64,
-    /// The latest groups whose first object was returned.
+    /// IDs of the latest groups whose first object was returned. If such a group begins again, the publisher may have
+    /// restarted.
     begun: VecDeque<u64>,
     /// Objects with lower locations than those returned, which may come from a restarted publisher. These objects are
     /// dropped if another object arrives that continues the old numbering.
@@ -105,7 +106,8 @@ impl Sequencer {
         self.begun.contains(&location.group) || next.group - location.group > REMEMBERED as u64
     }
 
-    /// Reports whether objects of the current group or of a later one may still arrive.
+    /// Reports whether objects wait in the queue, or streams are open, of the group that is being returned or of later
+    /// groups.
     fn has_newer(&self) -> bool {
         let is_open = |next: Location| self.open.range((next.group, 0)..).next().is_some();
         !self.waiting.is_empty() || self.next.is_some_and(is_open)
@@ -220,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn playback_begins_at_object_0_of_a_group_or_the_allowed_location() {
+    fn playback_begins_at_object_0_unless_a_later_start_location_is_allowed() {
         let mut sequencer = Sequencer::default();
         sequencer.push(TrackEvent::Opened { group: 3, stream: 7 });
         sequencer.push(object(3, 1, 7));
@@ -251,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn restart_of_the_group_numbering_is_told_from_a_late_group() {
+    fn restarted_group_numbering_is_distinguished_from_a_late_group() {
         let mut sequencer = Sequencer::default();
         let send = |sequencer: &mut Sequencer, group: u64, stream: u64| {
             sequencer.push(TrackEvent::Opened { group, stream });
@@ -262,7 +264,7 @@ mod tests {
         for group in 0..4 {
             assert_eq!(send(&mut sequencer, group, group).len(), 1);
         }
-        // Group 4 is missing when group 5 is returned, and arrives too late.
+        // Group 5 is returned while group 4 is missing. Group 4 then arrives too late and is dropped.
         sequencer.push(object(5, 0, 5));
         sequencer.push(TrackEvent::Closed { group: 5, stream: 5 });
         assert_eq!(drain(&mut sequencer, true), ["5.0"]);
@@ -314,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn player_that_no_longer_waits_skips_a_missing_group() {
+    fn sequencer_that_stops_waiting_skips_a_missing_group() {
         let mut sequencer = Sequencer::default();
         sequencer.skip_to(Location::new(0, 9));
         sequencer.push(object(2, 0, 1));

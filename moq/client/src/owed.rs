@@ -8,10 +8,10 @@ use serde::Serialize;
 use crate::payload::Stamp;
 
 /// The statistics cover only objects that were sent at least this long after the first object arrived. A subscription
-/// begins with objects of the current group that were sent long before.
+/// begins with objects of the current group, which may have been sent long before the subscription.
 const SETTLING: Duration = Duration::from_secs(1);
 
-/// Latency up to which an object is on time for live media.
+/// Latency up to which an object is counted as on time, as live media need it.
 const ON_TIME: Duration = Duration::from_secs(1);
 
 /// Statistics of the objects that one subscriber, or several together, should have received, and of those received.
@@ -19,16 +19,16 @@ const ON_TIME: Duration = Duration::from_secs(1);
 pub struct Owed {
     /// Only objects that were sent at this time or later count in the statistics.
     since: Option<Duration>,
-    /// Largest sequence number of an object that was sent before `since` and arrived. Objects with larger numbers count
-    /// in the statistics, even if they never arrive.
+    /// Largest sequence number of an object that arrived and was sent before the time in the field `since`. Objects
+    /// with larger numbers count in the statistics, even if they never arrive.
     before: Option<u64>,
-    /// The lowest sequence number of an object that was sent at `since` or later and arrived.
+    /// The lowest sequence number of an object that arrived and was sent at the time in the field `since` or later.
     first: Option<u64>,
     /// Number of objects that the track will have, or 0 if unknown.
     total: u64,
     /// The lowest and the highest sequence number that arrived, each with its sending time.
     ends: Option<[(u64, Duration); 2]>,
-    /// Latency in nanoseconds of the objects that were sent at `since` or later and arrived.
+    /// Latency in nanoseconds of the objects that arrived and were sent at the time in the field `since` or later.
     latency: Histogram<u64>,
 }
 
@@ -63,8 +63,8 @@ impl Owed {
         came > 0 && self.total > 0 && until + interval.saturating_mul(missing as u32) <= now
     }
 
-    /// Returns the number of objects that were sent from `since` to the end of the track, whether they arrived or not.
-    /// Returns `None` if the track's length is unknown, or nothing arrived.
+    /// Returns the number of objects that were sent from the time in the field `since` to the end of the track, whether
+    /// they arrived or not. Returns `None` if the track's length is unknown, or nothing arrived.
     fn objects(&self) -> Option<u64> {
         let first = self.before.map(|before| before + 1).or(self.first)?;
         self.total.checked_sub(first)
@@ -78,7 +78,7 @@ impl Owed {
         for one in all {
             objects += one.objects()?;
             match &mut latency {
-                // Latency histograms grow on demand, so adding one to another cannot fail.
+                // These histograms extend their range of values on demand, so adding one to another cannot fail.
                 Some(latency) => drop(latency.add(&one.latency)),
                 None => latency = Some(one.latency.clone()),
             }
@@ -149,8 +149,9 @@ mod tests {
     }
 
     #[test]
-    fn missing_object_is_infinitely_late() {
-        // The objects of the first second are left out of the statistics. Of the other 300, each tenth never arrives.
+    fn latency_percentiles_count_a_missing_object_as_infinitely_late() {
+        // The objects of the first second are left out of the statistics. Of the other 300 objects, every tenth never
+        // arrives.
         let owed = subscriber(|n| (n % 10 != 5).then_some(if n < 100 { 0 } else { 20 }));
         let report = Owed::report([&owed]).unwrap();
         assert_eq!((report.objects, report.delivered), (300, 270));
@@ -173,12 +174,12 @@ mod tests {
     }
 
     #[test]
-    fn reports_of_subscribers_are_merged() {
+    fn latency_percentiles_cover_the_objects_of_all_subscribers() {
         let fast = subscriber(|_| Some(10));
         let slow = subscriber(|_| Some(30));
         let report = Owed::report([&fast, &slow]).unwrap();
         // The statistics cover the objects that were sent at least a second after the first arrival. The first object
-        // arrives 10 or 30 ms after it was sent.
+        // arrives 10 ms after it was sent at the fast subscriber, and 30 ms at the slow one.
         assert_eq!((report.objects, report.delivered), (299 + 297, 299 + 297));
         assert_eq!((ms(report.latency_us.p50), ms(report.latency_us.p99)), (Some(10), Some(30)));
     }
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn track_counts_as_sent_when_its_last_object_was_due() {
+    fn whole_track_counts_as_published_when_its_last_object_is_due() {
         let start = Duration::from_secs(5);
         let end = start + INTERVAL * (TOTAL as u32 - 1);
         // Only 50 objects arrive, ten seconds after they were sent. The rate of the track is computed from their
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn subscriber_that_receives_few_objects_misses_the_rest() {
+    fn one_received_object_of_a_track_counts_all_later_ones_as_missing() {
         let report = Owed::report([&subscriber(|n| (n == 3).then_some(0))]).unwrap();
         assert_eq!((report.objects, report.delivered, report.latency_us.p50), (396, 0, None));
         assert_eq!(Owed::report([&subscriber(|_| None)]), None);

@@ -7,8 +7,8 @@ use nix::time::{ClockId, clock_gettime};
 
 /// The first bytes of a payload, which mark it as made by this module.
 const MAGIC: [u8; 8] = *b"millrace";
-/// The shortest payload, in bytes: the constant `MAGIC`, the object's sequence number, its sending time, and the number
-/// of objects of the track.
+/// Length of the shortest payload, in bytes. Such a payload has only `MAGIC`, the object's sequence number, its sending
+/// time, and the number of objects of the track.
 pub const MIN_LEN: usize = 32;
 
 /// Returns the time of `CLOCK_MONOTONIC`. All processes of a host share it, in any network namespace, so a subscriber

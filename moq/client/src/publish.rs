@@ -147,14 +147,16 @@ impl From<Stopped> for Error {
 /// Statistics of the broadcast, and of the packets that carried it.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct PublishReport {
-    /// Number and rate of the generated objects. The rate is lower than configured if the machine is overloaded.
+    /// Number and rate of the generated objects, or `None` if media were published. The rate is lower than configured
+    /// if the machine is overloaded.
     #[serde(flatten)]
     pub generated: Option<Generated>,
-    /// Number of packets sent.
+    /// Number of QUIC packets sent.
     pub packets: u64,
-    /// Number of packets lost.
+    /// Number of QUIC packets lost.
     pub packets_lost: u64,
-    /// Number of congestion events.
+    /// Number of congestion events on the QUIC connection (packet losses or ECN marks to which congestion control
+    /// reacted).
     pub congestion_events: u64,
     /// Congestion window at the end of the broadcast, in bytes.
     pub congestion_window_bytes: u64,
@@ -162,7 +164,7 @@ pub struct PublishReport {
     pub round_trip_us: u64,
 }
 
-/// Publishes until the input has ended and everything is delivered, or until `stop` completes.
+/// Publishes until the input has ended and all objects are delivered to the subscribers, or until `stop` completes.
 ///
 /// # Errors
 /// Fails if the relay cannot be reached or refuses the broadcast, the input cannot be read, or the session ends early.
@@ -201,7 +203,7 @@ pub async fn publish(
     })
 }
 
-/// Publishes the input to its end, and waits until everything is delivered.
+/// Publishes the input to its end, and waits until all of its objects are delivered to the subscribers.
 async fn work(
     source: TrackSource,
     broadcast: &Broadcast,
@@ -226,7 +228,7 @@ async fn work(
     Ok(generated)
 }
 
-/// An [`Input`], with the tracks on which it is published.
+/// An [`Input`] that has been assigned the tracks on which it is published.
 enum TrackSource {
     Generated(Generator, Arc<BroadcastTrack>),
     Media { media: Box<MediaPublisher>, reader: Box<dyn AsyncRead + Unpin>, realtime: bool },

@@ -19,7 +19,8 @@ use crate::stats::{ObjectFigures, StreamOrder};
 
 /// Longest time that a data stream waits for the response (SUBSCRIBE_OK) that defines its track alias.
 const ALIAS_WAIT: Duration = Duration::from_secs(5);
-/// Longest time to wait for the data stream of a fill, which carries the objects from before the subscription.
+/// Longest time to wait for the data stream of a fill (FILL_PARAMETERS), which carries the objects from before the
+/// subscription.
 const FILL_WAIT: Duration = Duration::from_secs(10);
 
 /// Time to wait for streams that PUBLISH_DONE counts but that have not arrived. Such streams were reset before their
@@ -57,7 +58,7 @@ pub enum TrackEvent {
 /// The destination of the objects of a track.
 #[derive(Clone)]
 pub enum ObjectSink {
-    /// Statistics: objects are counted as they arrive.
+    /// Statistics that count the objects as they arrive. The payloads are not kept.
     Figures(Arc<Mutex<ObjectFigures>>),
     /// A bounded queue. If its reader is slow, flow control blocks the track's streams.
     Queue(mpsc::Sender<TrackEvent>),
@@ -69,7 +70,7 @@ struct SinkEntry {
     streams: watch::Sender<SubscriptionStreams>,
 }
 
-/// Number of a subscription's data streams that have begun, and number of those that have ended.
+/// Counts of a subscription's data streams: those that have begun, and those of them that have ended.
 #[derive(Clone, Copy, Debug, Default)]
 struct SubscriptionStreams {
     begun: u64,
@@ -114,15 +115,15 @@ pub struct ObjectReceiver {
 pub struct EstablishedSubscription {
     /// The request ID of the SUBSCRIBE.
     pub request_id: u64,
-    /// The publisher's SUBSCRIBE_OK.
+    /// The publisher's response to the SUBSCRIBE.
     pub ok: SubscribeOk,
     request: SessionRequest,
     streams: watch::Receiver<SubscriptionStreams>,
     /// The data stream of the fill (objects from before the subscription), if the subscription asked for it and such
     /// objects exist.
     fill: Option<oneshot::Receiver<ObjectStream>>,
-    /// Number of the subscription's data streams that are not subgroups: 1 if there is a fill (a stream of the objects
-    /// from before the subscription).
+    /// Number of the subscription's data streams that are not subgroups: 1 if the publisher sends a fill (a stream of
+    /// the objects from before the subscription), or else 0.
     others: u64,
 }
 
@@ -143,8 +144,8 @@ impl EstablishedSubscription {
                 break;
             }
             let changed = self.streams.changed();
-            // A stream that has begun may take any time until its end. A stream that has not begun may never arrive, so
-            // waiting for it has a time limit.
+            // There is no time limit while a stream that has begun has not ended. A stream that has not begun may never
+            // arrive, so for such streams there is a limit.
             let is_quiet = match streams.begun > streams.ended {
                 true => changed.await.is_err(),
                 false => !matches!(tokio::time::timeout(STRAGGLERS, changed).await, Ok(Ok(()))),
@@ -174,7 +175,7 @@ impl ObjectReceiver {
         &self.session
     }
 
-    /// Subscribes to `track` and waits for the response. The track's objects go to `sink`.
+    /// Subscribes to `track` and waits for the publisher's response. The track's objects go to `sink`.
     pub async fn subscribe(
         &self,
         track: TrackName,
@@ -323,7 +324,7 @@ impl Handler for ObjectReceiver {
 
     fn datagram(&self, datagram: ObjectDatagram) {
         let tracks = self.tracks.borrow();
-        // A datagram that arrives before its track alias is known may be dropped (draft-22, "Datagrams").
+        // A receiver may drop a datagram that arrives before its track alias is known (draft-22, "Datagrams").
         match tracks.get(&datagram.alias).map(|entry| &entry.sink) {
             Some(ObjectSink::Figures(figures)) if datagram.status.is_none() => {
                 figures.lock().object(&datagram.payload, &mut StreamOrder::default());

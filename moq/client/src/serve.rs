@@ -28,7 +28,8 @@ use crate::session::{Error, Handler, Session, SessionRequest, reset, violation};
 const DRAIN: Duration = Duration::from_secs(10);
 /// Longest time that a joining FETCH waits for the SUBSCRIBE that it refers to, which may arrive later than the FETCH.
 const JOIN_WAIT: Duration = Duration::from_secs(2);
-/// The object ID that means the end of a group: the largest object ID that every peer can represent.
+/// The object ID that stands for the end of a group in ranges of locations. It is the largest object ID that every peer
+/// can represent.
 const LAST_OBJECT: u64 = (1 << 62) - 1;
 
 /// A server of one broadcast on one session.
@@ -68,7 +69,8 @@ impl BroadcastServer {
         Arc::new(Self { session, broadcast, next_alias: AtomicU64::new(0), joinable })
     }
 
-    /// Announces the namespace with PUBLISH_NAMESPACE. It stays announced until the returned request is dropped.
+    /// Announces the namespace with PUBLISH_NAMESPACE. The namespace stays announced until the returned request is
+    /// dropped.
     pub async fn announce(&self) -> Result<SessionRequest, Error> {
         let message = PublishNamespace {
             request_id: self.session.next_request_id(),
@@ -201,7 +203,8 @@ impl BroadcastServer {
         past.write(&track, self.session.draft(), &mut stream).await
     }
 
-    /// Returns the track and the inclusive range of a FETCH, or the error code and reason with which to refuse it.
+    /// Returns the track of a FETCH, and the first and last location of the FETCH, or the error code and reason with
+    /// which to refuse it.
     async fn fetch_range(
         &self,
         kind: FetchKind,
@@ -283,7 +286,7 @@ struct PastObjects {
 
 impl PastObjects {
     /// Writes the objects of the range that the track's history still has. Ranges that were dropped from the history
-    /// are reported as unknown, not as nonexistent.
+    /// are marked in the FETCH response as unknown, not as nonexistent.
     async fn write(self, track: &BroadcastTrack, draft: Draft, stream: &mut SendStream) -> Result<(), Error> {
         let Self { request_id, order, start, last } = self;
         let objects = track.range(start, last, order);
@@ -292,8 +295,8 @@ impl PastObjects {
         let mut out = Vec::new();
         encode_fetch_header(request_id, &mut out);
         let unknown = |last| FetchItem::Range { last, end: RangeEnd::Unknown };
-        // Groups that were dropped from the track's history are older than the groups in it. They come first in
-        // ascending order, and last in descending order.
+        // Groups that were dropped from the track's history are older than the groups in it. In the FETCH response, the
+        // range of the dropped groups comes first in ascending order, and last in descending order.
         if let (Some(oldest), GroupOrder::Ascending) = (forgotten, order) {
             encoder.encode(&unknown(Location::new(oldest - 1, LAST_OBJECT)), &mut out);
         }
@@ -351,8 +354,9 @@ impl ObjectWindow {
 ///   and waits for acknowledgements.
 /// * The peer cancels or breaks the protocol: the sender of `stop` is dropped, and every writer resets its stream.
 ///
-/// An update that pauses or resumes forwarding replaces `stop`, which resets the streams of earlier writers only. While
-/// it runs, the subscription is in [`BroadcastServer::joinable`], where a joining FETCH finds its joining location.
+/// An update that pauses or resumes forwarding replaces `stop`, which resets the streams of earlier writers only. As
+/// long as the subscription lasts, it is in [`BroadcastServer::joinable`], where a joining FETCH finds its joining
+/// location.
 struct ServedSubscription {
     server: Arc<BroadcastServer>,
     request_id: u64,
@@ -522,8 +526,8 @@ impl ServedSubscription {
         }
     }
 
-    /// Returns a future that writes the objects up to `largest`. The future does nothing if no such objects exist, or
-    /// if the subscription does not forward.
+    /// Returns a future that writes the requested objects from before the subscription, up to the location `largest`.
+    /// The future does nothing if no such objects exist, or if the subscription does not forward.
     fn fill(
         &self,
         request_id: u64,
@@ -626,8 +630,8 @@ impl ServedSubscription {
         };
         let mut out = Vec::with_capacity(datagram.payload.len() + 32);
         datagram.encode(&mut out);
-        // Sending fails if the datagram is too large for the path, or the session has ended. The draft allows dropping
-        // such an object silently.
+        // Sending fails if the datagram is too large for the path, or the session has ended. MoQ Transport allows
+        // dropping such an object silently.
         if let Err(error) = self.server.session.streams().send_datagram(out.into()) {
             tracing::debug!(location = ?object.location, "dropped a datagram with an object: {error}");
         }

@@ -89,7 +89,7 @@ pub fn parse_url(text: &str) -> Result<Url, UrlError> {
     }
 }
 
-/// Returns the path and query of a URL, as SETUP or CONNECT carries them.
+/// Returns the path and query of a URL, in the form that the SETUP message or WebTransport's CONNECT request carries.
 pub fn path_of(url: &Url) -> &str {
     &url[Position::BeforePath..Position::AfterQuery]
 }
@@ -161,7 +161,8 @@ pub(crate) fn reset_of(error: Error) -> Result<(), Error> {
     }
 }
 
-/// Converts an error code to a QUIC varint. All codes of the draft fit, but a code that a peer has sent may not.
+/// Converts an error code to a QUIC varint. All error codes that MoQ Transport defines fit, but a code that a peer has
+/// sent may not.
 fn varint(code: u64) -> VarInt {
     VarInt::from_u64(code).unwrap_or(VarInt::MAX)
 }
@@ -238,7 +239,7 @@ impl Session {
         Self::connect_from(remote, quinn::EndpointConfig::default()).await
     }
 
-    /// Does the same as [`Session::connect`], with this endpoint configuration.
+    /// Does the same as [`Session::connect`], with the quinn endpoint configuration `endpoint`.
     ///
     /// # Errors
     /// Fails for the same reasons as [`Session::connect`].
@@ -314,7 +315,8 @@ impl Session {
         &self.endpoint
     }
 
-    /// Returns a receiver of the URI in the peer's GOAWAY. An empty URI means the current one.
+    /// Returns a receiver of the URI in the peer's GOAWAY. An empty URI means the URI to which this session was
+    /// connected.
     pub fn goaway(&self) -> watch::Receiver<Option<String>> {
         self.goaway.subscribe()
     }
@@ -492,7 +494,7 @@ impl Session {
         }
     }
 
-    /// Waits until the peer has received the close of the session, but not longer than a fixed time.
+    /// Waits until the peer has received the close of the session, but not longer than `LAST_WORDS`.
     pub async fn closed(&self) {
         let _ = tokio::time::timeout(LAST_WORDS, self.endpoint.wait_idle()).await;
     }
@@ -657,7 +659,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_are_parsed_or_refused() {
+    fn only_moqt_and_https_urls_without_user_name_are_accepted() {
         assert!(parse_url("moqt://localhost:4443/a?b").is_ok());
         assert!(parse_url("https://localhost:4443/a?b").is_ok());
         for bad in ["http://localhost", "moqt://", "https://", "localhost:4443", "moqt:///path", "moqt://a@b"]

@@ -77,8 +77,8 @@ impl SequenceSet {
         true
     }
 
-    /// Records a sequence number below the window. The number counts as new only if no number has left the window yet,
-    /// and the window can be extended down to this number.
+    /// Records a sequence number below the window. The number counts as new only if the window still has all numbers
+    /// that arrived, and can be extended down to this number.
     fn insert_before(&mut self, sequence: u64) -> bool {
         let words = (self.base - (sequence & !63)) / 64;
         let has_left = self.first.is_some_and(|first| first < self.base);
@@ -101,7 +101,7 @@ impl SequenceSet {
         self.base += 64;
     }
 
-    /// Moves the window to a sequence number far above it.
+    /// Moves the window to a sequence number that is more than the window's size above the window.
     fn jump(&mut self, sequence: u64) {
         while !self.window.is_empty() {
             self.leave_word();
@@ -134,7 +134,8 @@ impl SequenceSet {
 #[derive(Clone, Debug)]
 pub struct ObjectFigures {
     seen: SequenceSet,
-    /// Number of objects before the publisher's last restart. A restarted publisher numbers its objects from 0 again.
+    /// Offset that is added to the publisher's sequence numbers, because a restarted publisher numbers its objects from
+    /// 0 again.
     before: u64,
     /// Sending time of the newest object.
     newest: Duration,
@@ -149,7 +150,7 @@ pub struct ObjectFigures {
     resets: u64,
     latency: Histogram<u64>,
     owed: Owed,
-    /// The arrivals of all objects, if the caller asked to keep them.
+    /// A record of the arrival of each object, if the caller asked to keep such records.
     series: Option<Vec<ObjectArrival>>,
     /// Times of the request, the first object and the last object, on the clock of [`payload::now`].
     started: Duration,
@@ -198,12 +199,12 @@ impl ObjectFigures {
         }
     }
 
-    /// Makes the statistics keep each object's arrival.
+    /// Makes the statistics keep a record ([`ObjectArrival`]) of each arrived object.
     pub fn with_series(self) -> Self {
         Self { series: Some(Vec::new()), ..self }
     }
 
-    /// Returns the kept arrivals, in order of arrival.
+    /// Returns the records of arrived objects, in order of arrival. There are none without [`Self::with_series`].
     pub fn series(&self) -> &[ObjectArrival] {
         self.series.as_deref().unwrap_or_default()
     }
@@ -244,9 +245,9 @@ impl ObjectFigures {
         }
     }
 
-    /// Renumbers the objects of a restarted publisher so that they follow the earlier ones. A publisher numbers objects
-    /// in the order of sending. An object that was sent later than all others but has a far lower number therefore
-    /// comes from a restarted publisher.
+    /// Adds an offset to the sequence numbers of a restarted publisher, so that they continue the numbers from before
+    /// the restart. A publisher numbers objects in the order of sending. An object that was sent later than all others
+    /// but has a far lower number therefore comes from a restarted publisher.
     fn follow(&mut self, stamp: Stamp) -> Stamp {
         let is_behind = stamp.sequence.saturating_add(self.before).saturating_add(BEHIND) < self.seen.end;
         if stamp.sent > self.newest && is_behind {
@@ -308,7 +309,7 @@ impl ObjectFigures {
         let mut total = StatsReport::default();
         for figures in all {
             let report = figures.report(is_end);
-            // Latency histograms grow on demand, so adding one to another cannot fail.
+            // These histograms extend their range of values on demand, so adding one to another cannot fail.
             let _ = latency.add(&figures.latency);
             total.delivered += report.delivered;
             total.lost += report.lost;
@@ -349,7 +350,7 @@ pub struct StatsReport {
     pub duplicates: u64,
     /// Number of objects whose payload does not have the expected pattern, because bytes were changed on the way.
     pub corrupted: u64,
-    /// Number of objects that arrived after a later one of the same stream.
+    /// Number of objects whose sequence number is not above that of the previous object on the same stream.
     pub disordered: u64,
     /// Number of gaps: runs of lost objects.
     pub gaps: u64,
@@ -425,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_of_a_restarted_publisher_continue_the_count() {
+    fn loss_count_continues_when_sequence_numbers_restart_at_0() {
         let mut figures = ObjectFigures::new();
         for sequence in 0..100 {
             figures.object(&object(sequence), &mut StreamOrder::default());
@@ -443,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn sequence_numbers_below_the_window_stay_counted() {
+    fn missing_sequence_numbers_stay_counted_after_the_bitmap_moves_on() {
         let mut seen = SequenceSet::default();
         let end = 64 * WINDOW_WORDS as u64 * 3;
         for sequence in (0..end).filter(|sequence| sequence % 1000 != 999) {

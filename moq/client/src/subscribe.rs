@@ -28,8 +28,8 @@ use crate::stats::{ObjectArrival, ObjectFigures, StatsReport};
 const QUEUE: usize = 256;
 /// Longest time that a player waits for a missing group after a later group has arrived.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Time that a player waits for a missing group if it has written no object for longer than [`PATIENCE`]. The group was
-/// then most likely published during this pause.
+/// Time that a player waits for a missing group if it has written no object for longer than [`PATIENCE`]. The missing
+/// group was then most likely published during that time, in which nothing arrived.
 const PATIENCE_AFTER_SILENCE: Duration = Duration::from_millis(200);
 /// Longest time for closing the session after the subscriber was told to stop.
 const LEAVING: Duration = Duration::from_secs(3);
@@ -63,26 +63,26 @@ pub struct SubscribeOptions {
     pub namespace: Namespace,
     /// The only track to subscribe to. If it is `None`, `catalog` and `choice` determine the tracks.
     pub track: Option<String>,
-    /// Whether to take the names of the tracks from the catalog.
+    /// Whether to take the names of the tracks from the broadcast's catalog.
     pub catalog: bool,
     /// The user's selection of tracks to play.
     pub choice: TrackChoice,
     /// Whether to subscribe to all of a track's alternates in the catalog. The relay then sends each group from the
     /// best alternate for which the path has enough capacity (draft-wilaw-moq-moqt-ssts).
     pub adaptive: bool,
-    /// Number of groups before the current one from which to start. `None`: start with new objects.
+    /// Number of past groups to receive in addition to the track's current group. `None`: receive only new objects.
     pub join_groups: Option<u64>,
     /// The range to fetch, instead of subscribing. The largest object ID means the whole group.
     pub fetch: Option<(Location, Location)>,
     /// The filter of the objects to subscribe to.
     pub filter: Option<Filter>,
-    /// Priority of the subscription; a lower value is sent first.
+    /// Priority of the subscription's objects; objects with lower values are sent first.
     pub priority: Option<u8>,
     /// The order in which groups are sent.
     pub group_order: Option<GroupOrder>,
     /// Number of objects after which each subscriber stops.
     pub count: Option<u64>,
-    /// Whether to keep each object's arrival, in [`Measured::series`].
+    /// Whether to keep a record of each object's arrival, in [`Measured::series`].
     pub series: bool,
     /// Whether to connect again when the session ends, and to keep trying when none can be established or the track
     /// does not exist.
@@ -167,7 +167,7 @@ pub enum Error {
         source: session::Error,
         /// Names of the broadcast's tracks, as far as the catalog is known.
         others: Vec<String>,
-        /// Whether the user has specified the track.
+        /// Whether the user has specified the name of the missing track.
         is_named: bool,
     },
     #[error("track {name} ended early: {reason}")]
@@ -272,7 +272,7 @@ pub struct Measured {
     pub total: StatsReport,
     /// Statistics of each subscriber.
     pub subscribers: Vec<StatsReport>,
-    /// The arrivals of each subscriber's objects, if [`SubscribeOptions::series`] is set.
+    /// For each subscriber the records of its objects' arrivals, if [`SubscribeOptions::series`] is set.
     #[serde(skip)]
     pub series: Vec<Vec<ObjectArrival>>,
 }
@@ -341,7 +341,7 @@ pub async fn measure(
 
 /// The reason why a subscriber's session ended, other than an error.
 enum SubscriberEnd {
-    /// All requested objects have arrived, or the subscriber was told to stop.
+    /// All requested objects have arrived, the tracks have ended, or the subscriber was told to stop.
     Over,
     /// The relay sent GOAWAY. The subscriber has to continue with the new session in this variant.
     Moved(Arc<Session>, Remote),
@@ -361,8 +361,8 @@ async fn retry_session<F: Future<Output = Result<SubscriberEnd, Error>>>(
     loop {
         let result = tokio::select! {
             result = once(now.clone(), moved.take()) => result,
-            // This timeout ends an attempt to connect. An established session watches `left` itself, and closes before
-            // the timeout.
+            // The timeout `LEAVING` ends an attempt to connect. An established session watches `left` itself, and
+            // closes before the timeout.
             () = async {
                 let _ = left.wait_for(|left| *left).await;
                 tokio::time::sleep(LEAVING).await;
@@ -539,8 +539,8 @@ pub async fn play(
     playing.await
 }
 
-/// Runs `receiver` on the session until `work` completes, the session ends, the relay sends GOAWAY, or `left` becomes
-/// true. Then it closes the session.
+/// Runs `receiver` on the session until the future `work` completes, the session ends, the relay sends GOAWAY, or
+/// `left` becomes true. Then it closes the session.
 async fn receive_during(
     session: Arc<Session>,
     remote: &Remote,
@@ -697,7 +697,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> TrackPlayer<O> {
     }
 
     /// Returns the tracks to play after all tracks in `before` have ended, if there are any. If the publisher's input
-    /// has restarted with other tracks, the catalog lists these.
+    /// has restarted with new tracks, the catalog lists the new tracks.
     async fn successor(&self, before: &[String]) -> Option<Playlist> {
         if self.options.fetch.is_some() || self.options.count.is_some() {
             return None;

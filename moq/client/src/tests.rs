@@ -139,7 +139,8 @@ async fn subscriber_gets_current_group_and_later_ones() {
     .await;
 }
 
-/// From draft-20 on, a subscription ends only if the subscriber cancels it or the track ends.
+/// In drafts 18 and 19, a subscription also ends when its filter's range ends. In later drafts, it ends only if the
+/// subscriber cancels it or the track ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn end_of_a_filter_ends_its_subscription_up_to_draft_19() {
     within(async {
@@ -169,7 +170,7 @@ async fn end_of_a_filter_ends_its_subscription_up_to_draft_19() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn filter_may_end_within_a_group() {
+async fn filter_that_ends_within_a_group_delivers_no_object_beyond_its_end() {
     within(async {
         let pair = ConnectedPair::new().await;
         let track = pair.track("t");
@@ -191,7 +192,7 @@ async fn filter_may_end_within_a_group() {
 /// Depending on the draft, the objects from before a subscription arrive in response to a joining FETCH, or in the
 /// stream that FILL_PARAMETERS requests.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_object_is_missing_between_earlier_objects_and_subscription() {
+async fn joining_fetch_or_fill_delivers_all_objects_before_the_subscription() {
     within(async {
         for draft in Draft::ALL {
             let pair = ConnectedPair::with_draft(draft).await;
@@ -219,7 +220,7 @@ async fn no_object_is_missing_between_earlier_objects_and_subscription() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn join_of_a_track_without_objects_returns_none() {
+async fn joining_fetch_or_fill_of_a_track_without_objects_returns_none() {
     within(async {
         for draft in [Draft::D19, Draft::D20] {
             let pair = ConnectedPair::with_draft(draft).await;
@@ -240,7 +241,7 @@ async fn join_of_a_track_without_objects_returns_none() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn fetch_returns_both_group_orders_and_fails_outside_the_track() {
+async fn fetch_obeys_the_group_order_and_fails_for_a_track_without_objects() {
     within(async {
         for draft in Draft::ALL {
             let pair = ConnectedPair::with_draft(draft).await;
@@ -283,7 +284,7 @@ async fn fetch_returns_both_group_orders_and_fails_outside_the_track() {
 
 /// Only draft-20 and later can express a FETCH range that depends on the track's largest object.
 #[tokio::test(flavor = "multi_thread")]
-async fn fetch_may_be_relative_to_the_largest_object() {
+async fn fetch_of_a_range_relative_to_the_largest_object_returns_its_objects() {
     within(async {
         let pair = ConnectedPair::new().await;
         write_groups(&pair.track("t"), 0..4);
@@ -306,7 +307,7 @@ async fn fetch_may_be_relative_to_the_largest_object() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn range_filter_is_refused_and_track_properties_can_be_omitted() {
+async fn publisher_refuses_range_filters_and_omits_track_properties_on_request() {
     within(async {
         let pair = ConnectedPair::new().await;
         let priority = TrackProperties { publisher_priority: Some(9), ..TrackProperties::default() };

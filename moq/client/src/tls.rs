@@ -111,7 +111,7 @@ impl CertificateRefusal {
 const AUTHORITY_SHOWN: &str = "its certificate is that of an authority (CA:TRUE), which a server must not present; make another \
                                with openssl req -x509 ... -addext basicConstraints=critical,CA:FALSE";
 
-/// A store of the reason why the last certificate was refused.
+/// The reason why the server certificate that was checked last was refused. Clones share the value.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LastRefusal(Arc<Mutex<Option<CertificateRefusal>>>);
 

@@ -17,8 +17,8 @@ fn inputs() -> Vec<Vec<u8>> {
 fn fuzz_inputs_of_media_do_not_panic() {
     let inputs = inputs();
     assert!(inputs.len() >= 6, "{} inputs", inputs.len());
-    // Random changes of the inputs are no substitute for fuzzing, but fail early if a fuzz target no longer matches the
-    // code.
+    // Random changes of the inputs do not replace fuzzing. They make this test fail early if a fuzz target no longer
+    // matches the code.
     let mut state = 0x9e37_79b9_7f4a_7c15_usize;
     let mut random = |below: usize| {
         state ^= state << 13;

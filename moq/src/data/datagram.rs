@@ -58,7 +58,8 @@ pub struct ObjectDatagram {
 }
 
 impl ObjectDatagram {
-    /// Reads a whole datagram. The parts of the result share `datagram`'s memory. Returns `None` for padding.
+    /// Reads a whole datagram. Properties and payload in the result share `datagram`'s memory. Returns `None` for a
+    /// padding datagram.
     pub fn decode(datagram: Bytes) -> Result<Option<Self>, DecodeError> {
         let mut rest = &datagram[..];
         let kind = vi64::decode(&mut rest).ok_or(TRUNCATED)?;
@@ -100,7 +101,7 @@ impl ObjectDatagram {
         self.end_of_group || self.status == Some(Status::EndOfGroup)
     }
 
-    /// Appends the datagram without the payload.
+    /// Appends the datagram without the payload to `out`.
     pub fn encode_header(&self, out: &mut Vec<u8>) {
         debug_assert!(self.status.is_none() || (self.payload.is_empty() && !self.end_of_group));
         let flag = |set: bool, bit: u64| if set { bit } else { 0 };
@@ -125,7 +126,7 @@ impl ObjectDatagram {
         }
     }
 
-    /// Appends the whole datagram.
+    /// Appends the whole datagram to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         self.encode_header(out);
         out.extend_from_slice(&self.payload);

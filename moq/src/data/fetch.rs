@@ -69,8 +69,8 @@ impl FetchItem {
     }
 }
 
-/// Fields of the previous items of a FETCH response. The encoding of the next item may omit fields that repeat these
-/// values.
+/// Fields of the previous items of a FETCH response. The encoding of the next item may omit fields that have the same
+/// values as in the previous item.
 #[derive(Clone, Copy, Debug, Default)]
 struct Prior {
     /// Location of the last item, object or range.
@@ -100,7 +100,8 @@ const NO_PRIOR: DecodeError =
     DecodeError::violation("a fetched object refers to a previous one that does not exist");
 const ID_RANGE: DecodeError = DecodeError::violation("an ID of a fetched object is outside 0 to 2^64 - 1");
 
-/// A decoder of the items of a FETCH response. The caller must take the payload of each object before the next call.
+/// A decoder of the items of a FETCH response. After each object, the caller must remove the payload from the input
+/// before it decodes the next item.
 #[derive(Clone, Debug)]
 pub struct FetchDecoder {
     draft: Draft,
@@ -217,7 +218,8 @@ impl FetchEncoder {
         Self { draft, order, prior: Prior::default() }
     }
 
-    /// Appends an item. Its location must follow that of the previous item in the response's order.
+    /// Appends an item. In the response's group order, the item's location must come after the previous item's
+    /// location.
     pub fn encode(&mut self, item: &FetchItem, out: &mut Vec<u8>) {
         match item {
             FetchItem::Object(object) => self.encode_object(object, out),
@@ -320,7 +322,7 @@ impl FetchParser {
     }
 
     /// Consumes `chunk` up to the end of the next item's header and returns that item. Returns `None` once all of
-    /// `chunk` is consumed. Call it again until then.
+    /// `chunk` is consumed. The caller has to call this method until it returns `None`.
     pub fn next(&mut self, chunk: &mut &[u8]) -> Result<Option<FetchStart>, DecodeError> {
         let decoder = &self.decoder;
         let found = self.scanner.next(chunk, |fields| {

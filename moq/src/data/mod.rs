@@ -185,7 +185,8 @@ impl SubgroupHeader {
         out.extend(self.priority);
     }
 
-    /// Reads the fields that follow the stream type `kind`. Returns `None` if they are incomplete.
+    /// Reads the fields that follow the stream type `kind`. Returns `None` if `input` ends before the last of the
+    /// fields.
     fn decode_fields(kind: u64, input: &mut &[u8]) -> Result<Option<Self>, DecodeError> {
         let set = |bit: u64| kind & bit != 0;
         if kind > 0x7f || !set(Self::SUBGROUP) {

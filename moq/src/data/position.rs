@@ -29,8 +29,8 @@ pub enum Field {
     Status,
     /// The object's payload.
     Payload,
-    /// A byte of a stream whose structure is not parsed. Such bytes have any value, and the stream may end after any of
-    /// them.
+    /// A byte of a stream whose contents are not parsed as fields. Any byte value is valid, and the stream may end
+    /// after any byte.
     Opaque,
 }
 
@@ -43,9 +43,10 @@ pub struct Position {
     pub offset: u64,
     /// The field that the next byte belongs to.
     pub field: Field,
-    /// The bits read so far of the integer that is being read.
+    /// The bits read so far of a variable-length integer, if the next byte is within one.
     pub value: u64,
-    /// Number of bytes of the current integer that are still to be read. 0 if none of its bytes was read.
+    /// Number of bytes that are missing from the variable-length integer in `value`. 0 if the next byte is not within
+    /// an integer.
     pub missing: u8,
     /// Number of bytes of properties or payload still to be read.
     pub left: u64,
@@ -100,7 +101,8 @@ impl Position {
                 (self.left, self.with_properties) = (value, value > 0);
                 self.field = if value > 0 { Field::Properties } else { Field::Length };
             }
-            // After a payload length, a header is incomplete only if the length is 0, because then a status follows.
+            // The field is `Length`, the payload length. If it completes no header, the payload length is 0 and a
+            // status follows.
             _ => self.field = Field::Status,
         }
     }

@@ -3,8 +3,8 @@
 use super::super::{DecodeError, vi64};
 use super::MAX_PROPERTIES;
 
-/// A reader of the fields at the start of a piece of a stream. If bytes are missing, it reports the smallest number
-/// that it needs, so that the scanner never consumes bytes beyond the header.
+/// A reader of the fields at the start of a piece of a stream. If bytes are missing, it reports the smallest number of
+/// additional bytes that it needs, so that the scanner never consumes bytes beyond the header.
 pub(super) struct ScannedFields<'a> {
     rest: &'a [u8],
 }
@@ -112,7 +112,8 @@ impl Scanner {
     }
 
     /// Consumes `chunk` up to the end of the next header, or all of it if no header ends in it. `read` returns the
-    /// header and the length of its payload. It is called again with more bytes until it has the whole header.
+    /// header and the length of its payload. The scanner calls `read` again with more bytes until `read` has the whole
+    /// header.
     pub(super) fn next<T>(
         &mut self,
         chunk: &mut &[u8],
@@ -157,7 +158,8 @@ impl Scanner {
         }
     }
 
-    /// Records that a header of `length` bytes is complete. `offset` does not include the last `new` bytes of it yet.
+    /// Records that a header of `length` bytes is complete. On entry, `self.offset` does not include the last `new`
+    /// bytes of the header.
     fn found_header<T>(
         &mut self,
         header: T,

@@ -55,7 +55,7 @@ impl ObjectParser {
     }
 
     /// Consumes `chunk` up to the end of the next object header and returns that object. Returns `None` once all of
-    /// `chunk` is consumed. Call it again until then.
+    /// `chunk` is consumed. The caller has to call this method until it returns `None`.
     pub fn next(&mut self, chunk: &mut &[u8]) -> Result<Option<ObjectStart>, DecodeError> {
         if self.ended && !chunk.is_empty() {
             return Err(DecodeError::violation("an object after the end of its group or track"));

@@ -12,7 +12,7 @@ fn header(bytes: &[u8]) -> Result<Option<StreamHeader>, DecodeError> {
 }
 
 /// Parses `stream` in pieces of the given sizes, then the rest at once. Returns the objects, and whether the stream may
-/// end where the parser stopped.
+/// end after the bytes that were parsed.
 fn objects(
     header: &SubgroupHeader,
     stream: &[u8],
@@ -100,7 +100,7 @@ fn undefined_stream_type_is_refused() {
 }
 
 #[test]
-fn invalid_objects_are_violations() {
+fn malformed_subgroup_objects_are_protocol_violations() {
     let with_properties = SubgroupHeader { properties: true, ..PLAIN };
     let mut overflow = vec![0xff; 9];
     overflow.extend_from_slice(b"\x00\x00\x00\x00\x00");
@@ -124,7 +124,7 @@ fn invalid_objects_are_violations() {
 }
 
 #[test]
-fn subgroup_parser_continues_from_any_saved_position() {
+fn subgroup_parser_resumes_from_a_saved_position_inside_an_object() {
     let header = SubgroupHeader { properties: true, ..PLAIN };
     let stream = b"\x05\x02\x04\x25\x04abcd\x00\xc0\x00\x02\x04\x25\x00\x00\x80\x07\x00\x00\x03";
     let object = Position { field: Field::Object, kind: 0x15, ..Position::default() };
@@ -152,7 +152,7 @@ fn subgroup_parser_continues_from_any_saved_position() {
 }
 
 #[test]
-fn stream_may_end_between_objects_only() {
+fn subgroup_stream_that_ends_inside_an_object_is_detected() {
     for (stream, at_boundary) in [
         (&b"\x00\x02ab"[..], true),
         (b"\x00\x02a", false),
@@ -187,7 +187,7 @@ fn datagrams_encode_and_decode() {
 }
 
 #[test]
-fn invalid_datagrams_are_violations() {
+fn malformed_object_datagrams_are_protocol_violations() {
     let table: [(&str, &[u8]); 8] = [
         ("status and end of group", &[0x22, 1, 1, 1, 1, 0]),
         ("outside the form", &[0x10, 1, 1, 1, 1]),
@@ -329,8 +329,8 @@ fn a_datagram() -> impl Strategy<Value = ObjectDatagram> {
         })
 }
 
-/// Returns the items of a FETCH response in `order`. Each entry of `steps` is (groups skipped, objects skipped, object,
-/// reason of a range without objects).
+/// Returns the items of a FETCH response in `order`. Each entry of `steps` is an object with the numbers of groups and
+/// of objects to advance before it. If the entry has a [`RangeEnd`], it makes a range without objects.
 fn items(order: GroupOrder, steps: Vec<(u64, u64, FetchObject, Option<RangeEnd>)>) -> Vec<FetchItem> {
     let mut at = match order {
         GroupOrder::Ascending => Location::new(0, 0),

@@ -35,9 +35,9 @@ fn read_properties(input: &mut WireReader) -> Result<Properties, DecodeError> {
 /// the peer to move that request to another session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GoAway {
-    /// The URI to connect to instead; empty for the current URI. A client must send it empty.
+    /// The URI to connect to instead; empty for the URI of the current session. A client must send it empty.
     pub uri: String,
-    /// Milliseconds until the sender closes the session; 0 if it sets no time.
+    /// Milliseconds until the sender closes the session; 0 if the sender states no time.
     pub timeout: u64,
     /// The smallest request ID that was not processed. It is present only on the control stream of draft-18.
     pub request_id: Option<u64>,
@@ -74,8 +74,8 @@ pub struct RequestOk {
 }
 
 impl RequestOk {
-    /// Checks that the message is a valid answer of kind `scope`: [`Scope::PUBLISH_OK`], [`Scope::TRACK_STATUS_OK`],
-    /// [`Scope::NAMESPACE_OK`] or [`Scope::UPDATE_OK`].
+    /// Checks that the message has only the parameters and properties that are allowed in the response `scope`:
+    /// [`Scope::PUBLISH_OK`], [`Scope::TRACK_STATUS_OK`], [`Scope::NAMESPACE_OK`] or [`Scope::UPDATE_OK`].
     pub fn check(&self, draft: Draft, scope: Scope) -> Result<(), DecodeError> {
         if scope != Scope::TRACK_STATUS_OK && !self.properties.is_empty() {
             return Err(DecodeError::violation("track properties in an answer that does not allow them"));
@@ -99,7 +99,7 @@ impl MessageBody for RequestOk {
 /// The session and track with which to retry a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redirect {
-    /// The URI of the session; empty for the current one. A client must send it empty.
+    /// The URI of the session; empty for the URI of the current session. A client must send it empty.
     pub uri: String,
     /// The track to request. An empty namespace and name mean the track of the failed request.
     pub track: TrackName,
@@ -333,7 +333,7 @@ pub struct FetchRequest {
     pub request_id: u64,
     /// The track, and the range of objects to return.
     pub kind: FetchKind,
-    /// Parameters other than the range.
+    /// Parameters of the request, other than the range of objects.
     pub parameters: Parameters,
 }
 
@@ -463,7 +463,7 @@ macro_rules! namespace_request {
         pub struct $name {
             /// The request ID.
             pub request_id: u64,
-            /// The namespace, or the prefix of the namespaces.
+            /// The announced namespace, or the prefix of the subscribed namespaces.
             pub $field: Namespace,
             /// Parameters of the request.
             pub parameters: Parameters,
@@ -506,7 +506,8 @@ pub struct NamespaceFound {
     /// The namespace without the subscribed prefix.
     pub suffix: Namespace,
     /// The announcement's path (HOP_PATH) and its cost. They are present only between endpoints that negotiated
-    /// draft-lcurley-moq-cluster. MoQ Transport's own message has no parameters, not even their count.
+    /// draft-lcurley-moq-cluster. In MoQ Transport itself, a NAMESPACE message has neither parameters nor a field for
+    /// their number.
     pub parameters: Option<Parameters>,
 }
 
@@ -545,8 +546,8 @@ impl MessageBody for NamespaceDone {
     }
 }
 
-/// PUBLISH_STATE_NOTIFY: reports which parameters of a subscription the publisher changed, and the track's location at
-/// that time. Draft-20 and later.
+/// PUBLISH_STATE_NOTIFY: reports which parameters of a subscription the publisher changed, and the track's largest
+/// location at that time. Draft-20 and later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublishStateNotify {
     /// The parameters that changed.

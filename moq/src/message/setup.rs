@@ -137,8 +137,8 @@ impl MessageBody for SetupOptions {
     }
 }
 
-/// Reads a list of algorithms. If the bytes are not such a list, another proposal has used the same option number, so
-/// the result is empty.
+/// Reads a list of algorithms. If the bytes are not a list of algorithms, some other extension uses the same option
+/// number. The returned list is empty then.
 fn read_algorithms(bytes: &[u8]) -> Vec<u64> {
     let mut input = WireReader::new(Draft::NEWEST, Bytes::copy_from_slice(bytes));
     let mut algorithms = Vec::new();

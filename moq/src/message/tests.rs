@@ -130,7 +130,7 @@ fn goaway_of_older_drafts_has_no_timeout() {
 }
 
 #[test]
-fn goaway_names_a_request_in_draft_18_only() {
+fn goaway_has_a_request_id_in_draft_18_only() {
     let named = GoAway { uri: String::new(), timeout: 7, request_id: Some(4) };
     let nameless = GoAway { request_id: None, ..named.clone() };
     for draft in Draft::ALL {
@@ -177,7 +177,7 @@ fn fetch_messages_are_encoded_for_each_draft() {
         assert_eq!(encode_in(draft, ok.clone()).as_deref(), Ok(&bytes[..]), "{draft}");
         assert_eq!(decode_in(draft, &bytes), Ok(Some(ok.into())), "{draft}");
     }
-    // In drafts 18 and 19 an end with object ID 0 means the whole group.
+    // In drafts 18 and 19, object ID 0 in the end location of FETCH_OK means that the whole group is included.
     let whole = [0x18, 0, 4, 0, 5, 0, 0];
     for (draft, object) in [(Draft::D19, u64::MAX), (Draft::D20, 0)] {
         let Ok(Some(Message::FetchOk(ok))) = decode_in(draft, &whole) else { panic!("not decoded") };
@@ -334,7 +334,7 @@ fn malformed_messages_are_violations() {
 }
 
 #[test]
-fn request_ok_is_checked_against_its_request() {
+fn request_ok_with_fields_not_allowed_for_its_request_is_an_error() {
     let parameters = Parameters { largest_object: Some(Location::new(1, 2)), ..Parameters::default() };
     let properties = TrackProperties { dynamic_groups: Some(true), ..TrackProperties::default() }.encode();
     let with_location = RequestOk { parameters: parameters.clone(), properties: Properties::default() };
@@ -393,7 +393,7 @@ fn a_filter(draft: Draft) -> BoxedStrategy<Filter> {
                 end_object: end_object.filter(|_| draft.has_relative_filters()),
             }
         });
-    // A start at location 0/0 is excluded, because its encoding decodes to another filter.
+    // Filters that start at location 0/0 are excluded, because their encoding decodes to another filter.
     let starts = a_location().prop_filter("has another name", |start| *start != Location::default());
     let all = prop_oneof![
         Just(Filter::NEXT_GROUP),
@@ -705,7 +705,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_never_panic(draft in a_draft(), bytes in vec(any::<u8>(), 0..60)) {
+    fn control_message_of_arbitrary_bytes_never_panics(draft in a_draft(), bytes in vec(any::<u8>(), 0..60)) {
         let _ = decode_in(draft, &bytes);
     }
 
@@ -757,7 +757,8 @@ fn as_others_write_it(draft: Draft, bytes: &[u8]) -> Result<Vec<u8>, String> {
     }
 }
 
-/// Returns the message without the fields that only one of this implementation and moqtap-codec checks or knows.
+/// Returns the message without the fields on which this implementation and moqtap-codec may differ, because only one of
+/// the two checks or knows these fields.
 fn as_others_know_it(mut message: Message) -> Message {
     let plain = |parameters: &mut Parameters| {
         parameters.authorization_tokens.clear(); // Only moqtap-codec checks the bytes of a token.
@@ -797,8 +798,8 @@ proptest! {
     }
 
     /// moqtap-codec may refuse damaged messages that this implementation accepts. Messages that both implementations
-    /// accept must print the same. Integers of properties are printed as numbers, because this implementation keeps
-    /// their encoded length, and moqtap-codec uses the shortest.
+    /// accept must have the same text form. Integers of properties are printed as numbers, because this implementation
+    /// keeps their encoded length, and moqtap-codec uses the shortest.
     #[test]
     fn moqtap_codec_agrees_on_damaged_messages((draft, message) in a_message(), at: prop::sample::Index, byte: u8) {
         let mut bytes = encode_in(draft, as_others_know_it(message)).unwrap();

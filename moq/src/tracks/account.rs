@@ -1,11 +1,11 @@
-//! Accounts of cache memory: one per publisher, and one per client or network for all publishers in it.
+//! Counts of cache memory in use: one count for each publisher, and one for all publishers of a client or of a network.
 
 use std::sync::{
     Arc,
     atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
 };
 
-/// The cache memory of one publisher: that of all groups that the publisher opened.
+/// The cache memory of one publisher, which holds all groups that the publisher opened.
 #[derive(Debug)]
 pub struct Account {
     id: u64,
@@ -52,7 +52,7 @@ impl Default for Account {
 }
 
 impl Account {
-    /// Makes a count for another publisher of the client whose cache memory `share` counts.
+    /// Makes a count for another publisher of the client whose cache memory is counted in `share`.
     pub fn from_share(share: Arc<CacheShare>) -> Self {
         Self { share: Some(share), ..Self::default() }
     }

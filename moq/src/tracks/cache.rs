@@ -1,6 +1,6 @@
 //! Bounds the memory of all tracks. Groups are dropped when they are too old. If the cache exceeds its limit, the
-//! publisher with the most memory loses groups first. If the publishers of a client exceed the client's share, they
-//! lose groups.
+//! publisher with the most memory loses groups first. If the publishers of a client exceed the share of cache memory
+//! that one client may use, they lose groups.
 
 use std::{
     cmp::Reverse,
@@ -32,7 +32,8 @@ pub struct CacheLimits {
 /// memory, each new group would have to evict another.
 const SLACK: usize = 64;
 
-/// Largest number of a publisher's groups that are examined to find a group that is not the newest of its track.
+/// To free memory, groups that are not the newest of their track are dropped first. At most this many of a publisher's
+/// groups are examined to find one.
 const LOOKS: usize = 64;
 
 /// The cached groups of all tracks, by the publisher that opened each group. The [`Track`]s own the groups.
@@ -234,8 +235,8 @@ impl TrackCache {
     }
 
     fn release(&self, cost: usize) {
-        // Growth is added first to the group's cost and later to the cache's total. If the group is dropped in between,
-        // the total includes less than the group's cost.
+        // New bytes are added first to the group's memory and later to the cache's total. If the group is dropped in
+        // between, the total does not include all of the group's memory yet. It must not fall below 0.
         let _ = self.bytes.fetch_update(Relaxed, Relaxed, |bytes| Some(bytes.saturating_sub(cost)));
     }
 }
@@ -247,7 +248,7 @@ impl CacheEntry {
 }
 
 impl CacheHolder {
-    /// Removes and returns the oldest group that is not its track's newest. It examines a limited number of groups, and
+    /// Removes and returns the oldest group that is not its track's newest. It examines at most `LOOKS` groups, and
     /// moves groups that are their track's newest to the end of the list.
     fn take_old(&mut self) -> Option<CacheEntry> {
         for _ in 0..self.groups.len().min(LOOKS) {

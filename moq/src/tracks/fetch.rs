@@ -20,7 +20,7 @@ use crate::{
 /// its front.
 pub struct FetchResponse {
     state: RwLock<FetchState>,
-    /// A callback for the time when the peer has acknowledged bytes of the response.
+    /// A callback that is called whenever the peer has acknowledged bytes of the response.
     on_acknowledged: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -45,7 +45,8 @@ impl Segment {
         self.start + self.header.len() as u64 + self.payload.len()
     }
 
-    /// Returns the segment's memory in bytes. Payloads in the cache are not included, because the cache counts them.
+    /// Returns the memory of this segment of the response, in bytes. Payloads in the cache are not included, because
+    /// the cache counts them.
     fn cost(&self) -> usize {
         let owned = match &self.payload {
             PayloadPlace::Owned(bytes) => bytes.len(),
@@ -142,7 +143,7 @@ impl FetchResponse {
         self.state.read().held
     }
 
-    /// Appends a range without objects. `last` is its last location.
+    /// Appends a range without objects, from the location after the previous item up to and including `last`.
     pub fn push_absent(&self, last: Location, end: RangeEnd) {
         let item = FetchItem::Range { last, end };
         self.push(FetchEntry { item, payload: PayloadPlace::Owned(Bytes::new()) });
@@ -327,8 +328,8 @@ impl FetchWalk {
         next.map(|group| Location { group, object: 0 })
     }
 
-    /// Ends the iteration, because no more objects are cached. In descending order, the locations that the cache does
-    /// not cover come last.
+    /// Ends the iteration, because no more objects are cached. In descending order, it returns the rest of the range,
+    /// which the cache does not cover, as missing.
     fn end(&mut self, at: Location, held_from: Location) -> WalkStep {
         self.at = None;
         let to =
@@ -399,7 +400,7 @@ impl FetchRange {
         let ids = self.ids(id);
         let ids = from.max(*ids.start())..=*ids.end();
         let mut found = Vec::new();
-        // Up to this ID, `found` contains every cached object of all subgroups that were examined.
+        // Up to this object ID, `found` contains every cached object of the subgroups that the loop has visited.
         let mut known_to = u64::MAX;
         for subgroup in &group.subgroups {
             if let Some(last) = self.take_subgroup(id, subgroup, &ids, max, &mut found) {

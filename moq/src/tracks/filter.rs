@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn subscription_filters_become_object_windows() {
+    fn subscription_filters_resolve_to_start_and_end_locations() {
         let now = Some(at(7, 3));
         let table = [
             ("unfiltered, running", None, now, at(7, 0), None),
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn subscription_to_a_past_range_is_refused() {
+    fn subscription_range_below_the_largest_group_is_refused() {
         let window = LocationWindow::resolve(range(at(1, 0), 6, None).as_ref(), Some(at(7, 0)));
         assert_eq!(window.check(Some(at(7, 0))), Err(OutOfRange { end_group: 6, largest_group: 7 }));
         for group in 0..9 {
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn subscription_window_bounds_groups_and_objects() {
+    fn subscription_range_excludes_locations_before_start_and_after_end() {
         let window = LocationWindow { start: at(4, 2), end: Some(at(5, 3)) };
         for (location, inside) in [
             (at(4, 1), false),

@@ -112,7 +112,7 @@ mod tests {
     use crate::property::PairWriter;
 
     #[test]
-    fn malformed_object_properties_are_detected() {
+    fn repeated_nested_or_too_large_object_properties_are_malformed() {
         let block = |write: &dyn Fn(&mut PairWriter<'_>)| {
             let mut out = Vec::new();
             write(&mut PairWriter::new(&mut out));

@@ -47,7 +47,7 @@ struct SubgroupChunk {
     bytes: Bytes,
 }
 
-/// The position of an object in its subgroup's bytes, and the time when its first byte arrived.
+/// The position of an object in its subgroup's bytes, and the time when the object's first byte arrived.
 #[derive(Clone, Debug)]
 pub struct SubgroupObject {
     /// The object's header fields and its position.
@@ -158,7 +158,7 @@ impl SubgroupStream {
         self.state.read().object_at(offset).map(|object| object.received_at)
     }
 
-    /// Returns the range of the object that covers `offset`, including its header.
+    /// Returns the byte range of the object that covers `offset`. The range includes the object's header.
     pub fn object_at(&self, offset: u64) -> Option<Range<u64>> {
         let state = self.state.read();
         let ObjectStart { start, payload, payload_len, .. } = state.object_at(offset)?.start;
@@ -231,9 +231,9 @@ impl SubgroupStream {
         self.state.read().evicted
     }
 
-    /// Ends the subgroup early, because no publisher can send more of it. It counts as complete if its last object is
-    /// complete and its header does not say that the stream ends the group. Otherwise it counts as reset. Bytes that
-    /// arrive later are dropped.
+    /// Ends the subgroup early, because no publisher can send more of it. The subgroup counts as complete if its last
+    /// object is complete and the SUBGROUP_HEADER does not say that the stream ends the group. Otherwise the subgroup
+    /// counts as reset. Bytes that arrive later are dropped.
     pub fn conclude(&self, now: Instant) {
         let mut state = self.state.write();
         let is_whole = state.objects.last().is_some_and(|last| last.start.end() == state.len);
@@ -317,7 +317,8 @@ pub struct SubgroupReceiver {
     parser: ObjectParser,
 }
 
-/// Memory in bytes that an object and a chunk need in addition to the received bytes.
+/// Memory in bytes for the bookkeeping of one object and one chunk of received bytes. The received bytes themselves are
+/// not included.
 const OBJECT_COST: usize = size_of::<SubgroupObject>() + size_of::<SubgroupChunk>();
 
 impl SubgroupReceiver {

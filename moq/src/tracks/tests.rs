@@ -110,7 +110,7 @@ fn parse_response(bytes: &[u8], order: GroupOrder) -> Vec<Location> {
 }
 
 #[test]
-fn subscriber_view_of_a_subgroup_changes_only_the_alias() {
+fn subgroup_sent_to_a_subscriber_differs_only_in_its_track_alias() {
     let track = track();
     let now = Instant::now();
     let mut writer = begin(&track, now, 7, SubgroupId::Explicit(2));
@@ -156,7 +156,7 @@ fn subscriber_that_joins_inside_a_subgroup_gets_its_own_header() {
 /// The view (the subgroup as it is sent to one subscriber) is read byte by byte. It must not return bytes beyond its
 /// last object. It ends when the next object begins, because only then its last object is known.
 #[test]
-fn subgroup_view_up_to_an_object_ends_where_the_next_begins() {
+fn subgroup_view_with_a_last_object_ends_when_a_later_object_begins() {
     let track = track();
     let now = Instant::now();
     let mut writer = begin(&track, now, 7, SubgroupId::Zero);
@@ -184,7 +184,7 @@ fn subgroup_view_up_to_an_object_ends_where_the_next_begins() {
 }
 
 #[test]
-fn subscriber_views_follow_growth_and_end_of_a_subgroup() {
+fn bytes_and_fin_of_an_open_subgroup_become_visible_to_subscribers() {
     let track = track();
     let now = Instant::now();
     let mut writer = begin(&track, now, 0, SubgroupId::Zero);
@@ -237,7 +237,7 @@ fn memory_of_an_incomplete_object_header_is_counted() {
 }
 
 #[test]
-fn arrival_time_of_an_offset_is_that_of_its_object() {
+fn arrival_time_of_a_stream_offset_is_that_of_the_object_there() {
     let track = track();
     let now = Instant::now();
     let mut writer = begin(&track, now, 0, SubgroupId::Zero);
@@ -308,7 +308,7 @@ fn late_and_evicted_streams_are_reset_with_the_drafts_codes() {
 }
 
 #[test]
-fn copy_of_a_subgroup_is_refused_unless_the_first_was_reset() {
+fn second_copy_of_a_subgroup_is_refused_unless_the_first_was_reset() {
     let track = track();
     let now = Instant::now();
     let first = begin(&track, now, 3, SubgroupId::Explicit(1));
@@ -330,7 +330,7 @@ fn copy_of_a_subgroup_is_refused_unless_the_first_was_reset() {
 }
 
 #[test]
-fn subgroup_ended_early_counts_as_complete_only_if_it_may_end_there() {
+fn subgroup_cut_off_between_objects_ends_with_fin_and_otherwise_reset() {
     let track = track();
     let now = Instant::now();
     let whole = objects(0..2, 50);
@@ -358,7 +358,7 @@ fn subgroup_ended_early_counts_as_complete_only_if_it_may_end_there() {
 }
 
 #[test]
-fn groups_older_than_the_cache_are_refused() {
+fn subgroup_of_an_already_evicted_group_is_refused() {
     let track = track();
     let now = Instant::now();
     for group in 3..6 {
@@ -520,7 +520,7 @@ fn fetch_waits_for_a_partial_object_and_skips_uncached_ones() {
 }
 
 #[test]
-fn missing_objects_of_an_open_group_may_still_arrive() {
+fn fetch_range_has_gaps_while_the_subgroups_of_its_group_are_unfinished() {
     let track = track();
     let now = Instant::now();
     let mut urgent = begin(&track, now, 1, SubgroupId::Explicit(0));
@@ -571,7 +571,7 @@ fn max_cache_duration_hides_old_objects() {
 }
 
 #[test]
-fn client_over_its_share_of_the_cache_loses_groups() {
+fn client_over_its_cache_limit_loses_oldest_groups_of_largest_publisher() {
     const BYTES: usize = 10_000;
     let now = Instant::now();
     let cache = TrackCache::new(CacheLimits { bytes: 1 << 30, age: Duration::from_secs(60) });
@@ -618,7 +618,7 @@ fn one_object(track: &Track, group: u64, now: Instant) {
 }
 
 #[test]
-fn far_ahead_object_counts_as_largest_until_the_track_continues() {
+fn object_with_a_far_larger_group_id_is_largest_until_the_track_continues() {
     let track = track();
     let now = Instant::now();
     let largest = || track.largest().unwrap().group;
@@ -632,13 +632,12 @@ fn far_ahead_object_counts_as_largest_until_the_track_continues() {
         assert_eq!(largest(), expected, "after group {group}");
     }
     assert!(track.is_newest(11) && !track.is_newest(u64::MAX));
-    // Dropping the stray group, whose ID is far above all others, does not affect the other groups.
+    // One object had a far too large group ID by mistake. Dropping its group does not affect the other groups.
     track.evict(u64::MAX);
     assert_eq!(track.known_from(), Some(Location::new(7, 0)));
     one_object(&track, 12, now);
     assert_eq!(largest(), 12);
-    // Many objects of one group, like a few objects of two groups, prove that the group with the far larger ID was a
-    // stray one.
+    // Many objects of one group, like a few objects of two groups, prove that the far larger group ID was a mistake.
     one_object(&track, 1 << 40, now);
     let mut writer = begin(&track, now, 13, SubgroupId::Zero);
     push(&track, &mut writer, now, &objects(0..1, 10));
@@ -650,7 +649,7 @@ fn far_ahead_object_counts_as_largest_until_the_track_continues() {
 }
 
 #[test]
-fn far_ahead_first_group_does_not_stay_the_largest() {
+fn first_group_with_a_far_larger_id_does_not_stay_the_largest() {
     let track = track();
     let now = Instant::now();
     for group in [u64::MAX, 3, 4, 5] {
@@ -666,7 +665,7 @@ fn far_ahead_first_group_does_not_stay_the_largest() {
 }
 
 #[test]
-fn largest_object_that_a_publisher_reports_counts_until_objects_come() {
+fn largest_location_claimed_by_a_publisher_counts_until_objects_arrive() {
     let track = track();
     let now = Instant::now();
     let claim = Location::new(7, 2);
@@ -725,7 +724,7 @@ fn held(track: &Track) -> Vec<u64> {
 
 /// One publisher has a few groups, while another uses as much memory as it can get.
 #[test]
-fn largest_publisher_loses_groups_first() {
+fn publisher_with_most_cached_bytes_loses_groups_first() {
     let cache = TrackCache::new(CacheLimits { bytes: 100_000, age: Duration::from_secs(60) });
     let modest = Arc::default();
     let greedy = Arc::default();

@@ -47,12 +47,13 @@ struct TrackState {
     dropped_below: u64,
 }
 
-/// Largest distance between the group IDs of a track's publishers, or of a late object and the track's largest group. A
-/// larger distance means that the numbering was restarted or an ID is wrong.
+/// Largest expected difference between the group IDs that a track's publishers send at the same time, and between a
+/// late object's group ID and the track's largest. If a difference is larger, the numbering was restarted or an ID is
+/// wrong.
 pub const GROUP_SLACK: u64 = 16;
 
 /// A counter of consecutive objects that are far behind the largest location. After enough such objects, the track
-/// continues from their location, and the former largest location counts as that of a stray object.
+/// continues from their location, and the former largest location counts as a mistake of the publisher.
 #[derive(Default)]
 struct Behind {
     group: u64,
@@ -129,7 +130,7 @@ pub struct HeldCache {
 pub enum Duplicate {
     /// The same subgroup has already arrived completely.
     Subgroup,
-    /// The same subgroup is arriving on another stream, which may still fail.
+    /// The same subgroup is arriving on another stream, which may still be reset.
     Arriving,
     /// The group was dropped from the cache.
     Expired,
@@ -374,7 +375,7 @@ impl Track {
         state.groups.range(..=last).next_back().is_some_and(|(newest, _)| *newest == group)
     }
 
-    /// Returns the time when the last data of a cached group arrived, which is an object or a FIN.
+    /// Returns the time when the last object or FIN of a cached group arrived.
     pub fn last_at(&self, group: u64) -> Option<Instant> {
         let state = self.state.lock();
         let group = state.groups.get(&group)?;
@@ -426,7 +427,7 @@ impl Track {
         state.known_from.map(|known| known.max(after_broken.unwrap_or(known)))
     }
 
-    /// Returns how much of the track the cache holds.
+    /// Returns the numbers of groups, objects and bytes of the track that are in the cache.
     pub fn held(&self) -> HeldCache {
         let state = self.state.lock();
         state.groups.values().fold(
@@ -570,8 +571,8 @@ impl TrackState {
         match astray {
             true => {
                 self.largest = Some(location);
-                // The ID of the former largest group was wrong. If `known_from` is in a group above `location`, it is
-                // the start of a range that began with that group, so it is discarded.
+                // The ID of the former largest group was wrong. If `known_from` is in a group above `location`, it was
+                // derived from that wrong ID, so it is discarded.
                 self.known_from.take_if(|known| known.group > location.group);
                 self.behind = Behind::default();
             }

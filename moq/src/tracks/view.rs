@@ -115,8 +115,8 @@ impl Source for SubgroupView {
     fn object_at(&self, offset: u64) -> Option<Range<u64>> {
         let prefix = self.prefix.len() as u64;
         let object = self.subgroup.object_at(offset.saturating_sub(prefix) + self.from)?;
-        // The view's prefix (preamble and header) counts as part of the first object. If the view starts inside the
-        // subgroup, the prefix contains that object's header.
+        // The range of the view's first object includes the view's prefix (preamble and SUBGROUP_HEADER). If the view
+        // starts inside the subgroup, the prefix contains that object's header.
         let start = object.start.checked_sub(self.from).filter(|start| *start > 0);
         Some(start.map_or(0, |start| start + prefix)..object.end.checked_sub(self.from)? + prefix)
     }

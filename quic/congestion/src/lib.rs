@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn congestion_window_of_live_media_stays_large_at_two_percent_loss() {
+    fn congestion_window_of_live_media_exceeds_10_packets_at_2_percent_loss() {
         let start = Instant::now();
         let mut path = SimulatedPath::new(start, Model::new(1280, start, 1));
         let needed = 10 * PACKET;
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_in_flight_that_quinn_no_longer_counts_are_dropped() {
+    fn non_ack_eliciting_packets_do_not_stay_counted_as_bytes_in_flight() {
         let start = Instant::now();
         let mut path = SimulatedPath::new(start, Model::new(1280, start, 1));
         // Sends a hundred packets that elicit no ACK, then one that does.

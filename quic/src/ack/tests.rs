@@ -57,7 +57,7 @@ fn ack_ranges_are_parsed() {
 }
 
 #[test]
-fn ack_translation_keeps_only_the_packets_of_the_quic_stack() {
+fn ack_ranges_are_translated_to_packet_numbers_of_the_quic_stack_only() {
     // The packets with numbers 2, 5 and 9 on the wire are the QUIC stack's packets 0, 1 and 2. All other packets are
     // the data plane's.
     let map = map([2, 5, 9]);
@@ -86,7 +86,7 @@ fn type_and_counts_of_an_ecn_ack_are_kept() {
 }
 
 #[test]
-fn ack_delay_that_does_not_fit_is_reduced() {
+fn ack_delay_longer_than_its_field_is_sent_as_the_largest_value() {
     let bytes = encode(&[9..=9], 5, false, 0);
     let mut out = Vec::new();
     parse(&bytes).rewrite(bytes.len(), &[2..=2], 1000, &mut out);
@@ -94,7 +94,7 @@ fn ack_delay_that_does_not_fit_is_reduced() {
 }
 
 #[test]
-fn skipped_packet_numbers_are_in_the_ack_map() {
+fn ack_of_a_packet_number_skipped_by_the_quic_stack_reaches_the_stack() {
     let mut map = map([0, 1]);
     map.push(2, None);
     map.push(4, Some(Instant::now()));
@@ -103,7 +103,7 @@ fn skipped_packet_numbers_are_in_the_ack_map() {
 }
 
 #[test]
-fn packets_far_below_the_largest_acknowledged_one_are_forgotten() {
+fn ack_map_forgets_packets_far_below_the_largest_acknowledged_one() {
     let mut map = map((0..5000).map(|number| 2 * number));
     assert!(map.on_acked(3000));
     assert!(!map.on_acked(3000));
@@ -136,7 +136,7 @@ fn descending(numbers: &BTreeSet<u64>) -> Vec<RangeInclusive<u64>> {
 
 proptest! {
     #[test]
-    fn rewritten_acks_name_exactly_the_stacks_packets_and_are_never_longer(
+    fn rewritten_acks_name_only_the_quic_stacks_packets_and_do_not_grow(
         base in 0..1u64 << 40,
         sent in proptest::collection::vec((any::<bool>(), any::<bool>()), 1..400),
         delay in 0..1u64 << 20,

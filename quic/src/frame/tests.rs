@@ -69,7 +69,7 @@ fn both_types_of_ack_frames_are_parsed() {
 }
 
 #[test]
-fn frame_without_a_length_takes_the_rest_of_the_payload() {
+fn stream_or_datagram_frame_without_length_takes_the_rest_of_the_packet() {
     let stream = Frame::Stream(StreamFrame { id: 3, offset: 0, fin: true, data: &[1, 2, 3] });
     assert_eq!(walk(&[0x01, 0x09, 3, 1, 2, 3]), [Ok((0..1, Frame::Ping)), Ok((1..6, stream))]);
     assert_eq!(walk(&[0x30, 1, 2]), [Ok((0..3, Frame::Datagram(&[1, 2])))]);
@@ -91,7 +91,7 @@ fn malformed_quic_frames_are_refused() {
 }
 
 #[test]
-fn blanked_frame_becomes_ping_and_padding() {
+fn removed_frame_is_overwritten_with_ping_and_padding() {
     let mut payload = [0x01, 0x11, 3, 0x80, 0, 0, 5, 0x1f];
     blank(&mut payload[1..7]);
     let frames: Vec<_> = walk(&payload).into_iter().map(|item| item.unwrap().1).collect();

@@ -236,7 +236,7 @@ mod tests {
 
     /// Connections that hold most of the shared memory drop datagrams first. A connection that ends frees its memory.
     #[test]
-    fn datagram_memory_is_shared_among_connections() {
+    fn connection_queues_datagrams_up_to_the_free_bytes_of_the_shared_pool() {
         let pool = Arc::new(DatagramPool::new(100_000));
         let mut one = WaitingDatagrams::new(Some(Arc::clone(&pool)));
         let fill = |datagrams: &mut WaitingDatagrams| {

@@ -134,8 +134,8 @@ pub struct Downstream {
     streams: StreamSlots,
     by_id: HashMap<u64, StreamKey>,
     owners: HashMap<u64, StreamOwner>,
-    /// Streams that can send now. This field and the next three hold the streams of one variant of `SchedulerQueue`
-    /// each.
+    /// Streams that can send now. The fields `unopened`, `blocked` and `starved` hold the streams that cannot send, by
+    /// reason (see `SchedulerQueue`).
     ready: StreamQueues,
     unopened: StreamQueues,
     blocked: StreamQueues,

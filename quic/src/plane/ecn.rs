@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_ecn_counts_end_marking() {
+    fn inconsistent_ecn_counts_in_an_ack_end_ecn_marking() {
         for (marked, next, what) in [
             (3, None, "the peer sends no counts"),
             (3, counts(12, 0, 0), "the mark of one packet was removed"),
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn ecn_marks_of_the_network_are_counted_once() {
+    fn new_ce_marks_in_an_ack_are_counted_once() {
         let mut ecn = Ecn::new(true);
         assert_eq!(ecn.on_ack(5, 100, counts(5, 0, 0)), 0);
         assert_eq!(ecn.on_ack(5, 100, counts(7, 0, 3)), 3);

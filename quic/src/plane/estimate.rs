@@ -1,4 +1,5 @@
-//! Estimates a connection's path (bandwidth, delay, loss), and decides when a change is reported to listeners.
+//! Estimates a connection's path (bandwidth, delay, loss), and decides when a changed estimate is reported to the
+//! application's listeners.
 
 use std::time::{Duration, Instant};
 
@@ -41,7 +42,7 @@ impl Estimate {
     }
 }
 
-/// The path estimate that was reported to listeners last.
+/// The path estimate that was last reported to the application's listeners.
 #[derive(Clone, Debug, Default)]
 pub struct ReportedEstimate {
     last: Option<Estimate>,
@@ -53,7 +54,7 @@ impl ReportedEstimate {
     const INTERVAL: Duration = Duration::from_millis(50);
 
     /// Returns the new path estimate if it differs enough from the one reported last. Returns `None` if `listening`
-    /// returns false, or if the last check was less than `INTERVAL` ago.
+    /// returns false (the application has no listener), or if the last check was less than `INTERVAL` ago.
     pub fn news(
         &mut self,
         now: Instant,
@@ -81,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn estimate_is_reported_on_change_and_not_too_often() {
+    fn bandwidth_estimate_is_reported_on_change_at_most_every_50_ms() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let mut told = ReportedEstimate::default();

@@ -86,7 +86,7 @@ pub struct Drop {
 /// Reason why a stream is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DropReason {
-    /// The stream has waited to be sent for too long.
+    /// The stream's data has waited to be sent for longer than [`WaitingStream::max_delay`] allows.
     Late,
     /// The stream's subscription has a newer group, and the path cannot carry the remaining bytes of this stream in
     /// time.

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_queues_are_forgotten() {
+    fn number_of_remembered_empty_stream_queues_is_bounded() {
         let mut queues = StreamQueues::default();
         for owner in 0..1000 {
             queues.insert(place(owner, owner, 1, 1));

@@ -37,8 +37,8 @@ const GRANULARITY: Duration = Duration::from_millis(1);
 const PROBES: u8 = 2;
 /// Largest number of doublings of the probe timeout. The QUIC stack's idle timeout ends the connection.
 const MAX_BACKOFF: u32 = 16;
-/// A sender has to report each packet to recovery before this many later packet numbers are used. Otherwise the number
-/// is forgotten.
+/// A sender has to report each packet to loss recovery before this many later packet numbers are used. Otherwise the
+/// packet's number is forgotten.
 const REPORT_LAG: u64 = 64;
 /// Time after ECN marking was switched on in which packets of the kernel offload may still leave without ECT(0).
 const OFFLOAD_LAG: Duration = Duration::from_millis(100);
@@ -48,7 +48,7 @@ const MAX_OTHERS: u64 = 1 << 14;
 /// Largest number of the data plane's packets in flight, however small they are.
 const MAX_OWN: u64 = 1 << 16;
 
-/// Settings of recovery.
+/// Settings of loss recovery.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// The congestion controller.
@@ -261,7 +261,7 @@ impl<T: Clone> Recovery<T> {
     /// Processes a whole ACK frame. Adds the data plane's packets that it acknowledges, or reveals as lost, to
     /// `outcome`.
     ///
-    /// `app_limited` tells that the data plane had nothing to send although the congestion window allowed it.
+    /// `app_limited` is true if the data plane had nothing to send although the congestion window allowed it.
     ///
     /// # Errors
     /// Fails if the frame names a packet number that was not sent, or whose sender has not reported it yet. The frame's
@@ -277,7 +277,7 @@ impl<T: Clone> Recovery<T> {
         let Some(largest) = ack.ranges.first().map(|range| *range.end()) else { return Ok(()) };
         let mut newly = Newly::default();
         self.loss_rate.on_ack(now, &self.counts);
-        // The sender is limited by the congestion window if a full-sized packet does not fit into it.
+        // The sender is limited by the congestion window if a full-sized packet does not fit into the window any more.
         let window_limited = !app_limited && self.in_flight + self.mtu() > self.controller.window();
         // Acknowledging a packet that was never sent is an error (RFC 9000, section 13.1). But the packet's sender may
         // not have reported it yet, so the frame's other numbers are processed first.
@@ -475,8 +475,9 @@ impl<T: Clone> Recovery<T> {
         self.path_mtu.size()
     }
 
-    /// Returns the size, bytes of UDP payload, of a padded packet that tests whether the path carries large packets
-    /// again. `unreported` is the number of bytes that the kernel offload may have sent and not reported yet.
+    /// Returns the UDP payload size in bytes of the padded packet to send now to test whether the path carries large
+    /// packets again. Returns `None` if no such packet is due, or it does not fit into the congestion window.
+    /// `unreported` is the number of bytes that the kernel offload may have sent and not reported yet.
     pub fn mtu_probe(&self, now: Instant, unreported: u64) -> Option<u64> {
         let window = self.controller.window();
         self.path_mtu.probe_size(now).filter(|size| self.in_flight + unreported + size <= window)
@@ -609,7 +610,7 @@ struct Newly {
     newest: Option<Instant>,
     /// The largest packet number that the frame newly acknowledged.
     last: Option<u64>,
-    /// A packet number that the frame acknowledges although no sender has reported sending it.
+    /// A packet number that the frame acknowledges although no sender has reported a packet with this number.
     never_sent: Option<u64>,
     all_bytes: u64,
     /// Number of packets that were marked ECT(0).

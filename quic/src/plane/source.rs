@@ -4,8 +4,8 @@ use std::{ops::Range, time::Instant};
 
 /// A growing sequence of bytes that a unidirectional stream sends.
 ///
-/// Offsets are those of the stream, from 0. Bytes never change once they are part of the source's extent. They may be
-/// evicted from memory; `read` then returns 0.
+/// Offsets are those of the stream, from 0. Bytes never change once they are available (counted in the source's
+/// extent). They may be evicted from memory; `read` then returns 0.
 ///
 /// ```
 /// use std::time::Instant;
@@ -39,7 +39,7 @@ pub trait Source: Send + Sync {
     fn extent(&self) -> SourceExtent;
 
     /// Copies bytes from `offset` on into `buf` and returns how many: 0 if they were evicted, and fewer than `buf`
-    /// holds only at the end of the extent.
+    /// holds only at the end of the available bytes.
     fn read(&self, offset: u64, buf: &mut [u8]) -> usize;
 
     /// Returns whether bytes of the source were evicted.
@@ -53,9 +53,9 @@ pub trait Source: Send + Sync {
     /// Returns when the first byte of the object at `offset` was received, for delivery timeouts.
     fn received_at(&self, offset: u64) -> Option<Instant>;
 
-    /// Returns the range of the object at `offset`, if its header has arrived. It begins at the object's first byte,
-    /// and for the first object at the stream's header. The end of the object's range may lie beyond the bytes that
-    /// have arrived.
+    /// Returns the range of the object at `offset`, if its header has arrived. The range begins at the object's first
+    /// byte, or for the first object at the stream's header. The end of the object's range may lie beyond the bytes
+    /// that have arrived.
     fn object_at(&self, _offset: u64) -> Option<Range<u64>> {
         None
     }

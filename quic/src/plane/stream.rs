@@ -32,27 +32,29 @@ pub struct NewStream {
     pub subgroup_timeout: Option<Duration>,
     /// Longest time for which bytes may wait to be sent, after which the receiver cannot use them.
     pub max_delay: Option<Duration>,
-    /// The part of the stream that is old data which the receiver requested.
+    /// The part of the stream that consists of past objects, which the subscriber requested.
     pub asked: AskedRange,
     /// The stream's track and group, for packet traces.
     pub label: Label,
 }
 
-/// The part of a stream with old data that the receiver requested. Requested old bytes never count as late. While some
-/// of them wait to be sent, no data of the same owner counts as late.
+/// The part of a stream that consists of past objects, published before the subscriber asked for them. Bytes of
+/// requested past objects never count as late. While some of them wait to be sent, no data of the same owner counts as
+/// late.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AskedRange {
-    /// No part is requested old data: all bytes of the stream are new data.
+    /// No part is requested past objects: all objects of the stream are new.
     #[default]
     Nothing,
-    /// The bytes that the source has when the stream is opened are old data, and later ones are new data.
+    /// The bytes that the source has when the stream is opened belong to requested past objects, and later ones to new
+    /// objects.
     Present,
-    /// The whole stream is old data that the receiver requested.
+    /// The whole stream consists of past objects that the subscriber requested.
     All,
 }
 
 impl NewStream {
-    /// Returns the offset before which all bytes are requested old data.
+    /// Returns the offset before which all bytes belong to requested past objects.
     fn asked_bytes(&self) -> u64 {
         match self.asked {
             AskedRange::Nothing => 0,
@@ -62,14 +64,14 @@ impl NewStream {
     }
 }
 
-/// The data at the lowest offset that a stream has to send.
+/// The first data, by stream offset, that a stream has to send.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamHead {
     /// Time when the object that contains the data was received, if known.
     pub received_at: Option<Instant>,
     /// True if the data was sent before and lost.
     pub is_repair: bool,
-    /// True if the data is old data that the receiver requested.
+    /// True if the data belongs to past objects that the subscriber requested.
     pub is_asked: bool,
 }
 
@@ -77,8 +79,9 @@ pub struct StreamHead {
 /// (bytes to be sent) are the lost ranges and everything from `sent` on.
 ///
 /// A stream is *sending* until all of it is acknowledged, or *reset*. A RESET_STREAM frame has to be sent, and sent
-/// again if it is lost. A reset stream never returns to sending. The scheduler's queue of a stream follows from the
-/// data to send and from three limits: the peer's limits of streams, of this stream, and of the connection.
+/// again if it is lost. A reset stream never returns to sending. The data to send and three limits of the peer
+/// determine the scheduler's queue of a stream. These are the number of streams, and the flow control limits of the
+/// stream and the connection.
 pub struct PlaneStream {
     pub owner: u64,
     pub priority: Priority,
@@ -89,12 +92,12 @@ pub struct PlaneStream {
     /// Time at which the stream is reset if it has not ended: the end of its delivery timeout, or of the time in which
     /// a stream that is to be dropped may finish its current object.
     pub deadline: Option<Instant>,
-    /// The peer's limit of this stream, bytes.
+    /// The peer's flow control limit for this stream, bytes.
     pub credit: u64,
     /// True if the kernel offload may send on the stream as well.
     pub delegated: bool,
     pub max_delay: Option<Duration>,
-    /// Offset before which all bytes are requested old data.
+    /// Offset before which all bytes belong to requested past objects.
     asked: u64,
     state: SendState,
     /// Offset after the last byte that was ever sent. It counts against the peer's flow control limits, and is the
@@ -112,9 +115,9 @@ pub enum SchedulerQueue {
     Ready,
     /// The stream has bytes, but gets no ID before the peer allows more streams.
     Unopened,
-    /// The stream has bytes, but the connection's credit is used up.
+    /// The stream has bytes, but the connection's flow control credit is used up.
     Blocked,
-    /// The stream has bytes, but the peer's limit of the stream is reached.
+    /// The stream has bytes, but the peer's flow control limit for the stream is reached.
     Starved,
 }
 
@@ -166,15 +169,15 @@ enum Fin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamNeed {
     Nothing,
-    /// Frames that consume no credit: retransmissions, FIN alone, RESET_STREAM.
+    /// Frames that consume no flow control credit: retransmissions, FIN alone, RESET_STREAM.
     Repair,
     /// Bytes that are sent for the first time.
     Fresh,
-    /// The stream needs more credit from the peer.
+    /// The stream needs more flow control credit (MAX_STREAM_DATA) from the peer.
     Credit,
 }
 
-/// The content of one frame.
+/// The content of one STREAM or RESET_STREAM frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamChunk {
     Bytes { offset: u64, len: u64, fin: bool, fresh: bool },
@@ -182,7 +185,7 @@ pub enum StreamChunk {
 }
 
 impl PlaneStream {
-    /// Creates the state of a new stream. `credit` is the peer's limit of the stream, bytes.
+    /// Creates the state of a new stream. `credit` is the peer's flow control limit for the stream, bytes.
     pub fn new(new: NewStream, credit: u64) -> Self {
         let asked = new.asked_bytes();
         let sending = SendingState {
@@ -364,7 +367,7 @@ impl PlaneStream {
         }
     }
 
-    /// Copies bytes of the source, and returns how many. Returns 0 if they were evicted.
+    /// Copies bytes of the source, and returns how many. Returns 0 if the source has evicted them.
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
         match &self.state {
             SendState::Sending(sending) => sending.source.read(offset, buf),
@@ -644,7 +647,7 @@ mod tests {
     }
 
     #[test]
-    fn delegated_stream_is_reset_once_it_is_returned() {
+    fn reset_of_an_offloaded_stream_waits_until_the_offload_returns_it() {
         let (_, mut stream) = stream(100);
         drain(&mut stream, 100);
         stream.delegated = true;
@@ -691,7 +694,7 @@ mod tests {
     }
 
     #[test]
-    fn stream_abandoned_at_its_end_ends_with_fin() {
+    fn stream_abandoned_in_its_last_object_ends_with_fin() {
         let (source, mut stream) = stream(100);
         let chunk = stream.next(60, u64::MAX).expect("fresh");
         stream.on_sent(&chunk);

@@ -4,7 +4,8 @@ use std::{ops::RangeInclusive, time::Duration};
 
 use crate::ack::EcnCounts;
 
-/// The key of a stream on one connection. Keys are never reused, and older streams have smaller keys.
+/// Identifies a stream within one connection of the data plane. Values are never reused, and older streams have smaller
+/// ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamKey(pub u64);
 

@@ -60,7 +60,7 @@ fn bytes(payload: &[u8]) -> Vec<((u64, u64), u8)> {
 }
 
 #[test]
-fn first_of_contradicting_bytes_in_one_packet_is_kept() {
+fn first_of_two_frames_with_different_bytes_at_an_offset_is_kept() {
     let mut streams = ReceivedStreams::new(10);
     let x = [b'x'; 53];
     let y = [b'y'; 54];

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_wakes_the_driver_once_until_it_is_served() {
+    fn connection_wakes_its_driver_again_only_for_an_earlier_deadline() {
         let alarm = Arc::new(Alarm::new());
         let turns = [(); 2].map(|()| AlarmTurn::new(Arc::clone(&alarm)));
         for time in [50, 70, 60, 50] {
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn alarm_of_any_age_wakes_no_earlier_than_its_deadline() {
+    async fn timer_that_is_years_old_rings_no_earlier_than_its_deadline() {
         for days in [0, 49, 50, 3650, 36_500] {
             rings(Duration::from_secs(days * 86_400)).await;
         }

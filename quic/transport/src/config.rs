@@ -21,10 +21,10 @@ pub const ID_LEN: usize = 8;
 pub struct Config {
     /// The server's certificate, or `None` for an endpoint that only connects.
     pub certificate: Option<Arc<CertifiedKey>>,
-    /// Roots that clients' certificates have to chain to. Clients may connect without a certificate.
+    /// CA certificates that clients' certificates have to chain to. Clients may connect without a certificate.
     pub client_roots: Option<Arc<RootCertStore>>,
-    /// The secret that stateless resets and tokens are derived from, so that clients of an earlier process recognize
-    /// them. Without it each process uses a random one.
+    /// The secret that stateless reset tokens and address validation tokens are derived from, so that clients of an
+    /// earlier process recognize them. Without it each process uses a random one.
     pub lasting: Option<LastingSecret>,
     /// The certificate that is presented to servers that request one.
     pub client_certificate: Option<Arc<CertifiedKey>>,
@@ -61,7 +61,7 @@ pub struct Config {
     pub control_streams: u64,
     /// Largest number of packets sealed with one key before a key update, unless the AEAD's own limit is lower.
     pub max_packets_per_key: u64,
-    /// The data plane's settings. The application has to set its reset codes, which are 0 by default.
+    /// The data plane's settings. The application has to set the error codes for RESET_STREAM, which are 0 by default.
     pub downstream: downstream::Config,
     /// The engine whose offloads forward the connections' packets without waking this process, for example in the
     /// kernel.

@@ -73,7 +73,7 @@ pub struct Connection {
     pub(crate) shared: Arc<SharedConnection>,
     pub(crate) binding: OnceLock<Binding>,
     pub(crate) foreign: Foreign,
-    /// The result of the last probe. The lock is held while a probe waits for its answer.
+    /// The result of the last liveness probe of the peer. The lock is held while a probe waits for its answer.
     pub(crate) probed: tokio::sync::Mutex<Option<ProbeResult>>,
     pub(crate) _listed: RegisteredConnection,
 }
@@ -157,7 +157,8 @@ impl Connection {
         self.shared.with_offload(act)
     }
 
-    /// Returns counts of the offloads that this connection has had, or `None` if the endpoint has no offload engine.
+    /// Returns the counters of all kernel offloads that this connection has had, or `None` if the endpoint has no
+    /// offload engine.
     pub fn offload_status(&self) -> Option<ConnectionStatus> {
         self.shared.offload_status()
     }

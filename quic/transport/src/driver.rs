@@ -36,7 +36,7 @@ pub(crate) fn add(registry: &Registry<Connection>, connection: &Arc<Connection>)
 #[derive(Default)]
 struct DriverAgenda {
     times: HashMap<u64, u64>,
-    /// Pairs of time and connection number, the earliest first.
+    /// Pairs of the time by which to serve a connection and the connection's number, the earliest first.
     order: BTreeSet<(u64, u64)>,
 }
 
@@ -99,7 +99,7 @@ pub(crate) async fn run(alarm: Arc<Alarm>, registry: Weak<Registry<Connection>>,
 fn fire(connection: &Connection, alarm: &Alarm, batch: &mut PacketBatch) -> u64 {
     let shared = &connection.shared;
     let now = Instant::now();
-    // `time` rounds up, so the current tick has not passed yet: only earlier ticks are due.
+    // `time` rounds up to a whole tick, so the current tick has not passed yet: only earlier ticks are due.
     if shared.deadline.load(Ordering::SeqCst) < alarm.time(now) {
         match connection.quic.close_reason() {
             Some(_) => shared.close(),

@@ -259,10 +259,11 @@ impl Endpoint {
         *self.inner.certificate.0.write() = Some(certificate);
     }
 
-    /// Sets the roots that certificates of new clients have to chain to. Without roots, no certificate is requested.
+    /// Sets the CA certificates that certificates of new clients have to chain to. Without CA certificates, clients are
+    /// not asked for a certificate.
     ///
     /// # Errors
-    /// Fails if the new roots cannot be used. In that case the earlier roots stay in use.
+    /// Fails if the new CA certificates cannot be used. In that case the earlier ones stay in use.
     pub fn set_client_roots(&self, roots: Option<&Arc<RootCertStore>>) -> Result<(), rustls::Error> {
         self.inner.clients.set(roots)
     }

@@ -55,7 +55,8 @@ impl LastingSecret {
             .cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(id)));
     }
 
-    /// Makes a server at `addr` accept the tokens that an earlier process at that address has issued.
+    /// Makes a server at `addr` accept the address validation tokens that an earlier process at that address has
+    /// issued.
     pub(crate) fn apply_tokens(&self, addr: SocketAddr, server: &mut ServerConfig) {
         let master = self.derive(b"address validation tokens", addr);
         let key: Arc<dyn HandshakeTokenKey> =

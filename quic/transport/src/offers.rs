@@ -19,7 +19,8 @@ use crate::offload::{OffloadIngress, OffloadOpenings, OffloadResult};
 pub struct Offers {
     datagrams: Mutex<Offered<dyn OffloadIngress>>,
     openings: Mutex<Offered<dyn OffloadOpenings>>,
-    /// Closed [`OffloadOpenings`] by which the kernel offload forwards streams that this process has not accepted yet.
+    /// [`OffloadOpenings`] that get no further streams, but still forward streams that this process has not accepted
+    /// yet.
     closed: Mutex<Vec<Arc<dyn OffloadOpenings>>>,
 }
 
@@ -70,7 +71,8 @@ impl Offers {
     }
 
     /// Withholds datagrams and new streams from the kernel offload. Streams that the offload forwards already stay
-    /// forwarded. Returns group and ID of the last subgroup that the offload forwards, or that userspace claimed.
+    /// forwarded. Returns group and ID of the last subgroup that the offload forwards, or that userspace has claimed to
+    /// send itself.
     pub fn withhold(&self) -> Option<(u64, u64)> {
         let withheld = self.datagrams.lock().withhold();
         drop(withheld);
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn track_without_a_permit_is_not_offloaded() {
+    fn track_over_the_limit_of_offloaded_tracks_is_not_offloaded() {
         let offers = Offers::default();
         offers.allow();
         assert!(offers.openings(&|| None, || panic!("there is no place")).is_none());

@@ -140,10 +140,10 @@ impl OffloadStanding {
 ///
 /// The owner first passes its state: keys, connection IDs, path, MTU and the peer's limits. The offload sends nothing
 /// before the first [`Self::grant`]. From then on, both draw packet numbers from one counter ([`Self::numbers`]), the
-/// owner delegates streams ([`Self::delegate`]) and reads what was sent ([`Self::drain`]). Methods with `self: Arc<Self>`
-/// may take effect later. To end the offload, the owner withdraws the limits with `grant` and takes all streams back
-/// ([`Self::recall`]). Then it calls [`Self::release`], and after `on_released` it reads the last packets with `drain`.
-/// [`Self::stop`] is for a connection that has ended, and needs no such order.
+/// owner delegates streams ([`Self::delegate`]) and reads what was sent ([`Self::drain`]). Methods with `self:
+/// Arc<Self>` may take effect later. To end the offload, the owner withdraws the limits with `grant` and takes all
+/// streams back ([`Self::recall`]). Then it calls [`Self::release`], and after `on_released` it reads the last packets
+/// with `drain`. [`Self::stop`] is for a connection that has ended, and needs no such order.
 pub trait Offload: Send + Sync {
     /// Returns the packet number counter that all senders of the connection draw from. The kernel offload draws no
     /// number before the first [`Self::grant`], nor after [`OffloadOwner::on_released`].
@@ -228,7 +228,7 @@ pub trait Offload: Send + Sync {
     fn has_ingress(&self) -> bool;
 
     /// Lets the engine forward a stream or datagrams of this peer to other connections, until the returned handle
-    /// (ingress) is dropped. `seen` tells which packets and streams this endpoint received before. The object `held` is
+    /// (ingress) is dropped. `seen` tells which packets and streams this endpoint received before. The value `held` is
     /// kept alive as long as the handle. Returns `None` if the engine's tables are full.
     fn ingress(
         self: Arc<Self>,
@@ -332,8 +332,8 @@ pub trait OffloadOwner: Send + Sync {
     fn on_path(&self, now: Instant, path: &OffloadPath);
 
     /// Notes that an incoming stream is no longer forwarded. `tags` name the outgoing streams of this connection that
-    /// were prepared as its copies. The connection resets such a stream if the kernel offload has opened it, and the
-    /// data plane has not got its data.
+    /// were prepared as its copies. The connection resets an outgoing stream that the kernel offload has opened and
+    /// whose data the data plane does not have.
     fn on_gone(&self, now: Instant, tags: &[u64]);
 }
 
@@ -631,7 +631,7 @@ pub struct Status {
     pub frames: Option<OffloadCounts>,
     /// Counts of publishers' streams that began, by whether the engine forwarded them, and if not, why.
     pub openings: Option<OffloadCounts>,
-    /// Counts of copies to subscribers, by whether they were sent, and if not, why.
+    /// Counts of copies of frames for subscribers, by whether they were sent, and if not, why.
     pub copies: Option<OffloadCounts>,
     /// Counts of additional runs of the forwarding program, by result. A packet needs several runs if it has more
     /// copies than one run can send.
@@ -648,7 +648,7 @@ pub struct ConnectionStatus {
     pub standing: Option<OffloadStanding>,
     /// True if the kernel offload has the keys and the path to the peer, so that it may send.
     pub is_ready: bool,
-    /// Counts of copies for this connection, by whether they were sent, and if not, why.
+    /// Counts of copies of publishers' frames for this connection, by whether they were sent, and if not, why.
     pub copies: OffloadCounts,
     /// Packets that the kernel offload sent, including those that it has not reported yet ([`Offload::drain`]).
     pub sent: u64,

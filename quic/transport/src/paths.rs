@@ -1,4 +1,4 @@
-//! Estimates of connections' paths, reported to listeners.
+//! Estimates of the bandwidth, delay and loss of connections' network paths, reported to subscribers of a channel.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -10,16 +10,16 @@ use tokio::sync::broadcast;
 
 use crate::clock::monotonic_ns;
 
-/// Largest number of changed estimates that wait for a listener. A listener that reads too slowly misses the oldest
-/// estimates, and gets the number of missed estimates.
+/// Largest number of changed path estimates that wait to be read by a listener, a receiver that [`PathReports::listen`]
+/// returned. A listener that reads too slowly misses the oldest estimates, and gets the number of missed estimates.
 const WAITING: usize = 1 << 12;
 
-/// A reporter of path estimates to listeners, for all connections of the endpoints that share it. Each connection is
-/// reported once to a new listener, and whenever its estimate has changed enough ([`Estimate::is_outdated`]). Without
-/// listeners no path is estimated.
+/// A reporter of path estimates (bandwidth, delay, loss) to listeners, for all connections of the endpoints that share
+/// it. Each connection is reported once to a new listener, and whenever its estimate has changed enough
+/// ([`Estimate::is_outdated`]). Without listeners no path is estimated.
 pub struct PathReports {
     changes: broadcast::Sender<PathChange>,
-    /// Number of listeners so far, including those that have left.
+    /// Number of listeners (callers of [`Self::listen`]) so far, including those that have left.
     listeners: AtomicU64,
 }
 
@@ -49,14 +49,15 @@ impl Default for PathReports {
 }
 
 impl PathReports {
-    /// Returns a receiver of all changed estimates from now on.
+    /// Returns a receiver of all changed path estimates from now on.
     pub fn listen(&self) -> broadcast::Receiver<PathChange> {
         let receiver = self.changes.subscribe();
         self.listeners.fetch_add(1, Ordering::Relaxed);
         receiver
     }
 
-    /// Reports a connection's estimate to listeners, if it has changed enough.
+    /// Reports a connection's path estimate (bandwidth, delay, loss) to all receivers from [`Self::listen`], if it has
+    /// changed enough.
     pub(crate) fn tell(
         &self,
         now: Instant,
@@ -68,7 +69,7 @@ impl PathReports {
         if listeners == 0 {
             return;
         }
-        // A new listener gets every connection's estimate once.
+        // A new listener gets the path estimate of every connection once.
         if teller.listeners != listeners {
             *teller = PathReporter { listeners, told: ReportedEstimate::default() };
         }

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connection_whose_entry_is_dropped_is_not_found() {
+    fn connection_removed_from_the_registry_is_not_found() {
         let registry = Arc::new(Registry::default());
         let connection = Arc::new(7);
         let place = registry.place(1);

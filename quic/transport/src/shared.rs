@@ -68,7 +68,7 @@ pub(crate) mod attention {
     pub const WINDOW: u8 = 16;
 }
 
-/// The size and arrival of a received packet that was decrypted.
+/// The size, arrival time and last bytes of a received packet that was decrypted.
 #[derive(Clone, Copy)]
 pub(crate) struct OpenedArrival {
     pub now: Instant,
@@ -281,7 +281,7 @@ impl SharedConnection {
         self.set_deadline(0);
     }
 
-    /// Reports the path's estimate to listeners.
+    /// Reports the estimate of the path's bandwidth, delay and loss to the receivers from [`PathReports::listen`].
     fn tell(&self, state: &mut SharedState, now: Instant) {
         let SharedState { teller, plane, .. } = state;
         let session = self.session.load(Ordering::Relaxed);

@@ -37,8 +37,8 @@ impl ResolvesServerCert for ReplaceableCertificate {
     }
 }
 
-/// The roots that clients' certificates have to chain to. The roots can be replaced while connections are accepted.
-/// Without roots, no certificate is requested.
+/// The root certificates that clients' certificates have to chain to. They can be replaced while connections are
+/// accepted. Without root certificates, clients are not asked for a certificate.
 #[derive(Debug)]
 pub(crate) struct ReplaceableRoots {
     provider: Arc<CryptoProvider>,
@@ -68,7 +68,7 @@ impl ReplaceableRoots {
                 .map_err(|error| Error::General(error.to_string()))
         });
         *self.verifier.write() = verifier.transpose()?;
-        // A resumed session would skip the check against the new roots.
+        // A resumed session would skip the check against the new root certificates.
         *self.sessions.write() = ServerSessionMemoryCache::new(RESUMABLE);
         Ok(())
     }

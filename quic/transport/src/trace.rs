@@ -2,14 +2,16 @@
 
 use std::num::NonZero;
 
-/// A filter that selects the packets that become events.
+/// A filter that selects the packets for which trace events are collected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketFilter {
-    /// The filter passes packets whose packet number is a multiple of this number, and all copies of these packets.
+    /// The filter passes packets whose packet number is a multiple of this number, and all copies of their contents for
+    /// subscribers.
     pub every: NonZero<u32>,
-    /// If set, only copies of this track pass the filter.
+    /// If set, only copies of this MoQ track's data for subscribers pass the filter.
     pub track: Option<NonZero<u32>>,
-    /// If set, only packets of this session, and copies from or to it, pass the filter.
+    /// If set, only packets that arrive on this MoQ session, and copies of data from or to this session, pass the
+    /// filter.
     pub session: Option<NonZero<u32>>,
 }
 

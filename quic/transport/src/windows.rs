@@ -35,8 +35,8 @@ const TOO_LARGE: u64 = 4;
 
 /// The budget of receive windows, for all endpoints that share it.
 ///
-/// The sum of all windows is one atomic number. It grows only by compare-and-exchange, so it never exceeds the total.
-/// It orders no other memory, so relaxed ordering is enough.
+/// The sum of all windows is one atomic number. It grows only by compare-and-exchange, so it never exceeds the budget's
+/// size. It orders no other memory, so relaxed ordering is enough.
 #[derive(Debug)]
 pub struct Windows {
     total: u64,
@@ -158,7 +158,7 @@ impl WindowShare {
 /// quinn, and calls [`Self::on_applied`]. A shrunk window does not shrink again. It becomes steady when the second
 /// larger limit after that call is sent, because by then the peer has used up the bytes by which the window shrank.
 /// Until then these bytes count in the budget. While no method runs, the sum in [`Windows`] and in the window's
-/// [`WindowShare`] equals the bytes of all windows and their differences.
+/// [`WindowShare`] equals the bytes of all windows plus the bytes of unfinished reductions.
 #[derive(Debug)]
 pub(crate) struct ConnectionWindow {
     of: Arc<Windows>,
@@ -413,7 +413,7 @@ mod tests {
 
     /// Three clients that were fast earlier hold the whole budget, except the reserve for new connections.
     #[test]
-    fn used_up_window_memory_is_reported_with_windows_idle_times() {
+    fn exhausted_receive_window_memory_is_reported_with_idle_times() {
         let windows = Arc::new(Windows::new(64 * LEAST));
         let of_some: Vec<_> = (0..3).map(|_| open(&windows, 16 << 16).unwrap()).collect();
         of_some.iter().for_each(|window| assert_eq!(busy(window, 20), 16 * LEAST));
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn forged_round_trip_grows_a_window_only_to_a_bound() {
+    fn forged_one_hour_round_trip_grows_receive_window_to_at_most_4_mb() {
         let windows = Arc::new(Windows::new(1 << 30));
         let window = open(&windows, 1 << 30).unwrap();
         let mut now = Instant::now();
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_of_one_client_stay_within_its_share() {
+    fn receive_windows_of_a_client_stay_within_the_clients_memory_limit() {
         let windows = Arc::new(Windows::new(1 << 30));
         let share = Arc::new(WindowShare::new(9 * LEAST, None));
         let mut of_client: Vec<_> = (0..2).map(|_| open(&windows, u32::MAX).unwrap()).collect();
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn receive_windows_stay_within_the_budget_and_leave_a_reserve() {
+    fn grown_receive_windows_leave_a_quarter_of_memory_to_new_connections() {
         let windows = Arc::new(Windows::new(64 * LEAST));
         let mut all: Vec<_> = (0..4).map(|_| open(&windows, u32::MAX).unwrap()).collect();
         let grown: u64 = all.iter().map(|window| busy(window, 20)).sum();

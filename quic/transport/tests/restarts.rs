@@ -157,8 +157,8 @@ fn living_peer_answers_a_probe_and_ended_peer_does_not() {
     assert!(!clients.block_on(connection.answers(Duration::from_millis(300), Duration::ZERO)));
 }
 
-/// If many tracks of a session are published by a second session, too, they may all probe the first session at the same
-/// time.
+/// If a second session also publishes many tracks of the first one, the code of each track may probe the first session
+/// at the same time.
 #[test]
 fn simultaneous_callers_share_one_liveness_probe() {
     let certificate = certificate();

@@ -59,11 +59,11 @@ pub enum SessionRefused {
 }
 
 impl SessionRefused {
-    /// The names of the counters of refused clients that [`Self::name`] can return.
+    /// The names of all counters of refused clients, one for each reason.
     pub const NAMES: [&str; 4] = ["web_late", "web_request", "web_origin", "web_protocol"];
 
-    /// Returns the name of the counter of refused clients in which this one is counted, or `None` if the client closed
-    /// the connection.
+    /// Returns the name of the counter for clients refused for this reason, or `None` if the client closed the
+    /// connection.
     pub fn name(&self) -> Option<&'static str> {
         let [late, request, origin, protocol] = Self::NAMES;
         Some(match self {

@@ -220,8 +220,8 @@ impl BudgetUsage {
 }
 
 impl BudgetBucket {
-    /// Charges `cost` requests if the bucket has at least one left. The bucket may go below zero, so that a request
-    /// that costs more than the bucket holds can pass at all.
+    /// Charges `cost` requests if the bucket holds at least one request. The bucket may go below zero, so that a
+    /// request whose cost exceeds the bucket's capacity can pass at all.
     fn take(&mut self, now: Instant, rate: u64, cost: u64) -> bool {
         let full_at = self.full_at.map_or(now, |at| at.max(now));
         let fits =
@@ -232,7 +232,8 @@ impl BudgetBucket {
         fits
     }
 
-    /// Charges `cost` requests. Returns the time from which the earlier charges leave at least [`LEFT`] in the bucket.
+    /// Charges `cost` requests. Returns the time at which they may be processed. Until then, earlier charges would
+    /// leave less in the bucket than the requests that accrue during [`LEFT`].
     fn reserve(&mut self, now: Instant, rate: u64, cost: u64) -> Instant {
         let full_at = self.full_at.map_or(now, |at| at.max(now));
         self.full_at = Some(full_at + time_for_cost(cost, rate));
@@ -250,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_seconds_requests_are_allowed_at_once_and_then_the_rate() {
+    fn request_budget_allows_a_burst_of_one_second_and_then_its_rate() {
         let usage = BudgetUsage::new(Budget { requests_per_second: 10, tracks: 1 });
         let start = Instant::now();
         let taken = |now| (0..100).filter(|_| usage.request(now, 1).is_ok()).count();
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn request_that_costs_more_takes_more_of_the_budget() {
+    fn request_of_cost_five_takes_five_tokens_of_the_request_budget() {
         let usage = BudgetUsage::new(Budget { requests_per_second: 10, tracks: 1 });
         let start = Instant::now();
         assert_eq!((0..100).filter(|_| usage.request(start, 5).is_ok()).count(), 2);
@@ -274,7 +275,7 @@ mod tests {
     /// Checks that delayed messages pass at the configured rate in the long run, and leave the last half second of the
     /// token bucket to requests.
     #[test]
-    fn waiting_messages_are_admitted_at_the_rate() {
+    fn delayed_messages_are_admitted_at_the_request_budgets_rate() {
         let usage = BudgetUsage::new(Budget { requests_per_second: 10, tracks: 1 });
         let start = Instant::now();
         let due: Vec<_> = (0..26).map(|_| (usage.reserve(start, 1) - start).as_millis()).collect();
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn track_counts_against_both_budgets_or_none() {
+    fn track_counts_against_session_and_client_budget_or_neither() {
         let of = |tracks| BudgetUsage::new(Budget { requests_per_second: 1, tracks });
         let session = of(2);
         let client = of(1);

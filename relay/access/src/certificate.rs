@@ -40,7 +40,7 @@ mod tests {
 
     /// Reads a certificate whose common name, mail and URI repeat the host name of another client.
     #[test]
-    fn same_name_in_different_certificate_fields_stays_distinguishable() {
+    fn same_name_in_two_certificate_fields_gets_different_type_prefixes() {
         let mut params = rcgen::CertificateParams::new(vec!["mic.example".into()]).unwrap();
         params.distinguished_name.push(DnType::CommonName, "cam.example");
         params.subject_alt_names.push(SanType::Rfc822Name("cam.example".try_into().unwrap()));

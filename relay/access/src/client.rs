@@ -168,7 +168,7 @@ mod tests {
     /// Gives a network of clients 8 times the budget of one. Requests beyond a client's own budget take nothing from
     /// the network's.
     #[test]
-    fn network_has_a_multiple_of_a_clients_request_budget() {
+    fn clients_of_a_network_share_eight_times_one_clients_request_budget() {
         let client = Budget { requests_per_second: 10, tracks: 2 };
         let share = ClientShare { fetch_bytes_per_second: 1000, ..ClientShare::default() };
         let limits = BudgetLimits { client, share, ..BudgetLimits::default() };
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn network_share_is_limited_but_at_least_that_of_one_client() {
+    fn network_limits_are_at_least_those_of_one_client() {
         let share = ClientShare {
             cache_bytes: 100,
             fetch_bytes_per_second: 7,
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn fetches_wait_after_one_second_of_the_rate_is_used() {
+    fn fetch_waits_once_one_second_of_the_byte_rate_is_used() {
         let share = ClientShare { fetch_bytes_per_second: 1000, ..ClientShare::default() };
         let limits = BudgetLimits { share, ..BudgetLimits::default() };
         let client = within(&limits, 1, None);

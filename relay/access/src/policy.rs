@@ -29,7 +29,8 @@ pub struct AccessPolicy {
     rules: Vec<AccessRule>,
     /// Requirements that tokens have to meet.
     pub tokens: Requirements,
-    /// True if the roots of clients' certificates cannot be read. No certificate gives a right then.
+    /// True if the root certificates for clients' certificates cannot be read. Then no client certificate gives a
+    /// right.
     pub doubts_certificates: bool,
     /// Number of the policy, which grows with each new policy of the relay. A token whose signature was checked with
     /// one policy's keys is checked again after the policy has changed.
@@ -177,11 +178,11 @@ impl Presented {
 }
 
 impl AccessPolicy {
-    /// Makes a policy. `certificates` is true if the settings name roots for clients' certificates.
+    /// Makes a policy. `certificates` is true if the settings name root certificates for clients' certificates.
     ///
     /// Without `rules`, a token allows what it says if there are keys, and any verified certificate allows everything
     /// if `certificates` is true. Without rules, keys and certificates, the relay is open. A relay whose settings name
-    /// keys or roots stays closed even if these files are missing.
+    /// files of keys or root certificates stays closed even if these files are missing.
     pub fn new(rules: Vec<AccessRule>, tokens: Requirements, certificates: bool) -> Self {
         let mut policy = Self { rules, tokens, doubts_certificates: false, version: 0 };
         if policy.rules.is_empty() {

@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rule_networks_contain_their_addresses() {
+    fn access_rule_cidr_prefix_contains_exactly_its_addresses() {
         let table = [
             ("10.0.0.0/8", "10.255.0.1", true),
             ("10.0.0.0/8", "11.0.0.1", false),
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_principals_are_parsed() {
+    fn access_rule_principals_are_parsed_and_malformed_ones_refused() {
         assert_eq!("anyone".parse(), Ok(Principal::Anyone));
         assert_eq!("token".parse(), Ok(Principal::Token));
         assert_eq!("cert:*".parse(), Ok(Principal::Certificate(None)));

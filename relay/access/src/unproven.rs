@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn new_session_of_a_full_client_displaces_its_oldest() {
+    fn unauthorized_session_above_a_client_limit_displaces_that_clients_first() {
         let unproven = Unproven::new(UnprovenBounds { of_client: 2, ..UnprovenBounds::default() });
         let addresses = ["2001:db8::1", "2001:db8::2", "2001:db8::3"];
         let places = addresses.map(|address| enter(&unproven, address));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn new_session_displaces_one_of_the_client_with_most_sessions() {
+    fn session_above_the_total_limit_displaces_one_of_the_largest_client() {
         let unproven =
             Unproven::new(UnprovenBounds { sessions: 6, of_client: 3, ..UnprovenBounds::default() });
         let singles = ["192.0.2.1", "198.51.100.1", "198.51.100.2"].map(|at| enter(&unproven, at));
@@ -216,7 +216,7 @@ mod tests {
 
     /// Connects 1000 clients of one /48. A /48 contains 65,536 clients, but may have no more than half of all sessions.
     #[test]
-    fn network_with_many_addresses_displaces_its_own_sessions() {
+    fn network_above_half_of_all_sessions_displaces_only_its_own_sessions() {
         let unproven =
             Unproven::new(UnprovenBounds { sessions: 64, of_client: 4, ..UnprovenBounds::default() });
         let others: Vec<_> = (0..16).map(|n| enter(&unproven, &format!("198.51.{n}.1"))).collect();

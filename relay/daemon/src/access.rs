@@ -1,8 +1,8 @@
-//! Reads the files of access rights and watches them for changes: token keys, revocations and roots of client
-//! certificates.
+//! Reads the files of access rights and watches them for changes: token keys, revocations and root certificates for
+//! client certificates.
 //!
-//! A file that cannot be read grants no access: its keys verify no token, its IDs that were revoked stay revoked, and
-//! no client certificate is trusted without roots. The other files keep their effect.
+//! A file that cannot be read grants no access: its keys verify no token, and its IDs that were revoked stay revoked.
+//! No client certificate is trusted without root certificates. The other files keep their effect.
 
 use std::{
     collections::HashSet,
@@ -30,7 +30,7 @@ use super::{
 pub struct AccessFileContents {
     /// Access rules, and the keys that verify tokens.
     pub policy: AccessPolicy,
-    /// Roots for clients' certificates; `None` without `client-ca`.
+    /// Root certificates for clients' certificates; `None` without `client-ca`.
     pub client_roots: Option<Arc<RootCertStore>>,
     /// Files of access rights that could not be read or parsed, each with the reason.
     pub unread: Vec<UnreadSetting>,
@@ -92,7 +92,7 @@ fn load(access: &AccessConfig, known: &Requirements) -> AccessFileContents {
         }
     };
     let mut policy = AccessPolicy::new(access.rules.clone(), tokens, access.client_ca.is_some());
-    // Without usable roots, the client certificates of open sessions grant no access either.
+    // Without usable root certificates, the client certificates of open sessions grant no access either.
     policy.doubts_certificates = access.client_ca.is_some() && client_roots.is_none();
     AccessFileContents { policy, client_roots, unread }
 }
@@ -191,7 +191,7 @@ pub fn token_file(path: PathBuf) -> Arc<dyn Fn() -> Option<Credential> + Send + 
 mod tests {
     use super::*;
 
-    /// The access settings of a relay, which name its files of keys, revocations and roots.
+    /// The access settings of a relay, which name its files of keys, revocations and root certificates.
     struct AccessFiles(tempfile::TempDir);
 
     impl AccessFiles {
@@ -218,7 +218,7 @@ mod tests {
         }
     }
 
-    /// Returns how many keys, revoked IDs and roots were read, and the files that could not be read.
+    /// Returns how many keys, revoked IDs and root certificates were read, and the files that could not be read.
     fn said(loaded: &AccessFileContents) -> (usize, usize, Option<usize>, Vec<&str>) {
         let tokens = &loaded.policy.tokens;
         let unread = loaded.unread.iter().map(|unread| unread.what.split(' ').next().unwrap_or_default());
@@ -270,7 +270,7 @@ mod tests {
         let loaded = watch.look(false).unwrap();
         assert_eq!((said(&loaded).1, loaded.unread.len()), (3, 4));
         assert!(!loaded.policy.doubts_certificates);
-        // No client certificate is trusted without usable roots.
+        // No client certificate is trusted without usable root certificates.
         files.put("roots", "nothing of the kind");
         let loaded = watch.look(false).unwrap();
         assert!(loaded.policy.doubts_certificates);
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_keys_or_roots_do_not_make_a_relay_public() {
+    fn unreadable_token_keys_or_client_cas_do_not_open_the_relay_to_anyone() {
         let files = AccessFiles::new();
         let tokens = AccessConfig { keys: vec![files.secret("none", None)], ..AccessConfig::default() };
         let certificates = AccessConfig { client_ca: Some(files.path("none")), ..AccessConfig::default() };
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn unusable_settings_are_reported_until_they_are_fixed() {
+    fn unusable_access_settings_are_reported_at_each_check_until_fixed() {
         let mut watch = AccessFileWatch::new(&AccessConfig::default(), &AccessPolicy::default());
         watch.change(Err(anyhow::anyhow!("line 3")));
         for _ in 0..2 {

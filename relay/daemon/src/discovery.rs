@@ -149,7 +149,8 @@ fn describe(config: &DiscoveryConfig, state: &DiscoveryState) -> ClusterDiscover
     }
 }
 
-/// Returns the TLS settings for the store's server: trusted roots, and this relay's certificate as a client.
+/// Returns the TLS settings for the store's server: trusted root certificates, and this relay's certificate as a
+/// client.
 fn tls(config: &DiscoveryConfig) -> anyhow::Result<ClientConfig> {
     let is_plain = match &config.store {
         DiscoveryStore::Etcd { endpoints, .. } => endpoints.iter().all(|url| url.scheme() == "http"),

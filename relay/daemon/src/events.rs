@@ -63,7 +63,7 @@ mod tests {
     };
 
     #[test]
-    fn listed_tracks_and_sessions_are_limited_and_counted() {
+    fn status_event_truncates_session_and_track_lists_but_counts_all() {
         let sessions =
             (0..1000).map(|id| RelaySessionStatus { id, queue_us: id, publisher: id == 7, ..session() });
         let track = |number| RelayTrackStatus {

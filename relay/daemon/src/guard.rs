@@ -455,7 +455,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sessions_of_a_client_and_its_network_are_bounded() {
+    fn sessions_beyond_the_limit_per_address_or_network_are_refused() {
         let mut counts = SessionCounts::default();
         counts.tell(None, Some(2));
         let address = |n: u32| IpAddr::from([192, 0, 2, n as u8]);

@@ -235,7 +235,7 @@ mod tests {
     /// HTTP clients that listen to `/events` with the token and never read are limited in number, and are forgotten
     /// when they disconnect.
     #[tokio::test(flavor = "multi_thread")]
-    async fn http_event_listeners_that_never_read_are_bounded_and_dropped() {
+    async fn http_event_clients_that_never_read_are_limited_and_later_freed() {
         const MANY: usize = 100;
         const PATIENCE: Duration = Duration::from_secs(60);
         let directory = tempfile::tempdir().unwrap();

@@ -72,11 +72,11 @@ pub struct RunningServer {
 pub struct RelayIdentity {
     /// The server's certificate chain and private key.
     pub certificate: Arc<CertifiedKey>,
-    /// Roots for the upstream relay's certificate; `None` if that is not verified.
+    /// Root certificates for the upstream relay's certificate; `None` if that certificate is not verified.
     pub upstream_roots: Option<Arc<RootCertStore>>,
     /// This relay's certificate as a client of the upstream relay.
     pub upstream_certificate: Option<Arc<CertifiedKey>>,
-    /// Roots for clients' certificates; `None` without `client-ca`.
+    /// Root certificates for clients' certificates; `None` without `client-ca`.
     pub client_roots: Option<Arc<RootCertStore>>,
     /// Access rules.
     pub policy: AccessPolicy,
@@ -89,8 +89,8 @@ pub struct RelayIdentity {
 }
 
 impl RelayIdentity {
-    /// Returns an identity that has this server certificate, no other certificates or roots, and the default access
-    /// policy.
+    /// Returns an identity that has this server certificate, no client certificate or root certificates, and the
+    /// default access policy.
     pub fn from_certificate(certificate: Arc<CertifiedKey>) -> Self {
         Self {
             certificate,
@@ -229,8 +229,8 @@ impl RunningServer {
         self.relay.set_delays(config.queue.delays.clone());
     }
 
-    /// Applies these access rules, also to open sessions. Roots of clients' certificates apply to new sessions. While
-    /// no roots can be read, client certificates of open sessions grant no access.
+    /// Applies these access rules, also to open sessions. Root certificates for clients' certificates apply to new
+    /// sessions. While no root certificates can be read, client certificates of open sessions grant no access.
     pub fn set_access(&self, loaded: access::AccessFileContents) {
         let access::AccessFileContents { mut policy, client_roots, mut unread } = loaded;
         if let Err(error) = self.relay.set_client_roots(client_roots.as_ref()) {

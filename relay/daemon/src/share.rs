@@ -38,8 +38,8 @@ const UNSEEN: &str = "not seen";
 
 type Counts = BTreeMap<String, u64>;
 
-/// Results that the kernel program counts for received packets, and that do not explain why userspace sent media, or
-/// that only follow from another result.
+/// Results that the kernel program counts for received packets, and that do not explain why userspace sent media.
+/// Results that only follow from another counted result are listed here, too.
 const HARMLESS: &[&str] = &[
     "forwarded",
     "continued",
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn main_reason_for_userspace_has_the_largest_count_and_a_remedy() {
+    fn main_reason_for_userspace_forwarding_is_the_most_frequent_with_remedy() {
         for (received, copies, record, reason, part) in [
             (
                 &[("super_packet", 20), ("forwarded", 2), ("not_udp", 1000)][..],
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn change_of_the_kernel_share_is_logged_once() {
+    fn fall_of_kernel_sent_bytes_below_half_is_logged_once_until_recovery() {
         let mut off = HashSet::new();
         let mut told = |by_kernel| {
             let share = MediaShare { bytes: 100_000, by_kernel, ..MediaShare::default() };

@@ -346,7 +346,7 @@ pub(super) mod tests {
     use crate::status::{EngineStatus, KeystreamStatus, Keystreams, MediaShares, RelayTotals, SentStatus};
 
     #[test]
-    fn kernel_share_is_shown_with_reason_and_remedy() {
+    fn percent_of_bytes_sent_by_kernel_is_shown_with_reason_and_remedy() {
         let share = MediaShare {
             bytes: 2 << 20,
             by_kernel: 30_000,
@@ -370,7 +370,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn relay_status_shows_the_kernels_packets() {
+    fn relay_status_shows_kernel_packet_and_keystream_counters() {
         let counts = |counts: &[(&str, u64)]| {
             Some(counts.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect())
         };
@@ -467,7 +467,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn track_names_are_shown_in_typed_form() {
+    fn escaped_track_name_is_shown_as_slash_path() {
         assert_eq!(typed("live--1.2em4s"), "live/1.m4s");
         assert_eq!(typed("no track"), "no track");
     }

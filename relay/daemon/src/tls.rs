@@ -140,8 +140,8 @@ pub fn fingerprint(certified: &CertifiedKey) -> String {
 /// A certificate and key that do not match are reported once, not at every check, since tools replace the files one
 /// after the other.
 pub(crate) enum CertificateWatch {
-    /// The certificate comes from PEM files. `seen` has the stamps of both files when they were last read; `None` for a
-    /// file that did not exist.
+    /// The certificate comes from PEM files. `seen` has the stamps (modification time, length and inode) of both files
+    /// when they were last read; `None` for a file that did not exist.
     Files { cert: PathBuf, key: PathBuf, seen: [Option<Stamp>; 2] },
     /// The certificate is self-signed. It is valid for these host names and addresses, and was made at the time `at`.
     Made { names: Vec<String>, at: SystemTime },
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_certificate_is_loaded_and_mismatch_reported_once() {
+    fn changed_certificate_is_loaded_and_its_key_mismatch_reported_once() {
         let files = files();
         let (cert, key) = pair();
         files.put("cert.pem", &cert);
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn running_relays_certificate_file_is_not_replaced() {
+    fn certificate_file_of_a_running_relay_is_not_overwritten_by_another() {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("relay.pem");
         let made = IdentityConfig::SelfSigned { out: Some(out.clone()) };

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn written_record_can_be_read() {
+    fn relay_discovery_record_survives_json_round_trip() {
         let own = RelayRecord { region: Some("eu".into()), run: u64::MAX, ..record("moqt://relay-a:4443") };
         let json = serde_json::to_vec(&own).unwrap();
         assert_eq!(RelayRecord::from_json(&json).unwrap(), own);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn exactly_one_of_two_relays_connects() {
+    fn of_two_discovered_relays_only_the_one_with_the_greater_url_dials() {
         let a = record("moqt://a:1");
         let b = record("moqt://b:1");
         assert!(a.is_dialed_by(Some(&b.url)) && !b.is_dialed_by(Some(&a.url)));

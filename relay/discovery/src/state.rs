@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn relays_beyond_the_limit_are_left_out() {
+    fn discovered_relays_beyond_1000_are_ignored_and_reported() {
         let named =
             |number: usize| RelayRecord::from_url(format!("moqt://a:{number}").parse().unwrap()).unwrap();
         let found = watch::Sender::new(DiscoveryState::default());
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn successful_reading_keeps_the_failure_to_write_the_record() {
+    fn discovery_read_success_keeps_the_registration_error() {
         let found = watch::Sender::new(DiscoveryState::default());
         note_unregistered(&found, &StoreError::LeaseOver);
         note_unread(&found, &StoreError::Late("store".into()));
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn same_unusable_entries_in_another_order_are_no_change() {
+    fn reordered_unusable_discovery_records_notify_no_watcher() {
         let found = watch::Sender::new(DiscoveryState::default());
         let mut watched = found.subscribe();
         note_found(&found, Vec::new(), vec!["b".into(), "a".into()]);

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernel_time_in_32_bits_is_extended() {
+    fn kernel_timestamp_of_32_bits_is_extended_across_wraparound() {
         let clock = MonotonicClock { base: Instant::now(), base_ns: 1_500 };
         let at = |micros| clock.base + Duration::from_micros(micros);
         let wraps = 1 << 32;

@@ -52,7 +52,8 @@ impl Computer {
     }
 }
 
-/// Keeps the keystream rings filled until the engine is dropped. Only connections in the list `kept` are visited.
+/// Keeps the keystream rings filled until the engine is dropped. Only connections in the list `kept`, which use
+/// precomputed keystreams at present, are visited.
 fn work(kernel: &Weak<RelayKernel>) {
     while let Some(kernel) = kernel.upgrade() {
         let mut all = KeystreamPass::default();

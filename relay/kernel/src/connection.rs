@@ -67,14 +67,15 @@ impl Drop for Granted {
     }
 }
 
-/// A connection with a record: the kernel may send on it, and decrypt its packets.
+/// A connection with an entry (record) in the BPF program's maps: the kernel may send on the connection, and decrypt
+/// its packets.
 ///
-/// It lives from the grant of the record until the transport has been informed that the record is free. `upstream` is
-/// set at most once, when the first stream of the peer may be forwarded. `is_released` is set at most once: from then
-/// on no record is granted, and the engine's thread waits for program runs and informs the owner. `inbox` contains
-/// reports about sent packets that another thread has read from the ring buffer for this connection. `waiting` is set
-/// after each push and cleared before each drain, so a drain may find no report, but misses none. After setting
-/// `waiting`, the push lists the connection in [`RelayKernel::waiting`].
+/// It lives from the assignment of the record until the transport has been informed that the record is free. `upstream`
+/// is set at most once, when the first stream of the peer may be forwarded. `is_released` is set at most once: from
+/// then on the connection gets no record. The engine's thread waits until running BPF programs have ended, and then
+/// informs the connection's owner. `inbox` contains reports about sent packets that another thread has read from the
+/// ring buffer for this connection. `waiting` is set after each push and cleared before each drain, so a drain may find
+/// no report, but misses none. After setting `waiting`, the push lists the connection in [`RelayKernel::waiting`].
 pub(super) struct KernelConnection {
     pub downstream: bpf::DownstreamRecord,
     /// The record in the kernel's tables for received media. It is set when the first stream of the peer may be
@@ -101,9 +102,10 @@ pub(super) struct KernelConnection {
     pub inbox: Mutex<Vec<Forwarded>>,
     /// True while `inbox` may contain the kernel's reports about sent packets.
     pub waiting: AtomicBool,
-    /// Whether [`RelayKernel::waiting`] lists this connection.
+    /// Whether [`RelayKernel::waiting`] lists this connection, because its inbox may contain reports.
     pub is_listed: AtomicBool,
-    /// Whether [`RelayKernel::kept`] lists this connection.
+    /// Whether [`RelayKernel::kept`] lists this connection, so that the keystream thread keeps its keystream rings
+    /// filled.
     pub is_kept: AtomicBool,
 }
 

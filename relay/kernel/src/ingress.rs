@@ -19,13 +19,13 @@ use super::connection::KernelConnection;
 
 /// A stream of the peer, or a track's datagrams, that the kernel forwards to subscribers.
 pub(super) struct KernelIngress {
-    // Fields are dropped in order, so `slot` is dropped before `connection`, which owns the record in the kernel's
-    // tables that the slot belongs to.
+    // Fields are dropped in order. `slot` (the stream's entry in the kernel's tables) has to be dropped before
+    // `connection`, which owns the publisher's entry.
     pub slot: Mutex<SlotRecord>,
     exclusive: AtomicBool,
     serial: u64,
-    /// The subscribers' connections on which the kernel may open a stream for this ingress. Each comes with the number
-    /// (tag) of the subscription on it.
+    /// The subscribers' connections on which the kernel may open a stream to forward this publisher's stream. Each
+    /// comes with the number (tag) of the subscription on that connection.
     pub prepared: Mutex<Vec<(Weak<KernelConnection>, u64)>>,
     /// Number of entries of `prepared` whose stream userspace does not know yet, so that it cannot retransmit the
     /// stream's data. `on_adopted` lowers the number.

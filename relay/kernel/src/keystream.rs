@@ -82,8 +82,8 @@ impl KeystreamAhead {
         if wanted == 0 {
             *demand = Demand::default();
             self.kept.store(false, Ordering::SeqCst);
-            // A stream that was added meanwhile has found `kept` set, so it does not wake the keystream thread. The
-            // thread has to go on filling this direction's ring.
+            // `add_stream` may have run just before `kept` was cleared. It then did not wake the keystream thread, so
+            // this thread has to go on filling the direction's ring.
             if self.streams.load(Ordering::SeqCst) > 0 {
                 self.kept.store(true, Ordering::SeqCst);
             }
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn keystream_ring_has_twice_the_packets_of_a_tick() {
+    fn keystream_ring_holds_twice_the_peak_packets_of_a_timer_tick() {
         let mut demand = Demand::default();
         assert_eq!(run(&mut demand, 1, 1000), 8, "what was before does not count");
         assert_eq!(run(&mut demand, 1, 5), 16);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn keystream_ring_is_freed_after_long_without_streams() {
+    fn keystream_ring_is_freed_after_idle_ticks_without_streams() {
         let mut demand = Demand::default();
         run(&mut demand, 10, 5);
         assert!((0..IDLE_TICKS).all(|_| demand.tick(50, false) > 0));

@@ -2,9 +2,10 @@
 //! (`crate::program`).
 //!
 //! [`RelayKernel`] is the engine. Each connection that it sends on has a record in the kernel (`connection`). There are
-//! fewer records than connections (`records`). The kernel reports what it has sent in one ring for all connections. The
-//! thread that reads the ring puts other connections' entries into their inboxes, each with a lock of its own. If
-//! nobody reads the ring for a while, a task does (`ticker`).
+//! fewer records than connections (`records`). The kernel reports the packets that it has sent in one ring for all
+//! connections. Any connection's thread may read the ring. It moves each report to the inbox of the connection that the
+//! packet was sent on. Each inbox has a lock of its own. If no thread reads the ring for a while, a task does
+//! (`ticker`).
 //!
 //! Commands that have to wait for program runs are queued (`queue`). One thread carries them out and informs the
 //! connection (`worker`). Another thread precomputes keystreams (`computer`).
@@ -83,11 +84,12 @@ use self::{
     worker::SetInterfaces,
 };
 
-/// The size of a deferred socket's receive buffer, in bytes.
+/// The size in bytes of the receive buffer of a deferred socket: the socket for packets that need not wake userspace at
+/// once.
 const DEFERRED_BUFFER: usize = 4 << 20;
 
-/// The most bytes of a deferred socket's receive buffer that one packet takes: the network card's buffer, and the
-/// kernel's `struct sk_buff`.
+/// The most bytes that one packet takes of a deferred socket's receive buffer ([`DEFERRED_BUFFER`]): the network card's
+/// buffer, and the kernel's `struct sk_buff`.
 const DEFERRED_PACKET: usize = 4096 + 256;
 
 #[derive(Debug, Error)]
@@ -174,7 +176,7 @@ const SUITES: &[KeySuite] = &[KeySuite::ChaCha20Poly1305, KeySuite::Aes128Gcm];
 #[derive(Clone)]
 struct Claimant {
     owner: Weak<dyn OffloadOwner>,
-    /// The deferred socket of the connection's endpoint, if the endpoint has one.
+    /// The endpoint's socket for deferred packets (packets that need not wake userspace at once), if it has one.
     deferred: Option<Arc<Deferred>>,
 }
 
@@ -194,7 +196,7 @@ pub struct RelayKernel {
     waiting: AttentionList<KernelConnection>,
     ticker: Ticker,
     deferred: RwLock<Vec<Weak<Deferred>>>,
-    /// Number of streams that are delegated to the kernel.
+    /// Number of streams to subscribers that userspace has delegated to the kernel and that are not returned yet.
     streams: AtomicUsize,
     /// Number of subscribers' streams that the kernel may open by itself, but has not opened yet.
     prepared: AtomicUsize,
@@ -205,7 +207,7 @@ pub struct RelayKernel {
 }
 
 impl RelayKernel {
-    /// Loads the program, and attaches it to the interfaces.
+    /// Loads the BPF program, and attaches it to the network interfaces named in `setup`.
     pub fn start(setup: KernelSetup<'_>) -> Result<Arc<Self>, Error> {
         let KernelSetup { ports, id_len, interfaces: names, reattach, keystream_bytes, limits } = setup;
         let config = bpf::Config {
@@ -377,8 +379,8 @@ impl RelayKernel {
         sockets.iter().filter_map(Weak::upgrade).filter_map(|deferred| deferred.tick()).max()
     }
 
-    /// Stops deferring packets, so that every packet wakes this process. The next packet resumes the engine's ticker
-    /// task.
+    /// Turns off deferral (the program steering packets to sockets that this process reads only on a timer), so that
+    /// every packet wakes this process. The next packet resumes the engine's ticker task.
     fn rest(&self) {
         self.deferred.read().iter().filter_map(Weak::upgrade).for_each(|deferred| deferred.rest());
     }
@@ -416,8 +418,8 @@ impl RelayKernel {
         owners.for_each(|(connection, tag)| self.commands.remove_connection(connection, tag));
     }
 
-    /// Informs connections about packets that the kernel has sent on them, if no other task has done so. Returns
-    /// whether there were any such packets.
+    /// Reads the kernel's reports about sent packets that the connections' own tasks have not read, and informs those
+    /// connections. Returns whether there were any such reports.
     fn look(&self) -> bool {
         if self.relay.needs_settling() {
             self.settle();

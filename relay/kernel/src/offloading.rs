@@ -36,7 +36,8 @@ impl Offload for KernelConnection {
 
     fn release(self: Arc<Self>) {
         self.is_released.store(true, Ordering::Relaxed);
-        // The connection's record in the kernel's tables becomes free once no run of the program can use it any more.
+        // The connection's entry in the kernel's tables becomes free once no run of the BPF program can use it any
+        // more.
         let kernel = Arc::clone(&self.kernel);
         kernel.commands.release(self);
     }
@@ -51,7 +52,7 @@ impl Offload for KernelConnection {
     }
 
     fn set_binding(&self, binding: Binding) {
-        let _ = self.binding.set(binding); // The connection's WebTransport session is set only once.
+        let _ = self.binding.set(binding); // Later calls change nothing.
         self.downstream.set_web(self.web_session());
     }
 
@@ -125,7 +126,7 @@ impl Offload for KernelConnection {
     }
 
     fn arrival(&self, now: Instant, end: [u8; 8]) -> Instant {
-        // A packet from a deferred socket arrived some time before it was read.
+        // A deferred packet arrived some time before it was read: it did not wake userspace.
         let arrived = self.kernel.relay.arrival(end);
         arrived.and_then(|at| self.kernel.clock.before(now, at)).unwrap_or(now)
     }

@@ -26,14 +26,15 @@ const FIRST: u32 = 4;
 /// (entries for subscribers' copies). Only a track's first opening may use more.
 const PART: usize = 8;
 
-/// The use of the kernel's table of egresses (entries for subscribers' copies). It limits the openings of a track.
+/// How full the kernel's table of egresses (entries for subscribers' copies of a stream) is. It limits how many
+/// openings (entries for streams that have not begun) a track gets.
 struct Supply {
-    /// Number of egress entries in the kernel's table, used and free.
+    /// Number of all entries for subscribers' copies (egresses) in the kernel's table, used and free.
     all: usize,
     /// Number of egresses (entries for subscribers' copies) that wait for a stream to begin, for all tracks.
     prepared: usize,
-    /// Number of egresses (entries for subscribers' copies) that one opening of this track takes: one for each
-    /// subscriber.
+    /// Number of this track's subscribers. Each opening (entry for a stream that has not begun) takes one egress for
+    /// each of them.
     subscribers: usize,
 }
 
@@ -52,8 +53,8 @@ impl Supply {
 
 /// The openings of one track of a publisher: entries that are prepared for streams that have not begun.
 pub(super) struct KernelOpenings {
-    // The record of the track is dropped before the openings (entries prepared for new streams), so that the program
-    // binds no further stream to an opening.
+    // `track` is dropped before `openings` (entries for streams that have not begun), so that the program assigns no
+    // further stream to them.
     track: bpf::TrackRecord,
     /// The openings (prepared entries) that userspace has not taken over yet. The program may have bound some of them
     /// to a stream already.
@@ -74,7 +75,8 @@ impl KernelOpenings {
         held: Arc<dyn Any + Send + Sync>,
     ) -> Result<Arc<Self>, millrace_kernel::Error> {
         let track = connection.open_from(&seen)?.track(alias, last)?;
-        // The program wakes userspace to prepare further openings when half of the prepared ones are left.
+        // The program wakes userspace to prepare further openings (entries for streams that have not begun) when `FIRST
+        // / 2` of them are left.
         track.set_low(FIRST / 2);
         Ok(Arc::new(Self {
             track,
@@ -174,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_track_gets_one_prepared_stream_and_busy_tracks_more() {
+    fn each_watched_track_gets_one_preopened_stream_and_busy_tracks_more() {
         for (prepared, subscribers, wanted, waiting, missing, why) in [
             (0, 8, 4, 0, 4, "as many as it wants"),
             (32, 8, 64, 4, 60, "busy"),

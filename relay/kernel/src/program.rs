@@ -9,13 +9,13 @@
 //!    keys.
 //! 3. A [`DownstreamRecord`] is made for each subscriber's connection. From then on both senders draw packet numbers
 //!    from [`DownstreamRecord::number`] (`millrace_quic::number`). The send keys of a generation have to be installed
-//!    before the number word moves to that generation.
-//! 4. A [`SlotRecord`] is made for each stream of an upstream that is forwarded. Once userspace has opened a
-//!    subscriber's stream, an [`EgressRecord`] in the slot delegates it to the kernel. Removing the egress, or dropping
-//!    the slot, returns the stream to userspace. [`DatagramRecord`] does the same for a track's datagrams.
-//!    [`SlotRecord::advance`] tells the program how far userspace has parsed the stream; the program forwards
-//!    well-formed bytes after that position. A [`TrackRecord`] has slots for streams that have not begun
-//!    ([`UpstreamRecord::opening`]), with egresses for which the program opens streams itself
+//!    before packet numbers of that generation are assigned.
+//! 4. A [`SlotRecord`] (slot) is made for each publisher's stream that is forwarded. Once userspace has opened a
+//!    subscriber's stream, an [`EgressRecord`] (egress) in the slot delegates the subscriber's stream to the kernel.
+//!    Removing the egress, or dropping the slot, returns that stream to userspace. [`DatagramRecord`] does the same for
+//!    a track's datagrams. [`SlotRecord::advance`] tells the program how far userspace has parsed the stream; the
+//!    program forwards well-formed bytes after that position. A [`TrackRecord`] has slots for streams that have not
+//!    begun ([`UpstreamRecord::opening`]), with egresses for which the program opens streams itself
 //!    ([`SlotRecord::add_opened`]).
 //! 5. [`RelayProgram::drain`] reports the packets that were sent. Every packet is registered before it is sent, so
 //!    after a drain every packet that a received acknowledgement names is known. There is one exception: while another
@@ -74,7 +74,7 @@ const LOOPBACK: i32 = 1;
 pub struct Forwarded {
     /// The connection on which the packet was sent.
     pub downstream: DownstreamId,
-    /// The number that the caller gave to the subscriber's copy ([`EgressRecord::tag`]).
+    /// The number that the caller gave to the subscriber's copy of the stream or datagrams ([`EgressRecord::tag`]).
     pub tag: u64,
     /// The packet number of the sent packet.
     pub number: u64,
@@ -120,7 +120,8 @@ impl From<intf::Forwarded> for Forwarded {
 /// The loaded program. It forwards packets from the first [`attach`](Self::attach) until it is dropped.
 pub struct RelayProgram {
     attachments: Attachments,
-    /// The attachment to the egress of the loopback interface, where the program handles clones of super-packets.
+    /// The attachment to the egress of the loopback interface. The program sends clones of GRO and GSO packets there,
+    /// to segment them.
     clones: Attachments,
     object: Mutex<LoadedObject>,
     ring: Mutex<RingReader>,
@@ -165,7 +166,7 @@ impl RelayProgram {
     /// arrive at loopback.
     pub fn attach(&self, ifindex: i32) -> Result<Mechanism, Error> {
         let object = lock(&self.object);
-        // Clones of super-packets are sent to loopback, so the program is attached there first.
+        // The program sends clones of GRO and GSO packets to loopback, so it is attached there first.
         self.clones.attach(&object.program("clone_egress")?, LOOPBACK, KernelHook::Egress, self.mechanism)?;
         self.attachments.attach(
             &object.program("relay_ingress")?,
@@ -189,21 +190,21 @@ impl RelayProgram {
         }
     }
 
-    /// Detaches the program from all interfaces. Its records do not change. While it is detached, the replay windows of
-    /// upstreams move only by [`UpstreamRecord::observe`].
+    /// Detaches the program from all interfaces. The entries in its tables do not change. While it is detached, only
+    /// [`UpstreamRecord::observe`] registers received packet numbers, by which replayed packets are recognized.
     pub fn detach(&self) {
         self.attachments.clear();
         self.clones.clear();
     }
 
-    /// Makes the record of a connection on which media arrives. `expected` is one more than its largest received packet
-    /// number. Packets with smaller numbers than `expected` will not be forwarded.
+    /// Makes the program's table entry for a connection on which media arrives. `expected` is one more than its largest
+    /// received packet number. Packets with smaller numbers than `expected` will not be forwarded.
     pub fn upstream(&self, expected: u64) -> Result<UpstreamRecord, Error> {
         self.upstream_from(expected, 0)
     }
 
-    /// Makes the record of a connection on which media arrives, as [`Self::upstream`] does. In addition, marks the
-    /// peer's unidirectional streams with an index below `streams` as claimed by userspace.
+    /// Makes the program's table entry for a connection on which media arrives, as [`Self::upstream`] does. In
+    /// addition, marks the peer's unidirectional streams with an index below `streams` as claimed by userspace.
     pub fn upstream_from(&self, expected: u64, streams: u64) -> Result<UpstreamRecord, Error> {
         UpstreamRecord::new(self.shared.clone(), expected, streams)
     }
@@ -215,16 +216,16 @@ impl RelayProgram {
         DeferredSocket::new(self.shared.clone(), socket, room)
     }
 
-    /// Returns the arrival time of a subscriber's deferred packet that ends with these 8 bytes: `CLOCK_MONOTONIC` in
-    /// microseconds, modulo 2^32. Returns `None` if it was not deferred ([`DownstreamRecord::set_deferral`]), or if a
-    /// later packet has overwritten its arrival time.
+    /// Returns the arrival time of a subscriber's packet: `CLOCK_MONOTONIC` in microseconds, modulo 2^32. The packet is
+    /// identified by its last 8 bytes, `end`. Returns `None` if it was not deferred
+    /// ([`DownstreamRecord::set_deferral`]), or if a later packet has overwritten its arrival time.
     pub fn arrival(&self, end: [u8; 8]) -> Option<u32> {
         defer::arrival(&self.shared, end)
     }
 
-    /// Makes the record of a connection on which media is sent, without keys, flow control credit and congestion
-    /// window. Its packet number word begins with `word`; all senders have to use [`DownstreamRecord::number`] from now
-    /// on.
+    /// Makes the program's table entry for a connection on which media is sent, without keys, flow control credit and
+    /// congestion window. `word` is the initial value of [`DownstreamRecord::number`], from which all senders have to
+    /// take packet numbers from now on.
     pub fn downstream(&self, path: &PacketPath, mtu: u32, word: u64) -> Result<DownstreamRecord, Error> {
         DownstreamRecord::new(self.shared.clone(), path, mtu, word)
     }
@@ -251,9 +252,9 @@ impl RelayProgram {
     }
 
     /// Waits until all program runs that began before the call have ended. After that, no run uses records that were
-    /// removed before the call, not even for packets between two runs. Their entries can be reused, and all packets
-    /// sent with them are reported. Keys and keystreams of ended connections are erased. Blocks the calling thread for
-    /// some 10 ms.
+    /// removed before the call, not even for a packet that is queued for a further run. Their entries can be reused,
+    /// and all packets sent with them are reported. Keys and keystreams of ended connections are erased. Blocks the
+    /// calling thread for some 10 ms.
     pub fn settle(&self) -> Result<(), Error> {
         self.shared.settle()
     }

@@ -194,8 +194,8 @@ impl<C: CommandSubject, O> CommandQueue<C, O> {
         });
     }
 
-    /// Queues the release of a connection. The connection is informed once no program run sends on it. Its streams have
-    /// been recalled before.
+    /// Queues the release of a connection. The connection is informed once no program run sends on it. The caller has
+    /// queued the recall of the connection's delegated streams before.
     pub fn release(&self, connection: Arc<C>) {
         self.put(connection, |pending| std::mem::replace(&mut pending.is_released, true));
     }
@@ -342,7 +342,8 @@ impl PendingCommands {
         self.path.take().into_iter().for_each(|path| connection.set_path(&path));
     }
 
-    /// Informs the connection about streams and records that the program does not use any more.
+    /// Informs the connection that the program does not use the recalled streams, or the connection's entry in the
+    /// tables, any more.
     fn give_back(&self, connection: &impl CommandSubject) {
         if !self.recalled.is_empty() {
             let keys: Vec<_> = self.recalled.iter().map(|(key, _)| *key).collect();

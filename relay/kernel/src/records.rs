@@ -1,4 +1,5 @@
-//! Decides which connections get one of the kernel's records: those to which it is worth most.
+//! Decides which connections get a record, an entry in the kernel's tables, with which the kernel can send media on the
+//! connection. They are the connections to which a record is worth most.
 //!
 //! A connection *claims* a record, and states its worth. If no record is free, it waits, ordered by worth and then by
 //! the time when it began to wait. A record that has no worth to its connection any more goes to a waiting connection.
@@ -21,7 +22,7 @@ use parking_lot::Mutex;
 /// connections wait for a record. A subscriber that changes tracks has no subscription for a moment.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// The claims of connections to the kernel engine's records. `T` identifies the connection.
+/// The claims of connections to records in the kernel's tables. `T` identifies the connection.
 pub(super) struct RecordClaims<T>(Mutex<RecordsState<T>>);
 
 struct RecordsState<T> {
@@ -42,8 +43,8 @@ struct RecordClaim<T> {
     of: T,
     worth: Worth,
     since: Instant,
-    /// Order among connections to which a record is worth equally much. Connections that began to wait later have
-    /// larger values.
+    /// Order among connections to which a record in the kernel's tables is worth equally much. Connections that began
+    /// to wait later have larger values.
     place: u64,
     holds: Holds,
     was_taken: bool,
@@ -63,11 +64,12 @@ enum Holds {
 pub(super) enum RecordDecision<T> {
     /// Make a record in the kernel's tables for the claim with this number.
     Grant(u64, T),
-    /// Ask the connection of the claim to return its record in the kernel's tables.
+    /// Ask this connection to return its record in the kernel's tables.
     Recall(T),
 }
 
-/// The decisions for the engine's thread, and whether connections wait because the table of records is full.
+/// The decisions for the engine's thread, and whether connections wait because the kernel's table of connections
+/// (records) is full.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Decided<T> {
     pub decisions: Vec<RecordDecision<T>>,
@@ -132,8 +134,8 @@ impl<T: Clone> RecordClaims<T> {
         !state.waiting.is_empty()
     }
 
-    /// Notes that the record of a claim is free again, or could not be made. Returns whether [`Self::decide`] has to be
-    /// called.
+    /// Notes that the record in the kernel's tables that a connection had claimed is free again, or could not be made.
+    /// Returns whether [`Self::decide`] has to be called.
     pub fn returned(&self, number: u64) -> bool {
         let mut state = self.0.lock();
         state.made -= 1;
@@ -223,7 +225,8 @@ impl<T> RecordsState<T> {
         }
     }
 
-    /// Returns the claim whose record is taken for a waiting claim of the worth `to`.
+    /// Returns the number of the claim that loses its record in the kernel's tables to a waiting connection, to which a
+    /// record is worth `to`.
     fn victim(&self, to: Worth, now: Instant) -> Option<u64> {
         let above = if to >= Worth::Publisher { Worth::Publisher } else { Worth::Subscriber };
         let is_old = |number: u64| {

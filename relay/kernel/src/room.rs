@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_full_table_is_logged_once() {
+    fn each_full_bpf_map_is_logged_once() {
         let room = FullTables::default();
         let told = |error: Error| room.found_full(&error).map(|(name, ..)| *name);
         for name in ["downstreams", "egresses"] {

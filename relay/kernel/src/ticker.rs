@@ -1,5 +1,6 @@
-//! The engine's ticker: a task that regularly reads what the kernel has sent, and wakes readers of deferred packets, if
-//! nothing else does. It is a task rather than a thread, because waking tasks from another thread costs system calls.
+//! The engine's ticker, a periodic task. It reads reports about packets that the kernel has sent, unless connections'
+//! tasks have read them. It also wakes readers of deferred packets, which did not wake the process when they arrived.
+//! It is a task rather than a thread, because waking tasks from another thread costs system calls.
 
 use std::{
     sync::{
@@ -18,11 +19,12 @@ use super::RelayKernel;
 const TICK: Duration = Duration::from_millis(10);
 
 /// The interval between ticks of the ticker (periodic timer) while packets arrive quickly. A publisher's whole
-/// congestion window may wait in a deferred socket until the next tick, which adds to the publisher's round-trip time.
+/// congestion window may wait until the next tick in a socket whose packets do not wake the process. The wait adds to
+/// the publisher's round-trip time.
 const FAST_TICK: Duration = Duration::from_millis(2);
 
-/// If at least this many packets of publishers wait in a deferred socket, the interval of ticks is [`FAST_TICK`]. At
-/// some 1000 packets per second, that many arrive between two ticks.
+/// If at least this many packets of publishers wait in a socket whose packets do not wake the process, the interval of
+/// ticks is [`FAST_TICK`]. At some 1000 packets per second, that many arrive between two ticks.
 const FAST: u64 = 8;
 
 /// The ticker (periodic timer) rests after this time without any packet. Every packet wakes the process then.

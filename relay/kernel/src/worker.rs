@@ -87,7 +87,8 @@ impl CommandSubject for KernelConnection {
     fn set_id(&self, id: &ConnectionId, is_used: bool) {
         let changed = match (self.upstream(), is_used) {
             (Some(upstream), true) => {
-                // The record for received media gets the peer's packets from now on, so all connection IDs move to it.
+                // The program looks up the peer's packets in `upstream` (the entry for received media) from now on, so
+                // all connection IDs move to that entry.
                 self.downstream.remove_ids();
                 upstream.add_id(id)
             }

@@ -383,8 +383,8 @@ fn plain_datagram(group: u64, object: u64, payload: Vec<u8>) -> ObjectDatagram {
 }
 
 #[test]
-fn datagram_is_sent_only_within_size_window_priority_and_range_limits() {
-    if !root("datagram_is_sent_only_within_size_window_priority_and_range_limits") {
+fn datagram_is_sent_only_within_size_cwnd_priority_and_location_limits() {
+    if !root("datagram_is_sent_only_within_size_cwnd_priority_and_location_limits") {
         return;
     }
     let mut scene = DatagramScene::new("dgl", KeySuite::Aes128Gcm, &ALIASES[..1]);
@@ -486,8 +486,8 @@ fn object_that_arrives_twice_is_forwarded_once() {
 }
 
 #[test]
-fn no_packet_is_forwarded_twice_or_for_another_track() {
-    if !root("no_packet_is_forwarded_twice_or_for_another_track") {
+fn replayed_forged_or_other_track_datagram_packet_is_not_forwarded() {
+    if !root("replayed_forged_or_other_track_datagram_packet_is_not_forwarded") {
         return;
     }
     let mut scene = DatagramScene::new("dgr", KeySuite::ChaCha20Poly1305, &ALIASES[..1]);

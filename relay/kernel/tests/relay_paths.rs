@@ -176,8 +176,8 @@ fn go_back_and_over_another(network: &NamespaceNetwork, lengths: [usize; 2]) {
 }
 
 #[test]
-fn copies_are_sent_on_the_same_and_on_another_interface() {
-    if !root("copies_are_sent_on_the_same_and_on_another_interface") {
+fn copies_are_sent_on_the_receiving_and_on_another_interface() {
+    if !root("copies_are_sent_on_the_receiving_and_on_another_interface") {
         return;
     }
     let network = NamespaceNetwork::new("hp");
@@ -273,13 +273,13 @@ fn has_vxlan(namespace: &str) -> bool {
 /// The test cannot detect that the program leaves an outdated sum in the skb. Receivers then compute the sum again, and
 /// the kernel warns only about sums that hardware has computed.
 #[test]
-fn frames_with_a_complete_checksum_are_forwarded() {
-    if !root("frames_with_a_complete_checksum_are_forwarded") {
+fn frames_with_checksum_complete_are_forwarded() {
+    if !root("frames_with_checksum_complete_are_forwarded") {
         return;
     }
     let network = NamespaceNetwork::new("sum");
     if !has_vxlan(&network.relay) {
-        println!("SKIP frames_with_a_complete_checksum_are_forwarded: the kernel has no VXLAN devices");
+        println!("SKIP frames_with_checksum_complete_are_forwarded: the kernel has no VXLAN devices");
         return;
     }
     without_offload(&network);

@@ -1,5 +1,5 @@
-//! Tests of super-packets: several packets that a sender on the same machine passes to a veth interface as one (GSO).
-//! Some tests are about ordinary packets that only look like super-packets. They need root.
+//! Tests of GSO packets: several packets that a sender on the same machine passes to a veth interface as one. Some
+//! tests are about ordinary packets that only look like GSO packets. They need root.
 
 #[path = "support/peers.rs"]
 mod peers;
@@ -79,8 +79,8 @@ impl SuperPacketScene {
         };
         let subscribers: Vec<_> = families.iter().enumerate().map(subscriber).collect();
         let sockets = subscribers.iter().map(|subscriber| &subscriber.socket).chain([&to]);
-        // The memory of the whole super-packet is charged to the socket for each copy, so the sockets need large
-        // buffers.
+        // The kernel counts the memory of the whole GSO packet against the socket's receive buffer for each segment, so
+        // the sockets need large buffers.
         sockets.for_each(|socket| setsockopt(socket, RcvBufForce, &(64 << 20)).expect("room for packets"));
         for subscriber in &subscribers {
             slot.add(&subscriber.downstream, &EGRESS).expect("an egress");
@@ -101,7 +101,7 @@ impl SuperPacketScene {
         lengths.iter().map(packet).collect()
     }
 
-    /// Sends all packets as one super-packet.
+    /// Sends all packets as one GSO packet.
     fn send(&self, packets: &[(StreamPart, Vec<u8>)]) {
         let bytes: Vec<u8> = packets.iter().flat_map(|(_, packet)| packet.clone()).collect();
         let size = packets[0].1.len() as u16;
@@ -157,8 +157,8 @@ impl SuperPacketScene {
 }
 
 #[test]
-fn each_segment_of_a_super_packet_is_forwarded() {
-    if !root("each_segment_of_a_super_packet_is_forwarded") {
+fn each_segment_of_a_gso_packet_is_forwarded() {
+    if !root("each_segment_of_a_gso_packet_is_forwarded") {
         return;
     }
     for (name, families, mechanism) in
@@ -178,17 +178,17 @@ fn each_segment_of_a_super_packet_is_forwarded() {
             assert_eq!(packets.map(|outcome| counted.packets(outcome)), [1, lengths.len() as u64, 0]);
         }
         assert_eq!(capture.check(), 53 * 3);
-        // The program clones a super-packet to forward it. Afterwards it forwards a single packet as usual, because it
+        // The program clones a GSO packet to forward it. Afterwards it forwards a single packet as usual, because it
         // keeps no state of the clone.
         scene.reaches_all(&[100]);
     }
 }
 
-/// One program run makes fewer copies than the super-packet needs, so a further run makes the missing copies of a
+/// One program run makes fewer copies than the GSO packet needs, so a further run makes the missing copies of a
 /// segment. That run may also begin the next segments.
 #[test]
-fn copies_beyond_the_budget_are_sent_in_further_program_runs() {
-    if !root("copies_beyond_the_budget_are_sent_in_further_program_runs") {
+fn gso_copies_beyond_the_run_budget_are_sent_in_further_program_runs() {
+    if !root("gso_copies_beyond_the_run_budget_are_sent_in_further_program_runs") {
         return;
     }
     // If a program run makes at most 3 copies, it cannot copy a segment to all 5 subscribers.
@@ -209,8 +209,8 @@ fn copies_beyond_the_budget_are_sent_in_further_program_runs() {
 }
 
 #[test]
-fn segments_after_the_last_run_are_left_to_userspace() {
-    if !root("segments_after_the_last_run_are_left_to_userspace") {
+fn gso_segments_after_the_last_program_run_are_left_to_userspace() {
+    if !root("gso_segments_after_the_last_program_run_are_left_to_userspace") {
         return;
     }
     let network = NamespaceNetwork::new("sl");
@@ -229,8 +229,8 @@ fn segments_after_the_last_run_are_left_to_userspace() {
 /// Segments of unknown connections and segments that are not authentic are declined one by one. The other segments are
 /// forwarded.
 #[test]
-fn only_forged_segments_of_a_super_packet_are_declined() {
-    if !root("only_forged_segments_of_a_super_packet_are_declined") {
+fn only_forged_segments_of_a_gso_packet_are_not_forwarded() {
+    if !root("only_forged_segments_of_a_gso_packet_are_not_forwarded") {
         return;
     }
     let network = NamespaceNetwork::new("sf");
@@ -250,7 +250,7 @@ fn only_forged_segments_of_a_super_packet_are_declined() {
     let counted = scene.counted().since(&before);
     let outcomes = [Outcome::Forwarded, Outcome::NotAuthentic, Outcome::UnknownId, Outcome::LongHeader];
     assert_eq!(outcomes.map(|outcome| counted.packets(outcome)), [1, 1, 1, 1], "{counted:?}");
-    // The program declines each packet as a replay when it is sent again, alone or in a super-packet.
+    // The program declines each packet as a replay when it is sent again, alone or in a GSO packet.
     let before = scene.counted();
     scene.send(&packets[..1]);
     assert_eq!(scene.receive(&packets[..1]), []);
@@ -260,12 +260,12 @@ fn only_forged_segments_of_a_super_packet_are_declined() {
     assert_eq!((counted.packets(Outcome::Replayed), counted.packets(Outcome::Segmented)), (4, 1));
 }
 
-/// A super-packet is forwarded by way of a clone on the loopback interface. If the program was detached from loopback,
-/// userspace gets the super-packet and no copies are made. The program counts such super-packets, and reports itself as
+/// A GSO packet is forwarded by way of a clone on the loopback interface. If the program was detached from loopback,
+/// userspace gets the GSO packet and no copies are made. The program counts such GSO packets, and reports itself as
 /// detached until it is attached again.
 #[test]
-fn super_packet_without_a_clone_is_left_to_userspace() {
-    if !root("super_packet_without_a_clone_is_left_to_userspace") {
+fn gso_packet_is_left_to_userspace_if_loopback_has_no_program() {
+    if !root("gso_packet_is_left_to_userspace_if_loopback_has_no_program") {
         return;
     }
     let network = NamespaceNetwork::new("sd");
@@ -286,11 +286,11 @@ fn super_packet_without_a_clone_is_left_to_userspace() {
     assert!(inside(&network.relay, || tc::count(LOOPBACK, KernelHook::Egress).expect("TCX")) == 0);
 }
 
-/// The deferred socket (the socket for packets that need not wake userspace) gets the super-packet and counts each of
+/// The deferred socket (the socket for packets that need not wake userspace) gets the GSO packet and counts each of
 /// its segments.
 #[test]
-fn super_packet_is_deferred_as_a_whole() {
-    if !root("super_packet_is_deferred_as_a_whole") {
+fn gso_packet_reaches_userspace_unsegmented_without_waking_it_up() {
+    if !root("gso_packet_reaches_userspace_unsegmented_without_waking_it_up") {
         return;
     }
     let network = NamespaceNetwork::new("sw");
@@ -312,7 +312,7 @@ fn super_packet_is_deferred_as_a_whole() {
     let mut forwarded = Vec::new();
     scene.relay.drain(|packet| forwarded.push(packet));
     scene.check_copies(&packets, &forwarded);
-    // A super-packet goes to the main socket as a whole if one of its segments has to wake userspace.
+    // A GSO packet goes to the main socket as a whole if one of its segments has to wake userspace.
     let mut packets = scene.packets(&[900; 3]);
     packets[2].1[20] ^= 1;
     scene.send(&packets);
@@ -320,10 +320,10 @@ fn super_packet_is_deferred_as_a_whole() {
     assert_eq!((deferred.packets(), deferred.wakes()), (6, 1));
 }
 
-/// Several processors forward super-packets at the same time, each in runs of its own.
+/// Several processors forward GSO packets at the same time, each in runs of its own.
 #[test]
-fn super_packets_on_all_processors_are_each_forwarded_once() {
-    if !root("super_packets_on_all_processors_are_each_forwarded_once") {
+fn gso_packets_on_all_cpus_are_each_forwarded_once() {
+    if !root("gso_packets_on_all_cpus_are_each_forwarded_once") {
         return;
     }
     let network = NamespaceNetwork::new("sp");

@@ -33,7 +33,7 @@ impl RoutePublication {
         &self.namespace
     }
 
-    /// Replaces the path and the cost that the other relay announces for this route.
+    /// Replaces the hop path and the cost that the other relay announces for this route.
     ///
     /// # Errors
     /// If the route table refuses the announcement, withdraws the earlier one and returns an error.

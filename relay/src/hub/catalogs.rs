@@ -38,8 +38,8 @@ impl Hub {
         let track = self.established(&name, requester, Duration::ZERO, None).await.ok()?;
         let read = async {
             loop {
-                // The notification is requested before the cache is read, so an object that completes in between is not
-                // missed.
+                // The notification of a complete object is requested before the cache is read, so an object that
+                // completes in between is not missed.
                 let progress = track.progress.notified();
                 if let Some(catalog) = newest(&track) {
                     return catalog;

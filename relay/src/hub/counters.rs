@@ -39,7 +39,7 @@ pub struct OperatorCounters {
     pub upstream_changes: AtomicU64,
     /// Times that a track moved from one relay of the cluster to another.
     pub reroutes: AtomicU64,
-    /// Announcements from other relays that were refused because their path contains this relay.
+    /// Announcements from other relays that were refused because their hop path contains this relay.
     pub routes_looped: AtomicU64,
     /// Announcements from other relays that were refused because the relay may not announce the namespace, or announces
     /// too many.

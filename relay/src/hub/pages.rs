@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn namespace_pages_hold_only_their_prefix_and_are_bounded() {
+    fn track_pages_hold_only_the_namespace_prefix_up_to_the_page_size() {
         let others = (0..10_000).map(|number| track("other/room", number));
         let near = [track("a/b", 7), track("a/c/d", 7), track("a/ca", 7), track("b", 7)];
         let wanted: Vec<_> = (0..200).map(|number| track("a/c", number)).collect();

@@ -122,13 +122,13 @@ impl Hub {
         self.namespaces.watch_routes(prefix)
     }
 
-    /// Returns the path and the cost to announce to `neighbour` for a namespace.
+    /// Returns the hop path and the cost to announce to the relay `neighbour` for a namespace.
     pub fn announcement(&self, namespace: &Namespace, neighbour: Neighbour) -> Option<Announcement> {
         self.namespaces.0.lock().table.as_ref()?.announcement(namespace, neighbour)
     }
 
     /// Reports whether every path by which this relay gets the track passes through the relay `requester`. Then that
-    /// relay must not be served, since both would wait for each other.
+    /// relay must not be served, since the two relays would wait for each other.
     pub(super) fn would_loop(&self, track: &LiveTrack, requester: Requester) -> bool {
         let state = self.namespaces.0.lock();
         let Some(table) = state.table.as_ref().filter(|_| requester.hop.is_named()) else { return false };
@@ -151,7 +151,8 @@ impl Hub {
         self.namespaces.0.lock().route_watchers.tell(namespace);
     }
 
-    /// Tells the route table for each namespace the sessions that deliver its tracks. The table prefers routes in use.
+    /// Tells the route table which sessions deliver tracks of each namespace. The table prefers the routes by which
+    /// tracks arrive already.
     pub(super) fn note_carried(&self, tracks: &[Arc<LiveTrack>]) {
         if self.hop().is_none() {
             return;
@@ -295,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn route_lost_by_a_track_without_subscriptions_is_forgotten() {
+    fn lost_route_of_an_unsubscribed_track_is_forgotten_after_a_timeout() {
         let now = Time::now();
         let mut rerouting = Rerouting::default();
         rerouting.lost.insert(7, now);

@@ -87,7 +87,7 @@ async fn until_waiting(hub: &Hub, count: usize) {
 /// A namespace or track that appears must not wake SUBSCRIBEs for other tracks, even if the names are similar. A
 /// SUBSCRIBE is woken once, when its track appears.
 #[tokio::test]
-async fn new_publisher_wakes_only_waiters_for_its_tracks() {
+async fn new_publisher_wakes_only_subscribes_waiting_for_its_tracks() {
     const WAITERS: usize = 7200;
     let hub = hub();
     let mut waiting = JoinSet::new();
@@ -123,7 +123,7 @@ async fn new_publisher_wakes_only_waiters_for_its_tracks() {
 
 /// A publisher that connects, refuses the track and disconnects repeatedly gets SUBSCRIBE at growing intervals.
 #[tokio::test]
-async fn waiting_subscriber_retries_less_often_each_time() {
+async fn flapping_publisher_gets_subscribe_at_growing_intervals() {
     let hub = hub();
     let waiting = tokio::spawn(subscribe(Arc::clone(&hub), track("mine")));
     let publisher = Answering::new(2, Err(refusal()));

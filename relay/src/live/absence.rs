@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_track_is_taken_over_only_by_its_owner() {
+    fn track_without_publisher_is_resumed_only_by_the_same_client() {
         let now = Instant::now();
         for (next, waits) in [(1, true), (2, false)] {
             let track = track(now);
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_for_a_publisher_ends_on_timeout_or_arrival() {
+    fn track_wait_for_a_new_publisher_ends_on_timeout_or_arrival() {
         let now = Instant::now();
         let track = track(now);
         let first = upstream(1);
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_of_a_lagging_upstream_relay_are_no_restart() {
+    fn older_groups_of_a_lagging_upstream_relay_do_not_restart_the_track() {
         let now = Instant::now();
         let at = |group| Some(Location { group, object: 0 });
         for (is_upstream, claimed, group, numbering) in [
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn standby_publisher_leads_when_the_others_are_silent() {
+    fn standby_publisher_is_forwarded_when_the_active_one_is_silent() {
         let now = Instant::now();
         let track = track(now);
         let first = upstream(1);

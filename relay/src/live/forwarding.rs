@@ -240,7 +240,8 @@ mod tests {
             begun
         }
 
-        /// Returns the fake openings of a publisher, or `None` if the kernel may not forward the publisher's streams.
+        /// Returns the fake of the permission to forward a publisher's next streams, or `None` if the kernel may not
+        /// forward them.
         fn openings(&self, upstream: &UpstreamTrack) -> Option<Arc<FakeOpenings>> {
             let places = Arc::new(Semaphore::new(1));
             let mut made = None;
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn second_publisher_that_leaves_again_changes_nothing() {
+    fn kernel_forwarding_of_a_publisher_survives_a_second_one_that_leaves() {
         let scene = ForwardingScene::new();
         let first = scene.publisher(1);
         scene.begin(&first, 1, 0).unwrap();
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn subgroup_copy_begins_only_if_the_offload_forwarded_no_other() {
+    fn second_publishers_subgroup_begins_only_if_not_kernel_forwarded() {
         let scene = ForwardingScene::new();
         let first = scene.publisher(1);
         let second = scene.publisher(2);
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn next_publisher_is_forwarded_only_after_the_newest_group() {
+    fn replacing_publisher_is_forwarded_only_after_the_newest_sent_group() {
         let scene = ForwardingScene::new();
         let old = scene.publisher(1);
         let openings = scene.openings(&old).expect("it is alone");
@@ -317,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn publisher_that_keeps_delivering_first_is_forwarded() {
+    fn kernel_forwarding_moves_to_the_publisher_that_stays_ahead() {
         let mut scene = ForwardingScene::new();
         let first = scene.publisher(1);
         let second = scene.publisher(2);

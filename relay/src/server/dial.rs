@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn address_families_alternate_from_the_resolvers_first() {
+    fn dialled_ip_families_alternate_beginning_with_the_first_resolved() {
         let addresses = |all: &[&str]| all.iter().map(|addr| addr.parse().unwrap()).collect::<Vec<_>>();
         let resolved = addresses(&["[::1]:1", "[::2]:1", "[::3]:1", "192.0.2.1:1"]);
         let tried = addresses(&["[::1]:1", "192.0.2.1:1", "[::2]:1", "[::3]:1"]);

@@ -44,8 +44,8 @@ impl RelayUnderTest {
         let mut transport = transport::Config {
             certificate: Some(Arc::new(certificate())),
             trust: ServerTrust::Anyone,
-            // The QUIC stack (quinn) handles all streams that the client opens. None is left for the data plane, which
-            // sends media.
+            // The QUIC stack (quinn) handles all streams that the client opens. The relay's own reader of media streams
+            // gets none of them.
             control_streams: 1 + STREAMS as u64,
             ..transport::Config::default()
         };
@@ -198,7 +198,7 @@ async fn path_estimates_of_sessions_are_reported_to_embedding_program() {
 }
 
 #[tokio::test]
-async fn client_without_setup_leaves_no_tasks_or_state() {
+async fn disconnected_client_without_setup_leaves_no_tasks_or_state() {
     let relay = RelayUnderTest::start();
     let before = tasks();
     let (connection, session) = relay.connect().await;

@@ -166,8 +166,8 @@ impl ServerShared {
         let mut watch = connection.watch();
         let mut is_silent = false;
         let next = loop {
-            // While the present upstream relay is silent, this relay moves to any other one. While it answers, it moves
-            // only to a preferred one.
+            // While the present upstream relay is silent, this relay moves to any other one. While the present one
+            // answers, this relay moves only to a preferred one.
             let better = if is_silent { sources.0.len() } else { source };
             tokio::select! {
                 _ = &mut running => {
@@ -311,7 +311,7 @@ mod tests {
     const FAILED: (Duration, bool) = (Duration::ZERO, false);
 
     #[test]
-    fn preferred_relay_is_tried_first_and_failed_one_is_delayed() {
+    fn preferred_upstream_is_tried_first_and_a_failed_one_after_a_delay() {
         let now = Instant::now();
         let mut sources = sources(3, now);
         assert_eq!(sources.ready(3, now), Ok(vec![0, 1, 2]));

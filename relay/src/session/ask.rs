@@ -82,8 +82,9 @@ pub enum NamespaceChange {
     Withdrawn(Namespace),
 }
 
-/// Waits for the next change in the peer's list. After GOAWAY the relay repeats the request, and the peer lists all its
-/// namespaces again; namespaces of the old list stay in it. Once the peer has ended the request, this never returns.
+/// Waits for the next change in the peer's list. After GOAWAY the relay repeats the request, and the peer reports all
+/// its namespaces again. No namespace of the old list is reported as withdrawn for that. Once the peer has ended the
+/// request, this never returns.
 pub async fn next_namespace(
     context: &SessionContext,
     request: &mut RequestStream,

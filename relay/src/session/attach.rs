@@ -50,8 +50,8 @@ pub async fn run(
 }
 
 /// Subscribes to the tracks that came from an earlier session with the upstream relay. An earlier session that is still
-/// open keeps sending a track until this session has caught up. It keeps the tracks that the upstream relay refuses in
-/// this session. If the earlier session was lost, subscribers wait for this session.
+/// open keeps sending a track until this session has caught up. Tracks that the upstream relay refuses in this session
+/// stay in the earlier session. If the earlier session was lost, subscribers wait for this session.
 async fn take_over(context: &SessionContext, publications: &Arc<Publications>) {
     let now = std::time::Instant::now();
     let is_leaving = |track: &Arc<LiveTrack>| {

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_further_token_counts_as_a_request() {
+    fn each_token_after_the_first_counts_as_a_request_in_the_rate_limit() {
         for (tokens, expected) in [(0, 1), (1, 1), (2, 2), (8, 8)] {
             let authorization_tokens = vec![AuthToken(Bytes::new()); tokens];
             let parameters = Parameters { authorization_tokens, ..Parameters::default() };

@@ -238,7 +238,7 @@ impl SessionContext {
     }
 
     /// Returns the peer's hop ID and cost, if it is a member of the cluster. Announcements in both directions then have
-    /// a path and a cost.
+    /// a hop path and a cost.
     pub fn hop(&self) -> Option<PeerHop> {
         self.hop.get().copied()
     }
@@ -264,11 +264,11 @@ impl SessionContext {
         self.terms().and_then(|terms| terms.cost).or(told).unwrap_or(LINK_COST)
     }
 
-    /// Returns the path and the cost in a namespace announcement of the peer. Returns `None` if the peer is not a
+    /// Returns the hop path and the cost in a namespace announcement of the peer. Returns `None` if the peer is not a
     /// member of our cluster.
     ///
     /// # Errors
-    /// Returns an error if a member of the cluster omits the path, or another peer sends one.
+    /// Returns an error if a member of the cluster omits the hop path, or another peer sends one.
     pub fn announcement_of(&self, parameters: &Parameters) -> Result<Option<Announcement>, SessionError> {
         match (self.hop(), &parameters.hop_path) {
             (Some(_), Some(path)) => {
@@ -323,7 +323,7 @@ impl SessionContext {
         self.authority.account()
     }
 
-    /// Returns the peer's identity, its access rights and its use of the relay's budgets.
+    /// Returns the peer's identity, its access rights and its use of the request budgets.
     pub fn authority(&self) -> &SessionRights {
         &self.authority
     }
@@ -340,7 +340,7 @@ impl SessionContext {
     /// # Errors
     /// Returns an error if the session has to be closed.
     pub fn admit(&self, message: &Message) -> Result<Result<Admitted, RequestError>, SessionError> {
-        // A request counts against the peer's budget even if it is refused afterwards.
+        // A request counts against the session's request budget even if it is refused afterwards.
         let admitted = self.authority.request(message)?;
         let published = match message {
             Message::PublishNamespace(publish) => Some(&publish.namespace),
@@ -537,8 +537,8 @@ impl SessionContext {
         self.next_request.fetch_add(2, Relaxed)
     }
 
-    /// Returns a new number for a subscription or FETCH response that sends streams on the data plane. Events of these
-    /// streams contain the number, so that they reach their owner.
+    /// Returns a new number for a subscription or FETCH response. The transport's events about the streams that it
+    /// sends media on contain the number, so that they reach the subscription or response.
     pub fn next_owner(&self) -> u64 {
         self.next_owner.fetch_add(1, Relaxed)
     }

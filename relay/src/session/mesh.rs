@@ -1,5 +1,5 @@
 //! A session with a relay of the cluster that this relay has connected to. Both relays announce their routes to each
-//! other, with path and cost (draft-lcurley-moq-cluster-01).
+//! other, with hop path and cost (draft-lcurley-moq-cluster-01).
 //!
 //! The relay that accepted the connection needs no code here. It answers SUBSCRIBE_NAMESPACE and PUBLISH_NAMESPACE of
 //! this relay as it does for any peer that has sent HOP_ID.
@@ -133,7 +133,7 @@ fn take(
     }
 }
 
-/// Returns the message parameters that announce a route with this path and cost.
+/// Returns the message parameters that announce a route with this hop path and cost.
 pub fn parameters(announcement: &Announcement) -> Parameters {
     let route_cost = Some(announcement.cost).filter(|cost| *cost > 0);
     Parameters { hop_path: Some(announcement.path.clone()), route_cost, ..Parameters::default() }
@@ -174,7 +174,8 @@ async fn announce(context: &Arc<SessionContext>) -> Result<(), SessionError> {
 struct Announcing {
     context: Arc<SessionContext>,
     namespace: Namespace,
-    /// The path and the cost that are announced to the peer. When its sender is dropped, the namespace is withdrawn.
+    /// The hop path and the cost that are announced to the peer. When its sender is dropped, the namespace is
+    /// withdrawn.
     changes: watch::Receiver<Announcement>,
     slots: Arc<Semaphore>,
 }
@@ -228,7 +229,7 @@ impl Announcing {
         }
     }
 
-    /// Sends PUBLISH_NAMESPACE with the current path and cost.
+    /// Sends PUBLISH_NAMESPACE with the route's current hop path and cost.
     async fn publish(&mut self) -> Result<(RequestStream, Announcement), RequestError> {
         let _slot = self.slots.acquire().await;
         let said = self.changes.borrow_and_update().clone();

@@ -77,12 +77,12 @@ use millrace_access::{Access, unproven};
 
 /// A session with a publisher, a subscriber, another relay, or all of them at once.
 ///
-/// [`Self::new`] sends nothing. [`Self::run`] is called once. It sends SETUP, and the session is *ready* once the peer's
-/// SETUP has arrived and was accepted. [`Self::start_drain`] may be called at any time: a ready session then sends
-/// GOAWAY and refuses new requests, while its subscriptions continue. The session is *over* when the first part of `run`
-/// ends: the peer closes the connection or violates the protocol, its rights end, or [`Self::close`] was called. The
-/// connection is then closed, and all tasks and subscriptions of the session end, even if the future of `run` is
-/// dropped.
+/// [`Self::new`] sends nothing. [`Self::run`] is called once. It sends SETUP, and the session is *ready* once the
+/// peer's SETUP has arrived and was accepted. [`Self::start_drain`] may be called at any time: a ready session then
+/// sends GOAWAY and refuses new requests, while its subscriptions continue. The session is *over* when the first part
+/// of `run` ends: the peer closes the connection or violates the protocol, its rights end, or [`Self::close`] was
+/// called. The connection is then closed, and all tasks and subscriptions of the session end, even if the future of
+/// `run` is dropped.
 pub struct RelaySession {
     context: Arc<SessionContext>,
     requests: Arc<Requests>,
@@ -246,7 +246,8 @@ impl RelaySession {
         }
     }
 
-    /// Passes events of data plane streams to the subscription or the FETCH response that owns the stream.
+    /// Passes the transport's events about sent media streams to the subscription or the FETCH response that the stream
+    /// belongs to.
     async fn follow_streams(&self) -> Result<(), SessionError> {
         loop {
             for event in self.connection().events().await {

@@ -481,7 +481,7 @@ async fn sleep_until(deadline: Option<Clock>) {
     }
 }
 
-/// Claims a share of the track's ownership for the publisher.
+/// Claims the track for the publisher's identity.
 ///
 /// # Errors
 /// Returns an error if another identity owns the track.

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn session_may_offload_only_its_share_of_the_tracks() {
+    fn session_offloads_at_most_its_quota_of_tracks_to_the_kernel() {
         let quotas = Quotas::new(1, 128);
         let mut places: Vec<_> = std::iter::from_fn(|| quotas.offloaded_track()).take(10_000).collect();
         assert_eq!(places.len(), 128);

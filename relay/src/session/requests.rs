@@ -58,8 +58,8 @@ impl Requests {
         OperatorCounters::count(&self.context.hub().counters.requests);
         debug!(session = self.context.id(), request = ?message, "the session's peer sent a request");
         let send = self.context.answers(send);
-        // Budgets and rights are checked first, so that requests that are refused for another reason also count against
-        // the budget.
+        // Request budgets and access rights are checked first, so that requests that are refused for another reason
+        // also count against the request budgets.
         let admitted = self.context.admit(&message)?;
         if let Some(refusal) = reserved(&message) {
             return self.context.refuse(send, refusal).await;

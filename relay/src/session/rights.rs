@@ -27,7 +27,7 @@ use millrace_access::{
     unproven,
 };
 
-/// The identity of one session's peer, its rights, and its use of the relay's budgets.
+/// The identity of one session's peer, its access rights, and its use of the request budgets.
 pub struct SessionRights {
     access: Arc<Access>,
     usage: Arc<BudgetUsage>,
@@ -40,7 +40,7 @@ pub struct SessionRights {
     namespaces: Mutex<Vec<(Namespace, Arc<Rights>)>>,
 }
 
-/// A request that was admitted, with its rights and its reservation in the budgets.
+/// A request that was admitted, with its access rights and its reservation in the request budgets.
 pub struct Admitted {
     pub rights: Arc<Rights>,
     _place: Option<BudgetPlace>,
@@ -80,7 +80,8 @@ impl SessionRights {
         self.access.limits().same_track
     }
 
-    /// Reserves `cost` requests in the peer's budgets. Returns the time from which the budgets admit them.
+    /// Reserves `cost` requests in the peer's request budgets. Returns the time from which the budgets admit these
+    /// requests.
     pub fn reserve(&self, cost: u64) -> Instant {
         self.admitted.get().map_or_else(Instant::now, |(subject, _)| subject.reserve(cost))
     }
@@ -108,8 +109,8 @@ impl SessionRights {
         self.admitted.get().map(|(_, rights)| rights.identity())
     }
 
-    /// Decides by its SETUP whether the peer may have a session. The returned rights contain the time until which it
-    /// may.
+    /// Decides by its SETUP whether the peer may have a session. The returned rights contain the time at which the
+    /// peer's session has to end.
     ///
     /// # Errors
     /// Returns an error with which the session has to be closed.

@@ -34,7 +34,7 @@ impl Tasks {
         let Ok(runtime) = Handle::try_current() else { return };
         runtime.spawn(async move {
             let all = async { while tasks.join_next().await.is_some() {} };
-            let _ = timeout(GRACE, all).await; // Dropping the set aborts the tasks that are left.
+            let _ = timeout(GRACE, all).await; // Dropping the task set aborts the tasks that are left.
         });
     }
 }

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn priority_for_a_kernel_record_follows_the_sessions_use() {
+    fn kernel_record_priority_follows_publish_or_subscribe_role_of_session() {
         let mut held = HeldUses { counts: [1, 1], ..HeldUses::default() };
         assert_eq!(held.worth(), Worth::Nothing, "it has shown no right");
         held.is_proven = true;

@@ -1,4 +1,4 @@
-//! Ends requests when the right that they were admitted with ends.
+//! Ends requests when the access right that they were admitted with ends.
 
 use std::{
     sync::{Arc, Weak},
@@ -19,7 +19,7 @@ use crate::{
 use millrace_access::rights::Rights;
 
 impl SessionContext {
-    /// Serves a request while `rights` last. If they end first, the request's stream is reset.
+    /// Serves a request while its access rights (`rights`) last. If they end first, the request's stream is reset.
     pub async fn within<F>(
         self: &Arc<Self>,
         rights: &Arc<Rights>,
@@ -42,7 +42,7 @@ impl SessionContext {
             refusal
         };
         tokio::select! {
-            // The end of the rights takes precedence if the request ends at the same moment.
+            // The end of the access rights takes precedence if the request ends at the same moment.
             biased;
             refusal = ended => {
                 info!(session = self.id(), reason = %refusal, "a request of the session is no longer allowed and ends");

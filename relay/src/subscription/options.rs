@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn smaller_delivery_timeout_applies() {
+    fn smaller_delivery_timeout_of_publisher_and_subscriber_applies() {
         let name = TrackName::new(Namespace::from_path("live").unwrap(), "video").unwrap();
         let track = Arc::new(Track::new(name));
         let said = |object, subgroup| TrackProperties {

@@ -7,9 +7,9 @@ use millrace_moq::{Filter, Location, code, tracks::adapt::RenditionChoice};
 use super::{GroupOrigin, Subscription, SubscriptionEnd, SwitchingPlace, TrackRef};
 
 impl Subscription {
-    /// Lets groups come from any of `tracks`. The subscription's own track is `tracks[base]`, and each other one has to
-    /// call [`Self::join`]. Returns false, and changes nothing, if the subscription is served from several renditions
-    /// already, or belongs to a switching set.
+    /// Lets groups come from any of `tracks`. The subscription's own track is `tracks[base]`. For each of the others,
+    /// the caller has to call [`Self::join`]. Returns false, and changes nothing, if the subscription is served from
+    /// several renditions already, or belongs to a switching set.
     pub fn adapt(&self, tracks: Vec<TrackRef>, base: usize) -> bool {
         let mut state = self.state.lock();
         let mut choice = RenditionChoice::new(tracks.len(), base);

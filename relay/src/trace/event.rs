@@ -306,7 +306,8 @@ pub struct TraceClock {
 }
 
 impl TraceClock {
-    /// Reads both clocks. The difference stays fixed, even if the system time is set later.
+    /// Reads the time of day and `CLOCK_MONOTONIC`. The difference between them stays fixed, even if the system time is
+    /// set later.
     pub fn start() -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let wall_ns = u64::try_from(wall.as_nanos()).unwrap_or(u64::MAX);

@@ -1,8 +1,9 @@
 //! Traces single packets for viewers of `/trace`.
 //!
-//! Nothing is collected without viewers. Otherwise one task collects the events of the offload, the data planes and the
-//! paths, sorts them by time, and passes to each viewer those that it asked for. Every queue is bounded; events that do
-//! not fit are dropped, and the viewer is sent their number. Keys and payloads are never collected.
+//! Nothing is collected without viewers. Otherwise one task collects events from three sources: the kernel's
+//! forwarding, the endpoints that send media in userspace, and the measured network paths. It sorts them by time, and
+//! passes to each viewer those that the viewer asked for. Every queue is bounded; events that do not fit are dropped,
+//! and the viewer is sent their number. Keys and payloads are never collected.
 
 pub mod event;
 

@@ -15,7 +15,8 @@ use super::{
 
 const PATIENCE: Duration = BOUND;
 
-/// Makes a tracer for a relay with engine `user`, and the [`Tap`] that reports the data plane's packets to the tracer.
+/// Makes a tracer for a relay with engine `user`, and the [`Tap`] that tells the tracer about packets that userspace
+/// has sent.
 fn tracer() -> (Arc<EventTracer>, Arc<Tap>) {
     let cache = Arc::new(TrackCache::new(cache::CacheLimits { bytes: 1 << 20, age: Duration::from_secs(1) }));
     let limits = HubLimits {
@@ -129,7 +130,7 @@ async fn trace_viewers_get_the_events_they_asked_for() {
     next(&mut other).await;
     assert_eq!(numbers(&mut one, 6).await, [0, 4, 8, 12, 16, 20]);
     assert_eq!(numbers(&mut other, 4).await, [0, 6, 12, 18]);
-    // With only one viewer left, the data plane reports only events that pass this viewer's filter.
+    // With only one viewer left, the sender in userspace reports only events that pass this viewer's filter.
     drop(other);
     until(|| tracer.state.lock().told.is_some_and(|told| told.every == every(4))).await;
     send(&tap, 2, 24);
@@ -157,7 +158,7 @@ async fn slow_trace_viewer_gets_the_number_of_dropped_events() {
 }
 
 #[tokio::test]
-async fn trace_ends_with_the_relay_and_viewers_are_limited() {
+async fn trace_ends_when_the_relay_stops_and_viewers_are_limited() {
     let (tracer, tap) = tracer();
     let mut all: Vec<_> = (0..MAX_VIEWERS).map(|_| tracer.watch(EventFilter::default()).unwrap()).collect();
     assert!(tracer.watch(EventFilter::default()).is_err());
@@ -195,7 +196,7 @@ fn invalid_trace_query_is_refused() {
 }
 
 #[test]
-fn kernel_events_pass_by_publisher_subscriber_and_track() {
+fn kernel_trace_events_are_filtered_by_publisher_subscriber_or_track() {
     let what = OffloadTraceKind::Copy {
         outcome: "sent",
         subscriber: 2,
@@ -232,7 +233,7 @@ fn kernel_events_pass_by_publisher_subscriber_and_track() {
 }
 
 #[test]
-fn trace_sources_collect_the_union_of_all_filters() {
+fn trace_collects_events_matching_any_viewers_filter() {
     let tracing = |every, track, session| PacketFilter {
         every: NonZero::new(every).unwrap(),
         track: NonZero::new(track),

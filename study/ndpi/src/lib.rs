@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_are_well_formed() {
+    fn synthetic_tcp_packets_for_ndpi_have_valid_headers() {
         let mut packets = NdpiPackets::new(443);
         let syn = packets.next(true, NdpiFlags::Syn, &[]);
         let answer = packets.next(false, NdpiFlags::SynAck, &[]);
@@ -315,8 +315,8 @@ mod tests {
     }
 
     #[test]
-    fn protocols_are_recognised_by_their_first_bytes() {
-        let Some(ndpi) = ndpi("protocols_are_recognised_by_their_first_bytes") else { return };
+    fn ndpi_recognises_tls_http_and_ssh_by_their_first_bytes() {
+        let Some(ndpi) = ndpi("ndpi_recognises_tls_http_and_ssh_by_their_first_bytes") else { return };
         let hello: &[(bool, &[u8])] = &[(true, include_bytes!("client_hello.bin"))];
         let http: &[(bool, &[u8])] = &[
             (true, b"GET / HTTP/1.1\r\nHost: archive.example\r\nUser-Agent: curl/8.0\r\nAccept: */*\r\n\r\n"),

@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn specific_names_take_precedence_over_general_ones() {
+    fn ndpi_protocol_names_take_precedence_over_categories() {
         assert_eq!(profile(&found_names("SSH", None, "Web")), Some(TrafficProfile::Time));
         assert_eq!(
             profile(&found_names("Wikipedia", Some("TLS"), "Email")),
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_unique() {
+    fn ndpi_protocol_names_are_listed_only_once() {
         let mut names: Vec<_> = USUAL_NAMES.iter().map(|(name, _)| *name).collect();
         names.sort_unstable();
         names.dedup();

@@ -80,7 +80,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parsed_record_has_the_appended_segments(pieces in prop::collection::vec((any::<bool>(), 1_usize..5000), 0..20)) {
+        fn ndpi_sample_record_parses_into_the_appended_segments(pieces in prop::collection::vec((any::<bool>(), 1_usize..5000), 0..20)) {
             let mut sample = NdpiSample::new(443);
             let mut taken = Vec::new();
             for (by_client, length) in pieces {
@@ -100,7 +100,7 @@ mod tests {
         }
 
         #[test]
-        fn malformed_record_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+        fn malformed_ndpi_sample_record_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
             if let Some((_, segments)) = parse(&bytes) {
                 let length: usize = segments.iter().map(|(_, bytes)| HEAD + bytes.len()).sum();
                 prop_assert_eq!(length + PORT, bytes.len());

@@ -1,4 +1,5 @@
-//! Recognises the protocol and the profile of connections between two sockets from the bytes that pass.
+//! Tests that the protocol and the traffic profile of a connection between two sockets are recognised by its first
+//! bytes.
 //!
 //! Tier: test-all, since it is no part of the product.
 
@@ -31,11 +32,11 @@ fn pass(from: &mut TcpStream, to: &mut TcpStream, is_client: bool, bytes: &[u8],
 }
 
 #[test]
-fn application_protocols_are_recognised_by_their_first_bytes() {
+fn ndpi_profiles_ssh_http_and_tls_connections_by_their_first_bytes() {
     let ndpi = match Ndpi::load() {
         Ok(ndpi) => ndpi,
         Err(error) => {
-            return println!("SKIP application_protocols_are_recognised_by_their_first_bytes: {error}");
+            return println!("SKIP ndpi_profiles_ssh_http_and_tls_connections_by_their_first_bytes: {error}");
         }
     };
     let table: [(&str, SpokenSegments, _); 3] = [

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn c_structures_have_the_same_layout_in_rust() {
+    fn sockmap_bpf_structures_have_the_same_layout_in_rust() {
         let config = Config { port: 0x0102, window_bytes: 3, both_ways: true };
         assert_eq!((config.bytes().len(), &config.bytes()[..8]), (16, &3_u64.to_ne_bytes()[..]));
         let v4 = end("192.0.2.1:258".parse().expect("an address"));

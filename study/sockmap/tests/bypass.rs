@@ -60,8 +60,8 @@ fn read_all(stream: &TcpStream, bypass: Option<&Bypass>) -> Vec<u8> {
 }
 
 #[test]
-fn bytes_arrive_once_and_in_order() {
-    if !is_there("bytes_arrive_once_and_in_order") {
+fn sockmap_bypass_delivers_bytes_once_and_in_order() {
+    if !is_there("sockmap_bypass_delivers_bytes_once_and_in_order") {
         return;
     }
     const NUMBERS: u32 = 20_000;
@@ -75,7 +75,7 @@ fn bytes_arrive_once_and_in_order() {
     };
     for address in ["127.0.0.1:0", "[::1]:0"] {
         let Some((listener, Some(bypass))) = broker(address, Some(WINDOW)) else {
-            println!("SKIP bytes_arrive_once_and_in_order, {address}: no such address");
+            println!("SKIP sockmap_bypass_delivers_bytes_once_and_in_order, {address}: no such address");
             continue;
         };
         for _ in 0..10 {
@@ -94,8 +94,8 @@ fn bytes_arrive_once_and_in_order() {
 
 /// If the broker reads nothing, the application's bytes go by TCP after one window. TCP then blocks the application.
 #[test]
-fn slow_broker_makes_application_use_tcp() {
-    if !is_there("slow_broker_makes_application_use_tcp") {
+fn sockmap_bypass_falls_back_to_tcp_if_the_broker_reads_nothing() {
+    if !is_there("sockmap_bypass_falls_back_to_tcp_if_the_broker_reads_nothing") {
         return;
     }
     let (listener, bypass) = broker("127.0.0.1:0", Some(WINDOW)).unwrap();

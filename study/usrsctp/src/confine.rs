@@ -147,7 +147,8 @@ impl Confined {
         self.pid
     }
 
-    /// Returns how the child has ended. The result is available some moments after the descriptor has become readable.
+    /// Returns how the child has ended. The result is available some moments after this handle's file descriptor has
+    /// become readable.
     pub fn ended(&self) -> Option<&str> {
         self.ended.get().map(String::as_str)
     }
@@ -279,8 +280,8 @@ pub fn enter<T>(
     Ok((entered?, control))
 }
 
-/// Sends a record without descriptors. `ControlEnd::send` uses sendmsg, which can carry addresses and descriptors, so
-/// the child's filter of system calls forbids it.
+/// Sends a message (record) without file descriptors to the daemon. `ControlEnd::send` uses sendmsg, which can carry
+/// addresses and descriptors, so the child's filter of system calls forbids it.
 pub fn say(control: &ControlEnd, record: &impl Serialize) -> io::Result<()> {
     let text = serde_json::to_vec(record)?;
     send(control, &text, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;

@@ -28,7 +28,8 @@ const BOUNDS: ChildLimits = ChildLimits { memory: 64 << 20, descriptors: 16 };
 const DATAGRAM_MAX: usize = 2048;
 /// Largest number of datagrams that are read from one socket before the other sockets are served.
 const TURN: usize = 64;
-/// Intervals between two runs of the timers: while there is work (`BUSY`), and after `IDLE_AFTER` without any (`IDLE`).
+/// Intervals between two runs of SCTP's timers: `BUSY` while messages are passed, and `IDLE` after a time `IDLE_AFTER`
+/// without any.
 const BUSY: Duration = Duration::from_millis(10);
 const IDLE: Duration = Duration::from_millis(100);
 const IDLE_AFTER: Duration = Duration::from_secs(1);

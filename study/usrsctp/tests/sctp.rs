@@ -157,8 +157,8 @@ fn arbitrary_packets_end_no_sctp_process() {
 }
 
 #[test]
-fn process_ends_with_its_owner() {
-    if !is_there("process_ends_with_its_owner") {
+fn sctp_process_ends_when_its_control_socket_closes() {
+    if !is_there("sctp_process_ends_when_its_control_socket_closes") {
         return;
     }
     let (wire, _end) = UnixDatagram::pair().unwrap();

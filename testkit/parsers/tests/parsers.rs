@@ -18,7 +18,7 @@ use millrace_quic::webtransport::Binding;
 mod checks;
 
 #[test]
-fn parsers_agree_on_every_fixture() {
+fn bpf_and_rust_parsers_agree_on_every_fixture() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/fixtures");
     for (name, check) in checks::ALL {
         let dir = fixtures.join(name);
@@ -35,7 +35,7 @@ fn parsers_agree_on_every_fixture() {
 /// Compares the parsers on random bytes. This test is no substitute for fuzzing, but it fails early if the parsers
 /// disagree.
 #[test]
-fn parsers_agree_on_random_bytes() {
+fn bpf_and_rust_parsers_agree_on_random_bytes() {
     let mut rng = fastrand::Rng::with_seed(1);
     for (_, check) in checks::ALL {
         for _ in 0..20_000 {
@@ -47,7 +47,7 @@ fn parsers_agree_on_random_bytes() {
 
 /// Compares the parsers on nearly valid frames of IP protocol 253, because random bytes are seldom such frames.
 #[test]
-fn parsers_agree_on_random_frames_of_protocol_253() {
+fn bpf_and_rust_parsers_agree_on_random_frames_of_protocol_253() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/fixtures/kernel_udp");
     let mut rng = fastrand::Rng::with_seed(4);
     for name in ["ipv4_253", "ipv6_extensions_253"] {
@@ -68,7 +68,7 @@ fn parsers_agree_on_random_frames_of_protocol_253() {
 
 /// Compares the parsers on nearly valid subgroup streams, because random bytes seldom begin with a valid stream header.
 #[test]
-fn parsers_agree_on_random_subgroups() {
+fn bpf_and_rust_parsers_agree_on_random_subgroups() {
     let mut rng = fastrand::Rng::with_seed(2);
     for _ in 0..50_000 {
         let mut data = vec![rng.u8(..), rng.u8(..), rng.u8(..)];
@@ -84,7 +84,7 @@ fn parsers_agree_on_random_subgroups() {
 /// Compares the parsers on nearly valid STREAM frames. Most begin near the stream's current offset, or where another
 /// frame began.
 #[test]
-fn parsers_agree_on_random_overlapping_frames() {
+fn bpf_and_rust_parsers_agree_on_random_overlapping_frames() {
     const READS: u8 = 0xe0;
     const SAME_PACKET: u8 = 0x20;
     let mut rng = fastrand::Rng::with_seed(5);
@@ -117,7 +117,7 @@ fn parsers_agree_on_random_overlapping_frames() {
 
 /// Compares the parsers on nearly valid WebTransport prefixes, because random bytes seldom contain the session's ID.
 #[test]
-fn parsers_agree_on_random_webtransport_prefixes() {
+fn bpf_and_rust_parsers_agree_on_random_webtransport_prefixes() {
     let mut rng = fastrand::Rng::with_seed(3);
     for _ in 0..50_000 {
         let bits = rng.u32(..63);
@@ -190,13 +190,14 @@ fn ipv6(headers: &[u8], offset: u16, rest: &[u8]) -> Vec<u8> {
     [[0x60, 0, 0, 0, high, low, first, 64].as_slice(), &[0xfd; 32], &payload].concat()
 }
 
-/// A row of the table: description, frame, result of the TC parser, result of the gate's parser, and the anomalies that
-/// the gate's parser notes.
+/// A row of the table: description, frame, results of the TC parser and of the packet gate's parser (XDP), and the
+/// anomalies that the latter reports.
 type ParserCase = (&'static str, Vec<u8>, &'static str, &'static str, &'static [&'static str]);
 
-/// Checks which headers the TC parser and the gate's parser accept. Both are built from the same functions (`net.h`).
+/// Checks which headers the TC parser and the packet gate's parser (XDP) accept. The two parsers are built from the
+/// same functions (`net.h`).
 #[test]
-fn parsers_of_tc_and_gate_accept_different_headers() {
+fn tc_and_xdp_parsers_accept_only_their_own_listed_header_forms() {
     let udp = [&[1, 2, 3, 4, 0, 48, 0, 0], [0x40; 40].as_slice()].concat();
     let v4 = |tags, options, fragment| ethernet(tags, 0x0800, &ipv4(options, fragment, &udp));
     let v6 = |headers: &[u8], offset| ethernet(0, 0x86dd, &ipv6(headers, offset, &udp));
@@ -282,7 +283,8 @@ struct GateLevelCopy {
     times: u64,
 }
 
-/// Returns the prefix lengths of client networks, each with its limit factor, for a gate with default settings.
+/// Returns the prefix lengths of client networks, each with its limit factor, for a packet gate (XDP) with default
+/// settings.
 fn levels_of_gate() -> Levels {
     let of = |prefix: u32, times| GateLevelCopy { mask: (u128::MAX << (128 - prefix)).to_be_bytes(), times };
     Levels {
@@ -291,10 +293,10 @@ fn levels_of_gate() -> Levels {
     }
 }
 
-/// Checks that the gate's BPF program and the daemons assign an address to the same networks, and compute the same
-/// limits for them.
+/// Checks that the packet gate's BPF program and the daemons assign an address to the same networks, and compute the
+/// same limits for these networks.
 #[test]
-fn client_networks_in_c_equal_those_in_rust() {
+fn client_networks_and_limits_in_bpf_equal_those_of_the_daemon() {
     let gate = levels_of_gate();
     let of_gate = |address: IpAddr| -> Vec<(Ipv6Addr, usize)> {
         let mapped = mapped(address);
@@ -382,7 +384,7 @@ fn token_bucket_is_exact_after_years() {
 /// Compares the parsers on nearly valid TCP options with which a SYN offers a graft (a function that both hosts load
 /// into the kernel). Each byte of the option is changed to every value, at every length of the option.
 #[test]
-fn parsers_agree_on_damaged_tcp_options_of_grafts() {
+fn bpf_and_rust_parsers_agree_on_damaged_tcp_options_of_grafts() {
     let offer = *b"\xfd\x0cMRg1\x01\x01abcdefgh";
     for length in 0..=offer.len() {
         for at in 0..length {
@@ -398,7 +400,7 @@ fn parsers_agree_on_damaged_tcp_options_of_grafts() {
 /// Checks congestion control (RFC 5681) step by step: slow start, halving, additive increase, a timeout, and a
 /// congestion window that is not used.
 #[test]
-fn congestion_window_follows_acknowledgements() {
+fn rfc_5681_congestion_window_grows_by_acks_and_shrinks_on_loss() {
     for start in [0, u32::MAX - 100] {
         let mut path = checks::Controlled::new(start);
         let mut windows = vec![path.look(0, 0, 0)];

@@ -178,8 +178,8 @@ impl Sampled {
     }
 }
 
-/// The parameters of an HTTP request. It gets the reports whose periods end from `from` to `to`, in milliseconds since
-/// 1970. A request without `from` and `to` gets the latest report.
+/// The parameters of an HTTP request. Its response covers the reports whose periods end between the times `from` and
+/// `to`, which are milliseconds since 1970. Without `from` and `to`, it covers only the latest report.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ReportQuery {
     range: Option<RangeInclusive<u64>>,
@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn request_for_a_sum_of_reports_waits_while_others_are_computed() {
+    async fn report_sum_request_over_the_concurrency_limit_is_refused_as_busy() {
         let access = http::access::HttpAccess::default();
         let losses = Arc::default();
         let addr = ([127, 0, 0, 1], 0).into();

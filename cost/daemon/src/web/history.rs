@@ -1,5 +1,6 @@
-//! Stores reports for the dashboard: recent reports in full, and the mean shares of older ones as points. If the
-//! reports come from a log, every report is stored: when memory is full, neighbouring reports are added up.
+//! Stores reports for the dashboard. Recent reports are stored in full. Of older reports, only their shares of CPU time
+//! are stored, as points of a chart. If the reports come from a log, every report is stored: when memory is full,
+//! neighbouring reports are added up.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -47,7 +48,8 @@ pub(super) struct Points {
     point_reports: usize,
     /// End of the oldest report that is stored with all its tables, milliseconds since 1970.
     whole_since_unix_ms: Option<u64>,
-    /// Number of reports that are stored added up to one. Ranges of time that a viewer selects can be no finer.
+    /// Number of consecutive reports in each stored sum of reports. A viewer cannot select a range of time that begins
+    /// or ends within a sum.
     whole_reports: usize,
 }
 
@@ -61,7 +63,7 @@ struct HistorySteps<T> {
     pending: usize,
 }
 
-/// Number of elements of [`HistorySteps::latest`] at which they are added up to one element, to save memory.
+/// Largest length of [`HistorySteps::latest`]. When it is reached, all elements are added up to one, to save memory.
 const WAITING: usize = 16;
 
 impl<T> HistorySteps<T> {
@@ -117,8 +119,8 @@ impl ReportHistory {
         }
     }
 
-    /// Adds a report, or the sum of `reports` reports. A sum must have at most as many reports as the smaller number
-    /// that [`steps`](Self::steps) returns. Its reports must all belong to the same stored sum.
+    /// Adds a report, or the sum of `reports` reports. A sum may have at most as many reports as one point of the chart
+    /// and one stored sum have ([`steps`](Self::steps)), and must not be part of two of them.
     pub fn push(&mut self, report: Arc<Report>, reports: usize) {
         self.points.push(HistoryPoint::new(&report), reports, HistoryPoint::mean);
         if self.points.len() > POINTS {

@@ -196,7 +196,7 @@ impl DashboardSnapshot {
         })
     }
 
-    /// Encodes a value for each CPU and event that has one.
+    /// Encodes `value` of each CPU and kernel event, such as a softirq, unless it is `None`.
     fn by_event<V: EncodeCounterValue>(
         &self,
         family: &mut MetricEncoder<'_>,
@@ -209,7 +209,8 @@ impl DashboardSnapshot {
         Ok(())
     }
 
-    /// Encodes the times of parts of the network stack in the events for which `has` is true.
+    /// Encodes the CPU time of each part of the network stack, such as TCP, within each event for which `has` is true.
+    /// Events are softirqs, system calls and the like.
     fn parts(&self, family: &mut MetricEncoder<'_>, has: fn(Event) -> bool) -> fmt::Result {
         for ((cpu, event), sum) in self.totals.events.iter().filter(|((_, event), _)| has(*event)) {
             for (part, ns) in &sum.parts {
@@ -388,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_add_up_over_reports() {
+    fn prometheus_counters_are_sums_over_all_cost_reports() {
         let text = scrape(&[report(), report()]);
         for line in [
             "# TYPE millrace_cost_event_seconds counter",
@@ -421,7 +422,8 @@ mod tests {
         let mut sampled = Report { mode: millrace_cost::report::ReportMode::Sampling, ..report() };
         sampled.cpus.iter_mut().flat_map(|cpu| &mut cpu.events).for_each(|event| event.calls = None);
         assert!(!scrape(std::slice::from_ref(&sampled)).contains("event_counted_seconds_total{"));
-        // Ten samples of 1 ms fell into the event while its calls were not counted, so 10 ms are left out of the mean.
+        // While calls were not counted, ten samples of 1 ms were taken during the event. These 10 ms are left out of
+        // the mean.
         let mut timed = report();
         timed.cpus[0].events[0].sampled = 10;
         let text = scrape(&[sampled.clone(), timed, sampled]);

@@ -96,13 +96,13 @@ impl Dashboard {
         self.shared.take(report, 1, false);
     }
 
-    /// Returns the number of reports that were dropped because the memory was full.
+    /// Returns the number of stored reports that were dropped to stay within the configured memory.
     pub fn forgotten(&self) -> u64 {
         self.shared.state.lock().history.forgotten()
     }
 
-    /// Returns the number of reports that one point of the dashboard's chart averages, and the number of reports that
-    /// are stored added up to one.
+    /// Returns the number of reports that one point of the dashboard's chart averages, and the number of reports in
+    /// each stored sum of reports.
     pub fn steps(&self) -> (usize, usize) {
         self.shared.state.lock().history.steps()
     }

@@ -115,7 +115,7 @@ fn dashboard_viewers_get_each_report_at_once() {
 
 /// One viewer never reads. The other viewer gets every report, and the drops of the slow one are counted.
 #[test]
-fn slow_dashboard_viewer_does_not_delay_others() {
+fn dashboard_viewer_that_never_reads_does_not_delay_other_viewers() {
     let mut dashboard = start(true, 1 << 20);
     let slow = view(&dashboard);
     let mut quick = view(&dashboard);

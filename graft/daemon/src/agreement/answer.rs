@@ -1,5 +1,6 @@
-//! Listens for peers, and accepts the negotiations of agreements that they start. A host that has not shown a known key
-//! leaves no state, and the number of concurrent handshakes is bounded.
+//! Listens for peers, and accepts the negotiations that they start. A negotiation leads to an agreement on the grafts
+//! that both hosts use. A host that has not shown a known key leaves no state, and the number of concurrent handshakes
+//! is bounded.
 
 use std::{
     net::SocketAddr,

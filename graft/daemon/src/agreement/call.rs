@@ -1,5 +1,5 @@
-//! The connecting host of an agreement: it connects to a peer, offers it an agreement, and renews the offer while both
-//! hosts run.
+//! The connecting host of an agreement: it connects to a peer, offers it an agreement on the grafts that both hosts
+//! use, and renews the offer while both hosts run.
 
 use std::{
     net::SocketAddr,

@@ -1,6 +1,6 @@
-//! Agreements with the peers of the settings, on connections that mutual TLS has authenticated: the connecting end, the
-//! listening end and their negotiation. `millrace-graft-proto` has the messages and the rules for accepting them, and
-//! `millrace-graft` applies the result.
+//! Agreements with the peers in the settings, on the grafts that both hosts use. They are negotiated on TLS connections
+//! with certificates of both hosts. This module has the connecting end, the listening end and their negotiation.
+//! `millrace-graft-proto` has the messages and the rules for accepting them, and `millrace-graft` applies the result.
 
 mod answer;
 mod call;

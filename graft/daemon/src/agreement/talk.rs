@@ -84,7 +84,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
         }
     }
 
-    /// Receives the peer's acceptance of an offer. Grafts that the peer requests before it accepts are sent to it.
+    /// Receives the peer's acceptance of an offer. If the peer requests grafts before it accepts, this host sends it
+    /// their files.
     async fn accepted(&mut self) -> Result<Statement, ConversationEnd> {
         loop {
             match self.wire.receive(PATIENCE).await? {

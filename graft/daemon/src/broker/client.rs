@@ -130,7 +130,7 @@ impl SessionBroker {
 
     pub(super) fn refuse(&mut self, client: u64, why: SessionRefusal, reason: String) {
         *self.refusals.entry(why.name().to_owned()).or_default() += 1;
-        // A longer reason would not fit into one message on the control socket.
+        // A longer reason for the refusal would not fit into one message on the control socket.
         let reason = reason.chars().take(800).collect();
         self.tell(client, &BrokerReply::Refused { why, reason });
     }

@@ -29,9 +29,9 @@ const REASON_MAX: usize = 160;
 /// The session broker adds it when an application of this host asks for a session, or when `Open` of the other daemon
 /// arrives. [`SessionStage`] has the states, which only the broker changes. [`Self::begin`] is called once, after both
 /// hosts have changed to the graft and before the application uses the socket. The broker removes the session after its
-/// end, and when the other host refuses it. Until then the session's pooled socket belongs to it alone: no other session
-/// has the same `ends`. At most one message and one `Finish` wait for an answer, and both are repeated until they get
-/// it. A message about the session's next step replaces the one before it.
+/// end, and when the other host refuses it. Until then the session's pooled socket belongs to it alone: no other
+/// session has the same `ends`. At most one message and one `Finish` wait for an answer, and both are repeated until
+/// they get it. A message about the session's next step replaces the one before it.
 pub struct ClientSession {
     pub peer: usize,
     pub ends: SessionEnds,
@@ -76,8 +76,8 @@ pub enum SessionStage {
     /// The other daemon has accepted the session. The pooled socket changes to the session's graft as soon as it has no
     /// other change in progress.
     Waiting,
-    /// The pooled socket of this host changes to the session's graft. On the host that accepts the session, the value
-    /// is true once the change is complete.
+    /// The pooled socket of this host changes to the session's graft. On the host that accepts the session, the boolean
+    /// is true once the socket has changed.
     Swapping(bool),
     /// The message `Go` was sent to the other daemon, and its answer `Ready` is awaited.
     Going,

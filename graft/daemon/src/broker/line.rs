@@ -1,4 +1,5 @@
-//! The control connection of an application. A thread of its own reads its records, and closes it.
+//! The control connection of an application. Each connection has a thread that reads the application's requests, one in
+//! each record of the Unix socket, and closes the connection.
 //!
 //! An application may pass descriptors of any kind with its records. The kernel closes descriptors that the daemon does
 //! not accept: in the thread that reads the record, or for unread records in the thread that closes the connection.
@@ -147,7 +148,7 @@ mod tests {
     /// when such a request is read, or when a connection with such an unread request is closed. The connection counts
     /// towards its user's limit until the socket has stopped lingering.
     #[test]
-    fn lingering_socket_blocks_only_its_own_connection() {
+    fn socket_with_so_linger_blocks_only_the_connection_that_sent_the_socket() {
         let places = ClientPlaces::for_users(1);
         let (hostile, own) = ControlEnd::pair().unwrap();
         let (near, far) = lingering();

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_user_cannot_take_all_connections() {
+    fn one_user_cannot_take_all_connections_of_the_session_broker() {
         let places = ClientPlaces::new(PlacePool { all: 64, of_user: 8 });
         let mut kept = Vec::new();
         let counts: Vec<_> = (0..12)

@@ -15,7 +15,7 @@ use millrace_messages::{Qos, QualityViolation};
 const WINDOW: usize = 5;
 /// Minimum number of sent datagrams for computing a loss.
 const DATAGRAMS_MIN: u64 = 20;
-/// Interval at which a continuing violation is reported again.
+/// Interval at which the application is told again that a requirement is still violated.
 const TELL_AGAIN: Duration = Duration::from_secs(10);
 
 /// Measurements of loss and throughput of an open session.
@@ -58,7 +58,7 @@ impl Quality {
             QualityCounts { sent: traffic.sent, delivered: traffic.delivered, refused: traffic.refused };
     }
 
-    /// Forgets the measured losses and the reported violations after the requirements have changed.
+    /// Forgets the measured losses and the reported violations after the application has changed its requirements.
     pub fn forget(&mut self) {
         self.told.clear();
         self.losses.clear();
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn throughput_is_violated_only_if_sends_are_refused() {
+    fn minimum_throughput_is_violated_only_if_sends_are_refused() {
         let mut quality = Quality::default();
         quality.begin(&seen(0, 7));
         quality.look(&seen(100, 7));
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn lasting_violation_is_reported_at_intervals() {
+    fn lasting_quality_violation_is_reported_every_ten_seconds() {
         let mut quality = Quality::default();
         let now = Instant::now();
         let path = PeerPathFigures { round_trip: Some(Duration::from_millis(202)), loss: None };

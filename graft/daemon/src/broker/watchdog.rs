@@ -1,9 +1,10 @@
 //! Shuts down the sockets of applications when the daemon ends for any reason: without the daemon their datagrams would
-//! be sent unsealed.
+//! be sent unencrypted.
 //!
-//! The watchdog is a process of its own. It holds a descriptor of each lent socket, and of the programs that seal. The
-//! kernel detaches a program when its last descriptor is closed. If the daemon is killed, outgoing datagrams are still
-//! sealed until the watchdog has shut down all sockets. Then the watchdog ends, and the programs are detached.
+//! The watchdog is a process of its own. It holds a descriptor of each socket that an application has, and of the BPF
+//! programs that seal (encrypt) datagrams. The kernel detaches a program when its last descriptor is closed. If the
+//! daemon is killed, outgoing datagrams are still sealed until the watchdog has shut down all sockets. Then the
+//! watchdog ends, and the programs are detached.
 
 use std::{
     collections::BTreeMap,
@@ -27,9 +28,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "tell", rename_all = "snake_case")]
 enum WatchdogMessage {
-    /// Makes the watchdog drop the sealing programs that it was sent before, since new ones follow.
+    /// Makes the watchdog drop the encrypting BPF programs that it was sent before, since new ones follow.
     First,
-    /// Adds a sealing program, whose descriptor is attached to the message.
+    /// Adds an encrypting BPF program, whose descriptor is attached to the message.
     Guard,
     /// Adds a socket that an application has, whose descriptor is attached to the message. The watchdog drops its
     /// earlier socket with the same address and port.
@@ -46,7 +47,7 @@ pub struct SealWatchdog {
 }
 
 impl SealWatchdog {
-    /// Starts the watchdog process. It has no sealing programs before [`Self::guard`] is called.
+    /// Starts the watchdog process. It has no encrypting BPF programs before [`Self::guard`] is called.
     ///
     /// # Errors
     /// The process cannot be started.
@@ -63,7 +64,7 @@ impl SealWatchdog {
         Ok(Self { process, control, is_ready: false })
     }
 
-    /// Reports whether the watchdog process has received the sealing programs.
+    /// Reports whether the watchdog process has received the encrypting BPF programs.
     pub fn is_ready(&self) -> bool {
         self.is_ready
     }
@@ -73,7 +74,7 @@ impl SealWatchdog {
         matches!(self.process.try_wait(), Ok(None))
     }
 
-    /// Gives the watchdog process the sealing programs. They replace those of an earlier call.
+    /// Gives the watchdog process the encrypting BPF programs. They replace those of an earlier call.
     pub fn guard<'a>(&mut self, egress: impl Iterator<Item = BorrowedFd<'a>>) {
         self.tell(&WatchdogMessage::First, &[]);
         egress.for_each(|descriptor| self.tell(&WatchdogMessage::Guard, &[descriptor]));
@@ -126,7 +127,7 @@ pub fn run() -> anyhow::Result<()> {
         // shut down before.
         let _ = end_for_all(socket);
     }
-    // The sealing programs are detached last, when no socket can send any more.
+    // The encrypting BPF programs are detached last, when no socket can send any more.
     drop(guards);
     Ok(())
 }

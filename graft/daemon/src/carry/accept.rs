@@ -1,5 +1,6 @@
-//! Accepts connections that peers make for their pools. A host that has not shown a known key leaves no state but its
-//! address, and the number of concurrent handshakes is bounded.
+//! Accepts the TCP, MPTCP and SCTP connections that peers make for their pools, which carry tunnelled connections. A
+//! host that has not shown a known key leaves no state but its address, and the number of concurrent handshakes is
+//! bounded.
 
 use std::{
     sync::Arc,

@@ -118,7 +118,8 @@ impl PeerCarrier {
         Self { peer, way, link, addresses: Vec::new(), is_suspect, since, left }
     }
 
-    /// Opens a stream for one connection. Waits while the peer permits no more streams. The call may be cancelled.
+    /// Opens a stream for one tunnelled connection. Waits while the peer permits no more streams. The call may be
+    /// cancelled.
     pub async fn open(&self) -> Result<CarrierStream, CarrierError> {
         match &self.link {
             CarrierLink::Quic(connection) => {

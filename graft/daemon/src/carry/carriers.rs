@@ -117,7 +117,7 @@ impl PeerCarriersState {
     }
 }
 
-/// Counts one connection with a peer until this value is dropped.
+/// Counts one tunnelled connection with a peer until this value is dropped.
 pub struct CarrierUse<'a>(&'a Carriers, String);
 
 impl Drop for CarrierUse<'_> {
@@ -325,8 +325,8 @@ impl Carriers {
         let mut warm = BTreeMap::<IpAddr, bool>::new();
         let mut networks = BTreeMap::<Prefix, bool>::new();
         for state in states.values() {
-            // While the table of connections is full, the kernel is told that no carrier is ready ("warm"), so that it
-            // redirects nothing.
+            // While the table of tunnelled connections is full, the kernel is told that no carrier is ready ("warm"),
+            // so that it redirects nothing.
             let carrier = state.live().filter(|carrier| !carrier.is_suspect() && !is_full);
             for address in state.addresses() {
                 let is_warm = carrier.as_ref().is_some_and(|carrier| carrier.addresses.contains(&address));
@@ -378,7 +378,7 @@ impl Carriers {
     }
 
     /// Returns the status of the carriers to a peer, the preferred one first. Only the first one shows the number of
-    /// the peer's connections.
+    /// tunnelled connections with the peer.
     fn status_of(&self, name: &str, state: &PeerCarriersState) -> Vec<status::CarrierStatus> {
         let connections = self.connections.lock().get(name).copied().unwrap_or_default();
         let mut live: Vec<_> = state.all.iter().filter(|carrier| !carrier.is_closed()).collect();

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_nftables_rules_are_read_again_until_they_settle() {
+    fn nftables_rules_are_read_again_until_ten_seconds_after_a_change() {
         let first_read = Instant::now();
         let read = |seconds| Generation {
             number: 7,
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_examine_more_than_first_packets_are_reported() {
+    fn nftables_rules_that_apply_beyond_a_connections_start_are_reported() {
         let quota = || RuleProperty::Other("quota".into());
         let established = [RuleProperty::Place, RuleProperty::Established, RuleProperty::Accepts];
         let out = Some(OUTPUT);

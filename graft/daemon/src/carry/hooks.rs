@@ -52,8 +52,9 @@ struct HookState {
     peers: BTreeMap<IpAddr, (IpAddr, bool)>,
     /// Sums of the counters of hooks whose commands have ended.
     past: BTreeMap<String, u64>,
-    /// Connections from the tunnel broker to servers of this host whose server is shown the client's address as its
-    /// peer. A connection is identified by the broker's address and the server's port.
+    /// Connections from the tunnel broker to servers of this host, in which the server sees the client's address, and
+    /// not the broker's, as the remote address. A connection is identified by the broker's address and the server's
+    /// port.
     shown: HashSet<(SocketAddr, u16)>,
 }
 

@@ -178,8 +178,8 @@ async fn host(
     let meter = TransferMeter::new(&context.purposes, kind, open.client.ip());
     let mut pump = TunnelPump::new(context, &local, stream, PumpRole::Server { streams }, meter);
     let ended = pump.run().await;
-    // If a connection ended without an error, the table remembers how many bytes arrived, which are acknowledged again
-    // if the peer resumes the connection.
+    // If a connection ended without an error, the table of tunnelled connections remembers how many bytes arrived,
+    // which are acknowledged again if the peer resumes the connection.
     let received = matches!(ended, PumpEnd::Done).then_some(pump.received());
     context.table.finish(key, received);
     Ok(ended)

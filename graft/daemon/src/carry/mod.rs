@@ -88,8 +88,8 @@ const OTHER_DESCRIPTORS: u64 = 256;
 /// `start` returns once the hooks and listeners are in place and the tasks run that serve connections and carriers. The
 /// daemon then calls [`Self::apply`] for changed settings and [`Self::tick`] about once a second. [`Self::hook`] adds
 /// rules for a single cgroup. Each of them first gives the kernel the ports that need plain TCP, and then the rules, so
-/// that no connection is redirected by mistake. `apply` keeps the carriers of unchanged peers, and closes the others. If
-/// it fails, the steps before the failure stay in force, and the daemon may call it again. The kernel redirects
+/// that no connection is redirected by mistake. `apply` keeps the carriers of unchanged peers, and closes the others.
+/// If it fails, the steps before the failure stay in force, and the daemon may call it again. The kernel redirects
 /// connections to a peer only while a carrier to the peer is ready. Dropping the broker detaches the hooks first, and
 /// then closes the carriers, which resets all tunnelled connections.
 pub struct TunnelBroker {

@@ -54,9 +54,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn socket_gets_its_owners_uid_and_thread_keeps_its_own() {
+    fn socket_is_created_with_the_given_uid_and_thread_keeps_its_uid() {
         if !nix::unistd::geteuid().is_root() {
-            println!("SKIP socket_gets_its_owners_uid_and_thread_keeps_its_own: needs root");
+            println!("SKIP socket_is_created_with_the_given_uid_and_thread_keeps_its_uid: needs root");
             return;
         }
         let make = || std::net::UdpSocket::bind(("127.0.0.1", 0));

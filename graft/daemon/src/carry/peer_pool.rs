@@ -1,5 +1,5 @@
-//! Maintains the pools that this host makes to a peer, with as many connections as the settings want, for as long as
-//! they name the peer.
+//! Maintains this host's pools of connections to a peer. Each pool has as many connections as the settings want, for as
+//! long as the settings name the peer.
 
 use std::{net::SocketAddr, os::fd::AsFd as _, sync::Arc, time::Duration};
 

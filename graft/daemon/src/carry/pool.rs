@@ -27,9 +27,9 @@ const IDLE: Duration = Duration::from_secs(30);
 /// A connection of the pool is *idle* after [`Self::put`], *busy* after [`Self::open`] has returned it, and then idle
 /// again or gone. The task that maintains the pool waits for `lacking`, makes as many connections as [`Self::lacks`]
 /// returns, and calls [`Self::sweep`] to remove those that have ended or were unused for long. The semaphore `free` has
-/// a permit for each connection in `idle`, except for a moment in `put` and `open`: `put` adds the connection before the
-/// permit, and `open` takes the permit before the connection. A task with a permit thus always finds a connection or an
-/// emptied list, and tries again. [`Self::close`] ends the pool for good, and every `open` that waits fails.
+/// a permit for each connection in `idle`, except for a moment in `put` and `open`: `put` adds the connection before
+/// the permit, and `open` takes the permit before the connection. A task with a permit thus always finds a connection
+/// or an emptied list, and tries again. [`Self::close`] ends the pool for good, and every `open` that waits fails.
 pub struct ConnectionPool {
     limits: settings::PoolSettings,
     pub crowd: Arc<SocketGroup>,

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reserved_ports_are_not_used() {
+    fn ports_that_the_kernel_reserves_are_not_used_for_connections() {
         let table = [
             ("10\t14\n", "\n", &[14, 13, 12, 11, 10][..]),
             ("10 14", "11-12,14", &[13, 10]),
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn ports_are_bound_in_turn_and_used_ones_skipped() {
+    async fn local_ports_are_bound_in_turn_and_used_ports_are_skipped() {
         let ports = PortRange::new();
         let address = "127.0.0.1".parse().expect("an address");
         let bind = |used: Option<u16>| {

@@ -43,7 +43,7 @@ impl Purposes {
         self.kinds.clone()
     }
 
-    /// Locks the counts. They are consistent even if another holder of the lock has panicked.
+    /// Locks the statistics. They are consistent even if another holder of the lock has panicked.
     fn lock(&self) -> MutexGuard<'_, Kinds> {
         self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,9 +1,9 @@
 //! Records of TLS 1.3 (RFC 8446, section 5), with the keys of a finished handshake.
 //!
 //! rustls does the handshake only. Its record layer reads 4 KiB at a time and copies each byte three times, which is
-//! most of the work of a proxy. Here received records are opened in place, and outgoing data is sealed where it was
-//! gathered. Keys are never updated: a connection that has used up its keys is closed, and the tunnelled connection
-//! continues on another one.
+//! most of the work of a proxy. Here received records are decrypted in place, and outgoing data is encrypted in the
+//! buffer in which it was gathered. Keys are never updated: a connection that has used up its keys is closed, and the
+//! tunnelled connection continues on another one.
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use ring::aead::{
@@ -29,7 +29,7 @@ const FATAL: u8 = 2;
 /// TLS alert that a tunnel broker sends after its application has reset the tunnelled connection.
 const USER_CANCELED: u8 = 90;
 
-/// The reason why a TLS record cannot be sealed or opened.
+/// The reason why a TLS record cannot be encrypted or decrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     #[error("the bytes are no TLS record, or were changed on the way")]
@@ -92,7 +92,7 @@ impl Sealer {
         RecordKeys::new(secrets).map(Self)
     }
 
-    /// Seals one record with bytes from the front of `batch`, and appends it to `out`.
+    /// Encrypts one record with bytes from the front of `batch`, and appends it to `out`.
     pub fn seal(&mut self, batch: &mut RecordBatch, out: &mut Vec<u8>) -> Result<(), RecordError> {
         self.record(APPLICATION_DATA, |out| batch.take(PLAIN_MOST, out), out)
     }
@@ -134,7 +134,7 @@ impl Opener {
         RecordKeys::new(secrets).map(Self)
     }
 
-    /// Opens the first record of the bytes that were read. Returns `None` if the record is not complete.
+    /// Decrypts the first record of the bytes that were read. Returns `None` if the record is not complete.
     pub fn open(&mut self, read: &mut BytesMut) -> Result<Option<RecordContent>, RecordError> {
         let Some(head) = read.first_chunk::<HEAD>().copied() else { return Ok(None) };
         let [kind, major, minor, length @ ..] = head;
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn record_keys_are_refused_after_their_limit() {
+    fn encryption_key_is_refused_after_its_limit_of_records() {
         let (mut sealer, mut opener) = ends(RECORDS_MOST - 1);
         let last = sealed(&mut sealer, vec![Bytes::from_static(b"last")]);
         let mut batch = RecordBatch(vec![Bytes::from_static(b"more")]);

@@ -144,7 +144,7 @@ async fn carry(
     }
 }
 
-/// Returns the counter of bytes and turns for a connection of an application on this host.
+/// Returns the counter of bytes, and of requests after an answer, for a connection of an application on this host.
 pub fn meter(context: &CarryContext, arrival: &RedirectedConnection) -> TransferMeter {
     let command = arrival.command.clone();
     let cgroup = arrival.cgroup;
@@ -177,8 +177,8 @@ async fn carry_over(
     Ok((ended, given))
 }
 
-/// Opens a stream for one connection. Waits up to `ROOM` if the peer permits no more streams, or if the pool has to
-/// make another connection first.
+/// Opens a stream for one tunnelled connection. Waits up to `ROOM` if the peer permits no more streams, or if the pool
+/// has to make another connection first.
 pub async fn stream(carrier: &PeerCarrier) -> Option<CarrierStream> {
     timeout(ROOM, carrier.open()).await.ok()?.ok()
 }

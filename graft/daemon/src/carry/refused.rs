@@ -65,7 +65,7 @@ mod tests {
     const DOCUMENTED: &str = include_str!("../../../../docs/guide/carried.md");
 
     #[test]
-    fn refused_callers_are_counted_by_reason() {
+    fn refused_carrier_connections_are_counted_by_reason() {
         let full = anyhow::Error::from(CallerLimitReached { peer: "a".into(), most: 4 });
         let version = || std::io::Error::other(Tls::NoApplicationProtocol);
         let table = [

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn deadline_of_a_probed_peer_may_be_extended() {
+    fn longer_timeout_extends_the_answer_deadline_of_a_probed_peer() {
         let mut silence = CarrierSilence::new(PATIENCE / 4, 0, at(0));
         assert_eq!(
             (silence.due_action(at(125)), silence.is_asked(), silence.next_deadline()),
@@ -212,7 +212,7 @@ mod tests {
 
     /// A long frame arrives in many packets, and only the last one completes it.
     #[test]
-    fn partial_frame_counts_as_data_and_probe_answer_does_not() {
+    fn partial_frame_counts_as_received_data_and_keepalive_answer_does_not() {
         let mut silence = CarrierSilence::new(PATIENCE, 0, at(0));
         (1..20).for_each(|heard| silence.note(heard, &BytesArrived::default(), at(heard)));
         assert_eq!(silence.next_deadline(), at(1 + 250), "it is told that something comes");

@@ -21,7 +21,8 @@ use super::{
     record::{Opener, RecordBatch, RecordContent, RecordError, Sealer},
 };
 
-/// Largest number of bytes that are sealed together (`SEAL_MOST`), and smallest and largest size of one read, in bytes.
+/// Largest number of bytes that are encrypted together (`SEAL_MOST`), and smallest and largest size of one read, in
+/// bytes.
 const SEAL_MOST: usize = 128 << 10;
 const READ_LEAST: usize = 2 << 10;
 const READ_MOST: usize = 128 << 10;
@@ -140,9 +141,10 @@ impl Writing {
         self.sealed.is_empty()
     }
 
-    /// Seals data of the batch if all sealed data was sent, and sends sealed data. The call may be cancelled.
+    /// Sends the encrypted TLS records. If all of them were sent, first encrypts more data of the batch. The call may
+    /// be cancelled.
     pub async fn send(&mut self, batch: &mut RecordBatch) -> Result<(), CarrierError> {
-        // All sealed bytes are sent before more are sealed, so the buffer stays small.
+        // All encrypted bytes are sent before more are encrypted, so the buffer stays small.
         if self.sealed.is_empty() {
             while !batch.0.is_empty() && self.sealed.len() < SEAL_MOST {
                 self.sealer.seal(batch, &mut self.sealed)?;

@@ -27,11 +27,12 @@ pub type Resumption = (CarrierStream, u64);
 /// The tunnelled connections that this broker handles as the client's host or as the server's host.
 ///
 /// A task that begins a connection takes a place with [`Self::enter`], which counts until the task drops it. At the
-/// client's host the task calls [`Self::note_room`] after it has taken and after it has dropped its place. If the result
-/// is true, the kernel has to be told whether it may redirect. At the server's host a connection is *live* from [`Self::host`] until [`Self::finish`]. It is then
-/// *finished* until `FINISHED_MAX` later connections have finished, and unknown after that. [`Self::find`] tells which,
-/// when the peer resumes a connection on another carrier. The counters are atomic and independent of each other. The
-/// number of live connections never exceeds the limit, because `enter` checks and counts in one atomic step.
+/// client's host the task calls [`Self::note_room`] after it has taken and after it has dropped its place. If the
+/// result is true, the kernel has to be told whether it may redirect. At the server's host a connection is *live* from
+/// [`Self::host`] until [`Self::finish`]. It is then *finished* until `FINISHED_MAX` later connections have finished,
+/// and unknown after that. [`Self::find`] tells which, when the peer resumes a connection on another carrier. The
+/// counters are atomic and independent of each other. The number of live connections never exceeds the limit, because
+/// `enter` checks and counts in one atomic step.
 pub struct TunnelTable {
     /// Limit of concurrent connections.
     connections_max: usize,
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn finished_connection_is_remembered_until_too_many_follow() {
+    fn result_of_a_finished_tunnel_is_kept_until_thousands_have_followed() {
         let table = TunnelTable::new(1, 1 << 20, 1 << 20);
         let key = |id| ("a".to_owned(), 1, id);
         let _live = table.host(key(0));

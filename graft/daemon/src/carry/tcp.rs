@@ -1,5 +1,6 @@
-//! Connections of pools, and how both ends make them. The handshake is mutual TLS 1.3 with the keys of the settings.
-//! Both ends exchange only a greeting before the record layer of this crate uses the keys.
+//! TCP, MPTCP and SCTP connections between two tunnel brokers, which pools consist of, and how both brokers set them
+//! up. The handshake is mutual TLS 1.3 with the keys in the settings. Both ends exchange only a greeting before the
+//! record layer of this crate uses the keys.
 
 use std::{
     io,
@@ -101,7 +102,8 @@ pub fn check(kinds: &[CarrierKind], pool: &settings::PoolSettings) -> anyhow::Re
     Ok(())
 }
 
-/// Listens for all kinds of pools. A listener of MPTCP also accepts TCP connections.
+/// Listens for peers' connections of all kinds that the settings allow (TCP, MPTCP, SCTP). A listener of MPTCP also
+/// accepts TCP connections.
 pub fn listen(at: SocketAddr, kinds: &[CarrierKind]) -> anyhow::Result<Vec<TcpListener>> {
     let tcp = [CarrierKind::Mptcp, CarrierKind::Tcp].into_iter().find(|kind| kinds.contains(kind));
     let sctp = Some(CarrierKind::Sctp).filter(|kind| kinds.contains(kind));

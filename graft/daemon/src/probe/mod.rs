@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_probed_paths_probe_reports_and_runs_are_bounded() {
+    fn running_path_probes_and_stored_probe_reports_are_bounded() {
         let probes = Probes::default();
         for last in 0..RUNNING_MAX as u8 {
             probes.begin(target(last)).expect("room");

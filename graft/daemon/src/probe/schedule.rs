@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn overdue_probe_is_first_when_a_slot_is_free() {
+    fn overdue_path_probe_runs_first_when_the_limit_permits() {
         let wanted = [probe(1, 10), probe(2, 10), probe(3, 10)];
         let mut schedule = Schedule::default();
         assert_eq!(begun(&mut schedule, &wanted, 1, 0), [""; 0]);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn removed_probe_is_forgotten() {
+    fn removed_path_probe_is_removed_from_the_schedule() {
         let mut schedule = Schedule::default();
         begun(&mut schedule, &[probe(1, 10), probe(2, 10)], 1, 9);
         assert_eq!(begun(&mut schedule, &[probe(2, 10)], 2, 9), [""; 0]);

@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn foreign_echo_replies_are_ignored() {
+    fn icmp_echo_replies_with_another_identifier_are_ignored() {
         let echo = Echo::from_peer(Ipv4Addr::LOCALHOST.into());
         let mut packet = echo.packet(0x1234, 7);
         assert_eq!(checksum(&packet), 0, "with its checksum in it");

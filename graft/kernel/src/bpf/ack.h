@@ -28,8 +28,8 @@ struct graft_ack {
 	__be32 pad;
 	/* bitmap of received packets, from the frame's packet number on, lowest bit first */
 	__u8 come[ACK_COME / 8];
-	/* SipHash over the frame's tag and the fields above, since the frame's own tag does not cover the
-	 * payload
+	/* SipHash over the frame's authentication tag and the fields above; the frame's tag does not cover
+	 * the payload
 	 */
 	__u64 tag;
 };

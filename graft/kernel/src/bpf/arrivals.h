@@ -26,7 +26,8 @@ struct arrivals {
 };
 
 #define ARRIVALS_TICK_SHIFT 24 /* one tick is 2^24 ns, 17 ms */
-#define ARRIVALS_TICKS_MOST 60 /* one second: a packet that TC has not seen by then is lost */
+/* one second after XDP accepted a packet, it counts as lost if TC has not seen it */
+#define ARRIVALS_TICKS_MOST 60
 
 static __always_inline __u16 arrivals_place(__u32 ifindex)
 {

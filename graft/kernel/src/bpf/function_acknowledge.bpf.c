@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Acknowledges packets. The receiver reports which packets it has received and how many more its socket can take. The
- * sender derives the packets in flight and the round-trip time. In a graft's list, this function follows the function
- * `number`, and functions that drop or recover packets at the receiver.
+ * sender derives the packets in flight and the round-trip time. In a graft's list of functions, this one follows the
+ * function `number`, and functions that drop or recover packets at the receiver.
  *
- * One in `every` packets is acknowledged. A gap, the end of a gap, or a request by the sender's daemon is
- * acknowledged at once. Every acknowledgement is complete, so a lost one is replaced by the next.
+ * One in `every` packets is acknowledged. A gap in the packet numbers, the end of a gap, or a request by the sender's
+ * daemon is acknowledged at once. Every acknowledgement is complete, so a lost one is replaced by the next.
  */
 #include "ack.h"
 #include "arrivals.h"
@@ -301,8 +301,8 @@ int acknowledge_rx(struct xdp_md *ctx)
 		return GRAFT_PASS_rx;
 	session = work->session;
 	own = bpf_map_lookup_elem(&state, &session);
-	/* The ring contains packets that XDP has marked as received and TC has not delivered. In lists in which TC
-	 * marks packets as received, packets are not added to the ring.
+	/* The ring contains packets that XDP has marked as received and TC has not delivered. If a function of the
+	 * graft makes TC mark packets as received, packets are not added to the ring.
 	 */
 	if (own && work->kind == GRAFT_DATA && !work->is_marked_later)
 		arrivals_let_in(&own->arrivals, work, ctx->ingress_ifindex);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Limits the number of packets in flight by congestion control as in TCP: it halves the congestion window after a loss,
- * and adds a packet for each round trip without a loss. In a graft's list it precedes the function `window`, which
- * enforces the limit. It has no program at the receiver, since acknowledgements contain all that the sender needs.
+ * and adds a packet for each round trip without a loss. In a graft's list of functions it precedes the function
+ * `window`, which enforces the limit. It has no program at the receiver, since acknowledgements contain all that the
+ * sender needs.
  */
 #include "congestion.h"
 

@@ -90,7 +90,7 @@ enum tcp_ca_event___graft {
 	GRAFT_LOSS,
 };
 
-/* The callbacks that a graft may implement; the kernel has more. */
+/* The callbacks of a congestion control that a graft may implement; the kernel's structure has more callbacks. */
 struct tcp_congestion_ops {
 	char name[16];
 	__u32 flags;

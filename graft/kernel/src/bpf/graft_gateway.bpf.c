@@ -310,8 +310,8 @@ static __always_inline enum gateway_verdict judge(struct __sk_buff *skb, const s
 }
 
 /* Records that a connection is forwarded, although the tunnel broker was notified of it or has a socket in TIME_WAIT
- * with the same addresses and ports. Later packets are then not delivered to that socket, and the broker can no longer accept
- * the connection.
+ * with the same addresses and ports. Later packets are then not delivered to that socket, and the broker can no longer
+ * accept the connection.
  */
 static __always_inline void note_plain(const struct gateway_flow *flow)
 {
@@ -487,7 +487,8 @@ static __noinline enum gateway_verdict look_again(struct __sk_buff *skb)
 }
 
 /* Runs at loopback. The tunnel broker holds a client's SYN until the server is reached, and then sends it there a
- * second time. Only the tunnel broker's socket may receive these SYNs: any other one would answer in the server's place.
+ * second time. Only the tunnel broker's socket may receive these SYNs: any other one would answer in the server's
+ * place.
  */
 SEC("tcx/ingress")
 int gateway_again(struct __sk_buff *skb)

@@ -14,7 +14,8 @@
 #define GATEWAY_FORWARD 3 /* the connection is forwarded until `until_ns` */
 
 struct gateway_config {
-	/* packet mark (skb->mark) of packets for the tunnel broker's sockets; a routing rule delivers marked packets locally
+	/* packet mark (skb->mark) of packets for the tunnel broker's sockets; a routing rule delivers marked packets
+	 * locally
 	 */
 	__u32 mark;
 	__u32 mark_again; /* packet mark of SYNs that the tunnel broker sends again over loopback */

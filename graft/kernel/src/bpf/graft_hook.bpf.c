@@ -18,8 +18,8 @@
 
 const volatile struct hook_config config SEC(".rodata.config");
 
-/* Hosts that run a tunnel broker. Userspace writes the entries. The key is the host's IPv6 or IPv4-mapped address, as in
- * `struct hook_end`.
+/* Hosts that run a tunnel broker. Userspace writes the entries. The key is the host's IPv6 or IPv4-mapped address, as
+ * in `struct hook_end`.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -224,8 +224,8 @@ int hook_connect4(struct bpf_sock_addr *ctx)
 
 	read4(ctx, &to);
 	if (redirects(ctx, &to, &strict)) {
-		/* The connection's destination is rewritten here, so the kernel connects to the tunnel broker; getpeername()
-		 * returns the server's address.
+		/* The connection's destination is rewritten here, so the kernel connects to the tunnel broker;
+		 * getpeername() returns the server's address.
 		 */
 		ctx->user_ip4 = bpf_htonl(LOOPBACK4);
 		ctx->user_port = bpf_htons(config.port4[strict & 1]);

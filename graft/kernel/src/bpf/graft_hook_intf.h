@@ -99,8 +99,8 @@ enum hook_verdict {
 	HOOK_NOT_TCP,	   /* the socket is MPTCP, or another stream protocol */
 	HOOK_NO_FAMILY,	   /* the tunnel broker does not listen in the connection's address family */
 	HOOK_NO_MEMORY,	   /* no memory for the socket's state */
-	/* the connection is not redirected, because userspace's learned model has decided against the tunnel broker for this
-	 * peer
+	/* the connection is not redirected, because userspace's learned model has decided against the tunnel broker for
+	 * this peer
 	 */
 	HOOK_IN_PLACE,
 	/* the connection is not redirected, because userspace's learned model has not decided about this peer yet */

@@ -13,8 +13,8 @@
 #define GRAFT_NAME_BYTES 16 /* equal to the kernel's TCP_CA_NAME_MAX */
 #define GRAFT_BOUND	 1024
 #define GRAFT_CHOICES	 4096
-#define GRAFT_EVENTS_BYTES \
-	(1 << 20) /* size of the ring buffer of struct graft_event, in bytes; some 6000 events fit */
+/* size of the ring buffer of struct graft_event, in bytes; some 6000 events fit */
+#define GRAFT_EVENTS_BYTES (1 << 20)
 
 enum graft_side {
 	GRAFT_CLIENT = 1, /* for clients: the rule's ports are those of the peer */
@@ -54,11 +54,11 @@ struct graft_rule {
 	/* first bytes of the SHA-256 of this host's graft, as sent in struct graft_option */
 	__be32 graft;
 	__u32 pacing_bytes_s;	    /* bytes/s; greatest pacing rate (SO_MAX_PACING_RATE) */
-	__s32 send_buffer_bytes;    /* send buffer (SO_SNDBUF); the kernel doubles it */
-	__s32 receive_buffer_bytes; /* receive buffer (SO_RCVBUF); the kernel doubles it */
-	__s32 window_packets;	    /* initial congestion window */
-	/* Number of the list of rules that this rule is in. An agreement over TLS (struct graft_bound) is valid for the
-	 * rules of one list only.
+	__s32 send_buffer_bytes;    /* bytes; send buffer (SO_SNDBUF), which the kernel doubles */
+	__s32 receive_buffer_bytes; /* bytes; receive buffer (SO_RCVBUF), which the kernel doubles */
+	__s32 window_packets;	    /* packets; initial congestion window */
+	/* Identifies the list of rules that this rule is in. An agreement over TLS (struct graft_bound) is valid for
+	 * the rules of one list only.
 	 */
 	__u32 generation;
 	/* the rule's number in the keys of the map `choices`; 0: the rule leaves no choice to userspace's model */
@@ -94,8 +94,8 @@ enum graft_outcome {
 	GRAFT_ANSWERED, /* the server has sent a SYN-ACK with the option that answers the client's offer */
 	GRAFT_NO_CONGESTION, /* the rule's congestion control does not exist in the kernel */
 	GRAFT_NOT_SET,	     /* the kernel refused a setting other than congestion control */
-	GRAFT_RESENT, /* the server answered only the retransmitted SYN, which does not have the option */
-	/* the client sent no offer, since a SYN with the option was lost in the last ten minutes */
+	GRAFT_RESENT, /* the server answered only the retransmitted SYN, which has no TCP option with an offer */
+	/* the client sent no offer, since a SYN with the TCP option for offers was lost in the last ten minutes */
 	GRAFT_WITHHELD,
 	GRAFT_NO_MEMORY, /* the kernel had no memory for the socket's state */
 	/* the client sent no offer, since the rule is only for peers that have agreed to it over TLS, and this peer has
@@ -110,10 +110,10 @@ enum graft_outcome {
 struct graft_peer {
 	__u64 time_ns;	 /* time of the latest connection, CLOCK_MONOTONIC, ns */
 	__u64 agreed;	 /* number of connections on which this peer has agreed to a rule */
-	__u64 resent_ns; /* time at which a SYN with the option was lost, ns; 0: never */
+	__u64 resent_ns; /* time at which a SYN with the TCP option for offers was lost, ns; 0: never */
 	__u32 outcome;
 	__u32 rule;
-	__be32 graft; /* first bytes of the SHA-256 of the peer's graft, as received in its option; 0: none */
+	__be32 graft; /* first bytes of the SHA-256 of the peer's graft, as received in its TCP option; 0: none */
 	__u32 pad;
 };
 

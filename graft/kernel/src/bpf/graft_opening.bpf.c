@@ -129,7 +129,7 @@ int opening_in(struct bpf_sk_lookup *ctx)
 	return verdict;
 }
 
-/* Drops every packet: the socket filter of the sockets in `ends`. */
+/* Drops every packet. The listening sockets in the map `ends` have this socket filter. */
 SEC("socket")
 int opening_end(struct __sk_buff *skb)
 {

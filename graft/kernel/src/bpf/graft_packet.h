@@ -13,10 +13,10 @@
  * packet of the new version for the state of incoming packets, and before the first outgoing one for
  * theirs.
  *
- * A graft is a list of such functions. Each ends with graft_next(ctx, HOOK), which runs the next function,
- * or with graft_done(ctx, HOOK, reason), which ends the list. Either way the hook's verdict runs last: it
- * counts the reason, and adds or removes the frame. The dispatcher (packet.bpf.c) has found the session and
- * authenticated the frame before the first function runs.
+ * A graft is a list of such functions. Each ends with graft_next(ctx, HOOK), which runs the next function, or with
+ * graft_done(ctx, HOOK, reason), which ends the list. Either way the hook's verdict runs last: it counts the reason,
+ * and adds or removes the datagram's graft frame (struct graft_frame). The dispatcher (packet.bpf.c) has found the
+ * session and authenticated the frame before the first function runs.
  */
 #ifndef MILLRACE_GRAFT_PACKET_H
 #define MILLRACE_GRAFT_PACKET_H
@@ -55,7 +55,7 @@ enum graft_hook {
 /* Reason why a packet was passed or dropped. Packets with a reason from GRAFT_OTHER to GRAFT_NO_FUNCTION are passed. */
 enum graft_reason {
 	GRAFT_OTHER, /* the packet belongs to no session */
-	GRAFT_SENT,  /* the application's packet was sent with a frame */
+	GRAFT_SENT, /* the application's packet was sent, with a graft frame (struct graft_frame) at its end */
 	/* the packet was sent by a packet function: a request for a missing packet, or a retransmission */
 	GRAFT_SENT_BY_US,
 	GRAFT_LET_IN,	 /* the packet functions at XDP accepted the incoming packet */
@@ -68,7 +68,7 @@ enum graft_reason {
 	/* a request for a packet that is no longer stored, or a protocol message between both hosts */
 	GRAFT_ANSWERED,
 	GRAFT_MALFORMED, /* the packet has no frame of this version */
-	GRAFT_FORGED,	 /* the frame's tag was not computed with this session's key */
+	GRAFT_FORGED,	 /* the frame's authentication tag was not computed with this session's key */
 	/* the packet was made with a list of functions that is no longer in use, or that differs from this host's */
 	GRAFT_STALE,
 	GRAFT_DUPLICATE,
@@ -78,9 +78,9 @@ enum graft_reason {
 	GRAFT_MERGED,	/* one socket buffer contains several datagrams (UDP_SEGMENT or UDP_GRO) */
 	GRAFT_NO_ROOM,	/* the kernel had no memory */
 	GRAFT_NO_KEYS,	/* the session is encrypted (sealed), but its hosts have not agreed on keys yet */
-	GRAFT_UNOPENED, /* the datagram was sealed with another key, or changed on the way */
+	GRAFT_UNOPENED, /* the datagram was encrypted with another key, or changed on the way */
 	GRAFT_REPLAYED, /* a sealed (encrypted) datagram was received before, or is too old to tell whether it was */
-	/* a fragment, or a packet with unknown headers, that may belong to a sealed session */
+	/* a fragment, or a packet with unknown headers, that may belong to an encrypted session */
 	GRAFT_FRAGMENT,
 	GRAFT_WINDOW_FULL, /* not sent: the window of packets in flight is full */
 	/* dropped by a function that delivers packets in order, since an earlier packet is missing */
@@ -103,14 +103,14 @@ enum graft_kind {
 	GRAFT_PARITY,  /* parity packet of a block; the frame has the number of the block's last packet */
 	/* packet that this host has recovered and injected into its own receive path; never on the wire */
 	GRAFT_RETURNED,
-	GRAFT_SAYS = 8, /* kinds from this value on are messages between the daemons */
+	GRAFT_SAYS = 8, /* frames with this kind or a higher one are messages between the daemons */
 	GRAFT_KINDS = 16,
 };
 
 /* The frame, which follows the payload at the end of each datagram. */
 struct graft_frame {
 	__u8 magic;
-	__u8 bits;   /* version (3 bits), kind (4), epoch (1) */
+	__u8 bits;   /* version (3 bits), kind (4), epoch of the list of functions (1) */
 	__be16 list; /* identifier of the list of functions, equal at both hosts */
 	__be32 number;
 	__u64 tag; /* SipHash over the fields above, source address, ports and length, but not the payload */
@@ -121,8 +121,8 @@ struct graft_frame {
 #define GRAFT_FRAME_BYTES 16
 #define GRAFT_SEAL_BYTES  24 /* bytes that encryption (sealing) adds to a datagram */
 
-/* A session's state that all functions share. It stays when the session changes its list of functions, and with it the
- * epoch. Packet numbers start at 0 and wrap around.
+/* A session's state that all functions share. It stays when the session changes its list of functions. Each change
+ * inverts the epoch (0 or 1). Packet numbers start at 0 and wrap around.
  */
 struct graft_shared {
 	__u32 next;   /* packet number of the next outgoing packet */
@@ -153,7 +153,7 @@ struct graft_shared {
 	/* sending times by packet number, ns; 0: the packet was retransmitted, so it gives no round-trip sample */
 	__u64 went_ns[GRAFT_WINDOW];
 	__u64 leaves_ns; /* earliest departure time of the next packet, ns, if a function paces */
-	__u32 epoch_in;	 /* epoch (0 or 1) of the newest received packet */
+	__u32 epoch_in;	 /* epoch (0 or 1) of the list of functions that sent the newest received packet */
 	/* Limit of packets in flight, in packets, when the function `window` last refused a packet; 0: no application
 	 * waits to be told that it can send again.
 	 */
@@ -190,7 +190,7 @@ struct graft_work {
 	 */
 	__u32 mark;
 	__u32 limit;	/* number of packets that may be in flight; 0: no function set a limit */
-	__u8 is_sealed; /* 1: the session is sealed, so the packet is sealed after the last function */
+	__u8 is_sealed; /* 1: the session is encrypted, so the packet is encrypted after the last function */
 	__u8 current;	/* index of the running function in its program array */
 	/* at GRAFT_TX: index of a function that will send a packet of its own after this packet; 0: none */
 	__u8 again;
@@ -261,8 +261,8 @@ static __always_inline struct graft_shared *graft_shared(const struct graft_work
 	return bpf_map_lookup_elem(&shared, &session);
 }
 
-/* Returns how many bytes are added to a packet after the last function: the frame, and if the session is sealed what
- * encryption adds.
+/* Returns how many bytes are added to a packet after the last function: the frame, and what encryption adds if the
+ * session is encrypted.
  */
 static __always_inline __u32 graft_more_bytes(const struct graft_work *work)
 {

@@ -289,8 +289,8 @@ static __always_inline __s64 weighed(__u32 permille, __u64 ppm)
 	return permille * ppm / 1000 * ONE / PPM;
 }
 
-/* Returns the utility of one round trip of phase STARTUP. The first ones have few packets, so a loss rate that random
- * losses can explain is not counted.
+/* Returns the utility of one round trip of phase STARTUP. The first round trips have few packets, so a loss rate that
+ * random losses can explain is not counted.
  */
 __noinline __s64 pcc_utility(__u64 kbit, const struct outcome *it)
 {

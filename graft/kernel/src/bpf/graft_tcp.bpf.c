@@ -97,7 +97,9 @@ struct {
 	__uint(max_entries, 1);
 } asks_who SEC(".maps");
 
-/* The outcome of the agreement on the latest connection with each peer, by the peer's address. */
+/* Whether the latest handshake with each peer ended with an agreement on a rule, or the reason why not. The key is the
+ * peer's address.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, __u32[4]);
@@ -295,7 +297,7 @@ static __always_inline void set_socket(struct bpf_sock_ops *ctx, const struct gr
 /* The result of a connection's handshake, as graft_conclude() records it. */
 struct conclusion {
 	struct ends ends;
-	__u32 outcome; /* outcome, enum graft_outcome */
+	__u32 outcome; /* whether the hosts agreed on a rule, or the reason why not: enum graft_outcome */
 	__u32 rule;
 	__be32 own;
 	__be32 heard;
@@ -315,7 +317,7 @@ static __always_inline void remember(const struct conclusion *it)
 		fresh.resent_ns = known->resent_ns;
 	}
 	/* The entry is replaced as a whole, so readers see consistent fields. If two CPUs replace the entry at once,
-	 * one count may be lost.
+	 * one connection may be missing in `agreed`, the number of agreements.
 	 */
 	fresh.agreed += it->outcome == GRAFT_AGREED;
 	fresh.time_ns = bpf_ktime_get_ns();
@@ -409,8 +411,8 @@ static __always_inline bool was_resent(const struct ends *ends)
 	return known && known->resent_ns && bpf_ktime_get_ns() - known->resent_ns < WITHHOLD_NS;
 }
 
-/* Stores the time of the SYN, for events about the connection. An older time is replaced, since a socket may connect
- * again after a failure.
+/* Stores the time of the SYN, which the reports of the connection's start and end to userspace contain. An older time
+ * is replaced, since a socket may connect again after a failure.
  */
 static __always_inline void note_beginning(struct bpf_sock_ops *ctx, __u32 rule)
 {
@@ -583,7 +585,8 @@ static __always_inline void on_write(struct bpf_sock_ops *ctx)
 		store_option(ctx, GRAFT_CONFIRM, state->answer);
 }
 
-/* Evaluates the server's answer, at the client. Returns enum graft_outcome. */
+/* Evaluates the server's answer to this client's offer, from the TCP option in the SYN-ACK. Returns enum graft_outcome.
+ */
 __noinline int graft_judge_answer(struct bpf_sock_ops *ctx, struct graft_option *option,
 				  const struct socket_state *state, const struct ends *ends)
 {
@@ -668,15 +671,17 @@ static __always_inline void on_packet(struct bpf_sock_ops *ctx)
 	graft_let_go(ctx, state);
 }
 
-/* Returns whether this server has answered all recent offers in SYNs. No state is stored for single SYNs, so after an
- * offer without an answer, the answer is uncertain for all connections for a while.
+/* Returns whether this server has answered every recent SYN that had the TCP option of grafts. The server stores no
+ * state for a SYN. So after it has left one unanswered, it cannot know for some time which connections got an answer.
  */
 static __always_inline bool answers(const struct socket_state *listener)
 {
 	return listener && (!unanswered_ns || bpf_ktime_get_ns() - unanswered_ns > COOKIE_LIFE_NS);
 }
 
-/* Evaluates the client's confirmation, at the server. Returns enum graft_outcome. */
+/* Evaluates the client's confirmation, from the TCP option in the ACK that completes the handshake at this server.
+ * Returns enum graft_outcome.
+ */
 __noinline int graft_judge_confirmation(struct bpf_sock_ops *ctx, const struct graft_rule *rule)
 {
 	struct graft_option option = {};
@@ -744,11 +749,13 @@ __noinline int graft_choose(struct bpf_sock_ops *ctx, const struct ends *ends, _
 		count(GRAFT_NO_MEMORY);
 		return 0;
 	}
-	/* A redirected socket connects to the broker, which reports the connection itself. */
+	/* A redirected socket connects to the local proxy of the tunnel, which reports the connection to userspace's
+	 * model itself.
+	 */
 	if (flow->picked == GRAFT_PICKED_REDIRECTED)
 		return 0;
-	/* The time of the SYN is unknown at servers, and at clients whose rule left nothing to the model at that time.
-	 * It is estimated as one round trip before now.
+	/* The time of the SYN is unknown at servers, and at clients whose rule did not yet leave the congestion control
+	 * to userspace's model when the SYN was sent. It is estimated as one round trip before now.
 	 */
 	if (ends->side == GRAFT_SERVER || !flow->began_ns)
 		flow->began_ns = bpf_ktime_get_ns() - (ctx->srtt_us >> 3) * 1000ULL;

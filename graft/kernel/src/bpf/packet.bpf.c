@@ -33,8 +33,8 @@ struct {
 	__type(value, struct packet_session);
 } sessions SEC(".maps");
 
-/* Index of a session that is sealed (encrypted) or uses IP protocol 253, by its two addresses. If several sessions have
- * the same addresses, it is one of them.
+/* Index of a session that is sealed (encrypted) or uses IP protocol 253, by its two addresses. If several such sessions
+ * have the same two addresses, the map contains only one of them.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -265,8 +265,8 @@ static __always_inline enum graft_reason prove(struct graft_work *work, const st
 	work->epoch = epoch;
 	work->kind = frame->bits >> 1 & (GRAFT_KINDS - 1);
 	work->number = bpf_ntohl(frame->number);
-	/* Messages between daemons are accepted whatever list of functions they name, so that a daemon
-	 * notices a restart of the peer's daemon.
+	/* The hosts' daemons send each other messages in frames. These are accepted even if the frame's list of
+	 * functions is outdated, so that a daemon notices a restart of the peer's daemon.
 	 */
 	if (work->kind < GRAFT_SAYS &&
 	    (!(session->live & 1 << epoch) || frame->list != session->list_ids[epoch]))
@@ -274,11 +274,12 @@ static __always_inline enum graft_reason prove(struct graft_work *work, const st
 	return GRAFT_OTHER;
 }
 
-/* --- The session clock: notifies the daemon of sessions that send nothing --- */
+/* --- Timers of sessions: notify the daemon of sessions that send nothing --- */
 
-/* A session's timer has three speeds. Each sent packet sets FAST, in wind(). Each expiry chooses the next speed, in
- * pace_of(): FAST until nothing was sent for PACKET_SILENT_NS, then SLOW, or STANDS if the peer has acknowledged
- * everything. Sending a packet races with the expiry, so tick() reads sent_ns again after it has stored the speed.
+/* A session's timer has a short period (FAST), a long one (SLOW), or is stopped (STANDS). Each sent packet sets FAST,
+ * in wind(). Each expiry chooses the next state, in pace_of(): FAST until nothing was sent for PACKET_SILENT_NS, then
+ * SLOW, or STANDS if the peer has acknowledged everything. Another CPU may send a packet during an expiry, so tick()
+ * reads sent_ns again after it has stored the state.
  */
 enum pace {
 	STANDS, /* no timer runs until the session sends a packet */
@@ -359,8 +360,8 @@ static __noinline int draw_time(struct graft_work *work)
 		    next_ns)
 			break;
 	}
-	/* If other CPUs won all attempts, the packet departs at the time that it could not reserve, which another
-	 * packet may have, too.
+	/* If every attempt failed since other CPUs stored a time first, the packet departs at the time of its last
+	 * attempt. Another packet may depart at the same time.
 	 */
 	work->leaves_ns = at_ns > now_ns ? at_ns : now_ns;
 	return 0;
@@ -393,8 +394,8 @@ static __always_inline int leave(struct __sk_buff *skb, const struct graft_work 
 	return verdict;
 }
 
-/* Each kind of packet mark (skb->mark) is a range of 8 consecutive values. The lowest three bits are the number of a
- * network path.
+/* Each packet mark (skb->mark) of this program is a range of 8 consecutive values. The lowest three bits are the number
+ * of a network path.
  */
 #define MARKS 8
 
@@ -403,8 +404,8 @@ static __always_inline int is_marked(const struct __sk_buff *skb, __u32 mark)
 	return (skb->mark & ~(MARKS - 1)) == mark;
 }
 
-/* Sends a packet that a function or the daemon made, and which already has a frame. Meanwhile `works` contains the
- * state of another packet: the one that the function is processing.
+/* Sends a packet that a packet function or the daemon made, and which already has a graft frame. At this time `works`
+ * contains the state of a different packet: the one that the function is processing.
  */
 static __always_inline int pass_own(struct __sk_buff *skb, const struct packet_session *session,
 				    const struct udp_packet *packet)
@@ -593,7 +594,7 @@ static __always_inline int follow(struct __sk_buff *skb, struct graft_work *work
 	work->behind++;
 	work->current = again;
 	work->list = 0;
-	/* Since `behind` is not 0, the function turns the packet in the buffer into its own packet. */
+	/* `behind` is not 0 now, which tells the function to turn the packet in the buffer into its own packet. */
 	bpf_tail_call(skb, &programs_tx, again);
 	return drop(1);
 }
@@ -763,7 +764,9 @@ static __always_inline int receive(struct xdp_md *ctx, const int is_opened)
 		session = find_session(&packet, 0);
 	if (!session)
 		goto other;
-	/* The epoch of a packet is trusted only after its frame was authenticated. */
+	/* The packet's frame names an epoch, that is a list of functions. It is trusted only after the frame was
+	 * authenticated.
+	 */
 	begin(work, session, GRAFT_RX, 0);
 	if (!session->is_sealed || is_opened)
 		start_time(work, GRAFT_RX);
@@ -785,7 +788,9 @@ static __always_inline int receive(struct xdp_md *ctx, const int is_opened)
 		return graft_done(ctx, rx, work, wrong);
 	work->list = session->lists[work->epoch & 1][GRAFT_RX];
 	work->reason = GRAFT_LET_IN;
-	/* Messages between daemons and recovered packets pass XDP without running functions. */
+	/* No functions are run for the messages of the peer's daemon, nor for packets that this host has recovered from
+	 * parity packets.
+	 */
 	if (work->kind >= GRAFT_SAYS || work->kind == GRAFT_RETURNED)
 		work->list = 0;
 	return graft_next(ctx, rx, work);
@@ -873,8 +878,8 @@ int packet_repair(struct __sk_buff *skb)
 	    bpf_skb_load_bytes(skb, work->udp_at + packet.udp_bytes - GRAFT_FRAME_BYTES, &frame,
 			       sizeof(frame)))
 		return graft_done(skb, repair, work, GRAFT_MALFORMED);
-	/* The frame is authenticated again, since XDP's result does not reach TC, and the XDP program may not
-	 * have been attached.
+	/* The frame is authenticated again, since TC does not know whether the XDP program has authenticated it, or was
+	 * attached at all.
 	 */
 	wrong = prove(work, session, &frame, &packet);
 	if (wrong)
@@ -899,7 +904,7 @@ other:
 	return PASS_ON;
 }
 
-/* --- Events of session clocks --- */
+/* --- Events of the sessions' timers --- */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -919,8 +924,8 @@ static __noinline int put_tick(struct packet_tick *event, const struct graft_sha
 	return 0;
 }
 
-/* Returns the next speed of a session's timer. If nothing was sent for PACKET_SILENT_NS, the timer stops if the peer
- * has acknowledged everything, and is slow otherwise.
+/* Returns the next period of a session's timer. If nothing was sent for PACKET_SILENT_NS, the timer stops if the peer
+ * has acknowledged everything, and has the long period otherwise.
  */
 static __always_inline __u64 pace_of(const struct graft_shared *state, __u64 silent_ns)
 {
@@ -954,7 +959,7 @@ static int tick(void *map, __u32 *session, struct packet_clock *clock)
 		bpf_ringbuf_submit(event, 0);
 	}
 	__sync_lock_test_and_set(&clock->pace, pace);
-	/* A packet that another CPU has sent meanwhile may have found the timer at FAST, and then has not started it.
+	/* Another CPU may have sent a packet meanwhile. If the state was still FAST, that CPU did not start the timer.
 	 */
 	if (READ_ONCE(state->sent_ns) != sent_ns)
 		clock->pace = pace = FAST;

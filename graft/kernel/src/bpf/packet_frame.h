@@ -64,8 +64,8 @@ static __always_inline int change_ip_length(struct __sk_buff *skb, const struct 
 	return bpf_skb_store_bytes(skb, at, &new, sizeof(new), 0);
 }
 
-/* Updates UDP's checksum after the frame was added (`more` is 1) or removed. If the frame begins at an odd
- * offset, its sum counts with swapped bytes. A checksum of 0 (none) stays.
+/* Updates UDP's checksum after the graft frame was added (`more` is 1) or removed. If the frame begins at an odd
+ * offset, the two bytes of the frame's sum are swapped. A checksum of 0 (none) is not changed.
  */
 static __always_inline int change_checksum(struct __sk_buff *skb, const struct graft_work *work,
 					   const struct graft_frame *frame, int more)

@@ -87,9 +87,7 @@ struct packet_path_counts {
 	__u32 pad;
 };
 
-/* The session and the number of the network path that a packet belongs to which arrives with the addresses of that
- * path.
- */
+/* The session and the network path of an incoming packet, which are found by the packet's addresses on the wire. */
 struct packet_path_in {
 	struct packet_key session;
 	__u32 ifindex;
@@ -135,8 +133,8 @@ struct packet_tick {
 	__u32 pad;
 };
 
-/* value of `kind` for a local event: the application may send again, after a packet was refused because too many were
- * in flight
+/* value of `kind` in struct packet_message that stands for no message of the peer's daemon, but for a local event: the
+ * application may send again, after a packet was refused because too many were in flight
  */
 #define PACKET_ROOM 255
 

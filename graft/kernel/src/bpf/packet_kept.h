@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Stores the latest sent packets of each session, for functions that retransmit them or compute parity packets. All
- * functions share one ring, so that the next list of functions can retransmit what the previous one sent.
+ * packet functions share one array of packets. If userspace replaces a session's functions, the new ones can retransmit
+ * what the old ones sent.
  */
 #ifndef MILLRACE_PACKET_KEPT_H
 #define MILLRACE_PACKET_KEPT_H
@@ -31,8 +32,8 @@ struct {
 	__type(value, struct kept);
 } kept_packets SEC(".maps");
 
-/* Returns the index of a packet's entry in the map `kept_packets`. For sessions that may not store packets the index is
- * beyond the map's end, so look-ups find nothing.
+/* Returns the index of a packet's entry in the map `kept_packets`. The map has no entries for sessions whose
+ * configuration stores no packets. For them the index is beyond the map's end, so look-ups find nothing.
  */
 static __always_inline __u32 kept_at(const struct graft_work *work, __u32 number)
 {
@@ -57,8 +58,8 @@ static __always_inline struct kept *kept_find(const struct graft_work *work, __u
 	return kept && kept_is(kept, work, number) ? kept : NULL;
 }
 
-/* Copies a packet's payload to an entry. Returns not 0 if the payload is too long, and the entry is then
- * empty.
+/* Copies a packet's payload to an entry. If the payload is too long, the function returns a value other than 0 and
+ * leaves the entry empty.
  */
 static __noinline int kept_put(struct __sk_buff *skb, struct graft_work *work, struct kept *kept)
 {

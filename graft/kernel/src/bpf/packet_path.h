@@ -13,8 +13,8 @@
 #include "packet_wire.h"
 #include <linux/pkt_cls.h>
 
-/* largest number of sessions with several network paths; unlike maps of GRAFT_SESSIONS, these are not resized when
- * objects are loaded
+/* largest number of sessions with several network paths; unlike maps with GRAFT_SESSIONS entries, the maps of this size
+ * are not resized when the BPF objects are loaded
  */
 #define PATH_SESSIONS 100
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Decides when an application is told that it may send again, after a packet was refused because too many were in
- * flight. It is told once, when it may send a quarter of the limit or no packet is in flight any more.
+ * flight. The application is told once: when it may send a quarter of the allowed packets in flight, or when no packet
+ * is in flight any more.
  */
 #ifndef MILLRACE_PACKET_ROOM_H
 #define MILLRACE_PACKET_ROOM_H
@@ -12,8 +13,8 @@ static __always_inline __u32 free_packets(const struct graft_shared *shared, __u
 {
 	__u32 next = shared->next, under_way = next - shared->delivered, free;
 
-	/* These are also the limits of the function `window`: the number of packets in flight, and the range of packet
-	 * numbers that an acknowledgement's bitmap covers.
+	/* The packet function `window` has the same two limits: the number of packets in flight, and the range of
+	 * packet numbers that an acknowledgement's bitmap covers.
 	 */
 	if (under_way >= packets || next - shared->acked >= GRAFT_WINDOW / 2)
 		return 0;

@@ -41,8 +41,8 @@ struct {
 	__type(value, __u32);
 } stages_rx SEC(".maps");
 
-/* The datagram of an application or a function that is being sealed (encrypted) on this CPU. Its state is separate from
- * `works`, which may describe another packet at the time.
+/* The datagram of an application or a function that is being sealed (encrypted) on this CPU. The dispatcher's state
+ * `works` is separate, since it may describe a different packet while this one is sealed.
  */
 struct seal_call {
 	__u32 session;

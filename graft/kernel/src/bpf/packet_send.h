@@ -118,7 +118,7 @@ static __noinline int finish(struct __sk_buff *skb, struct graft_work *work, str
 								 &letter->frame, sizeof(letter->frame), 0))
 		return -1;
 	of_frame = csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)&letter->frame, sizeof(letter->frame), 0));
-	/* At an odd offset, the frame's sum counts with swapped bytes. */
+	/* If the frame begins at an odd offset, the two bytes of its sum are swapped before the sum is added. */
 	if (bytes & 1)
 		of_frame = of_frame << 8 | of_frame >> 8;
 	return put_datagram(skb, work, bytes + GRAFT_FRAME_BYTES, of_frame + letter->sum);
@@ -126,7 +126,9 @@ static __noinline int finish(struct __sk_buff *skb, struct graft_work *work, str
 
 /* --- Sending packets from the socket buffer of a received packet --- */
 
-/* Saves the payload and frame of a packet while other packets are made in its buffer. */
+/* Holds the payload and graft frame of a received packet, while a function makes packets to send in that packet's
+ * socket buffer.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -168,7 +170,8 @@ static __always_inline int borrow(struct __sk_buff *skb, struct graft_work *work
 	return 0;
 }
 
-/* Restores a packet that borrow() has saved in its socket buffer. Returns not 0 if that failed and the packet is lost.
+/* Writes the packet that borrow() has saved back to its socket buffer. Returns not 0 if that failed and the packet is
+ * lost.
  */
 static __always_inline int give_back(struct __sk_buff *skb, struct graft_work *work, struct loan *loan)
 {

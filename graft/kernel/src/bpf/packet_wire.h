@@ -51,7 +51,7 @@ static __always_inline int take_wire(struct net_cursor *cursor, const struct ip_
 
 	if (take_udp(cursor, udp) || carried->end < begin + UDP_BYTES || carried->end - begin > 0xffff)
 		return -1;
-	/* The length comes from the IP header, since the header on the wire has no length field. */
+	/* The length comes from the IP header, since the header of protocol 253 has no length field. */
 	udp->bytes = carried->end - begin;
 	return 0;
 }

@@ -23,7 +23,8 @@
 struct graft_parity {
 	__u8 row;
 	__u8 packets;
-	__be16 length; /* sum over the lengths of the block's payloads, encoded in the same way as their contents */
+	/* sum over the lengths of the block's payloads, with the same factors as the sum over their contents */
+	__be16 length;
 };
 
 /* A row of the system of linear equations from which missing packets are computed. Row operations apply to all words of
@@ -42,8 +43,8 @@ struct row {
  * iterations of the loops, it would check each iteration.
  */
 struct sum {
-	/* for the packet that is added next: 1 in the 16 bits of the missing packet's index, or 0 if the packet was
-	 * received
+	/* describes the packet that is added next; 0: it was received; otherwise it is missing, and the 16-bit element
+	 * at the index of this missing packet is 1
 	 */
 	__u64 unit;
 	__u32 bytes; /* length of the longest packet, rounded up to whole 16-bit elements, in bytes */
@@ -87,7 +88,7 @@ static __always_inline void parity_clear(struct sum *sum, const __u32 rows)
 			parity_clear_row(&sum->rows[index]);
 }
 
-/* Multiplies the word of each row r by x^r, and adds a word of the packet to it. */
+/* Multiplies one 64-bit word of each row r by x^r, and adds the packet's word at the same offset to it. */
 static __always_inline void parity_step(__u64 *words[PARITY_MAX], const __u32 rows, __u64 word)
 {
 	for (__u32 index = 0; index < PARITY_MAX; index++) {

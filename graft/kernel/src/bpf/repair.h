@@ -19,8 +19,8 @@
 struct repair_config {
 	__u32 retry_us;
 	__u32 tries; /* most requests for a packet; 0: no limit */
-	/* time after which the receiver gives a missing packet up (no longer expects it), unless it would exceed
-	 * `give_up_permille`; 0: never
+	/* time after which the receiver gives a missing packet up (no longer expects it), unless the number of such
+	 * packets would then exceed `give_up_permille`; 0: never
 	 */
 	__u32 deadline_ms;
 	/* permille of all packets that the receiver may give up (no longer expect); 1000: all */
@@ -229,8 +229,8 @@ static __always_inline __u32 look(struct asking *asking)
 		state->looked = state->counted = shared->complete;
 		state->begun = 1;
 	}
-	/* Packets below `complete` need no check. Checking begins there, also if a packet that counted as received was
-	 * lost afterwards.
+	/* No packet with a number below `complete` is missing. The search for missing packets begins at `complete`,
+	 * also if a packet was recorded as received and then lost between XDP and TC.
 	 */
 	if (!graft_not_before(state->looked, shared->complete) || is_forgotten(state, shared))
 		state->looked = shared->complete;
@@ -264,7 +264,8 @@ static __always_inline int ask(struct __sk_buff *skb, struct asking *asking)
 	return give_back(skb, asking->work, &loan);
 }
 
-/* Processes GRAFT_LAST, whose number is that of the sender's next packet: all earlier packets have been sent.
+/* Processes a frame of type GRAFT_LAST, which states the sender's next packet number: packets with lower numbers have
+ * been sent.
  */
 static __always_inline void believe(struct graft_shared *shared, __u32 next)
 {

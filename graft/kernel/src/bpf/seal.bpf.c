@@ -259,8 +259,9 @@ static __always_inline int shorten_ipv6(struct xdp_md *ctx, __u32 ip_at)
 	return bpf_xdp_store_bytes(ctx, at, &length, sizeof(length));
 }
 
-/* Writes lengths and UDP checksum for the opened datagram; a checksum of 0 (none) stays. If completing the
- * checksum was left to the interface, packet_repair corrects it, since only TC sees that flag.
+/* Writes lengths and UDP checksum for the opened datagram; a checksum of 0 (none) is not changed. If the sender left
+ * the checksum to its interface (CHECKSUM_PARTIAL), packet_repair corrects it, since XDP cannot see that flag of the
+ * skb.
  */
 static __noinline int put_headers(struct xdp_md *ctx, const struct graft_work *work, struct quic_buf *buf,
 				  __u32 bytes)

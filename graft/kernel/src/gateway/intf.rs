@@ -13,7 +13,7 @@ mod tests {
     use millrace_kernel::intf::enum_names;
 
     #[test]
-    fn verdicts_are_named_as_in_c() {
+    fn gateway_verdicts_are_named_as_in_the_bpf_program() {
         let names: Vec<_> = super::super::VERDICTS.iter().map(|name| name.replace('-', "_")).collect();
         assert_eq!(names, enum_names(env!("OUT_DIR"), "graft_gateway.bpf.o", "gateway_verdict", "gateway_"));
     }

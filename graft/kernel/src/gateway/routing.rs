@@ -81,14 +81,14 @@ pub(super) fn runs() -> io::Result<Vec<GatewayRun>> {
 /// A rule or a route of a gateway, as the kernel lists it.
 struct MadeRoute {
     run: GatewayRun,
-    /// Type of the netlink message that removes this rule or route. The message's body is the one that the kernel
-    /// listed.
+    /// Type of the netlink message that removes this rule or route. That message has the same body (`body`) as the
+    /// message in which the kernel listed the rule or route.
     removal: u16,
     body: Vec<u8>,
 }
 
-/// Returns the gateway's rules and routes of all daemon processes. Rules come first, so that in this order of removal
-/// no rule refers to an empty table.
+/// Returns the gateway's rules and routes of all daemon processes. The list begins with the rules. If they are removed
+/// in this order, no rule refers to an empty table meanwhile.
 fn all() -> io::Result<Vec<MadeRoute>> {
     let mut all = Vec::new();
     for family in [RouteFamily::V4, RouteFamily::V6] {
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gateway_recognises_rules_and_routes_of_its_run() {
+    fn gateway_recognises_only_its_own_routing_rules_and_routes() {
         let run = GatewayRun(7);
         let rule = rule(RouteFamily::V4, run, "lan0", run.mark());
         let route = route(RouteFamily::V6, run, 1);

@@ -18,7 +18,7 @@ mod tests {
     use millrace_kernel::intf::enum_names;
 
     #[test]
-    fn verdicts_are_named_as_in_c() {
+    fn tunnel_hook_verdicts_are_named_as_in_the_bpf_program() {
         let names: Vec<_> =
             super::super::HookVerdict::ALL.iter().map(|it| it.name().replace('-', "_")).collect();
         assert_eq!(names, enum_names(env!("OUT_DIR"), "graft_hook.bpf.o", "hook_verdict", "hook_"));

@@ -85,8 +85,8 @@ impl OpenedFunction {
         room.bytes(&mut self.open, &shared)
     }
 
-    /// Loads the function with the dispatcher's maps in place of the ones it declares. If `alike` is given, the
-    /// function also uses that version's map of states.
+    /// Loads the function with the dispatcher's maps in place of the ones it declares. If `alike`, an already loaded
+    /// version of the function, is given, both versions use its map of the sessions' states.
     pub(super) fn load(
         mut self,
         room: &SessionRoom,
@@ -161,7 +161,8 @@ impl LoadedFunction {
     /// The function cannot convert states, or not those of this version, or its program returned an error.
     pub fn migrate(&self, session: u32, from: &Self, hooks: &[FunctionHook]) -> Result<(), Error> {
         let (Some(program), Some(place)) = (&self.migrate, &self.old) else { return Err(Error::NoMigration) };
-        // This program knows only one layout of the previous state, so a state of another size is refused.
+        // The converting program knows only one layout of the previous version's state, so a state of another size is
+        // refused.
         let old = from.state(session)?.filter(|old| old.len() == place.value_size() as usize);
         let old = old.ok_or(Error::NoMigration)?;
         place.update(&0u32.to_ne_bytes(), &old, MapFlags::ANY).map_err(Error::State)?;

@@ -20,7 +20,7 @@ pub(super) fn message_mark(mark: u32) -> u32 {
 
 /// Sends a datagram by every network path of the session, from the session's local address and port. It uses a raw
 /// socket, since an application's socket may use the port. The packet mark tells the dispatcher that the datagram
-/// already has a frame.
+/// already has a graft frame.
 pub(super) fn send_by_all(ends: &SessionEnds, paths: u8, mark: u32, payload: &[u8]) -> io::Result<()> {
     let socket = raw(ends)?;
     let datagram = datagram(ends, payload);

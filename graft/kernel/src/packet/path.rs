@@ -73,8 +73,8 @@ impl PacketHooks {
         if paths.len() > PATHS_MAX {
             return Err(Error::Room { what: "paths of a session", have: paths.len(), room: PATHS_MAX });
         }
-        // The counters are cleared only when a session first gets paths. Later changes continue them, since the daemons
-        // compare sent and received packets of both hosts.
+        // The counters are cleared only when a session first gets paths. They continue when the session's paths change
+        // later, since the daemons compare the sent and received packets of both hosts.
         if is_first {
             let session = self.find(ends)?.raw.index;
             let none = intf::PathCounts::default();

@@ -72,7 +72,7 @@ impl SessionRoom {
     fn bytes_of(&self, map: &OpenMapMut<'_>, cpus: u64) -> u64 {
         let kind = map.map_type();
         let entries = u64::from(self.entries(&name(map), kind, map.max_entries()));
-        // The kernel rounds values up to 8 bytes.
+        // The kernel rounds the size of each value in a map up to a multiple of 8 bytes.
         let value = u64::from(map.value_size()).next_multiple_of(8);
         match kind {
             MapType::RingBuf => entries,
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn maps_of_sessions_grow_with_their_number() {
+    fn bpf_map_sizes_grow_with_the_configured_number_of_sessions() {
         let room = SessionRoom { sessions: 1000, storing_sessions: 20 };
         let table = [
             ("state", MapType::Array, 64, 1000),

@@ -68,7 +68,7 @@ pub struct Tick {
 impl PacketHooks {
     // --- Messages ---
 
-    /// Returns the frame of a message for a session. BPF functions make frames with the same bytes.
+    /// Encodes a message of a session as a graft frame. The BPF programs encode the same message to the same bytes.
     pub fn frame_message(&self, ends: &SessionEnds, talk: TalkMessage) -> Result<[u8; FRAME_BYTES], Error> {
         let raw = &self.find(ends)?.raw;
         let (kind, number) = match talk {
@@ -162,7 +162,7 @@ impl PacketHooks {
 
     /// Returns the sessions whose application may send again, after a datagram was refused because too many were in
     /// flight. They are those known at the last call of [`receive_messages`](Self::receive_messages). A session is
-    /// reported once, when a quarter of the limit is free.
+    /// reported once, when its application may send at least a quarter of the packets that may be in flight.
     pub fn room_for(&mut self) -> Vec<SessionEnds> {
         std::mem::take(&mut self.room_for)
     }
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernel_call_without_memory_is_retried() {
+    fn kernel_call_that_fails_with_enomem_is_retried() {
         let mut answers = [nix::Error::ENOMEM, nix::Error::ENOMEM].into_iter();
         assert!(with_memory(|| answers.next().map_or(Ok(()), |error| Err(Error::Clock(error)))).is_ok());
         let mut calls = 0;
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_call_with_another_error_is_not_retried() {
+    fn kernel_call_with_error_other_than_enomem_is_not_retried() {
         let mut calls = 0;
         let refused = with_memory(|| {
             calls += 1;

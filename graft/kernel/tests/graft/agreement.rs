@@ -17,7 +17,7 @@ fn reno(side: RuleSide) -> TcpRule {
 }
 
 #[test]
-fn both_tcp_ends_agree_and_set_their_congestion_control() {
+fn agreement_by_tcp_option_sets_the_congestion_control_of_each_end() {
     let Some(site) = GraftTestSite::new("agree") else { return };
     let settings = Settings {
         congestion: Some("reno".into()),
@@ -75,7 +75,7 @@ fn connection_to_peer_without_grafts_is_plain_tcp() {
 }
 
 #[test]
-fn rule_without_an_offer_sends_no_tcp_option() {
+fn graft_rule_without_agreement_sends_no_tcp_option() {
     let Some(site) = GraftTestSite::new("onesided") else { return };
     let mut client = loaded(&site.clients, &TcpRule { agree: false, ..reno(RuleSide::Client) });
     let listener = site.listen();
@@ -87,7 +87,7 @@ fn rule_without_an_offer_sends_no_tcp_option() {
 }
 
 #[test]
-fn peer_that_stops_answering_the_option_is_reported() {
+fn peer_that_stops_answering_the_tcp_option_is_reported() {
     let Some(site) = GraftTestSite::new("missed") else { return };
     let (mut client, mut server) = site.both(&reno(RuleSide::Client), &reno(RuleSide::Server));
     let listener = site.listen();
@@ -128,14 +128,14 @@ fn middlebox(namespace: &str, rule: &str) -> bool {
 }
 
 #[test]
-fn connection_whose_option_is_stripped_stays_plain_tcp() {
+fn connection_whose_tcp_option_a_middlebox_removes_stays_plain_tcp() {
     let Some(site) = GraftTestSite::new("strip") else { return };
     let (mut client, mut server) = site.both(&reno(RuleSide::Client), &reno(RuleSide::Server));
     let listener = site.listen();
     // First the server's answer is removed on its way to the client, and later the client's offer.
     if !middlebox(site.client(), "reset tcp option 253") {
         println!(
-            "SKIP connection_whose_option_is_stripped_stays_plain_tcp: nftables cannot take options off here"
+            "SKIP connection_whose_tcp_option_a_middlebox_removes_stays_plain_tcp: nftables cannot take options off here"
         );
         return;
     }
@@ -152,12 +152,14 @@ fn connection_whose_option_is_stripped_stays_plain_tcp() {
 }
 
 #[test]
-fn path_that_drops_the_option_is_detected_once() {
+fn tcp_option_is_withheld_after_a_path_has_dropped_its_syn() {
     let Some(site) = GraftTestSite::new("drop") else { return };
     let (mut client, mut server) = site.both(&reno(RuleSide::Client), &reno(RuleSide::Server));
     let listener = site.listen();
     if !middlebox(site.server(), "tcp option 253 exists drop") {
-        println!("SKIP path_that_drops_the_option_is_detected_once: nftables does not see options here");
+        println!(
+            "SKIP tcp_option_is_withheld_after_a_path_has_dropped_its_syn: nftables does not see options here"
+        );
         return;
     }
     for wanted in [vec![(TcpOutcome::Resent, 1)], vec![(TcpOutcome::Resent, 1), (TcpOutcome::Withheld, 1)]] {
@@ -170,7 +172,7 @@ fn path_that_drops_the_option_is_detected_once() {
 }
 
 #[test]
-fn missing_congestion_control_is_counted() {
+fn rule_with_an_unavailable_congestion_control_is_counted() {
     let Some(site) = GraftTestSite::new("missing") else { return };
     let mut client =
         loaded(&site.clients, &TcpRule { agree: false, ..rule(RuleSide::Client, congestion("mr_nowhere")) });
@@ -181,7 +183,7 @@ fn missing_congestion_control_is_counted() {
 }
 
 #[test]
-fn connections_of_other_ports_and_peers_are_unchanged() {
+fn connections_that_match_no_rules_port_or_peer_stay_unchanged() {
     let Some(site) = GraftTestSite::new("others") else { return };
     let elsewhere = "192.0.2.0/24".parse().expect("a prefix");
     let rules = [
@@ -208,10 +210,10 @@ fn connections_of_other_ports_and_peers_are_unchanged() {
     assert_eq!(counted(&mut client), [(TcpOutcome::OneSided, 1)]);
 }
 
-/// A second instance of the programs runs on the same cgroup. The kernel refuses to write its option, since a TCP
-/// header may contain each option once.
+/// A second instance of the programs runs on the same cgroup. The rules of both instances use no TCP option, since a
+/// TCP header may contain each option once.
 #[test]
-fn foreign_program_of_the_cgroup_stays_attached() {
+fn sock_ops_program_stays_attached_when_another_of_its_cgroup_detaches() {
     let Some(site) = GraftTestSite::new("beside") else { return };
     let mut first = loaded(&site.clients, &TcpRule { agree: false, ..reno(RuleSide::Client) });
     let mut second =
@@ -240,7 +242,7 @@ fn rule_list_beyond_its_limit_is_refused() {
 
 /// A rule that needs a bound peer sends the option only to that peer, and only while the peer is bound.
 #[test]
-fn option_is_sent_only_to_bound_peers() {
+fn tcp_option_is_sent_only_while_its_peer_is_bound_if_the_rule_asks() {
     let Some(site) = GraftTestSite::new("bound") else { return };
     let bound = |side| TcpRule { bound: true, ..reno(side) };
     let (mut client, mut server) = site.both(&bound(RuleSide::Client), &bound(RuleSide::Server));
@@ -283,7 +285,7 @@ fn option_is_sent_only_to_bound_peers() {
 
 /// Both ends of a connection identify it by the sequence numbers of its first data bytes.
 #[test]
-fn both_ends_record_the_same_connection() {
+fn client_and_server_identify_a_connection_by_equal_sequence_numbers() {
     let Some(site) = GraftTestSite::new("remember") else { return };
     let (mut client, mut server) = site.both(&reno(RuleSide::Client), &reno(RuleSide::Server));
     let listener = site.listen();
@@ -308,7 +310,7 @@ fn both_ends_record_the_same_connection() {
 /// Two kinds of servers cannot answer the option: one that listened before the program was attached, and one that uses
 /// SYN cookies.
 #[test]
-fn server_that_could_not_answer_the_option_reports_it() {
+fn server_with_earlier_listener_or_syn_cookies_reports_no_tcp_option() {
     let Some(site) = GraftTestSite::new("unable") else { return };
     let listener = site.listen();
     let mut server = loaded(&site.servers, &reno(RuleSide::Server));
@@ -333,7 +335,7 @@ fn server_that_could_not_answer_the_option_reports_it() {
 
 /// The connecting process is in a child of the cgroup that the program is attached to.
 #[test]
-fn rule_can_select_by_command_and_cgroup() {
+fn graft_rule_selects_connections_by_command_and_cgroup() {
     let Some(site) = GraftTestSite::new("whose") else { return };
     let listener = site.listen();
     let nested = site.clients.below("nested");

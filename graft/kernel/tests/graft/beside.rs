@@ -1,5 +1,5 @@
 //! Tests grafts next to another program on the same cgroup. That program writes a TCP option of its own, and counts
-//! SYNs and later packets with the option.
+//! SYNs and later packets that have this option.
 
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::path::Path;

@@ -69,14 +69,14 @@ fn congestion_control_is_replaced_while_sockets_use_it() {
 /// instruction about once, because functions are global. With static functions it would process 44,000 instructions for
 /// the congestion control `pcc`.
 #[test]
-fn known_congestion_control_is_verified_without_repetition() {
+fn reloaded_congestion_control_needs_at_most_2000_verifier_instructions() {
     let Some(_site) = GraftTestSite::new("known") else { return };
     for (name, image) in SHIPPED {
         CongestionProgram::prepare(image).expect(name);
         let control = CongestionProgram::register(image, &[]).expect(name);
         if !control.is_by_link() {
             println!(
-                "SKIP known_congestion_control_is_verified_without_repetition: this kernel registers none by link"
+                "SKIP reloaded_congestion_control_needs_at_most_2000_verifier_instructions: this kernel registers none by link"
             );
             return;
         }
@@ -87,7 +87,7 @@ fn known_congestion_control_is_verified_without_repetition() {
 }
 
 #[test]
-fn congestion_control_name_is_registered_once() {
+fn second_congestion_control_of_the_same_name_is_refused() {
     let Some(_site) = GraftTestSite::new("once") else { return };
     let _first = CongestionProgram::register(image("hybla"), &[]).expect("registered");
     let second = CongestionProgram::register(image("hybla"), &[]).err().expect("a name is there once");
@@ -95,7 +95,7 @@ fn congestion_control_name_is_registered_once() {
 }
 
 #[test]
-fn leftovers_of_a_killed_process_are_removed() {
+fn congestion_control_left_by_a_killed_process_is_removed() {
     let Some(_site) = GraftTestSite::new("leftover") else { return };
     // This is what a killed process leaves on kernels without links: a registered control and its map.
     std::mem::forget(CongestionProgram::register_without_link(image("westwood"), &[]).expect("registered"));

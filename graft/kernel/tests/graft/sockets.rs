@@ -6,7 +6,7 @@ use crate::net::inside;
 use crate::site::{GraftTestSite, congestion, congestion_of, rule, transfer};
 
 #[test]
-fn existing_sockets_are_read_and_changed() {
+fn congestion_control_of_existing_tcp_sockets_is_read_and_changed() {
     let Some(site) = GraftTestSite::new("live") else { return };
     let mut sockets = SocketPrograms::load().expect("loads");
     let listener = site.listen();

@@ -298,8 +298,8 @@ fn retransmission_request_is_answered_with_the_same_packet() {
 /// A retransmission request is not answered with packets that were stored for another session, or before the session
 /// restarted.
 #[test]
-fn packets_stored_before_a_restart_are_not_sent() {
-    if !root("packets_stored_before_a_restart_are_not_sent") {
+fn packets_stored_before_a_session_restart_are_not_retransmitted() {
+    if !root("packets_stored_before_a_session_restart_are_not_retransmitted") {
         return;
     }
     let there = other_side(&v4());
@@ -324,8 +324,8 @@ pub fn request(from: &PacketHooks, ends: &SessionEnds, number: u32) -> Vec<u8> {
 }
 
 #[test]
-fn packets_of_both_lists_are_accepted_during_a_swap() {
-    if !root("packets_of_both_lists_are_accepted_during_a_swap") {
+fn packets_of_old_and_new_function_list_are_accepted_during_a_change() {
+    if !root("packets_of_old_and_new_function_list_are_accepted_during_a_change") {
         return;
     }
     let there = other_side(&v4());
@@ -457,8 +457,8 @@ fn new_function_version_continues_with_the_old_state() {
 
 /// Two versions of a function whose states have the same layout use one map of states.
 #[test]
-fn function_versions_with_equal_state_share_it() {
-    if !root("function_versions_with_equal_state_share_it") {
+fn function_versions_with_equal_state_layout_share_their_state_map() {
+    if !root("function_versions_with_equal_state_layout_share_their_state_map") {
         return;
     }
     let tally = || OpenedFunction::open(TALLIES[0]).expect("a function");
@@ -535,8 +535,8 @@ fn ticks(hooks: &mut PacketHooks, enough: usize) -> Vec<Tick> {
 }
 
 #[test]
-fn session_clock_ticks_are_reported() {
-    if !root("session_clock_ticks_are_reported") {
+fn session_timer_reports_each_period_to_the_daemon() {
+    if !root("session_timer_reports_each_period_to_the_daemon") {
         return;
     }
     let mut hooks = hooks();
@@ -551,15 +551,15 @@ fn session_clock_ticks_are_reported() {
 
 /// Each session has its own periodic timer in the kernel. The timer stops while the session has nothing to report.
 #[test]
-fn session_clock_stops_until_a_packet_is_sent() {
-    if !root("session_clock_stops_until_a_packet_is_sent") {
+fn session_timer_does_not_run_until_a_packet_is_sent() {
+    if !root("session_timer_does_not_run_until_a_packet_is_sent") {
         return;
     }
     const PERIOD: std::time::Duration = std::time::Duration::from_millis(5);
     let mut hooks = hooks();
     open(&mut hooks, v4(), &["number"]);
     hooks.set_clock(&v4(), PERIOD).expect("a clock");
-    // exact: a running session clock would tick several times within this pause
+    // exact: the timer of a session would expire several times within this pause
     std::thread::sleep(20 * PERIOD);
     assert_eq!(hooks.ticks().expect("ticks"), []);
     framed(&hooks, &v4(), b"payload");

@@ -232,8 +232,8 @@ const GO_BACK: &[&str] = &["window", "gobackn", "number", "acknowledge"];
 /// No more packets are in flight than the window allows. A refused packet gets no packet number, and acknowledgements
 /// let the sender send again.
 #[test]
-fn window_bounds_packets_in_flight() {
-    if !root("window_bounds_packets_in_flight") {
+fn send_window_bounds_packets_in_flight() {
+    if !root("send_window_bounds_packets_in_flight") {
         return;
     }
     for (ends, size) in [(v4(), 1), (v4(), 4), (v6(), 4), (v4(), 256)] {
@@ -260,8 +260,8 @@ fn window_bounds_packets_in_flight() {
 /// A refused sender is notified once, when a quarter of its window is free or nothing is in flight. A sender that did
 /// not ask for the notification (`tell_room`) gets none.
 #[test]
-fn refused_sender_is_notified_of_room_once() {
-    if !root("refused_sender_is_notified_of_room_once") {
+fn sender_refused_by_a_full_window_is_notified_once_of_free_space() {
+    if !root("sender_refused_by_a_full_window_is_notified_once_of_free_space") {
         return;
     }
     for (ends, is_asked) in [(v4(), true), (v6(), true), (v4(), false)] {
@@ -520,8 +520,8 @@ fn receiver_gives_up_packet_that_sender_no_longer_stores() {
 
 /// Packet numbers start again when a session restarts, but packets stored before the restart are not sent.
 #[test]
-fn restarted_session_keeps_no_old_state() {
-    if !root("restarted_session_keeps_no_old_state") {
+fn restarted_session_numbers_anew_and_retransmits_no_old_packets() {
+    if !root("restarted_session_numbers_anew_and_retransmits_no_old_packets") {
         return;
     }
     for functions in [SELECTIVE, GO_BACK] {
@@ -563,9 +563,9 @@ fn missing_packet_is_requested_again_when_packets_arrive_in_order() {
 /// No more than the permitted share of packets is abandoned by the receiver after the deadline. Retransmission of all
 /// other missing packets is requested without a limit.
 #[test]
-fn number_of_packets_given_up_is_bounded() {
+fn packets_abandoned_after_the_deadline_stay_within_limit_per_mille() {
     const MORE_THAN_A_RETRY: Duration = Duration::from_millis(2);
-    if !root("number_of_packets_given_up_is_bounded") {
+    if !root("packets_abandoned_after_the_deadline_stay_within_limit_per_mille") {
         return;
     }
     let partial: &[&str] = &["window", "number", "partial", "acknowledge"];
@@ -606,13 +606,13 @@ fn number_of_packets_given_up_is_bounded() {
     assert_eq!(pair.come().complete, 101);
 }
 
-/// The receiver requests packets that the previous function list sent as that list requires, even if the new list may
-/// abandon packets. The same holds after a second swap of lists.
+/// Packets that were sent with the previous, reliable function list are requested until they arrive, even if the new
+/// list may abandon packets. The same holds after a second swap of lists.
 #[test]
-fn function_list_abandons_only_its_own_packets_after_a_swap() {
+fn packets_of_a_reliable_function_list_are_requested_after_replacement() {
     const LATER: Duration = Duration::from_millis(3);
     const GO_BACK: &[&str] = &["window", "gobackn", "number", "acknowledge"];
-    if !root("function_list_abandons_only_its_own_packets_after_a_swap") {
+    if !root("packets_of_a_reliable_function_list_are_requested_after_replacement") {
         return;
     }
     let parameters = [
@@ -679,8 +679,8 @@ fn function_list_abandons_only_its_own_packets_after_a_swap() {
 /// The congestion window starts with a few packets, and grows when packets are delivered. Other properties of this
 /// congestion control are tested in tests/parsers.rs, without the kernel.
 #[test]
-fn congestion_control_bounds_the_window() {
-    if !root("congestion_control_bounds_the_window") {
+fn congestion_window_starts_with_ten_packets_and_doubles_on_delivery() {
+    if !root("congestion_window_starts_with_ten_packets_and_doubles_on_delivery") {
         return;
     }
     let functions: &[&str] = &["congestion", "window", "number", "repair", "acknowledge"];

@@ -1,5 +1,5 @@
-//! Tests of packet grafts: the XDP hook that they share with the gate, functions on single frames, and functions on a
-//! path that loses packets. They need root.
+//! Tests of packet grafts: the XDP hook that they share with Millrace's packet filter (`millrace gate`), functions on
+//! single frames, and functions on a path that loses packets. They need root.
 
 mod bounded;
 mod datagrams;

@@ -92,8 +92,8 @@ fn packets_without_pacing_rate_are_not_delayed() {
 /// When function lists are swapped, a session keeps its next departure time; when the session restarts, the time is
 /// cleared.
 #[test]
-fn departure_time_outlasts_a_function_list_swap_but_not_a_restart() {
-    if !root("departure_time_outlasts_a_function_list_swap_but_not_a_restart") {
+fn pacing_departure_time_outlasts_function_list_change_not_a_restart() {
+    if !root("pacing_departure_time_outlasts_function_list_change_not_a_restart") {
         return;
     }
     let mut hooks =

@@ -117,8 +117,8 @@ fn sizes(ends: &millrace_graft_kernel::packet::SessionEnds, round: usize, packet
 }
 
 #[test]
-fn parity_matches_its_definition() {
-    if !root("parity_matches_its_definition") {
+fn kernel_parity_packets_equal_those_computed_from_the_definition() {
+    if !root("kernel_parity_packets_equal_those_computed_from_the_definition") {
         return;
     }
     for (ends, packets, parity) in

@@ -70,8 +70,8 @@ fn kinds() -> impl Iterator<Item = (SessionEnds, WireProtocol)> {
 /// A datagram has its path's addresses on the wire, and the session's addresses at both hosts. All checksums are
 /// correct.
 #[test]
-fn redundant_datagram_uses_each_path() {
-    if !root("redundant_datagram_uses_each_path") {
+fn datagram_of_a_redundant_session_is_sent_on_each_path() {
+    if !root("datagram_of_a_redundant_session_is_sent_on_each_path") {
         return;
     }
     with_two_queues(|ifindex| {
@@ -110,8 +110,8 @@ fn redundant_datagram_uses_each_path() {
 /// A path of a session does not accept packets that arrive at another interface, have other addresses, or are not
 /// authenticated with the session's key. The path does not count such packets as received.
 #[test]
-fn path_accepts_only_its_own_session() {
-    if !root("path_accepts_only_its_own_session") {
+fn network_path_refuses_packets_of_other_interfaces_addresses_or_keys() {
+    if !root("network_path_refuses_packets_of_other_interfaces_addresses_or_keys") {
         return;
     }
     with_two_queues(|ifindex| {
@@ -228,8 +228,8 @@ fn packet_counts_of_a_session_path_continue_on_a_new_interface() {
 /// The receiver neither requests the retransmission of a packet that a slower path may still deliver, nor counts it as
 /// lost.
 #[test]
-fn packet_that_may_arrive_on_another_path_is_not_missing() {
-    if !root("packet_that_may_arrive_on_another_path_is_not_missing") {
+fn packet_that_a_slower_path_may_deliver_is_not_requested_again() {
+    if !root("packet_that_a_slower_path_may_deliver_is_not_requested_again") {
         return;
     }
     // Columns: the number of the packet that arrives, and the number below which the receiver then considers no packet

@@ -197,8 +197,8 @@ fn datagram_arrives_unchanged() {
 
 /// The kernel opens datagrams that ring has sealed, with and without a UDP checksum.
 #[test]
-fn datagram_sealed_by_ring_is_opened() {
-    if !root("datagram_sealed_by_ring_is_opened") {
+fn datagram_encrypted_by_the_ring_library_is_decrypted_by_the_kernel() {
+    if !root("datagram_encrypted_by_the_ring_library_is_decrypted_by_the_kernel") {
         return;
     }
     for cipher in CIPHERS {
@@ -229,8 +229,8 @@ fn datagram_sealed_by_ring_is_opened() {
 
 /// A datagram with any changed bit or any other length is only counted, and not delivered.
 #[test]
-fn changed_datagram_is_refused() {
-    if !root("changed_datagram_is_refused") {
+fn encrypted_datagram_with_any_changed_bit_or_length_is_refused() {
+    if !root("encrypted_datagram_with_any_changed_bit_or_length_is_refused") {
         return;
     }
     for cipher in CIPHERS {
@@ -397,8 +397,8 @@ fn control_message_of_an_encrypted_session_must_be_encrypted() {
     let far = other_side(&v4());
     let (sender, mut receiver) = pair(v4(), SealedCipher::ChaCha20Poly1305, &["number"]);
     let message = sender.frame_message(&near, TalkMessage::Says(3, 77)).expect("a message");
-    // The daemon's message is sent without sealing, and with last bytes that imitate the current or the previous format
-    // of sealed datagrams.
+    // An unsealed message of the daemon must be dropped, also if its last bytes imitate the current or the previous
+    // format of sealed datagrams.
     for bits in [0x10, 0x12] {
         let as_sealed = [&message[..], &[9; 24], &[MAGIC, bits, 0, 0, 0, 0, 0, 9]].concat();
         for payload in [&message[..], &as_sealed] {
@@ -420,8 +420,8 @@ fn control_message_of_an_encrypted_session_must_be_encrypted() {
 /// A session whose sending the daemon has paused (`hold`) sends nothing. A packet that is authenticated with a new key
 /// counts as forged until the peer has the new key, too.
 #[test]
-fn frame_is_authenticated_with_the_latest_key() {
-    if !root("frame_is_authenticated_with_the_latest_key") {
+fn packet_is_authenticated_with_the_latest_session_key() {
+    if !root("packet_is_authenticated_with_the_latest_session_key") {
         return;
     }
     let near = v4();
@@ -672,9 +672,9 @@ fn lost_packets_are_sent_again() {
 
 /// Packets that functions send are sealed, too: acknowledgements, retransmissions, and parity packets.
 #[test]
-fn packets_sent_by_functions_are_sealed() {
+fn acknowledgements_retransmissions_and_parity_packets_are_encrypted() {
     const SENT: u32 = 1500;
-    if !root("packets_sent_by_functions_are_sealed") {
+    if !root("acknowledgements_retransmissions_and_parity_packets_are_encrypted") {
         return;
     }
     let parity: &[&str] = &["window", "number", "fec", "repair", "acknowledge"];
@@ -770,8 +770,8 @@ fn packets_sent_by_functions_are_sealed() {
 /// No packet is sent without keys, neither by the application nor by a function. The application gets an error for its
 /// own packet only.
 #[test]
-fn packets_sent_by_functions_need_session_keys() {
-    if !root("packets_sent_by_functions_need_session_keys") {
+fn no_packet_of_application_or_function_is_sent_without_session_keys() {
+    if !root("no_packet_of_application_or_function_is_sent_without_session_keys") {
         return;
     }
     let site = PacketHook::new("keyless", 4);

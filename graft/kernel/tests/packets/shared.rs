@@ -1,5 +1,5 @@
-//! Tests the XDP hook that the gate and packet grafts share. Each of the two programs may attach, detach or be killed
-//! without an effect on the other.
+//! Tests the XDP hook that packet grafts and Millrace's packet filter (`millrace gate`) share. The process of one may
+//! attach, detach or be killed without an effect on the other.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::UdpSocket;
@@ -52,9 +52,9 @@ fn session() -> SessionEnds {
     ends(GRAFTED, CLIENT)
 }
 
-/// A network on which tests attach two programs to one XDP hook: packet grafts and the gate. Packet grafts drop packets
-/// that lack the trailer of their session, and the gate drops packets that are too short, so the test sees which
-/// program runs.
+/// A network on which tests attach two programs to one XDP hook: packet grafts and Millrace's packet filter (the gate).
+/// Packet grafts drop packets that lack the trailer of their session, and the gate drops packets that are too short, so
+/// the test sees which program runs.
 struct SharedSite {
     network: NamespaceNetwork,
     client: UdpSocket,
@@ -190,8 +190,8 @@ fn gate_and_packet_grafts_attach_and_detach_in_any_order() {
 }
 
 #[test]
-fn second_program_of_the_same_kind_is_refused() {
-    if !root("second_program_of_the_same_kind_is_refused") {
+fn second_gate_or_packet_graft_on_an_interface_is_refused() {
+    if !root("second_gate_or_packet_graft_on_an_interface_is_refused") {
         return;
     }
     let site = SharedSite::new("second");
@@ -258,8 +258,8 @@ fn killed_process_leaves_the_other_program_attached() {
 }
 
 #[test]
-fn killed_processes_leave_nothing_behind() {
-    const TEST: &str = "killed_processes_leave_nothing_behind";
+fn killed_gate_and_graft_processes_leave_no_xdp_program_attached() {
+    const TEST: &str = "killed_gate_and_graft_processes_leave_no_xdp_program_attached";
     hold_if_asked();
     if !root(TEST) {
         return;
@@ -280,12 +280,12 @@ fn killed_processes_leave_nothing_behind() {
     site.assert_grafts_judge(&mut grafts);
 }
 
-/// Each packet gets exactly one verdict, while the other program attaches and detaches.
+/// Each packet gets exactly one verdict from one of the two programs, while the other one attaches and detaches.
 #[test]
-fn no_packet_is_lost_while_another_program_attaches_and_detaches() {
+fn packet_grafts_miss_no_packet_while_a_gate_attaches_and_detaches() {
     const ROUNDS: u64 = 20;
     const PACKETS: u64 = 50;
-    if !root("no_packet_is_lost_while_another_program_attaches_and_detaches") {
+    if !root("packet_grafts_miss_no_packet_while_a_gate_attaches_and_detaches") {
         return;
     }
     let site = SharedSite::new("lossless");

@@ -97,8 +97,8 @@ fn swap_at(pair: &mut FunctionPair, at: usize, next: &[&str], fate: SwapFate) {
 }
 
 #[test]
-fn bytes_arrive_unchanged_wherever_function_lists_are_swapped() {
-    if !root("bytes_arrive_unchanged_wherever_function_lists_are_swapped") {
+fn function_list_change_at_any_point_of_a_transfer_keeps_its_bytes() {
+    if !root("function_list_change_at_any_point_of_a_transfer_keeps_its_bytes") {
         return;
     }
     let parameters = [

@@ -41,7 +41,7 @@ pub enum DatagramFate {
     Pass,
     Lose,
     Double,
-    /// The wire delivers the datagram after the next one.
+    /// The wire holds this datagram back, and delivers it behind the one that follows it.
     Hold,
 }
 
@@ -413,9 +413,9 @@ fn lost_packets_are_sent_again() {
 /// The function list drops packets that arrive after a packet with a higher number. It does so only if its functions
 /// run in the right order.
 #[test]
-fn late_packets_are_dropped() {
+fn packets_after_one_with_a_higher_number_are_dropped() {
     const SENT: u32 = 2000;
-    if !root("late_packets_are_dropped") {
+    if !root("packets_after_one_with_a_higher_number_are_dropped") {
         return;
     }
     for protocol in WireProtocol::ALL {
@@ -458,9 +458,9 @@ fn what_is_late_is_dropped_over(protocol: WireProtocol, sent: u32) {
 
 /// Both hosts swap between two lists of functions, back and forth, while packets are sent.
 #[test]
-fn function_lists_are_swapped_without_loss() {
+fn function_lists_change_during_traffic_without_packet_loss() {
     const SENT: u32 = 20_000;
-    if !root("function_lists_are_swapped_without_loss") {
+    if !root("function_lists_change_during_traffic_without_packet_loss") {
         return;
     }
     let site = PacketHook::new("swap", 4);
@@ -483,8 +483,9 @@ fn function_lists_are_swapped_without_loss() {
             assert_eq!(sender.accept(&site.ends, next).expect("ready"), epoch);
             sender.switch(&site.ends, epoch).expect("switched");
             receiver.switch(&there, epoch).expect("switched");
-            // Waits until no packet that was sent before the swap of function lists is in flight. A packet whose
-            // sending began before the swap has been counted once the number of sent packets has grown by two.
+            // Waits until no packet that was sent before the swap of function lists is in flight. One packet may be on
+            // its way through the sender's functions during the swap, so the test waits until two more packets are
+            // counted as sent.
             let mut sent = || count(&mut sender, &site.ends, PacketReason::Sent);
             let before = sent();
             let sent = wait_until("packets", sent, |sent| *sent >= before + 2 || sending.is_finished());
@@ -511,9 +512,9 @@ pub const PARTIAL: &[&str] = &["window", "number", "partial", "acknowledge"];
 
 /// Every message arrives once, in order if the list of functions promises that, and a refused sender is notified.
 #[test]
-fn function_lists_with_a_window_keep_reliability_and_order() {
+fn function_lists_with_a_send_window_deliver_each_message_once() {
     const SENT: u32 = 1500;
-    if !root("function_lists_with_a_window_keep_reliability_and_order") {
+    if !root("function_lists_with_a_send_window_deliver_each_message_once") {
         return;
     }
     // The wire forwards nothing until the window is full, however slow the machine is.
@@ -608,9 +609,9 @@ fn function_lists_with_a_window_keep_reliability_and_order() {
 /// Under the new list of functions, packets that were lost before the swap are retransmitted. Selective Repeat and
 /// Go-Back-N alternate.
 #[test]
-fn go_back_n_and_selective_repeat_are_swapped_without_loss() {
+fn change_between_go_back_n_and_selective_repeat_loses_no_packet() {
     const SENT: u32 = 3000;
-    if !root("go_back_n_and_selective_repeat_are_swapped_without_loss") {
+    if !root("change_between_go_back_n_and_selective_repeat_loses_no_packet") {
         return;
     }
     for protocol in WireProtocol::ALL {

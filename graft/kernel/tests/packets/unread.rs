@@ -69,8 +69,8 @@ struct UnreadCase {
 /// Tests all combinations of datagram sizes and receive buffers: every datagram arrives once, and the socket drops
 /// none.
 #[test]
-fn paused_reader_gets_every_datagram() {
-    if !root("paused_reader_gets_every_datagram") {
+fn paused_reader_gets_every_datagram_once_at_any_receive_buffer_size() {
+    if !root("paused_reader_gets_every_datagram_once_at_any_receive_buffer_size") {
         return;
     }
     // Longest UDP payload for an MTU of 1500 bytes, after the bytes that the session adds, the AEAD and the headers are

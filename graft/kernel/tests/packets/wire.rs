@@ -174,8 +174,8 @@ fn datagram_is_restored_after_interface_overwrites_checksum() {
 /// A session over UDP drops packets of IP protocol 253, and vice versa, so operators notice if the settings of both
 /// hosts differ.
 #[test]
-fn session_drops_packets_of_the_other_protocol() {
-    if !root("session_drops_packets_of_the_other_protocol") {
+fn udp_session_drops_ip_protocol_253_packets_and_vice_versa() {
+    if !root("udp_session_drops_ip_protocol_253_packets_and_vice_versa") {
         return;
     }
     for ends in [v4(), v6()] {
@@ -277,8 +277,8 @@ fn fragments_between_session_addresses_are_dropped() {
 /// Packets with a changed bit behind the IP header or with another length, and replayed packets, change nothing but
 /// counters.
 #[test]
-fn forged_and_replayed_datagrams_change_nothing() {
-    if !root("forged_and_replayed_datagrams_change_nothing") {
+fn forged_and_replayed_packets_change_only_counters() {
+    if !root("forged_and_replayed_packets_change_only_counters") {
         return;
     }
     let near = v4();
@@ -328,8 +328,8 @@ fn forged_and_replayed_datagrams_change_nothing() {
 /// A request for a retransmission is turned into the requested packet in place. That packet is then converted to its
 /// form on the wire like every outgoing packet.
 #[test]
-fn requested_packet_is_sent_again() {
-    if !root("requested_packet_is_sent_again") {
+fn retransmission_request_is_turned_into_the_requested_packet() {
+    if !root("retransmission_request_is_turned_into_the_requested_packet") {
         return;
     }
     for ends in [v4(), v6()] {
@@ -352,8 +352,8 @@ fn requested_packet_is_sent_again() {
 
 /// Packets of random bytes get a verdict, and the program raises exactly one of its counters of reasons for verdicts.
 #[test]
-fn random_frames_get_a_verdict() {
-    if !root("random_frames_get_a_verdict") {
+fn packets_of_random_bytes_get_a_verdict_and_raise_one_counter() {
+    if !root("packets_of_random_bytes_get_a_verdict_and_raise_one_counter") {
         return;
     }
     let mut random = fastrand::Rng::with_seed(253);

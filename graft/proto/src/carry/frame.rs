@@ -1,6 +1,6 @@
-//! Frames between two brokers (the proxies that tunnel TCP connections), in the order in which they are sent. Their
-//! streams belong to a carrier, such as a QUIC connection between the brokers. Integers are big-endian; offsets and
-//! lengths are QUIC's variable-length integers.
+//! Frames between two brokers (the proxies that tunnel TCP connections), in the order in which they are sent. They are
+//! sent on the streams of a carrier, such as a QUIC connection between the brokers. Integers are big-endian; offsets
+//! and lengths are QUIC's variable-length integers.
 //!
 //! | type | name | fields |
 //! | --- | --- | --- |
@@ -37,7 +37,8 @@ const HEAD_MAX: usize = 64;
 pub enum CarryFrame {
     /// Opens a connection. The client's tunnel broker sends this as the first frame on the connection's first stream.
     Open(OpenFrame),
-    /// Resumes a connection on a new carrier. This is the first frame on each later stream of the connection.
+    /// Resumes a connection on a new carrier (a connection between the brokers). This is the first frame on each later
+    /// stream of the connection.
     Resume {
         /// ID of the connection.
         id: u64,
@@ -55,7 +56,7 @@ pub enum CarryFrame {
     Data(Bytes),
     /// Ends this direction of the connection, since the application sends no more. Offsets count the end as one byte.
     End,
-    /// Confirms that the kernel of the receiver's application has accepted all bytes before an offset.
+    /// Confirms delivery: the kernel has accepted all bytes before an offset for the receiving application.
     Confirm {
         /// Offset up to which bytes were delivered, in bytes.
         delivered: u64,
@@ -66,7 +67,8 @@ pub enum CarryFrame {
         /// Number that identifies the run.
         run: u64,
     },
-    /// Requests an [`Answer`](Self::Answer) from the other broker, to test whether the carrier still works.
+    /// Requests an [`Answer`](Self::Answer) from the other broker, to test whether the carrier (the connection between
+    /// the brokers) still works.
     Ask,
     /// Answers [`Ask`](Self::Ask).
     Answer,
@@ -75,7 +77,7 @@ pub enum CarryFrame {
 /// The connection that one broker requests the other one to open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenFrame {
-    /// ID of the connection, unique in this run of the tunnel broker that opens it.
+    /// ID of the connection, unique among the connections that the opening tunnel broker has opened since it started.
     pub id: u64,
     /// Address and port of the server.
     pub server: SocketAddr,
@@ -90,7 +92,7 @@ macro_rules! reasons {
         pub enum CarryReason { $($(#[$doc])* $name = $code),* }
 
         impl CarryReason {
-            /// The reasons, in the order of their codes.
+            /// The reasons for refusing or ending a connection, in the order of their codes.
             pub const ALL: &[Self] = &[$(Self::$name),*];
 
             fn from_code(code: u8) -> Option<Self> {
@@ -399,7 +401,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn carrier_frames_are_decoded_in_any_pieces(
+        fn carrier_frames_are_decoded_from_pieces_of_any_size(
             said in prop::collection::vec(frames(), 0..20),
             sizes in prop::collection::vec(1_usize..200, 1..20),
         ) {

@@ -18,13 +18,14 @@ pub enum Untrue {
 }
 
 /// Bytes from this host's application, stored until the other broker confirms them. Offsets count from the connection's
-/// first byte. They are always in the order confirmed <= next <= taken (plus one for the end).
+/// first byte. They are always in the order confirmed <= next <= taken. If the end of the stream was sent or confirmed,
+/// it counts as one byte behind `taken`.
 #[derive(Debug, Default)]
 pub struct OutgoingBytes {
     kept: VecDeque<Bytes>,
     /// Offset of the first unconfirmed byte, which is the first byte in `kept`.
     confirmed: u64,
-    /// Offset of the next byte to send on the carrier.
+    /// Offset of the next byte to send to the other broker.
     next: u64,
     /// Offset behind the last byte that was read from the application.
     taken: u64,
@@ -76,7 +77,7 @@ impl OutgoingBytes {
         self.confirmed.min(self.taken)
     }
 
-    /// Returns how many bytes were sent on the carrier and not confirmed yet.
+    /// Returns how many bytes were sent to the other broker and not confirmed yet.
     pub fn ahead(&self) -> u64 {
         self.next - self.confirmed
     }
@@ -86,8 +87,8 @@ impl OutgoingBytes {
         self.taken + u64::from(self.has_ended)
     }
 
-    /// Returns the next frame to send on the carrier, with at most `most` bytes of data. `None` means that nothing is
-    /// left to send.
+    /// Returns the next frame to send to the other broker, with at most `most` bytes of data. `None` means that nothing
+    /// is left to send.
     pub fn give(&mut self, most: usize) -> Option<CarryFrame> {
         let (index, at) = self.place;
         let Some(bytes) = self.kept.get(index) else {
@@ -132,7 +133,8 @@ impl OutgoingBytes {
     }
 
     /// Continues on another carrier from `offset`, up to which the other broker has received bytes. Bytes that it has
-    /// received but not delivered stay unconfirmed. The window thus bounds memory even if carriers end repeatedly.
+    /// received but not delivered stay unconfirmed. So the limit of unconfirmed bytes also bounds memory if carriers
+    /// end repeatedly.
     pub fn rewind(&mut self, offset: u64) -> Result<(), Untrue> {
         if offset < self.confirmed || offset > self.next {
             return Err(Untrue::Offset);
@@ -166,7 +168,7 @@ pub struct IncomingBytes {
 }
 
 impl IncomingBytes {
-    /// Adds bytes that arrived on the carrier.
+    /// Adds bytes that arrived from the other broker.
     pub fn receive(&mut self, bytes: Bytes) -> Result<(), Untrue> {
         let length = bytes.len() as u64;
         // A peer that sends more than its window is refused, so at most WINDOW_MAX bytes are stored.
@@ -262,7 +264,8 @@ impl IncomingBytes {
         Some(CarryFrame::Confirm { delivered: self.delivered })
     }
 
-    /// Continues on another carrier. The latest confirmation may be lost, so the offset is confirmed again.
+    /// Continues on another carrier (a connection between the brokers). The latest confirmation may be lost with the
+    /// old carrier, so the offset is confirmed again.
     pub fn resume(&mut self) {
         self.told = 0;
     }
@@ -279,8 +282,8 @@ mod tests {
         Give(usize),
         Carry(usize),
         Deliver(usize),
-        /// A step of the test at which the carrier ends: the given number of frames in flight still arrive, and the
-        /// others are lost.
+        /// A step of the test at which the carrier (the connection between the brokers) ends: the given number of
+        /// frames in flight still arrive, and the others are lost.
         Cut(usize),
     }
 
@@ -380,7 +383,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_arrive_once_and_in_order(steps in steps()) {
+        fn carried_bytes_arrive_once_in_order_although_carriers_end(steps in steps()) {
             let mut way = LedgerDirection::default();
             steps.into_iter().for_each(|step| way.step(step));
             way.out.end();
@@ -415,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_beyond_the_window_are_refused() {
+    fn carried_bytes_beyond_the_receive_window_are_refused() {
         let mut inn = IncomingBytes::default();
         let much = Bytes::from(vec![0; WINDOW_MAX as usize]);
         assert_eq!(inn.receive(much), Ok(()));

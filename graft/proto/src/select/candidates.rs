@@ -3,7 +3,8 @@
 
 use super::features::{Feature, Features};
 
-/// Prefix of the names of candidates that tunnel the connection over a carrier.
+/// Prefix of the names of candidates that tunnel the connection over a carrier (such as a QUIC connection between
+/// proxies).
 pub const CARRIED: &str = "carried";
 /// Name of the candidate that tunnels the connection over the default carrier, if that carrier is connected already.
 pub const CARRIED_WARM: &str = "carried-warm";
@@ -23,7 +24,7 @@ pub struct CandidateCarrier<'a> {
 }
 
 impl<'a> CandidateCarrier<'a> {
-    /// Parses the name of a candidate; `None` if it is not a carrier.
+    /// Parses the name of a candidate; `None` if the candidate does not tunnel the connection.
     pub fn from_candidate(candidate: &'a str) -> Option<Self> {
         let (by, state) = candidate.strip_prefix(CARRIED)?.rsplit_once('-')?;
         let is_warm = match state {
@@ -39,8 +40,8 @@ impl<'a> CandidateCarrier<'a> {
     }
 }
 
-/// Returns whether a candidate is possible for a connection. `offered` states that the peer offers a carrier, and
-/// `warm` that the carrier is connected.
+/// Returns whether a candidate is possible for a connection. `offered` states that the peer offers a carrier (a tunnel
+/// between two proxies), and `warm` that the carrier is connected.
 pub fn can_be_had(candidate: &str, offered: bool, warm: bool) -> bool {
     match CandidateCarrier::from_candidate(candidate) {
         Some(carrier) => offered && carrier.is_warm == warm,

@@ -241,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn features_are_parsed_and_printed() {
+    fn path_and_transfer_features_are_parsed_and_printed() {
         let features: Features = "rtt=300, loss=0.25,profile=loss,warmth=warm".parse().unwrap();
         assert_eq!(features.get(Feature::Rtt), Some(300.0));
         assert_eq!(features.get(Feature::Warmth), Some(1.0));
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_features_are_refused() {
+    fn malformed_path_and_transfer_features_are_refused() {
         let table = [
             ("rtt", "is no NAME=VALUE"),
             ("", "is no NAME=VALUE"),

@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn flow_shapes_match_hand_computed_examples() {
+    fn flow_is_classified_as_requests_interactive_or_bulk() {
         let table = [
             (flow(0, 0, 0), None),
             (flow(500, 40_000, 0), Some(FlowShape::Requests)),
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn usual_profile_of_a_port_is_kept_if_only_bytes_are_known() {
+    fn bulk_flows_keep_the_usual_traffic_profile_of_the_rsync_port() {
         let mut kinds = Kinds::default();
         for peer in 0..9 {
             kinds.note(kind(873), peer, flow(900 << 20, 9_000, 3));
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn traffic_class_is_predicted_if_exchanges_were_not_counted() {
+    fn unknown_exchange_counts_leave_the_traffic_profile_to_the_port() {
         let mut kinds = Kinds::default();
         for peer in 0..9 {
             kinds.note(kind(22), peer, flow(9_000, 40_000, None));
@@ -565,7 +565,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn memory_and_confidence_of_predictions_are_bounded(
+        fn memory_and_confidence_of_traffic_predictions_are_bounded(
             notes in prop::collection::vec((0_u16..40, 0_u64..6, any::<u64>(), any::<u64>(), any::<Option<u32>>()), 0..300),
         ) {
             let mut kinds = Kinds::new(8);

@@ -22,7 +22,7 @@ pub struct Model {
     pub version: u32,
     /// Description of the measurements that the model was trained on.
     pub about: String,
-    /// Names of the candidates that leaves rank: congestion controls, and carriers.
+    /// Names of the candidates that the tree's leaves rank: congestion controls, and carriers that tunnel a connection.
     pub candidates: Vec<String>,
     /// The decision tree.
     pub tree: Node,
@@ -211,7 +211,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn decision_uses_only_available_candidates() {
+    fn model_decision_uses_only_available_congestion_controls_and_carriers() {
         let model = model();
         let features: Features = "loss=2,offer=carrier".parse().unwrap();
         let best = |can: fn(&str) -> bool| Some(model.decide(&features, can).rank?.candidate.as_str());

@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_model_is_replaced_within_fifty_connections() {
+    fn costly_model_choice_is_replaced_by_cubic_within_50_connections() {
         for seed in 0..200 {
             let mut online = Online::new("cubic", 10);
             let mut world = CostWorld { random: seed, costs: [5.0, 5.0, 1.0], usual: 1.9 };
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn model_with_good_outcomes_is_kept() {
+    fn best_model_choice_is_left_in_under_4_percent_of_connections() {
         let mut left = 0;
         for seed in 0..100 {
             let mut online = Online::new("cubic", 10);
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn better_candidate_is_found_by_exploration() {
+    fn cheaper_congestion_control_is_found_by_exploration() {
         let mut online = Online::new("cubic", 10);
         let mut world = CostWorld { random: 7, costs: [2.0, 0.5, 3.0], usual: 9.0 };
         (0..2000).for_each(|_| drop(world.connect(&mut online)));
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn one_peer_does_not_change_the_choice_for_others() {
+    fn costly_connections_to_one_peer_change_no_choice_for_another_peer() {
         let mut online = Online::new("cubic", 3);
         for _ in 0..100 {
             online.plan(&1_u32, &RANKED, 1.0, true);
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn candidate_choice_follows_outcomes_and_skips_impossible_ones() {
+    fn choice_follows_connection_costs_and_skips_unavailable_candidates() {
         let mut online = Online::new("cubic", 10);
         online.plan(&1, &RANKED, 1.0, true);
         (0..4).for_each(|_| online.report(&1, "pcc", "pcc", ConnectionOutcome { cost: 9.0, is_bad: true }));

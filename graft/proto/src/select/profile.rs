@@ -19,8 +19,8 @@ const PATIENCE: f64 = 2.0;
 pub enum TrafficProfile {
     /// Every byte is needed soon (calls, games, shells). The cost is the average delay of all bytes.
     Time,
-    /// Beginning and end count equally (video, pages). The cost is the mean of the average delay and the time of the
-    /// last byte.
+    /// The beginning and the end of a transfer count equally (video, web pages). The cost is the mean of the average
+    /// delay and the time of the last byte.
     TimeAndLoss,
     /// Only the complete transfer counts (files, mail). The cost is the time of the last byte.
     Loss,
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn profile_costs_match_hand_computed_examples() {
+    fn transfer_cost_of_each_traffic_profile_is_computed_from_arrivals() {
         // 1 KiB arrives after 100 ms, and all 4 KiB after 300 ms. On average that is 1 KiB at 100 ms and 3 KiB at 200
         // ms.
         let came = came(&[100.0, 300.0]);
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn utilities_of_profiles_match_examples() {
+    fn utility_falls_with_cost_relative_to_the_best_by_traffic_profile() {
         assert_eq!(TrafficProfile::Loss.utility(200.0, 100.0), 0.5);
         assert_eq!(TrafficProfile::Insensitive.utility(200.0, 100.0), 1.0);
         assert_eq!(TrafficProfile::Insensitive.utility(400.0, 100.0), 0.5);

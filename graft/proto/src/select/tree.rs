@@ -51,7 +51,8 @@ pub enum TreeSide {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Branch {
-    /// Name of the connection's feature that decides the branch, such as its carrier. Its values are names.
+    /// Name of the connection's feature that decides the branch, such as its traffic profile. The feature's values are
+    /// names.
     pub by: String,
     /// Value that is assumed if the feature of a connection is unknown.
     pub unknown: String,
@@ -232,7 +233,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn decision_tree_leads_to_the_leaf_that_the_features_select() {
+    fn decision_tree_assumes_the_commonest_branch_for_unknown_features() {
         let tree = tree();
         let table: [(&str, u32, &[&str]); 5] = [
             ("loss=0.5", 0, &["loss is 0.5 %: at most 0.5 %"]),

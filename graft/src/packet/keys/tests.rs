@@ -201,7 +201,7 @@ fn key_agreement_takes_two_round_trips() {
 /// other. No end ever seals with a key that the other cannot open, and in the end both have keys of the latest
 /// connection.
 #[test]
-fn keys_are_derived_from_the_latest_connection() {
+fn session_keys_are_derived_from_the_latest_tls_connection() {
     for delay in 0..80 {
         for early in [0, 1] {
             let mut world = KeyTestWorld::new();
@@ -223,7 +223,7 @@ fn keys_are_derived_from_the_latest_connection() {
 
 /// Either end requests new keys while datagrams are in flight.
 #[test]
-fn keys_are_renewed_without_loss() {
+fn session_keys_are_renewed_while_every_datagram_stays_decryptable() {
     for side in [0, 1] {
         let mut world = KeyTestWorld::new();
         world.run_understood(5000, at_random);
@@ -241,7 +241,7 @@ fn keys_are_renewed_without_loss() {
 }
 
 #[test]
-fn restarted_end_gets_new_keys() {
+fn restarted_session_end_agrees_on_new_keys() {
     for side in [0, 1] {
         let mut world = KeyTestWorld::new();
         for round in 0..10 {

@@ -28,9 +28,9 @@ pub(super) const CLOCK: Duration = Duration::from_millis(20);
 /// about keys ([`keys::KeyAgreement`], once the daemons have connected), the greeting, and the count of lost datagrams.
 /// The greeting is repeated until the other end's start time (`peer`) is known. A later start time shows that the other
 /// end was restarted. The runtime then calls [`Self::begin`], which forgets changes and counts in progress.
-/// [`Self::next`] is the earliest time at which one of the four has to be called, and the runtime schedules it after each
-/// change. A graft is `next` from its acceptance until both ends send with it, then `graft`, and after its replacement
-/// `before`.
+/// [`Self::next`] is the earliest time at which one of the four has to be called, and the runtime schedules it after
+/// each change. A graft is `next` from its acceptance until both ends send with it, then `graft`, and after its
+/// replacement `before`.
 pub(super) struct LiveSession {
     pub session: SessionSetting,
     /// The latest graft (list of packet functions) on which both ends have agreed.
@@ -212,7 +212,8 @@ impl LiveSession {
         let peer = &self.session.peer;
         let some =
             |wanted: PacketReason| counts.iter().any(|(reason, count)| *reason == wanted && *count > 0);
-        // The reasons are checked in the order of a session's start: connection, cipher, keys, and then packets.
+        // The possible reasons are checked in the order in which a session starts: connection of the daemons, cipher,
+        // keys, and then packets.
         if self.keying.line.is_none() {
             return Some(format!("nothing passes, since the daemon of peer {peer} is not connected yet"));
         }

@@ -48,8 +48,8 @@ pub(super) fn list_ends(settings: &Settings) -> Vec<SessionEnds> {
 /// Checks the kernel's filter by source address (`rp_filter`). Packets on a path have the session's addresses, which
 /// may belong to another interface.
 ///
-/// # Errors
-/// The kernel would drop packets of a path. The error contains the command that changes the filter.
+/// # Errors With its present setting, the filter would drop packets of a path. The error contains the command that
+/// changes the filter.
 pub(super) fn check(settings: &Settings) -> Result<(), Error> {
     for session in &settings.sessions {
         let paths = session.paths.iter().flat_map(|paths| paths.each.iter().skip(1));

@@ -196,7 +196,7 @@ fn graft_of(runtime: &mut PacketRuntime) -> String {
 }
 
 #[test]
-fn datagrams_sent_before_a_graft_swap_arrive() {
+fn datagrams_sent_before_and_after_a_graft_change_arrive() {
     let Some(site) = RuntimeSite::new("swap") else { return };
     let mut runtimes = site.both(GRAFTS);
     let [near, far] = site.sockets();
@@ -239,7 +239,7 @@ fn datagrams_sent_before_a_graft_swap_arrive() {
 }
 
 #[test]
-fn swap_to_the_current_graft_succeeds() {
+fn change_to_the_graft_already_in_use_succeeds() {
     let Some(site) = RuntimeSite::new("same") else { return };
     let mut runtimes = site.both(GRAFTS);
     site.inside(0, || runtimes[0].swap("s", "once")).expect("proposed");
@@ -265,7 +265,7 @@ fn graft_unknown_to_the_other_end_is_refused() {
 }
 
 #[test]
-fn graft_over_its_budget_is_refused_or_replaced() {
+fn graft_over_its_cpu_time_per_packet_is_refused_or_replaced() {
     let Some(site) = RuntimeSite::new("budget") else { return };
     let slow = GRAFTS.replace("fallback", "budget-ns = 1\nfallback");
     let error = site.start(0, &slow).err().expect("over its budget").to_string();
@@ -291,7 +291,7 @@ fn graft_over_its_budget_is_refused_or_replaced() {
 }
 
 #[test]
-fn restarted_end_continues_the_session() {
+fn session_carries_datagrams_again_after_one_end_restarts() {
     let Some(site) = RuntimeSite::new("anew") else { return };
     let mut runtimes = site.both(GRAFTS);
     let sockets = site.sockets();
@@ -325,7 +325,7 @@ fn restarted_end_continues_the_session() {
 }
 
 #[test]
-fn dropped_runtime_leaves_nothing_attached() {
+fn dropped_packet_runtime_detaches_its_xdp_program() {
     let Some(site) = RuntimeSite::new("left") else { return };
     let runtime = site.start(0, GRAFTS).expect("a runtime");
     let shows = || {

@@ -19,7 +19,7 @@ pub(super) fn load(
         }
         let function = settings.functions.find(&version.name)?;
         let values = settings.parameters.get(&version.name).cloned().unwrap_or_default();
-        // Versions whose state has the same layout share the state in the kernel.
+        // Versions of one function whose state has the same layout share their state in the kernel.
         let added =
             hooks.add_version(version.key.clone(), function.open(&values)?, find_identical(loaded, version));
         added.map_err(|error| function.refused(error))?;
@@ -28,8 +28,8 @@ pub(super) fn load(
     Ok(())
 }
 
-/// Checks that parameters change only together with the version of their function. A loaded program has them as
-/// constants, which the verifier has checked.
+/// Checks that parameters of a function change only together with its version. The values are constants in the loaded
+/// program, so they cannot change while it is loaded.
 pub(super) fn check_parameters(old: &Settings, new: &Settings) -> Result<(), Error> {
     let of = |settings: &Settings, name: &str| settings.parameters.get(name).cloned().unwrap_or_default();
     for function in new.functions.iter() {
@@ -53,7 +53,7 @@ impl PacketRuntime {
         let hooks = &mut self.hooks;
         self.loaded.retain(|version| {
             let is_used = used.iter().any(|used| used.key == version.key);
-            // No other process removes functions, so a removal fails only while the function is loaded.
+            // If the kernel refuses to remove a function, it is still loaded, so it stays in the list.
             is_used || hooks.remove(&version.key).is_err()
         });
     }

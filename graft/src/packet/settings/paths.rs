@@ -77,7 +77,7 @@ impl PathSettings {
 }
 
 impl SessionSetting {
-    /// Returns the addresses and ports of the session's packets on its paths, except for the session's own.
+    /// Returns the addresses and ports of the session's packets on its additional paths, from the second path on.
     fn outside(&self) -> impl Iterator<Item = SessionEnds> {
         let paths = self.paths.iter().flat_map(|paths| paths.each.iter().skip(1));
         let with = |path: &PathSetting| {

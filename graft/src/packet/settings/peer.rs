@@ -14,8 +14,8 @@ use super::{CANONICAL, RawProtocol, SessionSetting};
 use crate::Error;
 use crate::identity::PeerTrust;
 
-/// Smallest number of ports of a peer's pool: one for the daemons, and for each end one on which it opens sessions.
-/// With a single port there is no pool.
+/// Smallest number of ports if a peer has a pool: one for the connection between the daemons, and for each end one on
+/// which it opens sessions. A range of a single port, which the daemons use, means that the peer has no pool.
 const PORTS_MIN: usize = 3;
 /// Number of bytes that the library may put into a datagram. The default fits every IPv6 path, whose packets may have
 /// 1280 bytes.
@@ -24,7 +24,7 @@ const DATAGRAM_MAX: usize = 1500;
 const DATAGRAM_DEFAULT: usize = 1200;
 const SESSIONS_PER_USER: usize = 8;
 
-/// A peer: another host, and the users that may have sessions with it.
+/// A peer: another host, and the users of this host that may have sessions with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerSetting {
     /// Name of the peer.
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn each_end_opens_its_own_half_of_a_shared_pool_of_sessions() {
+    fn peers_open_alternate_ports_of_a_shared_session_pool() {
         let near = parse(&peer("10.0.0.9", "10.0.0.10", "")).expect("a peer");
         let far = parse(&peer("10.0.0.10", "10.0.0.9", "")).expect("a peer");
         assert_eq!(near.daemons.local.port(), 41000);

@@ -84,7 +84,7 @@ fn session_encryption_settings_are_read() {
 }
 
 #[test]
-fn session_path_settings_are_checked() {
+fn invalid_session_path_settings_are_refused() {
     let path = |local: &str, remote: &str, interface: &str| {
         format!("[[session.path]]\nlocal = \"{local}\"\nremote = \"{remote}\"\ninterface = \"{interface}\"\n")
     };
@@ -132,7 +132,7 @@ fn session_without_protocol_is_udp() {
 }
 
 #[test]
-fn rules_by_round_trip_time_are_read_and_checked() {
+fn round_trip_time_rules_are_read_and_invalid_ones_are_refused() {
     let measured = TEXT.replace("\"repair\"]", "\"repair\", \"acknowledge\"]");
     let measured = measured.replace("\"order\"]", "\"order\", \"acknowledge\"]");
     let rule = |rest: &str| format!("[[session.when]]\n{rest}\n");
@@ -176,7 +176,8 @@ fn memory_of_sessions_is_known_before_it_is_allocated() {
     let of = |head: &str, text: &str| parse(&with(head, text)).expect(head).memory().expect("bytes");
     let [few, many] = ["max-sessions = 64", "max-sessions = 10064"].map(|head| of(head, TEXT));
     let each = (many - few) / 10_000;
-    // Each session takes memory for the state of all functions, and 24 KB for `repair`.
+    // Each session takes memory for the state of all functions, and at least 24 KB for the packets that the function
+    // `repair` stores.
     assert!((16_464 + 24_000..48_000).contains(&each), "{each}");
     assert_eq!(
         of("memory-mib = 71", TEXT) - of("memory-mib = 48", TEXT),
@@ -371,7 +372,7 @@ fn removed_setting_names_its_replacement() {
 }
 
 #[test]
-fn every_problem_is_reported_with_its_line() {
+fn every_settings_error_is_reported_with_its_line_number() {
     for (changes, wanted) in [
         (
             [

@@ -23,8 +23,8 @@ pub struct ConnectionRecord {
     pub remote: SocketAddr,
     pub side: SideSetting,
     pub rule: String,
-    /// Reason why the connection uses its candidate (congestion control or carrier): `learned`, `explored`, `doubted`,
-    /// `found`, `first`, `fallback` or `rule`.
+    /// Reason why the connection uses its candidate (congestion control or carrier), as `reason` in the status: for
+    /// example `learned` if the model chose it, or `rule`.
     pub why: &'static str,
     pub candidate: String,
     /// Purpose (traffic profile and size) that was predicted for the connection, or `None` if its congestion control or
@@ -62,7 +62,8 @@ pub struct ConnectionRecords {
     by_why: BTreeMap<&'static str, u64>,
     /// Number of connections by tier (tunnelled or not) and candidate (congestion control or carrier).
     by_candidate: BTreeMap<(&'static str, String), u64>,
-    /// Numbers of ended connections whose cost was usual, too high, and not known.
+    /// Numbers of ended connections by their cost: at most the usual cost for the model's choice, higher, and not
+    /// known.
     judged: [u64; 3],
     /// Number of connections whose records were dropped before their end was known.
     forgotten: u64,

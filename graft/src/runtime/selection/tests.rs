@@ -75,7 +75,7 @@ impl SelectionBench {
     }
 
     fn now(&self) -> status::SelectionStatus {
-        // exact: only this thread changes the selection, so its status does not change by itself
+        // exact: no other thread changes this `RuntimeSelection`, so its status cannot change meanwhile
         self.selection.status()
     }
 
@@ -115,7 +115,7 @@ fn only(orders: &[SelectionOrder]) -> (IpAddr, PathCandidates) {
 }
 
 #[test]
-fn choice_follows_the_measurements_of_each_path() {
+fn congestion_control_is_chosen_by_measured_round_trip_of_each_path() {
     let mut bench = SelectionBench::new("in-place");
     let paths = [path("10.0.0.1", 10_000, 0), path("10.0.0.2", 100_000, 0), path("192.0.2.1", 100_000, 0)];
     let orders = bench.choose(&paths, true);
@@ -155,7 +155,7 @@ fn choice_follows_the_measurements_of_each_path() {
 /// The model prefers the carrier on this path while the carrier is ready ("warm"). Connections that the broker refuses
 /// use the best congestion control without a tunnel.
 #[test]
-fn candidate_is_chosen_by_path_and_carrier() {
+fn ready_carrier_is_chosen_else_the_best_congestion_control() {
     let mut bench = SelectionBench::new("chosen");
     let near = path("10.0.0.1", 10_000, 0);
     let far = path("10.0.0.2", 100_000, 0);
@@ -215,7 +215,7 @@ fn wrong_choice_of_a_model_is_replaced_within_fifty_connections() {
 /// A permission to try another congestion control is for one connection. The next permission is given only after enough
 /// further connections. Connections come in any order.
 #[test]
-fn two_percent_of_connections_try_another_candidate() {
+fn at_most_two_percent_of_connections_try_another_congestion_control() {
     let mut bench = SelectionBench::new("in-place");
     let far = path("10.0.0.2", 100_000, 0);
     let (_, mut choice) = only(&bench.choose(std::slice::from_ref(&far), true));
@@ -248,7 +248,7 @@ fn two_percent_of_connections_try_another_candidate() {
 }
 
 #[test]
-fn learned_results_are_per_peer_and_bounded() {
+fn learned_connection_costs_change_only_the_choice_for_their_peer() {
     let mut bench = SelectionBench::new("in-place");
     bench.chance = 1.0;
     let paths = [path("10.0.0.1", 100_000, 0), path("10.0.0.2", 100_000, 0)];
@@ -268,7 +268,7 @@ fn learned_results_are_per_peer_and_bounded() {
 
 /// A list of sockets may lack a connection whose end the kernel reports later.
 #[test]
-fn connection_without_an_end_report_is_removed_after_two_checks() {
+fn connection_missing_in_two_socket_lists_is_removed_without_a_report() {
     let mut bench = SelectionBench::new("in-place");
     let far = path("10.0.0.2", 100_000, 0);
     let (_, choice) = only(&bench.choose(std::slice::from_ref(&far), true));
@@ -308,7 +308,8 @@ fn number_of_chosen_paths_is_bounded_to_the_most_recent() {
         .collect();
     assert_eq!(bench.choose(&paths, true).len(), CHOICES);
     assert_eq!(bench.selection.chosen_for_peer(paths[CHOICES].peer), []);
-    // A path without a choice is in use now, so it replaces the least recently used path in the table of choices.
+    // A connection now uses a path for which nothing was chosen. The table of choices is full, so the choice for the
+    // least recently used path is removed.
     let mut later = paths;
     later[CHOICES].idle_s = 0;
     let orders = bench.choose(&later, true);

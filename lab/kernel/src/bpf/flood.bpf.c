@@ -39,7 +39,7 @@ int flood_xdp(struct xdp_md *ctx)
 {
 	struct frame *frame = (void *)(long)ctx->data;
 	__u64 who = next_random();
-	/* Addresses are drawn from the network: `hosts` is the mask of the bits that vary. */
+	/* Source addresses are random addresses of one network: `hosts` is the mask of the bits that vary. */
 	__be32 source = bpf_htonl(config.network | ((__u32)who & config.hosts));
 
 	if ((void *)(frame + 1) > (void *)(long)ctx->data_end)

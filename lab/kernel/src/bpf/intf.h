@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Structures that the probe and the counters of softirqs and system calls share with userspace. The build generates
- * Rust's types and constants from this header.
+/* Structures that the wire probe (which records when UDP packets pass an interface) and the counters of softirqs and
+ * system calls share with userspace. The build generates Rust's types and constants from this header.
  */
 #ifndef MILLRACE_INTF_H
 #define MILLRACE_INTF_H
@@ -58,7 +58,7 @@ struct softirqs_config {
 	__u32 tgid; /* ID in the initial PID namespace of the process whose softirq time is counted, in all threads */
 };
 
-/* Index into the map `times`, whose values are ns. */
+/* Index into the map `times`, which has times of networking softirqs in ns. */
 enum softirqs_time {
 	SOFTIRQS_ALL = 0,
 	SOFTIRQS_OWN, /* time of softirqs that interrupted the process */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Wire probe: records when UDP packets pass an interface, at TC ingress and egress. It changes no
- * packet: every packet goes on to whatever else is attached.
+/* Wire probe: records when UDP packets pass an interface, at TC ingress and egress. It changes no packet, and passes
+ * every packet on to the other programs at the hook.
  */
 #include "intf.h"
 #include "sk_buff.h"
@@ -15,7 +15,7 @@ struct {
 	__uint(max_entries, 1 << 20); /* bytes; userspace sets the real size before loading */
 } samples SEC(".maps");
 
-/* enum probe_outcome -> number of packets with this outcome. */
+/* What the probe did with packets (enum probe_outcome) -> number of such packets. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);

@@ -4,7 +4,8 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-/* Runs whenever a BPF program calls bpf_printk, so its own call triggers it again. recursion_run makes the first call.
+/* Runs whenever a BPF program calls bpf_printk, so its own call of bpf_printk triggers it again. The program
+ * recursion_run makes the first call.
  */
 SEC("tp_btf/bpf_trace_printk")
 int recursion_again(__u64 *ctx)

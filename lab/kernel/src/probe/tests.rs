@@ -75,7 +75,7 @@ fn context(gso_size: u32) -> [u8; 192] {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WantedSample {
-    /// The probe recorded an IPv4 packet with this UDP payload in bytes and this VLAN ID.
+    /// A sample of an IPv4 packet, with this UDP payload in bytes and this VLAN ID.
     V4(u32, Option<u16>),
     V6(u32, Option<u16>),
     Small,
@@ -85,9 +85,9 @@ enum WantedSample {
 }
 
 #[test]
-fn probe_programs_classify_packets() {
+fn packet_probe_samples_udp_and_counts_small_fragmented_and_malformed() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP probe_programs_classify_packets: needs root");
+        println!("SKIP packet_probe_samples_udp_and_counts_small_fragmented_and_malformed: needs root");
         return;
     }
     let v4 = |rest: &[u8]| ethernet(&[], ETH_IPV4, rest);

@@ -30,8 +30,9 @@ const SOUND_BYTES: usize = 320;
 const KEY: u64 = 8;
 /// Publisher priorities of audio, key frames and other frames. Lower numbers are sent first.
 const PRIORITIES: [u8; 3] = [10, 20, 30];
-/// Longest time that publisher and subscriber wait for each other. The next constant, `LAST`, is how long the
-/// subscriber waits for late objects after the end of the track.
+/// Longest time that the publisher waits at its end for the connection to become idle, and that the subscriber waits
+/// for a track. The next constant, `LAST`, is how long the subscriber waits for late objects after the end of the
+/// track.
 const PATIENCE: Duration = Duration::from_secs(20);
 const LAST: Duration = Duration::from_secs(2);
 const QUEUE: usize = 1024;
@@ -165,7 +166,8 @@ async fn emit(videos: &mut [OpenTrack], sound: &mut OpenTrack, seconds: u64) -> 
             break;
         }
         sleep_until(start + next).await;
-        // The time stamp is the time when the object was due, so a publisher that is late adds to the delay.
+        // The time stamp is the time when the object was due. If the publisher is late, its lateness is a part of the
+        // measured delay.
         if next_sound <= next_frame {
             sound.sound(sounds, began + next);
             sounds += 1;

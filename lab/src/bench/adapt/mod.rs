@@ -264,7 +264,7 @@ impl AdaptArgs {
         let asked = format!("subscribe --relay {}", route.relay);
         let subscriber = end("subscriber", route.subscribers, &asked)?;
         let mut changes = Vec::new();
-        // The run is divided into equal parts, one for each rate of the link.
+        // Each rate of the link is used for an equal part of the publishing time.
         let part = Duration::from_secs_f64(self.seconds as f64 / self.rates_mbit.len() as f64);
         for rate in &self.rates_mbit[1..] {
             std::thread::sleep(part);

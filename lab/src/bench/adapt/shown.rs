@@ -52,7 +52,7 @@ pub struct AdaptFigures {
     pub latency_p95_ms: Option<f64>,
     /// Share of the sent frames that were shown.
     pub frames_shown_pct: f64,
-    /// Number of groups whose shown rendition differs from that of the group before.
+    /// Number of groups of which another rendition was shown than of the group before.
     pub switches: u64,
 }
 
@@ -150,7 +150,8 @@ fn percent(part: u64, all: u64) -> f64 {
     100.0 * part as f64 / all.max(1) as f64
 }
 
-/// Returns one character per group: the shown rendition's digit, or `-` if no frame was shown.
+/// Returns one character per group of the video: the digit of the rendition that was shown, or `-` if no frame of the
+/// group was shown.
 pub fn renditions(sent: &SentRates, came: &[ArrivedObject]) -> String {
     let mut came = came.to_vec();
     came.sort_by_key(|object| object.at);
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn median_minimum_and_maximum_are_computed_for_each_figure() {
+    fn spread_of_playback_figures_is_median_minimum_and_maximum() {
         let good = AdaptFigures::from_arrivals(&SENT, &all(), &[]);
         let bad = AdaptFigures { frames_shown_pct: 0.0, latency_p95_ms: None, ..good };
         let [stalls, .., shown, latency] = AdaptFigures::spread(&[good, bad, good]).unwrap();

@@ -44,8 +44,8 @@ pub struct CpuError {
     rest_pct: f64,
     /// Time in user mode, by the `perf` profile.
     user_pct: f64,
-    /// Busy time by the `perf` profile's number of samples. The profile's other times in this structure are shares of
-    /// `clock_busy_pct` instead, since samples that the profiler missed cannot be assigned.
+    /// Busy time by the `perf` profile's number of samples, which is too low if the profiler missed samples. The
+    /// profile's other times in this structure are therefore shares of `clock_busy_pct`.
     profile_busy_pct: f64,
     /// Time outside of the idle task, by a clock that is read at task switches.
     clock_busy_pct: f64,
@@ -54,7 +54,7 @@ pub struct CpuError {
     clock_error_pct: Spread,
     /// Time that `/proc/stat` does not count as idle. Tickless kernels measure idle time with a clock.
     busy_pct: f64,
-    /// Busy time that `/proc/stat` has in no column: interrupts of the idle CPU, and time between ticks.
+    /// Busy time that is missing in all columns of `/proc/stat`: interrupts of the idle CPU, and time between ticks.
     uncounted_pct: f64,
     /// Time that a hypervisor gave to other virtual machines. `/proc/stat` excludes it from the other columns, but the
     /// observer's clock includes it.
@@ -65,8 +65,9 @@ pub struct CpuError {
     /// Error of the kernel's total time: `events_pct` plus `observer_pct` plus `rest_pct`, minus `procstat_pct` and the
     /// kernel's share of `steal_pct`.
     procstat_error_pct: Spread,
-    /// Part of `procstat_error_pct` that `uncounted_pct` cannot explain. `/proc/stat` does not tell whether the time in
-    /// none of its columns was kernel or idle time, so 0 means that the kernel's time is one that it allows.
+    /// Part of `procstat_error_pct` that `uncounted_pct` cannot explain. `/proc/stat` does not tell whether the
+    /// uncounted time was kernel or idle time. The value is 0 if the measured kernel time is possible according to
+    /// `/proc/stat`.
     procstat_outside_pct: Spread,
 }
 
@@ -381,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn stolen_time_is_charged_in_proportion_to_running_time() {
+    fn steal_time_is_split_between_kernel_and_user_mode_by_cpu_time() {
         assert_eq!(STAT.kernel_with_steal(), 60.0);
         let stolen = ProcStatTimes { steal: 8.0, ..STAT };
         assert_eq!((stolen.counted(), stolen.kernel_with_steal()), (88.0, 66.0));
@@ -398,7 +399,7 @@ mod tests {
         let spread = |median, min, max| Spread { median, min, max };
         assert_eq!(figures.procstat_error_pct(), Some(spread(3.0, 2.0, 8.0)));
         assert_eq!(figures.clock_error_pct(), Some(spread(-1.0, -2.0, 4.0)));
-        // `/proc/stat` has 10 % of the time in no column.
+        // The 10 % of the time that all columns of `/proc/stat` lack explain the error.
         assert_eq!(figures.procstat_outside_pct(), Some(spread(0.0, 0.0, 0.0)));
         let [part] = &figures.parts[..] else { panic!("{figures:?}") };
         assert_eq!((part.error_points, part.points()), (spread(-0.5, -2.0, 1.0), 0.5));
@@ -408,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn error_of_worst_cpu_keeps_its_sign() {
+    fn procstat_error_of_the_worst_cpu_keeps_its_sign() {
         let mut low = round(40.0, (0.0, 0.0));
         let high =
             low.cpus.get(&0).copied().map(|cpu| AccuracyCpuTimes { events: 57.0, ..cpu }).expect("a CPU");
@@ -427,7 +428,7 @@ mod tests {
     /// A layer of the network stack (such as TCP) that either the observer or the profile missed in one round counts
     /// with the time 0 there.
     #[test]
-    fn part_that_observer_or_profile_missed_has_time_zero() {
+    fn network_layer_missed_by_observer_or_profile_counts_as_zero_time() {
         let mut other = round(57.0, (30.0, 30.0));
         other
             .parts

@@ -1,5 +1,5 @@
-//! Measures the errors of `/proc/stat` and of `perf` profiles, which the observer is compared with: compares both with
-//! a load whose CPU time is known.
+//! Measures the errors of `/proc/stat` and of `perf` profiles, with which the observer is compared. For this, it
+//! compares both with a load whose CPU time is known.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -1,5 +1,5 @@
-//! Compares the observer with references in each context where the kernel runs networking: its networking time with an
-//! independent count of `perf`'s stacks, and the sum of all its kernel time with a clock.
+//! Checks the observer (`millrace cost`) in each context where the kernel runs networking. Its networking time is
+//! compared with a count of networking stacks in a `perf` profile, and its total kernel time with a clock.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -31,8 +31,8 @@ struct ContextFigures {
     profile_pct: f64,
     /// Allowed difference between the networking times of observer and profile: 5 % of the profile's, or three standard
     /// errors of sampling. In scenarios without networking it is the largest networking time that the observer may
-    /// report. Before a system call has reached its socket, the stack does not show the socket's address family. So the
-    /// profile cannot tell whether such a call is networking.
+    /// report. That time is not 0. A stack at the beginning of a system call does not show the socket's address
+    /// family, and so not whether the call is networking.
     allowed_points: f64,
     within: bool,
     /// Time of each kernel event (such as NET_RX) that occurred in this scenario, percent of one CPU.
@@ -68,8 +68,8 @@ pub(super) struct ContextSettings<'a> {
 /// Measures and prints the scenarios.
 ///
 /// # Errors
-/// Fails if no scenario can be measured, or if the figures of one are wrong: its difference to perf or to the clock is
-/// larger than allowed, or a name is missing. All scenarios are measured before.
+/// Fails if no scenario can be measured. Also fails, after all scenarios were measured, if the figures of one are
+/// wrong: they differ too much from `perf` or from the clock, or the observer did not report an expected name.
 pub(super) fn run(settings: &ContextSettings<'_>) -> anyhow::Result<()> {
     let &ContextSettings { only, length, hz, json } = settings;
     ensure!(!length.is_zero(), "--scenarios needs --accuracy-seconds");
@@ -114,9 +114,9 @@ fn measure(load: &CostLoad, hz: u32, length: Duration) -> anyhow::Result<Context
         let it = profile.get(&cpu.cpu).with_context(|| format!("no profile of CPU {}", cpu.cpu))?;
         let busy = period.busy_pct(cpu.cpu);
         sums.push(KernelSum::new(cpu, it, busy, hz, report.period_ns));
-        // A sampling interrupt takes some 15 us here. Kernel contexts that the observer times include these interrupts,
-        // and contexts that it only samples do not. So the profile's share is a mean of both methods, weighted by the
-        // share of time in sampled contexts.
+        // A sampling interrupt takes some 15 us on such a machine. Times of kernel contexts that the observer times
+        // include these interrupts, and those of contexts that it only samples do not. So the profile's time for the
+        // comparison is a mean of the times with and without interrupts, weighted by the share of sampled contexts.
         let events = || cpu.events.iter().filter(|of| of.event.is_networking());
         let sampled_ns = events().map(|of| of.sampled as f64 * 1e9 / f64::from(hz)).sum::<f64>();
         let all_ns = events().map(|of| of.ns as f64).sum::<f64>();
@@ -159,14 +159,14 @@ impl ContextFigures {
         Self { observer_pct, profile_pct, allowed_points, within, events, parts, kernel_sums, absent }
     }
 
-    /// Returns the sum of the CPU on which it differs most from the clock.
+    /// Returns the kernel time of that CPU on which the observer's sum differs most from the clock.
     fn worst_sum(&self) -> Option<&KernelSum> {
         let size = |sum: &KernelSum| sum.difference_points.abs();
         self.kernel_sums.iter().max_by(|a, b| size(a).total_cmp(&size(b)))
     }
 
-    /// Returns what is wrong with the figures: a name in the observer's reports is missing, or a difference to a
-    /// reference is larger than allowed.
+    /// Returns what is wrong with the figures: they differ too much from `perf` or from the clock, or the observer did
+    /// not report the name of an expected kernel context or layer.
     fn faults(&self) -> Vec<&'static str> {
         [
             (!self.within, "networking differs from perf"),
@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wrong_figures_are_named() {
+    fn cost_figures_outside_their_tolerance_are_named() {
         let figures = |within, difference_points, absent: &[&str]| ContextFigures {
             observer_pct: 10.0,
             profile_pct: 10.0,
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_were_not_reported_are_absent() {
+    fn network_layers_missing_in_a_cost_report_are_named() {
         let load = ALL.iter().find(|load| load.name == "tc").expect("a load");
         assert_eq!(load.absent(|event, part| event == Event::NetRx && part == "TC"), [""; 0]);
         assert_eq!(load.absent(|event, part| event == Event::Send && part == "TC"), ["net_rx: TC"]);

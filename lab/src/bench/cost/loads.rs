@@ -1,4 +1,4 @@
-//! Loads that make the kernel run networking in one context each, until they are dropped.
+//! Traffic loads. Each makes the kernel run networking in one context (such as NET_RX), until it is dropped.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, UdpSocket};
@@ -98,8 +98,8 @@ pub const ALL: [CostLoad; 12] = [
 ];
 
 impl CostLoad {
-    /// Returns the kernel contexts with their network stack layers that the observer must report and for which `is_seen`
-    /// is false.
+    /// Returns the kernel contexts with their network stack layers that the observer must report and for which
+    /// `is_seen` is false.
     pub fn absent(&self, is_seen: impl Fn(Event, &str) -> bool) -> Vec<String> {
         let absent = self.shows.iter().filter(|(event, part)| !is_seen(*event, part));
         absent.map(|(event, part)| format!("{event}: {part}")).collect()

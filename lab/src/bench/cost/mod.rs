@@ -200,8 +200,8 @@ impl CostArgs {
 struct CostRow {
     scenario: String,
     observer: &'static str,
-    /// Mode of the observer (timing or sampling) for most of the time. `None` if only its sampling interrupts ran, and
-    /// nothing was recorded.
+    /// Mode of the observer (timing or sampling) for most of the time. `None` in the configuration that takes sampling
+    /// interrupts but records no samples.
     mode: Option<ReportMode>,
     /// How stacks reach userspace: `array` (mapped memory), `ring_buffer`, or `none`.
     transport: &'static str,

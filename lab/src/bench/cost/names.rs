@@ -1,4 +1,4 @@
-//! Checks that the observer reports each kernel context by its name while a load runs networking there.
+//! Checks that the observer reports each kernel context by its name while a traffic load runs networking in it.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -15,7 +15,7 @@ use super::loads::{ALL, CostLoad};
 pub enum ContextNames {
     /// The observer has reported all names that the load must show.
     Complete,
-    /// The observer has not reported all names within the bound.
+    /// The observer has not reported all names within the allowed time.
     Incomplete {
         /// Names that are missing.
         absent: Vec<String>,
@@ -32,9 +32,10 @@ const PERIOD: Duration = Duration::from_millis(200);
 const SAMPLES_HZ: u32 = 2000;
 
 /// Runs each load of `millrace-lab bench cost --scenarios`, one after the other, until the observer has reported all
-/// names that it must show, for at most `bound` each. Needs root. Nothing but the observer measures.
+/// names that it must show, for at most `bound` each. Needs root. Unlike the benchmark, this runs no `perf`.
 ///
-/// Each item is a load's name and its result. The result is an error if the load cannot be made, or the observer fails.
+/// Each item of the iterator is a load's name and its result. The result is an error if the load cannot be made, or the
+/// observer fails.
 pub fn names_by_load(bound: Duration) -> impl Iterator<Item = (&'static str, anyhow::Result<ContextNames>)> {
     ALL.iter().map(move |load| (load.name, names_of(load, bound)))
 }

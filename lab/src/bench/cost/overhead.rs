@@ -78,8 +78,8 @@ impl Variant {
 #[derive(Debug, Serialize)]
 pub struct OverheadFigures {
     pub pairs_pct: Vec<f64>,
-    /// Amount that arrived per second without the observer, as the median of the pairs: bytes of TCP or datagrams of
-    /// UDP.
+    /// Bytes of TCP, or datagrams of UDP, that arrived per second without the observer: the median over the pairs of
+    /// periods.
     delivered_per_second: f64,
     /// CPU time of the observer's process, user and system, percent of one CPU.
     pub observer_cpu_pct: f64,
@@ -127,8 +127,8 @@ pub fn measure(
     let mut pairs_pct = Vec::new();
     let mut without_all = Vec::new();
     for pair in 0..pairs {
-        // Every second pair runs in reverse order. So a drift of the machine affects the periods with and without the
-        // observer alike.
+        // In every second pair, the period with the observer comes first. So a drift of the machine's speed affects the
+        // periods with and without the observer alike.
         let (with, without) = if pair % 2 == 0 {
             let without = bare(&mut traffic, length)?;
             (with(&mut traffic, &mut own)?, without)

@@ -9,7 +9,8 @@ use millrace_lab_kernel::idle::Idle;
 
 use super::profile::PerfRecording;
 
-/// The observer's report of a period, and the readings (`R`) that the caller took at the period's start and at its end.
+/// The observer's report of a period, and the values of type `R` (such as counters) that the caller read at the
+/// period's start and at its end.
 pub struct MeasuredPeriod<R> {
     pub report: Report,
     pub readings: [R; 2],
@@ -21,8 +22,8 @@ pub struct MeasuredPeriod<R> {
 }
 
 impl<R> MeasuredPeriod<R> {
-    /// Measures a period of this length on the observer's CPUs, and calls `read` at the start and at the end. The
-    /// recording by perf has to be finished by the caller.
+    /// Measures a period of this length on the observer's CPUs, and calls `read` at the start and at the end. Also
+    /// returns the recording of `perf`, on which the caller has to call `finish`.
     pub fn measure(
         observer: &mut Observer,
         length: Duration,
@@ -59,8 +60,8 @@ pub fn percent(ns: u64, of_ns: u64) -> f64 {
     ns as f64 * 100.0 / of_ns.max(1) as f64
 }
 
-/// Returns the percentage of time outside of the idle task. `idle` has the idle time of each CPU at the start and at
-/// the end of `time_ns`.
+/// Returns the percentage of the time `time_ns` that a CPU was outside of the idle task. `idle` has the idle times of
+/// all CPUs, read at the start and at the end of that time.
 fn busy_pct(cpu: u32, idle: [&[u64]; 2], time_ns: u64) -> f64 {
     let [before, after] = idle.map(|of| of.get(cpu as usize).copied().unwrap_or(0));
     100.0 - percent(after.saturating_sub(before), time_ns)

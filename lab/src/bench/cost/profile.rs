@@ -22,8 +22,8 @@ use super::super::process::BenchProcess;
 use super::network::needs;
 
 /// Sampling rates of the first CPU, which sends, and of all others. None is a divisor or multiple of another one, of
-/// the observer's rate or of the tick's. Samplers in step would always see the receiver at the same moment after they
-/// interrupted the sender, when the receiver has nothing to do.
+/// the observer's rate or of the tick's. If the samplers of both CPUs ran in step, each sample of the receiver would
+/// come shortly after an interrupt of the sender, when the receiver has nothing to do.
 const FREQUENCIES_HZ: [u32; 2] = [1949, 2087];
 /// Longest wait for perf's first sample. Before that sample, perf reads the state of all processes on the machine.
 const READY: Duration = Duration::from_secs(20);
@@ -63,8 +63,8 @@ pub struct CpuSamples {
     pub observer: u64,
     /// Samples of all other kernel code, except the idle task: neither networking nor the observer.
     pub rest: u64,
-    /// Samples whose stacks have a function of the network stack, except AF_UNIX and netlink. They are found by
-    /// [`NETWORKING`] and [`LOCAL`], without the taxonomy.
+    /// Samples whose stacks have a function of the network stack, except AF_UNIX and netlink. The functions are listed
+    /// in [`NETWORKING`] and [`LOCAL`], independently of the taxonomy.
     pub networking: u64,
     /// Samples in user mode.
     pub user: u64,
@@ -84,9 +84,9 @@ impl PerfRecording {
         Ok(Self { perfs, _directory: directory })
     }
 
-    /// Returns the samples between two times of `CLOCK_MONOTONIC`. With `socket_files`, all reads and writes of
-    /// processes with this name count as calls on sockets, from the system call on. Before a call has reached the
-    /// socket, its stack does not show whether it reads or writes a socket or another file.
+    /// Returns the samples between two times of `CLOCK_MONOTONIC`. If `socket_files` is the name of a process, all its
+    /// read and write system calls count as calls on sockets. The stack at the beginning of such a call does not show
+    /// whether it is on a socket or another file.
     pub fn finish(
         self,
         from_ns: u64,
@@ -214,8 +214,8 @@ fn parse_head(line: &str) -> Option<SampleHead<'_>> {
     })
 }
 
-/// Reports whether a stack is in a write (counted as a send) or a read (a receive) that has not reached the file's own
-/// code. Returns `None` in a softirq that interrupts the system call.
+/// Returns the event of a stack that is in the system call write (counted as a send) or read (a receive). Returns
+/// `None` for other stacks, and for a softirq that interrupts the system call.
 fn file_call(stack: &[Box<str>]) -> Option<Event> {
     let has = |names: &[&str]| stack.iter().any(|function| names.contains(&&**function));
     match () {
@@ -317,8 +317,9 @@ const LOCAL: [&str; 4] = ["unix_", "netlink_", "rtnetlink_", "genl_"];
 /// Functions that all subsystems call. If one of them is tail-called, its caller is missing in the stack.
 const ANYWHERE: [&str; 1] = ["_raw_spin_"];
 
-/// Reports whether a stack, whose first function is the innermost one, belongs to networking. Callers that a softirq
-/// interrupted are ignored, unless the softirq itself has no function in the stack, as at its begin and end.
+/// Reports whether a stack, whose first function is the innermost one, belongs to networking. If a softirq has
+/// interrupted other code, the functions of that code are ignored. At the begin and end of a softirq its own functions
+/// are not in the stack, so the interrupted code counts there.
 fn is_networking(stack: &[Box<str>]) -> bool {
     let functions = || stack.iter().map(|function| &**function);
     let is_softirq = |function: &&str| SOFTIRQ.contains(function);
@@ -430,7 +431,7 @@ i perf  17 [001] 6.000000000: \n\tffffffff81000001 do_filp_open\n
     }
 
     #[test]
-    fn networking_is_recognised_by_its_functions() {
+    fn networking_is_recognised_by_functions_in_the_perf_call_stack() {
         for (stack, want) in [
             (&["memcpy", "tcp_sendmsg", "sock_write_iter", "vfs_write"][..], true),
             (&["unix_stream_sendmsg", "sock_write_iter", "vfs_write"], false),
@@ -458,18 +459,18 @@ i perf  17 [001] 6.000000000: \n\tffffffff81000001 do_filp_open\n
     }
 
     #[test]
-    fn too_short_recording_is_an_error() {
+    fn perf_recording_shorter_than_the_measured_period_is_an_error() {
         assert!(parse(TEXT, 100, 4_000_000_000, 6_000_000_000, None).is_err());
         assert!(parse(TEXT, 100, 5_000_000_000, 6_000_000_001, None).is_err());
     }
 
     #[test]
-    fn missing_idle_samples_do_not_change_other_shares() {
+    fn percentage_of_samples_does_not_depend_on_missing_idle_samples() {
         assert_eq!(CpuSamples::new(1000).percent(1000, 4_000_000_000), 25.0);
     }
 
     #[test]
-    fn reads_and_writes_of_the_load_are_calls_on_sockets() {
+    fn vfs_writes_of_the_load_process_count_as_socket_calls() {
         let text = TEXT.replace("do_filp_open", "vfs_write");
         let parse = |files| parse(&text, 100, 5_000_000_000, 6_000_000_000, files).expect("it parses");
         let sent = |cpus: &BTreeMap<u32, CpuSamples>| {

@@ -4,7 +4,7 @@
 //! kernel from user mode, so user mode is taken from `perf`, and not from the observer. If the observer took kernel
 //! stacks for user mode or the other way round, its own figure would hide this.
 //!
-//! Interrupts of the sampling clocks need no correction. A timed event and the clock's busy time include those that
+//! The interrupts of the sampling clocks need no correction. A timed event and the clock's busy time include those that
 //! interrupt them. A sample stands for a whole sampling interval, which includes its interrupt.
 
 use millrace_cost::report::CpuCost;
@@ -12,7 +12,8 @@ use serde::Serialize;
 
 use super::profile::CpuSamples;
 
-/// Largest difference between the sum and the clock that is aimed at, in percentage points of one CPU.
+/// Largest difference between the observer's sum and the clock that counts as accurate, in percentage points of one
+/// CPU.
 pub const AIM_POINTS: f64 = 1.0;
 
 /// The kernel's time on one CPU by the observer and by the clock, percent of the CPU's time.
@@ -24,11 +25,11 @@ pub struct KernelSum {
     timed_pct: f64,
     /// Time of all other kernel work, which the observer estimates from samples, including its own.
     sampled_pct: f64,
-    /// `timed_pct` by the observer's samples that hit timed events. If bursts of work are in step with the sampling
-    /// clock, it is further from `timed_pct` than its standard error. The samplers then err by this much in user mode
-    /// or other kernel work, too.
+    /// Time of the events of `timed_pct`, but estimated from the observer's samples in them. If bursts of work are in
+    /// step with the sampling clock, the estimate differs from `timed_pct` by more than its standard error. Sampled
+    /// times of user mode and of other kernel work then have a similar error.
     timed_by_samples_pct: f64,
-    /// Part of `timed_pct` and `sampled_pct` that the observer reports as its own.
+    /// Part of `timed_pct` and `sampled_pct` that is the time of the observer itself.
     observer_pct: f64,
     /// Time outside of the idle task by the clock.
     clock_busy_pct: f64,
@@ -52,19 +53,19 @@ impl KernelSum {
         let due = (period_ns as f64 / 1e9 * f64::from(hz)).max(1.0);
         let sum_pct = percent(cpu.events.iter().map(|of| of.ns + of.observer_ns).sum());
         let sampled_pct = cpu.events.iter().map(|of| match of.calls {
-            // A timed event may have samples of calls that no program timed.
+            // Some calls in a timed kernel context are not timed by any BPF program, and are counted by samples.
             Some(_) => of.sampled as f64 * 100.0 / due,
             None => percent(of.ns + of.observer_ns),
         });
         let sampled_pct: f64 = sampled_pct.sum();
-        // Samples in the observer's own programs are not in the event's number of samples.
+        // Samples that hit the observer's own programs are not counted in `samples`, so they are added in proportion.
         let timed_samples = cpu.events.iter().filter(|of| of.calls.is_some()).map(|of| {
             let outside_programs = (of.samples - of.sampled) as f64;
             outside_programs * (of.ns + of.observer_ns) as f64 / of.ns.max(1) as f64
         });
         let timed_by_samples_pct = timed_samples.sum::<f64>() * 100.0 / due;
-        // Samples that a CPU missed, such as those due in stolen time, cannot be assigned. So the profile's user time
-        // is a share of the busy time.
+        // It is unknown in which mode the samples would have been that a CPU missed, for example in stolen time. So the
+        // user time is the profile's share of user mode, multiplied by the busy time.
         let busy = profile.busy().max(1) as f64;
         let user = profile.user as f64 / busy;
         let user_pct = user * busy_pct;
@@ -84,13 +85,13 @@ impl KernelSum {
         }
     }
 
-    /// Reports whether the sum is as close to the clock as is aimed at.
+    /// Reports whether the observer's sum differs from the clock by at most [`AIM_POINTS`].
     pub fn meets_aim(&self) -> bool {
         self.difference_points.abs() <= AIM_POINTS
     }
 
-    /// Reports whether the sum is as close to the clock as is aimed at, or the numbers of samples explain the
-    /// difference.
+    /// Reports whether the observer's sum differs from the clock by at most [`AIM_POINTS`], or by no more than the
+    /// finite numbers of samples explain.
     pub fn is_within(&self) -> bool {
         self.difference_points.abs() <= AIM_POINTS.max(3.0 * self.standard_error_points)
     }
@@ -131,7 +132,8 @@ mod tests {
         }
     }
 
-    /// The CPU spends 300 ms of the second in user mode and 330 ms in the kernel. Programs time 220 ms of these.
+    /// In a period of one second, the CPU spends 300 ms in user mode and 330 ms in the kernel. BPF programs time 220 ms
+    /// of the kernel's time.
     #[test]
     fn sum_of_kernel_time_is_compared_with_busy_time_without_user_mode() {
         let events = vec![
@@ -151,13 +153,14 @@ mod tests {
         near(sum.user_pct, 30.0);
         near(sum.steal_pct, 0.5);
         near(sum.difference_points, 0.0);
-        // 11 % of 1,000 samples, and 600 of 1,260 samples, which are 63 % of the time.
+        // The sum of two binomial variances: 11 % of the observer's 1,000 samples, and 600 of the profile's 1,260
+        // samples, which are 63 % of the time.
         let variance: f64 = 11.0 * 89.0 / 1000.0 + 63.0 * 63.0 * (600.0 / 1260.0) * (660.0 / 1260.0) / 1260.0;
         near(sum.standard_error_points, variance.sqrt());
     }
 
     #[test]
-    fn difference_beyond_aim_is_allowed_only_within_three_standard_errors() {
+    fn difference_over_1_point_is_allowed_within_three_standard_errors() {
         let judged = |points, error| {
             let sum = KernelSum::with_difference(points, error);
             (sum.meets_aim(), sum.is_within())

@@ -312,8 +312,8 @@ fn delete_nftables(place: &DefencePlace<'_>, hook: NftHook<'_>) -> anyhow::Resul
     run(place.node, "nft", &["delete", "table", hook.family(), NFT_TABLE], "")
 }
 
-/// Loads xdp-filter, which has lists of addresses but no limits. Without any entry it drops everything on the interface
-/// where only attackers' packets arrive. That is its best case.
+/// Loads xdp-filter, which has lists of addresses but no limits. It is loaded without any entry on the interface where
+/// only attackers' packets arrive, and drops all of them. That is its best case.
 fn load_xdp_filter(place: &DefencePlace<'_>, limits: DefenceLimits) -> anyhow::Result<XdpFilter> {
     if let DefenceLimits::Connections(_) = limits {
         bail!("xdp-filter has lists of addresses and ports, but no limits on connections");
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_input_hook_limits_connections() {
+    fn only_the_nftables_input_hook_limits_connections() {
         let hooks = [NftHook::Input, NftHook::Raw, NftHook::Ingress { device: "eth0" }];
         let connections = hooks.map(|hook| DefenceLimits::Connections(1).nft_rules(hook, 4433).is_ok());
         assert_eq!(connections, [true, false, false]);

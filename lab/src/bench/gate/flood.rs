@@ -28,8 +28,8 @@ use super::{
     site::{ATTACKERS, CLIENTS, GateBenchSite, SERVER, addresses, interface},
 };
 
-/// Interval between each honest client's requests. It leaves the machine half idle, so that an effect of the flood can
-/// show.
+/// Interval between two requests of an honest client. With this interval, the machine is half idle before the flood, so
+/// that an effect of the flood can be seen.
 const HONEST_INTERVAL: Duration = Duration::from_millis(40);
 const LIMITS: DefenceLimits = DefenceLimits::New { client: 10, all: 2000 };
 const SETTLE: Duration = Duration::from_millis(500);
@@ -58,8 +58,8 @@ struct FloodResult {
     /// Number of packets that were built.
     packets: u64,
     elapsed_ns: u64,
-    /// CPU time of the generator's process. With veth pairs it includes the receiving side's work, since the kernel
-    /// does that work in the generator's context.
+    /// CPU time of the generator's process. With veth pairs it includes the work of receiving the packets, since the
+    /// kernel does that work in the generator's context.
     cpu_ns: u64,
 }
 
@@ -89,8 +89,8 @@ pub fn send(args: Send) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Keeps this thread on its current CPU. The receiving end of a veth pair works on the CPU that woke it. On another CPU
-/// it could not keep up.
+/// Keeps this thread on its current CPU. Packets of a veth pair are received on the CPU that sends them. If the thread
+/// moved to another CPU, the receiver would stay behind and could not keep up.
 fn stay_here() -> nix::Result<()> {
     let mut here = CpuSet::new();
     here.set(sched_getcpu()?)?;
@@ -115,8 +115,9 @@ pub struct FloodFigures {
     pub calm_requests_per_second: f64,
     pub mean_duration_ms: f64,
     pub honest_goodput_ratio: f64,
-    /// Packets per second that arrived in a second flood, without honest traffic. The fields from here on are measured
-    /// in this flood, unless they say otherwise. `dropped_packets_per_second` is the defence's own count.
+    /// Packets per second that arrived in a second flood, without honest traffic. This field and the fields after it
+    /// are measured in the second flood, unless their comments say otherwise. `dropped_packets_per_second` is the
+    /// defence's own count.
     pub flood_packets_per_second: f64,
     pub dropped_packets_per_second: Option<f64>,
     /// CPU time of flood generator, ksoftirqd threads and server, per packet, ns. It is the sum of the two fields
@@ -180,8 +181,8 @@ fn generator_alone(site: &GateBenchSite, length: Duration) -> anyhow::Result<Flo
 /// Start and end of a period by `CLOCK_MONOTONIC`, ns.
 type TimeSpan = (u64, u64);
 
-/// Runs honest clients through a calm period and a flood. Returns the bodies that the clients got, and the start and
-/// end of both periods.
+/// Runs honest clients through a calm period and a flood. Returns the times of the response bodies that the clients
+/// got, and the start and end of both periods.
 fn with_honest_clients(
     site: &GateBenchSite,
     calm: Duration,
@@ -216,7 +217,7 @@ fn with_honest_clients(
     })
 }
 
-/// Cost of a flood on a server that has no honest clients.
+/// Numbers of packets, and CPU times, of a flood on a server that has no honest clients.
 struct FloodCost {
     sent: FloodResult,
     arrived: u64,

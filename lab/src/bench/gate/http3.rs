@@ -28,7 +28,7 @@ const URI: &str = "https://localhost/body";
 /// silent connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// Longest time of one attempt to get a body over a new connection. It is shorter than a client's first probe timeout
-/// of 1 s (RFC 9002, section 6.2.2). So each unanswered attempt sends the same number of packets.
+/// of 1 s (RFC 9002, section 6.2.2). So no unanswered attempt retransmits its Initial.
 const ATTEMPT: Duration = Duration::from_millis(500);
 
 #[derive(Debug, clap::Args)]
@@ -165,7 +165,7 @@ async fn answer(connection: quinn::Connection, body: Bytes, _counted: CountedHtt
     Ok(())
 }
 
-/// Times at which an honest client requested a body and had received it; `CLOCK_MONOTONIC`, ns.
+/// Times at which an honest client requested a response body and had received it; `CLOCK_MONOTONIC`, ns.
 #[derive(Debug, Clone, Copy)]
 pub struct BodyTimes {
     pub asked_ns: u64,
@@ -180,8 +180,8 @@ pub struct Http3Target {
     pub body_bytes: usize,
 }
 
-/// Runs honest clients until `until` returns true. Each requests one body after the other over one connection, at most
-/// one per `interval`. Must be called in the clients' network namespace; returns when all clients are done.
+/// Runs honest clients until `until` returns true. Each requests one response body after the other over one connection,
+/// at most one per `interval`. Must be called in the clients' network namespace; returns when all clients are done.
 ///
 /// # Errors
 ///
@@ -260,9 +260,9 @@ struct Attempt {
     served: bool,
 }
 
-/// Runs attackers that each hold one connection. On each message from `go`, every attacker makes `requests` attempts at
-/// `rate_hz`. Each attempt requests a body over a new connection, without waiting for earlier attempts. Returns when
-/// the channel is closed.
+/// Runs attackers that each hold one connection. On each message from the channel `go`, every attacker makes `requests`
+/// attempts at the rate `rate_hz`. Each attempt requests a response body over a new connection, without waiting for
+/// earlier attempts. Returns when the channel is closed.
 pub fn attack(
     target: &Http3Target,
     addresses: &[IpAddr],

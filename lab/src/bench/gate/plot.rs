@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_defence_is_in_the_picture() {
+    fn plot_shows_every_measured_defence() {
         let quota = |defence| DefenceRow {
             experiment: Experiment::Quota,
             defence,

@@ -72,8 +72,8 @@ pub struct QuotaFigures {
     /// Time from the attackers' last attempt until the rate of honest requests is normal again (90 % of the rate before
     /// the attack), seconds.
     pub recovery_s: Option<f64>,
-    /// Number of all attackers' attempts during the attack, number of those that got their body, and mean time after
-    /// which the other attempts failed.
+    /// Number of all attackers' connection attempts during the attack, number of attempts that got a response body, and
+    /// mean time after which the other attempts failed.
     pub attempts: u64,
     pub served_attempts: u64,
     pub refused_after_ms: Option<f64>,
@@ -82,13 +82,13 @@ pub struct QuotaFigures {
     /// CPU of the server in percent of one core, and its memory, both sampled during the attack.
     pub server_cpu_percent: Option<Percentiles>,
     pub server_rss_mib: Option<Percentiles>,
-    /// Packets that attackers sent in a second attack, without honest traffic. The fields from here to `syscalls` are
-    /// measured in the second attack. `refused_packets` is the defence's own count.
+    /// Packets that attackers sent in a second attack, without honest traffic. The fields from `attack_packets` to
+    /// `syscalls` are measured in the second attack. `refused_packets` is the defence's own count.
     pub attack_packets: u64,
     pub refused_packets: Option<u64>,
-    /// CPU time per refused packet, ns: the server's beyond what it uses without clients, plus the run time of the
-    /// packet gate's BPF programs. `cpu_ns_per_refused_attempt` divides it by connection attempts, since attempts that
-    /// get further in the handshake send more packets.
+    /// CPU time per refused packet, ns: the server's CPU time beyond what it uses without clients, plus the run time of
+    /// the packet gate's BPF programs. `cpu_ns_per_refused_attempt` is the same CPU time per connection attempt, since
+    /// attempts that get further in the handshake send more packets.
     pub cpu_ns_per_refused_packet: Option<f64>,
     pub bpf_ns_per_refused_packet: Option<f64>,
     pub cpu_ns_per_refused_attempt: Option<f64>,
@@ -97,7 +97,7 @@ pub struct QuotaFigures {
     pub gate_cpu_percent: Option<f64>,
     /// Number of the server's system calls.
     pub syscalls: u64,
-    /// Number of bodies that honest clients got in each interval of `BIN`, from the start of the run.
+    /// Number of response bodies that honest clients got in each interval of `BIN`, from the start of the run.
     pub series: Vec<u64>,
 }
 
@@ -224,7 +224,7 @@ impl QuotaPhases {
     }
 }
 
-/// Cost of an attack on a server that has no honest clients.
+/// Numbers of packets and connection attempts, and CPU times, of an attack on a server that has no honest clients.
 struct Refusals {
     packets: u64,
     attempts: u64,
@@ -237,7 +237,8 @@ struct Refusals {
     syscalls: u64,
 }
 
-/// Returns the CPU time per second of a server without clients, once it has finished earlier work.
+/// Waits until the server has finished its earlier work. Then returns the CPU time per second that it uses without
+/// clients.
 fn still_ns_per_second(server: &BenchProcess) -> anyhow::Result<f64> {
     let start = Instant::now();
     loop {
@@ -300,7 +301,7 @@ fn within(got: &[BodyTimes], from: u64, to: u64) -> impl Iterator<Item = &BodyTi
     got.iter().filter(move |got| (from..to).contains(&got.done_ns))
 }
 
-/// Returns the number of bodies per second whose requests ended in a period.
+/// Returns the number of response bodies per second that were received in a period.
 pub fn rate(got: &[BodyTimes], span: (u64, u64)) -> f64 {
     within(got, span.0, span.1).count() as f64 / ((span.1 - span.0).max(1) as f64 / 1e9)
 }
@@ -333,26 +334,26 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// Returns the times of requests for bodies, one of which ends every `every_ms` milliseconds.
+    /// Returns the times of requests for response bodies. A body is received every `every_ms` milliseconds.
     fn steady(from_s: u64, to_s: u64, every_ms: u64) -> Vec<BodyTimes> {
         let times = (from_s * SECOND..to_s * SECOND).step_by(every_ms as usize * 1_000_000);
         times.map(|done_ns| BodyTimes { asked_ns: done_ns - 1_000_000, done_ns }).collect()
     }
 
     #[test]
-    fn requests_are_counted_over_time() {
+    fn request_rate_is_computed_over_a_period_and_as_a_time_series() {
         let got = steady(1, 3, 10);
         assert!((rate(&got, (SECOND, 3 * SECOND)) - 100.0).abs() < 1e-9);
         assert_eq!(series(&got, SECOND, 2 * SECOND), vec![10; 10]);
     }
 
     #[test]
-    fn recovery_ends_when_the_rate_is_back() {
+    fn recovery_ends_when_the_request_rate_reaches_90_percent_of_normal() {
         let at_once = steady(1, 6, 10);
         assert_eq!(recovery_s(&at_once, 2 * SECOND, 6 * SECOND, 100.0), Some(0.0));
         let late = steady(4, 6, 10);
         let recovered = recovery_s(&late, 2 * SECOND, 6 * SECOND, 100.0).expect("a recovery");
-        // The half second from 1.95 s on has 45 of 50 bodies, which is the required 90 %.
+        // In the half second from 1.95 s on, 45 of the normal 50 response bodies are received, the required 90 %.
         assert!((recovered - 1.95).abs() < 0.02, "{recovered}");
         assert_eq!(recovery_s(&steady(1, 6, 20), 2 * SECOND, 6 * SECOND, 100.0), None);
     }

@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn gate_is_compared_with_userspace_as_in_the_paper() {
+    fn report_gives_percent_change_of_gate_against_userspace_defences() {
         let rows = [
             row(Defence::User, vec![figures(100.0, 50), figures(200.0, 50)]),
             row(Defence::UserEarly, vec![figures(120.0, 20)]),
@@ -282,7 +282,8 @@ mod tests {
         let text = render(&rows);
         let line = |what: &str| text.lines().rfind(|line| line.starts_with(what)).expect("a line").to_owned();
         assert!(line("change").contains("gate / user  ") && line("change").contains("gate / user-early"));
-        // The medians are 150 and 165, which is 10 % more. Within the rounds the change is +50 % and -10 %.
+        // The two defences' median request rates are 150 and 165, which is 10 % more. Within the two rounds the change
+        // is +50 % and -10 %.
         let requests = line("requests per second");
         assert!(requests.contains("+10.0 (-10.0 to +50.0)") && requests.contains("+37.5"), "{requests}");
         assert!(requests.ends_with("+30.9"), "{requests}");

@@ -75,8 +75,8 @@ impl GateBenchSite {
     }
 
     /// Lets attackers receive the gate's answers until the result is dropped. A veth receives redirected XDP frames
-    /// only if it has an XDP program itself, even one that passes everything. GRO would not do: answers would stay in
-    /// the ring until another packet arrives.
+    /// only if it has an XDP program itself, even one that passes everything. Enabling GRO instead is not enough: an
+    /// answer would stay in the veth's ring buffer until another packet arrives.
     pub fn take_answers(&self) -> anyhow::Result<Gate> {
         let node = self.node(ATTACKERS)?;
         let device = &interface(node, ATTACKERS)?.device;

@@ -11,7 +11,7 @@ use std::path::Path;
 
 const CARRIERS: u16 = 9188;
 
-/// Settings of the two hosts beyond the default ones.
+/// Settings of the two hosts' daemons that differ from the benchmarks' default settings.
 #[derive(Default)]
 pub struct CarryingSettings<'a> {
     /// Additional lines of the section `[carry]`.

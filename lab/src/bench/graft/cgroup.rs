@@ -20,7 +20,7 @@ impl HostCgroup {
         let found = fields.find(|fields| fields.get(2) == Some(&"cgroup2"));
         let root = found.and_then(|fields| fields.get(1).map(PathBuf::from));
         let root = root.context("no cgroup of version 2 is mounted")?;
-        // Labs at the same time have hosts with the same name, so a number makes the cgroup's name unique.
+        // Labs that run at the same time have hosts with the same names, so a number makes the cgroup's name unique.
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let path = root.join(format!("millrace-bench-{}-{number}-{what}", std::process::id()));
         std::fs::create_dir(&path).with_context(|| path.display().to_string())?;

@@ -141,8 +141,8 @@ impl CrowdedArgs {
                 let status = client.host.status()?;
                 let first = status.pointer("/status/carry/carriers/0");
                 let is_warm = first.is_some_and(|it| it["state"] == "warm");
-                // A tunnel (carrier) that is older than the reload of the settings is the previous one, so it does not
-                // count.
+                // The wait is for the tunnel (carrier) that is set up after the reload of the settings, and not for an
+                // older one.
                 let age = first.and_then(|it| it["age_s"].as_f64()).unwrap_or(f64::MAX);
                 Ok(is_warm && age < begin.elapsed().as_secs_f64())
             })?;
@@ -179,8 +179,8 @@ struct CrowdedClient<'a> {
 }
 
 impl CrowdedClient<'_> {
-    /// Writes the settings of the client's daemon. A new `number` changes an address in the settings of its peer, so
-    /// that the daemon sets up the peer's tunnel again.
+    /// Writes the settings of the client's daemon. They contain an address of the peer that is made from `number`. If
+    /// the address changes, the daemon sets up the peer's tunnel again.
     fn configure(&self, number: usize) -> anyhow::Result<()> {
         let address = IpAddr::from([198, 18, (number >> 8) as u8, number as u8]);
         self.host.configure(&format!("{}addresses = [\"{address}\"]\n", self.settings))

@@ -51,8 +51,8 @@ pub fn run(args: DeployArgs) -> anyhow::Result<()> {
             (row.bytes, row.instructions) = (Some(image.len()), Some(instructions));
         }
         for (name, image) in SHIPPED {
-            // Bytes appended to the ELF data make each file different, so that no graft counts as loaded before. They
-            // do not change the graft.
+            // Bytes appended to the ELF data make each file different, so that the runtime takes it for a new graft.
+            // The bytes do not change the graft.
             tag += 1;
             let image = [image, &u64::to_ne_bytes(tag)].concat();
             let (steps, instructions) = deployed(name, &image)?;

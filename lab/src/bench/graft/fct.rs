@@ -87,7 +87,7 @@ impl FromStr for FctCell {
         let network: NetworkProfile = network.parse()?;
         match network.burst {
             1.0 => Ok(Self { kib, network }),
-            // Results of this benchmark do not record the mean length of loss bursts.
+            // Loss bursts are refused, because the result rows of this benchmark have no field for their mean length.
             _ => Err(format!("bursts are not supported: {wanted}")),
         }
     }
@@ -138,8 +138,9 @@ impl FctArgs {
             .collect()
     }
 
-    /// Measures round after round, with one cell (size, loss, round-trip time) at a time in each lab. In a cell, each
-    /// congestion control runs once per round, so that a drift of the machine affects all congestion controls alike.
+    /// Measures round after round, with one combination of size, loss and round-trip time at a time in each lab. For
+    /// each combination, every congestion control runs once per round, so that a drift of the machine affects all
+    /// congestion controls alike.
     fn measure(&self, cells: &[FctCell]) -> anyhow::Result<Vec<FctRow>> {
         let jobs: Vec<(usize, FctCell)> =
             (1..=self.rounds).flat_map(|round| cells.iter().map(move |cell| (round, *cell))).collect();

@@ -10,7 +10,7 @@ use crate::stats::Spread;
 const PANEL: (u32, u32) = (380, 260);
 const FONT: &str = "sans-serif";
 
-/// Durations that one congestion control needed in one cell (size, loss, round-trip time).
+/// Durations of transfers with one congestion control, for one combination of size, loss and round-trip time.
 pub struct FctPoint {
     pub control: String,
     pub kib: u64,

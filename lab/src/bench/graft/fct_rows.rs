@@ -94,7 +94,7 @@ impl FctRound {
     }
 }
 
-/// Reads the rows of an earlier run.
+/// Reads the result rows of an earlier run.
 pub fn read(path: &Path) -> anyhow::Result<Vec<FctRow>> {
     let read = || anyhow::Ok(serde_json::from_slice::<Vec<FctRow>>(&std::fs::read(path)?)?);
     let mut rows = read().with_context(|| format!("{}: rows of bench graft fct", path.display()))?;
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_several_runs_are_joined() {
+    fn transfer_times_of_the_same_case_in_several_runs_are_joined() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("rows.json");
         let rows = [row("cubic", 20, &[1.0, 2.0]), row("bbr", 10, &[5.0])];

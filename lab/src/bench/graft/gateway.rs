@@ -178,8 +178,8 @@ impl<'a> GatewayHosts<'a> {
     fn wait_warm(&self) -> anyhow::Result<()> {
         self.near.wait_for("a warm carrier", |status| {
             let of = |what: &str| status.pointer(&format!("/status/carry/carriers/0/{what}"));
-            // The tunnel's state `warm` says that the client's direction is ready. Data from the servers must also have
-            // opened the congestion window of the servers' direction.
+            // The tunnel's state `warm` says that the client's gateway can send. Data from the server's gateway must
+            // also have opened its congestion window in the other direction.
             let came = of("received_bytes").and_then(Value::as_u64);
             of("state").and_then(Value::as_str) == Some("warm") && came > Some(256 << 10)
         })

@@ -230,7 +230,7 @@ impl<'a> InstanceHosts<'a> {
         Ok((server, clients))
     }
 
-    /// Connects through the cgroup of the given daemon. Returns both ends of the connection.
+    /// Connects to the server from the cgroup of the given daemon. Returns the sockets at both ends of the connection.
     fn connect(&self, daemon: usize, listener: &TcpListener) -> anyhow::Result<[TcpStream; 2]> {
         let client = self.clients.get(daemon).context("a daemon")?;
         let at = listener.local_addr()?;

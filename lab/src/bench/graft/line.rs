@@ -29,8 +29,8 @@ pub fn peer(directory: &Path, [local, remote]: [IpAddr; 2], ports: &str) -> anyh
     ))
 }
 
-/// One end of a channel that replaces the control connection between two daemons, if both hosts' packet grafts run in
-/// this process.
+/// One end of a channel for the messages of the key exchange. It replaces the TLS connection between two daemons if
+/// both hosts' packet grafts run in this process.
 pub struct ChannelEnd {
     exported: Exported,
     says: Sender<PeerKeyMessage>,

@@ -37,7 +37,8 @@ pub struct NegotiateArgs {
     json: Option<PathBuf>,
 }
 
-/// Port of the control connection. `PORT` is that of the application whose TCP handshakes are timed.
+/// Port of the TLS connection over which the two daemons negotiate. The next constant, `PORT`, is the port of the
+/// application whose TCP handshakes are timed.
 const CONTROL: u16 = 9187;
 const PORT: u16 = 7200;
 /// Names of a negotiation's steps in the daemon's status, which has the duration of each.

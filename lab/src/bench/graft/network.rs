@@ -35,7 +35,7 @@ impl NetworkProfile {
         Self { loss, burst: 1.0, rtt_ms }
     }
 
-    /// Formats the loss as rows show it: percent, and the length of bursts if there are any.
+    /// Formats the loss as result rows show it: percent, and the mean length of bursts if there are any.
     pub fn loss_text(&self) -> String {
         match self.burst {
             burst if burst > 1.0 => format!("{}/{burst}", self.loss),

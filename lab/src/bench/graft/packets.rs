@@ -68,8 +68,8 @@ impl PacketBench {
         self.count.is_some()
     }
 
-    /// Runs the swaps. Returns the result row as JSON and as text. Each swap starts as soon as packets from before the
-    /// previous swap are no longer accepted.
+    /// Runs the swaps. Returns the result row as JSON and as text. For a while after a swap, receivers still accept
+    /// packets that were sent with the previous function list. The next swap starts when that time is over.
     pub fn run(&self) -> anyhow::Result<(Value, String)> {
         let [one, other] = &self.lists[..] else {
             bail!("--lists must be two lists, such as number+repair,number")
@@ -159,8 +159,8 @@ impl PacketBench {
             let work = Some((ordered, events));
             let this =
                 scope.spawn(move || near.enter(|| hold(near_settings, here, stop, work, &is_ready))?);
-            // If the channel is closed, a host's packet graft runtime failed to start. After a time-out, the two hosts
-            // have not agreed on session keys.
+            // An error of `recv_timeout` has one of two reasons. A closed channel means that a host's packet graft
+            // runtime failed to start. A time-out means that the two hosts did not agree on session keys.
             let both = (0..2).all(|_| ready.1.recv_timeout(SWAP_LIMIT).is_ok());
             let done = if both {
                 forget_words(&to)?;
@@ -252,8 +252,8 @@ fn settings(
     ))
 }
 
-/// Runs the packet grafts of one host (a `PacketRuntime`). `work` receives names of grafts to swap to, and sends the
-/// result of each swap once the next swap can start.
+/// Runs the packet grafts of one host (a `PacketRuntime`). The channel pair `work` delivers names of grafts to swap to,
+/// and takes the result of each swap.
 fn hold(
     settings: Settings,
     line: ChannelEnd,
@@ -277,7 +277,7 @@ fn hold(
         if let Some(graft) = &waiting {
             match runtime.swap(SESSION, graft) {
                 Ok(()) => waiting = None,
-                // Packets from before the previous swap are still accepted, so this swap is tried again later.
+                // Receivers still accept packets that were sent before the previous swap, so this swap is tried later.
                 Err(millrace_graft::Error::Busy(_)) => {}
                 Err(error) => return Err(error.into()),
             }

@@ -44,7 +44,7 @@ impl Peers {
         Preconnection::new(PEER, "bench").socket(self.directory.join(format!("{name}.messages")))
     }
 
-    /// Opens a session as soon as the daemons know each other and have keys.
+    /// Opens a session as soon as the daemons have authenticated each other and agreed on keys.
     pub fn opened(&self, services: &[&str]) -> Result<Session, Error> {
         let begin = Instant::now();
         loop {

@@ -6,9 +6,9 @@ use super::network;
 use crate::bench::site::{BenchSite, SUBSCRIBERS_LINK};
 use crate::lab::{Directions, Topology};
 
-/// Names of the first link on both hosts. It is the link between relay and subscribers.
+/// Names of the first link on both hosts. This link joins the relay's and the subscribers' hosts directly.
 pub const FIRST: LinkEndNames = LinkEndNames { near: SUBSCRIBERS_LINK, far: SUBSCRIBERS_LINK };
-/// Names of the second link on both hosts. It leads through a router.
+/// Names of the second link on both hosts. This link leads through a router.
 pub const SECOND: LinkEndNames = LinkEndNames { near: "relay-via", far: "via-sub1" };
 
 /// Names of a link on the relay's host (`near`) and on the subscribers' (`far`).
@@ -55,7 +55,7 @@ impl LinkProperties {
         }
         topology.impair(SECOND.near, Directions::Forward, &network::loss(self.loss, 1.0))?;
         let site = BenchSite::new(&topology)?;
-        // The lab's own routes would use the direct link, so routes through the router are added.
+        // The routes that the lab has set up use only the direct link, so routes through the router are added here.
         let near = site.relay()?;
         let far = site.subscribers()?;
         let via = site.node("via")?;

@@ -16,7 +16,8 @@ use crate::transport::LabTransport;
 
 /// Name of the broadcast that is published.
 const NAME: &str = "live";
-/// Buffer of the players that have one, ms. It is large, since late media must be shown as well.
+/// Jitter buffer of the players that have one, ms. It is large, so that a player shows late media instead of skipping
+/// them.
 const BUFFER_MS: u64 = 2000;
 /// Scripts that drive the browser, and that record frames inside the page.
 const SCRIPTS: [(&str, &str); 3] = [

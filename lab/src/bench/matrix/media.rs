@@ -24,7 +24,7 @@ pub struct MediaFrame {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameMatch {
     pub frames: usize,
-    /// Whether the fragments that contain the frames are identical too.
+    /// Whether the fragments that contain the frames are identical to the published fragments too.
     pub identical: bool,
 }
 
@@ -82,7 +82,8 @@ impl MediaFrames {
     }
 }
 
-/// Numbers of consecutive frames and bytes that equal the published ones, from one published frame on.
+/// How much of a player's output equals the published media from a given published frame on: consecutive frames, and
+/// their bytes.
 #[derive(Debug, Clone, Copy, Default)]
 struct Common {
     frames: usize,
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn part_of_the_published_media_is_found() {
+    fn played_frames_match_a_sequence_of_the_published_frames() {
         let sent = media(&fragments(&[b"key", b"one", b"two", b"key", b"three", b"four"], 0));
         assert_eq!(sent.frames.len(), 6);
         let table = [

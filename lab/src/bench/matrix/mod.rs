@@ -66,7 +66,8 @@ pub struct MatrixArgs {
 const PATIENT: [&str; 2] = ["--max-delay", "off"];
 /// Interval between two checks of the frames that a player has received.
 const POLL: Duration = Duration::from_millis(250);
-/// Time within which media that have begun must be complete.
+/// Time that a player gets, beyond the requested duration, to receive all required frames once it has received the
+/// first.
 const SLACK: Duration = Duration::from_secs(30);
 const FRAMES_A_SECOND: usize = 30;
 /// Pause before a player is started again, if it had started before its broadcast was announced.
@@ -132,7 +133,7 @@ impl MatrixArgs {
     }
 
     /// Lists the combinations of publisher, player and relay. Relays that forward in the kernel and in userspace
-    /// alternate, so that a drift of the machine affects both alike.
+    /// alternate, so that a machine that becomes slower or faster during the run affects both alike.
     fn cells(&self, browser: Option<&ViewerPrograms>) -> Vec<MatrixCell> {
         let mut cells = Vec::new();
         for (publishing, playing) in self.ways() {

@@ -115,7 +115,7 @@ fn row(head: &str, entries: impl Iterator<Item = String>) -> String {
     format!("| {head} |{entries}")
 }
 
-/// Removes duplicates, and keeps the first of each.
+/// Returns the values of `all` without duplicates, in the order of their first occurrence.
 fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
     let mut distinct = Vec::new();
     for one in all {
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn matrix_lists_different_outcomes_with_each_reason_once() {
+    fn matrix_cell_lists_each_outcome_and_each_reason_once() {
         let way = |draft| ClientTransport { transport: LabTransport::Raw, draft };
         let cell = |publisher, player, relay, draft, outcome| MatrixCell {
             relay,

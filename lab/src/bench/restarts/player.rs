@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn restart_gap_is_between_two_runs_of_the_publisher() {
+    fn restart_gap_lasts_from_last_old_to_first_new_publisher_fragment() {
         let seen = played(&[50, 51, 52, 1, 2, 2]);
         let gap = gap(&seen, 1_500_000).unwrap();
         assert_eq!((gap.gap_ms, gap.again_ms, gap.duplicates), (1.0, 1.5, 1));

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn ended_viewer_is_counted_separately() {
+    fn viewer_that_ends_during_a_restart_is_counted_apart_from_gaps() {
         let case = RestartCase { victim: Victim::MoqPub, absent: 4.0 };
         let gap = |gap_ms| Ok(Gap { gap_ms, again_ms: 900.0, duplicates: 1 });
         let ended = RestartFailure { ended: true, why: "moq-sub ended".to_owned() };

@@ -214,7 +214,7 @@ fn arrivals(text: &str) -> anyhow::Result<Vec<ThesisArrival>> {
     text.lines().skip(1).map(line).collect()
 }
 
-/// Returns the mean and the standard deviation.
+/// Returns the mean and the standard deviation of `values`.
 fn mean_and_deviation(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
     let count = values.clone().count().max(1) as f64;
     let mean = values.clone().sum::<f64>() / count;
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn arrivals_and_their_mean_are_computed_from_csv() {
+    fn csv_arrivals_are_parsed_and_mean_and_deviation_computed() {
         let text = "subscriber,sequence,sent_ns,latency_ns\n0,7,1000,20500\n0,8,2000,10000\n";
         let expected =
             [(7, 20.5), (8, 10.0)].map(|(sequence, delay_us)| ThesisArrival { sequence, delay_us });

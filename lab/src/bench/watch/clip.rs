@@ -23,10 +23,10 @@ const BITS: u32 = 16;
 /// Side length in pixels of the square that shows one bit of the frame number. It is the size of the encoder's
 /// macroblock.
 const SIDE: u32 = 16;
-/// Length of the longest video whose frames all have a number, seconds.
+/// Length of the longest video whose frame numbers all fit into the picture's bits, seconds.
 pub const MOST_SECONDS: u64 = (1 << BITS) * FPS.1 / FPS.0;
 
-/// Returns the number of frames in a time.
+/// Returns the number of frames in a video of this length.
 const fn frames_in(seconds: u64) -> u64 {
     seconds * FPS.0 / FPS.1
 }

@@ -101,7 +101,7 @@ pub fn run(args: WatchArgs) -> anyhow::Result<()> {
 struct WatchRow {
     relay: Contender,
     profile: LinkProfile,
-    /// Index of the lab whose link has this impairment.
+    /// Index of the lab (network with its own impaired link) whose link has the impairment `profile`.
     site: usize,
     rounds: Vec<Result<WatchFigures, String>>,
 }
@@ -182,8 +182,8 @@ fn render(rows: &[WatchRow]) -> String {
 }
 
 impl WatchArgs {
-    /// Lists the result rows. Consecutive rows have different relays, so that a drift of the machine affects all relays
-    /// alike.
+    /// Lists the result rows. Consecutive rows have different relays, so that a machine that becomes slower or faster
+    /// during the benchmark affects all relays alike.
     fn rows(&self) -> Vec<WatchRow> {
         let row =
             |site, profile, relay: &Contender| WatchRow { relay: *relay, profile, site, rounds: Vec::new() };

@@ -70,8 +70,8 @@ pub fn track_hog(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     peers.into_iter().try_for_each(|peer| attack.close(peer))
 }
 
-/// Makes subscriptions wait for tracks, while other namespaces are published. Publishing these namespaces must not wake
-/// the subscriptions.
+/// Makes subscriptions wait for tracks, while other namespaces are published. Publishing these namespaces must not make
+/// the relay process the waiting subscriptions.
 pub fn waiters(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut peers = sessions(attack, |peer, number, track| {
         let parameters = Parameters { rendezvous_timeout: Some(WAIT_MS), ..Parameters::default() };

@@ -317,11 +317,12 @@ impl Default for Effort {
     }
 }
 
-/// Runs `scenario` as often as `effort` says. With `http`, the relay must release everything after each round.
+/// Runs `scenario` as often as `effort` says. With `http` (access to the relay's status), checks after each round that
+/// the relay has released the clients' sessions, streams and other objects.
 ///
 /// # Errors
 ///
-/// Fails if the relay cannot be reached before or after a round, or if it did not release everything.
+/// Fails if the relay cannot be reached before or after a round, or if it still holds such objects after a round.
 pub fn run(
     scenario: &HostileScenario,
     target: &PeerTarget,

@@ -18,9 +18,9 @@ const CONNECTIONS: usize = 50;
 const STREAMS: u64 = 900;
 const REQUESTS: usize = 200;
 const DATAGRAMS: u64 = 2_000;
-/// Size that exceeds the limit of a request, bytes.
+/// Size that exceeds the relay's limit for an HTTP/3 request, bytes.
 const MUCH: usize = 100_000;
-/// Size that exceeds everything a relay may buffer for frames or capsules of 1 KiB, bytes.
+/// Bytes that are sent in one frame or capsule. A relay may buffer far fewer of them.
 const WITHOUT_END: usize = 2 << 20;
 /// Type of the capsule that closes a session (WT_CLOSE_SESSION).
 const CLOSE: u64 = 0x2843;

@@ -150,7 +150,7 @@ pub fn run(args: CostCommandArgs) -> anyhow::Result<()> {
     let opened = args.outputs.open(true, Arc::clone(&losses))?;
     let log = args.log.open(Arc::clone(&losses))?;
     if args.outputs.serves() {
-        // Rights are reduced before any thread is started: running threads would keep theirs.
+        // Privileges are dropped before any thread is started: running threads would keep theirs.
         rights::reduce(args.needs())?;
         observer.look_at_rights();
     }
@@ -284,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn report_times_are_parsed() {
+    fn cost_report_times_are_parsed_and_one_millisecond_is_refused() {
         assert_eq!(parse_time("1.5s"), Ok(Duration::from_millis(1500)));
         assert_eq!(parse_time("2"), Ok(Duration::from_secs(2)), "as for all commands");
         for wrong in ["0.001", "1ms", "2x"] {
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn percentages_are_parsed() {
+    fn percentages_must_be_above_0_and_at_most_100() {
         assert_eq!(parse_percent("0.5"), Ok(0.5));
         assert_eq!(parse_percent("2%"), Ok(2.0));
         for wrong in ["", "0", "-1", "101", "NaN", "a"] {

@@ -79,13 +79,13 @@ impl OutputArgs {
         self.http.is_some()
     }
 
-    /// Returns whether files are written at the end.
+    /// Returns whether the flags select files that are written when the observation ends.
     pub fn writes(&self) -> bool {
         self.needs_stacks_at_the_end()
     }
 
-    /// Binds the dashboard's address and creates the files, so that a failure is reported at start-up and not at the
-    /// end. Starts no thread.
+    /// Binds the dashboard's address and creates the files, so that a failure is reported at start-up and not when the
+    /// observation ends. Starts no thread.
     pub fn open(&self, live: bool, losses: Arc<ReportLosses>) -> anyhow::Result<OpenedOutputs> {
         let dashboard = match self.http {
             Some(addr) => {

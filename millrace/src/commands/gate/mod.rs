@@ -1,4 +1,5 @@
-//! `millrace gate`: runs the gate, and asks a running one.
+//! `millrace gate`: runs the packet gate (XDP), and sends requests to a running one, such as for its counters or to
+//! block addresses.
 
 mod trace;
 

@@ -19,9 +19,9 @@ pub(super) struct Aux {
     senc: Option<Bytes>,
     saiz: Option<Bytes>,
     saio: Option<Bytes>,
-    /// The base that saio's offsets are relative to, as a byte offset in the input.
+    /// The byte offset in the input to which the offsets in saio are relative.
     base: u64,
-    /// The index of the first sample of each trun.
+    /// The index in the traf of the first sample of each trun box.
     runs: Vec<usize>,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct SampleAuxInfo {
     has_subsamples: bool,
 }
 
-/// The auxiliary information of some samples, as it goes into a new fragment.
+/// The auxiliary information of those samples that are written into a new fragment.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WrittenAuxInfo {
     sizes: Vec<u8>,
@@ -63,9 +63,9 @@ impl Aux {
         self.runs.push(sample);
     }
 
-    /// Finds the auxiliary information of each of `count` samples. saiz and saio give its sizes and its offsets in the
-    /// input, which `bytes` reads. Without them, it is read from senc, with initialization vectors of `iv_size` bytes.
-    /// Returns `None` if the samples have no auxiliary information.
+    /// Finds the auxiliary information of each of `count` samples. The boxes saiz and saio contain the information's
+    /// sizes and its offsets in the input, which `bytes` reads. Without these boxes, the information is read from senc,
+    /// with initialization vectors of `iv_size` bytes. Returns `None` if the samples have no auxiliary information.
     pub fn find(
         &self,
         count: usize,
@@ -148,7 +148,7 @@ impl Aux {
 }
 
 impl SampleAuxInfo {
-    /// Copies the auxiliary information of the samples with indices in `part`, for a new fragment.
+    /// Copies the auxiliary information of the samples whose indices are in the range `part`, for a new fragment.
     pub fn write(&self, part: Range<usize>) -> WrittenAuxInfo {
         let samples = self.samples.get(part).unwrap_or_default();
         WrittenAuxInfo {
@@ -170,7 +170,8 @@ impl WrittenAuxInfo {
         self.boxes(0).len()
     }
 
-    /// Returns the saiz, saio and senc boxes for a traf. They begin `before` bytes after the start of the moof.
+    /// Returns the saiz, saio and senc boxes for a traf. The first of them begins `before` bytes after the start of the
+    /// moof box.
     pub fn boxes(&self, before: usize) -> Vec<u8> {
         if self.is_none() {
             return Vec::new();
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn encryption_information_is_found_by_offset_and_in_senc() {
+    fn sample_encryption_information_is_read_from_saiz_saio_or_senc() {
         let saiz = full(b"saiz", 0, 0, &[16, 0, 0, 0, 2]);
         let saio = full(b"saio", 1, 0, &[&1_u32.to_be_bytes()[..], &50_u64.to_be_bytes()].concat());
         let senc = full(b"senc", 0, SUBSAMPLES, &[&2_u32.to_be_bytes()[..], &information()].concat());

@@ -14,7 +14,7 @@ use super::picture::Bits;
 /// ObjectTypeIndication and stream type of AAC (ISO/IEC 14496-1, 7.2.6.6).
 const MPEG4_AUDIO: u8 = 0x40;
 const AUDIO_STREAM: u8 = 0x05;
-/// Object types of AAC with spectral band replication, and with parametric stereo in addition (ISO/IEC 14496-3,
+/// Audio object types of AAC with spectral band replication, and with parametric stereo in addition (ISO/IEC 14496-3,
 /// 1.5.1.1).
 const SBR: u32 = 5;
 const PS: u32 = 29;
@@ -167,7 +167,7 @@ fn flac_rate(body: &[u8]) -> Option<u32> {
 }
 
 /// Returns the decoder configuration for codecs that need one: the body of `avcC`, `hvcC` or `av1C`, the
-/// AudioSpecificConfig of AAC, or the head of a FLAC file.
+/// AudioSpecificConfig of AAC, or the start of a FLAC file (the marker `fLaC` and the metadata blocks).
 pub(super) fn configuration(entry: &SampleEntry) -> Option<Vec<u8>> {
     match &entry.codec {
         Codec::Avc1(_) | Codec::Avc3(_) => entry.part(b"avcC").map(<[u8]>::to_vec),
@@ -347,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codec_names_match_the_standards() {
+    fn codec_strings_of_hevc_av1_and_vp9_match_the_standards() {
         let hvcc = Hvcc {
             general_profile_idc: 1,
             general_profile_compatibility_flags: [0x60, 0, 0, 0],
@@ -371,10 +371,11 @@ mod tests {
     fn aac_channels_and_rate_are_those_of_the_decoder_output() {
         for (raw, kind, rate, channels) in [
             (&[0x12, 0x10][..], 2, 44_100, 2),
-            // This configuration signals spectral band replication explicitly: 24 kHz, one channel, 48 kHz output.
+            // This AudioSpecificConfig signals spectral band replication explicitly: 24 kHz, one channel, 48 kHz
+            // output.
             (&[0x2b, 0x09, 0x88, 0x00], 5, 48_000, 1),
-            // The next two configurations signal spectral band replication in the extension that older decoders skip.
-            // The second of them also signals parametric stereo.
+            // The next two AudioSpecificConfigs signal spectral band replication in the extension that older decoders
+            // skip. The second one also signals parametric stereo.
             (&[0x13, 0x08, 0x56, 0xe5, 0x98], 5, 48_000, 1),
             (&[0x13, 0x08, 0x56, 0xe5, 0x9d, 0x48, 0x80], 29, 48_000, 2),
             (&[0xeb, 0x09, 0x88, 0x00], 29, 48_000, 2),

@@ -16,9 +16,9 @@ const LADDER: u32 = 1;
 const COMMON_SYSTEM: [u8; 16] =
     [0x10, 0x77, 0xef, 0xec, 0xc0, 0xb2, 0x4d, 0x02, 0xac, 0xe3, 0x3c, 0x1e, 0x52, 0xe2, 0xfb, 0x4b];
 
-/// The rendition that tracks belong to, and how its tracks are published.
+/// A rendition of the broadcast, and how the rendition's tracks are published.
 pub(super) struct TrackPlacement {
-    /// The index of the rendition. Index 0 is the rendition with the best quality.
+    /// The index of the rendition in the broadcast. Index 0 is the rendition with the best quality.
     pub place: usize,
     /// Bit rate of the rendition's video, in bits per second.
     pub bitrate: Option<u64>,
@@ -78,7 +78,7 @@ impl Described {
         let packaging = packaging(rendition.packaging, track);
         let configuration = entry.and_then(codec::configuration);
         let begins = match packaging {
-            // A player expects a track's init segment to contain only that track.
+            // Players expect an init segment with only this track, so the input's other tracks are left out.
             Packaging::Cmaf => Some(single_track_init(&presentation.init, track.id)?.to_vec()),
             Packaging::Loc => configuration.clone(),
         };
@@ -137,9 +137,9 @@ pub(super) fn packaging(wanted: Packaging, track: &InitTrack) -> Packaging {
     }
 }
 
-/// Returns the number of the alternate group that a track belongs to: that of the renditions, or the one that the input
-/// declares for its video. The groups of alternates must begin at the same times. Tracks other than video do not
-/// guarantee that, so they are in no alternate group.
+/// Returns the number of the alternate group that a track belongs to: the group of the broadcast's renditions, or the
+/// group that the input declares for its video tracks. The groups of alternates must begin at the same times. Tracks
+/// other than video do not guarantee that, so they are in no alternate group.
 fn alternates(rendition: &TrackPlacement, presentation: &Presentation, track: &InitTrack) -> Option<u32> {
     if !track.is_video() {
         return None;

@@ -7,7 +7,7 @@ use mp4_atom::FourCC;
 
 /// The flags with which ffmpeg writes fragmented MP4.
 pub const MOVFLAGS: &str = "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame";
-/// Advice for users on how to make media that can be published.
+/// Advice for users: the ffmpeg command that turns a file into fragmented MP4, which can be published.
 pub const HOW: &str = "have ffmpeg make fragments: ffmpeg -i INPUT -c copy -f mp4 \
                    -movflags cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame - | millrace publish ...";
 

@@ -1,8 +1,8 @@
 //! Boxes that precede fragments: prft (the wall-clock time of a picture) and emsg (events, such as SCTE-35).
 //!
-//! A CMAF object keeps both boxes in front of its fragment. In addition, events are published in an event timeline of
-//! MSF, and wall-clock times in a media timeline. LOC objects contain no boxes, so with LOC there are only the
-//! timelines.
+//! A CMAF object contains the prft and emsg boxes that precede its fragment in the input. In addition, events are
+//! published in an event timeline of MSF, and wall-clock times in a media timeline. LOC objects contain no boxes, so
+//! with LOC there are only the timelines.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -74,7 +74,7 @@ impl WaitingBox {
     }
 
     /// Returns the timeline record for a fragment whose first sample is presented at `presented`, in units of
-    /// 1/`timescale` second. `later` is an offset in seconds that is added to times in the media.
+    /// 1/`timescale` second. `later` is an offset in seconds that is added to the presentation times of events.
     pub fn mark(&self, presented: i128, timescale: u32, later: f64) -> Option<TimelineRecord> {
         match &self.meaning {
             Meaning::Clock(prft) => {
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn boxes_waiting_for_a_fragment_are_bounded() {
+    fn boxes_that_wait_for_their_fragment_are_limited_in_bytes() {
         let mut waiting = Vec::new();
         for _ in 0..100 {
             wait(

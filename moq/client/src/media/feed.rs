@@ -10,11 +10,11 @@ use tokio::time::Instant;
 
 use super::{Boxes, Error, MediaPublisher};
 
-/// The time when the first fragment was published, and that fragment's media time.
+/// The time when the first fragment of a broadcast was published, and that fragment's media time.
 pub(crate) type FirstFragment = OnceLock<(Instant, Duration)>;
 
-/// Length of media above which publishing much faster than real time is logged, because the user may have forgotten
-/// `--realtime`.
+/// Duration of published media above which publishing much faster than real time is logged, because the user may have
+/// forgotten `--realtime`.
 const NOTICED: Duration = Duration::from_secs(2);
 /// Step in the media time above which the input is assumed to have switched to another clock. The publisher does not
 /// wait for the step to elapse.
@@ -33,8 +33,8 @@ pub(crate) enum Stopped {
 struct FeedClock<'a> {
     /// The start time that all paced inputs of a broadcast share. `None`: the input is not paced.
     pace: Option<&'a FirstFragment>,
-    /// The start of the current pacing interval as wall-clock time and media time. A jump of the media time starts a
-    /// new interval.
+    /// The reference point for pacing: a time on the local clock, and the media time that is due then. It is set anew
+    /// when the media time jumps.
     own: (Instant, Duration),
     last: Duration,
     length: Duration,
@@ -50,8 +50,8 @@ impl<'a> FeedClock<'a> {
         Self { pace, own, last: first, length: Duration::ZERO, began: now, inits }
     }
 
-    /// Returns when media with this time should be published, or `None` for immediately. After an init segment the
-    /// media time may restart, because the encoder may have restarted its clock.
+    /// Returns when media with the media time `time` should be published, or `None` if immediately. After an init
+    /// segment the media time may restart, because the encoder may have restarted its clock.
     fn due_time(&mut self, time: Duration, inits: u32) -> Option<Instant> {
         let step = time.abs_diff(self.last);
         let is_anew = std::mem::replace(&mut self.inits, inits) != inits && time < self.last;
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jump_of_the_media_time_causes_no_wait() {
+    fn jump_of_the_media_time_by_an_hour_does_not_delay_publishing() {
         let pace = FirstFragment::new();
         let seconds = Duration::from_secs;
         let mut clock = FeedClock::new(Some(&pace), seconds(5), 1);

@@ -58,7 +58,7 @@ pub(super) struct SampleRun {
     others: Vec<Bytes>,
 }
 
-/// The state of a track after its previous fragment.
+/// What a track's previous boxes imply for its next fragment: the defaults from trex, and the decode time.
 pub(super) struct TrackFragmentState<'a> {
     pub defaults: &'a Trex,
     /// Decode time at which the previous fragment ended, in units of the timescale.
@@ -234,7 +234,8 @@ impl SampleRun {
         at
     }
 
-    /// Writes the samples in `part` as a new fragment, with `later` added to their decode times.
+    /// Writes the samples whose indices are in the range `part` as a new fragment, with `later` added to their decode
+    /// times.
     ///
     /// # Errors
     /// Fails if the samples are larger than a fragment can be.
@@ -257,8 +258,8 @@ impl SampleRun {
         traf.extend(full(b"tfdt", 1, 0, &begins.to_be_bytes()));
         self.groups.iter().for_each(|group| traf.extend_from_slice(group));
         self.members.iter().for_each(|members| traf.extend(slice_members(members, &part)));
-        // Boxes of unknown types may describe each sample, so they are kept only if the fragment stays whole. If all of
-        // them are uuid boxes, the first part of a divided fragment keeps them.
+        // Boxes of unknown types may describe each sample, so they are kept only if the new fragment has all samples of
+        // the traf. If all of them are uuid boxes, the fragment with the first sample also keeps them.
         if is_whole || part.start == 0 && self.others.iter().all(|other| other[4..HEADER] == *b"uuid") {
             self.others.iter().for_each(|other| traf.extend_from_slice(other));
         }
@@ -306,7 +307,8 @@ fn trun(samples: &[MediaSample], data: usize) -> Result<Vec<u8>, Error> {
     Ok(full(b"trun", u8::from(is_signed), FLAGS, &body))
 }
 
-/// Returns an sbgp box with the entries for the samples in `part`. Entries that cannot be read are left out.
+/// Returns an sbgp box with the entries for the samples whose indices are in the range `part`. Entries that cannot be
+/// read are left out.
 fn slice_members(sbgp: &[u8], part: &Range<usize>) -> Vec<u8> {
     let sliced = || {
         let whole = Child::first(sbgp)?;

@@ -102,7 +102,7 @@ fn catalog(broadcast: &Broadcast) -> msf::MsfCatalog {
     msf::MsfCatalog::parse(&objects(broadcast, msf::CATALOG).pop().unwrap().1).unwrap()
 }
 
-/// Returns the output of a player that starts at the beginning. If `is_late` is true, the player starts in the middle
+/// Returns the output of a player that starts at the beginning. If `is_late` is true, the player skips the first half
 /// of each track's groups.
 fn played(broadcast: &Broadcast, is_late: bool) -> Result<Vec<u8>, Error> {
     let catalog = catalog(broadcast);
@@ -165,8 +165,8 @@ fn shown_late(input: &[u8]) -> Vec<f64> {
 }
 
 /// Compares a player's packets with the input's. Each of them must equal a packet of the input in content and time, and
-/// the last packets of each stream must be present. `late` is the seconds by which each stream may be late. With
-/// `is_moved`, all streams may have one common offset in addition. Returns the first difference as the error.
+/// the last packets of each stream must be present. `late` is the number of seconds by which each stream may be late.
+/// With `is_moved`, all times may also differ by the same offset. Returns the first difference as the error.
 fn differs(
     expected: &Judged,
     player: &Judged,
@@ -276,7 +276,7 @@ fn has_ffmpeg() -> bool {
 }
 
 #[test]
-fn rare_inputs_play_from_the_start_and_from_a_late_join() {
+fn rare_mp4_layouts_play_from_the_start_and_after_a_late_join() {
     if !has_ffmpeg() {
         return;
     }
@@ -289,7 +289,7 @@ fn rare_inputs_play_from_the_start_and_from_a_late_join() {
 /// The variable `MILLRACE_INPUTS` may name a folder whose files are tested instead of the default ones.
 #[test]
 #[ignore = "test-all: makes over a hundred inputs, some minutes of ffmpeg"]
-fn real_inputs_play_from_the_start_and_from_a_late_join() {
+fn mp4_files_made_by_ffmpeg_play_from_the_start_and_after_a_late_join() {
     if !has_ffmpeg() {
         return;
     }
@@ -353,8 +353,8 @@ fn prft_and_emsg_boxes_precede_their_fragments_and_become_timelines() {
         let groups: Vec<_> = objects(&broadcast, leader).iter().map(|(at, _)| at.group).collect();
         for record in records.as_array().unwrap() {
             assert!(groups.contains(&record[1][0].as_u64().unwrap()), "{record}");
-            // The record of a media timeline has a wall-clock time in milliseconds since 1970. It must be later than
-            // the year 1999.
+            // Index 2 of a media timeline's record is a wall-clock time in milliseconds since 1970. It must be later
+            // than the year 1999.
             assert!(record[2].as_u64().unwrap() > 946_684_800_000, "{record}");
         }
         let events = catalog.tracks.iter().find(|track| track.packaging == "eventtimeline").unwrap();
@@ -368,14 +368,14 @@ fn prft_and_emsg_boxes_precede_their_fragments_and_become_timelines() {
             "{events}"
         );
         assert_eq!((&data["messageData"], &data["duration"]), (&"Y3Vl".into(), &100.into()), "{events}");
-        // The emsg box's event takes place half a second after the fragment's first sample. For LOC, all times are also
-        // shifted so that none is negative.
+        // The event of the input's emsg box takes place half a second after the fragment's first sample. For LOC, all
+        // times are also shifted so that none is negative.
         assert!((500..600).contains(&events[0]["m"].as_i64().unwrap()), "{events}");
     }
 }
 
 #[test]
-fn catalogs_describe_tracks() {
+fn catalogs_list_role_and_codec_of_video_audio_and_subtitle_tracks() {
     let described = |file: &str| {
         let broadcast = publish(&fs::read(cache_directory().join(file)).unwrap(), Packaging::Cmaf).unwrap();
         let hang: hang::HangCatalog =

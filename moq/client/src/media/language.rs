@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn wanted_language_is_matched_by_prefix() {
+    fn language_tag_matches_a_wanted_tag_that_is_its_prefix() {
         for (found, wanted, expected) in [
             ("de", "de", true),
             ("de-AT", "de", true),

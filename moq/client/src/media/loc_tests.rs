@@ -194,7 +194,7 @@ fn groups_begin_at_key_frames_even_within_a_fragment() {
 }
 
 #[test]
-fn catalogs_have_the_decoder_configuration() {
+fn loc_catalogs_have_the_same_decoder_configuration_as_cmaf_catalogs() {
     let Some(media) = encoded(H264, &["aac"], EVERY_FRAME) else { return };
     let broadcast = publish(&media, Packaging::Loc).unwrap();
     let other = publish(&media, Packaging::Cmaf).unwrap();
@@ -233,7 +233,7 @@ fn track_that_loc_cannot_carry_is_published_as_cmaf() {
 }
 
 #[test]
-fn loc_of_other_publishers_is_played() {
+fn loc_track_without_timescale_and_decoder_configuration_is_played() {
     // The catalog and the objects are like those of moq-cli: they state no timescale and no decoder configuration, and
     // time stamps are in microseconds.
     let catalog = br#"{"version": "draft-01", "tracks": [

@@ -58,7 +58,8 @@ struct SelectionParams {
 }
 
 impl MoqPubCatalog {
-    /// Describes the tracks and their init segment. Track names are derived from track IDs.
+    /// Describes `tracks`. `init` is the name of the track with their init segment, and `name` returns the name of a
+    /// track by its track ID.
     pub(super) fn new(
         namespace: &Namespace,
         tracks: &[InitTrack],

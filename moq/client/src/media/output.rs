@@ -20,10 +20,11 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// The largest media time. Later media times are replaced by this time, because they are too large for a timer.
 const LATEST: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// The degree to which other fragments depend on a fragment. The value is also the subgroup's index.
+/// The way in which other fragments depend on a fragment. If groups have several subgroups, the value is the index of
+/// the fragment's subgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FragmentNeed {
-    /// A key frame, or audio: a decoder can start with it.
+    /// The fragment begins with a key frame or contains audio, so a decoder can start with it.
     Key = 0,
     /// A frame that other frames depend on.
     Delta = 1,
@@ -32,7 +33,8 @@ pub(super) enum FragmentNeed {
 }
 
 impl FragmentNeed {
-    /// Returns how far other samples depend on `samples`. `is_key` is true if the first of `samples` is a key frame.
+    /// Returns in which way other samples depend on `samples`. `is_key` is true if the first of `samples` is a key
+    /// frame.
     pub fn classify(is_key: bool, samples: &[MediaSample]) -> Self {
         let is_disposable = !samples.is_empty() && samples.iter().all(|it| picture::is_disposable(it.flags));
         match (is_key, is_disposable) {
@@ -48,8 +50,8 @@ pub(super) struct TrackOutput {
     pub track: Arc<BroadcastTrack>,
     pub packaging: Packaging,
     pub is_video: bool,
-    /// Whether the track begins groups by itself: all video tracks do, and so does the leading track, even if it is
-    /// audio. Every other track begins a group when the leading track does.
+    /// Whether the track begins groups by itself: all video tracks do, and so does the leading track (the first video
+    /// track, or without video the first audio track). Every other track begins a group when the leading track does.
     pub has_groups: bool,
     pub timescale: u32,
     /// Default values (trex) for fields that fragments omit.
@@ -213,8 +215,8 @@ impl TrackOutput {
         self.groups.open = None;
     }
 
-    /// Reports whether an object can be written without beginning a group. If not, the object's `samples` samples are
-    /// counted as dropped.
+    /// Reports whether a group is open, so that an object that does not begin a group can be written. If not, adds
+    /// `samples`, the object's number of samples, to the track's count of dropped samples.
     pub fn is_open(&mut self, samples: usize) -> bool {
         let is_open = !self.has_groups || self.groups.open.is_some();
         if !is_open {
@@ -241,7 +243,8 @@ impl TrackOutput {
     }
 
     /// Writes an object into the open group. If no group is open, this method first opens a group with the ID
-    /// `of_leader`, the ID of the leading track's group. Returns the object's group and object ID.
+    /// `of_leader`, the newest group ID of the track that determines where groups begin. Returns the object's group and
+    /// object ID.
     pub fn write(&mut self, cut: Cut, need: FragmentNeed, of_leader: u64, payload: Bytes) -> (u64, u64) {
         let group = self.groups.open.get_or_insert_with(|| OutputGroup::new(of_leader));
         self.groups.next = self.groups.next.max(group.id + 1);
@@ -258,7 +261,7 @@ impl TrackOutput {
         slot.get_or_insert_with(|| self.track.open(place.0, id, priority)).write(place.1, payload);
         group.next_object += 1;
         if cut == Cut::ByNeed && self.is_video && need == FragmentNeed::Key {
-            *slot = None; // A group has one key frame, so the subgroup of key frames ends here.
+            *slot = None; // A group has one key frame, so its subgroup can end now.
         }
         place
     }

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn key_frame_flags_of_mp4_samples_are_read_as_players_do() {
+    fn mp4_sample_is_a_key_frame_unless_flagged_non_sync_or_dependent() {
         for (flags, expected) in [
             (0x0200_0000, true),
             (0x0000_0000, true),
@@ -267,10 +267,10 @@ mod tests {
     }
 
     #[test]
-    fn picture_type_decides_whether_a_decoder_can_begin() {
+    fn decoder_can_begin_at_a_picture_according_to_its_coded_type() {
         use PictureKind::{AsMarked, Begins, Needs};
         use Pictures::{Av1, H264, H265, Vp8, Vp9};
-        // In these slices first_mb_in_slice is 0, coded as 1. slice_type 7 is coded as 0001000, and 5 as 00110.
+        // In these H.264 slices first_mb_in_slice is 0, coded as 1. slice_type 7 is coded as 0001000, and 5 as 00110.
         let intra = unit(&[0x61, 0b1000_1000, 0]);
         let predicted = unit(&[0x41, 0b1001_1000, 0]);
         let recovery = unit(&[0x06, 6, 1, 0x80, 0x80]);

@@ -146,8 +146,8 @@ fn part_of(
     }
 }
 
-/// Returns the tracks that a player plays: the first video and the first audio track, each as its index in the init
-/// segment and its track ID.
+/// Returns the first video track and the first audio track of an init segment, each as its index in the segment and its
+/// track ID.
 pub fn playable(init: &[u8]) -> Result<Vec<(usize, u32)>, Error> {
     let tracks = Presentation::parse(init)?.tracks;
     let first = |handler: &[u8; 4]| {

@@ -31,7 +31,7 @@ struct Fragment {
     runs: Vec<SampleRun>,
     /// The prft and emsg boxes that precede the fragment.
     front: Vec<WaitingBox>,
-    /// Whether each sample becomes an object of its own, because the moov box lists the samples.
+    /// Whether the samples are listed in the moov box's tables. Each of them then becomes an object of its own.
     is_table: bool,
 }
 
@@ -82,7 +82,7 @@ pub struct MediaPublisher {
     group: u64,
     front: Vec<WaitingBox>,
     waiting: VecDeque<Fragment>,
-    /// The mdat boxes that kept fragments may refer to, each with its byte offset in the input.
+    /// The mdat boxes to which fragments that wait for their samples may refer, each with its byte offset in the input.
     data: Vec<(u64, Bytes)>,
     ready: VecDeque<PublishedObject>,
     timelines: Timelines,
@@ -318,8 +318,8 @@ impl MediaPublisher {
         }
     }
 
-    /// Removes from `front` the waiting prft and emsg boxes that belong to a fragment, and returns them: boxes for the
-    /// fragment's tracks, and if it is the leading track's fragment, also boxes for no specific track.
+    /// Removes the waiting prft and emsg boxes that belong to a fragment from `self.front`, and returns them: boxes for
+    /// the fragment's tracks, and if it is the leading track's fragment, also boxes for no specific track.
     fn take_waiting(&mut self, runs: &[SampleRun]) -> Vec<WaitingBox> {
         let leader = self.leader;
         let is_about = |front: &WaitingBox| {
@@ -334,8 +334,8 @@ impl MediaPublisher {
     }
 
     fn wait(&mut self, fragment: Fragment) -> Result<(), Error> {
-        // If `WAITING` fragments already wait for their samples, the samples are not at the offsets that the fragments
-        // state. The input is then refused.
+        // If `WAITING` fragments already wait for their samples, the offsets of the samples must be wrong. The input is
+        // then refused with an error.
         if let Some(oldest) = self.waiting.front().filter(|_| self.waiting.len() >= WAITING) {
             return Err(oldest.outside());
         }
@@ -385,7 +385,7 @@ impl MediaPublisher {
         self.settle(&fragment);
         let find = |at: Range<u64>| fragment.find(&self.data, at);
         let mut parts = Vec::new();
-        // Tracks that follow the leading track are divided at the times at which its groups begin.
+        // Groups of tracks without their own group boundaries begin when a group of the leading track begins.
         let mut cuts = Vec::new();
         let mut runs: Vec<_> = fragment.runs.iter().collect();
         runs.sort_by_key(|run| self.leader != Some(run.track));
@@ -420,7 +420,8 @@ impl MediaPublisher {
         Ok(())
     }
 
-    /// Chooses at the first fragment an offset for all LOC time stamps, so that no sample is before time 0.
+    /// Chooses an offset for all LOC time stamps when the input's first fragment arrives, so that no sample is before
+    /// time 0.
     fn settle(&mut self, fragment: &Fragment) {
         let is_first =
             self.outputs.values().all(|output| output.later == 0 && output.next_group() == self.group);
@@ -466,7 +467,8 @@ impl MediaPublisher {
         for part in parts {
             let first = &run.samples[part.start];
             let is_first = part.start == 0;
-            // A decoder can start anywhere in audio, so audio begins a group only at the start of a fragment.
+            // A decoder can start at any sample of audio, so no fragment of audio has to be divided where a group
+            // begins.
             let begins = output.has_groups && begins[part.start] && (output.is_video || is_first);
             let front = fragment.front.iter().filter(|_| is_first);
             let is_leader = self.leader == Some(run.track);
@@ -567,9 +569,9 @@ impl Fragment {
         })
     }
 
-    /// Corrects the offsets of samples that are not where the fragment says. That works only if a single mdat follows,
-    /// with exactly as many bytes as the samples. An input that was cut out of a larger file has such offsets, which
-    /// count from the start of that file.
+    /// Corrects the offsets of samples if the samples are not at the input offsets that the fragment states. That works
+    /// only if a single mdat follows, with exactly as many bytes as the samples. For example, the offsets are wrong in
+    /// an input that was cut out of a larger file: they count from the start of the larger file.
     fn place_in(&mut self, data: &[(u64, Bytes)]) -> Result<(), Error> {
         let bodies: Vec<_> = self.bodies(data).filter(|(_, length)| *length > 0).collect();
         let (true, [(begins, _)]) = (self.fills(data), &bodies[..]) else {
@@ -605,7 +607,7 @@ impl Fragment {
     }
 }
 
-/// Returns a fragment with boxes in front of it.
+/// Returns `boxes`, followed by `fragment`.
 fn behind(boxes: &[&[u8]], fragment: Bytes) -> Bytes {
     match boxes {
         [] => fragment,

@@ -20,7 +20,8 @@ const APART: Duration = Duration::from_millis(10);
 /// Number of latest groups whose start times are remembered, to be compared between renditions.
 const REMEMBERED: usize = 64;
 
-/// The state that the renditions of one broadcast share: the catalogs, and the start times of groups.
+/// The state that the renditions of one broadcast share: the catalogs, and the start times of groups, which must be
+/// equal in all renditions.
 pub struct Renditions {
     broadcast: Arc<Broadcast>,
     catalog: Arc<BroadcastTrack>,

@@ -85,7 +85,8 @@ fn every_byte_of_the_media_is_in_an_object() {
     let mut fragments = [objects(&broadcast, "1.m4s"), objects(&broadcast, "2.m4s")].concat();
     let length: usize = fragments.iter().map(|(_, payload)| payload.len()).sum();
     assert_eq!(init.len() + length, media.len());
-    // After the init segment, the file consists of the payloads of both tracks' objects, interleaved in any way.
+    // After its init segment, the published input consists of the payloads of both tracks' objects, interleaved in any
+    // way.
     let mut rest = &media[init.len()..];
     while !rest.is_empty() {
         let next = fragments.iter().position(|(_, payload)| rest.starts_with(payload)).unwrap();
@@ -302,7 +303,7 @@ fn playlist_is_made_from_the_catalog() {
 }
 
 #[test]
-fn single_rendition_is_described_in_both_catalogs() {
+fn video_and_audio_without_alternates_are_in_msf_and_hang_catalogs() {
     let Some(media) = sample() else { return };
     let (broadcast, _) = publish(&media, usize::MAX);
     let catalog = msf::MsfCatalog::parse(&objects(&broadcast, msf::CATALOG).remove(0).1).unwrap();
@@ -387,7 +388,7 @@ fn encoded(video: &[&str], audio: &str) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn new_init_segment_renames_tracks() {
+fn different_init_segment_makes_new_track_names_in_the_catalog() {
     let (Some(small), Some(large)) = (in_band("160x90", "300k", "10"), in_band("320x180", "2M", "10")) else {
         eprintln!("SKIP: ffmpeg with libx264 is not here");
         return;
@@ -457,7 +458,7 @@ fn video_without_key_frame_flags_is_divided_into_groups_by_time() {
 }
 
 #[test]
-fn unknown_and_empty_fragments_are_skipped() {
+fn fragments_of_unknown_tracks_and_without_samples_are_skipped() {
     let empty = boxed(b"moof", &boxed(b"traf", &full(b"tfhd", 0, 0x02_0000, &1_u32.to_be_bytes())));
     let mut other = unknown_fragment(0, 0);
     let track = other.windows(4).position(|window| window == b"tfhd").unwrap() + 8;
@@ -471,7 +472,7 @@ fn unknown_and_empty_fragments_are_skipped() {
 }
 
 #[test]
-fn samples_outside_the_input_are_an_error_with_a_remedy() {
+fn sample_offset_outside_mdat_is_an_error_naming_default_base_is_moof() {
     // The offset that the fragment states for its sample is within the moof box itself, or beyond the input. The mdat
     // box has more bytes than the one sample, so the right offset cannot be guessed.
     for offset in [7_u32, 70_000] {
@@ -490,13 +491,13 @@ fn samples_outside_the_input_are_an_error_with_a_remedy() {
 }
 
 #[test]
-fn fragment_with_unusual_layout_is_rewritten() {
+fn fragment_with_several_truns_or_a_gap_in_mdat_gets_one_trun() {
     let trun = |offset: usize, count: u8| {
         let sizes = [0, 0, 0, 1].repeat(count.into());
         full(b"trun", 0, 0x201, &[&[0, 0, 0, count], &(offset as u32).to_be_bytes()[..], &sizes].concat())
     };
     let moof = |truns: &[u8]| {
-        // No sample is marked as a key frame, so the samples stay in one fragment.
+        // These sample flags mark no sample as a key frame, so the samples stay in one fragment.
         let tfhd = full(b"tfhd", 0, 0x02_0020, &[0, 0, 0, 1, 1, 1, 0, 0]);
         let traf = boxed(b"traf", &[&tfhd[..], &full(b"tfdt", 1, 0, &[0; 8]), truns].concat());
         boxed(b"moof", &[full(b"mfhd", 0, 0, &[0; 4]), traf].concat())

@@ -6,7 +6,8 @@ use std::collections::VecDeque;
 /// the oldest remembered switch.
 const SPANS: usize = 32;
 
-/// Number of groups by which a rendition may lag behind other renditions and still be switched to, or continued.
+/// If the newest group of a rendition is more than this number of groups behind that of other renditions, the rendition
+/// is not used.
 const BEHIND: u64 = 1;
 
 /// The rendition number that means no rendition. Groups assigned to it are not sent.
@@ -137,7 +138,7 @@ impl RenditionChoice {
     }
 
     /// Reports whether a switch to the rendition is possible. The rendition's next group must arrive from its
-    /// beginning, and the rendition must have neither ended nor stalled.
+    /// beginning, and the rendition must neither have ended nor lag more than `BEHIND` groups behind.
     pub fn is_ready(&self, member: usize) -> bool {
         let (Some(next), Some(known)) = (self.next(), self.members.get(member)) else { return false };
         let whole = known.whole_from.is_some_and(|from| from <= next);
@@ -151,14 +152,15 @@ impl RenditionChoice {
         self.newest.is_some_and(|most| newest.is_none_or(|newest| newest.saturating_add(BEHIND) < most))
     }
 
-    /// Reports whether the current rendition has ended, or stalls while others continue.
+    /// Reports whether the current rendition has ended, or is more than `BEHIND` groups behind another rendition.
     pub fn is_stuck(&self) -> bool {
         let current = self.current().member;
         self.members.get(current).is_none_or(|member| member.lost) || self.is_behind(current)
     }
 
     /// Returns the best available rendition with an index of at most `wanted` in the order by bit rate. A rendition
-    /// with a higher bit rate is returned only if the current rendition is stuck and no lower one is available.
+    /// with a higher bit rate is returned only if no lower one is available and the current rendition has ended or lags
+    /// behind.
     pub fn best(&self, wanted: usize) -> usize {
         let current = self.current().member;
         let stuck = self.is_stuck();
@@ -169,8 +171,8 @@ impl RenditionChoice {
         up_to.iter().rev().chain(above).find(can).copied().unwrap_or(current)
     }
 
-    /// Assigns all groups that have not begun to `member`, or to [`NOBODY`]. Returns the first of these groups, or
-    /// `None` if a switch is not possible now.
+    /// Assigns all groups that have not begun to the rendition with the number `member`, or to [`NOBODY`]. Returns the
+    /// first of these groups, or `None` if a switch is not possible now.
     pub fn switch(&mut self, member: usize) -> Option<u64> {
         let first = self.next()?;
         if self.current().member == member || member != NOBODY && !self.is_ready(member) {

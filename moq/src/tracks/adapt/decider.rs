@@ -1,4 +1,5 @@
-//! Selects the best rung of a ladder for which a path has enough capacity.
+//! Selects the best rendition of a ladder for which a path has enough capacity. In this module, a higher rendition is
+//! one with a higher bit rate.
 
 use std::{
     collections::VecDeque,
@@ -14,23 +15,24 @@ const BACKLOG: Duration = Duration::from_millis(100);
 /// Time that a backlog has to last until the throughput counts as the path's capacity.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Duration of a backlog in the send queue after which a lower rung is selected, whatever the bandwidth estimate says.
+/// Duration of a backlog in the send queue after which a lower rendition is selected, whatever the bandwidth estimate
+/// says.
 const LONG: Duration = Duration::from_millis(1500);
 
-/// Duration of queueing on the path after which a lower rung is selected. It is long, because a change to a longer
+/// Duration of queueing on the path after which a lower rendition is selected. It is long, because a change to a longer
 /// route looks like a queue.
 const LONG_ON_PATH: Duration = Duration::from_secs(5);
 
 /// Time over which the throughput is measured.
 const WINDOW: Duration = Duration::from_millis(500);
 
-/// Time without backlog after which the next higher rung is tried: initial and largest value. The time doubles whenever
-/// that rung turns out to exceed the path's capacity.
+/// Time without backlog after which the next higher rendition is tried: initial value and largest value. The time
+/// doubles whenever that rendition turns out to exceed the path's capacity.
 const HOLD: Duration = Duration::from_secs(5);
 const MOST_HOLD: Duration = Duration::from_secs(80);
 
-/// If a backlog makes the decider leave a rung within this time after the climb to it, the rung exceeds the path's
-/// capacity.
+/// If a backlog makes the decider revert a change to a higher rendition within this time, that rendition exceeds the
+/// path's capacity.
 const TRIAL: Duration = Duration::from_secs(15);
 
 /// Length of a period for which the smallest round-trip time is recorded. The minimum over this period and the previous
@@ -49,16 +51,16 @@ const FASTER: f64 = 1.2;
 /// still raising its rate.
 const GROWTH: f64 = 1.5;
 
-/// Queueing delay on the path that reverts a recent change to a higher rung, and the time for which the delay has to
-/// last.
+/// Queueing delay on the path after which a recent change to a higher rendition is reverted, and the time for which the
+/// delay has to last.
 const TRIAL_QUEUE: Duration = Duration::from_millis(50);
 const TRIAL_PATIENCE: Duration = Duration::from_millis(600);
 
-/// Fraction of the path's capacity that a rung may use. Packet headers need some of the rest, and the media rate
+/// Fraction of the path's capacity that a rendition may use. Packet headers need some of the rest, and the media rate
 /// varies.
 const ROOM: f64 = 0.9;
 
-/// Capacity that a change to the next higher rung requires, as a multiple of that rung's rate.
+/// Capacity that a change to the next higher rendition requires, as a multiple of that rendition's rate.
 const CARE: f64 = 1.25;
 
 /// Time over which the rate of the connection's data other than the ladder's media is smoothed.
@@ -90,14 +92,14 @@ impl ConnectionSample {
     }
 }
 
-/// A decider that observes one subscriber's path and selects the best rung for which the path has enough capacity.
+/// A decider that observes one subscriber's path and selects the best rendition for which the path has enough capacity.
 ///
-/// It lowers the rung as soon as a backlog reveals the path's capacity, and climbs one rung after a time without
-/// backlog. If the climb to a rung causes a backlog, it is reverted, and the decider waits twice as long before it
-/// tries that rung again. Call [`look`](Self::look) about every ten milliseconds; the decider changes nothing between
-/// calls.
+/// It selects a lower rendition as soon as a backlog reveals the path's capacity, and the next higher one after a time
+/// without backlog. If a change to a higher rendition causes a backlog, the change is reverted. The decider then waits
+/// twice as long before it tries that rendition again. Call [`look`](Self::look) about every ten milliseconds; the
+/// decider changes nothing between calls.
 pub struct Decider {
-    /// Media rate of each rung of the ladder, in bytes per second.
+    /// Media rate of each rendition in the ladder, in bytes per second.
     rates: Vec<f64>,
     rung: usize,
     /// Totals of delivered bytes, each with the time of its sample.
@@ -108,7 +110,7 @@ pub struct Decider {
     calm_since: Option<Instant>,
     changed: Option<Instant>,
     climbed: Option<Instant>,
-    /// For each rung of the ladder, the time without backlog after which the rung is tried.
+    /// For each rendition in the ladder, the time without backlog after which the rendition is tried.
     holds: Vec<Duration>,
     /// The capacity measured in the last backlog in bytes per second, and the time of the measurement.
     shown: Option<(Instant, f64)>,
@@ -139,8 +141,8 @@ impl Shortest {
 }
 
 impl Decider {
-    /// Makes a decider. `bitrates` has the rate of each rung in bits per second, ascending. `rung` is the rung that is
-    /// being sent.
+    /// Makes a decider. `bitrates` has the rate of each rendition in bits per second, ascending. `rung` is the index of
+    /// the rendition that is being sent.
     pub fn new(bitrates: impl IntoIterator<Item = u64>, rung: usize) -> Self {
         let rates: Vec<_> = bitrates.into_iter().map(|bits| bits as f64 / 8.0).collect();
         Self {
@@ -158,7 +160,8 @@ impl Decider {
         }
     }
 
-    /// Updates the decision with a sample, and returns the selected rung. Call it about every ten milliseconds.
+    /// Updates the decision with a sample, and returns the index of the selected rendition. Call it about every ten
+    /// milliseconds.
     pub fn look(&mut self, sample: &ConnectionSample) -> usize {
         let now = sample.now;
         self.note(sample);
@@ -198,13 +201,13 @@ impl Decider {
         }
     }
 
-    /// Reports whether the last change to a higher rung is so recent that a backlog reverts it.
+    /// Reports whether the last change to a higher rendition is so recent that a backlog reverts it.
     fn is_on_trial(&self, now: Instant) -> bool {
         self.climbed.is_some_and(|at| now.saturating_duration_since(at) < TRIAL)
     }
 
-    /// Reports whether throughput has grown by the factor [`GROWTH`] from the first half of the time since `from` to
-    /// the second.
+    /// Divides the time since `from` into two halves. Reports whether the throughput in the second half is higher than
+    /// in the first by the factor [`GROWTH`].
     fn is_growing(&self, from: Instant) -> bool {
         let Some((last, _)) = self.history.back() else { return false };
         let middle = from + last.saturating_duration_since(from) / 2;
@@ -227,8 +230,8 @@ impl Decider {
         Some(self.rates.get(rung)? + self.others)
     }
 
-    /// Reacts to a backlog that began at `began`. The backlog is in the send queue if `waits` is true, or else on the
-    /// path.
+    /// Selects a lower rendition if a backlog that began at `began` requires it. The backlog is in the send queue if
+    /// `waits` is true, or else on the path.
     fn yield_to(&mut self, now: Instant, began: Instant, waits: bool) {
         let from = now.checked_sub(WINDOW).map_or(began, |window| window.max(began));
         let Some(carried) = self.delivered_since(from) else { return };
@@ -266,12 +269,14 @@ impl Decider {
         self.changed = Some(now);
     }
 
-    /// Sets, for the current rung, how long there must be no backlog before the decider may climb to this rung again.
+    /// Sets, for the current rendition, how long there must be no backlog before the decider may select it again after
+    /// a lower one.
     fn set_hold(&mut self, to: Duration) {
         self.holds.iter_mut().skip(self.rung).take(1).for_each(|hold| *hold = to);
     }
 
-    /// Reports whether a higher rung than the current one exists, and the path has enough capacity for the next one.
+    /// Reports whether a higher rendition than the current one exists, and the path has enough capacity for the next
+    /// higher one.
     fn has_room_above(&self, sample: &ConnectionSample) -> bool {
         let Some(need) = self.need(self.rung + 1) else { return false };
         let estimate = sample.bandwidth as f64;
@@ -287,8 +292,8 @@ impl Decider {
     }
 
     fn smooth_others(&mut self, now: Instant) {
-        // After a change of rung, data of the previous rung is still being delivered, so the rate of data other than
-        // the ladder's media cannot be computed.
+        // After a change of rendition, data of the previous rendition is still being delivered, so the rate of data
+        // other than the ladder's media cannot be computed.
         let is_old = self.changed.is_some_and(|at| now.saturating_duration_since(at) < SMOOTHING);
         let Some(((first, _), own)) = self.history.front().zip(self.rates.get(self.rung)) else { return };
         let (Some(rate), false) = (self.delivered_since(*first), is_old) else { return };

@@ -47,13 +47,13 @@ impl Ladder {
         &self.rungs
     }
 
-    /// Returns the index of the rung whose track is `track`.
+    /// Returns the index of the rendition whose track is `track`.
     pub fn position(&self, track: &TrackName) -> Option<usize> {
         self.rungs.iter().position(|rung| rung.track == *track)
     }
 
-    /// Returns the part of the ladder for a subscriber that requested `track`: the rung of that track and the rungs
-    /// with lower bit rates. Returns `None` if the track is the lowest rung, or not in the ladder.
+    /// Returns the part of the ladder for a subscriber that requested `track`: the rendition of that track and those
+    /// with lower bit rates. Returns `None` if the track has the lowest bit rate, or is not in the ladder.
     pub fn up_to(&self, track: &TrackName) -> Option<Self> {
         let top = self.position(track)?;
         Self::new(self.rungs[..=top].to_vec())

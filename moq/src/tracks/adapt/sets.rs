@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn allocations_of_one_switching_set_begin_at_its_thresholds() {
+    fn switching_set_selects_each_track_from_its_bitrate_threshold_on() {
         let found = rungs(&[set(0, 3, &[500, 1000, 1001, 2000])]);
         let expected = [(0, None), (500, Some(0)), (1000, Some(1)), (1001, Some(2)), (2000, Some(3))];
         assert_eq!(found, expected.map(|(at, track)| (at, vec![track])));
@@ -169,7 +169,7 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_sets_never_panic(sets in prop::collection::vec((any::<u8>(), any::<u64>(), prop::collection::vec(any::<u64>(), 0..4)), 0..4), kbps: u64) {
+        fn arbitrary_switching_sets_never_panic(sets in prop::collection::vec((any::<u8>(), any::<u64>(), prop::collection::vec(any::<u64>(), 0..4)), 0..4), kbps: u64) {
             let sets: Vec<_> = sets.into_iter().map(|(rank, weight, mut thresholds)| {
                 thresholds.sort_unstable();
                 SwitchingSet { rank, weight, thresholds }

@@ -74,7 +74,7 @@ fn switch_begins_with_first_group_that_has_not_begun() {
 }
 
 #[test]
-fn switch_waits_for_a_whole_group() {
+fn rendition_switch_waits_for_the_next_complete_group() {
     let mut choice = RenditionChoice::new(2, 1);
     choice.saw(1, 5);
     assert_eq!(choice.switch(0), None, "no object of 0 has arrived");
@@ -94,7 +94,7 @@ fn switch_waits_for_a_whole_group() {
 }
 
 #[test]
-fn best_available_rendition_is_chosen() {
+fn rendition_without_new_objects_is_replaced_by_the_best_available() {
     let mut choice = RenditionChoice::new(3, 2);
     choice.join(0, None);
     choice.join(1, Some(4));
@@ -131,7 +131,7 @@ proptest! {
     /// Each group is taken from one rendition as a whole. The first group after a switch began after the subscription
     /// to its rendition did.
     #[test]
-    fn group_is_taken_from_one_rendition_only(steps in steps()) {
+    fn every_group_is_forwarded_from_one_rendition_only(steps in steps()) {
         let mut choice = RenditionChoice::new(3, 2);
         let mut newest = [0u64; 3];
         let mut heard = [u64::MAX, u64::MAX, 0];
@@ -174,8 +174,8 @@ const LADDER: [u64; 3] = [800_000, 2_000_000, 5_000_000];
 
 #[test]
 fn failed_switch_to_a_higher_rendition_delays_the_next_one() {
-    // The bandwidth estimate says that the path has enough capacity for the next rung, but another flow starts whenever
-    // the decider climbs to it.
+    // The bandwidth estimate says that the path has enough capacity for the next higher rendition, but another flow
+    // starts whenever the decider selects that rendition.
     let start = Instant::now();
     let mut decider = Decider::new([800_000, 5_000_000], 0);
     let mut delivered = 0;
@@ -204,7 +204,7 @@ fn failed_switch_to_a_higher_rendition_delays_the_next_one() {
     assert!(waits.last().is_some_and(|last| *last >= 80), "{waits:?}");
 }
 
-/// The climb to a higher rung causes queueing on a path that had no queue before.
+/// The change to a higher rendition causes queueing on a path that had no queue before.
 #[test]
 fn switch_up_that_fills_the_path_is_reverted_at_once() {
     let start = Instant::now();
@@ -223,12 +223,12 @@ fn switch_up_that_fills_the_path_is_reverted_at_once() {
     }
     let climbs: Vec<_> =
         rungs.chunk_by(|a, b| a == b).filter(|rungs| rungs[0] == 1).map(<[_]>::len).collect();
-    // The capacity measured in the failed climb is remembered for a minute.
+    // The capacity measured when the change to the higher rendition failed is remembered for a minute.
     assert!(climbs.len() == 1 && climbs[0] <= 14, "{climbs:?}");
 }
 
 #[test]
-fn longer_round_trip_of_a_new_route_counts_as_queueing_for_a_while() {
+fn highest_rendition_returns_within_45_s_after_the_route_gets_longer() {
     let start = Instant::now();
     let mut decider = Decider::new(LADDER, 2);
     let mut rungs = Vec::new();
@@ -263,7 +263,7 @@ fn lowest_rendition_is_selected_without_throughput() {
             round_trip: LOOK,
         })
     });
-    // Unsent media count as a backlog when they are 100 ms old, and the rung changes when the backlog has lasted for
-    // 200 ms.
+    // Unsent media count as a backlog when they are 100 ms old, and the rendition changes when the backlog has lasted
+    // for 200 ms.
     assert_eq!(looks.collect::<Vec<_>>(), [2, 2, 2, 2, 2, 2, 0, 0, 0, 0]);
 }

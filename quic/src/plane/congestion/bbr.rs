@@ -39,7 +39,7 @@ const MIN_PIPE_PACKETS: u64 = 4;
 const FULL_BW_GROWTH: f64 = 1.25;
 /// Number of round trips without enough bandwidth growth after which Startup ends.
 const FULL_BW_ROUNDS: u32 = 3;
-/// Startup ends if this many ACKs in one round trip reveal losses.
+/// Startup ends if at least this number of ACKs in one round trip reveal losses.
 const STARTUP_FULL_LOSSES: u32 = 6;
 /// Number of probing cycles after which a bandwidth sample expires.
 const MAX_BW_CYCLES: u64 = 2;
@@ -92,12 +92,13 @@ struct Undo {
     inflight_longterm: u64,
 }
 
-/// BBRv3 on one path. Only acknowledgements ([`Controller::on_delivered`]) move it between its states, with three
-/// exceptions that `BbrState` names.
+/// BBRv3 on one path. Its state (`BbrState`) changes only when an acknowledgement arrives
+/// ([`Controller::on_delivered`]), with three exceptions that `BbrState` lists.
 ///
-/// The caller notes each packet with `on_sent`, and for each ACK frame first the losses that it shows with
-/// `on_lost` and then the acknowledged bytes with `on_delivered`. After `on_delivered`, the window, the pacing rate and the gains fit the
-/// present state. The first loss of a round trip saves the model, so that `on_spurious_congestion` can restore it.
+/// The caller notes each packet with `on_sent`, and for each ACK frame first the losses that it shows with `on_lost`
+/// and then the acknowledged bytes with `on_delivered`. After `on_delivered`, the window, the pacing rate and the gains
+/// have been updated for the current state. The first loss of a round trip saves the model, so that
+/// `on_spurious_congestion` can restore it.
 #[derive(Clone, Debug)]
 pub struct Bbr {
     mtu: u64,
@@ -300,9 +301,9 @@ impl Controller for Bbr {
         self.cwnd
     }
 
-    /// Returns the bandwidth-delay product, because an unpaced burst may queue as a whole at the bottleneck. The result
-    /// is at least `UNPACED_LEAST`, and at least what the bottleneck sends in the time `UNPACED_QUEUE`, but never more
-    /// than the congestion window.
+    /// Returns the bandwidth-delay product. More is not allowed in flight without pacing, because a whole unpaced burst
+    /// may queue at the bottleneck. The result is at least `UNPACED_LEAST`, and at least what the bottleneck sends in
+    /// the time `UNPACED_QUEUE`, but never more than the congestion window.
     fn unpaced_window(&self) -> u64 {
         let burst = (self.bw() as f64 * UNPACED_QUEUE.as_secs_f64()) as u64;
         self.times_bdp(1.0, self.bw()).max(burst).max(UNPACED_LEAST).min(self.cwnd)
@@ -429,8 +430,8 @@ impl Bbr {
             matches!(self.state, BbrState::Startup | BbrState::ProbeBw(Phase::Refill | Phase::Up));
         let sample = &delivered.sample;
         let is_path = self.path_loss(sample.in_flight) >= sample.lost.max(1);
-        // Loss while probing for bandwidth is expected. It lowers `inflight_longterm` instead of these short-term
-        // bounds.
+        // Loss while probing for bandwidth is expected. It lowers `inflight_longterm` instead of the short-term bounds
+        // on bandwidth and bytes in flight.
         if self.loss_in_round && !is_probing && !is_path {
             let scaled = |bound: u64, start: u64| {
                 let bound = if bound == UNBOUNDED { start } else { bound };
@@ -487,7 +488,7 @@ impl Bbr {
     /// 5.5.7).
     ///
     /// A sender that seldom fills the path measures round trips without a queue all the time, so it need not pause for
-    /// ProbeRTT. For such a sender, a round trip close to the shortest renews the shortest.
+    /// ProbeRTT. For such a sender, a round trip close to the shortest one postpones the expiry of the shortest one.
     fn update_min_rtt(&mut self, delivered: &AckEffect) {
         let now = delivered.now;
         self.probe_rtt_expired = now.saturating_duration_since(self.probe_rtt_min_at) > PROBE_RTT_INTERVAL;

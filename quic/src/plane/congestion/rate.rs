@@ -13,7 +13,8 @@ pub const LATELY: Duration = Duration::from_secs(6);
 pub struct RateSnapshot {
     delivered: u64,
     delivered_at: Instant,
-    /// Start of the interval in which the bytes that this packet's rate sample counts were sent.
+    /// Start of the sending interval of this packet's rate sample: the time in which the bytes that the sample counts
+    /// were sent.
     flight_began: Instant,
     /// Bytes in flight when the packet is sent, including the packet itself.
     pub in_flight: u64,
@@ -26,7 +27,7 @@ pub struct RateSnapshot {
 /// A sample of the path's delivery rate and losses, taken from an ACK.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RateSample {
-    /// Delivery rate, bytes per second. `None`: the interval is too short.
+    /// Delivery rate, bytes per second. `None` if the sample's interval is shorter than the path's shortest round trip.
     pub rate: Option<u64>,
     /// Bytes that arrived since the newest acknowledged packet was sent.
     pub delivered: u64,

@@ -94,7 +94,7 @@ fn cubic_reduces_to_seven_tenths_and_never_under_two_packets() {
 /// The window is reduced from 1000 packets to 700: K = cbrt(300 / 0.4) = 9.0856 s. The curve is 0.4 (t - K)^3 + 1000
 /// and the window follows it one round trip ahead. Reno, which adds one packet in about 100 ms, stays below the curve.
 #[test]
-fn cubic_follows_the_curve() {
+fn cubic_window_follows_its_cubic_function_of_time() {
     let start = Instant::now();
     let mut cubic = reduced(1000, start);
     let mut now = start;
@@ -155,7 +155,7 @@ fn cubic_epoch_excludes_time_without_data() {
 }
 
 #[test]
-fn spurious_congestion_is_undone_once() {
+fn spurious_congestion_is_undone_but_persistent_congestion_is_not() {
     let now = Instant::now();
     let mut controllers: [Box<dyn Controller>; 2] =
         [Box::new(reduced(100, now)), Box::new(NewReno::new(MTU))];
@@ -220,7 +220,7 @@ fn alone(path: &SimulatedLink) -> [link::FlowOutcome; 2] {
 }
 
 #[test]
-fn loss_of_the_path_itself_does_not_slow_the_flow_down() {
+fn bbr_for_lossy_paths_uses_80_percent_of_a_link_with_random_loss() {
     for (rtt_ms, mbit, queue, loss) in [
         (100, 100, 1.0, 0.05),
         (20, 20, 1.0, 0.05),
@@ -236,7 +236,7 @@ fn loss_of_the_path_itself_does_not_slow_the_flow_down() {
 
 /// A policer drops packets above a rate, without a queue. Such losses must not count as the path's own.
 #[test]
-fn bbr_finds_the_rate_of_a_policer() {
+fn bbr_for_lossy_paths_keeps_losses_at_a_policer_below_five_percent() {
     for packets in [3, 10, 30] {
         let path = SimulatedLink { queue: packets * link::MTU, ..path(40, 20, 0.0, 0.0) };
         let [plain, lossy] = alone(&path);
@@ -246,7 +246,7 @@ fn bbr_finds_the_rate_of_a_policer() {
 }
 
 #[test]
-fn loss_of_a_full_queue_slows_the_flow_down() {
+fn bbr_for_lossy_paths_shares_a_full_queue_fairly_with_cubic_and_bbr() {
     let now = Instant::now();
     for (rtt_ms, queue) in [(40, 0.1), (40, 0.25), (40, 1.0), (40, 4.0), (100, 0.25), (100, 1.0)] {
         let path = path(rtt_ms, 20, queue, 0.0);

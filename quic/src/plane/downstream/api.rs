@@ -119,7 +119,7 @@ impl EventKind {
     }
 }
 
-/// Numbers of streams of one owner, such as a subscription.
+/// Counts of the streams of one owner, such as a subscription.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Owned {
     /// Streams that ever got an ID.
@@ -149,7 +149,7 @@ pub enum ProtocolViolation {
     NeverOpened(u64),
 }
 
-/// Numbers of streams that were reset, one field for each reason.
+/// Counts of streams that were reset, one field for each reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resets {
     /// Streams whose source ended with a reset.
@@ -210,7 +210,7 @@ pub struct DownstreamStats {
     pub datagrams_late: u64,
     /// Datagrams that were refused because they exceed the peer's limit.
     pub datagrams_too_large: u64,
-    /// Datagrams that were dropped because too many waited.
+    /// Datagrams that were dropped because the waiting datagrams took too much memory.
     pub datagrams_overflowed: u64,
     /// Packets sent by the offload, another sender on the connection. [`recovery::RecoveryCounts`] includes them.
     pub offloaded_packets: u64,

@@ -163,12 +163,12 @@ impl Downstream {
         self.recovery.window()
     }
 
-    /// Returns the congestion window in bytes that the kernel offload may use, whose packets are not paced.
+    /// Returns the congestion window for the kernel offload, whose packets are not paced, bytes.
     pub fn unpaced_window(&self) -> u64 {
         self.recovery.unpaced_window()
     }
 
-    /// Returns how many bytes of the congestion window are left to the QUIC stack.
+    /// Returns how many bytes the QUIC stack may send until the congestion window is full.
     pub fn stack_window(&self) -> u64 {
         self.recovery.stack_window()
     }
@@ -189,7 +189,7 @@ impl Downstream {
         [self.recovery.timeout(), self.paced_until, self.review_at, deadline].into_iter().flatten().min()
     }
 
-    /// Returns whether the peer leaves so many packets unacknowledged that the connection should be closed.
+    /// Returns whether the peer has left so many packets unacknowledged that the caller should close the connection.
     pub fn is_unanswered(&self) -> bool {
         self.recovery.is_unanswered()
     }
@@ -224,8 +224,8 @@ impl Downstream {
 }
 
 impl Downstream {
-    /// Notes on the streams which packets loss recovery has found acknowledged or lost. The emptied lists are stored
-    /// for the next call.
+    /// Updates the streams with the packets that loss recovery has found acknowledged or lost. The emptied lists of
+    /// packets are kept, so that the next call need not allocate them.
     fn settle(&mut self, mut outcome: RecoveryOutcome<PacketContent>) {
         for content in outcome.acked.drain(..) {
             self.acknowledge(&content);

@@ -205,8 +205,8 @@ impl Downstream {
         oldest.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
-    /// Notes the subscriptions that wait for old objects that the receiver requested. Newer data of these subscriptions
-    /// counts as waiting only from now on.
+    /// Notes the subscriptions that wait for old objects that the receiver requested. The waiting time of newer data of
+    /// these subscriptions is counted only from now on, because the old objects have delayed it.
     fn note_asked(&mut self, now: Instant) {
         for (_, stream) in self.streams.iter() {
             if stream.head().is_some_and(|head| head.is_asked)

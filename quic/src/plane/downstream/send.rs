@@ -266,8 +266,8 @@ fn write_bytes(
 ) -> Option<StreamChunk> {
     let StreamChunk::Bytes { offset, len, fin, fresh } = chunk else { return None };
     let space = room.saturating_sub(frame::stream_overhead(id, offset, room)) as u64;
-    // The overhead is computed for the largest possible Length value, `room`. So header and `space` bytes of data
-    // always fit.
+    // The overhead is computed for the largest possible Length value, `room`. So the header and `space` bytes of stream
+    // data always fit into the packet.
     let mut chunk = StreamChunk::Bytes { offset, len: len.min(space), fin: fin && len <= space, fresh };
     let start = out.len();
     loop {

@@ -66,8 +66,8 @@ impl QueuePolicy for LivePolicy {
         let mut count = queue.streams.len() as u64;
         let mut shares = QueueShares::new(&queue.streams, |_| 1, target);
         let mut drops = Vec::new();
-        // If streams of newest groups or of requested old data alone exceed the limit, some of these streams are
-        // dropped as well, but no more than necessary.
+        // Streams that have requested old data or belong to newest groups may exceed the limit on their own. Then some
+        // of them are dropped as well, but no more than necessary.
         let most = limits.streams as u64;
         for (standing, target) in [
             (StreamImportance::Ordinary, target),
@@ -108,8 +108,8 @@ impl LivePolicy {
     }
 }
 
-/// Returns the streams to drop because a stream of the same owner and priority level is late: the least urgent first,
-/// and within a level the oldest first.
+/// Returns the streams to drop because a stream of the same owner and priority level is late. The least urgent streams
+/// come first in the result, and within a level the oldest.
 fn late_streams(now: Instant, streams: &[WaitingStream]) -> Vec<WaitingStream> {
     let over = |stream: &WaitingStream, limit: fn(Duration) -> Duration| {
         let waited = stream.since.map(|since| now.saturating_duration_since(since));
@@ -196,8 +196,8 @@ fn named(streams: Vec<WaitingStream>, reason: DropReason) -> Vec<Drop> {
 struct QueueShares {
     levels: BTreeMap<PriorityLevel, LevelShare>,
     weight: fn(&WaitingStream) -> u64,
-    /// Number of waiting bytes or streams that each priority level may keep as long as another level has more than this
-    /// number.
+    /// Number of waiting bytes or streams that is reserved for each priority level. A level loses streams below this
+    /// number only if no other level exceeds it.
     reserve: u64,
 }
 

@@ -97,7 +97,7 @@ proptest! {
     }
 
     #[test]
-    fn live_policy_drops_excess_bytes_by_level_owner_and_age((now, mut queue) in queues()) {
+    fn live_policy_drops_a_subscriptions_oldest_streams_over_the_byte_limit((now, mut queue) in queues()) {
         queue.streams.iter_mut().for_each(|stream| stream.max_delay = None);
         let drops = LivePolicy::default().review(now, &queue, &LIMITS);
         let left = left(&queue, &drops);
@@ -129,7 +129,7 @@ proptest! {
     }
 
     #[test]
-    fn excess_streams_are_dropped((_, queue) in queues()) {
+    fn waiting_streams_over_the_stream_count_limit_are_dropped((_, queue) in queues()) {
         for policy in [PolicyKind::Live.build(), PolicyKind::Tail.build()] {
             let drops = policy.overflow(&queue, &LIMITS);
             let left = left(&queue, &drops);
@@ -192,7 +192,7 @@ fn keys(drops: &[Drop]) -> Vec<u64> {
 }
 
 #[test]
-fn excess_over_the_soft_limit_is_dropped_after_the_burst_time() {
+fn bytes_over_the_soft_limit_are_dropped_after_one_second() {
     let now = Instant::now();
     let streams = (0..6).map(|key| stream(key, 1, 1, 5000, now + ms(key))).collect();
     let queue = WaitingQueue { streams, datagram_bytes: 0, rate: 0 };
@@ -208,7 +208,7 @@ fn excess_over_the_soft_limit_is_dropped_after_the_burst_time() {
 }
 
 #[test]
-fn owner_with_most_bytes_loses_streams_first() {
+fn subscription_with_most_waiting_bytes_loses_streams_first() {
     let now = Instant::now();
     let of =
         |owner, count: u64| (0..count).map(move |at| stream(owner * 100 + at, owner, 1, 1000, now + ms(at)));
@@ -222,7 +222,7 @@ fn owner_with_most_bytes_loses_streams_first() {
 }
 
 #[test]
-fn each_priority_level_keeps_its_reserve_when_bytes_exceed_the_limit() {
+fn each_priority_keeps_its_reserved_bytes_over_the_queue_byte_limit() {
     let now = Instant::now();
     let of = |publisher: u8, count: u64| {
         (0..count).map(move |at| stream(u64::from(publisher) * 100 + at, 1, publisher, 1000, now + ms(at)))
@@ -236,7 +236,7 @@ fn each_priority_level_keeps_its_reserve_when_bytes_exceed_the_limit() {
 /// The rate is 1000 bytes per second, and data may wait for a second. So 1000 bytes that arrived at `now` are in time,
 /// and more are not.
 #[test]
-fn old_group_that_would_be_late_is_dropped_for_the_newer() {
+fn superseded_group_that_cannot_arrive_in_time_is_dropped() {
     let now = Instant::now() + ms(1000);
     let old = |key, owner, publisher, bytes, came| WaitingStream {
         superseded: Some(now - ms(came)),

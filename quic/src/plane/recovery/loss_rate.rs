@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn loss_rate_covers_the_last_two_periods() {
+    fn loss_rate_covers_the_last_two_five_second_periods() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut rate = LossRate::new(start);

@@ -216,7 +216,7 @@ fn packets_that_elicit_no_ack_are_not_in_flight() {
 }
 
 #[test]
-fn window_is_reduced_once_per_round_trip() {
+fn congestion_window_is_reduced_once_per_round_trip() {
     let mut lab = RecoveryLab::warm();
     lab.send(9);
     lab.now += RTT;
@@ -306,7 +306,7 @@ fn packet_reported_as_sent_after_its_acknowledgement_is_found() {
 }
 
 #[test]
-fn late_reports_of_sent_packets_are_accepted() {
+fn packet_reported_as_sent_after_later_packets_were_acked_is_accepted() {
     let mut lab = RecoveryLab::warm();
     let late = lab.next;
     lab.next += 1;
@@ -339,7 +339,7 @@ fn repeated_and_overlapping_ack_ranges_are_processed_once() {
 }
 
 #[test]
-fn packet_reports_out_of_order_are_accepted() {
+fn packets_reported_as_sent_out_of_order_are_accepted() {
     let mut lab = RecoveryLab::warm();
     let first = lab.next;
     let second = lab.next + 1;
@@ -375,7 +375,7 @@ fn loss_recovery_memory_stays_bounded() {
 /// Each packet of a peer makes the QUIC stack send an ACK, and the peer acknowledges none. While one older packet is in
 /// flight, the ACK packets' numbers cannot be forgotten.
 #[test]
-fn peer_that_acknowledges_nothing_exceeds_the_packet_bound() {
+fn too_many_unacknowledged_packets_of_the_quic_stack_are_detected() {
     let mut lab = RecoveryLab::warm();
     lab.send(1);
     for _ in 0..MAX_OTHERS {
@@ -391,7 +391,7 @@ fn peer_that_acknowledges_nothing_exceeds_the_packet_bound() {
 }
 
 #[test]
-fn small_packets_in_flight_are_bounded_by_their_number() {
+fn number_of_small_packets_in_flight_is_bounded() {
     let mut lab = RecoveryLab::warm();
     let mut sent = 0;
     while lab.recovery.window_open(0) {
@@ -495,7 +495,7 @@ impl RecoveryLab {
 }
 
 #[test]
-fn losses_in_one_round_trip_are_no_black_hole() {
+fn large_packet_losses_in_two_round_trips_do_not_reduce_the_mtu() {
     let mut lab = RecoveryLab::large();
     lab.lose_large(20);
     lab.lose_large(20);
@@ -509,7 +509,7 @@ fn losses_in_one_round_trip_are_no_black_hole() {
 }
 
 #[test]
-fn black_hole_ends_when_an_mtu_probe_arrives() {
+fn mtu_black_hole_ends_when_a_large_probe_is_acknowledged() {
     let mut lab = RecoveryLab::large();
     (0..3).for_each(|_| lab.lose_large(5));
     assert_eq!((lab.recovery.mtu(), lab.recovery.mtu_probe(lab.now, 0)), (BASE_MTU, None));

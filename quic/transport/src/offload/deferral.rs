@@ -62,7 +62,7 @@ mod tests {
     const WINDOW: u64 = 120_000;
 
     #[test]
-    fn packet_with_additional_ack_range_exceeds_the_limit_at_any_ack_delay() {
+    fn ack_packet_with_a_second_range_is_too_long_to_defer_at_any_ack_delay() {
         let mut deferral = Deferral::default();
         let now = Instant::now();
         assert_eq!(deferral.limits(now, BUDGET, WINDOW, 0).0, 0, "the length is unknown at first");
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn exhausted_window_or_credit_wakes_userspace() {
+    fn ack_wakes_userspace_when_the_offloads_window_or_credit_runs_low() {
         let mut deferral = Deferral::default();
         let now = Instant::now();
         deferral.learn(36, 0);
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn lack_of_window_or_credit_suspends_deferred_wake_ups() {
+    fn offload_that_lacked_window_or_credit_defers_no_wake_ups_for_a_while() {
         let mut deferral = Deferral::default();
         let now = Instant::now();
         deferral.learn(36, 0);

@@ -68,7 +68,7 @@ pub(crate) struct Offloaded {
     /// The header protection keys of both directions. All generations use the header keys of generation 0.
     seal_header: Option<[u8; 32]>,
     open: Option<OpenKeys>,
-    /// This endpoint's connection IDs that the peer has used as destination, the most recent last.
+    /// This endpoint's connection IDs that the peer has used as destination, the most recently used last.
     ids: VecDeque<ConnectionId>,
     pub(super) delegations: HashMap<StreamKey, DelegatedStream>,
     pub(super) openings: OpeningBook,
@@ -88,7 +88,7 @@ pub(crate) struct Offloaded {
     budget: OffloadBudget,
     session: u32,
     refused: Option<&'static str>,
-    /// Counts of earlier offloads of the connection.
+    /// Packet and copy counters of the kernel offloads that the connection had before.
     past: ConnectionStatus,
     delivered: DeliveredDatagrams,
     deferral: Deferral,

@@ -34,7 +34,7 @@ impl crypto::PacketKey for Transparent {
 }
 
 #[test]
-fn rewritten_packet_has_a_four_byte_number_and_leading_padding() {
+fn quinn_packet_is_rewritten_with_a_four_byte_number_and_padding() {
     let shared = Arc::new(fresh());
     let key = SeamPacketKey { inner: Box::new(Transparent), shared, generation: 0 };
     // The payload is a STREAM frame without a Length field, so bytes appended to it would become stream data.

@@ -52,8 +52,8 @@ impl SendHandover {
         }
     }
 
-    /// Moves the packets that were handed over while the batch was sent to `packets`. Returns whether there were any.
-    /// If there were none, the connection becomes free.
+    /// Moves into `packets` the packets that other threads handed over while the batch was sent. Returns whether there
+    /// were any. If there were none, the connection becomes free.
     pub(super) fn take(&self, packets: &mut SealedPackets) -> bool {
         let mut turn = self.0.lock();
         if turn.packets.is_empty() {

@@ -71,7 +71,7 @@ impl SealedPackets {
         starts.zip(&self.packets).map(|(start, packet)| (packet.flow, start..packet.end))
     }
 
-    /// Moves the packets from index `from` on to the end of `to`.
+    /// Moves all packets whose index is at least `from`, and appends them to `to`.
     pub fn move_to(&mut self, from: usize, to: &mut Self) {
         let start = from.checked_sub(1).and_then(|last| self.packets.get(last)).map_or(0, |last| last.end);
         let before = to.bytes.len();

@@ -110,7 +110,7 @@ fn dual_stack_socket_sends_ipv4_and_ipv6() {
 }
 
 #[test]
-fn unsendable_packets_are_counted_and_others_are_sent() {
+fn unsendable_packets_of_a_batch_are_counted_and_the_rest_is_sent() {
     let sender = BatchSender::new(&socket("127.0.0.1:0"), true).expect("sender");
     let to = socket("127.0.0.1:0");
     let good = to.local_addr().expect("bound");
@@ -147,7 +147,7 @@ fn with_answers(packets: &[(u16, usize)], answers: &[nix::Result<usize>]) -> (Se
 }
 
 #[test]
-fn partial_sends_and_errors_of_the_kernel_are_handled() {
+fn batch_is_resumed_after_partial_sends_and_errors_are_counted() {
     let five: Vec<_> = (1..6).map(|port| (port, 100)).collect();
     let run = [(1, 100), (1, 100), (1, 100), (2, 100)];
     let report =
@@ -311,7 +311,7 @@ fn seal(
 }
 
 #[test]
-fn packets_of_a_connection_wait_for_earlier_sealed_ones() {
+fn packets_wait_for_earlier_sealed_packets_of_the_same_connection() {
     let receiver = socket("127.0.0.1:0");
     let to = receiver.local_addr().unwrap();
     let sender = BatchSender::new(&socket("127.0.0.1:0"), true).unwrap();
@@ -373,7 +373,7 @@ fn packets_of_a_connection_are_sent_in_sealing_order() {
 }
 
 #[test]
-fn dropped_batch_does_not_block_the_connection() {
+fn dropped_unsent_batch_does_not_block_its_connection() {
     let to = SocketAddr::from(([127, 0, 0, 1], 9));
     let connection = Arc::<SendHandover>::default();
     let mut first = PacketBatch::default();

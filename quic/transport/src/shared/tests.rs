@@ -96,7 +96,7 @@ fn seen_in(shared: &SharedConnection, now: Instant, number: u64, payload: &[u8])
 }
 
 #[test]
-fn ack_for_quinn_names_only_its_own_packets() {
+fn ack_frame_passed_to_quinn_lists_only_packets_that_quinn_sent() {
     let shared = shared();
     let now = Instant::now();
     let wire = [others(&shared, now), quinns(&shared, now, 0), others(&shared, now), quinns(&shared, now, 1)];
@@ -106,7 +106,7 @@ fn ack_for_quinn_names_only_its_own_packets() {
 }
 
 #[test]
-fn ack_of_other_packets_repeats_quinns_last_ack() {
+fn ack_of_data_plane_packets_only_repeats_quinns_last_ack() {
     let shared = shared();
     let now = Instant::now();
     for number in 0..3 {
@@ -174,7 +174,7 @@ fn acknowledgement_of_an_unsent_number_is_left_to_quinn() {
 }
 
 #[test]
-fn quinns_round_trip_excludes_the_wait_for_a_later_packet() {
+fn quinns_round_trip_excludes_time_until_the_data_planes_later_packet() {
     let shared = shared();
     let start = Instant::now();
     let ms = |ms| start + Duration::from_millis(ms);
@@ -208,7 +208,7 @@ fn round_trip_excludes_the_time_before_an_ack_is_read() {
 }
 
 #[test]
-fn quinn_gets_only_its_part_of_the_credit() {
+fn quinn_gets_an_eighth_of_the_peers_max_data_credit() {
     let shared = shared();
     let now = Instant::now();
     let mut frame = vec![0x10];

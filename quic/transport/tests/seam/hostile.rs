@@ -92,7 +92,7 @@ async fn acknowledgement_of_an_unsent_packet_closes_the_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn credit_for_an_unopened_stream_closes_the_connection() {
+async fn max_stream_data_for_an_unopened_stream_closes_the_connection() {
     let code = verdict_on(&[0x11, 0x40, 3 + 4 * 50, 0x44, 0]).await;
     assert_eq!(code, TransportErrorCode::STREAM_STATE_ERROR);
 }

@@ -223,7 +223,7 @@ async fn packet_size_follows_the_path_mtu_up_and_down() {
 
 /// A relay forwards a client's packets with longer headers, and each copy has to fit into one packet.
 #[tokio::test(flavor = "multi_thread")]
-async fn client_packets_leave_room_for_forwarded_copies_with_longer_headers() {
+async fn client_packets_are_limited_to_1420_bytes_so_forwarded_copies_fit() {
     let pair = in_time(SeamPair::connect(PairOptions::default())).await;
     in_time(async {
         // exact: the loop reads the path MTU again after the next transfer.
@@ -315,7 +315,7 @@ async fn server_sends_from_the_address_that_the_client_connected_to() {
 
 /// A receive window grows if the application reads the data, and does not grow otherwise.
 #[tokio::test(flavor = "multi_thread")]
-async fn receive_window_grows_by_read_data_within_the_budget() {
+async fn receive_window_grows_only_while_the_application_reads() {
     const LEAST: u64 = 64 << 10;
     let windows = Arc::new(Windows::new(12 * LEAST));
     let server = Config { windows: Arc::clone(&windows), ..Config::default() };

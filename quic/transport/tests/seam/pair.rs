@@ -49,7 +49,8 @@ impl PairPattern {
         (0..len).map(|offset| Self::byte(tag, offset)).collect()
     }
 
-    /// Returns the tag of a whole pattern, and panics if a byte is wrong.
+    /// Returns the tag at the beginning of a complete test sequence of bytes. Panics if a byte of the sequence is
+    /// wrong.
     pub fn check(bytes: &[u8]) -> u64 {
         let tag = u64::from_be_bytes(bytes[..8].try_into().unwrap());
         assert!(bytes == Self::bytes(tag, bytes.len() as u64), "stream {tag} arrived with wrong bytes");

@@ -72,7 +72,7 @@ fn host(name: &str) -> CertificateName {
 }
 
 #[test]
-fn rules_apply_to_their_principals() {
+fn access_rules_apply_only_to_their_principals() {
     let named = |name: &str, until| SessionPeer {
         certificate: Some(ClientCertificate {
             names: vec![host("other"), name.parse().unwrap()],
@@ -198,7 +198,7 @@ fn jwt_is_accepted_if_its_root_overlaps_the_connections_path() {
 }
 
 #[test]
-fn bad_and_repeated_tokens_are_refused() {
+fn malformed_and_repeated_tokens_are_refused() {
     let policy = AccessPolicy::new(vec![], tokens(), false);
     let good = token(&putting("a"));
     let other = token(&putting("b"));
@@ -209,9 +209,9 @@ fn bad_and_repeated_tokens_are_refused() {
     assert_eq!(policy.check_tokens(&[bad], now).unwrap_err().name(), "token_malformed");
 }
 
-/// Checks that a relay whose settings name keys or roots stays closed when these files are gone.
+/// Checks that a relay whose settings name files of keys or root certificates stays closed when these files are gone.
 #[test]
-fn policy_without_readable_keys_or_roots_allows_nothing() {
+fn policy_whose_key_or_root_files_are_unreadable_allows_nothing() {
     let tokens = Requirements { wants_keys: true, ..Requirements::default() };
     let without_keys = AccessPolicy::new(vec![], tokens, false);
     assert!(!without_keys.is_open() && without_keys.reads_tokens());
@@ -252,7 +252,7 @@ fn said_by(issuer: Option<&str>, subject: &str) -> jwt::JwtClaims {
 /// Restricts key 1 to tokens of issuer studio-a, key 2 to those of studio-b, and key 4 to those of both. Key 3 is not
 /// restricted.
 #[test]
-fn key_of_an_issuer_verifies_only_its_tokens() {
+fn signing_key_bound_to_an_issuer_verifies_only_that_issuers_tokens() {
     let tokens = Requirements {
         keys: vec![
             key_of(1, Some("studio-a")),
@@ -294,7 +294,7 @@ fn key_of_an_issuer_verifies_only_its_tokens() {
 }
 
 #[test]
-fn token_is_revoked_for_its_issuer_or_for_all() {
+fn revoked_token_id_applies_to_one_issuer_or_to_all_issuers() {
     let revoked = |all: &[&str], of: &[(&str, &str)]| Requirements {
         keys: vec![key_of(3, None)],
         revoked: all.iter().map(|id| (*id).to_owned()).collect(),
@@ -372,7 +372,7 @@ async fn derived_access_right_ends_with_the_token_that_granted_it() {
 
 /// Checks that a permission keeps its namespace or track when a change to one that is not allowed is refused.
 #[tokio::test]
-async fn permission_stays_at_its_namespace_if_a_move_is_refused() {
+async fn permission_keeps_its_namespace_when_a_change_to_another_is_refused() {
     let policy = AccessPolicy::new(vec![rule("a/**", &[], &["anyone"])], Requirements::default(), false);
     let access = Access::new(policy, BudgetLimits::default());
     let (request, _) = subject(&access).request(vec![], 1, false).unwrap();
@@ -392,7 +392,7 @@ async fn permission_stays_at_its_namespace_if_a_move_is_refused() {
 /// Builds different identities from tokens whose issuers and subjects contain the characters that separate the parts of
 /// an identity's text. Without escaping, two of them would have the same text.
 #[test]
-fn different_identities_have_different_texts() {
+fn issuers_and_subjects_with_separators_give_distinct_identity_texts() {
     let policy = AccessPolicy::new(
         vec![],
         Requirements { keys: vec![key_of(3, None)], ..Requirements::default() },

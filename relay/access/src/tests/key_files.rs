@@ -111,7 +111,7 @@ fn public_key_in_any_form_is_no_secret() {
 
 /// Signs as an attacker would who knows only the public file: by HMAC, with the file's bytes as the secret.
 #[test]
-fn hmac_with_a_public_file_as_its_secret_is_refused() {
+fn jwt_signed_by_hmac_with_a_public_key_file_as_secret_is_refused() {
     let mut refused = 0;
     for (what, bytes) in public_files() {
         let Ok(known) = keys::read(&bytes) else { continue };
@@ -128,7 +128,7 @@ fn hmac_with_a_public_file_as_its_secret_is_refused() {
 }
 
 #[test]
-fn secrets_of_any_bytes_are_read() {
+fn hmac_secrets_of_32_arbitrary_bytes_are_accepted() {
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -150,7 +150,7 @@ fn secrets_of_any_bytes_are_read() {
 }
 
 #[test]
-fn keys_are_described_by_number_and_kind() {
+fn key_description_counts_keys_by_algorithm_and_issuer() {
     let pem = rcgen::KeyPair::generate().unwrap().public_key_pem();
     let public = || keys::read(pem.as_bytes()).unwrap().remove(0);
     let all = [keys().remove(0), public(), public(), public().bound_to("studio-a".into())];

@@ -26,7 +26,7 @@ fn required() -> Requirements {
 }
 
 #[test]
-fn jwt_claims_are_accepted_or_refused() {
+fn jwt_with_expired_or_malformed_claims_is_refused() {
     let now = at(1000);
     let fine = json!({ "root": "room", "put": "alice" });
     let with = |name: &str, value: serde_json::Value| {
@@ -88,7 +88,7 @@ fn changed_jwt_is_refused() {
 }
 
 #[test]
-fn jwt_paths_allow_namespaces_below_its_root() {
+fn jwt_put_and_get_paths_are_relative_to_its_root_claim() {
     let credential = jwt(&json!({ "root": "/room//1/", "put": "alice", "get": "" }));
     let grant = required().check(&credential, at(0)).unwrap();
     let table = [
@@ -175,7 +175,7 @@ mod vectors {
     }
 
     #[test]
-    fn token_scopes_become_rights() {
+    fn cat_moqt_scopes_allow_only_their_actions_namespaces_and_tracks() {
         let table: [(&str, u8, &[&str], &str, bool); 20] = [
             (MOQT_PUBLISHER, 2, &["example.com", "alice"], "video-hd", true),
             (MOQT_PUBLISHER, 6, &["example.com", "alice"], "video-sd", true),
@@ -228,7 +228,7 @@ fn cose(claims: &ciborium::Value) -> Credential {
 }
 
 #[test]
-fn cat_claims_are_accepted_or_refused() {
+fn cat_token_with_unknown_or_malformed_claims_is_refused() {
     use ciborium::cbor;
     let bytes = |text: &str| ciborium::Value::Bytes(text.as_bytes().to_vec());
     let scope = |scope: ciborium::Value| cbor!({ 327 => [scope] }).unwrap();
@@ -271,14 +271,14 @@ fn cat_claims_are_accepted_or_refused() {
 }
 
 #[test]
-fn repeated_claim_is_refused() {
+fn cat_token_with_a_repeated_claim_is_refused() {
     let claims = ciborium::Value::Map(vec![(4.into(), 2000.into()), (4.into(), 3000.into())]);
     let found = required().check(&cose(&claims), at(1000));
     assert_eq!(found, Err(TokenError::Malformed("a claim is repeated")));
 }
 
 #[test]
-fn token_is_valid_in_every_form_unless_it_is_changed() {
+fn cat_token_with_any_changed_byte_is_refused() {
     let private = rcgen::KeyPair::generate().unwrap();
     let pairs = [
         (signer(), keys()),
@@ -312,7 +312,7 @@ fn token_is_valid_in_every_form_unless_it_is_changed() {
 }
 
 #[test]
-fn key_with_a_key_id_verifies_no_token_of_another_key_id() {
+fn key_with_a_kid_verifies_no_jwt_of_another_kid() {
     let oct = |id: &str| json!({ "kty": "oct", "kid": id, "k": URL_SAFE_NO_PAD.encode(SECRET) }).to_string();
     let keys = keys::read(oct("one").as_bytes()).unwrap();
     let with = |header| token::open(&jwt_with(&header, &json!({ "put": "a" })), &keys).map(drop);

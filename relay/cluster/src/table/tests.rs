@@ -37,7 +37,7 @@ fn best(table: &RouteTable) -> Option<ClusterLink> {
 }
 
 #[test]
-fn cheapest_route_is_used_and_the_next_one_replaces_it() {
+fn cheapest_route_is_used_and_after_its_withdrawal_the_next_cheapest() {
     let now = Instant::now();
     let live = namespace("live");
     let mut table = table(9);
@@ -62,7 +62,7 @@ fn cheapest_route_is_used_and_the_next_one_replaces_it() {
 }
 
 #[test]
-fn preference_among_equal_routes_does_not_depend_on_their_order() {
+fn choice_among_equal_cost_routes_is_independent_of_announcement_order() {
     let now = Instant::now();
     let mut one = table(9);
     let mut other = table(10);
@@ -77,7 +77,7 @@ fn preference_among_equal_routes_does_not_depend_on_their_order() {
 }
 
 #[test]
-fn looping_announcement_is_refused_and_withdraws_the_earlier_one() {
+fn announcement_with_own_hop_id_is_refused_and_ends_the_earlier_one() {
     let now = Instant::now();
     let mut table = table(9);
     announce(&mut table, 1, &[100, 1], 0, now).unwrap();
@@ -86,7 +86,7 @@ fn looping_announcement_is_refused_and_withdraws_the_earlier_one() {
 }
 
 #[test]
-fn announcements_of_a_peer_are_limited() {
+fn peer_announcements_beyond_the_namespace_limit_are_refused() {
     let now = Instant::now();
     let mut table = RouteTable::new(HopId(9), RouteLimits { per_link: 3 });
     let mut taken = 0;
@@ -133,7 +133,7 @@ fn route_through_a_neighbour_is_not_announced_to_it() {
 }
 
 #[test]
-fn route_to_the_longest_namespace_is_preferred() {
+fn route_with_the_longest_matching_namespace_prefix_is_used() {
     let now = Instant::now();
     let mut table = table(9);
     let mut put = |link, at: &str, hops: &[u64]| {
@@ -153,7 +153,7 @@ fn route_to_the_longest_namespace_is_preferred() {
 }
 
 #[test]
-fn track_leaves_a_working_route_only_for_a_shorter_one_that_lasts_and_costs_no_more() {
+fn track_moves_only_to_a_shorter_no_costlier_route_older_than_hold_time() {
     let now = Instant::now();
     let live = namespace("live");
     let later = now + HOLD;
@@ -337,7 +337,8 @@ fn random_meshes_converge_without_loops_and_find_every_remaining_route() {
     }
 }
 
-/// Relays announce a namespace that they already receive with cost 0. The mesh must converge in that case, too.
+/// Relays announce with cost 0 each namespace whose tracks they already receive. The mesh must converge in that case,
+/// too.
 #[test]
 fn meshes_with_namespaces_announced_at_cost_0_converge() {
     let now = Instant::now();

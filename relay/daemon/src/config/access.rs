@@ -31,10 +31,10 @@ pub struct AccessConfig {
     pub revoked: Vec<RevokedFile>,
     /// Names of this relay as the audience of tokens (the claim `aud`).
     pub audience: Vec<String>,
-    /// Issuers whose tokens are verified by keys that no issuer is named for; empty for all issuers without keys of their
-    /// own.
+    /// Issuers whose tokens are verified by keys that are not restricted to an issuer. If the list is empty, these are
+    /// all issuers without keys of their own.
     pub issuers: Vec<String>,
-    /// PEM file with roots for clients' certificates; `None` if clients are not asked for a certificate.
+    /// PEM file with root certificates for clients' certificates; `None` if clients are not asked for a certificate.
     pub client_ca: Option<PathBuf>,
     /// Limits of the resources that one client or one session may use.
     pub limits: BudgetLimits,

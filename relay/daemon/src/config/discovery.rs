@@ -47,8 +47,8 @@ pub struct DiscoveryConfig {
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the variants describe their fields")]
 pub enum DiscoveryStore {
-    /// An etcd store at these URLs. It has a record for each relay, with a key that begins with `prefix`, and removes the
-    /// record of a relay that has not renewed it for the time `lease`.
+    /// An etcd store at these URLs. It has a record for each relay, with a key that begins with `prefix`, and removes
+    /// the record of a relay that has not renewed it for the time `lease`.
     Etcd { endpoints: Vec<Url>, prefix: String, lease: Duration },
     /// A list of relays in a file or at a URL, read again every `interval`.
     List { place: ListPlace, interval: Duration },

@@ -188,7 +188,7 @@ fn contradictory_relay_settings_are_refused() {
 }
 
 #[test]
-fn relay_reachable_by_others_needs_access_rules_or_public() {
+fn relay_listening_beyond_loopback_needs_access_rules_or_public_option() {
     let rule = "[[allow]]\nnamespace = '**'\nsubscribe = ['anyone']\n";
     let table = [
         ("127.0.0.1:1", "", true),
@@ -219,7 +219,7 @@ fn relay_reachable_by_others_needs_access_rules_or_public() {
 }
 
 #[test]
-fn access_tables_are_read_and_problems_named() {
+fn allow_rules_config_is_parsed_and_each_problem_named() {
     let good = "token-keys = ['k']\nclient-ca = 'c'\n\
                 [[allow]]\nnamespace = 'live/**'\npublish = ['token', 'cert:cam']\nsubscribe = ['anyone']\n\
                 [[allow]]\nnamespace = '*'\nsubscribe = ['cidr:10.0.0.0/8']\npath = 'room/*'\nauthority = 'x'\n";
@@ -271,7 +271,7 @@ fn access_tables_are_read_and_problems_named() {
 }
 
 #[test]
-fn max_delay_is_set_for_all_or_by_namespace_and_priority() {
+fn max_queue_delay_is_set_globally_or_by_namespace_and_priority() {
     let ms = |ms| Some(Duration::from_millis(ms));
     let queue = config(&[], "").unwrap().queue;
     assert_eq!((queue.policy, queue.delays.default, queue.bytes), (DropPolicy::Live, ms(250), 16 << 20));
@@ -307,7 +307,7 @@ fn max_delay_is_set_for_all_or_by_namespace_and_priority() {
 }
 
 #[test]
-fn byte_amounts_have_units_and_bounds() {
+fn byte_amounts_with_unknown_units_or_overflow_are_refused() {
     let table = [
         ("1024", Some(1024)),
         ("3KiB", Some(3 << 10)),
@@ -337,7 +337,7 @@ fn settings_reference_has_every_relay_key() {
 }
 
 #[test]
-fn ladder_tables_are_read_and_checked() {
+fn bitrate_ladder_config_is_parsed_and_invalid_ladders_refused() {
     use millrace_relay::AdaptiveMode;
     let text = "adaptive = \"ladder\"\n\
                 [[ladder]]\n\
@@ -371,7 +371,7 @@ fn ladder_tables_are_read_and_checked() {
 }
 
 #[test]
-fn issuer_tables_bind_keys_to_issuers() {
+fn issuer_config_binds_token_keys_and_revocations_to_the_issuer() {
     let text = "token-keys = ['k']\ntoken-secrets = ['s']\ntoken-revoked = 'r'\n\
                 [[issuer]]\nname = 'a'\nkeys = ['ka']\nrevoked = 'ra'\n\
                 [[issuer]]\nname = 'b'\nsecrets = ['sb']\n";
@@ -390,7 +390,7 @@ fn issuer_tables_bind_keys_to_issuers() {
 }
 
 #[test]
-fn unproven_sessions_are_at_most_half_of_max_sessions() {
+fn unproven_sessions_limit_defaults_to_at_most_half_of_max_sessions() {
     let of = |text: &str| config(&[], text).unwrap().access.limits.unproven.sessions;
     assert_eq!(of(""), 1024);
     assert_eq!(of("max-sessions = 300"), 150);
@@ -400,7 +400,7 @@ fn unproven_sessions_are_at_most_half_of_max_sessions() {
 
 /// Reloaded settings are checked together with those that only a restart can change.
 #[test]
-fn new_settings_are_checked_with_those_that_need_a_restart() {
+fn reloaded_settings_are_checked_against_the_running_unreloadable_ones() {
     let queue = config(&[], "").unwrap().queue;
     let running = |listen: &str| RunningConfig {
         listen: vec![listen.parse().unwrap()],
@@ -426,7 +426,7 @@ fn new_settings_are_checked_with_those_that_need_a_restart() {
 }
 
 #[test]
-fn peers_make_a_cluster_and_get_upstream_credentials() {
+fn configured_peers_form_a_cluster_and_use_the_upstream_credentials() {
     assert!(config(&[], "").unwrap().cluster.is_none());
     let peers = r"
         upstream-token = 't'
@@ -464,7 +464,7 @@ fn peers_make_a_cluster_and_get_upstream_credentials() {
 }
 
 #[test]
-fn discovery_table_names_etcd_or_a_list() {
+fn discovery_config_selects_etcd_or_a_relay_list() {
     let found =
         |text: &str| config(&[], text).unwrap().cluster.expect("a cluster").discovery.expect("a store");
     let etcd = found(

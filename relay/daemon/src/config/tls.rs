@@ -50,8 +50,8 @@ impl fmt::Display for IdentityConfig {
 pub struct UpstreamConfig {
     /// URLs of upstream relays, the preferred one first; empty if the credentials are only for relays of the cluster.
     pub urls: Vec<Url>,
-    /// PEM file of trusted roots; `None` if the certificates of upstream relays and of the cluster's relays are not
-    /// verified.
+    /// PEM file of trusted root certificates; `None` if the certificates of upstream relays and of the cluster's relays
+    /// are not verified.
     pub tls_root: Option<PathBuf>,
     /// File with this relay's token, which is read again for each connection.
     pub token: Option<PathBuf>,

@@ -34,9 +34,9 @@ struct object_datagram {
 	__u32 pad;
 };
 
-/* Returns the length of a vi64 in bytes: one more than the number of leading ones in its first byte. Each 16-bit lane
- * tests if that byte is at least one of 0x80, 0xc0, ... 0xff. Comparisons would be branches, and the verifier would
- * follow both sides of each at every integer.
+/* Returns the length of a vi64 in bytes: one more than the number of leading ones in its first byte. Each 16-bit part
+ * of a 64-bit word holds one test: if that byte is at least 0x80, at least 0xc0, ... at least 0xff. Comparisons would
+ * be branches, and the verifier would follow both sides of each at every integer.
  */
 static __always_inline __u32 vi64_width(__u8 first)
 {

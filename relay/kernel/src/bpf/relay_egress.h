@@ -209,7 +209,7 @@ int open_stream(struct relay_downstream *downstream, struct relay_egress *egress
 	if (!downstream || !egress || !work ||
 	    __sync_val_compare_and_swap(&egress->id, RELAY_UNOPENED, RELAY_OPENING) != RELAY_UNOPENED)
 		return -1;
-	/* If the stream ID was used for another stream meanwhile, this subscriber's stream is marked as not open again,
+	/* If the stream ID was used for another stream meanwhile, this subscriber's stream is again marked as not open,
 	 * so that a later run or userspace can open it.
 	 */
 	if (__sync_val_compare_and_swap(&downstream->streams, work->packet.streams,
@@ -227,10 +227,10 @@ int open_stream(struct relay_downstream *downstream, struct relay_egress *egress
 	return 0;
 }
 
-/* Draws a packet number and registers the packet. Registration precedes sending, so that no acknowledgement can arrive
- * for an unregistered packet. Space in the ring buffer for the registration is reserved first, because userspace would
- * never learn of a number without a registration. Until the registration is submitted, userspace cannot read later ones
- * of other CPUs, so little may happen in between.
+/* Draws a packet number, and registers the packet with userspace in a ring buffer. Registration precedes sending, so
+ * that no acknowledgement can arrive for an unregistered packet. Space in the ring buffer is reserved first, because
+ * userspace would never learn of a number without a registration. Until the registration is submitted, userspace cannot
+ * read later ones of other CPUs, so little may happen in between.
  */
 static __always_inline enum relay_egress_outcome draw_number(struct relay_downstream *downstream,
 							     struct relay_egress *egress,

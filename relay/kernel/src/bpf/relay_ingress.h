@@ -20,7 +20,8 @@
 
 /* quinn treats a packet number as a duplicate if it is further than this below the next expected number. */
 #define NUMBERS_BEHIND 128
-#define SHORTEST       14 /* least bytes that `load` copies; every Ethernet frame and 1-RTT packet has more */
+/* fewest packet bytes that `load` copies; every Ethernet frame and 1-RTT packet has more */
+#define SHORTEST 14
 
 enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
 {

@@ -31,7 +31,8 @@
  * index of a downstream (media is sent on it), else of an upstream (media arrives on it).
  */
 #define RELAY_SUBSCRIBER 0x80000000U
-#define RELAY_ARRIVALS	 4096 /* number of arrival times in the map `arrivals`, a power of two */
+/* number of deferred packets' arrival times in the map `arrivals`, a power of two */
+#define RELAY_ARRIVALS 4096
 /* the most future streams of a track that userspace prepares at a time, a power of two */
 #define RELAY_OPENINGS 64
 /* Value of `id` in a struct relay_ingress that is prepared for a stream which has not begun. */
@@ -57,8 +58,8 @@ struct relay_id {
 	__u8 bytes[RELAY_ID_MAX];
 };
 
-/* The part of the map `keystreams` that holds the ring of one direction of a connection: the keystream of packet number
- * n belongs at index start + n % len. `start` and `len` are in one word, because they change together.
+/* The part of the map `keystreams` that holds the keystreams of one direction of a connection, as a ring. The keystream
+ * of packet number n belongs at index start + n % len. `start` and `len` are in one word, because they change together.
  */
 struct relay_ring {
 	/* high 32 bits: `len`, the number of entries, a power of two, or 0 without a ring; low 32 bits: `start` */
@@ -91,7 +92,7 @@ struct relay_upstream {
 	 */
 	__u64 seen[RELAY_NUMBERS];
 	__u64 streams
-		[RELAY_SEEN]; /* sliding bitmap of stream indices: streams that program or userspace has claimed */
+		[RELAY_SEEN]; /* sliding bitmap of streams whose copies the program or userspace has begun to open */
 	__u64 preambles
 		[RELAY_SEEN]; /* sliding bitmap of streams of which only the WebTransport header has arrived so far */
 	__u64 late
@@ -110,7 +111,7 @@ struct relay_upstream {
 
 enum relay_kind {
 	RELAY_STREAM = 0,
-	RELAY_DATAGRAMS, /* the datagrams of a track */
+	RELAY_DATAGRAMS, /* the data of a track that arrives as datagrams */
 	RELAY_TRACK,	 /* a track for whose new streams the program may open subscribers' streams */
 };
 
@@ -160,9 +161,9 @@ struct relay_ingress {
 	 */
 	__u64 run;
 	__u64 run_end;
-	/* Start of a range of stream bytes after `next` of which userspace has received some without this program.
-	 * Userspace keeps its version of these bytes. `apart_end` is the range's end. There is no such range if it is
-	 * not above `next`.
+	/* Start of a range of stream bytes after `next`, some of which userspace has received in packets that this
+	 * program did not check. Userspace keeps its version of these bytes. `apart_end` is the range's end. There is
+	 * no such range if it is not above `next`.
 	 */
 	__u64 apart;
 	__u64 apart_end;
@@ -256,8 +257,10 @@ enum relay_egress_outcome {
 	RELAY_EGRESS_NO_KEYS,	    /* userspace has not installed the current key generation */
 	RELAY_EGRESS_NO_ROUTE,
 	RELAY_EGRESS_NO_NEIGHBOUR, /* the link address of the next hop is not known */
-	RELAY_EGRESS_RING_FULL,	   /* the ring `forwarded` has no room to register the packet */
-	/* The packet was registered, but could not be built or sent; loss recovery will retransmit its data. */
+	RELAY_EGRESS_RING_FULL, /* the ring buffer `forwarded`, by which userspace learns of sent packets, is full */
+	/* The packet was recorded in `forwarded` for userspace, but could not be built or sent; loss recovery will
+	 * retransmit its data.
+	 */
 	RELAY_EGRESS_LOST,
 	RELAY_EGRESS_OUTCOMES,
 };
@@ -324,7 +327,7 @@ struct relay_downstream {
 	__u64 outcomes[RELAY_EGRESS_OUTCOMES];
 } SHARED;
 
-/* A packet that the kernel sends. It is registered in the ring buffer `forwarded` before it is sent. */
+/* A packet that the kernel sends. It is recorded for userspace in the ring buffer `forwarded` before it is sent. */
 struct relay_forwarded {
 	__u64 time_ns; /* time of sending, CLOCK_MONOTONIC */
 	__u64 number;
@@ -346,7 +349,7 @@ struct relay_forwarded {
  * follow.
  */
 enum relay_outcome {
-	RELAY_FORWARDED = 0, /* the program has tried to send every copy */
+	RELAY_FORWARDED = 0, /* the program has tried to send every copy of the packet's frames */
 	RELAY_CONTINUED,     /* the program has tried to send some copies; later runs make the other copies */
 	RELAY_OVER_BUDGET,   /* the program has tried to send some copies; userspace sends the other copies */
 	/* The program has tried to send copies, but had no memory to restore the received packet, so it is dropped. */
@@ -416,18 +419,20 @@ enum relay_opening {
 	RELAY_OPENING_NO_TRACK,
 	RELAY_OPENING_ORDER,  /* the subgroup is not later than the subgroup of its track that began last */
 	RELAY_OPENING_MISSED, /* the track has no unused opening (entry prepared for a future stream) */
-	/* userspace has claimed the stream, the stream is too old, or later bytes of it arrived first */
+	/* userspace opens this stream's copies, the stream is too old, or later bytes of it arrived first */
 	RELAY_OPENING_TAKEN,
 	RELAY_OPENING_BUSY, /* another CPU or userspace works on the same track */
 	RELAY_OPENING_FULL, /* the map `slots` is full */
 	RELAY_OPENING_OUTCOMES,
 };
 
-/* Selects the packets that become trace events. Userspace changes it while the program runs. */
+/* The filter that selects the packets and copies for which trace events are written. Userspace changes it while the
+ * program runs.
+ */
 struct relay_tracing {
-	__u32 every;   /* only packets whose packet number is a multiple of this become events; 0: none */
-	__u32 track;   /* only copies of this track become events; 0: all tracks */
-	__u32 session; /* only packets from or to this session become events; 0: all sessions */
+	__u32 every;   /* trace only packets whose packet number is a multiple of this; 0: trace none */
+	__u32 track;   /* trace only subscribers' copies of this track's data; 0: of all tracks */
+	__u32 session; /* trace only packets from or to this session; 0: all sessions */
 	__u32 pad;
 	__u64 lost; /* number of events that were dropped because the ring buffer was full */
 } SHARED;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Decides which bytes of a stream may be forwarded: only those that userspace would forward, too. A frame is good if it
- * begins where the judged part of the stream ends (`next`), if its bytes are well-formed there, and if it is within the
- * stream's final size.
+/* Decides which bytes of a stream may be forwarded: only those that userspace would forward, too. The offset `next` is
+ * the one up to which the stream was checked. A frame is good if it begins there, its bytes are well-formed, and it is
+ * within the stream's final size.
  *
  * If bytes arrive twice, userspace keeps the first version, and removes the second from the packet before quinn sees it
  * (millrace-quic's module `received`). A frame is therefore good only if none of its bytes may have arrived before:
- * neither before `next` nor within `apart`.
+ * neither before `next` nor in the range from `apart` to `apart_end`.
  *
  * A frame that begins later is left to userspace, and so are the frames after it until the hole is filled: by the
- * missing frame, or by userspace, which then sets `next` and `state`. Frames that arrive meanwhile without gaps are
- * stored as a run. When `next` reaches the run, it moves to the run's end at once. Without runs, a fast stream would
- * always be ahead of the position that userspace reports.
+ * missing frame, or by userspace, which then sets `next` and `state`. Frames that arrive meanwhile are stored if they
+ * have no gaps between them; the stored bytes are called a run. When `next` reaches the run, `next` moves to the run's
+ * end at once. Without runs, a fast stream would always be ahead of the position that userspace reports.
  */
 #ifndef MILLRACE_RELAY_JUDGE_H
 #define MILLRACE_RELAY_JUDGE_H
@@ -67,7 +67,7 @@ int judge_bytes(struct subgroup_state *state, const struct quic_buf *in, __u32 a
 /* the most pieces (of RUN_PIECE bytes) of a run, the stored bytes after a hole, that are parsed for one frame */
 #define RUN_PIECES 16
 
-/* Parses a piece of a run: bytes that arrived after a hole in the stream. */
+/* Parses some of the stored bytes (the run) that arrived after a hole in the stream. */
 int judge_run(struct subgroup_state *state, const struct run_bytes *run, __u32 at, __u32 bytes)
 {
 	struct judge_loop loop = {.state = state, .walk = {.end = bytes}};
@@ -142,7 +142,9 @@ static long copy_step(__u32 index, struct copy_loop *loop)
 	return 0;
 }
 
-/* Appends a frame's bytes to the run buffer. Up to 7 further bytes are copied, which the next frame overwrites. */
+/* Appends a frame's bytes to the buffer for stream bytes that arrived after a hole. Up to 7 further bytes are copied,
+ * which the next frame overwrites.
+ */
 int keep_frame(struct run_bytes *run, const struct quic_buf *in, const struct frame_stream *frame, __u32 at)
 {
 	struct copy_loop loop = {};

@@ -10,8 +10,8 @@
 
 #define NUMBER_MASK ((1ULL << RELAY_NUMBER_BITS) - 1)
 
-/* Returns the ring entry for a packet. The keystream in it may not have been computed yet. Returns NULL if the
- * connection has no ring.
+/* Returns the entry for a packet in the connection's ring of precomputed keystreams. The entry's keystream may not have
+ * been computed yet. Returns NULL if the connection has no such ring.
  */
 static __always_inline struct relay_keystream *find_keystream(const struct relay_ring *ring, __u64 word)
 {

@@ -61,7 +61,9 @@ struct {
 	__uint(max_entries, 2);
 } seal_keys SEC(".maps");
 
-/* Index in the rings of all connections (struct relay_ring) -> precomputed keystream of one packet. */
+/* Index of an entry in the keystream rings (struct relay_ring) of all connections -> precomputed keystream of one
+ * packet.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);

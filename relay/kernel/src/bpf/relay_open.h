@@ -140,8 +140,8 @@ static __always_inline int is_behind(const struct subgroup_head *head, const str
 }
 
 /* Binds a stream to the track's next opening: an entry (ingress) that userspace has prepared. The caller holds the
- * track's lock. The stream's ID is written to the ingress before the stream is marked as claimed, so that userspace
- * finds the ID whenever it finds the mark.
+ * track's lock. The stream's ID is written to the ingress before the stream's bit in `streams` is set, so that
+ * userspace finds the ID whenever it finds the bit set.
  */
 static __always_inline enum relay_opening bind_locked(struct work *work, struct chunk *chunk,
 						      const struct subgroup_head *head,

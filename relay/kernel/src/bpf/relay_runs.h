@@ -27,7 +27,7 @@ static __noinline int put_back(struct __sk_buff *skb, struct work *work)
 	return queue_again(skb, &work->cursor, work->fan.egress, &kept, config.max_runs);
 }
 
-/* Returns the counter for the result of a further run: a run of the program for a packet after the packet's first run.
+/* Returns the counter for the result of a program run that is not the first one for its packet.
  */
 static __noinline enum relay_further_run further_run(enum relay_outcome outcome)
 {

@@ -146,8 +146,8 @@ static __always_inline int is_clone(const struct __sk_buff *skb, const struct wo
 	return skb->mark == CLONE_MARK && READ_ONCE(work->super.comes);
 }
 
-/* Prepares the clone for the copies: restores its firewall mark, and shortens it. Returns an error (not 0) if the clone
- * cannot be shortened.
+/* Prepares the clone of the super-packet for sending copies of its segments: restores its firewall mark, and shortens
+ * it. Returns an error (not 0) if the clone cannot be shortened.
  */
 static __noinline int begin_clone(struct __sk_buff *skb, struct work *work)
 {

@@ -5,8 +5,8 @@
 
 #include "relay_maps.h"
 
-/* Notes the arrival time of an upstream's packet that may be traced. A packet in a further run keeps its first arrival
- * time.
+/* Notes the arrival time of an upstream's packet that may be traced. Later runs of the program for the same packet keep
+ * the arrival time of the first run.
  */
 static __always_inline void trace_arrival(struct work *work)
 {

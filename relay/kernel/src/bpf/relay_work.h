@@ -63,7 +63,7 @@ struct egress_packet {
 	__u32 frame_bytes;
 	__u32 header_bytes;
 	__u32 fin;
-	__u32 opens;	   /* whether the packet opens its stream */
+	__u32 opens;	   /* whether the packet opens the subscriber's stream */
 	__u32 alias_bytes; /* length of the subscriber's track alias in bytes, if the packet opens its stream */
 	__u32 pad;
 };
@@ -87,7 +87,8 @@ struct super_packet {
 	__u32 segments; /* number of segments; 0: the packet is no super-packet */
 	__u32 bytes;	/* length of the super-packet's payload, bytes */
 	__u32 mark;	/* firewall mark (`skb->mark`) of the super-packet */
-	__u32 comes; /* whether the clone was redirected to the loopback interface and is not processed yet */
+	/* whether the clone of the super-packet was redirected to the loopback interface and is not processed yet */
+	__u32 comes;
 	__u32 goes_on;	/* whether this run leaves copies of a segment to another run of the program */
 	__u32 wakes;	/* whether the super-packet has to wake userspace */
 	__u32 received; /* whether a segment of the super-packet belongs to an upstream connection */

@@ -11,8 +11,8 @@
 #include "object.h"
 #include "subgroup_intf.h"
 
-#define SUBGROUP_PAYLOAD_MAX \
-	((1ULL << 62) - 1) /* the longest payload of an object: no QUIC stream has more bytes */
+/* the longest payload of an object: no QUIC stream has more bytes */
+#define SUBGROUP_PAYLOAD_MAX ((1ULL << 62) - 1)
 
 enum subgroup_bits {
 	SUBGROUP_PROPERTIES = 0x01,

@@ -46,7 +46,8 @@ impl Runs {
         Some(BuddyRun { start, order })
     }
 
-    /// Frees a run of keystream entries. Merges it with its buddy while that is free, too.
+    /// Frees a run of keystream entries. If its buddy (the neighbouring run of the same length) is free, merges the
+    /// two, and repeats this with the merged run.
     pub fn give(&mut self, mut run: BuddyRun) {
         // The start of the buddy differs from the run's start only in the bit that equals the length.
         while self.free[run.order as usize].remove(&(run.start ^ run.len())) {
@@ -61,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn free_runs_of_keystream_memory_split_and_join() {
+    fn free_keystream_memory_is_split_and_merged_by_the_buddy_allocator() {
         let mut runs = Runs::new(13);
         assert_eq!(runs.take(4), None);
         let taken = [3, 2, 0].map(|order| runs.take(order).expect("room"));
@@ -71,7 +72,7 @@ mod tests {
         let singles: Vec<_> = (0..8).map_while(|_| runs.take(0)).collect();
         assert_eq!(singles.iter().map(|run| run.start).collect::<BTreeSet<_>>(), (0..8).collect());
         assert_eq!(runs.take(1), None);
-        // The eight entries are freed in an order in which neighbours do not follow each other.
+        // The order of the eight indexes: no two neighbouring entries are freed one after the other.
         for at in [5, 0, 7, 2, 4, 1, 3, 6] {
             runs.give(singles[at]);
         }
@@ -80,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn allocated_runs_of_keystream_memory_never_overlap() {
+    fn allocated_keystream_memory_blocks_never_overlap() {
         let mut rng = fastrand::Rng::with_seed(1);
         let mut runs = Runs::new(1000);
         let mut taken = Vec::<BuddyRun>::new();

@@ -44,8 +44,8 @@ impl DeferredSocket {
         self.entry().packets.load(Ordering::Acquire)
     }
 
-    /// Returns how many packets of connections that use this deferred socket went to the ordinary socket instead, and
-    /// so wake userspace. The most recent ones may not be readable yet.
+    /// Returns how many packets of connections that may use this socket went to the ordinary socket instead, and so
+    /// wake userspace. The most recent ones may not be readable yet.
     pub fn wakes(&self) -> u64 {
         self.entry().wakes.load(Ordering::SeqCst)
     }
@@ -55,8 +55,8 @@ impl DeferredSocket {
         self.entry().media.load(Ordering::Relaxed)
     }
 
-    /// Records that userspace is awake and about to read both sockets. No packets are steered to this socket until
-    /// [`sleep`](Self::sleep). Returns [`wakes`](Self::wakes).
+    /// Records that userspace is awake and about to read this socket and the ordinary one. No packets are steered to
+    /// this socket until [`sleep`](Self::sleep). Returns [`wakes`](Self::wakes).
     pub fn wake(&self) -> u64 {
         // `u64::MAX` never equals `wakes`, so the program steers no packet to this socket.
         self.entry().wakes_read.store(u64::MAX, Ordering::SeqCst);

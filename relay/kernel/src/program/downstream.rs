@@ -33,9 +33,9 @@ pub struct PacketPath {
     pub remote: SocketAddr,
     /// The peer's connection ID, at most 20 bytes.
     pub id: Vec<u8>,
-    /// DSCP and ECN bits, which the IP headers of copies get.
+    /// The DSCP and ECN bits in the IP headers of the packets that the program sends.
     pub traffic_class: u8,
-    /// The IPv6 flow label of the copies, 20 bits.
+    /// The IPv6 flow label of the packets that the program sends, 20 bits.
     pub flow_label: u32,
 }
 
@@ -58,9 +58,10 @@ pub struct DownstreamId {
 ///   least one sees the other's change: the program's total stays within the larger of the limit and the total that was
 ///   returned.
 /// * There are two entries for keys and two for paths, and the program reads one of each. Userspace writes the unused
-///   entry, after the barrier if runs may still read it, and then switches to it with one store.
-/// * A key generation is usable once its number plus 1 is stored. The caller stores it before the packet number word
-///   moves to that generation. So a drawn packet number always has keys, or the copy is left to userspace.
+///   entry, and then switches to it with one store. If program runs may still read the entry, userspace first waits
+///   until they have ended.
+/// * A key generation is usable once its number plus 1 is stored. The caller stores it before packet numbers of that
+///   generation are assigned. So each packet number that the program takes has keys, or the copy is left to userspace.
 pub struct DownstreamRecord {
     shared: Arc<RelayMaps>,
     id: DownstreamId,
@@ -105,7 +106,7 @@ impl DownstreamRecord {
         }
         // SAFETY: the entry was free, so neither the kernel nor another handle uses it.
         unsafe { *entry.paths.get() = [path; 2] };
-        // An epoch other than 0 makes the entry usable for the program, so it is stored last.
+        // The program ignores connections whose entry has epoch 0, so the epoch is stored last.
         let epoch = shared.next_epoch();
         entry.epoch.store(epoch, Ordering::Release);
         let id = DownstreamId { index, epoch };
@@ -130,9 +131,9 @@ impl DownstreamRecord {
     }
 
     /// Installs the send keys of a generation, replacing those of the last generation but one. Has to be called before
-    /// the number word moves to `generation`. From the third generation on it waits for program runs, which blocks the
-    /// thread for some 10 ms, unless [`settle`](super::RelayProgram::settle) was called since
-    /// [`retire_keys`](Self::retire_keys).
+    /// the key generation in [`number`](Self::number) becomes `generation`. From the third generation on it waits for
+    /// program runs, which blocks the thread for some 10 ms, unless [`settle`](super::RelayProgram::settle) was called
+    /// since [`retire_keys`](Self::retire_keys).
     pub fn set_keys(&self, generation: u16, keys: &QuicKeys) -> Result<(), Error> {
         let mut changing = lock(&self.changing);
         if let Some(moment) = self.retire(&mut changing, generation) {
@@ -226,8 +227,8 @@ impl DownstreamRecord {
         entry.bytes.load(Ordering::SeqCst)
     }
 
-    /// Sets the priority level of data that waits in userspace. Copies of this level or less urgent are left to
-    /// userspace.
+    /// Sets the priority level of data that waits in userspace. The program leaves copies of media with this priority
+    /// level, or a less urgent one, to userspace.
     pub fn set_waiting(&self, level: Option<u16>) {
         self.entry().waiting.store(level.map_or(u32::MAX, u32::from), Ordering::Relaxed);
     }
@@ -303,7 +304,8 @@ impl DownstreamRecord {
         entry.deferred_until.store(total, Ordering::Relaxed);
     }
 
-    /// Returns how many packets of the peer were steered to the deferred socket.
+    /// Returns how many packets of the peer were steered to the socket for packets that need not wake userspace at
+    /// once.
     pub fn deferred_packets(&self) -> u64 {
         self.entry().deferred.load(Ordering::Relaxed)
     }
@@ -327,7 +329,7 @@ impl DownstreamRecord {
 
 impl Drop for DownstreamRecord {
     fn drop(&mut self) {
-        // Epoch 0 makes every later run of the BPF program ignore the entry.
+        // Epoch 0 makes every later run of the BPF program ignore the connection's entry in the table.
         self.entry().epoch.store(0, Ordering::SeqCst);
         self.ids.clear();
         self.shared.retire(|free| &mut free.downstreams, self.id.index);

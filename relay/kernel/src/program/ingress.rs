@@ -11,7 +11,8 @@ use millrace_kernel::Error;
 use super::intf;
 use super::shared::RelayMaps;
 
-/// Number of attempts to take a lock. The program holds a lock for less than a microsecond, unless it is preempted.
+/// Number of attempts to take the lock that is shared with the program, before userspace gives up. The program holds a
+/// lock for less than a microsecond, unless it is preempted.
 const ATTEMPTS: usize = 1000;
 
 /// The state of a parser at an offset of a publisher's stream: `millrace_moq::data::Position` in the form that the
@@ -26,7 +27,7 @@ pub struct PositionRecord {
     pub value: u64,
     /// Number of bytes that are missing from the incomplete integer.
     pub missing: u8,
-    /// Number of bytes of properties or payload that are still to be read.
+    /// Number of bytes of an object's properties or payload that are still to be read.
     pub left: u64,
     /// Object ID of the last object in the stream whose ID was read.
     pub previous: Option<u64>,
@@ -121,7 +122,7 @@ impl IngressRecord {
     }
 
     /// Sets the position from which the program parses the stream, and discards what the program has recorded of the
-    /// stream: its final size and the ranges that arrived after a hole.
+    /// stream: its final size and the ranges of bytes that arrived after missing bytes.
     pub fn set(&self, position: &PositionRecord) {
         let entry = self.entry();
         let Some(_locked) = Locked::new(&entry.lock) else { return };
@@ -134,9 +135,9 @@ impl IngressRecord {
         self.write(position);
     }
 
-    /// Records that userspace has parsed the stream up to this position. If the program is behind, it continues at this
-    /// position. If both have parsed to the same offset with different results, the program stops forwarding the
-    /// stream.
+    /// Records that userspace has parsed the stream up to this position. If the program has parsed less, it continues
+    /// at this position. If the program and userspace have parsed to the same offset with different results, the
+    /// program stops forwarding the stream.
     pub fn advance(&self, position: &PositionRecord) {
         let entry = self.entry();
         if self.next() > position.offset {
@@ -159,8 +160,8 @@ impl IngressRecord {
         state.field < intf::OPAQUE && state != position.state()
     }
 
-    /// Claims an object of a track's datagrams, unless the program has forwarded it or may have. Works as `is_first` in
-    /// `relay_judge.h`.
+    /// Claims an object of a track's datagrams for userspace, so that the program does not forward it. Returns false if
+    /// the program has forwarded it, or may have. Works as `is_first` in `relay_judge.h`.
     pub fn claim_object(&self, group: u64, object: u64) -> bool {
         let entry = self.entry();
         let Some(_locked) = Locked::new(&entry.lock) else { return false };

@@ -45,14 +45,15 @@ impl<T: FnMut(u16, u64, &mut [u8; 64], &mut [u8]) -> bool> Compute for T {}
 ///
 /// # Protocol
 ///
-/// The program reads without a lock. The `word` of an entry is 0, or the packet number word of its packet plus 1. The
-/// writer stores 0, then the keystream, then the word. The program compares the word before it uses the keystream.
-/// After encrypting it compares again, and starts over if the word has changed. A packet that was decrypted with a
-/// changing keystream looks forged, and is left to userspace.
+/// The program reads without a lock. The `word` of an entry is 0, or 1 more than a value of
+/// [`DownstreamRecord::number`](super::DownstreamRecord::number): the packet number and key generation that the
+/// keystream is for. The writer stores 0, then the keystream, then the word. The program compares the word before it
+/// uses the keystream. After encrypting it compares again, and starts over if the word has changed. A packet that was
+/// decrypted with a changing keystream looks forged, and is left to userspace.
 ///
-/// Only [`Self::refill`] changes the ring, under its record's mutex. It publishes the new entries last, and retires the
-/// old ones. Program runs that have begun may still read those, so they are erased only after the barrier
-/// ([`RelayMaps::settle`]).
+/// Only [`Self::refill`] changes the ring. Its caller holds the mutex of the connection's record. It publishes the new
+/// entries last, and retires the old ones. Program runs that have begun may still read those, so they are erased only
+/// after these runs have ended ([`RelayMaps::settle`]).
 pub(super) struct KeystreamRing {
     shared: Arc<RelayMaps>,
     run: Option<BuddyRun>,
@@ -71,7 +72,7 @@ impl KeystreamRing {
     }
 
     /// Gives the ring of keystreams the wanted length, and computes the missing keystreams from packet number `next`
-    /// on. `record` tells the program where the ring is.
+    /// on. `record` is the field by which the program finds the ring.
     pub fn refill(
         &mut self,
         record: &intf::Ring,
@@ -146,7 +147,7 @@ impl KeystreamRing {
 
     fn publish(&self, entry: &intf::Keystream, number: u64) {
         entry.word.store(0, Ordering::Relaxed);
-        // The program must not find the new keystream while the entry still has the old packet number word.
+        // The program must not find the new keystream while `word` still names the packet of the old one.
         fence(Ordering::SeqCst);
         entry.bytes.store(self.bytes, Ordering::Relaxed);
         let len = size_of_val(&self.scratch.once) + self.bytes as usize;

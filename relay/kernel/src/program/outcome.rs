@@ -14,8 +14,8 @@ outcomes! {
         /// The packet has too many streams, or more subscribers than all its runs may serve: userspace sends the other
         /// copies.
         OverBudget = "over_budget",
-        /// The packet has too many streams, or more subscribers than the allowed number of program runs can serve:
-        /// userspace sends the other copies.
+        /// The packet was rewritten for a subscriber's copy, and could not be restored for lack of memory: the kernel
+        /// drops it.
         NotRestored = "not_restored",
         /// The packet is not UDP over IP.
         NotUdp = "not_udp",
@@ -120,8 +120,8 @@ outcomes! {
     FrameOutcome {
         /// The frame's bytes are valid, so the kernel may forward the frame.
         Good = "good",
-        /// Some bytes of the frame may have arrived in an earlier packet: the publisher retransmitted them. Or the
-        /// object of a datagram has arrived before, or its group is over.
+        /// Some bytes of the frame may have arrived in an earlier packet: the publisher retransmitted them. Or a
+        /// datagram's object has arrived before, or is in an earlier group than another datagram that has arrived.
         Repeated = "repeated",
         /// Earlier bytes of the stream were lost, or came in a packet that the kernel did not decrypt. The kernel
         /// continues once userspace has them.
@@ -139,7 +139,7 @@ outcomes! {
     /// The outcome for a stream that a publisher has begun. Unless the outcome is `bound`, userspace opens the
     /// subscribers' streams.
     OpeningOutcome {
-        /// The kernel opens the subscribers' streams, each with its first copy.
+        /// The kernel opens the subscribers' streams. It opens each by sending the first copy on it.
         Bound = "bound",
         /// The stream does not begin with a whole SUBGROUP_HEADER in its shortest form: userspace begins the stream,
         /// and the kernel continues after the header.
@@ -177,7 +177,7 @@ outcomes! {
     }
 }
 
-/// Totals over all CPUs of each outcome since the program was loaded.
+/// Counts of each outcome since the program was loaded, as sums over all CPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RelayCounters {
     pub(super) packets: [u64; Outcome::ALL.len()],
@@ -213,7 +213,7 @@ impl RelayCounters {
         self.egresses[outcome as usize]
     }
 
-    /// Returns the number of runs with this outcome, without each packet's first run.
+    /// Returns how often a further run for a packet had this outcome. A packet's first run is not counted.
     pub fn further_runs(&self, outcome: FurtherRun) -> u64 {
         self.further_runs[outcome as usize]
     }
@@ -229,7 +229,7 @@ impl RelayCounters {
         self.openings[outcome as usize]
     }
 
-    /// Returns how much each total has grown since `earlier`.
+    /// Returns how much each outcome's count has grown since `earlier`.
     pub fn since(&self, earlier: &Self) -> Self {
         let mut difference = *self;
         difference.packets.iter_mut().zip(earlier.packets).for_each(|(now, then)| *now -= then);

@@ -16,11 +16,11 @@ use super::memory::MappedArray;
 
 /// The maps that all handles of a relay use, and their free entries.
 ///
-/// Each entry of a table is *free*, *in use* or *retired*. [`Self::take`] gives a free one to a record, which fills it
-/// and then makes it reachable for the program, by an epoch, an ID or an index. When the record is dropped, it makes
-/// the entry unreachable and calls [`Self::retire`]. Program runs that have begun may still use it. [`Self::settle`]
-/// waits for them, erases keys and keystreams, and makes the entry free. Between calls, the program can reach no free
-/// entry.
+/// Each entry of a table is *free*, *in use* or *retired*. [`Self::take`] returns the index of a free one. The handle
+/// that takes it fills it, and then makes it reachable for the program, by an epoch, an ID or an index. When the handle
+/// is dropped, it makes the entry unreachable and calls [`Self::retire`]. Program runs that have begun may still use
+/// it. [`Self::settle`] waits for them, erases keys and keystreams, and makes the entry free. The program can never
+/// reach a free entry.
 pub(super) struct RelayMaps {
     pub ids: MapHandle,
     pub slots: MapHandle,
@@ -41,7 +41,8 @@ pub(super) struct RelayMaps {
     pub epochs: AtomicU32,
 }
 
-/// The free entries of each table, and the retired entries, which become free when program runs have ended.
+/// The free entries of each of the program's tables, and the retired entries, which become free when program runs have
+/// ended.
 pub(super) struct Free {
     pub upstreams: Slab,
     pub tracks: Slab,
@@ -115,7 +116,7 @@ impl RelayMaps {
         Ok(())
     }
 
-    /// Takes a free entry, without waiting for program runs.
+    /// Takes a free entry of the table `which`, without waiting for program runs. Returns the entry's index.
     pub fn take(&self, which: fn(&mut Free) -> &mut Slab, what: &'static str) -> Result<u32, Error> {
         let mut free = lock(&self.free);
         let slab = which(&mut free);
@@ -208,7 +209,8 @@ impl Slab {
     }
 }
 
-/// Locks a mutex even if it is poisoned. A panic under these locks cannot leave inconsistent state.
+/// Locks a mutex even if it is poisoned. A panic while one of the mutexes of the program's handles is locked cannot
+/// leave inconsistent state.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,5 @@
-//! Slots (forwarded streams, or a track's forwarded datagrams) and their egresses (the subscribers' copies).
+//! Handles of publishers' streams and datagrams that the program forwards (slots), and of the subscribers' copies
+//! (egresses).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -85,12 +86,13 @@ pub enum OpeningRecordSide {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EgressKey(u32);
 
-/// A stream of an upstream, or a track's datagrams, with the subscribers' copies of it (egresses). Dropping it returns
-/// all of its streams to userspace.
+/// A publisher's stream, or a track's datagrams, with the subscribers' copies of it (egresses). When this is dropped,
+/// userspace sends all of these copies.
 pub struct SlotRecord {
     shared: Arc<RelayMaps>,
     key: intf::Slot,
-    /// The slot's entry in the map `ingresses`. `Some` while the slot has subscribers' copies (egresses).
+    /// The entry in the map `ingresses`, by which the program parses the stream or datagrams. `Some` while there are
+    /// subscribers' copies (egresses).
     ingress: Option<IngressRecord>,
     /// Indexes of the subscribers' copies in the map `egresses`, in the order of the program's linked list.
     egresses: Vec<u32>,
@@ -115,7 +117,7 @@ impl SlotRecord {
         Ok(slot)
     }
 
-    /// Forwards datagrams to one more subscriber. Only for a slot made by
+    /// Forwards the track's datagrams to one more subscriber. Must be called only for a handle made by
     /// [`UpstreamRecord::datagrams`](super::UpstreamRecord::datagrams).
     pub fn add_datagrams(
         &mut self,
@@ -194,7 +196,8 @@ impl SlotRecord {
         }
     }
 
-    /// Returns the ID of the publisher's stream that the program has bound this opening to, if any.
+    /// Returns the ID of the publisher's stream that the program has assigned to this opening (an entry for a stream
+    /// that had not begun), if any.
     pub fn bound(&self) -> Option<u64> {
         self.ingress.as_ref().map(IngressRecord::id).filter(|id| *id != intf::UNBOUND)
     }
@@ -209,8 +212,8 @@ impl SlotRecord {
         }
     }
 
-    /// Returns the slot's index in the map `ingresses`, if this slot is an opening: prepared for a stream, and not yet
-    /// passed to [`Self::bind`].
+    /// Returns this entry's index in the map `ingresses`, if it is an opening: an entry for a stream that has not
+    /// begun, and not yet passed to [`Self::bind`].
     pub(super) fn ingress(&self) -> Option<u32> {
         self.ingress.as_ref().filter(|_| self.unbound).map(IngressRecord::index)
     }
@@ -253,8 +256,8 @@ impl SlotRecord {
         ] {
             word.store(value, Ordering::Relaxed);
         }
-        // The epoch, which makes the entry usable, is stored last: the next program run of a packet that waits for it
-        // may begin at this entry.
+        // The epoch, which makes the entry usable, is stored last: a packet that is queued for a further program run
+        // may continue with this entry.
         entry.epoch.store(downstream.id().epoch, Ordering::Release);
         match self.egresses.last() {
             Some(last) => self.shared.egresses.get(*last).next.store(index, Ordering::Release),
@@ -283,9 +286,9 @@ impl SlotRecord {
         }
     }
 
-    /// Reports that userspace has parsed the stream up to this position. A program that is behind continues from this
-    /// position. After a hole it forwards nothing until the hole is filled, or userspace has parsed beyond it. Makes no
-    /// system call.
+    /// Reports that userspace has parsed the stream up to this position. If the program has parsed less of the stream,
+    /// it continues from this position. While bytes of the stream are missing, the program forwards no later bytes,
+    /// unless userspace has parsed beyond the missing ones. Makes no system call.
     pub fn advance(&mut self, position: &PositionRecord) {
         self.position = *position;
         if let Some(ingress) = &self.ingress {
@@ -330,7 +333,8 @@ impl SlotRecord {
         self.retire(egress.0);
     }
 
-    /// Reports whether the slot has no subscribers' copies (egresses), so that the program forwards nothing.
+    /// Reports whether the stream or track has no subscribers' copies (egresses), so that the program forwards nothing
+    /// of it.
     pub fn is_empty(&self) -> bool {
         self.egresses.is_empty()
     }
@@ -348,7 +352,8 @@ impl SlotRecord {
         Ok(())
     }
 
-    /// Removes the slot from the map by which the program finds it. Fails only if the slot is not in the map.
+    /// Removes the stream's entry from the map `slots`, by which the program finds streams. Fails only if the entry is
+    /// not in the map.
     fn unlink(&mut self) {
         if !self.unbound {
             let _ = self.shared.slots.delete(self.key.as_bytes());
@@ -364,8 +369,8 @@ impl SlotRecord {
 
 impl Drop for SlotRecord {
     fn drop(&mut self) {
-        // A program run may be binding this slot to a new stream at this moment. The slot is then removed from the map
-        // under that stream's ID.
+        // A program run may be assigning this entry to a new stream at this moment. The entry is then removed from the
+        // map under that stream's ID.
         if let Some(bound) = self.bound().filter(|_| self.unbound) {
             self.key.id = bound;
             self.unbound = false;

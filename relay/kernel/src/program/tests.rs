@@ -27,8 +27,8 @@ const PORT: u16 = 4443;
 const ID_LEN: usize = 8;
 const STREAM: u64 = 6;
 const OFFSET: u64 = 7;
-/// Loads the program with one upstream connection. The stream `STREAM` of that connection has one subscriber, whose
-/// copies the program always declines.
+/// The copy of `STREAM` for the only subscriber. Its first byte to send is out of reach, so the program declines every
+/// copy.
 const EGRESS: EgressRecord = EgressRecord {
     stream_id: 3,
     shift: 2,
@@ -55,8 +55,8 @@ struct ProgramBench {
 }
 
 impl ProgramBench {
-    /// Loads the program with one upstream. The stream `STREAM` of that upstream has one subscriber, whose copies the
-    /// program always declines.
+    /// Loads the program with one publisher's connection. The stream `STREAM` of that connection has one subscriber,
+    /// and the program declines every copy for it.
     fn new() -> Self {
         Self::with_config(Config::default())
     }
@@ -124,7 +124,8 @@ impl ProgramBench {
         self.run(&ethernet(0x0800, &ipv4(0, &udp(PORT, packet))), 0)
     }
 
-    /// Sets the `busy` word of every CPU's work area. Returns the previous values.
+    /// Sets the `busy` word (not 0 while a program run uses the area) of every CPU's scratch memory. Returns the
+    /// previous values.
     fn set_busy(&self, busy: u64) -> Vec<u64> {
         let mut object = lock(&self.relay.object);
         let works = object.map("works").expect("a map");
@@ -166,7 +167,7 @@ fn udp(port: u16, payload: &[u8]) -> Vec<u8> {
     [words.as_flattened(), payload].concat()
 }
 
-/// Returns a `struct __sk_buff` with the two fields that BPF_PROG_TEST_RUN uses for super-packets.
+/// Returns a `struct __sk_buff` with the two fields that mark a GSO packet in BPF_PROG_TEST_RUN.
 fn context(gso_size: u32) -> [u8; 192] {
     const GSO_SEGS: usize = 164;
     const GSO_SIZE: usize = 176;

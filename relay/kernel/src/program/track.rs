@@ -1,4 +1,5 @@
-//! Tracks for whose streams the program may open subscribers' streams.
+//! Handles of tracks. When a publisher begins a stream of such a track, the program may open the streams to
+//! subscribers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -50,8 +51,8 @@ impl TrackRecord {
             shared.retire(|free| &mut free.tracks, index);
             return Err(error);
         }
-        // The program looks for openings (entries for streams that have not begun) only on upstreams whose count of
-        // tracks is not 0.
+        // The program looks for openings (entries for streams that have not begun) only if such a track is registered
+        // for the publisher's connection.
         shared.upstreams.get(upstream).tracks.fetch_add(1, Ordering::Relaxed);
         Ok(Self { shared, key, index, is_closed: AtomicBool::new(false) })
     }
@@ -100,8 +101,9 @@ impl TrackRecord {
         (entry.group.load(Ordering::Relaxed), entry.subgroup.load(Ordering::Relaxed))
     }
 
-    /// Claims a subgroup (group ID and subgroup ID) for userspace. The program then binds only streams of later
-    /// subgroups. Returns false if this or a later subgroup was bound or claimed before.
+    /// Claims a subgroup (group ID and subgroup ID) for userspace. The program then opens subscribers' streams only for
+    /// later subgroups. Returns false if the program has done so for this or a later subgroup, or if userspace has
+    /// claimed one.
     pub fn claim(&self, subgroup: (u64, u64)) -> bool {
         // Most calls are for subgroups that are already claimed, so the subgroup is first compared without the lock.
         if subgroup <= self.last() {
@@ -117,8 +119,8 @@ impl TrackRecord {
         is_next
     }
 
-    /// Removes the track from the program's map, so that no further stream is bound to its openings. Returns the newest
-    /// subgroup that was bound or claimed.
+    /// Removes the track from the program's map, so that its openings (entries for streams that have not begun) get no
+    /// further stream. Returns the newest subgroup that the program or userspace has recorded as begun.
     pub fn close(&self) -> (u64, u64) {
         if self.is_closed.swap(true, Ordering::Relaxed) {
             return self.last();

@@ -114,8 +114,8 @@ impl UpstreamRecord {
     /// forwards no other version of these bytes. If it may have done so already, [`SlotRecord::is_contradicted`]
     /// reports it.
     pub fn leave(&self, stream_id: u64, bytes: &Range<u64>, fin: bool) {
-        // The stream's bit in the bitmap `late` is set before its slot is looked up, because a program run checks that
-        // bit before it binds the stream to a slot.
+        // The stream's bit in the bitmap `late` is set before the stream's map entry is looked up. A program run checks
+        // that bit before it assigns an entry to the stream.
         mark_seen(&self.entry().late, stream_id >> 2);
         let key = intf::Slot { id: stream_id, upstream: self.index, kind: intf::STREAM };
         let found = self.shared.slots.lookup(key.as_bytes(), MapFlags::ANY).ok().flatten();
@@ -136,14 +136,14 @@ impl UpstreamRecord {
         self.entry().generations.iter().for_each(|generation| generation.store(0, Ordering::SeqCst));
     }
 
-    /// Claims a unidirectional stream of the peer for userspace, so that it is never bound to an opening. Returns false
-    /// if it was claimed before.
+    /// Claims a unidirectional stream of the peer for userspace, so that the program never opens subscribers' streams
+    /// for it. Returns false if it was claimed before.
     pub fn take_stream(&self, id: u64) -> bool {
         mark_seen(&self.entry().streams, id >> 2)
     }
 
-    /// Makes a track record. Streams with this alias may be bound to its openings if their subgroup is later than
-    /// `last`, which is given as group and subgroup ID.
+    /// Registers a track of this connection's publisher. The program may open subscribers' streams for the publisher's
+    /// streams with this track alias, if their subgroup is later than `last` (group ID and subgroup ID).
     pub fn track(&self, alias: u64, last: (u64, u64)) -> Result<TrackRecord, Error> {
         TrackRecord::new(self.shared.clone(), self.index, alias, last)
     }

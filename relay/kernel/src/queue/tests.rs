@@ -165,7 +165,7 @@ fn work((queue, taker): &Both, all: &[&Arc<FakeSubject>]) -> usize {
 }
 
 #[test]
-fn ten_thousand_changes_of_a_path_are_one_command() {
+fn queued_path_changes_of_a_connection_coalesce_into_one_command() {
     let both = CommandQueue::new();
     let fake = Arc::new(FakeSubject::default());
     for port in 1..=10_000 {
@@ -184,7 +184,7 @@ fn ten_thousand_changes_of_a_path_are_one_command() {
 }
 
 #[test]
-fn commands_that_need_no_wait_run_before_one_wait_for_all_others() {
+fn commands_not_waiting_for_program_runs_precede_one_shared_wait() {
     const MANY: u16 = 1000;
     let both: Both = CommandQueue::new();
     let log = CommandLog::default();
@@ -209,7 +209,7 @@ fn commands_that_need_no_wait_run_before_one_wait_for_all_others() {
 }
 
 #[test]
-fn queued_keys_are_replaced_only_by_newer_ones() {
+fn queued_send_keys_are_replaced_only_by_newer_key_generations() {
     let both = CommandQueue::new();
     let fake = Arc::new(FakeSubject::default());
     let put = |generation| both.0.set_keys(Arc::clone(&fake), generation, keys());
@@ -225,7 +225,7 @@ fn queued_keys_are_replaced_only_by_newer_ones() {
 }
 
 #[test]
-fn recalled_streams_are_returned_after_program_runs_end() {
+fn streams_recalled_from_the_kernel_return_after_program_runs_end() {
     let both = CommandQueue::new();
     let fake = Arc::new(FakeSubject::default());
     for key in [7, 8] {
@@ -245,9 +245,10 @@ fn recalled_streams_are_returned_after_program_runs_end() {
     );
 }
 
-/// A panic while one connection's command is carried out must not lose the streams of others, nor end the thread.
+/// A panic while one connection's command is carried out must not lose the streams of other connections, nor end the
+/// engine's thread.
 #[test]
-fn panicking_command_does_not_affect_other_commands() {
+fn panicking_command_of_a_connection_does_not_stop_other_connections() {
     let both = CommandQueue::new();
     let log = CommandLog::default();
     let fake = |panics| Arc::new(FakeSubject { log: log.clone(), panics, ..FakeSubject::default() });
@@ -284,7 +285,7 @@ fn connection_is_released_after_its_streams_are_returned() {
 }
 
 #[test]
-fn connection_ids_and_receive_keys_are_set_without_wait() {
+fn connection_ids_and_receive_keys_are_set_without_awaiting_program_runs() {
     let both = CommandQueue::new();
     let fake = Arc::new(FakeSubject::default());
     let id = |number: u8| ConnectionId::new(&[number; 8]).unwrap();
@@ -324,7 +325,7 @@ fn command_added_during_a_batch_is_in_the_next_batch() {
 }
 
 #[test]
-fn operator_commands_precede_others_in_the_queue() {
+fn operator_commands_are_taken_before_queued_connection_commands() {
     let both = CommandQueue::new();
     let fakes = [(); 100].map(|()| Arc::new(FakeSubject::default()));
     fakes.iter().for_each(|fake| both.0.set_path(Arc::clone(fake), path(1)));

@@ -51,7 +51,7 @@ impl RecordScene {
 const NOBODY: Vec<&str> = Vec::new();
 
 #[test]
-fn connection_without_traffic_gets_no_kernel_record() {
+fn unauthorized_connection_gets_no_kernel_record() {
     let mut scene = RecordScene::new(2);
     scene.all(Worth::Nothing, &["a", "b", "c"]);
     assert_eq!(scene.decide(), (NOBODY, NOBODY));
@@ -62,7 +62,7 @@ fn connection_without_traffic_gets_no_kernel_record() {
 }
 
 #[test]
-fn records_go_to_upstreams_then_publishers_then_longest_waiting() {
+fn kernel_records_go_first_to_upstreams_then_publishers_then_subscribers() {
     let mut scene = RecordScene::new(5);
     scene.all(Worth::Idle, &["idle"]);
     scene.all(Worth::Subscriber, &["first", "second"]);
@@ -72,7 +72,7 @@ fn records_go_to_upstreams_then_publishers_then_longest_waiting() {
 }
 
 #[test]
-fn publisher_takes_the_record_of_the_newest_subscriber() {
+fn publisher_takes_the_kernel_record_of_the_newest_subscriber() {
     let mut scene = RecordScene::new(3);
     scene.all(Worth::Subscriber, &["first", "second", "third", "fourth"]);
     assert_eq!(scene.decide(), (vec!["first", "second", "third"], NOBODY));
@@ -95,7 +95,7 @@ fn publisher_takes_the_record_of_the_newest_subscriber() {
 }
 
 #[test]
-fn record_is_taken_only_from_a_subscriber_for_a_publisher_or_upstream() {
+fn kernel_record_is_taken_only_from_subscriber_for_publisher_or_upstream() {
     let mut scene = RecordScene::new(2);
     scene.all(Worth::Publisher, &["one", "other"]);
     scene.decide();
@@ -114,7 +114,7 @@ fn record_is_taken_only_from_a_subscriber_for_a_publisher_or_upstream() {
 }
 
 #[test]
-fn unused_record_goes_to_a_connection_with_subscriptions() {
+fn kernel_record_idle_beyond_the_grace_time_goes_to_a_subscriber() {
     let mut scene = RecordScene::new(2);
     scene.all(Worth::Idle, &["first", "second", "third"]);
     assert_eq!(scene.decide(), (vec!["first", "second"], NOBODY), "one is enough to have shown a right");
@@ -134,7 +134,7 @@ fn unused_record_goes_to_a_connection_with_subscriptions() {
 }
 
 #[test]
-fn record_of_an_ended_connection_is_free_at_once() {
+fn kernel_record_of_a_closed_connection_goes_to_the_next_waiting_one() {
     let mut scene = RecordScene::new(1);
     scene.all(Worth::Publisher, &["gone", "next", "last"]);
     assert_eq!(scene.decide().0, ["gone"]);
@@ -161,10 +161,10 @@ fn connection_waits_if_its_kernel_record_cannot_be_created() {
     assert_eq!(scene.decide().0, ["first"]);
 }
 
-/// Claims are added, changed and removed in random order. The number of records is never exceeded, and no record is
-/// unused while a claim waits.
+/// Claims are added, changed and removed in random order. There are never more records in the kernel's tables than the
+/// limit allows, and no record is unused while a claim waits.
 #[test]
-fn random_claims_never_exceed_the_records_or_leave_one_unused() {
+fn random_claims_never_exceed_kernel_records_or_leave_one_unused() {
     const WORTHS: [Worth; 5] =
         [Worth::Nothing, Worth::Idle, Worth::Subscriber, Worth::Publisher, Worth::Upstream];
     let mut rng = fastrand::Rng::with_seed(34);

@@ -13,8 +13,8 @@ use crate::peers::{PORT, attach};
 use crate::scene::{EGRESS, ID_LEN, OFFSET, RelayScene, STREAMS, simple};
 
 #[test]
-fn packets_of_removed_entries_are_not_forwarded() {
-    if !root("packets_of_removed_entries_are_not_forwarded") {
+fn packets_of_removed_connections_or_streams_are_not_forwarded() {
+    if !root("packets_of_removed_connections_or_streams_are_not_forwarded") {
         return;
     }
     let network = NamespaceNetwork::new("rem");
@@ -110,8 +110,8 @@ fn program_forwards_after_detach_and_attach() {
 }
 
 #[test]
-fn removed_map_entries_are_reused_after_all_program_runs_end() {
-    if !root("removed_map_entries_are_reused_after_all_program_runs_end") {
+fn removed_bpf_map_records_are_reused_after_running_programs_end() {
+    if !root("removed_bpf_map_records_are_reused_after_running_programs_end") {
         return;
     }
     let network = NamespaceNetwork::new("reu");

@@ -59,8 +59,8 @@ fn equals_the_builder(
 }
 
 #[test]
-fn ipv4_copy_for_one_subscriber_equals_userspace() {
-    if root("ipv4_copy_for_one_subscriber_equals_userspace") {
+fn ipv4_copy_for_one_subscriber_equals_the_userspace_packet() {
+    if root("ipv4_copy_for_one_subscriber_equals_the_userspace_packet") {
         for (suite, name) in quic::SUITES.into_iter().zip(["c41", "a41"]) {
             equals_the_builder(name, 4, &[4], suite, 1, 1500, true);
         }
@@ -68,29 +68,29 @@ fn ipv4_copy_for_one_subscriber_equals_userspace() {
 }
 
 #[test]
-fn ipv6_copy_for_one_subscriber_equals_userspace() {
-    if root("ipv6_copy_for_one_subscriber_equals_userspace") {
+fn ipv6_copy_for_one_subscriber_equals_the_userspace_packet() {
+    if root("ipv6_copy_for_one_subscriber_equals_the_userspace_packet") {
         equals_the_builder("c61", 6, &[6], KeySuite::ChaCha20Poly1305, 1, 1000, true);
     }
 }
 
 #[test]
-fn ipv4_copies_for_both_families_equal_userspace() {
-    if root("ipv4_copies_for_both_families_equal_userspace") {
+fn copies_of_ipv4_packets_to_ipv4_and_ipv6_equal_userspace_packets() {
+    if root("copies_of_ipv4_packets_to_ipv4_and_ipv6_equal_userspace_packets") {
         equals_the_builder("c48", 4, &[4, 6], KeySuite::ChaCha20Poly1305, 8, 400, true);
     }
 }
 
 #[test]
-fn ipv6_copies_for_both_families_equal_userspace() {
-    if root("ipv6_copies_for_both_families_equal_userspace") {
+fn copies_of_ipv6_packets_to_ipv4_and_ipv6_equal_userspace_packets() {
+    if root("copies_of_ipv6_packets_to_ipv4_and_ipv6_equal_userspace_packets") {
         equals_the_builder("a68", 6, &[4, 6], KeySuite::Aes128Gcm, 8, 400, true);
     }
 }
 
 #[test]
-fn copies_without_checksum_offload_equal_userspace() {
-    if root("copies_without_checksum_offload_equal_userspace") {
+fn copies_without_checksum_offload_equal_userspace_packets() {
+    if root("copies_without_checksum_offload_equal_userspace_packets") {
         equals_the_builder("n48", 4, &[6, 4], KeySuite::Aes128Gcm, 8, 200, false);
         equals_the_builder("n68", 6, &[6, 4], KeySuite::ChaCha20Poly1305, 8, 200, false);
     }
@@ -99,8 +99,8 @@ fn copies_without_checksum_offload_equal_userspace() {
 /// The kernel stores a flow hash in each received skb. A copy with the same hash would be sent in the transmit queue of
 /// the publisher's flow.
 #[test]
-fn copy_does_not_inherit_the_flow_hash_of_its_packet() {
-    if !root("copy_does_not_inherit_the_flow_hash_of_its_packet") {
+fn copy_does_not_keep_the_skb_flow_hash_of_the_received_packet() {
+    if !root("copy_does_not_keep_the_skb_flow_hash_of_the_received_packet") {
         return;
     }
     let network = NamespaceNetwork::new("hsh");
@@ -133,8 +133,8 @@ fn copy_does_not_inherit_the_flow_hash_of_its_packet() {
 /// A probe that runs after the program checks that the received packet has its VLAN tag again. A packet capture sees
 /// packets before the program.
 #[test]
-fn copies_of_vlan_tagged_frames_equal_userspace() {
-    if !root("copies_of_vlan_tagged_frames_equal_userspace") {
+fn copies_of_vlan_tagged_frames_equal_userspace_packets() {
+    if !root("copies_of_vlan_tagged_frames_equal_userspace_packets") {
         return;
     }
     let (network, mut scene) = simple("vln");

@@ -110,16 +110,16 @@ fn bytes_left_to_userspace_count_against_max_data() {
 }
 
 #[test]
-fn program_forwards_across_key_updates_on_both_sides() {
-    if !root("program_forwards_across_key_updates_on_both_sides") {
+fn program_forwards_across_publisher_and_subscriber_key_updates() {
+    if !root("program_forwards_across_publisher_and_subscriber_key_updates") {
         return;
     }
     let (_network, mut scene) = simple("key");
     scene.relay_with(EGRESS);
     for generation in 0..3 {
         if generation > 0 {
-            // The subscriber's keys change first. The packet number word has the new generation before the program has
-            // the new keys.
+            // The subscriber's keys change first. Userspace switches `DownstreamRecord::number` to the new key
+            // generation before the program has the new keys.
             let next = scene.only().downstream.number().load(Ordering::SeqCst) & NUMBER_MASK;
             let moved = u64::from(generation) << 48 | next;
             scene.only().downstream.number().store(moved, Ordering::SeqCst);
@@ -135,8 +135,8 @@ fn program_forwards_across_key_updates_on_both_sides() {
 }
 
 #[test]
-fn copy_to_an_unreachable_peer_is_declined() {
-    if !root("copy_to_an_unreachable_peer_is_declined") {
+fn copy_to_an_unreachable_subscriber_is_not_sent_by_the_kernel() {
+    if !root("copy_to_an_unreachable_subscriber_is_not_sent_by_the_kernel") {
         return;
     }
     let (network, mut scene) = simple("rch");
@@ -176,8 +176,8 @@ fn copy_to_an_unreachable_peer_is_declined() {
 }
 
 #[test]
-fn copy_that_cannot_be_registered_is_not_sent() {
-    if !root("copy_that_cannot_be_registered_is_not_sent") {
+fn copy_is_not_sent_if_the_report_ring_buffer_is_full() {
+    if !root("copy_is_not_sent_if_the_report_ring_buffer_is_full") {
         return;
     }
     let network = NamespaceNetwork::new("rng");

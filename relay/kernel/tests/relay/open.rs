@@ -92,7 +92,7 @@ impl OpeningStage {
         self.scene.only().downstream.set_web(subscriber);
     }
 
-    /// Adds an opening, to which the program may bind the next new stream of the track.
+    /// Adds an opening: an entry that the program may use for the next stream that the publisher begins on the track.
     fn prepare(&mut self, opened: &OpeningRecord) {
         let mut slot = self.scene.upstream.opening().expect("an opening");
         let key = slot.add_opened(&self.scene.only().downstream, opened).expect("an egress");
@@ -142,8 +142,8 @@ const SENT: (Outcome, Option<OpeningOutcome>, Option<EgressOutcome>) =
     (Outcome::Forwarded, Some(OpeningOutcome::Bound), Some(EgressOutcome::Sent));
 
 #[test]
-fn streams_are_opened_under_the_subscribers_alias() {
-    if !root("streams_are_opened_under_the_subscribers_alias") {
+fn subscriber_streams_are_opened_with_the_subscribers_track_alias() {
+    if !root("subscriber_streams_are_opened_with_the_subscribers_track_alias") {
         return;
     }
     PAIRS.into_iter().for_each(open_under_every_alias);
@@ -176,7 +176,7 @@ fn open_under_every_alias(pair: (Option<u64>, Option<u64>)) {
             bytes.len()
         };
         let data = [preamble(pair.0), data].concat();
-        // The first frame opens the stream. The second one is forwarded as a frame of any open stream.
+        // The program opens the subscriber's stream for the first frame. It forwards the second frame on that stream.
         let first = StreamPart { stream, offset: 0, data: data[..200].to_vec(), fin: false };
         let second = StreamPart { stream, offset: 200, data: data[200..].to_vec(), fin: true };
         assert_eq!(stage.send(&first), SENT, "{description} {pair:?}");
@@ -200,8 +200,8 @@ fn open_under_every_alias(pair: (Option<u64>, Option<u64>)) {
 /// The publisher's streams begin with bytes for which the program opens no subscribers' streams. The openings (entries
 /// prepared for the track's next streams) stay free for other streams.
 #[test]
-fn stream_with_an_unknown_beginning_is_left_to_userspace() {
-    if !root("stream_with_an_unknown_beginning_is_left_to_userspace") {
+fn stream_with_an_unsupported_header_is_left_to_userspace() {
+    if !root("stream_with_an_unsupported_header_is_left_to_userspace") {
         return;
     }
     let mut stage = OpeningStage::new("oth");
@@ -326,8 +326,8 @@ fn stream_header_may_arrive_after_the_webtransport_preamble() {
 /// If a stream's first frame to arrive is not the one at offset 0, the program does not copy it, and userspace forwards
 /// the whole stream.
 #[test]
-fn reordered_stream_beginning_is_left_to_userspace() {
-    if !root("reordered_stream_beginning_is_left_to_userspace") {
+fn stream_not_first_received_at_offset_0_is_left_to_userspace() {
+    if !root("stream_not_first_received_at_offset_0_is_left_to_userspace") {
         return;
     }
     let taken = (Outcome::NoSlot, Some(OpeningOutcome::Taken), None);
@@ -347,8 +347,8 @@ fn reordered_stream_beginning_is_left_to_userspace() {
 
 /// The size of a packet that is compared with the MTU includes the WebTransport preamble.
 #[test]
-fn copy_that_fits_only_without_its_preamble_is_too_large() {
-    if !root("copy_that_fits_only_without_its_preamble_is_too_large") {
+fn copy_above_the_mtu_with_its_webtransport_preamble_is_too_large() {
+    if !root("copy_above_the_mtu_with_its_webtransport_preamble_is_too_large") {
         return;
     }
     let mut stage = OpeningStage::new("ptl");
@@ -368,8 +368,8 @@ fn copy_that_fits_only_without_its_preamble_is_too_large() {
     assert_eq!(send(8, (Some(0), None), mtu), (Some(EgressOutcome::Sent), 3 * size + 3));
 }
 
-/// The program and userspace may both open a publisher's stream. The first side to claim the stream opens the
-/// subscribers' streams.
+/// The program and userspace may both claim a publisher's stream. Whichever claims it first opens the subscribers'
+/// streams for it.
 #[test]
 fn publisher_stream_is_opened_only_once_by_program_or_userspace() {
     if !root("publisher_stream_is_opened_only_once_by_program_or_userspace") {
@@ -397,7 +397,7 @@ fn publisher_stream_is_opened_only_once_by_program_or_userspace() {
     let order = (Outcome::NoSlot, Some(OpeningOutcome::Order), None);
     assert_eq!(stage.send(&whole(10, &stream_of(&header(8), 0, 0, 100))), order);
     assert_eq!(stage.send(&whole(14, &stream_of(&header(10), 0, 0, 100))), SENT);
-    // When the track is dropped, no new stream is bound to its openings.
+    // When the track is dropped, the program opens no subscribers' streams for its new streams.
     drop(std::mem::replace(&mut stage.track, stage.scene.upstream.track(1, LAST).expect("another track")));
     let gone = (Outcome::NoSlot, Some(OpeningOutcome::NoTrack), None);
     assert_eq!(stage.send(&whole(18, &stream_of(&header(11), 0, 0, 100))), gone);
@@ -405,8 +405,8 @@ fn publisher_stream_is_opened_only_once_by_program_or_userspace() {
 
 /// If the first copy of a stream is declined, userspace sends the whole stream, and no stream ID is used.
 #[test]
-fn stream_that_could_not_be_opened_is_left_to_userspace() {
-    if !root("stream_that_could_not_be_opened_is_left_to_userspace") {
+fn stream_whose_first_copy_is_declined_is_left_to_userspace() {
+    if !root("stream_whose_first_copy_is_declined_is_left_to_userspace") {
         return;
     }
     type Change = fn(&mut RelayScene);
@@ -495,8 +495,8 @@ fn stream_that_could_not_be_opened_is_left_to_userspace() {
 
 /// The test runs once with all copies in one run of the program, and once with one copy in each run.
 #[test]
-fn each_subscriber_gets_its_own_preamble_and_alias() {
-    if !root("each_subscriber_gets_its_own_preamble_and_alias") {
+fn each_subscriber_gets_its_own_webtransport_preamble_and_track_alias() {
+    if !root("each_subscriber_gets_its_own_webtransport_preamble_and_track_alias") {
         return;
     }
     for max_copies_per_run in [64, 1] {

@@ -17,8 +17,8 @@ use crate::quic::{DirectionKeys, StreamPart};
 use crate::scene::{EGRESS, ID_LEN, RelayScene, STREAMS, simple};
 
 #[test]
-fn budget_of_copies_per_program_run_is_shared_in_order() {
-    if !root("budget_of_copies_per_program_run_is_shared_in_order") {
+fn copy_budget_of_a_program_run_is_spent_in_frame_order() {
+    if !root("copy_budget_of_a_program_run_is_spent_in_frame_order") {
         return;
     }
     let network = NamespaceNetwork::new("bud");
@@ -178,8 +178,8 @@ fn packet_is_traced_in_all_its_program_runs_or_in_none() {
 }
 
 #[test]
-fn packet_with_many_streams_is_forwarded() {
-    if !root("packet_with_many_streams_is_forwarded") {
+fn packet_with_more_than_8_streams_is_forwarded_for_the_first_8() {
+    if !root("packet_with_more_than_8_streams_is_forwarded_for_the_first_8") {
         return;
     }
     let (_network, mut scene) = simple("str");

@@ -15,7 +15,7 @@ use crate::peers::{self, KernelSubscriber, PORT, SubscriberPlace, attach};
 use crate::quic::{self, DirectionKeys, StreamPart};
 
 pub const ID_LEN: usize = 8;
-/// Mask of the packet number in the packet number word.
+/// Mask of the packet number in `DownstreamRecord::number`. The other bits are the key generation.
 pub const NUMBER_MASK: u64 = (1 << 48) - 1;
 
 /// A stream of the publisher, and the stream that subscribers get for it.
@@ -56,8 +56,8 @@ pub struct RelayScene {
 }
 
 impl RelayScene {
-    /// `family` is the upstream's address family. The subscribers get their address families from `families`, in
-    /// rotation.
+    /// `family` (4 or 6) is the address family of the publisher's connection. The subscribers get their address
+    /// families from `families`, in rotation.
     pub fn new(
         network: &NamespaceNetwork,
         family: u8,
@@ -186,8 +186,8 @@ impl RelayScene {
         (frames, chunks)
     }
 
-    /// Sometimes computes keystreams before their packets arrive. The rings have random lengths, and the keystreams of
-    /// some are too short for long packets.
+    /// Sometimes computes keystreams before their packets arrive. The number of keystreams is random, and some
+    /// keystreams are too short for long packets.
     pub fn compute_ahead(&mut self) {
         let rng = &mut self.rng;
         let mut pick = || {
@@ -344,7 +344,7 @@ impl RelayScene {
     }
 }
 
-/// The record (egress) of a subscriber's copy of the first stream.
+/// The settings of a subscriber's copy of the first stream.
 pub const EGRESS: EgressRecord = EgressRecord {
     stream_id: 3,
     shift: 0,

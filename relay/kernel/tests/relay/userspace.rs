@@ -14,9 +14,9 @@ use crate::scene::{EGRESS, ID_LEN, NUMBER_MASK, OFFSET, RelayScene, simple};
 /// taken twice or left out, key generations never decrease, and each packet of the program uses the keys of its
 /// generation.
 #[test]
-fn packet_numbers_are_shared_with_userspace() {
+fn kernel_and_userspace_never_use_a_quic_packet_number_twice() {
     const PACKETS: usize = 3000;
-    if !root("packet_numbers_are_shared_with_userspace") {
+    if !root("kernel_and_userspace_never_use_a_quic_packet_number_twice") {
         return;
     }
     let (_network, mut scene) = simple("num");
@@ -75,8 +75,8 @@ fn packet_numbers_are_shared_with_userspace() {
 }
 
 #[test]
-fn fully_forwarded_packet_goes_to_the_deferred_socket() {
-    if !root("fully_forwarded_packet_goes_to_the_deferred_socket") {
+fn fully_forwarded_packet_reaches_userspace_without_waking_it_up() {
+    if !root("fully_forwarded_packet_reaches_userspace_without_waking_it_up") {
         return;
     }
     const PING: u8 = 1;
@@ -91,8 +91,8 @@ fn fully_forwarded_packet_goes_to_the_deferred_socket() {
     let other_stream = StreamPart { stream: 400, ..scene.chunk_of(10) }.encode();
     let both = [scene.chunk_of(10).encode(), other_stream].concat();
     let window = u64::MAX / 2;
-    // Only a packet whose streams are all forwarded by the program alone, and that has nothing else for userspace, is
-    // deferred.
+    // A packet is deferred (does not wake userspace) only if the program has sent every subscriber's copy of it and it
+    // has nothing else for userspace.
     for (description, exclusive, window, frames, is_deferred) in [
         ("somebody else waits", false, window, &frames, false),
         ("nobody does", true, window, &frames, true),
@@ -117,8 +117,8 @@ fn fully_forwarded_packet_goes_to_the_deferred_socket() {
         assert_eq!((packets, others), if is_deferred { (1, 0) } else { (0, 1) }, "{description}");
         deferred.sleep(deferred.wakes());
     }
-    // Userspace is woken after a number of deferred packets. Further packets go to the main socket until userspace
-    // sleeps again.
+    // Userspace is woken after 31 deferred packets (packets that do not wake it). Further packets go to the main socket
+    // until userspace sleeps again.
     scene.slots[0].set_exclusive(true);
     let mut run = |description, wakes: u64, packets: u64| {
         let before = (deferred.packets(), deferred.wakes());
@@ -138,7 +138,8 @@ fn fully_forwarded_packet_goes_to_the_deferred_socket() {
             "{description}"
         );
     };
-    // Two packets were deferred above, so 29 more are deferred before one wakes userspace.
+    // The loop at the beginning of this test has deferred two packets, so 29 more are deferred before one wakes
+    // userspace.
     run("asleep", 40 - (31 - 2), 40);
     run("not asleep", 5, 5);
     let others = deferred.wake();
@@ -148,14 +149,15 @@ fn fully_forwarded_packet_goes_to_the_deferred_socket() {
     deferred.sleep(deferred.wake());
     run("asleep again", 0, 31);
     run("for too long", 2, 2);
-    // All packets go to the main socket once the deferred socket is closed.
+    // All packets go to the main socket once the socket for deferred packets is closed.
     drop(socket);
     let number = scene.next_number();
     let packet = scene.publisher.seal(0, number, 4, &frames);
     assert_eq!(scene.send(&packet).len(), 1 + 88 + 6);
 }
 
-/// A deferred socket, the main socket, and a socket that sends to the main one.
+/// The relay's socket for deferred packets (which do not wake userspace), its main socket, and a peer's socket that
+/// sends to the main one.
 struct UserspaceSockets<'a> {
     handle: &'a DeferredSocket,
     deferred: &'a UdpSocket,
@@ -185,8 +187,8 @@ fn sealed(id: &[u8], len: usize, scene: &mut RelayScene) -> Vec<u8> {
 }
 
 #[test]
-fn small_packets_of_a_subscriber_go_to_the_deferred_socket() {
-    if !root("small_packets_of_a_subscriber_go_to_the_deferred_socket") {
+fn small_subscriber_packets_reach_userspace_without_waking_it_up() {
+    if !root("small_subscriber_packets_reach_userspace_without_waking_it_up") {
         return;
     }
     const ROOM: u64 = 20;
@@ -224,7 +226,8 @@ fn small_packets_of_a_subscriber_go_to_the_deferred_socket() {
     let counted = scene.counted().since(&counters);
     assert_eq!(counted.packets(Outcome::FromSubscriber), 6, "{counted:?}");
 
-    // The program defers only as many packets as the deferred socket has room for. Reading packets makes room.
+    // The program steers only as many packets to the socket for deferred packets as there is room for. Reading packets
+    // makes room.
     scene.only().downstream.set_deferral(36, u64::MAX);
     let waiting = handle.packets();
     for number in waiting..waiting + ROOM {

@@ -235,11 +235,11 @@ fn in_room(path: &str, name: &str) -> TrackName {
 /// machine.
 const BRIEF: f64 = 5.0;
 
-/// A different loopback address, which counts as a different client.
+/// A loopback address other than 127.0.0.1. The relay counts sessions from it as sessions of another client.
 const ELSEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 
 #[tokio::test]
-async fn an_established_publisher_is_not_displaced() {
+async fn publish_of_another_clients_track_is_refused() {
     let relay = RelayUnderTest::start();
     let track = track(0);
     let owner = relay.client(SetupOptions::default()).await;
@@ -281,7 +281,7 @@ async fn second_publisher_of_a_namespace_gets_no_subscribe_for_published_tracks(
 }
 
 #[tokio::test]
-async fn first_of_two_publishers_to_answer_owns_the_track() {
+async fn first_publisher_to_answer_subscribe_keeps_out_another_client() {
     let relay = RelayUnderTest::start();
     let one = relay.client(SetupOptions::default()).await;
     let other = relay.client_at(ELSEWHERE).await;
@@ -398,7 +398,7 @@ async fn session_with_too_many_bad_tokens_is_closed() {
 }
 
 #[tokio::test]
-async fn registered_tokens_serve_later_requests() {
+async fn registered_token_alias_authorizes_later_requests_of_the_session() {
     let limits = BudgetLimits { token_cache: 1000, ..BudgetLimits::default() };
     let relay = RelayUnderTest::with(Access::new(tokens_only(), limits), |_| {});
     let client = relay.client(SetupOptions::default()).await;
@@ -446,7 +446,7 @@ async fn requests_that_a_token_allowed_end_when_it_expires() {
 }
 
 #[tokio::test]
-async fn expired_request_is_reset_with_its_streams() {
+async fn publish_whose_token_expires_is_reset_with_its_streams() {
     let relay = RelayUnderTest::with(Access::new(tokens_only(), BudgetLimits::default()), |_| {});
     let publisher = relay.client(SetupOptions::default()).await;
     let mut publish = publisher.publish_of(&in_room("a", "t"), 7);
@@ -496,7 +496,7 @@ async fn new_access_policy_applies_to_open_requests() {
 }
 
 #[tokio::test]
-async fn tracks_end_with_the_right_to_their_namespace() {
+async fn tracks_of_a_namespace_end_when_its_publishers_token_expires() {
     let relay = RelayUnderTest::with(Access::new(tokens_only(), BudgetLimits::default()), |_| {});
     let publisher = relay.client(SetupOptions::default()).await;
     let publish = PublishNamespace {
@@ -591,7 +591,7 @@ async fn too_many_requests_and_tracks_are_refused_and_counted() {
     // A request that has ended no longer counts against the limit of tracks.
     drop(held.pop());
     until("a place", || relay.server.status().access.clients[0].tracks == 1).await;
-    // Sends requests until some exceed the rate, however slow the machine is.
+    // Sends requests until some exceed the client's request rate, however slow the machine is.
     let mut asked = 0;
     let mut refused = 0;
     while asked < 50 || refused == 0 {

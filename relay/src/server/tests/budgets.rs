@@ -1,4 +1,5 @@
-//! Tests that every message is covered by a budget for the work that it causes.
+//! Tests that every kind of control message counts against a limit, such as the session's request rate, for the work
+//! that it causes.
 
 use millrace_moq::message::{RequestOk, RequestUpdate, SubscribeNamespace, TrackStatus};
 
@@ -51,7 +52,7 @@ impl AnsweredRequest {
 /// A client sends one second's worth of updates more than the budget holds. The relay delays the excess updates by a
 /// second and answers all of them, because a refused update would end its request.
 #[tokio::test]
-async fn updates_beyond_the_request_rate_wait() {
+async fn request_updates_beyond_the_request_rate_are_delayed() {
     let relay = relay();
     let client = BudgetClient::connect(&relay).await;
     let prefix = |number: u64| Namespace::from_path(&format!("a/{number}")).unwrap();
@@ -77,10 +78,10 @@ async fn updates_beyond_the_request_rate_wait() {
     assert!(relay.server.status().totals.message_waits > 0);
 }
 
-/// A request that is refused for another reason also counts against the budget.
+/// A request that is refused for another reason also counts against the session's request budget.
 #[tokio::test]
-async fn refused_requests_count_against_the_rate() {
-    // The rate is so low that the test exceeds it even on a slow machine.
+async fn refused_requests_count_against_the_request_rate_limit() {
+    // The allowed request rate is so low that the test exceeds it even on a slow machine.
     let relay = relay_at(4);
     let client = BudgetClient::connect(&relay).await;
     let reserved = TrackName::new(Namespace::from_path(".").unwrap(), "t".to_owned()).unwrap();
@@ -121,7 +122,8 @@ async fn subscriptions_of_a_session_to_one_track_are_limited() {
     assert_eq!(client.ask(again(4)).await.refusal().await, code::Request::EXCESSIVE_LOAD);
     // exact: the relay counts the refusal of a SUBSCRIBE before it sends the refusal
     assert_eq!(relay.server.status().access.refused["same_track"], 1);
-    // The limit applies to each session separately, and a subscription that has ended no longer counts.
+    // The limit of subscriptions to one track applies to each session separately. A subscription that has ended no
+    // longer counts.
     let other = BudgetClient::connect(&relay).await;
     let mut its_own = other.ask(again(0)).await;
     assert!(matches!(its_own.message().await, Message::SubscribeOk(_)));
@@ -134,7 +136,7 @@ async fn subscriptions_of_a_session_to_one_track_are_limited() {
 
 /// A peer may send one answer for each request of the relay, and no more.
 #[tokio::test]
-async fn answer_without_a_request_ends_the_session() {
+async fn surplus_request_ok_closes_the_session() {
     let relay = relay();
     let publisher = BudgetClient::connect(&relay).await;
     let mut published = publisher.ask(publish(0)).await;

@@ -46,7 +46,7 @@ async fn outcome(on_control: bool, messages: &[GoAway], closes: bool) -> Option<
 }
 
 #[tokio::test]
-async fn goaway_is_checked_on_every_stream() {
+async fn invalid_goaway_on_control_or_request_stream_closes_the_session() {
     let violation = Some(code::Session::PROTOCOL_VIOLATION.0);
     let wrong_side = Some(code::Session::INVALID_REQUEST_ID.0);
     let table = [

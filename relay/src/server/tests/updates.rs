@@ -26,7 +26,7 @@ impl AnsweredRequest {
 /// The limit is 1: the newest update waits for the answer to the previous one, and the updates that it replaces are
 /// not sent.
 #[tokio::test]
-async fn unanswered_updates_are_limited_by_the_publisher() {
+async fn unanswered_request_updates_are_limited_to_the_publishers_maximum() {
     let relay =
         RelayUnderTest::with(Access::open(), |transport| transport.alpn = vec![DRAFT.alpn().to_vec()]);
     let table = [(Some(1), [1, 3].as_slice()), (None, &[1, 2, 3]), (Some(0), &[1, 2, 3])];

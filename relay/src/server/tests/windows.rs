@@ -81,7 +81,7 @@ fn client(trusted: &CertifiedKey) -> quinn::ClientConfig {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn idle_session_is_closed_when_others_need_its_window() {
+async fn idle_session_is_closed_when_another_needs_its_receive_window_memory() {
     // The memory budget for receive windows is 8 times `LEAST`, and the windows may use three quarters of it. One
     // session's window takes up 4 times `LEAST`, and another session then needs 2 times `LEAST` or more.
     let windows = Arc::new(Windows::new(8 * LEAST));

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_overlap_with_shorter_and_longer_ones() {
+    fn namespace_prefix_claim_that_overlaps_another_is_refused() {
         let claims = Arc::<PrefixClaims>::default();
         let mut held = claims.claim_now(&namespace("a/b")).unwrap();
         let _beside = claims.claim_now(&namespace("a/bc")).unwrap();
@@ -123,7 +123,7 @@ mod tests {
 
     /// The test would take minutes if each claim were compared with all others.
     #[test]
-    fn claims_on_100_000_prefixes_are_fast() {
+    fn claims_of_100_000_namespace_prefixes_take_no_quadratic_time() {
         let claims = Arc::<PrefixClaims>::default();
         let claim = |number: u32| claims.claim_now(&namespace(&format!("a/{number}")));
         let held: Vec<_> = (0..100_000).map(|number| claim(number).unwrap()).collect();

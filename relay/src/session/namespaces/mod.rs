@@ -130,7 +130,8 @@ impl SessionNamespaces {
         let cost = self.context.link_cost();
         let mut said = announcement.clone();
         let (route, taken) = hub.publish_route(namespace.clone(), session, announcement, cost);
-        // The guard of a route that was refused as a loop is kept, because an update may give the route a usable path.
+        // The guard of a route that was refused as a loop is kept, because an update may give the route a usable hop
+        // path.
         if taken == Err(AnnouncementRefusal::TooMany) {
             let reason = "the relay announces more namespaces than cluster-routes allows";
             let refusal = RequestError::new(code::Request::EXCESSIVE_LOAD, reason);
@@ -141,7 +142,7 @@ impl SessionNamespaces {
         let change = |parameters: &Parameters| {
             said.path = parameters.hop_path.clone().unwrap_or_else(|| said.path.clone());
             said.cost = parameters.route_cost.unwrap_or(said.cost);
-            let _ = route.update(said.clone()); // A path that contains this relay is refused, which withdraws the route until the next update.
+            let _ = route.update(said.clone()); // A hop path that contains this relay withdraws the route.
             Ok(())
         };
         let result = self.until_withdrawn(&mut stream, change).await;
@@ -194,7 +195,7 @@ impl SessionNamespaces {
             tokio::select! {
                 incoming = reader.next(), if reading => match incoming {
                     Ok(IncomingMessage::Message(Message::RequestUpdate(update))) => {
-                        // Only members of the cluster may send a route's path and cost.
+                        // Only members of the cluster may send a route's hop path and cost.
                         if self.context.hop().is_none() && says_route(&update.parameters) {
                             return Err(SessionError::violation("HOP_PATH or ROUTE_COST without HOP_ID in SETUP"));
                         }
@@ -408,8 +409,8 @@ fn forwarding(asked: &Arc<Parameters>, forward: Option<bool>) -> Arc<Parameters>
     }
 }
 
-/// Reports whether the announced namespace belongs to another endpoint than the peer: the announced path has more than
-/// one hop.
+/// Reports whether the announced namespace belongs to another endpoint than the peer: the announced hop path has more
+/// than one hop.
 fn is_of_another(announcement: &Announcement) -> bool {
     announcement.path.hops().len() > 1
 }

@@ -30,14 +30,14 @@ pub struct WatchedNamespace {
 enum ChangeSource {
     /// The peer has sent no HOP_ID in SETUP, so namespaces are reported to it without routes.
     Namespaces { watch: NamespaceWatch<NamespaceEvent>, told: HashSet<Namespace> },
-    /// The peer has sent HOP_ID in SETUP, so namespaces are reported to it with path and cost.
+    /// The peer has sent HOP_ID in SETUP, so namespaces are reported to it with the hop path and cost of their routes.
     Routes { watch: RouteWatch, told: HashMap<Namespace, Announcement> },
 }
 
 /// A change that may have to be reported to the peer.
 pub enum NamespaceChange {
     Event(NamespaceEvent),
-    /// The routes to this namespace may have changed, so the path and cost for the peer may differ.
+    /// The routes to this namespace may have changed, so the hop path and cost for the peer may differ.
     Routes(Namespace),
 }
 
@@ -104,8 +104,8 @@ impl WatchedNamespace {
                 let Some(suffix) = suffix(&namespace) else { return Ok(()) };
                 let neighbour = self.context.neighbour();
                 match self.context.hub().announcement(&namespace, neighbour) {
-                    // A watch reports each change of routes. A message is sent only if the path or cost for this peer
-                    // differs.
+                    // A watch reports each change of routes. A message is sent only if the hop path or the cost for
+                    // this peer differs.
                     Some(route) if told.get(&namespace) != Some(&route) => {
                         let parameters = Some(mesh::parameters(&route));
                         told.insert(namespace, route);

@@ -167,7 +167,8 @@ impl UnderWay {
     ) -> Result<Option<RangeEnd>, FillError> {
         let mut missing: u64 = 0;
         loop {
-            // While this response may not grow, nothing is read from the publisher, so flow control stops it.
+            // While this response may not grow, nothing is read from the publisher, so QUIC flow control stops the
+            // publisher.
             self.room().await;
             match timeout(self.range.patience(), objects.next()).await {
                 Ok(Ok(Some(FetchPiece::Item(item)))) => {

@@ -42,8 +42,8 @@ const MIN_PATIENCE: Duration = Duration::from_secs(1);
 /// The FETCH responses and fills of one session.
 pub struct Responses {
     context: Arc<SessionContext>,
-    /// The responses under way. The key is the number (owner) that the data plane repeats in events of a response's
-    /// stream.
+    /// The responses under way. The key is the number (owner) that the transport repeats in its events about the
+    /// response's stream.
     under_way: Mutex<HashMap<u64, mpsc::UnboundedSender<DownstreamEvent>>>,
 }
 
@@ -182,7 +182,7 @@ impl Responses {
         self.under_way.lock().len()
     }
 
-    /// Passes an event of a data plane stream to the response that owns the stream.
+    /// Passes a transport event about a sent stream to the response that the stream belongs to.
     pub fn on_event(&self, event: DownstreamEvent) {
         if let Some(response) = self.under_way.lock().get(&event.owner) {
             let _ = response.send(event); // The send fails only if the response was dropped.

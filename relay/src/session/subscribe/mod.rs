@@ -70,7 +70,7 @@ struct SubscribeState {
     by_request: HashMap<u64, SubscribedTrack>,
     /// Request IDs of SUBSCRIBEs that have no answer yet.
     pending: HashSet<u64>,
-    /// Subscriptions by the number (owner) that the data plane repeats in events of a subscription's streams.
+    /// Subscriptions by the number (owner) that the transport repeats in its events about a subscription's streams.
     by_owner: HashMap<u64, Arc<Subscription>>,
     /// Track aliases that the session's subscriptions use.
     aliases: HashSet<u64>,
@@ -250,7 +250,8 @@ impl Subscriptions {
         state.by_request.is_empty() && state.by_owner.is_empty()
     }
 
-    /// Passes an event of a data plane stream to the subscription that owns the stream. Returns false if none does.
+    /// Passes a transport event about a sent stream to the subscription that the stream belongs to. Returns false if
+    /// there is no such subscription.
     pub fn on_event(&self, event: &DownstreamEvent) -> bool {
         let state = self.state.lock();
         let subscription = state.by_owner.get(&event.owner);

@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn session_subscribes_to_a_track_up_to_its_limit() {
+    fn subscriptions_of_a_session_to_a_track_beyond_the_limit_are_refused() {
         let parts = TrackParts::default();
         let track = |name: &str| TrackName::new(Namespace::from_path("a").unwrap(), name.to_owned()).unwrap();
         let one = parts.take(&track("v"), 2).unwrap();

@@ -49,7 +49,8 @@ struct SwitchedSet {
     properties: Assignment,
     /// The tracks of the switching set, in rising order of the throughput that they need.
     tracks: Vec<SwitchedTrack>,
-    /// Chooses the track that each group is sent from. `None` until the set has had enough tracks to be switched.
+    /// Chooses the track that each group is sent from. `None` until the switching set has had enough tracks to switch
+    /// between.
     choice: Option<Arc<Mutex<RenditionChoice>>>,
 }
 
@@ -58,7 +59,8 @@ struct SwitchedTrack {
     /// The throughput that a track of a switching set needs, in kbit/s.
     threshold: u64,
     subscribed: SubscribedTrack,
-    /// The track's number in the set's [`RenditionChoice`], or `NOBODY` if the track is not part of the choice yet.
+    /// The track's index in the switching set's [`RenditionChoice`], or `NOBODY` if the set cannot choose the track
+    /// yet.
     number: usize,
 }
 
@@ -101,7 +103,8 @@ impl Subscriptions {
         Ok(Ok(()))
     }
 
-    /// Starts the task that checks the bandwidth, unless it runs or no set is switched.
+    /// Starts the task that checks the path's bandwidth, unless it runs already or no switching set has enough tracks
+    /// to switch between.
     fn watch_path(self: &Arc<Self>) {
         if !self.sets.begin_watch() {
             return;
@@ -174,8 +177,8 @@ impl Sets {
         begins
     }
 
-    /// Switches the next groups to the tracks that the path's bandwidth allows. Returns false if no set is switched any
-    /// more.
+    /// Switches the next groups to the tracks that the path's bandwidth allows. Returns false if no switching set is
+    /// left that has tracks to switch between.
     fn look(&self, connection: &Connection, counters: &OperatorCounters) -> bool {
         let now = Instant::now();
         let sample = sample(connection, now);
@@ -238,7 +241,7 @@ impl SwitchedSet {
         }
     }
 
-    /// Adds a track to the set, or changes the throughput that it needs.
+    /// Adds a track to the switching set, or changes the throughput that the track needs.
     fn put(&mut self, request_id: u64, subscribed: &SubscribedTrack, threshold: u64) {
         let known = self.tracks.iter().position(|track| track.request_id == request_id);
         let known = known.map(|known| SwitchedTrack { threshold, ..self.tracks.remove(known) });
@@ -257,7 +260,7 @@ impl SwitchedSet {
         }
     }
 
-    /// Removes a track that has ended. The number of tracks that the set needs to be switched decreases by one, so that
+    /// Removes a track that has ended. The number of tracks that the switching set needs decreases by one, so that
     /// switching continues.
     fn take(&mut self, request_id: u64) -> Option<SwitchedTrack> {
         let place = self.tracks.iter().position(|track| track.request_id == request_id)?;
@@ -267,7 +270,7 @@ impl SwitchedSet {
         Some(track)
     }
 
-    /// Makes the track at index `place` available to the set's choice.
+    /// Lets the switching set choose the track at index `place` for its next groups.
     fn join(&mut self, place: usize) {
         let (Some(choice), Some(track)) = (&self.choice, self.tracks.get_mut(place)) else { return };
         let newest = track.subscribed.track.data.largest().map(|largest| largest.group);
@@ -281,8 +284,8 @@ impl SwitchedSet {
             .take_place(SwitchingPlace { choice: Arc::clone(choice), number: track.number });
     }
 
-    /// Starts to switch the set when it has enough tracks for the first time. A track that is forwarded already
-    /// continues until the next group.
+    /// Starts to switch between the tracks of the switching set when it has enough tracks for the first time. A track
+    /// that is forwarded already continues until the next group.
     fn begin(&mut self, wanted: Option<usize>) {
         if self.choice.is_some() {
             return;

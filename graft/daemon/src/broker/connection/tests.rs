@@ -286,7 +286,7 @@ fn recorded_session_cannot_be_decrypted_with_host_keys() {
 
 /// Messages that an unknown host sends to the daemons' port are ignored, and do not keep the peer from connecting.
 #[test]
-fn stranger_is_ignored_while_the_peer_connects() {
+fn unknown_host_does_not_keep_the_peer_daemon_from_connecting() {
     let Some(site) = CableSite::new("passed") else { return };
     let identities = ["near.key", "far.key"].map(|name| site.key(name));
     site.key("stranger.key");

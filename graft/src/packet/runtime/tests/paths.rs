@@ -220,7 +220,7 @@ fn message(number: u32) -> Vec<u8> {
 
 /// Every message arrives once, in an unencrypted and in a sealed session, and both paths carry about as many packets.
 #[test]
-fn two_paths_carry_a_session() {
+fn datagrams_of_a_session_are_spread_over_two_paths() {
     let Some(hosts) = Twofold::new("paths") else { return };
     let sockets = hosts.site.sockets();
     for line in [
@@ -322,7 +322,7 @@ fn session_addresses_may_be_on_an_interface_outside_its_paths() {
 }
 
 #[test]
-fn redundant_paths_deliver_what_any_of_them_delivers() {
+fn redundant_paths_deliver_datagrams_that_any_one_path_delivers() {
     let Some(hosts) = Twofold::new("twice") else { return };
     let sockets = hosts.site.sockets();
     for more in ["clear = true", "", "protocol = \"253\"", "protocol = \"253\"\nclear = true"] {
@@ -374,7 +374,7 @@ fn datagram_too_long_for_one_path_is_not_sent() {
 }
 
 #[test]
-fn interface_that_would_drop_the_packets_is_refused() {
+fn path_interface_with_strict_reverse_path_filter_is_refused() {
     let Some(hosts) = Twofold::new("strict") else { return };
     hosts.filter(0, 1);
     let refused =

@@ -185,7 +185,7 @@ fn until_it_passes(site: &RuntimeSite, runtimes: &mut [PacketRuntime; 2], [near,
 
 /// No datagram passes between ends with different settings, and the status says why.
 #[test]
-fn session_ends_with_different_settings_exchange_no_datagram() {
+fn hosts_with_different_session_settings_exchange_no_datagram() {
     let Some(site) = RuntimeSite::new("sealed-other") else { return };
     let mut other_session = settings_with(1, GRAFTS, "once", "");
     other_session.sessions[0].ends.local.set_port(7001);
@@ -220,7 +220,7 @@ fn session_ends_with_different_settings_exchange_no_datagram() {
 
 /// Only the peer of a session may change the session's keys.
 #[test]
-fn message_about_another_peers_session_is_ignored() {
+fn key_message_about_another_peers_session_is_ignored() {
     let Some(site) = RuntimeSite::new("sealed-whose") else { return };
     let mut runtimes = [0, 1].map(|side| start(&site, side, ""));
     connect(&mut runtimes);
@@ -243,7 +243,7 @@ fn no_datagram_is_lost_when_keys_are_rolled_over() {
     for cipher in ["chacha20-poly1305", "aes-128-gcm"] {
         let mut runtimes = [0, 1].map(|side| start(&site, side, &format!("cipher = \"{cipher}\"")));
         have_keys(&site, &mut runtimes);
-        // Events from before the new connections are taken here and not checked.
+        // Discards the events that happened before the new connections.
         step(&site, &mut runtimes);
         let sockets = site.sockets();
         let stop = AtomicBool::new(false);

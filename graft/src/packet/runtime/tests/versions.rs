@@ -170,8 +170,8 @@ fn new_function_version_takes_over_state_without_loss() {
         let came = passed[1 - side].1.len() as u64;
         let [packets, _, moved] = tally(runtime, 2)[..] else { panic!("a state") };
         assert!(moved > 0 && packets > moved, "{packets} {moved}");
-        // Each version of the function `tally` has counted the packets that were sent with function lists that contain
-        // that version.
+        // Each version of the function `tally` has counted the packets that were sent while the session's function
+        // list contained that version.
         assert!(kept[side] >= moved, "{moved} {kept:?}");
         assert_eq!(packets - moved + kept[side], came, "{packets} {moved} {kept:?}");
         let session = now(runtime).sessions.remove(0);
@@ -181,7 +181,7 @@ fn new_function_version_takes_over_state_without_loss() {
 }
 
 #[test]
-fn session_without_a_state_migration_stays_or_restarts() {
+fn session_without_a_state_migration_refuses_update_or_restarts() {
     let Some(site) = RuntimeSite::new("noway") else { return };
     let pools = [0, 1].map(|_| tempfile::tempdir().expect("a directory"));
     pools.iter().for_each(|pool| put(pool.path(), 2, MIGRATES));
@@ -215,7 +215,7 @@ fn session_without_a_state_migration_stays_or_restarts() {
 
 /// Each datagram either arrived, was reported as lost, or was never sent.
 #[test]
-fn losses_of_a_restart_are_counted() {
+fn datagrams_lost_in_a_stateless_graft_change_are_counted() {
     let Some(site) = RuntimeSite::new("lost") else { return };
     let grafts = "[sessions]\ninterface = [\"eth\"]\n[[graft]]\nname = \"plain\"\nfunctions = [\"number\"]\n\
                   [[graft]]\nname = \"newest\"\nfunctions = [\"number\", \"order\"]\n";

@@ -47,7 +47,7 @@ pub enum Application {
     Iperf { kib: usize },
     /// A client and a server in Go, linked statically: several connections at once, each with this many KiB.
     Go { kib: usize },
-    /// A film in segments from nginx. The measured time is the time for which its viewer waits.
+    /// A film in HLS segments from nginx. The measured time is the time for which the film's viewer waits.
     Film,
 }
 
@@ -149,7 +149,7 @@ impl Application {
             return Ok(RunResult { seconds, is_over, watched: Some(watched) });
         }
         self.compare(served, &got)?;
-        // curl's own measurement leaves out the time to start the program.
+        // curl's own measurement does not include the time to start the program.
         let seconds = match self {
             Self::Web { .. } => said.trim().parse()?,
             _ => wall,
@@ -167,7 +167,7 @@ impl Application {
         limit: u64,
     ) -> anyhow::Result<Command> {
         let mut command = client.node.command("timeout");
-        // The player stops by itself at the time limit, and still has to report what its viewer saw.
+        // The video player stops by itself at the time limit, and then has to report waiting time and stalls.
         let most = if self == Self::Film { limit + PLAYER_ENDS } else { limit };
         command.arg(most.to_string());
         match self {

@@ -170,8 +170,8 @@ impl AppArgs {
         ways
     }
 
-    /// Measures round after round. Each round covers all networks. On each network, every application runs on each
-    /// route in turn.
+    /// Measures round after round. Each round covers all networks. On each network, every application runs in turn over
+    /// plain TCP, with each congestion control, and through the tunnel.
     fn measure(&self, apps: &[Application], material: &AppMaterial) -> anyhow::Result<Vec<AppRow>> {
         let networks = || self.networks.iter().copied();
         let jobs: Vec<(usize, NetworkProfile)> =
@@ -266,8 +266,8 @@ impl<'a> AppHosts<'a> {
         app.run(&self.pair.client, (server, port), &self.served, limit)
     }
 
-    /// Sets the congestion control by a route attribute, since a network namespace cannot choose every control by
-    /// sysctl.
+    /// Sets the congestion control in both hosts' routing tables (`congctl` of `ip route`), since a network namespace
+    /// cannot choose every congestion control by sysctl.
     fn control(&self, name: &str) -> anyhow::Result<()> {
         let client = self.pair.client.node;
         let server = self.pair.server.node;

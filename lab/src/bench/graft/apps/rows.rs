@@ -13,7 +13,7 @@ use crate::bench::table::columns;
 use crate::beside::{Panel, PanelLine, PanelMark};
 use crate::stats::Spread;
 
-/// An application on one network, over one route: plain TCP or a tunnel.
+/// An application on one network, whose connections use either plain TCP or a tunnel (`way`).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AppCase {
     pub application: String,
@@ -33,7 +33,8 @@ impl AppCase {
         NetworkProfile { loss: self.loss_percent, burst: self.burst_packets, rtt_ms: self.rtt_ms }.loss_text()
     }
 
-    /// Reports whether `self` and `other` have the same application and the same network. Their routes may differ.
+    /// Reports whether `self` and `other` have the same application and the same network. One may use plain TCP and the
+    /// other a tunnel.
     pub fn is_beside(&self, other: &Self) -> bool {
         let network = |it: &Self| (it.rtt_ms, it.loss_percent.to_bits(), it.burst_packets.to_bits());
         self.application == other.application && network(self) == network(other)
@@ -83,7 +84,8 @@ pub fn joined(came: impl IntoIterator<Item = AppRow>) -> Vec<AppRow> {
     rows
 }
 
-/// Reads the rows of an earlier run. Medians and other values derived from the rounds are computed again.
+/// Reads the result rows of an earlier run. Medians and other values that are computed from several runs are computed
+/// again.
 pub fn read(path: &Path) -> anyhow::Result<Vec<AppRow>> {
     let read = || {
         let all: Vec<Value> = serde_json::from_slice(&std::fs::read(path)?)?;
@@ -93,7 +95,8 @@ pub fn read(path: &Path) -> anyhow::Result<Vec<AppRow>> {
     read().with_context(|| format!("{}: rows of bench graft apps", path.display()))
 }
 
-/// Returns the plot's panels, one for each network, and the names of all routes that have results.
+/// Returns the plot's panels, one for each network, and the names of the compared transports (plain TCP with a
+/// congestion control, or a tunnel) that have results.
 pub fn panels(rows: &[AppRow]) -> (Vec<Panel>, Vec<&str>) {
     let mut ways: Vec<&str> = Vec::new();
     let mut panels: Vec<Panel> = Vec::new();
@@ -142,7 +145,7 @@ impl AppRow {
         (case.rtt_ms, loss, case.application.clone())
     }
 
-    /// Returns the total number of stalls in all rounds.
+    /// Returns the total number of the film's stalls in all rounds, as text.
     fn stalls(&self) -> String {
         match self.watched.is_empty() {
             true => "-".to_owned(),
@@ -150,7 +153,8 @@ impl AppRow {
         }
     }
 
-    /// Returns how many times faster this row's route is than the route `way`, by median durations.
+    /// Returns how many times faster the application is in this row than over `way` (plain TCP or a tunnel), by median
+    /// durations.
     fn times(&self, rows: &[Self], way: &str) -> Option<f64> {
         let other = rows.iter().find(|row| row.case.is_beside(&self.case) && row.case.way == way)?;
         Some(other.seconds?.median / self.seconds?.median)
@@ -215,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_are_compared_on_the_same_network() {
+    fn median_times_of_two_routes_are_compared_on_the_same_network() {
         let case = |rtt_ms, way: &str| AppCase { rtt_ms, way: way.into(), ..case_of("a") };
         let done = |seconds| RunResult { seconds, is_over: false, watched: None };
         let came = [

@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_port_belongs_to_one_server() {
+    fn no_two_benchmark_servers_use_the_same_port() {
         let mut ports: Vec<_> = AppServer::ALL.iter().flat_map(|server| server.ports()).collect();
         ports.sort_unstable();
         ports.dedup();

@@ -89,11 +89,11 @@ struct Playback {
 /// Waiting time and stalls that the viewer of a film experienced.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct ViewerFigures {
-    /// Time until the first picture, seconds. If none was shown, it is the time until the viewer left.
+    /// Time until the first picture, seconds. If none was shown, it is the time limit at which the viewer gives up.
     pub start_s: f64,
     pub stalls: u32,
     pub stalled_s: f64,
-    /// Whether the viewer left before the end of the film.
+    /// Whether the time limit ended the run before the film had been shown completely.
     pub is_over: bool,
 }
 
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn late_segment_stalls_until_it_arrives() {
+    fn late_video_segment_stalls_playback_until_it_arrives() {
         let mut playback = Playback::default();
         playback.arrived(1.0, 2.0);
         playback.arrived(3.5, 2.0);
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn viewer_without_a_picture_has_waited_until_leaving() {
+    fn viewer_who_never_sees_a_picture_has_start_delay_until_leaving() {
         let left = Playback::default().left(60.0);
         assert_eq!(left, ViewerFigures { start_s: 60.0, stalls: 0, stalled_s: 0.0, is_over: true });
     }

@@ -1,4 +1,4 @@
-//! Counts how often an application is slower on one route than over plain TCP.
+//! Counts how often an application is slower through a tunnel than over plain TCP.
 
 use serde::Serialize;
 
@@ -8,19 +8,20 @@ use super::rows::AppRow;
 const MORE: f64 = 1.05;
 const CARRIED: &str = "carried";
 
-/// Comparison of a route, or of a choice between routes, with plain TCP under one congestion control.
+/// Comparison of a tunnel, or of a choice between tunnel and plain TCP, with plain TCP under one congestion control.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Worse {
-    /// Name of the compared route. `carried` is always tunnelled. `chosen` is plain TCP where the round-trip time is
-    /// short, else tunnelled. Its results are taken from the runs of plain TCP and of `carried`.
+    /// What is compared with plain TCP. `carried`: all connections are tunnelled. `chosen`: connections use plain TCP
+    /// where the round-trip time is short, and else the tunnel. The results of `chosen` are taken from the runs of
+    /// plain TCP and of `carried`.
     pub candidate: &'static str,
     pub than: String,
     /// Number of pairs of an application and a network. `worse_cases` counts the pairs whose median duration is more
     /// than 5 % longer than plain TCP's.
     pub cases: usize,
     pub worse_cases: usize,
-    /// Number of runs of all pairs of an application and a network. `worse_runs` counts those that took more than 5 %
-    /// longer than plain TCP.
+    /// Number of runs of all pairs of an application and a network. `worse_runs` counts the runs that took more than 5
+    /// % longer than the run over plain TCP in the same round.
     pub runs: usize,
     pub worse_runs: usize,
 }
@@ -59,8 +60,8 @@ impl Worse {
             let (Some(median), Some(tcp)) = (one.seconds, other.seconds) else { continue };
             it.cases += 1;
             it.worse_cases += usize::from(median.median > tcp.median * MORE);
-            // In each round, the compared route and plain TCP were measured shortly after each other. So their results
-            // are compared within each round.
+            // In each round, tunnel and plain TCP were measured shortly after each other. So their results are compared
+            // within each round.
             for (one, other) in one.rounds.iter().zip(&other.rounds) {
                 it.runs += 1;
                 it.worse_runs += usize::from(*one > *other * MORE);
@@ -91,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slower_candidate_is_counted_by_case_medians_and_by_single_runs() {
+    fn cases_slower_than_a_congestion_control_are_counted_by_median_and_run() {
         let case = |rtt_ms, way: &str| AppCase {
             application: "a".into(),
             loss_percent: 0.0,

@@ -20,7 +20,7 @@ pub struct DrainArgs {
     seconds: u64,
 }
 
-/// The result that the receiver prints.
+/// The number of received bytes, and the longest time without data, which the receiver prints.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Drained {
     pub bytes: u64,
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stream_of_numbers_is_checked_in_pieces_of_any_size() {
+    fn missing_and_repeated_numbers_in_a_test_stream_are_errors() {
         let mut bytes = vec![0; 1003];
         DrainCount::default().fill(&mut bytes);
         assert_eq!(bytes[8..16], 1_u64.to_be_bytes());
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn longest_silence_is_reported() {
+    fn longest_gap_between_received_bytes_is_reported_with_its_start() {
         let mut drained = Drained::default();
         for (since, until) in [(0, 100), (100, 400), (400, 600)] {
             drained.silent(Duration::from_millis(since), Duration::from_millis(until));

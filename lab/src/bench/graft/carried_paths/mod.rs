@@ -182,7 +182,8 @@ impl CarriedPathArgs {
         if let Some(pair) = &pair {
             pair.check_redirected(1)?;
         }
-        // A run whose path was cut has a rate as well, which cannot be compared with the rate of other runs.
+        // The throughput is computed for runs with a cut path as well, but it cannot be compared with that of other
+        // runs.
         let mbit_s = drained.bytes as f64 * 8e-6 / self.seconds as f64;
         Ok(CarriedPathFigures { mbit_s, drained })
     }

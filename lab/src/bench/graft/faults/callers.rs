@@ -23,7 +23,7 @@ use super::FaultedCarrier;
 const PATIENCE: Duration = Duration::from_secs(20);
 const NAME: &str = "millrace-graft";
 
-/// A key and certificate that no host's settings trust, unless a test adds them.
+/// A key and certificate that the settings of the hosts do not trust. Some faults add the key to the settings.
 pub struct UnknownIdentity {
     /// The public key, in the format of the daemon's settings.
     pub key: String,

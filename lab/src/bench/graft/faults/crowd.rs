@@ -39,8 +39,8 @@ pub fn connects(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
             .push(format!("wave {wave}: {rate:.0} a second, then client {}, server {}", held[0], held[1]));
         after.push(held);
     }
-    // After the first wave of connections, the daemons may keep more memory for reuse. If their memory still grows
-    // after the second wave, it is a leak.
+    // Connections come in waves. In the first two waves, the daemons may allocate memory that they keep for reuse. If
+    // their memory grows after the second wave, it is a leak.
     for (name, end) in [("client", 0), ("server", 1)] {
         let second = after[1][end];
         let last = after[WAVES - 1][end];

@@ -14,7 +14,7 @@ use crate::bench::graft::host::{GraftHost, LIMIT};
 use crate::bench::process::BenchProcess;
 use crate::program::product;
 
-/// The host whose daemon is ended.
+/// The host whose daemon the fault ends.
 #[derive(Clone, Copy, PartialEq)]
 pub enum FaultedHost {
     Client,
@@ -49,8 +49,8 @@ pub fn gone(case: &FaultCase<'_>, end: FaultedHost, by: EndMethod) -> anyhow::Re
         EndMethod::Signal => drop(gone),
         EndMethod::Kill => {
             gone.kill()?;
-            // The other host's daemon may not have noticed yet that the faulted daemon has ended. Connections made now
-            // may fail, or stay outside of the tunnel.
+            // The other host's daemon may not have noticed yet that the faulted daemon has ended. Connections of
+            // applications that begin now may fail, or stay outside of the tunnel.
             unaware = Some(traffic.begin(TrafficLoad::with_size(2, BYTES))?);
             if end == FaultedHost::Server {
                 pair.wait("a cold carrier", || Ok(pair.state()? == "cold"))?;

@@ -1,8 +1,9 @@
 //! The applications of the fault benchmark: a client and a server, in processes that do not know whether they are
 //! tunnelled. Each reports how every connection ended on its side.
 //!
-//! Both sides send at the same time. The bytes follow from the connection's number, so each side knows in advance what
-//! it must receive. Even after a reset it is known whether the received bytes are the beginning of those sent.
+//! Both sides send at the same time. The bytes are pseudorandom, and their seed is the connection's number, so each
+//! side knows in advance what it must receive. Even after a reset, a side can check that the bytes received so far are
+//! right.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -18,13 +19,14 @@ use parking_lot::Mutex;
 use ring::digest;
 use serde::{Deserialize, Serialize};
 
-/// Largest piece of data that is sent at once, bytes.
+/// Largest block of data that is written to a socket at once, bytes.
 const PIECE: usize = 64 << 10;
 /// Length of a connection's first message, bytes: the connection's number, and how many bytes each side sends.
 const HEAD: usize = 16;
 /// Bit that is set in the seed of the server's random bytes, so that they differ from the client's.
 const SERVERS: u64 = 1 << 63;
-/// Size of each socket buffer, bytes. With small buffers, bytes reach even a slow tunnel soon.
+/// Size of each socket buffer, bytes. Small buffers hold few bytes, so that most sent bytes have left the application's
+/// socket and are in the tunnel when a fault happens.
 const BUFFER: usize = PIECE;
 /// Time without data after which client or server gives up a connection.
 const SILENCE: Duration = Duration::from_secs(90);
@@ -92,7 +94,7 @@ pub struct EndReport {
     pub received: u64,
     pub sent_hash: String,
     pub received_hash: String,
-    /// Longest time without data after the first byte, ms.
+    /// Longest time without received data after the first byte of the connection, ms.
     pub pause_ms: f64,
     /// Address of the peer (client or server), as the reporting application sees it.
     pub peer: Option<SocketAddr>,
@@ -140,7 +142,7 @@ fn serve(at: SocketAddr, pause: Duration) -> anyhow::Result<Reports> {
         }
     });
     wait_for_end_of_input();
-    // Connections that are still open get time to report their results.
+    // Waits for connections that are still open, so that their results are in the output too.
     let start = Instant::now();
     while reports.lock().values().any(|report| report.pause_ms < 0.0) && start.elapsed() < SILENCE {
         let _ = done.recv_timeout(Duration::from_millis(20));
@@ -150,7 +152,7 @@ fn serve(at: SocketAddr, pause: Duration) -> anyhow::Result<Reports> {
     Ok(reports)
 }
 
-/// Serves a connection. Until the connection has ended, its report says `Silent`.
+/// Serves a connection, and adds its result to `reports`. Until the connection has ended, the result is `Silent`.
 fn answer(stream: &TcpStream, pause: Duration, reports: &Mutex<Reports>) {
     let mut head = [0; HEAD];
     let _ = stream.set_read_timeout(Some(SILENCE));
@@ -160,8 +162,8 @@ fn answer(stream: &TcpStream, pause: Duration, reports: &Mutex<Reports>) {
     let [id, most] = [0, 8].map(|at| head[at..].first_chunk().copied().map_or(0, u64::from_be_bytes));
     let open = EndReport { pause_ms: -1.0, ..EndReport::from_outcome(DirectionEnd::Silent) };
     reports.lock().insert(id, open);
-    // Without a number of bytes, the server sends with pauses until the client has finished. A given number of bytes is
-    // sent without pauses.
+    // If the client's first message asks for a number of bytes, the server sends them without pauses. Otherwise it
+    // sends with pauses until the client has finished.
     let enough = AtomicBool::new(false);
     let most = (most > 0).then_some(most);
     let pause = most.map_or(pause, |_| Duration::ZERO);
@@ -250,7 +252,7 @@ fn both(stream: &TcpStream, sending: &SendingSide<'_>, theirs: u64) -> EndReport
         let sent = scope.spawn(|| sending.run(stream, &is_over));
         let mut receiving = ReceivingSide::new(theirs);
         let came = receiving.run(stream);
-        // An application that no longer receives must stop sending, so the server stops when the client has finished.
+        // This side receives no more data. It therefore also stops sending, so that the connection ends.
         is_over.store(true, Ordering::Relaxed);
         let (sent, sent_hash, failed) = sent.join().unwrap_or_default();
         let came = with_both_directions(came, failed);
@@ -358,12 +360,12 @@ impl ReceivingSide {
         }
     }
 
-    /// Reads a piece of the stream and compares every byte with the expected one, even if the stream ends within the
-    /// piece.
+    /// Reads a block of bytes into `piece`, and compares every byte with the expected one, even if the stream ends
+    /// within the block.
     fn take(&mut self, from: &mut impl Read, piece: &mut [u8]) -> io::Result<bool> {
         let wanted = self.noise.piece(u64::MAX);
         let mut at = 0;
-        // The last piece of a stream with a byte limit is shorter than the generated piece that it is compared with.
+        // If the stream has a fixed number of bytes, its last block is shorter than the block of expected bytes.
         while at < piece.len() {
             let got = self.read(from, &mut piece[at..])?;
             let is_same = wanted.get(at..at + got) == piece.get(at..at + got);
@@ -406,8 +408,8 @@ impl ReceivingSide {
     }
 }
 
-/// Generator of random bytes in pieces of any length. A lost or repeated piece is always detected, as there is no
-/// pattern.
+/// Generator of pseudorandom bytes in blocks of any length. Lost or repeated bytes are always detected, as the bytes
+/// have no pattern.
 struct Noise(fastrand::Rng);
 
 impl Noise {
@@ -451,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn altered_streams_are_recognised() {
+    fn altered_or_truncated_stream_is_never_reported_as_complete() {
         let whole = stream(7, 5);
         let length = (whole.len() - 5 * 4 - 4 - 32) as u64;
         assert_eq!(came(7, &whole), (Some(DirectionEnd::Whole), length));
@@ -469,8 +471,8 @@ mod tests {
         assert_eq!(came(7, &more).0, Some(DirectionEnd::Differs));
     }
 
-    /// Returns how a connection ended for one side, after the other side applied `then` to its socket while both
-    /// directions carried data.
+    /// Transfers data in both directions of a connection. Then calls `then` with the socket of one side, and returns
+    /// how the connection ended for the other side.
     fn said(then: impl FnOnce(TcpStream)) -> DirectionEnd {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -493,7 +495,7 @@ mod tests {
             let unread = |far: &TcpStream| far.peek(&mut [0]).unwrap();
             let reset = said(|far| assert_eq!(unread(&far), 1));
             assert_eq!(reset, DirectionEnd::Reset, "turn {turn}");
-            // A reset after the end of the stream comes too late to be reported.
+            // The kernel does not report a reset to a reader that has reached the end of the stream (FIN) before.
             let ended = said(|far| {
                 far.shutdown(Shutdown::Write).unwrap();
                 unread(&far);

@@ -154,7 +154,7 @@ pub struct FaultArgs {
     json: Option<PathBuf>,
 }
 
-/// A result row to measure: a fault, a tunnel protocol, and the lab for it.
+/// A result row to measure: a fault, a tunnel protocol, and the lab network in which the fault is produced.
 struct FaultCase<'a> {
     args: &'a FaultArgs,
     site: BenchSite,
@@ -189,7 +189,7 @@ pub fn run(args: &FaultArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures one row. A fault that could not be produced gives a row without a result.
+/// Measures one result row. A fault that could not be produced gives a row without a result.
 fn made(
     args: &FaultArgs,
     fault: InjectedFault,

@@ -12,7 +12,8 @@ use super::traffic::{FaultTraffic, TrafficLoad, all_whole};
 /// Port whose connections are not tunnelled.
 const IN_PLACE: u16 = 7101;
 const REPEATS: u64 = 20;
-/// Interval between two repetitions of the recorded SYN packets, so that they arrive in every phase of a connection.
+/// Interval between two repetitions of the recorded SYN packets. It is short, so that they arrive during the handshake,
+/// the transfer and the end of connections.
 const APART: Duration = Duration::from_millis(50);
 
 /// Returns how many connections agreed on a graft by TCP options, according to the status of the client's daemon.

@@ -38,7 +38,7 @@ pub struct FaultPair<'a> {
     keys: [String; 2],
 }
 
-/// Settings of two hosts with daemons, beyond the default ones.
+/// Settings of the two hosts' daemons that differ from the fault benchmark's default settings.
 pub struct Setting<'a> {
     pub kinds: &'a [FaultedCarrier],
     /// Additional lines of the section `[carry]` in the settings of the client's daemon.
@@ -83,8 +83,8 @@ impl<'a> FaultPair<'a> {
         Ok(SocketAddr::new(self.address()?, port))
     }
 
-    /// Configures both hosts. A `turn` that differs from the previous call's changes the settings of the peers, so that
-    /// the daemons set up their tunnel again.
+    /// Configures both hosts. The number `turn` becomes a part of the peers' settings. If it differs from the previous
+    /// call's, the daemons set up their tunnel again.
     pub fn configure(&self, setting: &Setting<'_>, turn: usize) -> anyhow::Result<()> {
         self.configure_client(setting, turn)?;
         self.configure_server(setting, turn)
@@ -162,7 +162,7 @@ impl<'a> FaultPair<'a> {
 
     pub fn wait(&self, what: &str, ready: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<Duration> {
         let said = wait(what, ready);
-        // After a time-out, the client's status shows what the tunnel was doing.
+        // If the wait ends with a time-out, the error text contains the status of the client's daemon.
         said.with_context(|| self.client.status().map_or_else(|error| error.to_string(), |it| it.to_string()))
     }
 }
@@ -239,7 +239,7 @@ impl<'a> Middlebox<'a> {
         nft("add table inet faults")?;
         let it = Self(node);
         for hook in ["prerouting", "postrouting"] {
-            // Priority -300 is earlier than connection tracking and NAT.
+            // A hook with priority -300 runs before connection tracking and NAT.
             nft(&format!("add chain inet faults {hook} {{ type filter hook {hook} priority -300; }}"))?;
         }
         for (hook, rule) in rules {

@@ -98,7 +98,8 @@ pub fn stranger(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let identity = UnknownIdentity::new()?;
     let carried = traffic.begin(TrafficLoad::steady(2))?;
     let host = GraftHost::new("stranger", pair.stranger, &case.site.directory().join("stranger"))?;
-    // Attack once before the measurement, since code and tables stay in memory after their first use.
+    // Attack once before the measurement, so that code and tables that the daemon loads at their first use do not count
+    // as growth of its memory.
     harass(&pair, case.kind, &identity, &recorded, 3)?;
     quiet(&pair)?;
     let before = HeldResources::by(&far)?;

@@ -16,8 +16,8 @@ use crate::bench::process::BenchProcess;
 
 /// Longest wait for the reports. It is longer than the time without data after which the applications give up.
 const PATIENCE: Duration = Duration::from_secs(200);
-/// Pause of a sender after each piece of data, us. With this pause, three connections send a few MB per second in each
-/// direction.
+/// Pause of a sender after each block of data that it writes, us. With this pause, three connections send a few MB per
+/// second in each direction.
 const PAUSE_US: u64 = 25_000;
 const BATCH: u64 = 1 << 20;
 
@@ -40,7 +40,7 @@ pub struct TrafficBatch {
 #[derive(Clone, Copy)]
 pub struct TrafficLoad {
     pub connections: u64,
-    /// Pause after each piece of data, which has 32 KiB on average.
+    /// Pause after each block of data that is written, us. A block has 32 KiB on average.
     pub pause_us: u64,
     /// Bytes in each direction; `None` to send until the load is stopped.
     pub bytes: Option<u64>,
@@ -79,7 +79,7 @@ impl<'a> FaultTraffic<'a> {
         self.begin_on(self.client, load)
     }
 
-    /// Starts a client process on another host.
+    /// Starts a client process on the given host instead of the client's host.
     pub fn begin_on(&self, host: &GraftHost<'_>, load: TrafficLoad) -> anyhow::Result<TrafficBatch> {
         let number = self.batches.get() + 1;
         self.batches.set(number);
@@ -140,7 +140,8 @@ fn start(
     let mut command = host.node.command(std::env::current_exe()?);
     command.args(["bench", "graft", "fault-end"]).args(arguments);
     let (mut process, enough) = BenchProcess::start_fed(name, host.cgroup.command(&command), &directory)?;
-    // A client that makes connections at a rate prints nothing before its end, so its start cannot be awaited.
+    // A client with a rate of connections per second prints nothing before its end, so the caller cannot wait until it
+    // is ready.
     if !arguments.iter().any(|it| it == "--per-second") {
         let mut is_ready = false;
         let out = directory.join(format!("{name}.out"));
@@ -148,7 +149,7 @@ fn start(
             is_ready |= fs::read_to_string(&out).is_ok_and(|text| text.starts_with("ready"));
             is_ready
         };
-        // A client with little data may have ended already, which ends the wait with an error.
+        // If the client has ended already, since it had little data to send, `wait_until` returns an error.
         if process.wait_until("its start", LIMIT, ready).is_err() {
             let text = fs::read_to_string(&out)?;
             ensure!(text.starts_with("ready"), "{name} did not start: {}", process.last_words());

@@ -37,8 +37,7 @@ fn block<'a>(node: &'a LabNode, ways: &[&str]) -> anyhow::Result<Middlebox<'a>> 
     Middlebox::new(node, &drops(ways))
 }
 
-/// Stops the traffic. Checks that every connection delivered all data, and that the daemons no longer hold any of this
-/// data.
+/// Stops the traffic. Checks that every connection delivered all data, and that no data remain in the daemons' buffers.
 fn finish(
     pair: &FaultPair<'_>,
     traffic: FaultTraffic<'_>,
@@ -203,8 +202,8 @@ pub fn udp_blocked(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
         flowing(&pair, 1 << 20)?;
         drop(blocked);
         pair.wait("a QUIC carrier", || Ok(pair.kind()? == "quic"))?;
-        // An application connection stays on its tunnel connection (carrier). It moves to a new one, with the preferred
-        // protocol, only when the old one ends.
+        // An application's connection stays on the tunnel connection (carrier) over TCP, although QUIC is preferred and
+        // available again. It moves to the QUIC carrier only when the TCP carrier ends.
         let before = count(&pair.client, "resumed")?;
         run(pair.client.node, "ss", &["-K", "-t", &format!("dport = :{CARRIERS}")])?;
         pair.wait("resumed connections", || Ok(count(&pair.client, "resumed")? >= before + CONNECTIONS))?;

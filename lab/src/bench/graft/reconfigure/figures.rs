@@ -9,7 +9,7 @@ use super::transfer::MessageArrival;
 use crate::bench::table::columns;
 use crate::stats::{Percentiles, median};
 
-/// Length of a bin of the time series, seconds.
+/// Length of one interval (bin) of the time series, seconds.
 const BIN_S: f64 = 0.25;
 const PHASES: [&str; 3] = ["short", "long", "short again"];
 

@@ -15,7 +15,8 @@ const SESSION: &str = "bench";
 pub const GIVE_UP: u64 = 20;
 const DEADLINE_MS: u32 = 100;
 
-/// Name of the graft for short paths, with full reliability. `PARTIAL` is the one for long paths.
+/// Name of the graft for short round-trip times, with full reliability. The next constant, `PARTIAL`, is the name of
+/// the graft for long ones, with partial reliability.
 pub const FULL: &str = "full";
 pub const PARTIAL: &str = "partial";
 
@@ -63,7 +64,7 @@ impl ReconfigureHost {
         })
     }
 
-    /// Returns the daemon's counters of what happened to the session's packets.
+    /// Returns the daemon's counters of the session's packets, by the reason why they were passed or dropped.
     pub fn packets(&self) -> anyhow::Result<Value> {
         Ok(self.0.status()?["sessions"][0]["packets"].take())
     }

@@ -1,4 +1,4 @@
-//! One run of `reconfigure`: two daemons, a transfer, a path that changes, and an observer of the session.
+//! One run of `reconfigure`: two daemons, a transfer, a path that changes, and a thread that reads the session's state.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -45,7 +45,8 @@ pub struct MethodOutcome {
     pub looks: Vec<StateSample>,
     /// Times at which the path's round-trip time became long, and short again, seconds.
     pub turned_s: [f64; 2],
-    /// The daemons' counters of what happened to the session's packets, at the sender and at the receiver.
+    /// The daemons' counters of the session's packets, by the reason why they were passed or dropped, at the sender and
+    /// at the receiver.
     pub packets: [Value; 2],
 }
 
@@ -198,7 +199,8 @@ impl MethodOutcome {
         Some(found.at_s - turned_s)
     }
 
-    /// Checks the losses: none while Go-Back-N was in use, and with partial reliability no more than its limit.
+    /// Checks the numbers of lost messages: none that was sent with full reliability (Go-Back-N), and with partial
+    /// reliability no more than its limit allows.
     pub fn check(&self, args: &ReconfigureArgs) -> anyhow::Result<()> {
         let name = self.method.name();
         ensure!(self.wrong == 0, "{name}: {} messages were altered or duplicated", self.wrong);

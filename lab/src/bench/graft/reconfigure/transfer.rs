@@ -12,7 +12,7 @@ use super::super::repair::datagrams::{message, read};
 use super::host::PORT;
 use crate::lab::LabNode;
 
-/// Pause of a sender after the session's send window had no space for a message.
+/// Time for which a sender waits if the session's send window has no space for a message.
 const NO_ROOM: Duration = Duration::from_micros(200);
 
 /// A message that arrived: its number, the time of sending, and its delay.

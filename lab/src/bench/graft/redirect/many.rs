@@ -40,8 +40,8 @@ pub struct Many {
 }
 
 impl Many {
-    /// Measures one wave of connections after the other. Each connection carries one message, and stays open until all
-    /// connections of the wave have carried theirs.
+    /// Measures waves of connections, one wave after the other. Each connection carries one message, and stays open
+    /// until all connections of its wave have carried their messages.
     pub fn measure(
         pair: &Carrying<'_>,
         [server, client]: [&BenchProcess; 2],

@@ -153,7 +153,8 @@ fn measure_at_once(site: &BenchSite, count: usize, waves: usize) -> anyhow::Resu
     echo.wait_until("its port", LIMIT, is_there)?;
     let (far, near) = pair.start()?;
     let many = Many::measure(&pair, [&far, &near], at, count, waves)?;
-    // A busy machine's daemon may be late for 1 % of the connections, which then stay outside of the tunnel.
+    // On a busy machine, the daemon may not accept up to 1 % of the redirected connections in time. Those stay outside
+    // of the tunnel.
     pair.check_redirected(waves * count * 99 / 100)?;
     print!("{}", many.render());
     Ok(many.json())
@@ -265,8 +266,8 @@ impl RedirectRow<'_> {
         Some([(own.p50 - direct.p50) / hosts, (own.p99 - direct.p99) / hosts])
     }
 
-    /// Returns two medians over the rounds, percent: Gbit/s relative to plain TCP, and Gbit/s per busy CPU relative to
-    /// haproxy.
+    /// Returns this row's throughput relative to plain TCP, and its throughput per busy CPU relative to haproxy, both
+    /// in percent. Each is the median over the rounds.
     fn beside(&self, rows: &[Self]) -> [Option<f64>; 2] {
         let of_other = |own: &[f64], other: &[f64]| {
             median(&own.iter().zip(other).map(|(own, other)| 100.0 * own / other).collect::<Vec<_>>())

@@ -16,8 +16,8 @@ use crate::lab::LabNode;
 
 const DIRECT: u16 = 7201;
 const PROXY: u16 = 7202;
-/// First port of the servers whose connections are tunnelled. `BROKERS` is the first port where daemons accept tunnel
-/// connections (carriers).
+/// First port of the servers whose connections are tunnelled. The next constant, `BROKERS`, is the first port where
+/// daemons accept tunnel connections (carriers).
 const SERVERS: u16 = 7210;
 const BROKERS: u16 = 9190;
 
@@ -49,7 +49,7 @@ impl RedirectMethod {
         }
     }
 
-    /// Returns the number of hosts with a process through which all bytes pass; `None` if there is none.
+    /// Returns on how many hosts a proxy or daemon process forwards all bytes of the connection; `None` if on none.
     pub fn hosts(self) -> Option<f64> {
         match self {
             Self::Tcp | Self::InPlace => None,
@@ -163,8 +163,8 @@ impl<'a> RedirectRoute<'a> {
         Ok(stream)
     }
 
-    /// Checks that `connections` connections were tunnelled if this way is a tunnel, and none if a rule of the daemon
-    /// excludes them.
+    /// Checks the number of tunnelled connections: `connections` if this way is a tunnel, and none if a rule of the
+    /// daemon says that they are not tunnelled.
     pub fn check(&self, connections: usize) -> anyhow::Result<()> {
         let Some(pair) = &self.pair else { return Ok(()) };
         if self.way == RedirectMethod::InPlace {

@@ -1,5 +1,5 @@
 //! A session of packet grafts between two nodes, and an application that sends datagrams in it. Each datagram has a
-//! number, its time of sending, and bytes that follow from the number.
+//! number, its time of sending, and bytes that are computed from the number.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::UdpSocket;
@@ -20,7 +20,7 @@ use crate::bench::site::BenchSite;
 use crate::lab::LabNode;
 
 const PORT: u16 = 7000;
-/// Pause of a sender after the session's send window had no space for a datagram.
+/// Time for which a sender waits if the session's send window has no space for a datagram.
 const NO_ROOM: Duration = Duration::from_micros(200);
 const HEAD: usize = 16;
 
@@ -48,7 +48,8 @@ pub struct RepairOutcome {
     pub delays_ms: Vec<f64>,
     /// Longest time between two arrivals, ms.
     pub gap_ms: f64,
-    /// The counters of what happened to the session's packets, at the sender and at the receiver.
+    /// The counters of the session's packets, by the reason why they were passed or dropped, at the sender and at the
+    /// receiver.
     pub sender: BTreeMap<String, u64>,
     pub receiver: BTreeMap<String, u64>,
 }
@@ -99,7 +100,7 @@ impl DatagramRun {
             let [ours, theirs] = ChannelEnd::pair()?;
             let receiver = scope.spawn(move || far.enter(|| hold(there, theirs, stop, &far_is_ready))?);
             let sender = scope.spawn(move || near.enter(|| hold(here, ours, stop, &is_ready))?);
-            // If the channel is closed, a host's packet graft runtime failed to start.
+            // `recv` fails if the channel is closed, because a host's packet graft runtime failed to start.
             let outcome = match (0..2).all(|_| ready.recv().is_ok()) {
                 true => forget_words(&to).and_then(|()| self.traffic(&from, &to, halfway)),
                 false => Err(anyhow!("not started")),
@@ -210,8 +211,8 @@ fn socket(node: &LabNode, peer: &LabNode) -> anyhow::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Runs the packet grafts of one host (a `PacketRuntime`) until `stop` is set. Returns the counters of what happened to
-/// the session's packets.
+/// Runs the packet grafts of one host (a `PacketRuntime`) until `stop` is set. Returns the counters of the session's
+/// packets, by the reason why they were passed or dropped.
 fn hold(
     settings: Settings,
     line: ChannelEnd,
@@ -233,7 +234,7 @@ fn hold(
     Ok(status.sessions.into_iter().next().map(|session| session.packets).unwrap_or_default())
 }
 
-/// Builds a message: its number, the time that its delay is measured from in ns, and bytes that follow from the number.
+/// Builds a message: its number, the time in ns from which its delay is measured, and bytes computed from the number.
 pub fn message(number: u64, since: Duration, bytes: usize) -> Vec<u8> {
     let sent_ns = since.as_nanos() as u64;
     let mut message = [number.to_be_bytes(), sent_ns.to_be_bytes()].concat();

@@ -235,14 +235,15 @@ fn delays(outcomes: &[RepairOutcome]) -> Option<Percentiles> {
 mod tests {
     use super::*;
 
-    /// Builds an outcome with `come` arrivals, whose delays are 1, 2, 3 ... ms, and `lost` losses.
+    /// Builds the result of a run in which `come` messages arrive, with delays of 1, 2, 3 ... ms, and `lost` messages
+    /// are lost.
     fn outcome(come: u64, lost: u64) -> RepairOutcome {
         let delays_ms = (1..=come).map(|ms| ms as f64).collect();
         RepairOutcome { sent: come + lost, received: come, delays_ms, ..RepairOutcome::default() }
     }
 
     #[test]
-    fn lost_messages_are_infinitely_late() {
+    fn p99_delay_is_infinite_if_over_one_percent_of_messages_are_lost() {
         assert_eq!(p99_of_owed(&[outcome(100, 0)], 100), Some(99.0));
         assert_eq!(p99_of_owed(&[outcome(99, 1)], 100), Some(99.0));
         assert_eq!(p99_of_owed(&[outcome(98, 2)], 100), None);

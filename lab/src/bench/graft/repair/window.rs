@@ -119,8 +119,8 @@ impl WindowFigures {
     fn from_outcome(outcome: &RepairOutcome, seconds: u64) -> Self {
         let count = |reason: &str| outcome.sender.get(reason).copied().unwrap_or_default() as f64;
         let packets = outcome.received as f64;
-        // `sent-by-us` counts the packets that packet functions send themselves. In this benchmark they are all
-        // retransmissions.
+        // The counter `sent-by-us` counts packets that were sent by packet functions and not by the application. In
+        // this benchmark they are all retransmissions.
         let again = count("sent-by-us");
         let share = packets / (outcome.sent as f64).max(1.0);
         Self {

@@ -26,7 +26,8 @@ pub struct FetchResult {
 }
 
 impl FetchResult {
-    /// Returns the times at which data arrived, each increased by `later_ms`.
+    /// Returns the times at which data arrived. Each time is increased by `later_ms`, the time that it took to set up a
+    /// new tunnel before the transfer.
     pub fn came(&self, later_ms: f64) -> ByteArrivals {
         let rung = |at: usize| self.rungs_ms.get(at).map(|ms| ms + later_ms);
         ByteArrivals {

@@ -11,7 +11,8 @@ use parking_lot::Mutex;
 pub struct RowFile(Mutex<File>);
 
 impl RowFile {
-    /// Opens the file and reads its rows. An incomplete last line of an interrupted run is removed.
+    /// Opens the CSV file and reads the results in it, one per line. An incomplete last line of an interrupted run is
+    /// removed.
     pub fn open(
         path: &Path,
         resume: bool,
@@ -43,7 +44,7 @@ impl RowFile {
         Ok((Self(Mutex::new(file)), done))
     }
 
-    /// Appends a row in a single write, so that a line is never mixed with another one.
+    /// Appends a result as one line in a single write, so that lines of several threads are not mixed.
     pub fn add(&self, run: &TrainingRun) -> io::Result<()> {
         self.0.lock().write_all(format!("{}\n", run.line()).as_bytes())
     }

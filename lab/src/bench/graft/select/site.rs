@@ -85,7 +85,8 @@ impl SelectSite {
         let _client = pair.client.start()?;
         let start = Instant::now();
         pair.wait_warm()?;
-        // The time to set up a new tunnel is added to the transfer's. A tunnel that was ready before adds no time.
+        // The time to set up a new tunnel is added to the transfer's times. A tunnel that is ready before the transfer
+        // (`warm`) adds no time.
         let later = if warm { Duration::ZERO } else { start.elapsed() };
         if warm {
             std::thread::sleep(WARMING);

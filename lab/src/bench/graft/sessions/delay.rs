@@ -51,7 +51,7 @@ const CANDIDATES: [SessionDelayVariant; 7] = [
     },
     SessionDelayVariant { name: "fec", functions: &["number", "fec"], parameters: "" },
 ];
-/// Pause of a sender after the session's send window had no space for a message.
+/// Time for which a sender waits if the session's send window has no space for a message.
 const NO_ROOM: Duration = Duration::from_micros(50);
 /// Longest wait for messages that are still on their way after the last one was sent.
 const GRACE: Duration = Duration::from_millis(500);

@@ -17,7 +17,7 @@ use crate::bench::table::columns;
 use crate::bench::usage::UsageReading;
 use crate::progress::BenchProgress;
 
-/// Time in which sessions send their last control messages and their timers expire.
+/// Pause before an idle daemon is measured. In this time, sessions send their last control messages, and timers expire.
 const CALM: Duration = Duration::from_secs(5);
 const IDLE: Duration = Duration::from_secs(5);
 
@@ -102,8 +102,8 @@ pub fn run(args: &SessionArgs, site: &BenchSite) -> anyhow::Result<(Vec<Value>, 
     Ok((rows, columns(&lines)))
 }
 
-/// Returns the CPU time per second of an idle daemon in ms. It waits first, until the work for earlier messages is
-/// done.
+/// Returns the CPU time per second of an idle daemon in ms. Before that, it waits for the time `CALM`, in which the
+/// daemon finishes its work for earlier messages.
 fn idle_ms_s(process: u32) -> anyhow::Result<f64> {
     thread::sleep(CALM);
     let before = UsageReading::take(process)?;

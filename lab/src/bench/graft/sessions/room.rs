@@ -170,7 +170,7 @@ impl SessionArgs {
                 Err(error) => return Err(error.into()),
             }
         }
-        // The receiver stops counting now, so messages that are still on their way do not count.
+        // With `is_over`, the receiver stops counting, so messages that are still on their way do not count.
         is_over.store(true, Ordering::Relaxed);
         let used = UsageReading::take(daemon)?.used_since(&at_daemon);
         let us = |time: Duration| time.as_nanos() as f64 / 1e3;

@@ -59,7 +59,7 @@ mod tests {
     /// The filter's result is at least the largest value of the current period, and at most the largest of the last
     /// `length` periods.
     #[test]
-    fn windowed_max_is_near_the_true_maximum() {
+    fn windowed_max_lies_between_maxima_of_last_period_and_whole_window() {
         let mut state = 1u64;
         let mut random = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -53,7 +53,7 @@ impl PathLoss {
         }
     }
 
-    /// Ends a round trip. `is_steady` tells that packets were sent no faster than the path had delivered before.
+    /// Ends a round trip. `is_steady` is true if packets were sent no faster than the path had delivered before.
     pub fn end_round(&mut self, min_rtt: Option<Duration>, is_steady: bool, mtu: u64) {
         let round = std::mem::take(&mut self.round);
         self.delivered *= KEEP;

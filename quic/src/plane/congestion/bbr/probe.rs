@@ -37,7 +37,7 @@ pub enum Phase {
 pub enum AckPhase {
     /// The packets were not sent by a probe.
     Init,
-    /// The phase Refill runs.
+    /// The phase Refill has begun, and the packets were still sent before the probe.
     Refilling,
     /// The phase Up has begun, and the packets were still sent before it.
     ProbeStarting,

@@ -40,8 +40,8 @@ pub struct ReceivedBytes {
     granted: u64,
     /// Time when the last missing byte of the stream arrived.
     pub complete: Option<Instant>,
-    /// Times, each with the number of contiguous bytes from offset 0 received by then. A reset ends the list, because
-    /// the application gets no more bytes.
+    /// The times at which the stream's contiguous bytes from offset 0 grew, each with the number of these bytes. A
+    /// reset ends the list, because the application gets no more bytes.
     pub progress: Vec<(Instant, u64)>,
 }
 

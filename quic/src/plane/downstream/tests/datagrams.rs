@@ -20,7 +20,7 @@ fn datagrams_are_sent_by_priority_and_never_repeated() {
 
 /// The number of empty datagrams is bounded, too, because their bookkeeping counts as memory.
 #[test]
-fn waiting_datagrams_are_bounded_by_their_memory() {
+fn waiting_empty_datagrams_are_bounded_by_their_bookkeeping_memory() {
     let config = Config { max_datagram_bytes: 100_000, ..Config::new(CODES) };
     let mut sim = Sim::new(1, SimLink::default(), ReceiverCredit::default(), config);
     for _ in 0..10_000 {
@@ -34,7 +34,7 @@ fn waiting_datagrams_are_bounded_by_their_memory() {
 }
 
 #[test]
-fn datagrams_are_dropped_when_late_large_or_many() {
+fn datagrams_too_late_too_large_or_over_the_byte_limit_are_dropped() {
     let config = Config { max_datagram_bytes: 1400, ..Config::new(CODES) };
     let mut sim = Sim::new(1, SimLink::default(), ReceiverCredit::default(), config);
     let error = sim.down.send_datagram(datagram(&[0; 1198], 1, None));

@@ -48,7 +48,7 @@ fn all_streams_arrive_at_every_packet_loss_rate() {
 }
 
 #[test]
-fn live_object_is_sent_at_once_in_one_packet() {
+fn one_kilobyte_live_object_is_sent_at_once_in_one_packet() {
     let mut sim = sim(SimLink::default());
     let source = Mem::new(9);
     let key = sim.open(&source, 128);
@@ -79,7 +79,7 @@ fn small_frames_share_a_packet() {
 }
 
 #[test]
-fn data_of_a_packet_that_was_not_built_is_sent_later() {
+fn frames_polled_for_a_packet_that_was_not_sent_are_sent_later() {
     let mut sim = sim(SimLink::default());
     sim.open_whole(3, 5000, 1);
     let mut out = Vec::new();
@@ -165,7 +165,7 @@ proptest! {
 
     /// Streams are opened, extended, finished and reset at random, and every stream ends with FIN or reset on any link.
     #[test]
-    fn random_schedule_ends_every_stream(
+    fn every_stream_of_a_random_schedule_ends_with_fin_or_reset(
         seed in any::<u64>(),
         loss in 0.0..0.2f64,
         jitter in 0u64..15,

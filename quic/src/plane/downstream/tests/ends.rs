@@ -47,7 +47,7 @@ fn stop_sending_is_answered_with_a_reset() {
 }
 
 #[test]
-fn evicted_bytes_reset_the_stream() {
+fn stream_is_reset_when_its_source_evicts_unsent_bytes() {
     let mut sim = sim(SimLink::default());
     let source = Mem::new(4);
     source.push(100_000, sim.now);

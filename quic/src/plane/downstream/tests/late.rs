@@ -133,7 +133,7 @@ impl LateOutcome {
 /// The link carries 47 kB/s of the camera's 84 kB/s. The backlog is then at most one group and the data of a quarter of
 /// a second.
 #[test]
-fn data_that_waits_too_long_is_dropped_except_the_newest_group() {
+fn group_that_waits_too_long_is_dropped_unless_it_is_the_newest() {
     let camera = LateCamera { subgroups: false, policy: policy::PolicyKind::Live, rate: 47_000 };
     let outcome = camera.run(20);
     let stats = outcome.sim.down.stats();
@@ -150,7 +150,7 @@ fn data_that_waits_too_long_is_dropped_except_the_newest_group() {
 }
 
 #[test]
-fn key_frames_arrive_and_deltas_are_dropped() {
+fn narrow_path_delivers_key_frames_and_drops_delta_frames() {
     let camera = LateCamera { subgroups: true, policy: policy::PolicyKind::Live, rate: 31_000 };
     let outcome = camera.run(20);
     for sent in outcome.streams.iter().filter(|sent| sent.subgroup == 0) {
@@ -206,7 +206,7 @@ fn path_with_spare_capacity_drops_nothing() {
 /// Sending the requested old data takes two seconds. Neither the old data nor live data that arrives in the meantime
 /// counts as late.
 #[test]
-fn requested_old_data_never_counts_as_late() {
+fn explicitly_requested_old_groups_are_never_dropped_as_late() {
     for asked in [AskedRange::Present, AskedRange::All, AskedRange::Nothing] {
         let mut sim = sim(narrow());
         let old: Vec<_> = (0..10)
@@ -287,7 +287,7 @@ fn data_blocked_by_the_peers_limits_is_dropped_when_late() {
 /// The offload forwards newer data only if no data of the same priority level waits in the data plane. Before the data
 /// plane drops a stream that the offload sends on, it recalls the stream from the offload.
 #[test]
-fn offload_does_not_overtake_waiting_data() {
+fn offload_does_not_overtake_data_of_equal_priority_in_the_data_plane() {
     let mut sim = sim(narrow());
     let group = |sim: &mut Sim, group, bytes| {
         let source = Mem::new(group);

@@ -53,7 +53,7 @@ fn tail_drop_policy_resets_the_newest_waiting_streams() {
 }
 
 #[test]
-fn unsent_packet_or_unopened_stream_in_a_frame_is_a_violation() {
+fn frame_that_names_an_unsent_packet_or_unopened_stream_is_refused() {
     let mut sim = sim(SimLink::default());
     sim.open_whole(3, 5000, 1);
     sim.transmit();

@@ -113,7 +113,7 @@ fn live_media_does_not_pause_to_probe_the_round_trip() {
 
 /// A key frame is sent each second, at the rate of the path.
 #[test]
-fn key_frames_leave_at_the_rate_of_the_path() {
+fn bbr_sends_key_frames_at_the_rate_of_the_path() {
     let mut sim =
         sim_with(CongestionAlgorithm::Bbr, 1, SimLink { rate: Some(2_500_000), ..SimLink::default() });
     let source = Mem::new(1);

@@ -45,7 +45,7 @@ fn with_an_offload(seed: u64, link: SimLink, credit: ReceiverCredit) -> Sim {
 }
 
 #[test]
-fn offload_sends_nearly_every_packet() {
+fn offload_sends_at_least_80_percent_of_the_packets() {
     let sim = with_an_offload(1, SimLink::default(), ReceiverCredit::default());
     let stats = sim.down.stats();
     let percent = stats.offloaded_packets * 100 / 800;
@@ -74,7 +74,7 @@ fn bytes_that_the_offload_loses_or_declines_are_sent_by_data_plane() {
 }
 
 #[test]
-fn delegated_stream_is_reset_at_the_offloads_final_size() {
+fn reset_of_an_offloaded_stream_has_the_final_size_the_offload_reached() {
     let mut sim = sim(SimLink::default());
     let source = Mem::new(1);
     source.push(1000, sim.now);
@@ -124,7 +124,7 @@ fn offload_sends_only_streams_more_urgent_than_waiting_data() {
 }
 
 #[test]
-fn credit_lent_to_the_offload_is_not_used_by_the_data_plane_too() {
+fn flow_control_credit_lent_to_the_offload_is_not_used_twice() {
     let credit = ReceiverCredit { data: 10_000, ..ReceiverCredit::default() };
     let mut sim = Sim::new(1, SimLink::default(), credit, Config::new(CODES));
     sim.down.set_outstanding(OffloadBudget { bytes: 0, data: 9500 });
@@ -157,7 +157,7 @@ fn acknowledge(sim: &mut Sim, number: u64) {
 }
 
 #[test]
-fn stream_opened_by_the_offload_is_retransmitted_once_adopted() {
+fn bytes_that_the_offload_skipped_are_sent_when_the_stream_has_a_source() {
     let mut sim = sim(SimLink::default());
     let next = sim.down.next_stream();
     let id = next << 2 | sim.down.stream_bits();
@@ -184,7 +184,7 @@ fn stream_opened_by_the_offload_is_retransmitted_once_adopted() {
 }
 
 #[test]
-fn stream_opened_by_the_offload_ends_before_it_is_adopted() {
+fn stream_that_the_offload_finished_is_no_longer_adopted_by_data_plane() {
     let mut sim = sim(SimLink::default());
     let id = sim.down.next_stream() << 2 | sim.down.stream_bits();
     let key = sim.down.opened(1, Label::default(), Some(id));

@@ -4,7 +4,7 @@ use super::*;
 use crate::plane::ecn;
 
 #[test]
-fn quic_stack_gets_the_window_that_the_data_plane_leaves() {
+fn quic_stack_gets_the_congestion_window_that_the_data_plane_leaves() {
     let mut sim = sim(SimLink::default());
     let window = sim.down.stack_window();
     assert_eq!(window, 12_000);
@@ -22,7 +22,7 @@ fn quic_stack_gets_the_window_that_the_data_plane_leaves() {
 }
 
 #[test]
-fn path_change_resets_window_and_round_trip() {
+fn path_change_resets_congestion_window_and_round_trip() {
     let mut sim = sim(SimLink::default());
     sim.open_whole(3, 500_000, 1);
     sim.run_until(SECOND, |sim| sim.down.stats().window > 50_000);
@@ -76,7 +76,7 @@ fn bottleneck_is_filled_with_few_losses() {
 
 /// The offload does not pace: its packets leave as a burst, and queue in front of the bottleneck.
 #[test]
-fn unpaced_sender_gets_less_of_the_window() {
+fn unpaced_offload_gets_a_smaller_congestion_window_than_paced_data() {
     let rate = 1_000_000;
     let link =
         SimLink { rate: Some(rate), queue: 100_000, delay: Duration::from_millis(30), ..SimLink::default() };
@@ -93,7 +93,7 @@ fn unpaced_sender_gets_less_of_the_window() {
 }
 
 #[test]
-fn window_is_paced_over_the_round_trip() {
+fn congestion_window_is_paced_over_the_round_trip() {
     for pacing in [true, false] {
         let config = Config { pacing, algorithm: CongestionAlgorithm::Cubic, ..Config::new(CODES) };
         let mut sim = Sim::new(1, SimLink::default(), ReceiverCredit::default(), config);
@@ -119,7 +119,7 @@ fn window_is_paced_over_the_round_trip() {
 }
 
 #[test]
-fn slow_source_does_not_grow_the_window() {
+fn slow_source_does_not_grow_the_congestion_window() {
     let config = Config { algorithm: CongestionAlgorithm::Cubic, ..Config::new(CODES) };
     let mut sim = Sim::new(1, SimLink::default(), ReceiverCredit::default(), config);
     let source = Mem::new(6);
@@ -169,7 +169,7 @@ fn path_that_clears_ecn_marks_is_detected() {
 /// The path drops packets larger than the base MTU for a while. Live media uses smaller packets meanwhile, and large
 /// ones after the path has recovered.
 #[test]
-fn path_that_recovered_gets_large_packets_again() {
+fn packet_size_grows_again_after_the_path_mtu_recovers() {
     let mut sim = sim(SimLink::default());
     sim.find_mtu(1452);
     let source = Mem::new(8);

@@ -318,7 +318,7 @@ fn acknowledge_all(shared: &SharedConnection, now: Instant) {
 }
 
 #[test]
-fn late_offload_gets_the_present_keys_path_and_packet_number() {
+fn offload_added_mid_connection_gets_current_keys_path_and_packet_number() {
     let (shared, now) = scene();
     for number in 0..1000 {
         quinns(&shared, now, if number < 500 { 0 } else { 3 }, number);
@@ -473,7 +473,7 @@ fn offload_gets_a_send_budget_only_for_the_present_path() {
 }
 
 #[test]
-fn closed_connection_grants_nothing_to_a_late_offload() {
+fn offload_added_to_a_closed_connection_gets_no_send_budget() {
     let (shared, now) = scene();
     shared.close();
     let fake = Arc::new(FakeOffload::default());

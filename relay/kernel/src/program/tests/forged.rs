@@ -68,8 +68,8 @@ const FORGERIES: [Forgery; 8] = [
 ];
 
 impl Forgery {
-    /// Makes a forged packet from genuine packets of one of the two publishers. Forgeries that combine two packets or
-    /// keys also use the other publisher's. `number` is an unused packet number.
+    /// Makes a forged packet from genuine packets of one of the two publishers. Forgeries that combine two packets, or
+    /// a packet and keys, also use packets or keys of the other publisher. `number` is an unused packet number.
     fn make(self, publishers: &[ForgedPublisher; 2], number: u64, rng: &mut Rng) -> Vec<u8> {
         let which = rng.usize(..2);
         let one = &publishers[which];
@@ -114,8 +114,8 @@ fn pass(program: &ProgramMut<'_>, packet: &[u8]) {
     assert_eq!(program.test_run(input).expect("test run").return_value, PASS_ON);
 }
 
-/// Sends `count` forged packets, and checks that none is copied and all pass on to userspace. Returns the counted
-/// outcomes.
+/// Sends `count` forged packets, and checks that none is copied to subscribers and that all are passed on to userspace.
+/// Returns the counted outcomes.
 fn forge(count: u64) -> Vec<(&'static str, u64)> {
     let mut bench = ProgramBench::new();
     let publishers = quic::SUITES.map(|suite| ForgedPublisher::new(&mut bench, suite));

@@ -148,8 +148,8 @@ fn packet_with_bytes_beyond_the_final_size_is_not_forwarded() {
 }
 
 #[test]
-fn malformed_bytes_are_not_forwarded() {
-    if !root("malformed_bytes_are_not_forwarded") {
+fn malformed_subgroup_stream_bytes_are_not_forwarded() {
+    if !root("malformed_subgroup_stream_bytes_are_not_forwarded") {
         return;
     }
     let behind = |rest: &[u8]| [&[0x30, 2, 0], rest].concat();
@@ -257,8 +257,8 @@ fn frame_that_overlaps_received_bytes_is_not_forwarded() {
 /// Bytes may reach only userspace, in packets from an interface without the program, or in packets that the program
 /// does not parse. The program forwards no later packet that has other bytes at the same stream offsets.
 #[test]
-fn bytes_received_only_by_userspace_are_not_forwarded() {
-    if !root("bytes_received_only_by_userspace_are_not_forwarded") {
+fn packet_contradicting_bytes_seen_only_by_userspace_is_not_forwarded() {
+    if !root("packet_contradicting_bytes_seen_only_by_userspace_is_not_forwarded") {
         return;
     }
     let stream = subgroup(&[1000, 100]);
@@ -288,15 +288,15 @@ fn bytes_received_only_by_userspace_are_not_forwarded() {
     leave(&judge, 199..210, false);
     assert!(judge.bench.slot.borrow().is_contradicted());
     assert_eq!(judge.send(&[part(&stream, 200..210)]), BAD, "nothing more of it");
-    // Userspace may also report bytes of a stream that the program does not forward (a stream without a slot).
+    // Userspace may also report bytes of a stream that the program does not forward.
     judge.bench.upstream.leave(STREAM + 400, &(0..10), true);
 }
 
 /// A forwarded packet may be lost on its way to userspace, which then receives a packet with other bytes at the same
 /// stream offset.
 #[test]
-fn differing_parser_states_at_one_offset_are_detected() {
-    if !root("differing_parser_states_at_one_offset_are_detected") {
+fn kernel_and_userspace_parser_states_differing_at_an_offset_are_detected() {
+    if !root("kernel_and_userspace_parser_states_differing_at_an_offset_are_detected") {
         return;
     }
     let x = subgroup(&[1000, 100]);
@@ -335,8 +335,8 @@ fn position(stream: &[u8], len: usize) -> PositionRecord {
 }
 
 #[test]
-fn stream_is_forwarded_again_after_its_hole_is_filled() {
-    if !root("stream_is_forwarded_again_after_its_hole_is_filled") {
+fn stream_is_forwarded_again_after_its_missing_bytes_arrive() {
+    if !root("stream_is_forwarded_again_after_its_missing_bytes_arrive") {
         return;
     }
     let stream = subgroup(&[100, 1000, 100, 100, 100]);
@@ -390,7 +390,7 @@ fn stream_is_forwarded_again_after_its_hole_is_filled() {
     assert_eq!(judge.send(&[part(&stream, three..three + 5)]), GOOD);
     assert_eq!(judge.judged(), four);
 
-    // The stream has a second hole. The run of stored bytes begins after the last hole.
+    // The stream has two holes (ranges of missing bytes). Only bytes after the second hole stay stored.
     judge.begin();
     assert_eq!(judge.send(&[part(&stream, 0..two)]), GOOD);
     assert_eq!(judge.send(&[part(&stream, three..three + 10)]), DECLINED);
@@ -405,8 +405,8 @@ fn stream_is_forwarded_again_after_its_hole_is_filled() {
 /// stream up to bytes that were discarded, the program stops there, too. If userspace parses up to the bytes that were
 /// stored last, the program continues with these bytes.
 #[test]
-fn bytes_stored_after_a_hole_are_bounded() {
-    if !root("bytes_stored_after_a_hole_are_bounded") {
+fn out_of_order_bytes_beyond_the_reassembly_buffer_discard_the_oldest() {
+    if !root("out_of_order_bytes_beyond_the_reassembly_buffer_discard_the_oldest") {
         return;
     }
     let stream = subgroup(&[300; 300]);
@@ -414,7 +414,8 @@ fn bytes_stored_after_a_hole_are_bounded() {
     let advance = |judge: &Judge, to: usize| judge.bench.slot.borrow_mut().advance(&position(&stream, to));
     let mut judge = Judge::new();
     assert_eq!(judge.send(&[part(&stream, frames[0].clone())]), GOOD);
-    // The bytes from offset 2000 to 67,000 are stored as one run, and then a new run begins.
+    // The bytes from offset 2000 to 67,000 are stored. The buffer has no room for later bytes, so they replace the
+    // stored ones.
     for frame in &frames[2..70] {
         assert_eq!(judge.send(&[part(&stream, frame.clone())]), DECLINED);
     }
@@ -424,7 +425,8 @@ fn bytes_stored_after_a_hole_are_bounded() {
     advance(&judge, 68_500);
     assert_eq!(judge.send(&[part(&stream, frames[71].clone())]), GOOD);
     assert_eq!(judge.judged(), 72_000);
-    // A long run of stored bytes is parsed piece by piece, while several frames arrive.
+    // Many bytes are stored after a hole in the stream. The program parses only some of them with each frame that
+    // arrives.
     judge.begin();
     assert_eq!(judge.send(&[part(&stream, frames[0].clone())]), GOOD);
     for frame in &frames[2..50] {
@@ -445,12 +447,12 @@ fn bytes_stored_after_a_hole_are_bounded() {
     assert_eq!(judge.send(&[part(&broken, 0..20)]), BAD);
 }
 
-/// Several streams share a buffer for bytes after a hole. A stream cannot store bytes until the other stream has no run
-/// in the buffer any more.
+/// Two streams share one buffer for bytes that arrive after a hole. While the buffer has bytes of one of these streams,
+/// the other stream's bytes are not stored.
 #[test]
-fn bytes_after_holes_are_stored_for_limited_streams() {
+fn out_of_order_bytes_of_only_one_stream_per_shared_buffer_are_stored() {
     const STREAMS: u64 = 65;
-    if !root("bytes_after_holes_are_stored_for_limited_streams") {
+    if !root("out_of_order_bytes_of_only_one_stream_per_shared_buffer_are_stored") {
         return;
     }
     let stream = subgroup(&[100, 100, 100, 100]);
@@ -481,7 +483,7 @@ fn bytes_after_holes_are_stored_for_limited_streams() {
     }
     assert_eq!(send(STREAMS - 1, 210..220), Outcome::Declined, "not kept");
     assert_eq!(send(0, 210..220), Outcome::Forwarded);
-    // The parser's position in the first stream has passed that stream's stored run, so the shared buffer is free.
+    // The first stream was parsed beyond its bytes in the shared buffer, so the buffer is free.
     assert_eq!(send(STREAMS - 1, 230..330), Outcome::Declined);
     slots[STREAMS as usize - 1].advance(&position(&stream, 240));
     assert_eq!(send(STREAMS - 1, 330..340), Outcome::Forwarded);
@@ -489,8 +491,8 @@ fn bytes_after_holes_are_stored_for_limited_streams() {
 
 /// Object IDs after a hole are deltas to the object IDs before the hole.
 #[test]
-fn object_ids_after_a_hole_may_be_large() {
-    if !root("object_ids_after_a_hole_may_be_large") {
+fn object_id_deltas_after_missing_bytes_resolve_up_to_2_64_minus_1() {
+    if !root("object_id_deltas_after_missing_bytes_resolve_up_to_2_64_minus_1") {
         return;
     }
     // The stream has the object IDs 2^64 - 3 to 2^64 - 1; a further object would exceed the largest ID.

@@ -53,8 +53,8 @@ fn packets_are_decrypted_with_precomputed_keystreams() {
 }
 
 #[test]
-fn keystream_rings_share_limited_memory() {
-    if !root("keystream_rings_share_limited_memory") {
+fn keystream_rings_of_upstreams_share_a_configured_memory_limit() {
+    if !root("keystream_rings_of_upstreams_share_a_configured_memory_limit") {
         return;
     }
     let entry = size_of::<intf::Keystream>() as u64;
@@ -79,8 +79,8 @@ fn keystream_rings_share_limited_memory() {
 }
 
 #[test]
-fn removed_upstream_entry_is_free_after_all_program_runs_end() {
-    if !root("removed_upstream_entry_is_free_after_all_program_runs_end") {
+fn removed_upstream_record_is_reusable_after_running_programs_end() {
+    if !root("removed_upstream_record_is_reusable_after_running_programs_end") {
         return;
     }
     let relay =

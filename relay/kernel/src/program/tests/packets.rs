@@ -5,8 +5,8 @@ use millrace_quic::frame::{self, Frame, Walker};
 use super::*;
 
 #[test]
-fn program_passes_packets_it_does_not_understand() {
-    if !root("program_passes_packets_it_does_not_understand") {
+fn program_passes_unparsable_packets_to_userspace() {
+    if !root("program_passes_unparsable_packets_to_userspace") {
         return;
     }
     let bench = ProgramBench::new();
@@ -131,7 +131,7 @@ fn program_forwards_no_packet_number_twice() {
     assert_eq!(run(&bench, 10_000 - 127, 4), Outcome::Forwarded);
     assert_eq!(run(&bench, 10_000 - 127, 4), Outcome::Replayed);
     assert_eq!(run(&bench, 10_000 - 128, 4), Outcome::Replayed);
-    // The jump is so large that packet numbers of one byte are decoded to wrong numbers.
+    // The packet number grows by so much that a number encoded in one byte is decoded wrongly.
     assert_eq!(run(&bench, 20_000, 1), Outcome::NotAuthentic);
     // A packet that userspace has decrypted is not forwarded later. Its number also sets how later short numbers are
     // decoded.
@@ -151,11 +151,11 @@ fn program_forwards_no_packet_number_twice() {
     }
 }
 
-/// A run that interrupts another run on the same CPU cannot use the CPU's work area, so it passes the packet to
-/// userspace.
+/// A program run that interrupts another one on the same CPU cannot use that CPU's scratch memory. It passes the packet
+/// to userspace.
 #[test]
-fn program_run_without_a_free_work_area_passes_the_packet() {
-    if !root("program_run_without_a_free_work_area_passes_the_packet") {
+fn nested_program_run_on_a_cpu_passes_the_packet_to_userspace() {
+    if !root("nested_program_run_on_a_cpu_passes_the_packet_to_userspace") {
         return;
     }
     let bench = ProgramBench::new();
@@ -168,7 +168,7 @@ fn program_run_without_a_free_work_area_passes_the_packet() {
 }
 
 /// Runs the program on random payloads, most of them almost valid. It must find the same STREAM frames as userspace's
-/// frame walker.
+/// parser of QUIC frames.
 #[test]
 fn program_parses_frames_like_userspace() {
     const CASES: u64 = 20_000;

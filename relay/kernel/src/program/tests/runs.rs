@@ -35,8 +35,8 @@ fn five_by_two() -> ProgramBench {
 /// Between two runs, the packet's firewall mark has a cursor ID, which tells the next run where to continue. That run
 /// frees the cursor, and the last run restores the original mark.
 #[test]
-fn further_program_run_continues_where_the_last_ended() {
-    if !root("further_program_run_continues_where_the_last_ended") {
+fn next_program_run_for_a_packet_copies_to_the_remaining_subscribers() {
+    if !root("next_program_run_for_a_packet_copies_to_the_remaining_subscribers") {
         return;
     }
     let mut bench = five_by_two();
@@ -72,9 +72,9 @@ fn further_program_run_continues_where_the_last_ended() {
 /// More packets wait for another run than the program has cursors, which say where a packet's next run continues. Each
 /// waiting packet keeps its cursor, and packets without one are left to userspace.
 #[test]
-fn cursor_of_a_packet_between_program_runs_is_not_reused() {
+fn fan_out_cursor_of_a_packet_awaiting_its_next_run_is_not_reused() {
     const CURSORS: u64 = 4096;
-    if !root("cursor_of_a_packet_between_program_runs_is_not_reused") {
+    if !root("fan_out_cursor_of_a_packet_awaiting_its_next_run_is_not_reused") {
         return;
     }
     let bench = five_by_two();

@@ -15,7 +15,7 @@ fn bounded(bounds: UnprovenBounds) -> Arc<Access> {
 const BRIEFLY: Duration = Duration::from_millis(500);
 
 #[tokio::test]
-async fn session_without_a_right_is_closed_in_time() {
+async fn session_without_any_authorized_request_is_closed_after_timeout() {
     let relay = RelayUnderTest::with(
         bounded(UnprovenBounds { patience: BRIEFLY, ..UnprovenBounds::default() }),
         |_| {},
@@ -33,7 +33,7 @@ async fn session_without_a_right_is_closed_in_time() {
 }
 
 #[tokio::test]
-async fn session_stays_open_as_long_as_the_right_of_a_request() {
+async fn session_stays_open_until_the_token_of_its_request_expires() {
     let relay = RelayUnderTest::with(
         bounded(UnprovenBounds { patience: BRIEFLY, ..UnprovenBounds::default() }),
         |_| {},
@@ -60,7 +60,7 @@ async fn session_stays_open_as_long_as_the_right_of_a_request() {
 }
 
 #[tokio::test]
-async fn sessions_without_a_right_displace_only_each_other() {
+async fn unauthorized_sessions_displace_only_unauthorized_sessions() {
     let bounds = UnprovenBounds { sessions: 3, of_client: 2, patience: Duration::from_secs(600) };
     let relay = RelayUnderTest::with(bounded(bounds), |_| {});
     let publisher = relay.client_with(&claims(&["a"], &[])).await;
@@ -93,7 +93,7 @@ async fn sessions_without_a_right_displace_only_each_other() {
 }
 
 #[tokio::test]
-async fn session_without_access_rules_needs_no_right() {
+async fn relay_without_access_rules_counts_no_session_as_unauthorized() {
     let relay = RelayUnderTest::with(Access::new(AccessPolicy::default(), BudgetLimits::default()), |_| {});
     let client = relay.client(SetupOptions::default()).await;
     let _namespace = client.publish_namespace("a").await.accepted().await;
@@ -113,7 +113,7 @@ fn c4m(action: Action, expires: Option<u64>) -> AuthToken {
 /// A fill (objects from before the subscription) needs the right to FETCH, which does not expire here. The subscription
 /// still ends when the right to SUBSCRIBE expires.
 #[tokio::test]
-async fn fill_of_a_subscription_needs_the_right_to_fetch() {
+async fn subscription_fill_of_past_objects_needs_the_right_to_fetch() {
     const DRAFT: Draft = Draft::D22;
     let access = Access::new(tokens_only(), BudgetLimits::default());
     let relay = RelayUnderTest::with(access, |transport| transport.alpn = vec![DRAFT.alpn().to_vec()]);
