@@ -18,7 +18,7 @@ PAGE = "SECURITY.md"
 TESTS = "## Tests of the promises"
 # Rows of these tables are promises, whether or not they have a name.
 HEADER = re.compile(r"^\| promise \|")
-ITEM = re.compile(r"^\* `([a-z][a-z0-9-]*)`: ")
+ITEM = re.compile(r"^\* `([a-z][a-z0-9-]*)`:( |$)")
 TEST = re.compile(r"`([\w./-]*)::(\w+)`")
 
 
