@@ -101,6 +101,8 @@ impl ControlEnd {
 
     fn receive_with<T: DeserializeOwned>(&self, beside: &mut RecvAncillaryBuffer<'_>) -> ControlReceived<T> {
         let mut text = [0; RECORD_MAX];
+        // Descriptors are close-on-exec from the start, so that a child process started meanwhile does not inherit
+        // them.
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let mut receive = || recvmsg(&self.0, &mut [IoSliceMut::new(&mut text)], beside, flags);
         // If the other end closed before it read everything, the first `recvmsg` returns ECONNRESET. The second
@@ -115,6 +117,7 @@ impl ControlEnd {
             // No record is empty, so zero bytes mean the end of the connection.
             Ok(_) | Err(_) => return ControlReceived::End,
         };
+        // The kernel discards the rest of a record that is longer than the buffer (recvmsg(2), MSG_TRUNC).
         if got.flags.contains(ReturnFlags::TRUNC) {
             return ControlReceived::Malformed(format!("longer than {RECORD_MAX} bytes"));
         }

@@ -25,6 +25,7 @@ impl NetworkPrefix {
     pub fn from_address(address: IpAddr, length: u8) -> Self {
         let address = match address.to_canonical() {
             IpAddr::V4(address) => {
+                // A shift by all bits of the number overflows, so a prefix of length 0 gets the mask 0.
                 let mask = u32::MAX.checked_shl(32 - u32::from(length.min(32))).unwrap_or(0);
                 Ipv4Addr::from_bits(address.to_bits() & mask).into()
             }
@@ -108,6 +109,7 @@ impl NetworkPlaces {
     /// # Errors
     /// Fails if every slot is in use, or a network that contains the address uses as many slots as it may.
     pub fn enter(&mut self, address: IpAddr) -> Result<(), NetworkFull> {
+        // All networks of the address are checked before one is counted, so a refusal changes nothing.
         if let Some(full) = self.full(address) {
             return Err(full);
         }
@@ -124,6 +126,7 @@ impl NetworkPlaces {
             let places = self.counts.get(network).map_or(0, |count| count.places);
             places >= network_limit(self.of_client, *times, self.all)
         };
+        // The narrowest full network is reported: the limit of the client itself comes before those of wider networks.
         match levels(address).find(is_full) {
             Some((network, 1)) => Some(NetworkFull::Client(network)),
             Some((network, _)) => Some(NetworkFull::Wider(network)),
@@ -137,6 +140,8 @@ impl NetworkPlaces {
         for (network, _) in levels(address) {
             if let Some(count) = self.counts.get_mut(&network) {
                 count.places -= 1;
+                // Networks without slots in use are removed, so that the map does not grow with every address ever
+                // seen.
                 if count.places == 0 {
                     self.counts.remove(&network);
                 }

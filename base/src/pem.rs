@@ -27,6 +27,7 @@ pub fn fault(path: &Path, bytes: &[u8], wanted: PemKind) -> String {
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return "the file is empty".to_owned();
     }
+    // Text in UTF-16 begins with one of these byte order marks, and no PEM label is found in it.
     if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
         return format!("it is text in UTF-16: iconv -f UTF-16 -t ASCII {path} > FILE.pem");
     }
@@ -44,6 +45,7 @@ pub fn fault(path: &Path, bytes: &[u8], wanted: PemKind) -> String {
         PemKind::Certificates if has("CERTIFICATE REQUEST") || has("NEW CERTIFICATE REQUEST") => {
             "it is a certificate signing request: send it to an authority, and use the certificate that it returns".to_owned()
         }
+        // No certificate could be read from the file although it has the label of one, so its contents are damaged.
         PemKind::Certificates if has("CERTIFICATE") => damaged("certificate"),
         PemKind::Certificates if has_key => {
             "it holds a private key and no certificate: are the two files swapped?".to_owned()
@@ -115,6 +117,7 @@ fn der_ends(bytes: &[u8]) -> Option<usize> {
     let first = *bytes.get(1)?;
     let more = match first {
         0..=0x7f => return Some(2 + usize::from(first)),
+        // The lower bits of this byte are the number of bytes that the length takes (X.690, section 8.1.3.5).
         0x81..=0x84 => usize::from(first & 0x7f),
         _ => return None,
     };

@@ -115,6 +115,7 @@ impl SettingsReader {
         check: impl FnOnce(&mut SettingsReader, R) -> Option<T>,
     ) -> Result<T, Problems> {
         let (mut reader, root) = SettingsReader::new(text);
+        // `check` sees only a file without faults, so that it reports nothing that was already reported.
         let raw = reader.read(root).filter(|_| reader.problems.is_empty());
         let done = raw.and_then(|raw| check(&mut reader, raw));
         reader.end(what, file, done)
@@ -125,6 +126,7 @@ impl SettingsReader {
     /// # Errors
     /// Fails if a problem was recorded. The error lists all of them.
     pub fn end<T>(mut self, what: &'static str, file: &str, done: Option<T>) -> Result<T, Problems> {
+        // Faults are found in several passes, so they are sorted into the order of the file.
         self.problems.sort_by_key(|problem| problem.line);
         match done {
             Some(done) if self.problems.is_empty() => Ok(done),
@@ -275,6 +277,7 @@ impl SettingsReader {
             if missing.as_ref().is_none_or(|missing| !wrong.contains(&missing.key)) {
                 self.problem(missing.as_ref().unwrap_or(&at), fault.message);
             }
+            // Without another faulty key, the next pass would find the same fault, so the loop ends here.
             if at.key == place.key || !wrong.insert(at.key) {
                 return None;
             }

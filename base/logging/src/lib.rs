@@ -66,6 +66,7 @@ impl LogLimit {
 impl<S: Subscriber> Layer<S> for LogLimit {
     fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
         let metadata = event.metadata();
+        // More detailed levels compare as greater, so this exempts `debug` and `trace` from the limit.
         if *metadata.level() > Level::INFO || metadata.target() == TARGET {
             return true;
         }

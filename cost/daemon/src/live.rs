@@ -75,6 +75,7 @@ impl LiveTerminal {
         raw.make_raw();
         tcsetattr(io::stdin(), OptionalActions::Now, &raw)?;
         let view = LiveView { arguments, ..LiveView::default() };
+        // The value is made before the first write, so that dropping it after an error restores the terminal.
         let mut terminal = Self { before, signals, losses, trend: Trend::default(), shown: None, view };
         terminal.write(ENTER)?;
         terminal.draw()?;
@@ -128,6 +129,7 @@ impl LiveTerminal {
         let lines = self.view.lines(self.shown.as_ref(), &self.losses, width, height);
         let mut screen = String::from(HOME);
         screen.push_str(&lines.join(END_OF_LINE));
+        // No line break follows the last line, so the rest of that line is cleared here.
         screen.push_str("\x1b[K");
         screen.push_str(END_OF_SCREEN);
         self.write(&screen)
@@ -176,6 +178,7 @@ const HELP: &str = "Tab table  s sort  r reverse  a arguments  arrows scroll  sp
 impl LiveView {
     fn key(&mut self, bytes: &[u8]) -> KeyAnswer {
         match bytes {
+            // A terminal in raw mode sends no SIGINT, so Ctrl-C arrives as byte 3. Byte 27 alone is the Escape key.
             b"q" | b"Q" | [3] | [27] => return KeyAnswer::Quit,
             b"\t" => self.turn(1),
             b"\x1b[Z" => self.turn(self.tables.saturating_sub(1)),

@@ -169,6 +169,7 @@ impl ExportTarget {
         if let Some(special) = self.special {
             return fill(special, content).map(drop);
         }
+        // The new file is made in the target's directory, since a rename works only within one file system.
         let new = tempfile::Builder::new()
             .permissions(Permissions::from_mode(0o666))
             .tempfile_in(directory(&self.path))?;
@@ -180,6 +181,7 @@ impl ExportTarget {
 fn fill<W: Write>(out: W, content: &dyn Fn(&mut dyn Write) -> io::Result<()>) -> io::Result<W> {
     let mut out = BufWriter::new(out);
     content(&mut out)?;
+    // Dropping a `BufWriter` ignores errors of its last write, so the buffer is flushed here.
     out.into_inner().map_err(io::IntoInnerError::into_error)
 }
 

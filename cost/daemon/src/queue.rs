@@ -53,6 +53,7 @@ const TOO_SLOW: &str = "too slow, so reports are dropped";
 
 impl ReportSink for Queued {
     fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()> {
+        // A slow output must not delay the observer, so a report is dropped if the output's queue is full.
         match self.reports.as_ref().map(|reports| reports.try_send(Arc::clone(report))) {
             Some(Ok(())) => Ok(()),
             Some(Err(TrySendError::Full(_))) => {
@@ -65,6 +66,7 @@ impl ReportSink for Queued {
     }
 
     fn finish(&mut self, deadline: Option<Instant>) -> anyhow::Result<()> {
+        // Dropping the sender ends the thread's loop once it has written the reports that are already queued.
         if self.reports.take().is_none() {
             return Ok(());
         }

@@ -45,6 +45,8 @@ impl RightsNeeds {
 /// Fails if the kernel refuses one of the steps.
 pub fn reduce(needs: RightsNeeds) -> anyhow::Result<()> {
     if geteuid().is_root() && !needs.files {
+        // A change of the user ID from root to another user clears the capabilities unless they are kept
+        // (capabilities(7)).
         set_keep_capabilities(true).context("cannot keep capabilities")?;
         become_nobody()
             .context("cannot become nobody: start this with CAP_SETUID and CAP_SETGID, or as another user")?;
@@ -53,6 +55,7 @@ pub fn reduce(needs: RightsNeeds) -> anyhow::Result<()> {
     let kept = needs.capabilities() & capabilities(None)?.permitted;
     let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
     set_capabilities(None, sets).context("cannot drop capabilities")?;
+    // A process without CAP_SYS_ADMIN may install a seccomp filter only after it has set no_new_privs (seccomp(2)).
     set_no_new_privs(true)?;
     apply_filter(&filter()?).context("cannot confine system calls")
 }
@@ -63,6 +66,7 @@ const NOBODY: u32 = 65_534;
 fn become_nobody() -> nix::Result<()> {
     let user = User::from_name("nobody").ok().flatten();
     let (uid, gid) = user.map_or((Uid::from_raw(NOBODY), Gid::from_raw(NOBODY)), |user| (user.uid, user.gid));
+    // Groups change first, since the change of the user ID clears the effective capabilities (capabilities(7)).
     setgroups(&[])?;
     setresgid(gid, gid, gid)?;
     setresuid(uid, uid, uid)

@@ -28,6 +28,7 @@ impl CostSignals {
     pub fn wait(&self, time: Duration) -> io::Result<bool> {
         let mut ready = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         match poll(&mut ready, PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX)) {
+            // Another signal has interrupted the wait, so no signal that ends the program has arrived yet.
             Err(nix::errno::Errno::EINTR) => return Ok(false),
             polled => polled?,
         };

@@ -78,6 +78,7 @@ struct TrendLevel {
 impl TrendLevel {
     fn add(&mut self, next: &Self) {
         let time = self.time + next.time;
+        // The divisor is never zero, even if both spans have no length.
         let weight = next.time.as_secs_f64() / time.as_secs_f64().max(f64::MIN_POSITIVE);
         self.share += (next.share - self.share) * weight;
         self.time = time;

@@ -134,6 +134,7 @@ impl FanoutDaemon {
             ..kernel::Config::default()
         };
         let fanout = Fanout::load(&room)?;
+        // A new secret at each start makes the tokens of an earlier process invalid.
         let mut secret = [0; 32];
         SystemRandom::new()
             .fill(&mut secret)
@@ -180,6 +181,7 @@ impl FanoutDaemon {
                 }
             }
         }
+        // Nothing can fail from here on, so old streams are closed only after all new streams were opened.
         for stream in before.iter().filter(|stream| !stays(stream)) {
             info!(stream = stream.settings.name, "closed a stream that the settings no longer name");
             stream.close(&self.fanout);
@@ -321,6 +323,7 @@ impl InterfaceAnswer {
                 self.trouble =
                     Some(format!("interface {name}: cannot attach, userspace fans out: {error:#}"));
             }
+            // The error was logged at the first attempt, and the next periodic check tries again.
             Err(_) => {}
         }
     }
@@ -350,6 +353,7 @@ async fn receive(
     let mut buffer = vec![0; DATAGRAM_MAX];
     loop {
         if socket.readable().await.is_err() {
+            // The pause keeps a socket with a lasting error from using a whole CPU.
             tokio::time::sleep(TICK).await;
             continue;
         }
@@ -366,6 +370,7 @@ async fn receive(
                 Err(_) => {}
             }
         }
+        // A busy socket yields after each batch, so that other sockets and the daemon's timers get a turn.
         tokio::task::yield_now().await;
     }
 }

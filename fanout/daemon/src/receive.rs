@@ -144,6 +144,7 @@ impl<'a> FanoutPlayer<'a> {
         if self.report_at <= now {
             self.report_at = now + REPORT;
             if let Some(report) = self.reception.report(self.ssrc, now) {
+                // An error is ignored: a lost report is not repeated, since the next one follows a second later.
                 let _ = self.relay.send(&report);
             }
         }
@@ -192,6 +193,7 @@ impl<'a> FanoutPlayer<'a> {
     }
 
     fn end(&mut self) -> anyhow::Result<()> {
+        // An error is ignored: without this request, the lease ends by itself.
         let _ = self.relay.send(&self.asker.leave().encode());
         print(&format!("{} packets, {} bytes\n", self.packets, self.bytes))
     }
@@ -259,6 +261,7 @@ impl Asker {
     /// # Errors
     /// Fails if the relay refuses the stream for good.
     fn on_answer(&mut self, answer: &RelayAnswer, now: Duration) -> anyhow::Result<Option<String>> {
+        // An answer to an earlier request may arrive late, and only the latest request counts.
         if answer.transaction != self.transaction {
             return Ok(None);
         }
@@ -271,6 +274,7 @@ impl Asker {
             }
             RequestOutcome::Lease { seconds, token } => {
                 self.token = token;
+                // A third of the lease leaves time to repeat lost requests before the lease ends.
                 self.next = now + Duration::from_secs(seconds.into()) / 3;
                 let is_new = !std::mem::replace(&mut self.has_lease, true);
                 Ok(is_new.then(|| format!("receiving {}, with a lease of {seconds} s", self.stream)))

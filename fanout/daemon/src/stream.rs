@@ -225,6 +225,7 @@ impl ServedRtpStream {
             self.kernel.note_report(middle, now_ns);
         }
         state.count("user_packets");
+        // The rate limit of a receiver counts bytes from the IP header on.
         let headers = if self.settings.listen.is_ipv4() { HEADERS_V4 } else { HEADERS_V6 };
         let mut unsent = 0;
         for (who, reached) in &state.reached {
@@ -272,6 +273,7 @@ impl ServedRtpStream {
         let Some(reached) = state.reached.get_mut(&from) else { return };
         let sent = reached.sent();
         let heard = match self.settings.encrypted {
+            // RTCP of an SRTP stream is encrypted, so a datagram shows only that its receiver still answers.
             true => None,
             false => {
                 let Some(heard) = self.read(reached, datagram, now_ns) else {
@@ -353,10 +355,13 @@ impl ServedRtpStream {
         for (who, reached) in &mut state.reached {
             let unknown = reached.receiver.copies(CopyOutcome::NoNeighbour);
             if unknown > std::mem::replace(&mut reached.no_neighbour, unknown) {
+                // Sending through the host's network stack makes it look up the link address. Errors are ignored, since
+                // this is repeated.
                 let _ = self.socket.send_to(&KNOCK, who);
             }
         }
         let last = Duration::from_nanos(self.kernel.media().last_ns);
+        // A sender that restarts may choose another SSRC, which would otherwise never be forwarded.
         if self.settings.ssrc() == Ssrc::First && now.saturating_sub(last) > FORGOTTEN {
             self.kernel.forget_ssrc();
         }
@@ -376,6 +381,8 @@ impl ServedRtpStream {
         match command {
             Command::Add { who, until } => {
                 let pinned = Duration::from_nanos(monotonic_ns()) + PINNED;
+                // A receiver that the settings name has no end of lease, so the kernel gets a short lease that this
+                // process renews.
                 let until = if until == FOREVER { pinned } else { until };
                 match self.kernel.add(who, state.settings.cap(), nanos(until)) {
                     Ok(receiver) => {

@@ -89,6 +89,7 @@ impl FanoutTraceWatch {
             None => true,
         };
         if begins {
+            // Events of an earlier trace may still be in the ring buffer.
             fanout.drain_events(drop);
             fanout.set_tracing(Some(tracing));
         }
@@ -165,6 +166,8 @@ impl FanoutTraceLine {
             ssrc: format!("{:08x}", event.ssrc),
             sequence: event.sequence,
             timestamp: event.timestamp,
+            // An RTP packet has its marker bit and payload type where RTCP has a type from 192 to 223 (RFC 5761,
+            // section 4).
             kind: if matches!(event.kind, 192..=223) { event.kind } else { event.kind & 0x7f },
             bytes: event.size,
             outcome: outcome.to_owned(),

@@ -253,6 +253,7 @@ fn answer(
             bail!("`seconds` is not allowed in `unlist`")
         }
         GateRequest::Unlist(PrefixList { prefix, scope, .. }) => {
+            // Prefixes on the list are removed even if others are absent, and the error is about the absent ones.
             let absent = daemon.lists.unlist(gate, scope.as_deref(), &prefix.parse()?)?;
             tracing::info!(%prefix, scope, "removed an entry from the gate's block or allow list");
             let list = scope.map_or("for all".to_owned(), |scope| format!("in scope {scope}"));
@@ -287,11 +288,14 @@ impl ConnectionState {
         let handle = daemon.gate.scope(&scope)?;
         match self.connections.entry((scope, client)) {
             Occupied(mut counted) => {
+                // The kernel counts first, so that a failed call leaves no count here that would be subtracted later.
                 let has = handle.inc(client)?;
                 counted.get_mut().count += 1;
                 Ok(has)
             }
             Vacant(entry) => {
+                // The permit is taken before the kernel counts, so that the number of addresses in this map stays
+                // bounded.
                 let _place = Arc::clone(&self.places).try_acquire_owned().context(
                     "the table of clients is full: raise `max_clients` in the policy's `[load]`, and \
                      restart the gate",
@@ -306,8 +310,11 @@ impl ConnectionState {
     fn dec(&mut self, daemon: &GateDaemon, scope: String, client: IpAddr) -> anyhow::Result<u32> {
         let handle = daemon.gate.scope(&scope)?;
         let key = (scope, client);
+        // A server may subtract only connections that it has counted itself, so it cannot lower another server's
+        // counts.
         let counted = self.connections.get_mut(&key).filter(|counted| counted.count > 0);
         let counted = counted.context("this client has no connection that was counted on this connection")?;
+        // This count is lowered even if the kernel's call fails, so that no connection is subtracted twice.
         counted.count -= 1;
         let is_last = counted.count == 0;
         let has = handle.dec(client);

@@ -87,6 +87,7 @@ impl GateDaemon {
             gate.attach(name, setup.mode)?;
         }
         let places = usize::try_from(gate.load().max_clients).unwrap_or(usize::MAX);
+        // A semaphore with more permits than its maximum would panic.
         let places = places.saturating_mul(ADDRESSES_FACTOR).min(Semaphore::MAX_PERMITS);
         Ok(Self {
             places: Arc::new(Semaphore::new(places)),
@@ -119,6 +120,7 @@ impl GateDaemon {
         warn_of(&policy);
         let policy = if self.dry_run { policy.dry_run() } else { policy };
         self.gate.set_policy(&policy)?;
+        // The text changes only after the kernel has accepted the policy, so it is always that of the policy in force.
         *current = text;
         info!("the gate's new policy is in force");
         Ok(())
@@ -146,6 +148,7 @@ impl Observed for GateDaemon {
             log_lines_dropped: log::dropped(),
             ..status::read_status(&self.gate)?
         };
+        // A policy from command-line flags never changes, so only a policy file has reloads to report.
         if matches!(self.source, PolicySource::File(_)) {
             status.trouble.extend(self.reloads.trouble("policy before stays"));
             status.reload = Some(self.reloads.latest());

@@ -28,12 +28,14 @@ impl Lists {
         entry: ListEntry,
         time: Option<Duration>,
     ) -> Result<Vec<ListedStatus>, Error> {
+        // The lock is held for all prefixes, so that no expiry removes an entry that was just added again.
         let mut ends = self.0.lock();
         for prefix in prefixes {
             gate.list(scope, *prefix, entry)?;
             let key = (scope.map(str::to_owned), *prefix);
             match time.and_then(|time| Instant::now().checked_add(time)) {
                 Some(end) => ends.insert(key, end),
+                // A new entry without an end replaces an older one that would expire.
                 None => ends.remove(&key),
             };
         }
@@ -52,6 +54,7 @@ impl Lists {
         prefixes: &[Prefix],
     ) -> Result<Vec<Prefix>, Error> {
         let mut ends = self.0.lock();
+        // The entries are listed before the removal, since the removal does not return which of them were absent.
         let listed: HashSet<_> =
             gate.listed().into_iter().map(|(scope, prefix, _)| (scope, prefix)).collect();
         let mut absent = Vec::new();

@@ -63,6 +63,7 @@ impl TraceUpdate {
     /// Makes the answer to a request from the packets that the gate has traced.
     pub fn new(traced: Traced) -> Self {
         let Traced { samples, matched, left_out, lost } = traced;
+        // The kernel stamps packets by its monotonic clock, so the offset to UNIX time is added to each stamp.
         let since_1970 = clock::unix_ns() - clock::monotonic_ns().cast_signed();
         let packets = samples.into_iter().map(|sample| GateTraceLine::new(sample, since_1970)).collect();
         Self { packets, matched, left_out, lost }

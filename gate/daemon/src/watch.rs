@@ -21,6 +21,7 @@ impl GateWatch {
     /// Logs refused packets and changes since the last call. Returns the refused packets.
     pub fn tick(&mut self, gate: &Gate) -> Vec<RefusalStatus> {
         let samples = gate.drain_samples();
+        // An error is only logged, so that changes of interfaces are still reported.
         let samples = samples
             .inspect_err(|error| warn!(%error, "cannot read samples of refused packets from the kernel"))
             .unwrap_or_default();

@@ -45,6 +45,7 @@ impl FromStr for RuleAuthority {
             None if rest.is_empty() => None,
             None => return Err(AuthorityError),
         };
+        // Host names are compared without regard to case (RFC 3986, section 3.2.2).
         Ok(Self { host: host.to_ascii_lowercase(), port })
     }
 }

@@ -223,6 +223,7 @@ impl BudgetBucket {
     /// Charges `cost` requests if the bucket holds at least one request. The bucket may go below zero, so that a
     /// request whose cost exceeds the bucket's capacity can pass at all.
     fn take(&mut self, now: Instant, rate: u64, cost: u64) -> bool {
+        // A bucket that was full in the past is full now, and holds no more for the time since.
         let full_at = self.full_at.map_or(now, |at| at.max(now));
         let fits =
             (full_at + time_for_cost(1, rate)).saturating_duration_since(now) <= Duration::from_secs(1);

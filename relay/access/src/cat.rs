@@ -83,6 +83,7 @@ fn open_cose<'a>(token: &[u8], keys: &'a [AccessKey]) -> Result<Verified<'a>, To
     if inner.first() == Some(&(0xc0 | iana::CborTag::CoseMac0 as u8)) {
         let mac = CoseMac0::from_tagged_slice(inner).map_err(malformed)?;
         let (algorithm, id) = head_of(&mac.protected.header)?;
+        // COSE_Mac0 takes only HMACs and COSE_Sign1 only signatures, so that no key is used for the other kind.
         if !algorithm.is_mac() {
             return Err(TokenError::Signature);
         }
@@ -136,6 +137,8 @@ fn grant(claims: Vec<(Value, Value)>) -> Result<Grant, TokenError> {
     let mut seen = Vec::new();
     for (name, value) in claims {
         let key = integer(&name).ok_or(TokenError::Unsupported("a claim with a name"))?;
+        // A map with a repeated key is not valid (RFC 8949, section 5.6), since readers may take different values from
+        // it.
         if seen.contains(&key) {
             return Err(TokenError::Malformed("a claim is repeated"));
         }
@@ -154,6 +157,7 @@ fn grant(claims: Vec<(Value, Value)>) -> Result<Grant, TokenError> {
             }
             EXP => grant.expires = Some(time(number(&value)?)?),
             NBF => grant.not_before = Some(time(number(&value)?)?),
+            // The time of issue restricts nothing, but must be a valid time.
             IAT => drop(time(number(&value)?)?),
             CTI => grant.id = Some(identifier(value)?),
             MOQT => grant.scopes = scopes(value)?,

@@ -115,6 +115,7 @@ impl AccessClient {
     /// Fails if one of these budgets allows no further track.
     pub fn track(&self, session: &Arc<BudgetUsage>) -> Result<budget::BudgetPlace, AccessRefusal> {
         let mut place = budget::BudgetPlace::default();
+        // If a later budget is used up, dropping `place` takes back the counts that were already made.
         BudgetUsage::track(&mut place, [session, &self.usage])?;
         BudgetUsage::track(&mut place, self.networks().map(|network| &network.usage))
             .map_err(|_| AccessRefusal::NetworkTracks)?;

@@ -92,13 +92,16 @@ pub fn open(token: &[u8], keys: &[AccessKey]) -> Result<Grant, TokenError> {
         jsonwebtoken::errors::ErrorKind::InvalidAlgorithmName => TokenError::Algorithm,
         _ => TokenError::Malformed("its header"),
     })?;
+    // A token with a critical header parameter that is not known must be refused (RFC 7515, section 4.1.11).
     if head.crit.is_some_and(|critical| !critical.is_empty()) {
         return Err(TokenError::Unsupported("critical header parameters"));
     }
     let algorithm = TokenAlgorithm::from_name(&format!("{:?}", head.alg)).ok_or(TokenError::Algorithm)?;
     let tag = URL_SAFE_NO_PAD.decode(tag).map_err(|_| TokenError::Malformed("its signature"))?;
+    // The signature covers the encoded header and payload with the dot between them (RFC 7515, section 5.2).
     let message = &token[..header.len() + 1 + payload.len()];
     let signers = keys::signers(keys, algorithm, head.kid.as_deref(), message, &tag)?;
+    // Claims are parsed only after the signature was verified, so only the owner of a key can reach this parser.
     let payload = URL_SAFE_NO_PAD.decode(payload).map_err(|_| TokenError::Malformed("its payload"))?;
     let claims: JwtClaims =
         serde_json::from_slice(&payload).map_err(|_| TokenError::Malformed("its claims"))?;
@@ -106,6 +109,7 @@ pub fn open(token: &[u8], keys: &[AccessKey]) -> Result<Grant, TokenError> {
 }
 
 fn grant(claims: JwtClaims) -> Result<Grant, TokenError> {
+    // Without the proof of possession that RFC 7800 asks for, a stolen token could be used by anyone.
     if claims.cnf.is_some() {
         return Err(TokenError::Unsupported("proof of possession"));
     }

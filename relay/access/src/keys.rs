@@ -194,6 +194,7 @@ fn from_jwk(jwk: &Jwk) -> Result<AccessKey, KeyError> {
         AlgorithmParameters::EllipticCurve(key) => {
             let x = decode(&key.x)?;
             let y = decode(&key.y)?;
+            // The byte 4 begins an uncompressed point of a curve (SEC 1, section 2.3.3).
             let point: Arc<[u8]> = [&[4][..], &x, &y].concat().into();
             match (&key.curve, x.len(), y.len()) {
                 (EllipticCurve::P256, 32, 32) => TokenKeyMaterial::P256(point),

@@ -136,6 +136,7 @@ impl Access {
 
     /// Puts an access policy in force. All rights in use are decided again.
     pub fn set_policy(&self, mut policy: AccessPolicy) {
+        // The policy is replaced inside `send_modify`, so that watchers are notified only once it is in force.
         self.version.send_modify(|version| {
             *version += 1;
             policy.version = *version;
@@ -169,6 +170,7 @@ impl Access {
         let of_level = |wider: Option<Arc<AccessClient>>, (network, times): &(NetworkPrefix, usize)| {
             Some(self.client_at(clients, *network, *times as u64, wider))
         };
+        // The widest network is made first, since each narrower one refers to it.
         let client = levels.iter().rev().fold(None, of_level);
         client.unwrap_or_else(AccessClient::unlimited) // never missing: every address is in at least one network
     }

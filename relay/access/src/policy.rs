@@ -365,5 +365,6 @@ impl AccessPolicy {
 fn is_at_root(grant: &Grant, peer: &SessionPeer) -> bool {
     let Some(root) = &grant.root else { return true };
     let path = pattern::path(&peer.path);
+    // `zip` ends with the shorter of the two, so the path may be above or below the root.
     path.iter().zip(root).all(|(one, other)| one == other)
 }

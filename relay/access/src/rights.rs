@@ -168,8 +168,11 @@ impl SessionSubject {
             return Ok((Rights::new(self, Bearer::new(tokens), AskedRight::Nothing), None));
         }
         let now = Instant::now();
+        // The session's budget comes first, so that a session over its own limit takes nothing from its client's
+        // budget.
         self.counted(self.session.request(now, cost))?;
         self.counted(self.client.request(now, cost))?;
+        // Signatures are checked only within the rate limit, because a check costs far more than a count.
         self.check_tokens(&self.access.policy(), &tokens)?;
         let place = match holds_track {
             true => Some(self.counted(self.client.track(&self.session))?),

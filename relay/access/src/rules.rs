@@ -128,6 +128,7 @@ impl Principal {
             Self::Network(network) => network.contains(peer.address).then_some(None),
             Self::Certificate(wanted) => {
                 let certificate = peer.certificate.as_ref()?;
+                // The chain was verified when the session began, and the certificate may have expired since.
                 if certificate.not_after.is_some_and(|not_after| now >= not_after) {
                     return None;
                 }

@@ -69,6 +69,7 @@ impl Requirements {
         if self.is_revoked(grant) {
             return Err(TokenError::Revoked);
         }
+        // A token that names audiences is valid only for these (RFC 7519, section 4.1.3).
         if !grant.audience.is_empty() && !grant.audience.iter().any(|one| self.audience.contains(one)) {
             return Err(TokenError::Audience);
         }

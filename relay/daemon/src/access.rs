@@ -59,12 +59,14 @@ fn load(access: &AccessConfig, known: &Requirements) -> AccessFileContents {
         wants_keys: !access.keys.is_empty(),
         audience: access.audience.clone(),
         issuers: access.issuers.clone(),
+        // An issuer stays bound to its own keys even if none of them can be read, so that no other key can sign for it.
         bound: access.keys.iter().filter_map(|file| file.issuer.clone()).collect(),
         ..Requirements::default()
     };
     for file in &access.keys {
         match read_keys(file) {
             Ok(keys) => tokens.keys.extend(keys),
+            // A key file that cannot be read verifies no token, and the keys of other files stay in use.
             Err(error) => or_unread(file.to_string(), error),
         }
     }
@@ -78,6 +80,7 @@ fn load(access: &AccessConfig, known: &Requirements) -> AccessFileContents {
         match read_ids(file) {
             Ok(ids) => *own = ids,
             Err(error) => {
+                // A revocation file that is missing must not make revoked tokens valid again.
                 own.extend(before.into_iter().flatten().cloned());
                 or_unread(file.to_string(), error);
             }
@@ -116,6 +119,7 @@ fn client_roots(access: &AccessConfig) -> anyhow::Result<Option<Arc<RootCertStor
 fn read_ids(file: &RevokedFile) -> anyhow::Result<HashSet<String>> {
     let bytes = std::fs::read(&file.path).context("its earlier IDs stay revoked")?;
     let text = String::from_utf8_lossy(&bytes);
+    // Some editors put a byte order mark first, which would otherwise become part of the first ID.
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
     Ok(lines.filter(|line| !line.is_empty()).map(str::to_owned).collect())
@@ -164,6 +168,7 @@ impl AccessFileWatch {
     /// Reads the access files again if one has changed since the last call, or if `always` is set. Otherwise returns
     /// `None`.
     pub fn look(&mut self, always: bool) -> Option<AccessFileContents> {
+        // Stamps are taken before the files are read, so that a change during the reading is noticed at the next check.
         let now = self.stamps();
         if now == self.seen && !always {
             return None;

@@ -568,6 +568,8 @@ impl Config {
     /// Fails if the result would open the relay to everyone without the setting `public`.
     pub fn in_force(self, running: &RunningConfig) -> Result<Self, Exposed> {
         let RunningConfig { listen, max_sessions, queue } = running;
+        // The check uses the addresses of the open sockets, since new listen addresses take effect only after a
+        // restart.
         if let Some(addr) = self.access.exposed(listen) {
             return Err(Exposed(addr));
         }
@@ -636,6 +638,7 @@ impl ConfigCheck {
     }
 
     fn problem(&mut self, key: &str, message: impl Into<String>) {
+        // A flag overrides the file, so a problem is located at the flag if both have the setting.
         let place = match self.places.get(key) {
             Some(place) if !self.flags.is_set(key) => place.clone(),
             _ => format!("--{key}"),
@@ -746,6 +749,7 @@ impl ConfigCheck {
         if listen.is_empty() {
             self.problem("listen", "needs at least one address");
         }
+        // Port 0 may be repeated, since the kernel assigns another port to each socket.
         if let Some(twice) = repeated(&listen).filter(|addr| addr.port() != 0) {
             self.problem("listen", format!("{twice} is given twice"));
         }

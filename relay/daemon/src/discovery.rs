@@ -74,6 +74,7 @@ impl RelayDiscovery {
         let record = config.url.clone().map(|url| RelayRecord {
             url,
             region: config.region.clone(),
+            // A record without a run number is read as run 0, so no run has this number.
             run: random::number().max(1),
             draining: false,
         });
@@ -97,12 +98,15 @@ impl RelayDiscovery {
     pub fn start(self, relay: &Arc<millrace_relay::Server>) -> RunningDiscovery {
         let Self { config, discovery, upstream, own } = self;
         relay.set_discovery(describe(&config, &DiscoveryState::default()));
+        // The task holds a weak reference, so that it does not keep a dropped relay alive.
         let relay = Arc::downgrade(relay);
         let (sender, mut found) = watch::channel(DiscoveryState::default());
         let kept = found.clone();
         let task = tokio::spawn(async move {
             let follow = async {
                 while found.changed().await.is_ok() {
+                    // The state is cloned, because the borrowed value would block the sender while the relay applies
+                    // it.
                     let state = found.borrow_and_update().clone();
                     let Some(relay) = relay.upgrade() else { return };
                     relay.set_discovery(describe(&config, &state));
@@ -124,6 +128,7 @@ fn peers(
     let token = upstream.and_then(|upstream| upstream.token.clone()).map(access::token_file);
     let dialed = state.relays.iter().filter(|relay| relay.is_dialed_by(config.url.as_ref()));
     let peer = |relay: &RelayRecord| {
+        // A relay without a region counts as near, so clusters that name no regions have no additional cost.
         let is_far = matches!((&relay.region, &config.region), (Some(its), Some(own)) if its != own);
         ClusterPeer {
             upstream: UpstreamRelay { url: relay.url.clone(), token: token.clone() },
@@ -152,6 +157,7 @@ fn describe(config: &DiscoveryConfig, state: &DiscoveryState) -> ClusterDiscover
 /// Returns the TLS settings for the store's server: trusted root certificates, and this relay's certificate as a
 /// client.
 fn tls(config: &DiscoveryConfig) -> anyhow::Result<ClientConfig> {
+    // A store without https shows no certificate, so a host without system root certificates can use it.
     let is_plain = match &config.store {
         DiscoveryStore::Etcd { endpoints, .. } => endpoints.iter().all(|url| url.scheme() == "http"),
         DiscoveryStore::List { place: ListPlace::Url(url), .. } => url.scheme() == "http",

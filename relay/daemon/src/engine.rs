@@ -56,9 +56,12 @@ impl ChosenEngine {
     /// Fails if the settings cannot be applied; the engine and its interfaces are then unchanged.
     pub fn change(&self, config: &Config) -> Result<(), Error> {
         match (&self.kernel, config.engine) {
+            // BPF programs are loaded only at start-up, so a reload cannot change from engine user to engine kernel.
             (None, EngineChoice::Kernel) => Err(Error::NotLoaded),
             (None, _) => Ok(()),
             (Some(kernel), EngineChoice::User) => {
+                // The kernel engine stays loaded without interfaces, so a later reload can attach it again without a
+                // restart.
                 kernel.set_interfaces(Vec::new())?;
                 self.engine.set_reason(CONFIGURED);
                 Ok(())
@@ -83,6 +86,7 @@ fn load(config: &Config, outgoing: &[u16]) -> Result<Arc<RelayKernel>, Error> {
     let mut ports: Vec<u16> = listen.chain(outgoing.iter().copied()).collect();
     ports.sort_unstable();
     ports.dedup();
+    // The BPF program is loaded before the listen addresses are bound, so port 0 gives it no port number to match.
     if ports.contains(&0) {
         return Err(Error::NoPort);
     }

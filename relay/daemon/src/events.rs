@@ -36,6 +36,7 @@ impl ShownStatus {
         cut(&mut relay.sessions, |session| (session.publisher, session.queue_us), |session| session.id);
         cut(&mut relay.tracks, |track| track.subscribers, |track| track.name.clone());
         relay.tracks.iter_mut().for_each(|track| track.name = typed(&track.name));
+        // The following parts can be long, and the event is sent every second: only `/status` has them.
         status.shares.sessions.clear();
         relay.access.clients.clear();
         relay.access.networks.clear();
@@ -51,6 +52,7 @@ fn cut<T, R: Ord, O: Ord>(list: &mut Vec<T>, rank: impl Fn(&T) -> R, order: impl
         list.sort_by_key(|item| Reverse(rank(item)));
         list.truncate(MOST);
     }
+    // An order by rank would move rows whenever a counter changes, so rows keep an order that does not change.
     list.sort_by_cached_key(order);
 }
 

@@ -165,6 +165,7 @@ impl RelayGuard {
                 interfaces = now.join(", "),
                 "packets arrive on other interfaces now: the gate follows them"
             );
+            // An interface that cannot be guarded does not stop a running relay, so this passes `false` for `must`.
             let done = state.guard(&config, &self.listen, &now, false);
             if let Err(error) = done.and_then(|()| self.settle(&mut state, &config)) {
                 warn!(%error, "the gate cannot guard the interfaces that packets arrive on now");
@@ -177,6 +178,7 @@ impl RelayGuard {
     /// and logs on which interfaces it runs.
     fn settle(&self, state: &mut GuardState, config: &Config) -> Result<(), Error> {
         let scope = state.gate.as_ref().map(|running| running.gate.scope(SCOPE)).transpose()?;
+        // The lock of the counts is held for this call only, so sessions can begin while BPF programs are attached.
         self.counts.lock().tell(scope, config.gate_sessions);
         if let Some(running) = &mut state.gate {
             running.watch.tick(&running.gate);
@@ -196,6 +198,7 @@ impl RelayGuard {
 
     pub fn describe(&self) -> status::GateStatusReport {
         let state = self.state.lock();
+        // An error is ignored: it only leaves the gate's counters out of the status.
         let said = state.gate.as_ref().and_then(|running| gate_status::read_status(&running.gate).ok());
         let Status { interfaces, scopes, events, tables, .. } = said.unwrap_or_default();
         let attached = interfaces.iter().filter(|it| it.attached);
@@ -242,6 +245,7 @@ fn crowded(full: NetworkFull) -> TooManySessions {
 
 impl SessionCounts {
     fn take(&mut self, address: IpAddr) -> Result<(), NetworkFull> {
+        // The relay's own count decides, so the limit holds even if the gate's count in the kernel is wrong.
         self.taken.enter(address)?;
         if let Some(scope) = &self.scope {
             warn_on_error(scope.inc(address));
@@ -260,6 +264,7 @@ impl SessionCounts {
     /// which sessions are counted. A new gate gets the session counts of all clients.
     fn tell(&mut self, scope: Option<Scope>, limit: Option<u32>) {
         self.taken.set_of_client(limit.map_or(usize::MAX, |limit| limit as usize));
+        // Sessions that began without a gate are added to a new one, since each of them is subtracted when it ends.
         if let (None, Some(scope)) = (&self.scope, &scope) {
             for (client, count) in self.taken.clients() {
                 (0..count).for_each(|_| warn_on_error(scope.inc(client)));
@@ -294,6 +299,7 @@ impl InterfaceFollower {
 
 impl Drop for InterfaceFollower {
     fn drop(&mut self) {
+        // The channel is closed before the join, because the thread ends only when it finds the channel closed.
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -332,6 +338,7 @@ impl GuardState {
         names: &[String],
         must: bool,
     ) -> Result<Vec<Error>, Error> {
+        // A gate that runs already is kept without interfaces, so that its counters remain when an interface returns.
         if names.is_empty() && (must || self.gate.is_none()) {
             return Err(Error::NoInterface);
         }
@@ -430,6 +437,7 @@ fn policy(config: &Config, listen: &[SocketAddr]) -> Policy {
 /// which may change.
 fn room(config: &Config) -> millrace_gate::Config {
     const HANDSHAKES: u32 = 1 << 14;
+    // Tables that the relay's policy does not use get this small size.
     const NONE: u32 = 64;
     let sessions = u32::try_from(config.max_sessions).unwrap_or(u32::MAX);
     millrace_gate::Config {
@@ -444,6 +452,7 @@ fn room(config: &Config) -> millrace_gate::Config {
 
 impl Drop for CountedSession {
     fn drop(&mut self) {
+        // The guard may be dropped before the last session, and its counts are dropped with it.
         if let Some(guard) = self.guard.upgrade() {
             guard.counts.lock().leave(self.client);
         }

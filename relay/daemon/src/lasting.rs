@@ -40,6 +40,7 @@ pub fn read_or_make(config: &Config) -> anyhow::Result<Option<LastingSecret>> {
     if let Some(path) = &config.reset_key_file {
         TokenFile::At(path.clone()).read_or_make().context("reset-key-file")?;
     }
+    // The secret is read from the file even if it was just created, so this start and later ones use the same bytes.
     let secret = read(config)?;
     if secret.is_none() {
         info!(
@@ -51,6 +52,7 @@ pub fn read_or_make(config: &Config) -> anyhow::Result<Option<LastingSecret>> {
 }
 
 fn derive_from_private_key(identity: &IdentityConfig) -> anyhow::Result<Option<LastingSecret>> {
+    // A self-signed key is new at each start, so clients would not recognise stateless resets that are derived from it.
     let IdentityConfig::Files { key, .. } = identity else { return Ok(None) };
     let Some(machine) = machine(Path::new(MACHINE_ID), Path::new(HOSTNAME)) else { return Ok(None) };
     let (key, _) = pem::private_key(key).context("tls-key")?;
@@ -63,6 +65,7 @@ fn derive_from_private_key(identity: &IdentityConfig) -> anyhow::Result<Option<L
 fn machine(id: &Path, hostname: &Path) -> Option<String> {
     let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     let id = read(id);
+    // The file may be empty or contain "uninitialized" early in the first boot (machine-id(5)).
     let is_id = id.len() >= 32 && id.bytes().all(|digit| digit.is_ascii_hexdigit());
     is_id.then(|| format!("{id} {}", read(hostname)))
 }

@@ -22,6 +22,7 @@ use super::status::{
 
 /// Returns the text of one response to `/metrics`.
 pub fn encode(status: Status) -> Result<String, fmt::Error> {
+    // A gate that does not run has no scopes, and zeros would look like a gate that drops nothing.
     let gate = (!status.gate.scopes.is_empty()).then(|| metrics::group(gate_of(&status)));
     let relay = ("millrace_relay", Box::new(RelaySnapshot(status)) as Box<dyn Collector>);
     openmetrics::encode_all([relay].into_iter().chain(gate).collect())

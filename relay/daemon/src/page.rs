@@ -62,6 +62,7 @@ async fn web(State(source): Source) -> Json<Web> {
 /// Returns the certificate's fingerprint, for players that were given an http:// URL. They request it over TCP at the
 /// relay's own address and port.
 async fn fingerprint(State(source): Source) -> Response {
+    // Pages of all origins may read the fingerprint, since every client sees the certificate in its TLS handshake.
     let any = (header::ACCESS_CONTROL_ALLOW_ORIGIN, "*");
     ([any, (header::CACHE_CONTROL, "no-store")], source.fingerprint()).into_response()
 }

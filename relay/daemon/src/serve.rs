@@ -35,8 +35,10 @@ pub async fn serve(
     logs: &log::Handle,
     again: impl Fn() -> anyhow::Result<Config>,
 ) -> anyhow::Result<()> {
+    // Signal handlers are installed first, so that a signal during start-up does not end the process without a drain.
     let mut ends = EndSignals::new()?;
     let mut reload = signal(SignalKind::hangup())?;
+    // The watches note the state of the files before the relay starts, so that a change during its start is noticed.
     let watch = tls::CertificateWatch::new(&config.identity, server::names(&config));
     let watched = access::AccessFileWatch::new(&config.access, &identity.policy);
     log_access(&identity.policy, &config.access);
@@ -89,6 +91,7 @@ pub async fn serve(
     for addr in server.local_addrs() {
         info!(%addr, engine, reason, "serving MoQ sessions");
     }
+    // systemd starts units that are ordered after the relay only now, when it serves sessions.
     notify::ready();
     let reloading = keep_up(&server, &made, written, watch, watched, &mut reload, || {
         logs.reopen();
@@ -100,6 +103,7 @@ pub async fn serve(
     }
     notify::stopping();
     tokio::select! {
+        // A second signal ends the drain early, unless it comes so soon that it counts as a copy of the first one.
         () = server.drain() => info!("the drain is over: all sessions are closed, the relay ends"),
         _ = ends.next_signal() => bail!(SECOND_SIGNAL),
     }
@@ -125,9 +129,14 @@ async fn keep_up(
         };
         if asked {
             notify::reloading();
+            // Reading files and attaching BPF programs block, so other tasks of this worker thread move to another one
+            // first.
             watched.change(tokio::task::block_in_place(&on_reload));
+            // READY=1 also follows a failed reload, because systemd would otherwise wait for it until its time-out.
             notify::ready();
         }
+        // The allocator keeps the memory of closed sessions, so free memory is returned to the system from time to
+        // time.
         if memory.is_time(Instant::now()) {
             tokio::task::block_in_place(|| memory.look());
         }
@@ -141,6 +150,7 @@ async fn keep_up(
                     "a new certificate is in use for new sessions"
                 );
                 server.set_certificate(&certificate);
+                // The new certificate is in use already, so an error only means that clients read the old file.
                 if let Err(error) = written.write(made, &certificate) {
                     error!(%error, "cannot write the new certificate to the file of tls-self-signed-out");
                 }
@@ -187,6 +197,7 @@ fn change(server: &RunningServer, config: anyhow::Result<Config>) -> anyhow::Res
             return done;
         }
     };
+    // Each part is changed on its own, so that an error in one does not keep the others from the new settings.
     let gate = server.change_gate(&config);
     if let Err(error) = &gate {
         error!(%error, "the new settings of the gate are not usable, so the gate stays as it is");
@@ -203,6 +214,7 @@ fn change(server: &RunningServer, config: anyhow::Result<Config>) -> anyhow::Res
             engine, reason, "the new settings of the engine are not usable, so the engine stays as it is"
         ),
     }
+    // The status shows only the first error, while the log has all errors.
     server.reloads.note(&gate.context("gate").and(changed));
     Ok(config.access)
 }

@@ -155,18 +155,25 @@ impl RunningServer {
             Some(_) => millrace_relay::outgoing_sockets(&config.listen)?,
             None => Vec::new(),
         };
+        // Sockets for connections to other relays are bound before the engine starts, since the BPF program needs their
+        // ports.
         let ports: Vec<_> = outgoing.iter().flat_map(UdpSocket::local_addr).map(|addr| addr.port()).collect();
         let engine = ChosenEngine::start(&config, &ports)?;
         let access = Access::new(identity.policy.clone(), config.access.limits);
         let bound = BoundRelay::new(relay_config(&config, &identity), outgoing, Arc::clone(&engine.engine))?
             .with_access(Arc::clone(&access));
+        // The gate needs the ports that the kernel chose, so it starts after the sockets are bound and before they are
+        // served.
         let guard = RelayGuard::start(&config, bound.local_addrs())?;
         let follower = InterfaceFollower::start(&guard)?;
         let relay = Arc::new(bound.serve(Arc::clone(&guard) as _));
+        // Discovery starts after the relay serves sessions, so that other relays do not find this one too early.
         let discovery = identity.discovery.map(|discovery| discovery.start(&relay));
         let meter = Arc::<ShareMeter>::default();
         let (running, until) = mpsc::channel();
+        // Without engine kernel, the kernel sends no media, so there is no share to measure.
         if engine.engine.offload.is_some() {
+            // The thread holds a weak reference, so that it does not keep a dropped relay alive.
             let relay = Arc::downgrade(&relay);
             let meter = Arc::clone(&meter);
             // A new thread is in this thread's network namespace, so it sees the relay's interfaces.
@@ -236,6 +243,8 @@ impl RunningServer {
         if let Err(error) = self.relay.set_client_roots(client_roots.as_ref()) {
             let reason = format!("client certificates are not accepted: {error}");
             unread.push(UnreadSetting { what: "client-ca".to_owned(), reason });
+            // Endpoints may still verify clients by the old root certificates, so no client certificate grants access
+            // until this is fixed.
             policy.doubts_certificates = true;
         }
         for UnreadSetting { what, reason } in &unread {
@@ -256,6 +265,7 @@ impl RunningServer {
 
     /// Logs a warning if anyone on other hosts may publish and subscribe to everything.
     pub fn warn_if_public(&self) {
+        // An IPv4-mapped address such as ::ffff:127.0.0.1 counts as loopback only after its conversion to IPv4.
         if self.is_open() && self.local_addrs().iter().any(|addr| !addr.ip().to_canonical().is_loopback()) {
             warn!("anyone who reaches this relay may publish and watch everything");
         }
@@ -285,6 +295,8 @@ impl RunningServer {
     /// Sends GOAWAY on all sessions, waits until they have left or the drain timeout is over, and closes all sessions.
     /// Before that, this relay's discovery record is marked as draining; at the end it is withdrawn.
     pub async fn drain(&self) {
+        // Other relays are told before sessions get GOAWAY, so that they do not connect again to a relay that is
+        // leaving.
         self.discovery.iter().for_each(RunningDiscovery::drain);
         self.relay.drain().await;
         if let Some(discovery) = &self.discovery {
@@ -301,6 +313,7 @@ impl RunningServer {
 impl StatusSource for RunningServer {
     fn web(&self) -> Web {
         let addr = self.local_addrs().first().copied().filter(|_| self.has_webtransport);
+        // An unspecified address is no destination, so the page connects to the loopback address of the same family.
         let local = addr.map(|addr| match addr.ip() {
             IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
             IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
@@ -350,6 +363,7 @@ fn measure(relay: &Weak<millrace_relay::Server>, meter: &ShareMeter, until: &mps
     while until.recv_timeout(share::PERIOD) == Err(RecvTimeoutError::Timeout) {
         let Some(relay) = relay.upgrade() else { return };
         let status = relay.status();
+        // Routes and addresses of interfaces may have changed since the last measurement.
         routes.refresh();
         meter.take(&status.engine, &status.sessions, &mut routes);
     }
@@ -409,6 +423,7 @@ fn cluster_of(
 /// Returns a random hop ID. Each start gets a new one, so that routes through the previous process are not taken for
 /// loops.
 fn drawn_hop() -> HopId {
+    // A hop ID is from 1 to `HopId::MAX`: the mask keeps the random number in this range, and `max` avoids 0.
     HopId((random::number() & HopId::MAX.0).max(1))
 }
 
@@ -431,6 +446,8 @@ fn transport_config(config: &Config, identity: &RelayIdentity) -> transport::Con
         client_certificate: identity.upstream_certificate.clone(),
         trust: match &identity.upstream_roots {
             Some(roots) => transport::tls::ServerTrust::Roots(Arc::clone(roots)),
+            // There are no root certificates if verification is switched off, or if the relay connects to no other
+            // relay.
             None => transport::tls::ServerTrust::Anyone,
         },
         suites: suites.collect(),
@@ -473,7 +490,9 @@ fn downstream_config(
 
 /// Returns the names for which a self-signed certificate is valid.
 pub fn names(config: &Config) -> Vec<String> {
+    // Without a readable host name, the certificate is still valid for the other names.
     let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    // No client connects to an unspecified address, so the certificate need not name it.
     let addresses = config.listen.iter().map(|addr| addr.ip()).filter(|ip| !ip.is_unspecified());
     let fixed = ["localhost", "127.0.0.1", "::1", hostname.trim()].map(str::to_owned);
     let mut names: Vec<_> = fixed.into_iter().chain(addresses.map(|ip| ip.to_string())).collect();

@@ -105,6 +105,7 @@ pub fn remedy(reason: &str, interface: &str) -> String {
 /// Returns the name of the counter that grew most since `before`, and its increase. Skips the counters in `harmless`.
 fn worst<'a>(now: &'a Counts, before: Option<&Counts>, harmless: &[&str]) -> Option<(u64, &'a str)> {
     let grown = |(name, count): (&'a String, &u64)| {
+        // A super-packet stands for several packets that GRO merged, while the other counters count single packets.
         let weight = if name == "super_packet" { MERGED } else { 1 };
         let old = before.and_then(|before| before.get(name)).copied().unwrap_or(0);
         (count.saturating_sub(old) * weight, name.as_str())
@@ -183,6 +184,7 @@ impl ShareMeter {
             _ => routes.interface_to(ip),
         };
         let mut told = self.0.lock();
+        // Old samples are dropped while no interface is attached, so that they are not compared with later counters.
         if engine.interfaces.is_empty() {
             *told = ReportedShares::default();
             return;
@@ -201,6 +203,7 @@ impl ReportedShares {
     ) {
         let now = ShareMoment::from_engine(engine, sessions);
         let empty = ShareMoment::default();
+        // The oldest sample is the reference, so that a share covers up to ten seconds and not only the last period.
         let before = self.moments.front().unwrap_or(&empty);
         // The reasons for which publishers' packets were not forwarded are not counted by session, so they may apply to
         // any subscriber's session.
@@ -266,6 +269,7 @@ impl ReportedShares {
     /// logged only while no whole interface depends on userspace.
     fn log(&mut self) {
         let Self { shares: MediaShares { interfaces, sessions }, off, .. } = self;
+        // Entries without recent media are removed, so that the set does not grow with sessions that have ended.
         off.retain(|subject| match subject {
             ShareSubject::Interface(name) => interfaces.contains_key(name),
             ShareSubject::Session(id) => sessions.contains_key(id),
@@ -309,6 +313,7 @@ impl ReportedShares {
 /// Records whether userspace sends most of the media of an interface or session. Returns `Some(true)` if it now does,
 /// `Some(false)` if it no longer does, and `None` without a change.
 fn turn(off: &mut HashSet<ShareSubject>, subject: ShareSubject, share: &MediaShare) -> Option<bool> {
+    // With few bytes the share depends on chance, so it changes nothing that was logged.
     if share.bytes < LEAST {
         return None;
     }

@@ -138,6 +138,7 @@ fn summary(out: &mut String, status: &Status, before: Option<&Status>, width: us
         say(format!("{} log lines lost", totals.log_lines_dropped));
     }
     if let Some(before) = before {
+        // The divisor stays positive even if the relay was restarted between the two statuses.
         let seconds = (status.uptime_s - before.uptime_s).max(0.001);
         let rate = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds;
         say(format!(

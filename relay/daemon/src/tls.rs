@@ -72,15 +72,18 @@ impl WrittenCertificate {
         if self.0.is_none() && is_held(path) {
             return Err(Error::Held(path.clone()));
         }
+        // The process ID keeps two relays that start at the same time from writing to one temporary file.
         let beside = path.with_extension(format!("{}.new", std::process::id()));
         let write = || -> io::Result<Flock<File>> {
             let mut file = File::create(&beside)?;
             file.write_all(as_pem(leaf).as_bytes())?;
+            // The lock is taken before the rename, so that no other relay finds the file in its place without a lock.
             let file = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| error)?;
             std::fs::rename(&beside, path)?;
             Ok(file)
         };
         let written = write().map_err(|source| {
+            // An error is ignored: the temporary file may not exist, and the error of the write is returned.
             let _ = std::fs::remove_file(&beside);
             Error::Write { path: path.clone(), source }
         })?;
@@ -91,6 +94,7 @@ impl WrittenCertificate {
 
 /// Reports whether a running relay has written the file and holds its lock.
 fn is_held(path: &Path) -> bool {
+    // A file that does not exist cannot be locked by another relay.
     let Ok(file) = File::open(path) else { return false };
     matches!(Flock::lock(file, FlockArg::LockExclusiveNonblock), Err((_, Errno::EWOULDBLOCK)))
 }
@@ -113,6 +117,7 @@ const RENEWAL: Duration = Duration::from_secs(6 * 86_400);
 /// for at most 14 days (WebTransport, `serverCertificateHashes`).
 fn self_signed(names: Vec<String>) -> Result<CertifiedKey, Error> {
     let mut params = rcgen::CertificateParams::new(names)?;
+    // The certificate is valid from an hour ago on, for clients whose clocks are slow.
     let start = SystemTime::now() - Duration::from_secs(3600);
     params.not_before = start.into();
     params.not_after = (start + Duration::from_secs(13 * 86_400)).into();
@@ -129,6 +134,7 @@ pub fn fingerprint(certified: &CertifiedKey) -> String {
     let leaf = certified.cert.first().map(|cert| cert.as_ref()).unwrap_or_default();
     let digest = ::ring::digest::digest(&::ring::digest::SHA256, leaf);
     digest.as_ref().iter().fold(String::new(), |mut hex, byte| {
+        // Writing to a `String` cannot fail.
         let _ = write!(hex, "{byte:02x}");
         hex
     })
@@ -171,10 +177,13 @@ impl CertificateWatch {
                 if now == *seen && !always {
                     return None;
                 }
+                // The stamps are stored before the files are read, so that an unusable pair of files is reported only
+                // once.
                 *seen = now;
                 Some(pem::pair(cert, key).map(Arc::new).map_err(Error::from))
             }
             Self::Made { names, at } => at.elapsed().is_ok_and(|age| age >= RENEWAL).then(|| {
+                // The time is set even if no certificate can be made, so that a failure is not repeated at every check.
                 *at = SystemTime::now();
                 self_signed(names.clone()).map(Arc::new)
             }),
@@ -206,6 +215,7 @@ impl KeyLogFile {
 
 impl rustls::KeyLog for KeyLogFile {
     fn log(&self, label: &str, client_random: &[u8], secret: &[u8]) {
+        // The line is written by one call under the lock, so that lines of concurrent handshakes do not mix.
         let mut line = format!("{label} ");
         for (bytes, end) in [(client_random, ' '), (secret, '\n')] {
             for byte in bytes {

@@ -153,6 +153,7 @@ impl EtcdStore {
     /// Extends a lease.
     async fn keep_alive(&self, lease: &EtcdNumber) -> Result<(), StoreError> {
         let kept: Streamed<KeptAlive> = self.call("/v3/lease/keepalive", &json!({ "ID": lease })).await?;
+        // etcd's JSON leaves out fields that are zero, so a missing TTL means that the lease has ended.
         match kept.result.ttl {
             Some(EtcdNumber(left)) if left != "0" => Ok(()),
             _ => Err(StoreError::LeaseOver),
@@ -165,6 +166,7 @@ impl EtcdStore {
     }
 
     async fn put(&self, record: &RelayRecord, lease: &EtcdNumber) -> Result<(), StoreError> {
+        // etcd's JSON gateway takes keys and values in Base64.
         let key = BASE64.encode(format!("{}{}", self.prefix, record.key()));
         let value = BASE64.encode(serde_json::to_vec(record).unwrap_or_default());
         let _: Done = self.call("/v3/kv/put", &json!({ "key": key, "value": value, "lease": lease })).await?;
@@ -199,6 +201,7 @@ impl EtcdStore {
     /// Waits until a record changes in a revision of etcd after `revision`.
     async fn until_change(&self, revision: u64) -> Result<(), StoreError> {
         let mut request = self.range();
+        // The watch begins at the revision after the listing, so that no change between the two calls is missed.
         request["start_revision"] = json!((revision + 1).to_string());
         let mut answer = self.send("/v3/watch", &json!({ "create_request": request })).await?;
         // The first message confirms the watch. Any further one means a change, or that the watch has ended.
@@ -275,7 +278,9 @@ impl EtcdDiscovery {
         self.store.put(&record, &lease).await?;
         info!(key = record.key(), lease_s = self.lease.as_secs(), "wrote this relay's record to etcd");
         note_registered(found);
+        // A success resets the pause, so that the next failure is followed by a quick attempt.
         *pause = FIRST_PAUSE;
+        // The lease is renewed three times within its length, so that one failed renewal does not end it.
         let mut looks = time::interval(self.lease / 3);
         // While etcd does not answer, the lease may still be valid: it is lost only if etcd says so, or once its time
         // is over.
@@ -305,6 +310,7 @@ impl EtcdDiscovery {
             match next {
                 Some(record) => self.store.put(&record, &lease).await?,
                 None => {
+                    // etcd removes the record together with its lease.
                     self.store.revoke(&lease).await?;
                     info!("removed this relay's record from etcd");
                     return Ok(());

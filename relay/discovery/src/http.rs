@@ -105,6 +105,7 @@ impl HttpClient {
             return Ok(answer);
         }
         let text = answer.text().await.unwrap_or_default();
+        // The text of the answer goes into logs, so control characters are removed and its length is limited.
         let text = text.chars().filter(|c| !c.is_control()).take(SHOWN).collect();
         Err(StoreError::Status { host, status, text })
     }
@@ -117,6 +118,7 @@ impl HttpClient {
     ) -> Result<StreamedAnswer, StoreError> {
         let io = |error: std::io::Error| StoreError::failed(host, error);
         let http = |error: hyper::Error| StoreError::failed(host, error);
+        // A URL has an IPv6 address in brackets, which neither name lookup nor TLS accepts.
         let name = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
         let port = url.port_or_known_default().unwrap_or(443);
         let tcp = TcpStream::connect((name, port)).await.map_err(io)?;
@@ -148,6 +150,7 @@ impl HttpClient {
 impl StreamedAnswer {
     /// Reads the rest of the answer.
     pub async fn text(self) -> Result<String, StoreError> {
+        // The limit bounds the memory that the answer of a faulty store can take.
         let body = Limited::new(self.response.into_body(), MAX_ANSWER).collect();
         let body = time::timeout(TIMEOUT, body).await.map_err(|_| StoreError::Late(self.host.clone()))?;
         let body = body.map_err(|error| StoreError::failed(&self.host, error))?;

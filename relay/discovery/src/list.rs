@@ -57,6 +57,7 @@ impl ListDiscovery {
             }
             match self.read().await {
                 Ok((mut relays, unusable)) => {
+                    // All relays of a cluster may read the same list, which then has this relay's own URL as well.
                     relays.retain(|relay| Some(&relay.url) != self.own.as_ref());
                     note_found(found, relays, unusable);
                 }
@@ -74,6 +75,8 @@ impl ListDiscovery {
             ListPlace::File(path) => {
                 let name = path.display().to_string();
                 let path = path.clone();
+                // Reading a file may block for long, for instance on a network file system, so it runs on a thread of
+                // its own.
                 let read = task::spawn_blocking(move || file::text(&path, MAX_LIST)).await;
                 let text = read.unwrap_or_else(|error| Err(error.into()));
                 let text = text.map_err(|error| StoreError::failed(&name, error))?;

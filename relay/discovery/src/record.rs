@@ -91,6 +91,7 @@ pub fn check_url(url: &Url) -> Result<(), RelayUrlError> {
         return Err(RelayUrlError::Host(url.clone()));
     }
     let is_bare = url.username().is_empty() && url.password().is_none();
+    // User names, passwords, queries and fragments may be secrets, and all relays of the cluster read the record.
     if !is_bare || url.query().is_some() || url.fragment().is_some() {
         return Err(RelayUrlError::Parts(url.authority().to_owned()));
     }

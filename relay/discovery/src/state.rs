@@ -41,6 +41,7 @@ pub fn note_found(
     mut relays: Vec<RelayRecord>,
     mut unusable: Vec<String>,
 ) {
+    // A sorted list without repetitions equals the previous one even if the store changes the order of its entries.
     relays.sort();
     relays.dedup_by(|a, b| a.url == b.url);
     if relays.len() > MAX_RELAYS {
@@ -48,6 +49,7 @@ pub fn note_found(
         relays.truncate(MAX_RELAYS);
     }
     unusable.sort();
+    // A faulty store may have any number of entries, so the stored reasons are limited, too.
     unusable.truncate(MAX_RELAYS);
     found.send_if_modified(|state| {
         let recovered = state.read_error.take().is_some();
@@ -100,6 +102,7 @@ fn store_failure(
 ) -> bool {
     let reason = Some(error.to_string());
     let mut before = None;
+    // The number of failures changes each time, so watchers are notified even if the reason stays the same.
     found.send_modify(|state| {
         state.failures += 1;
         before = std::mem::replace(stored(state), reason.clone());

@@ -100,6 +100,7 @@ impl<T> HistorySteps<T> {
         let mut sums: Vec<T> = std::mem::take(&mut self.sums).into();
         let left_over = sums.split_off(sums.len() - sums.len() % STEPS);
         self.pending += left_over.len() * self.length;
+        // The left-over sums are older than the waiting items, so they are inserted before them.
         self.latest.splice(0..0, left_over);
         self.length *= STEPS;
         self.sums = sums.chunks(STEPS).map(sum).collect();

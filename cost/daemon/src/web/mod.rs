@@ -159,6 +159,7 @@ impl BoundDashboard {
         let pumped = Arc::clone(&shared);
         let serve = move || {
             runtime.block_on(async {
+                // The server ends together with `pump`, which returns when the sender of reports is dropped.
                 let _server = server;
                 pump(incoming, pumped).await;
             });
@@ -234,6 +235,7 @@ impl DashboardShared {
             let processes = &mut Arc::make_mut(&mut report).processes;
             processes.iter_mut().for_each(|process| process.arguments = None);
         }
+        // The report is encoded before the lock is taken, since requests wait for this lock.
         let frame = live.then(|| report_frame(&report)).flatten();
         let mut state = self.state.lock();
         state.metrics.add(&report, reports);
@@ -246,6 +248,7 @@ impl DashboardShared {
 
     fn watch(&self) -> Result<mpsc::Receiver<Bytes>, TooManyViewers> {
         let mut state = self.state.lock();
+        // Viewers that have left must not count against the limit of viewers.
         state.viewers.retain(|viewer| !viewer.frames.is_closed());
         if state.viewers.len() >= MAX_VIEWERS {
             return Err(TooManyViewers);

@@ -56,6 +56,7 @@ impl LadderTable {
             Some(Rung { track, bitrate: *bitrate })
         };
         let ladder = Ladder::new(tracks.iter().filter_map(rung).collect());
+        // Tracks with unusable names were left out of the ladder, so a shorter ladder means that an entry was wrong.
         match ladder.filter(|ladder| ladder.rungs().len() == tracks.len()) {
             Some(_) => {
                 Ok(LadderRule { namespace: self.namespace.map_or_else(Pattern::any, |text| text.0), tracks })

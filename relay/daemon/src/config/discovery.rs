@@ -108,6 +108,8 @@ fn checked(entry: DiscoveryEntry) -> Result<DiscoveryConfig, String> {
                 return Err("lease is not from 2s to 1h".into());
             }
             let prefix = entry.prefix.clone().unwrap_or_else(|| PREFIX.to_owned());
+            // etcd's range ends at the prefix with its last byte plus one, and a slash as the last byte cannot
+            // overflow.
             if !prefix.is_ascii() || !prefix.ends_with('/') {
                 return Err(format!(
                     "prefix {prefix:?} does not end with a slash, or has other characters than ASCII"

@@ -118,6 +118,7 @@ impl ConfigCheck {
         if !webtransport && given.is_some() {
             self.problem("web-origin", "has no effect without webtransport");
         }
+        // An origin has a scheme, host and port only, so its serialization equals the text (RFC 6454, section 6.2).
         let is_origin =
             |text: &str| Url::parse(text).is_ok_and(|url| url.origin().ascii_serialization() == text);
         for origin in given.iter().flatten().filter(|origin| !is_origin(origin)) {

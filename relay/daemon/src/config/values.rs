@@ -71,6 +71,7 @@ impl ListenOn {
     /// Returns the addresses whose family this machine has. A single address is returned even if this machine lacks its
     /// family.
     pub fn there(self) -> Vec<SocketAddr> {
+        // Binding a socket shows whether this machine supports the address family.
         let is_there = |addr: &&SocketAddr| UdpSocket::bind((addr.ip(), 0)).is_ok();
         match self.0[..] {
             [_] => self.0,
