@@ -43,7 +43,7 @@ pub enum Form {
     Register {
         /// The token's alias.
         alias: u64,
-        /// The credential.
+        /// The token itself: the bytes that prove the client's rights.
         credential: Credential,
     },
     /// Uses a token that was registered before.

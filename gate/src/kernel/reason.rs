@@ -22,9 +22,9 @@ outcomes! {
         Version = "version",
         /// Refuses an Initial in a datagram under 1200 bytes.
         InitialSize = "initial_size",
-        /// Limits packets of live connections, per client or published ID.
+        /// Limits packets of live connections, per client or per connection ID that the server has registered.
         LivePackets = "live_packets",
-        /// Limits bytes of live connections, per client or published ID.
+        /// Limits bytes of live connections, per client or per connection ID that the server has registered.
         LiveBytes = "live_bytes",
         /// Refuses packets from source port 0, or from a port that reflectors answer from.
         SourcePort = "source_port",

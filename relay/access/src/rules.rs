@@ -40,7 +40,7 @@ pub struct CertificateName {
     pub text: String,
 }
 
-/// The field of a certificate that has a name.
+/// The field of a certificate, such as a DNS name, that identifies a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NameKind {
     /// An alternative name that is a host.

@@ -40,7 +40,7 @@ fn send(tap: &Tap, session: u32, number: u64) {
     tap.add(session, number, 150, std::iter::once(piece));
 }
 
-/// Returns the events of the next non-empty lines. Empty once the trace has ended.
+/// Returns the events of the next batch of lines that has any; no events once the trace has ended.
 async fn next(watch: &mut TraceLines) -> Vec<TraceEvent> {
     loop {
         let polled = poll_fn(|context| pin!(&mut *watch).poll_next(context));

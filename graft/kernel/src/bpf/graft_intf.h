@@ -168,7 +168,7 @@ struct graft_socket {
 	address_words remote;
 	__u64 cookie;
 	__u64 bytes_acked;
-	__u16 local_port; /* port in host byte order */
+	__u16 local_port; /* this and the next: ports of both ends, in host byte order */
 	__u16 remote_port;
 	__u32 state;
 	struct graft_figures figures;

@@ -100,7 +100,7 @@ impl FlowFigures {
         let exchanges = self.turns.map_or(1, |turns| u64::from(turns) + 1);
         Some(match self.turns {
             Some(turns) if turns >= MANY && all / exchanges <= SMALL => FlowShape::Interactive,
-            // A bulk flow has at least 1 MiB per exchange, and the other direction has at most a ninth of that.
+            // A bulk flow has at least 1 MiB per exchange, of which one direction has at most a ninth.
             _ if self.bytes() / exchanges >= LARGE && self.bytes() / 9 >= self.asked.min(self.answered) => {
                 FlowShape::Bulk
             }
