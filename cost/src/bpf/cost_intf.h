@@ -27,11 +27,11 @@ enum cost_call {
 	COST_CALL_RECEIVE = 2, /* a system call that receives; its first argument is always a socket */
 	COST_CALL_WRITE = 3,   /* a system call that sends if the first argument is a socket */
 	COST_CALL_READ = 4,    /* a system call that receives if the first argument is a socket */
-	COST_CALL_SENDFILE =
-		5, /* sendfile: sends if the first argument is a socket, receives if the second is */
+	/* sendfile: sends if the first argument is a socket, receives if the second is */
+	COST_CALL_SENDFILE = 5,
 	COST_CALL_SPLICE = 6, /* splice: sends if the third argument is a socket, receives if the first is */
-	COST_CALL_SOCKET =
-		7, /* a system call that neither sends nor receives; its first argument is a socket */
+	/* a system call that neither sends nor receives; its first argument is a socket */
+	COST_CALL_SOCKET = 7,
 	COST_CALL_CREATE = 8, /* a system call that creates sockets of the family in its first argument */
 };
 

@@ -59,8 +59,8 @@ struct upid {
 
 struct pid {
 	unsigned int level;
-	struct upid numbers
-		[]; /* one number for each PID namespace, from the initial one (level 0) to the process's own (`level`) */
+	/* one number for each PID namespace, from the initial one (level 0) to the process's own (`level`) */
+	struct upid numbers[];
 } KERNEL;
 
 struct task_struct {

@@ -129,8 +129,8 @@ struct gate_policy {
 	/* Time after the gate's start (gate_active.since_ns) in which it may not know connections that are older. */
 	__u64 unsure_ns;
 	__u64 token_scope; /* hash of the application's name; a token is only valid for this application */
-	struct bucket_rate
-		retry_above; /* rate of new connections without a token below which no Retry is sent */
+	/* rate of new connections without a token below which no Retry is sent */
+	struct bucket_rate retry_above;
 	struct bucket_rate live[GATE_RATES]; /* rate limits for packets of a client's live connections */
 	struct bucket_rate unknown[GATE_RATES];
 	struct bucket_rate client[GATE_RATES];
@@ -228,8 +228,8 @@ enum gate_phase {
  * use the same path, the one with the greatest value owns it.
  */
 enum gate_claim {
-	GATE_CLAIM_FAR =
-		0, /* a packet with the connection's ID, perhaps forged, came from the address and port */
+	/* a packet with the connection's ID, perhaps forged, came from the address and port */
+	GATE_CLAIM_FAR = 0,
 	GATE_CLAIM_NEAR, /* a packet with the connection's ID came from the port, and the address is the client's */
 	GATE_CLAIM_PROVED, /* the server's handshake packets were sent to the address and port, and arrived */
 };

@@ -29,8 +29,8 @@ struct crypto_case {
 	struct quic_short header;
 	__u32 pad;
 	struct quic_keys keys;
-	struct quic_buf
-		packet; /* the packet; its keystream is the input of CRYPTO_SEAL_WITH and CRYPTO_OPEN_WITH */
+	/* the packet; its keystream is the input of CRYPTO_SEAL_WITH and CRYPTO_OPEN_WITH */
+	struct quic_buf packet;
 	struct quic_buf plain;
 };
 

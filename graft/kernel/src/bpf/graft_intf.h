@@ -225,8 +225,8 @@ struct graft_event {
 	__u32 rule;
 	__u32 serial; /* serial number of the choice of userspace's model that decided about the connection; 0: none */
 	struct graft_figures figures;
-	char congestion
-		[GRAFT_NAME_BYTES]; /* congestion control that was chosen; empty: the socket kept its own */
+	/* congestion control that was chosen; empty: the socket kept its own */
+	char congestion[GRAFT_NAME_BYTES];
 	char command[CALLER_NAME_BYTES]; /* name of the connecting thread; empty: unknown */
 };
 

@@ -42,10 +42,10 @@ static __always_inline __u32 vi64_width(__u8 first)
 {
 	const __u64 ones = 0x0001000100010001;
 	__u64 lanes = first * ones;
-	__u64 low = (lanes + 0x0080004000200010) >> 8 &
-		    ones; /* four tests: first byte >= 0x80, 0xc0, 0xe0, 0xf0 */
-	__u64 high = (lanes + 0x0008000400020001) >> 8 &
-		     ones; /* four tests: first byte >= 0xf8, 0xfc, 0xfe, 0xff */
+	/* four tests: first byte >= 0x80, 0xc0, 0xe0, 0xf0 */
+	__u64 low = (lanes + 0x0080004000200010) >> 8 & ones;
+	/* four tests: first byte >= 0xf8, 0xfc, 0xfe, 0xff */
+	__u64 high = (lanes + 0x0008000400020001) >> 8 & ones;
 
 	return 1 + ((low + high) * ones >> 48);
 }

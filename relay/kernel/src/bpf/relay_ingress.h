@@ -376,8 +376,8 @@ static __always_inline enum relay_frame_outcome judge_chunk(struct work *work, s
 		return count_frame(
 			judge_datagram(ingress, chunk->frame.id, chunk->frame.offset, chunk->object));
 	if (ingress->id != chunk->frame.id || ingress->upstream != work->arrival.upstream) {
-		chunk->egress =
-			RELAY_END; /* userspace has ended the forwarding of this stream since the lookup */
+		/* userspace has ended the forwarding of this stream since the lookup */
+		chunk->egress = RELAY_END;
 		return work->cursor.id ? RELAY_FRAME_GOOD : RELAY_FRAME_BUSY;
 	}
 	if (work->cursor.id)

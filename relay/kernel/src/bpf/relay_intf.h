@@ -91,13 +91,13 @@ struct relay_upstream {
 	 * for each number seen.
 	 */
 	__u64 seen[RELAY_NUMBERS];
-	__u64 streams
-		[RELAY_SEEN]; /* sliding bitmap of streams whose copies the program or userspace has begun to open */
-	__u64 preambles
-		[RELAY_SEEN]; /* sliding bitmap of streams of which only the WebTransport header has arrived so far */
-	__u64 late
-		[RELAY_SEEN]; /* sliding bitmap of streams whose later bytes arrived before the first byte */
-	__u64 web;	      /* ID of the WebTransport session, or WEB_BARE without one */
+	/* sliding bitmap of streams whose copies the program or userspace has begun to open */
+	__u64 streams[RELAY_SEEN];
+	/* sliding bitmap of streams of which only the WebTransport header has arrived so far */
+	__u64 preambles[RELAY_SEEN];
+	/* sliding bitmap of streams whose later bytes arrived before the first byte */
+	__u64 late[RELAY_SEEN];
+	__u64 web; /* ID of the WebTransport session, or WEB_BARE without one */
 	/* For each key phase: the generation of the installed keys plus 1; 0: no keys. */
 	__u32 generations[2];
 	struct relay_ring ring;

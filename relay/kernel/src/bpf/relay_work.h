@@ -130,8 +130,8 @@ struct work {
 	__u8 frame[FRAME_BYTES]; /* the Ethernet frame as it was received */
 	struct arrival arrival;
 	struct chunk chunks[CHUNKS];
-	struct subgroup_head
-		heads[CHUNKS]; /* subgroup headers of the frames in `chunks` that begin a stream */
+	/* subgroup headers of the frames in `chunks` that begin a stream */
+	struct subgroup_head heads[CHUNKS];
 	struct fan fan;
 	struct super_packet super;
 	__u32 copies; /* copies that this run has tried to send, plus one for each segment that it has finished */
