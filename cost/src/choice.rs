@@ -31,7 +31,7 @@ const MARGIN: f64 = 0.5;
 /// Shortest duration of a trial, in which networking is timed to measure how much CPU time the timing programs take.
 pub(crate) const TRIAL: Duration = Duration::from_millis(100);
 
-/// What the observer must do next with the BPF programs that time the kernel's networking.
+/// The step that the observer must take next with the BPF programs that time the kernel's networking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MethodStep {
     /// Change nothing: networking continues to be timed, or to be only sampled.

@@ -108,7 +108,7 @@ pub struct FunctionRules {
     local: bool,
 }
 
-/// What a function on a stack says about the functions that it calls: the kind of kernel work (event) to which their
+/// Meaning of a function on a stack for the functions that it calls: the kind of kernel work (event) to which their
 /// time belongs, or that it is the observer's own time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum CallRoot {

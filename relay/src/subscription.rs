@@ -36,7 +36,8 @@ use tokio::sync::Notify;
 pub use self::options::{SubscriptionOptions, Timeouts};
 use super::{delays::TrackDelays, outbox::Outbox};
 
-/// What a subscription knows of its track: the track's number, its cached objects, and its limits for late media.
+/// Facts that a subscription has about its track: the track's number, its cached objects, and its limits for late
+/// media.
 #[derive(Clone)]
 pub struct TrackRef {
     /// The number that stands for the track in trace events.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
-/// For each output (log file, dashboard, export): how many reports it could not write, and why.
+/// Losses by output (log file, dashboard, export): the number of reports that it could not write, and why.
 #[derive(Debug, Default)]
 pub struct ReportLosses {
     outputs: Mutex<BTreeMap<&'static str, ReportLoss>>,

@@ -60,7 +60,7 @@ pub struct FanoutTraceLine {
     pub kind: u8,
     /// Bytes of UDP payload.
     pub bytes: u16,
-    /// What the kernel did with the packet or copy, as a name.
+    /// Name of the kernel's outcome for the packet or copy.
     pub outcome: String,
 }
 

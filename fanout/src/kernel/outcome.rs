@@ -3,7 +3,7 @@
 use millrace_kernel::outcomes;
 
 outcomes! {
-    /// What the BPF program did with a received packet.
+    /// The BPF program's outcome for a received packet.
     Outcome {
         /// Sending was attempted for every receiver's copy. [`CopyOutcome`] says what happened to each.
         Forwarded = "forwarded",
@@ -40,7 +40,7 @@ outcomes! {
 }
 
 outcomes! {
-    /// What happened to the copy of a packet for one receiver. A copy that was not sent is lost.
+    /// Outcome for the copy of a packet for one receiver. A copy that was not sent is lost.
     CopyOutcome {
         /// The copy was sent.
         Sent = "sent",
@@ -62,7 +62,7 @@ outcomes! {
 }
 
 outcomes! {
-    /// What a further run of the program did for a packet, after a run that could not copy it to all receivers.
+    /// Outcome of a further run of the program for a packet, after a run that could not copy it to all receivers.
     FurtherRun {
         /// Sending was attempted for every remaining receiver's copy.
         Last = "last",

@@ -44,7 +44,7 @@ pub struct CopyEvent {
     pub kind: u8,
     /// Bytes of UDP payload of the packet.
     pub size: u16,
-    /// What happened to the packet, or to its copy for one receiver.
+    /// Outcome for the packet, or for its copy for one receiver.
     pub what: CopyEventKind,
 }
 

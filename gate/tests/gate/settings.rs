@@ -1,4 +1,4 @@
-//! Tests of which rules the gate accepts and which it refuses, and of changes of the rules in use.
+//! Tests of the rules that the gate accepts or refuses, and of changes of the rules in use.
 
 use std::net::IpAddr;
 use std::time::Duration;

@@ -78,7 +78,7 @@ pub struct SessionBroker {
     client_listener: Option<ClientListener>,
     /// Connections of applications that were refused or could not be accepted since the last log line about them.
     lost: LostLog,
-    /// For each user, the number and the limit of the socket connections that the daemon creates to hand incoming
+    /// Number and limit, by user, of the socket connections that the daemon creates to hand incoming
     /// sessions to listening applications.
     accepted: ClientPlaces,
     /// Connections of applications to this daemon, by connection numbers that are never used again.

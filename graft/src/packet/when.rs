@@ -21,7 +21,7 @@ pub struct When {
     pub hold: Duration,
 }
 
-/// Gap between two measurements of the round-trip time after which the time `hold` begins anew. The gap is an absolute
+/// Gap between two measurements of the round-trip time after which the time `hold` begins again. The gap is an absolute
 /// time, or a number of round trips if that is longer.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_ROUND_TRIPS: u32 = 4;

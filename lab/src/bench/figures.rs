@@ -27,7 +27,8 @@ pub struct RelayFigures {
     pub cpu_ns_per_object: CpuPerObject,
     pub syscalls_per_object: Option<f64>,
     pub packets_per_object: PacketsPerObject,
-    /// What the relay's BPF programs forwarded, and their run time; only for relays that forward in the kernel.
+    /// Counts of what the relay's BPF programs forwarded, and their run time; only for relays that forward in the
+    /// kernel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel: Option<KernelWork>,
     /// Run time of the packet gate's XDP program per packet that arrived, ns; only for relays behind a gate.
@@ -59,8 +60,8 @@ pub struct PacketsPerObject {
     pub to_subscriber: f64,
 }
 
-/// What the relay's BPF programs forwarded, and their run time. They are measured in the part of a run in which system
-/// calls are counted, too.
+/// Counts of what the relay's BPF programs forwarded, and their run time. They are measured in the part of a run in
+/// which system calls are counted, too.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct KernelWork {
     /// Share of the outgoing media packets that the kernel sent instead of the process, percent.
@@ -74,7 +75,8 @@ pub struct KernelWork {
     pub bpf_ns_per_copy: f64,
 }
 
-/// What the BPF programs of relay and packet gate did, measured in the part of a run in which system calls are counted.
+/// Counts of what the BPF programs of relay and packet gate did, measured in the part of a run in which system calls
+/// are counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ProgramWork {
     pub kernel: Option<KernelWork>,

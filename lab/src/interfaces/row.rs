@@ -23,8 +23,8 @@ const OBJECTS_PER_GROUP: u32 = 30;
 /// Time that a process may take to start on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What one row of the table tests: a kind of network interface, with or without offloads, and with or without the
-/// packet gate (XDP).
+/// The setup that one row of the table tests: a kind of network interface, with or without offloads, and with or
+/// without the packet gate (XDP).
 #[derive(Debug, Clone, Copy)]
 pub struct CaseSetup {
     pub kind: InterfaceKind,

@@ -37,7 +37,7 @@ pub struct Settings {
     pub rate_hz: f64,
     /// Number of objects in a group.
     pub objects_per_group: u64,
-    /// For how many seconds objects are generated. With `None` the generator does not stop by itself.
+    /// Number of seconds for which objects are generated. With `None` the generator does not stop by itself.
     pub duration: Option<f64>,
     /// Publisher priorities of the subgroups of each group, one for each subgroup. Successive objects of the group go
     /// to its subgroups in turn.

@@ -272,7 +272,7 @@ pub struct Measured {
     pub total: StatsReport,
     /// Statistics of each subscriber.
     pub subscribers: Vec<StatsReport>,
-    /// For each subscriber the records of its objects' arrivals, if [`SubscribeOptions::series`] is set.
+    /// Records by subscriber of its objects' arrivals, if [`SubscribeOptions::series`] is set.
     #[serde(skip)]
     pub series: Vec<Vec<ObjectArrival>>,
 }

@@ -26,7 +26,7 @@ pub(crate) struct Plane {
     stalled: bool,
 }
 
-/// What is needed to build a packet in addition to [`Plane`]: the packet number counter, counters of the connection,
+/// State that building a packet needs in addition to [`Plane`]: the packet number counter, counters of the connection,
 /// and the packet trace.
 pub(crate) struct Builder<'a> {
     pub numbers: &'a NumberAllocator,

@@ -1,4 +1,4 @@
-//! What the QUIC stack sees of the connection, which it shares with other senders: its own packet numbers, and its part
+//! The QUIC stack's view of the connection, which it shares with other senders: its own packet numbers, and its part
 //! of the flow control credit.
 
 use std::{

@@ -26,14 +26,14 @@ pub struct OffloadTraceEvent {
     pub publisher: u32,
     /// The packet number of the received packet: 0 if it is unknown, and unreliable if the packet was not authentic.
     pub received: u64,
-    /// What the kernel offload did with the packet or copy.
+    /// The kernel offload's outcome for the packet or copy.
     pub what: OffloadTraceKind,
 }
 
-/// What a kernel offload did with a received packet, or with one copy of its contents for a subscriber.
+/// A kernel offload's outcome for a received packet, or for one copy of its contents for a subscriber.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadTraceKind {
-    /// What the kernel offload did with a received packet as a whole, for example why it was not forwarded.
+    /// The kernel offload's outcome for a received packet as a whole, for example why it was not forwarded.
     Packet {
         /// The BPF program's name for what it did with the packet.
         outcome: &'static str,

@@ -46,7 +46,7 @@ pub struct SessionSubject {
     bad_tokens: AtomicU32,
     /// Number of permissions in use: those of requests, and those of actions that follow from a request.
     held: AtomicUsize,
-    /// Of all permissions that requests have got by their own tokens, the one that lasts longest.
+    /// The permission that lasts longest among those that requests have got by their own tokens.
     proof: watch::Sender<Option<Proof>>,
 }
 

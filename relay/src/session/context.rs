@@ -79,7 +79,7 @@ pub struct SessionContext {
     attached: AtomicBool,
 }
 
-/// Which side opened the session's QUIC connection. If it was this relay, also the kind of the peer.
+/// The side that opened the session's QUIC connection. If it was this relay, also the kind of the peer.
 pub enum SessionLinkEnd {
     /// A client opened the connection.
     Accepted,

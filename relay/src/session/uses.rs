@@ -21,8 +21,8 @@ struct HeldUses {
     counts: [usize; 2],
 }
 
-/// What a session may use the relay for. Each of these uses counts when the relay decides for which sessions the kernel
-/// forwards media.
+/// Uses of the relay that a session may have. Each of these uses counts when the relay decides for which sessions the
+/// kernel forwards media.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UseKind {
     /// The session has a subscription. A namespace that the session has announced counts as a subscription, until a

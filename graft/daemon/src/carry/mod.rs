@@ -100,7 +100,7 @@ pub struct TunnelBroker {
     tls: Arc<RwLock<Tls>>,
     /// Redirection rules that were last given to the kernel. They change when cgroups are added or removed.
     rules: Mutex<Vec<RedirectRule>>,
-    /// For each peer, the tasks that connect to it, with the settings of the peer that were valid when the tasks
+    /// Tasks that connect to each peer, with the settings of the peer that were valid when the tasks
     /// started.
     calls: Mutex<BTreeMap<String, (AgreementPeer, Vec<AbortHandle>)>>,
     tasks: Mutex<JoinSet<()>>,

@@ -148,7 +148,7 @@ impl TunnelTable {
         receiver
     }
 
-    /// Removes a connection that is over. If the peer tries to resume it later, it is told how many bytes were
+    /// Removes a connection that is over. If the peer tries to resume it later, the answer says how many bytes were
     /// received.
     pub fn finish(&self, key: TunnelKey, received: Option<u64>) {
         let mut hosted = self.hosted.lock();

@@ -52,7 +52,7 @@ pub struct AdaptFigures {
     pub latency_p95_ms: Option<f64>,
     /// Share of the sent frames that were shown.
     pub frames_shown_pct: f64,
-    /// Number of groups of which another rendition was shown than of the group before.
+    /// Number of groups that were shown in another rendition than the group before.
     pub switches: u64,
 }
 

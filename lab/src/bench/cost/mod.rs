@@ -335,7 +335,7 @@ impl CostRow {
             line += &format!("  /proc/stat {median:+.2} % of a CPU ({min:+.2} to {max:+.2})");
         }
         if let Some(outside) = self.accuracy.as_ref().and_then(|it| it.procstat_outside_pct()) {
-            line += &format!(", {:+.2} % more than its uncounted time", outside.median);
+            line += &format!(", {:+.2} % of it not explained by its uncounted time", outside.median);
         }
         if let Some(Spread { median, min, max }) = self.accuracy.as_ref().and_then(|it| it.clock_error_pct())
         {

@@ -33,7 +33,7 @@ pub(crate) enum Stopped {
 struct FeedClock<'a> {
     /// The start time that all paced inputs of a broadcast share. `None`: the input is not paced.
     pace: Option<&'a FirstFragment>,
-    /// The reference point for pacing: a time on the local clock, and the media time that is due then. It is set anew
+    /// The reference point for pacing: a time on the local clock, and the media time that is due then. It is set again
     /// when the media time jumps.
     own: (Instant, Duration),
     last: Duration,

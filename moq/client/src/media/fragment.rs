@@ -58,7 +58,7 @@ pub(super) struct SampleRun {
     others: Vec<Bytes>,
 }
 
-/// What a track's previous boxes imply for its next fragment: the defaults from trex, and the decode time.
+/// Values that a track's previous boxes imply for its next fragment: the defaults from trex, and the decode time.
 pub(super) struct TrackFragmentState<'a> {
     pub defaults: &'a Trex,
     /// Decode time at which the previous fragment ended, in units of the timescale.

@@ -110,7 +110,7 @@ pub struct Decider {
     calm_since: Option<Instant>,
     changed: Option<Instant>,
     climbed: Option<Instant>,
-    /// For each rendition in the ladder, the time without backlog after which the rendition is tried.
+    /// Time without backlog after which a rendition is tried, for each rendition in the ladder.
     holds: Vec<Duration>,
     /// The capacity measured in the last backlog in bytes per second, and the time of the measurement.
     shown: Option<(Instant, f64)>,

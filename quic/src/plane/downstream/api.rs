@@ -94,11 +94,11 @@ pub struct DownstreamEvent {
     pub key: StreamKey,
     /// The stream's owner: [`NewStream::owner`](super::NewStream::owner).
     pub owner: u64,
-    /// What happened to the stream.
+    /// The event at the stream.
     pub kind: EventKind,
 }
 
-/// What happened to a stream.
+/// An event at a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// The stream got its QUIC stream ID.

@@ -77,7 +77,7 @@ pub struct DownstreamRecord {
 #[derive(Default)]
 struct Changes {
     path: Option<Moment>,
-    /// For the key entries of even and of odd key generations: the time after which no new program run uses the entry's
+    /// Times for the key entries of even and of odd key generations, after which no new program run uses the entry's
     /// old keys.
     keys: [Option<Moment>; 2],
 }

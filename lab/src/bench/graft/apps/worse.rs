@@ -11,9 +11,9 @@ const CARRIED: &str = "carried";
 /// Comparison of a tunnel, or of a choice between tunnel and plain TCP, with plain TCP under one congestion control.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Worse {
-    /// What is compared with plain TCP. `carried`: all connections are tunnelled. `chosen`: connections use plain TCP
-    /// where the round-trip time is short, and else the tunnel. The results of `chosen` are taken from the runs of
-    /// plain TCP and of `carried`.
+    /// The way of sending that is compared with plain TCP. `carried`: all connections are tunnelled. `chosen`:
+    /// connections use plain TCP where the round-trip time is short, and else the tunnel. The results of `chosen` are
+    /// taken from the runs of plain TCP and of `carried`.
     pub candidate: &'static str,
     pub than: String,
     /// Number of pairs of an application and a network. `worse_cases` counts the pairs whose median duration is more

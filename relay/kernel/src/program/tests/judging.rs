@@ -36,14 +36,14 @@ struct Judge {
 }
 
 impl Judge {
-    /// Makes a test bench for a stream of which no byte has arrived yet.
+    /// Makes a test bench for a stream that has no bytes yet.
     fn new() -> Self {
         let mut judge = Self { bench: ProgramBench::new(), sent: 0 };
         judge.begin();
         judge
     }
 
-    /// Replaces the tested stream by a new stream, of which no byte has arrived.
+    /// Replaces the tested stream by a new stream, which has no bytes yet.
     fn begin(&mut self) {
         drop(self.bench.slot.replace(self.bench.upstream.slot(STREAM)));
         self.bench.slot.borrow_mut().add(&self.bench.downstream, &EGRESS).expect("an egress");
