@@ -504,13 +504,14 @@ impl Observer {
             })
             .collect();
         let networking = events.iter().filter(|event| event.event.is_networking());
-        let counts = samples.counts.iter().filter(|((of, _), _)| *of == cpu);
+        // The samples behind `observer_share`: those of the same events.
+        let counts = self.measured().filter_map(|event| samples.counts.get(&(cpu, event)));
         CpuCost {
             cpu,
             networking_share: rounded(networking.map(|event| event.share).sum()),
             networking_interval: None,
             observer_share: share(events.iter().map(|event| event.observer_ns).sum(), period),
-            observer_samples: counts.map(|(_, count)| count.timed_observer + count.sampled_observer).sum(),
+            observer_samples: counts.map(|count| count.timed_observer + count.sampled_observer).sum(),
             observer_interval: None,
             events,
             procstat: spent.get(&cpu).copied().unwrap_or_default(),
