@@ -75,6 +75,9 @@ def main():
     for path in tracked():
         if path.suffix == ".md":
             wrong += [f"{path.relative_to(ROOT)}:{line}: wrap it at {COLUMNS} columns" for line in unwrapped(path.read_text())]
+        elif path.suffix in (".c", ".h"):
+            places = [f"{path.relative_to(ROOT)}:{line}" for line in divided(path.read_text())]
+            wrong += [f"{place}: its comment divides the declaration: put it on a line above" for place in places]
     for line in wrong:
         print(line, file=sys.stderr)
     return 1 if wrong else 0
@@ -192,6 +195,15 @@ def page(source):
     """Sentences of a Markdown page, each with the line that it begins in."""
     for start, paragraph in paragraphs(source):
         yield from sentences(paragraph, start)
+
+
+# clang-format breaks a line before its last word if the comment behind it is too long.
+DIVIDED = re.compile(r"^\t+[^\n/*#]*[^\s;{},/*(:)]\n\t+ *[^\s/*()]+[;,] /\*", re.M)
+
+
+def divided(source):
+    """Lines of C at which a declaration or an assignment is continued by one word and a comment."""
+    return [source.count("\n", 0, match.end()) + 1 for match in DIVIDED.finditer(source)]
 
 
 def unwrapped(source):
@@ -407,6 +419,9 @@ def self_test():
     groups = {name: group(Path(name)) for name in ("gate/README.md", "gate/daemon/src/a.rs", "web/src/a.ts", "Makefile.toml")}
     if list(groups.values()) != ["docs", "gate/daemon", "web", "root"]:
         wrong.append(f"grouped wrong: {groups}")
+    lines = divided("\t__u64 late\n\t\t[SEEN]; /* bits */\n\t/* bits */\n\t__u64 a[SEEN];\n\tf(a,\n\t  b); /* why */\n\tx =\n\t\tEND; /* ended */\n")
+    if lines != [2, 8]:
+        wrong.append(f"divided at {lines}")
     logs = 'info!(name = short(x.unwrap_or("unknown")), "the session began"); warn!("{trouble}"); f("no log", warn!("late {x}"));'
     if [text for _, text in log_messages(logs)] != ["the session began", "late {x}"]:
         wrong.append(f"log messages: {list(log_messages(logs))}")

@@ -49,8 +49,8 @@ typedef enum millrace_messages_status {
 	MILLRACE_MESSAGES_NOT_AGREED = -4, /* both hosts have not agreed on the session yet */
 	MILLRACE_MESSAGES_AGAIN = -5,	   /* the call would have to wait; the session is nonblocking */
 	MILLRACE_MESSAGES_TIMED_OUT = -6,
-	MILLRACE_MESSAGES_TOO_LONG =
-		-7, /* the message is too long to send, or for the caller's buffer */
+	/* the message is too long to send, or for the caller's buffer */
+	MILLRACE_MESSAGES_TOO_LONG = -7,
 	/* this side sends no more; from recv: the other side sends no more, and all its messages arrived */
 	MILLRACE_MESSAGES_FINISHED = -8,
 	MILLRACE_MESSAGES_OVER = -9,	   /* the session is over */
