@@ -32,6 +32,18 @@ clang_tool() {
     return 1
 }
 
+# Makes the virtual environment $1 with the packages of the requirements $2, again if those have changed; prints its Python.
+virtual_environment() {
+    if ! cmp -s "$2" "$1/requirements.txt"; then
+        say "installing what $2 names"
+        rm -rf "$1"
+        python3 -m venv "$1" || die "python3 has no venv: install python3-venv"
+        "$1/bin/pip" install --quiet --disable-pip-version-check --only-binary :all: -r "$2"
+        cp "$2" "$1/requirements.txt"
+    fi
+    echo "$PWD/$1/bin/python"
+}
+
 # wait_for SECONDS COMMAND...: retries until the command succeeds; fails when the time is over.
 wait_for() {
     local deadline=$((SECONDS + $1))

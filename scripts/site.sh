@@ -8,16 +8,6 @@
 venv=target/site-venv
 requirements=scripts/site-requirements.txt
 
-# The environment is made again when the requirements change.
-prepare() {
-    cmp -s "$requirements" "$venv/requirements.txt" && return
-    say "installing Zensical"
-    rm -rf "$venv"
-    python3 -m venv "$venv" || die "python3 has no venv: install python3-venv"
-    "$venv/bin/pip" install --quiet --disable-pip-version-check --only-binary :all: -r "$requirements"
-    cp "$requirements" "$venv/requirements.txt"
-}
-
 # The site is served from a port of loopback, since browsers treat files apart.
 shots() {
     local browser page name
@@ -42,7 +32,7 @@ shot() {
         --screenshot="$PWD/target/site-shots/$1.png" "http://127.0.0.1:9797/$4.html" >/dev/null 2>&1
 }
 
-prepare
+virtual_environment "$venv" "$requirements" >/dev/null
 scripts/site.py
 say "target/site has the site"
 if [ "${1:-}" = shots ]; then shots; fi

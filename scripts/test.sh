@@ -74,6 +74,7 @@ jobs_rest() {
         --job docs "scripts/walk.py target/debug/millrace"
         --job doc-tests "cargo test --workspace --locked --doc"
         --job site "scripts/site.sh"
+        --job manifests "scripts/manifests.sh target/debug/millrace"
     )
     web relay-user codecs returns
 }

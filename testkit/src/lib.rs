@@ -30,7 +30,7 @@ pub use stop::StopOnDrop;
 
 /// Longest time that a test waits for a condition. It is far longer than any condition takes, because the machine may
 /// be busy.
-pub const BOUND: Duration = Duration::from_secs(120);
+pub const BOUND: Duration = Duration::from_secs(300);
 
 /// Time between two checks of a condition that a test waits for.
 const PAUSE: Duration = Duration::from_millis(10);

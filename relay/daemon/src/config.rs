@@ -476,6 +476,9 @@ settings! {
     /// moqt://HOST:PORT
     #[arg(long, value_delimiter = ',', value_name = "URL")]
     cluster_peer: Vec<RelayUrl>,
+    /// URL of this relay for the other relays of its cluster, which the store of [discovery] names: moqt://HOST:PORT
+    #[arg(long, value_name = "URL")]
+    cluster_url: RelayUrl,
     /// Hop ID of this relay in the cluster, unique among its relays [default: drawn at each start]
     #[arg(long, value_name = "N")]
     cluster_hop: u64,

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 
 use millrace_daemon::duration;
 use millrace_relay::access::pattern::Pattern;
-use millrace_relay_discovery::{ListPlace, check_url};
+use millrace_relay_discovery::ListPlace;
 use serde::Deserialize;
 use toml::{
     Spanned,
@@ -29,7 +29,7 @@ const REGION_COST: u64 = 10;
 pub struct DiscoveryConfig {
     /// The store that lists the cluster's relays.
     pub store: DiscoveryStore,
-    /// The URL by which other relays connect to this one.
+    /// The URL by which other relays connect to this one (`cluster-url`).
     pub url: Option<Url>,
     /// Name of the location (site) of this relay, such as a data center.
     pub region: Option<String>,
@@ -64,7 +64,6 @@ struct DiscoveryEntry {
     lease: Option<String>,
     list: Option<String>,
     interval: Option<String>,
-    url: Option<Url>,
     region: Option<String>,
     region_cost: Option<u64>,
     #[serde(default)]
@@ -87,9 +86,6 @@ fn checked(entry: DiscoveryEntry) -> Result<DiscoveryConfig, String> {
         true => Ok(()),
         false => Err(format!("{url} begins with neither http:// nor https://")),
     };
-    if let Some(url) = &entry.url {
-        check_url(url).map_err(|error| error.to_string())?;
-    }
     let time =
         |name: &str, text: &Option<String>, default: Duration| match text.as_deref().map(duration::parse) {
             None => Ok(default),
@@ -101,9 +97,6 @@ fn checked(entry: DiscoveryEntry) -> Result<DiscoveryConfig, String> {
     let store = match (entry.etcd.is_empty(), entry.list) {
         (false, None) => {
             entry.etcd.iter().try_for_each(web)?;
-            if entry.url.is_none() {
-                return Err("etcd needs url, the address of this relay for others: moqt://HOST:PORT".into());
-            }
             if !LEASES.contains(&lease) {
                 return Err("lease is not from 2s to 1h".into());
             }
@@ -149,7 +142,7 @@ fn checked(entry: DiscoveryEntry) -> Result<DiscoveryConfig, String> {
     let namespaces = entry.namespaces.iter().map(pattern).collect::<Result<_, _>>()?;
     Ok(DiscoveryConfig {
         store,
-        url: entry.url,
+        url: None,
         region: entry.region,
         region_cost: entry.region_cost.unwrap_or(REGION_COST),
         namespaces,

@@ -468,9 +468,9 @@ fn discovery_config_selects_etcd_or_a_relay_list() {
     let found =
         |text: &str| config(&[], text).unwrap().cluster.expect("a cluster").discovery.expect("a store");
     let etcd = found(
-        "[discovery]
+        "cluster-url = 'moqt://a:4443'
+        [discovery]
         etcd = ['https://etcd-1:2379', 'http://127.0.0.1:2379']
-        url = 'moqt://a:4443'
         region = 'north'
         lease = '30s'
         namespaces = ['live/**']",
@@ -485,14 +485,12 @@ fn discovery_config_selects_etcd_or_a_relay_list() {
     }
     for (text, wanted) in [
         ("", "needs one of etcd and list"),
-        ("etcd = ['http://a']\nlist = '/b'\nurl = 'moqt://c'", "needs one of etcd and list"),
-        ("etcd = ['http://a']", "etcd needs url"),
-        ("etcd = ['moqt://a']\nurl = 'moqt://b'", "moqt://a begins with neither http:// nor https://"),
-        ("etcd = ['http://a']\nurl = 'http://b'", "begins with moqt:// or https://"),
-        ("etcd = ['http://a']\nurl = 'moqt://b'\nlease = '1s'", "lease is not from 2s to 1h"),
-        ("etcd = ['http://a']\nurl = 'moqt://b'\nlease = '0s'", "lease is zero"),
-        ("etcd = ['http://a']\nurl = 'moqt://b'\nprefix = '/a'", "does not end with a slash"),
-        ("etcd = ['http://a']\nurl = 'moqt://b'\ninterval = '1s'", "interval has no effect"),
+        ("etcd = ['http://a']\nlist = '/b'", "needs one of etcd and list"),
+        ("etcd = ['moqt://a']", "moqt://a begins with neither http:// nor https://"),
+        ("etcd = ['http://a']\nlease = '1s'", "lease is not from 2s to 1h"),
+        ("etcd = ['http://a']\nlease = '0s'", "lease is zero"),
+        ("etcd = ['http://a']\nprefix = '/a'", "does not end with a slash"),
+        ("etcd = ['http://a']\ninterval = '1s'", "interval has no effect"),
         ("list = 'relays'", "neither an http:// or https:// URL nor an absolute path"),
         ("list = '/a'\nlease = '5s'", "lease has no effect"),
         ("list = '/a'\ntls-cert = '/b'", "tls-cert and tls-key need each other"),
@@ -504,6 +502,17 @@ fn discovery_config_selects_etcd_or_a_relay_list() {
             place.ends_with(":1: discovery") && message.contains(wanted)
         };
         assert!(found.iter().any(is_it), "{text}: {found:?}");
+    }
+    for (flags, text, wanted) in [
+        (&[][..], "[discovery]\netcd = ['http://a']", "etcd needs the URL of this relay"),
+        (&["--cluster-url=moqt://a/?b"], "[discovery]\nlist = '/c'", "has more than a host"),
+        (&["--cluster-url=moqt://a"], "cluster-peer = ['moqt://b']", "has no effect without [discovery]"),
+        (&["--cluster-url=moqt://a"], "", "has no effect without cluster"),
+    ] {
+        let found = problems(flags, text);
+        let is_it =
+            |(place, message): &(String, String)| place.contains("cluster-url") && message.contains(wanted);
+        assert!(found.iter().any(is_it), "{flags:?} {text}: {found:?}");
     }
     let alone = problems(&["--cluster=false"], "[discovery]\nlist = '/a'");
     let is_it = |(place, message): &(String, String)| {

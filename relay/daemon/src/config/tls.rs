@@ -5,6 +5,7 @@ use std::{fmt, path::PathBuf};
 use clap::ValueEnum;
 use millrace_moq::{Draft, HopId};
 use millrace_relay::{Origins, access::pattern::Pattern};
+use millrace_relay_discovery::check_url;
 use serde::Deserialize;
 use toml::{
     Spanned,
@@ -15,7 +16,7 @@ use url::Url;
 use super::{
     ConfigCheck, ConfigFile, ConfigProblem, Settings,
     access::TextValue,
-    discovery::{DISCOVERY, DiscoveryConfig},
+    discovery::{DISCOVERY, DiscoveryConfig, DiscoveryStore},
     repeated,
     values::{DraftNumber, RelayUrl, deserialize, name},
 };
@@ -274,13 +275,15 @@ impl ConfigCheck {
         if let Some(hop) = settings.cluster_hop.filter(|hop| *hop == 0 || *hop > HopId::MAX.0) {
             self.problem("cluster-hop", format!("{hop} is not from 1 to {}", HopId::MAX.0));
         }
-        let discovery = settings.discovery.take();
+        let mut discovery = settings.discovery.take();
+        let url = settings.cluster_url.take();
         let is_in = settings.cluster.unwrap_or(!peers.is_empty() || discovery.is_some());
         let given = [
             ("cluster-hop", settings.cluster_hop.is_some()),
             ("cluster-cost", settings.cluster_cost.is_some()),
             ("cluster-routes", settings.cluster_routes.is_some()),
             ("cluster-peer", !peers.is_empty()),
+            ("cluster-url", url.is_some()),
             (DISCOVERY, discovery.is_some()),
         ];
         if !is_in {
@@ -288,6 +291,17 @@ impl ConfigCheck {
                 self.problem(name, "has no effect without cluster");
             }
             return None;
+        }
+        if let Some(Err(error)) = url.as_ref().map(|url| check_url(&url.0)) {
+            self.problem("cluster-url", error.to_string());
+        }
+        match &mut discovery {
+            Some(discovery) => discovery.url = url.map(|url| url.0),
+            None if url.is_some() => self.problem("cluster-url", "has no effect without [discovery]"),
+            None => {}
+        }
+        if let Some(DiscoveryConfig { store: DiscoveryStore::Etcd { .. }, url: None, .. }) = discovery {
+            self.problem("cluster-url", "etcd needs the URL of this relay for other relays: moqt://HOST:PORT");
         }
         Some(ClusterConfig {
             hop: settings.cluster_hop.map(HopId),
