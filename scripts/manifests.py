@@ -8,21 +8,21 @@
 """
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import jsonschema
 import yaml
 
+import hosts
+from hosts import BOUND, wait_for
+
 ROOT = Path(__file__).resolve().parent.parent
 CLUSTER = ROOT / "contrib/cluster"
-BOUND = 120
 
 
 def main():
@@ -83,95 +83,52 @@ def check(binary, name, text):
 # --- The cluster in namespaces ---
 
 
-class Service:
-    """A service of the compose file: a process in a network namespace and with mounts of its own."""
-
-    def __init__(self, name, entry, place, folder):
-        self.name, self.entry, self.folder = name, entry, folder
-        self.address = f"10.88.0.{place}"
-        self.process = None
-        at = ["ip", "-n", name]
-        for command in (
-            ["ip", "netns", "add", name],
-            ["ip", "link", "add", f"to-{name}", "type", "veth", "peer", "name", "eth0", "netns", name],
-            ["ip", "link", "set", f"to-{name}", "master", "services", "up"],
-            [*at, "address", "add", f"{self.address}/24", "dev", "eth0"],
-            [*at, "link", "set", "eth0", "up"],
-            [*at, "link", "set", "lo", "up"],
-        ):
-            subprocess.run(command, check=True)
-
-    def start(self, binary):
-        command = self.entry["command"]
-        program = [str(binary), *command] if command[0] != "etcd" else command
-        mounts = ["mount -t tmpfs tmpfs /run", "mkdir /run/millrace"]
-        for volume in self.entry["volumes"]:
-            source, target = volume.split(":")[:2]
-            # A named volume is a folder, and is there again after a restart.
-            source = self.folder / source
-            if not source.exists():
-                source.mkdir()
-            mounts.append(f"mount --bind {source} {target}")
-        steps = " && ".join([*mounts, "exec " + " ".join(program)])
-        log = open(self.folder / f"{self.name}.log", "ab")
-        inside = ["nsenter", f"--net=/run/netns/{self.name}", "unshare", "--mount", "sh", "-c", steps]
-        self.process = subprocess.Popen(inside, stdout=log, stderr=log)
-
-    def end(self, how):
-        self.process.send_signal(how)
-        return self.process.wait(BOUND)
-
-    def logged(self):
-        return (self.folder / f"{self.name}.log").read_text(errors="replace")
-
-
 def run(binary):
     with tempfile.TemporaryDirectory() as folder:
-        services = prepare(Path(folder))
+        services = prepare(Path(folder), binary)
         try:
             use(binary, Path(folder), services)
         except BaseException:
             for service in services.values():
-                print(f"---- {service.name}\n" + "\n".join(service.logged().splitlines()[-25:]), file=sys.stderr)
+                print(f"---- {service.name}\n" + "\n".join(service.log.read_text(errors="replace").splitlines()[-25:]), file=sys.stderr)
             raise
         finally:
-            for service in services.values():
-                if service.process and service.process.poll() is None:
-                    service.end(signal.SIGKILL)
+            for service in filter(hosts.Host.is_running, services.values()):
+                service.end()
     say("the cluster of compose.yaml serves, and outlives an etcd member and a relay")
 
 
-def prepare(folder):
-    """Makes a host out of these namespaces: a bridge, names, the folders that services mount into, and the secrets."""
-    assert os.getpid() == 1, "call it in namespaces of its own: scripts/manifests.sh"
-    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-    shutil.copytree("/etc", folder / "etc", symlinks=True)
-    subprocess.run(["mount", "--bind", folder / "etc", "/etc"], check=True)
-    for point in ("/run", "/var/lib"):
-        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", point], check=True)
+class Service(hosts.Host):
+    """A service of the compose file."""
+
+    def __init__(self, name, place, folder, entry, binary):
+        super().__init__(name, place, folder)
+        command = entry["command"]
+        self.command = command if command[0] == "etcd" else [binary, *command]
+        self.volumes = [self.volume(*volume.split(":")[:2]) for volume in entry["volumes"]]
+
+    def volume(self, source, target):
+        # A named volume is a folder, and is there again after a restart.
+        source = self.folder / source
+        if not source.exists():
+            source.mkdir()
+        return source, target
+
+    def begin(self):
+        self.start(self.command, self.volumes)
+
+
+def prepare(folder, binary):
     entries = compose()["services"]
-    targets = {volume.split(":")[1] for entry in entries.values() for volume in entry["volumes"]}
-    for target in map(Path, targets):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.touch() if target.suffix else target.mkdir()
+    hosts.begin(folder, {volume.split(":")[1] for entry in entries.values() for volume in entry["volumes"]})
     subprocess.run([CLUSTER / "secrets.sh"], cwd=folder, check=True)
     shutil.copy(CLUSTER / "relay.toml", folder)
-    for command in (
-        ["ip", "link", "set", "lo", "up"],
-        ["ip", "link", "add", "services", "type", "bridge"],
-        ["ip", "address", "add", "10.88.0.1/24", "dev", "services"],
-        ["ip", "link", "set", "services", "up"],
-    ):
-        subprocess.run(command, check=True)
-    services = {name: Service(name, entry, place, folder) for place, (name, entry) in enumerate(entries.items(), 10)}
-    with open("/etc/hosts", "a") as hosts:
-        hosts.writelines(f"{service.address} {name}\n" for name, service in services.items())
-    return services
+    return {name: Service(name, place, folder, entry, binary) for place, (name, entry) in enumerate(entries.items(), 10)}
 
 
 def use(binary, folder, services):
     for service in services.values():
-        service.start(binary)
+        service.begin()
     relays = [service for name, service in services.items() if not name.startswith("etcd")]
     for relay in relays:
         wait_for(f"{relay.name} to find the four others", lambda: discovery(binary, relay), lambda found: (found.get("found"), found.get("registered")) == (4, True))
@@ -188,9 +145,9 @@ def use(binary, folder, services):
     assert refused.returncode != 0, "a publisher without a token was not refused"
 
     # Two members of three still answer, and a relay that is killed comes back under its name.
-    services["etcd-1"].end(signal.SIGKILL)
-    services["edge-2"].end(signal.SIGKILL)
-    services["edge-2"].start(binary)
+    services["etcd-1"].end()
+    services["edge-2"].end()
+    services["edge-2"].begin()
     wait_for("edge-2 to be back", lambda: discovery(binary, services["edge-2"]), lambda found: (found.get("found"), found.get("registered")) == (4, True))
     watch("edge-2")
     # A relay that is told to end leaves the store at once, and ends well.
@@ -203,9 +160,7 @@ def use(binary, folder, services):
 
 def discovery(binary, relay):
     """Returns what a relay's status says of the store; nothing while the relay does not answer."""
-    status = ["nsenter", f"--target={relay.process.pid}", "--net", "--mount", binary, "status", "--json"]
-    done = subprocess.run(status, capture_output=True, text=True)
-    return json.loads(done.stdout)["cluster"]["discovery"] if done.returncode == 0 else {"error": done.stderr}
+    return json.loads(relay.ask(binary, "status", "--json") or "{}").get("cluster", {}).get("discovery", {})
 
 
 def viewer(binary, trust, edge):
@@ -215,13 +170,6 @@ def viewer(binary, trust, edge):
     report = json.loads(done.stdout)
     assert (report["delivered"], report["lost"], report["duplicates"]) == (100, 0, 0), f"{edge}: {report}"
     say(f"{edge} has what was published at origin-1")
-
-
-def wait_for(what, read, wanted):
-    deadline = time.monotonic() + BOUND
-    while not wanted(seen := read()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}; last seen: {seen}"
-        time.sleep(0.1)  # exact: the pause of this helper, which waits for a state
 
 
 def say(text):

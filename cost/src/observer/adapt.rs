@@ -202,6 +202,7 @@ mod tests {
             "the share before the trial does not count"
         );
         assert_eq!(adaptive.report(begun + TRIAL, &idle(), &idle(), second).1, MethodStep::Time);
+        assert!(adaptive.trial.is_none(), "later polls measure no trial");
     }
 
     #[test]
