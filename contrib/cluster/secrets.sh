@@ -1,8 +1,12 @@
 #!/usr/bin/env bash
 # Makes the certificates and keys of compose.yaml, in the folder ./pki: an authority, a certificate for each relay and each member of etcd,
 # and a key pair for publishers' tokens. A second run replaces nothing.
+#
+#   ./secrets.sh [NAME...]     certificates for these hosts, in place of those of compose.yaml
 set -euo pipefail
 
+names=("$@")
+[ $# -gt 0 ] || names=(etcd-1 etcd-2 etcd-3 origin-1 origin-2 edge-1 edge-2 edge-3)
 umask 077
 mkdir -p pki
 cd pki
@@ -17,7 +21,7 @@ fi
 
 # etcd's JSON gateway is a client of its own server, with the server's certificate. Relays connect to each other. So each certificate is
 # one for servers and for clients.
-for name in etcd-1 etcd-2 etcd-3 origin-1 origin-2 edge-1 edge-2 edge-3; do
+for name in "${names[@]}"; do
     [ ! -e "$name.pem" ] || continue
     new_key "$name.key"
     openssl req -new -key "$name.key" -subj "/CN=$name" -out "$name.csr"

@@ -11,6 +11,7 @@ use millrace_moq::{
     HopId, HopPath, Message, Namespace, Parameters, TrackName, code,
     message::{PublishNamespace, RequestError, RequestUpdate, SubscribeNamespace},
 };
+use millrace_relay::access::{AccessRule, Principal};
 use millrace_relay_daemon::{
     config::{self, UpstreamConfig},
     status::{ClusterStatus, RouteStatus, StatusSource as _},
@@ -28,7 +29,17 @@ const LINGER: Duration = Duration::from_secs(600);
 
 /// Starts a relay of the cluster with this hop ID, which connects to the other relays.
 fn relay_with(hop: u16, peers: Vec<config::PeerConfig>, routes: usize) -> TestRelay {
+    relay_with_rules(hop, peers, routes, Vec::new())
+}
+
+fn relay_with_rules(
+    hop: u16,
+    peers: Vec<config::PeerConfig>,
+    routes: usize,
+    rules: Vec<AccessRule>,
+) -> TestRelay {
     TestRelay::at(|host, config| {
+        config.access.rules = rules;
         config.listen = vec![SocketAddr::new(host.v4().into(), host.port(hop))];
         config.linger = LINGER;
         config.upstream =
@@ -339,15 +350,40 @@ async fn lost_publisher_leaves_no_stale_routes_or_loops() {
 #[tokio::test]
 async fn announced_namespaces_outside_a_peers_allow_list_are_refused() {
     let first = relay(1, &[]);
-    let allowed = vec!["live/**".parse().unwrap()];
+    let allowed = vec!["live/*".parse().unwrap()];
     let edge = relay_with(2, vec![config::PeerConfig { namespaces: allowed, ..peer_at(&first, None) }], 100);
     let publisher = first.peer().await;
-    let _other = publisher.publish_namespace("other/cam").await;
+    // The edge asks for namespaces below `live`, and its pattern allows one more field.
+    let _elsewhere = publisher.publish_namespace("other/cam").await;
+    let _below = publisher.publish_namespace("live/hall/cam").await;
     let _live = publisher.publish_namespace("live/cam").await;
     until_routes(&edge, "the allowed route", |routes| routes.len() == 1).await;
-    edge.until("the other announcements to be refused", |status| status.totals.routes_refused >= 1).await;
-    let other = edge.server.routes(&namespace("other/cam")).unwrap();
-    assert!(other.namespaces.is_empty(), "{other:?}");
+    edge.until("one announcement to be refused", |status| status.totals.routes_refused == 1).await;
+    for path in ["other/cam", "live/hall/cam"] {
+        let other = edge.server.routes(&namespace(path)).unwrap();
+        assert!(other.namespaces.is_empty(), "{other:?}");
+    }
+}
+
+#[tokio::test]
+async fn relay_learns_routes_from_a_peer_whose_rules_allow_only_their_prefix() {
+    let rule = AccessRule {
+        namespace: "live/**".parse().unwrap(),
+        publish: vec![Principal::Anyone],
+        subscribe: vec![Principal::Anyone],
+        path: None,
+        authority: None,
+    };
+    let first = relay_with_rules(1, Vec::new(), 100, vec![rule]);
+    let allowed = ["live/a/**", "live/**", "live/*/b"].map(|pattern| pattern.parse().unwrap()).to_vec();
+    let edge = relay_with(2, vec![config::PeerConfig { namespaces: allowed, ..peer_at(&first, None) }], 100);
+    let (mut publisher, _announced, name) = with_publisher(&first).await;
+    until_routes(&edge, "the route", |routes| routes.len() == 1).await;
+    let mut viewer = edge.peer().await;
+    let (_subscribed, (_upstream, _)) =
+        tokio::join!(subscribe(&viewer, &name), publisher.accept_subscribe(&name, 1));
+    publish_group(&publisher, 1, 0).await;
+    expect_group(&mut viewer, 0).await;
 }
 
 /// Connects a peer that claims to be a relay, with hop ID 77.

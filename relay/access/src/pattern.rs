@@ -47,6 +47,16 @@ impl Pattern {
         Self { fields: Vec::new(), open: true }
     }
 
+    /// Returns the longest prefix that all namespaces of the pattern have.
+    pub fn prefix(&self) -> Namespace {
+        let exact = self.fields.iter().map_while(|field| match field {
+            PatternField::Exact(field) => Some(field.clone()),
+            PatternField::Any => None,
+        });
+        // The fields are those of a namespace, so a shorter list of them is one, too.
+        Namespace::new(exact).unwrap_or_default()
+    }
+
     /// Reports whether the pattern matches the namespace.
     pub fn matches(&self, namespace: &Namespace) -> bool {
         let fields = namespace.fields();
@@ -93,6 +103,17 @@ impl FromStr for Pattern {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn prefix_of_a_pattern_ends_before_its_first_wildcard() {
+        for (pattern, prefix) in
+            [("**", ""), ("live/**", "live"), ("live/cam", "live/cam"), ("live/*/b", "live"), ("*/b", "")]
+        {
+            let namespace =
+                if prefix.is_empty() { Namespace::default() } else { Namespace::from_path(prefix).unwrap() };
+            assert_eq!(pattern.parse::<Pattern>().unwrap().prefix(), namespace, "{pattern}");
+        }
+    }
 
     #[test]
     fn namespace_patterns_match_namespaces() {

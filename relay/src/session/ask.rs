@@ -3,7 +3,7 @@
 use bytes::BytesMut;
 use millrace_moq::{
     Message, Namespace, Parameters, code,
-    message::{NamespaceFound, RequestError, SubscribeNamespace},
+    message::{RequestError, SubscribeNamespace},
 };
 use tokio::time::timeout;
 
@@ -67,46 +67,59 @@ pub fn failed(context: &SessionContext, error: SessionError) -> RequestError {
     refusal
 }
 
-/// Sends SUBSCRIBE_NAMESPACE for the empty prefix, which covers all namespaces of the peer.
-pub async fn subscribe_namespaces(context: &SessionContext) -> Result<RequestStream, RequestError> {
-    let request_id = context.next_request_id();
-    let prefix = Namespace::default();
-    let parameters = Parameters::default();
-    let (request, _ok) = ask(context, SubscribeNamespace { request_id, prefix, parameters }).await?;
-    Ok(request)
+/// A peer's list of its namespaces below a prefix, which the peer keeps up to date.
+pub struct PeerNamespaces<'a> {
+    context: &'a SessionContext,
+    prefix: Namespace,
+    request: RequestStream,
 }
 
-/// A change in the list of namespaces that a peer sends in answer to [`subscribe_namespaces`].
+/// A change in the list of namespaces that a peer sends in answer to SUBSCRIBE_NAMESPACE.
 pub enum NamespaceChange {
-    Found(Box<NamespaceFound>),
+    Found(Namespace, Option<Parameters>),
     Withdrawn(Namespace),
 }
 
-/// Waits for the next change in the peer's list. After GOAWAY the relay repeats the request, and the peer reports all
-/// its namespaces again. No namespace of the old list is reported as withdrawn for that. Once the peer has ended the
-/// request, this never returns.
-pub async fn next_namespace(
-    context: &SessionContext,
-    request: &mut RequestStream,
-) -> Result<NamespaceChange, SessionError> {
-    loop {
-        match request.reader.next().await? {
-            IncomingMessage::Message(Message::Namespace(found)) => {
-                return Ok(NamespaceChange::Found(found.into()));
-            }
-            IncomingMessage::Message(Message::NamespaceDone(done)) => {
-                return Ok(NamespaceChange::Withdrawn(done.suffix));
-            }
-            IncomingMessage::Message(other) => {
-                return Err(SessionError::misplaced(&other, "about namespaces"));
-            }
-            IncomingMessage::GoAway(_) => {
-                if let Ok(moved) = subscribe_namespaces(context).await {
-                    request.cancel();
-                    *request = moved;
+impl<'a> PeerNamespaces<'a> {
+    /// Asks the peer for its namespaces below `prefix`, with SUBSCRIBE_NAMESPACE.
+    pub async fn ask(context: &'a SessionContext, prefix: Namespace) -> Result<Self, RequestError> {
+        let message = SubscribeNamespace {
+            request_id: context.next_request_id(),
+            prefix: prefix.clone(),
+            parameters: Parameters::default(),
+        };
+        let (request, _ok) = ask(context, message).await?;
+        Ok(Self { context, prefix, request })
+    }
+
+    /// Waits for the next change in the peer's list. After GOAWAY the relay repeats the request, and the peer reports
+    /// all its namespaces again. No namespace of the old list is reported as withdrawn for that. Once the peer has
+    /// ended the request, this never returns.
+    pub async fn next(&mut self) -> Result<NamespaceChange, SessionError> {
+        loop {
+            match self.request.reader.next().await? {
+                IncomingMessage::Message(Message::Namespace(found)) => {
+                    return Ok(NamespaceChange::Found(self.whole(&found.suffix)?, found.parameters));
                 }
+                IncomingMessage::Message(Message::NamespaceDone(done)) => {
+                    return Ok(NamespaceChange::Withdrawn(self.whole(&done.suffix)?));
+                }
+                IncomingMessage::Message(other) => {
+                    return Err(SessionError::misplaced(&other, "about namespaces"));
+                }
+                IncomingMessage::GoAway(_) => {
+                    if let Ok(moved) = Self::ask(self.context, self.prefix.clone()).await {
+                        self.request.cancel();
+                        *self = moved;
+                    }
+                }
+                IncomingMessage::Finished | IncomingMessage::Reset => return std::future::pending().await,
             }
-            IncomingMessage::Finished | IncomingMessage::Reset => return std::future::pending().await,
         }
+    }
+
+    /// Returns the namespace that a message of the list names by its fields after the prefix.
+    fn whole(&self, suffix: &Namespace) -> Result<Namespace, SessionError> {
+        self.prefix.join(suffix).map_err(|error| SessionError::violation(format!("a namespace: {error}")))
     }
 }

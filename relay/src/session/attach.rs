@@ -10,7 +10,7 @@ use tokio::{sync::oneshot, task::JoinSet, time::Instant};
 use tracing::info;
 
 use super::{
-    ask::{NamespaceChange, ask, next_namespace, subscribe_namespaces},
+    ask::{NamespaceChange, PeerNamespaces, ask},
     backups::AT_ONCE,
     context::SessionContext,
     publish::Publications,
@@ -74,8 +74,8 @@ async fn mirror_namespaces(
     context: &SessionContext,
     publisher: &Arc<dyn HubPublisher>,
 ) -> Result<(), SessionError> {
-    let mut request = match subscribe_namespaces(context).await {
-        Ok(request) => request,
+    let mut namespaces = match PeerNamespaces::ask(context, Namespace::default()).await {
+        Ok(namespaces) => namespaces,
         Err(refused) => {
             info!(
                 session = context.id(),
@@ -87,16 +87,16 @@ async fn mirror_namespaces(
     };
     let mut mirrored: HashMap<Namespace, Publication> = HashMap::new();
     loop {
-        match next_namespace(context, &mut request).await? {
-            NamespaceChange::Found(found) => {
-                if found.parameters.is_some() {
+        match namespaces.next().await? {
+            NamespaceChange::Found(namespace, parameters) => {
+                if parameters.is_some() {
                     return Err(SessionError::violation("parameters in NAMESPACE without HOP_ID in SETUP"));
                 }
                 // The upstream relay may announce this relay's own namespaces back to it.
-                if !mirrored.contains_key(&found.suffix) && !context.hub().is_published_here(&found.suffix) {
-                    let publication = context.hub().publish(found.suffix.clone(), publisher, false);
-                    context.hub().subscribe_existing(&found.suffix, publisher, Instant::now).await;
-                    mirrored.insert(found.suffix, publication);
+                if !mirrored.contains_key(&namespace) && !context.hub().is_published_here(&namespace) {
+                    let publication = context.hub().publish(namespace.clone(), publisher, false);
+                    context.hub().subscribe_existing(&namespace, publisher, Instant::now).await;
+                    mirrored.insert(namespace, publication);
                 }
             }
             NamespaceChange::Withdrawn(namespace) => drop(mirrored.remove(&namespace)),

@@ -102,6 +102,22 @@ impl PeerTerms {
     pub fn allow(&self, namespace: &Namespace) -> bool {
         self.namespaces.is_empty() || self.namespaces.iter().any(|pattern| pattern.matches(namespace))
     }
+
+    /// Returns the shortest prefixes that together cover all namespaces that the peer may announce.
+    pub fn prefixes(&self) -> Vec<Namespace> {
+        if self.namespaces.is_empty() {
+            return vec![Namespace::default()];
+        }
+        let mut all: Vec<_> = self.namespaces.iter().map(Pattern::prefix).collect();
+        all.sort_by_key(|prefix| prefix.fields().len());
+        let mut shortest: Vec<Namespace> = Vec::new();
+        for prefix in all {
+            if !shortest.iter().any(|known| known.is_prefix_of(&prefix)) {
+                shortest.push(prefix);
+            }
+        }
+        shortest
+    }
 }
 
 /// The hop ID and the cost in a peer's SETUP (draft-lcurley-moq-cluster).

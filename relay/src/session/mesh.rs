@@ -12,14 +12,16 @@ use millrace_moq::{
 };
 use millrace_relay_cluster::{Announcement, Neighbour};
 use millrace_transport::Health;
+use parking_lot::Mutex;
 use tokio::{
     sync::{Semaphore, watch},
+    task::JoinSet,
     time::Instant,
 };
 use tracing::{debug, info, warn};
 
 use super::{
-    ask::{NamespaceChange, ask, next_namespace, subscribe_namespaces},
+    ask::{NamespaceChange, PeerNamespaces, ask},
     context::SessionContext,
 };
 use crate::{
@@ -72,40 +74,58 @@ pub async fn watch_health(context: &SessionContext) -> std::convert::Infallible 
     }
 }
 
-/// Receives the peer's routes, and adds them to the route table.
+/// The routes that a peer has announced, by their namespaces.
+type PeerRoutes = HashMap<Namespace, RoutePublication>;
+
+/// Receives the peer's routes, and adds them to the route table. The peer is asked for the namespaces that it may
+/// announce here and for no others, so that its rules need not allow this relay more than that.
 async fn learn(context: &Arc<SessionContext>) -> Result<(), SessionError> {
-    let mut request = match subscribe_namespaces(context).await {
-        Ok(request) => request,
+    let prefixes = context.terms().map(|terms| terms.prefixes()).unwrap_or_default();
+    let routes: Arc<Mutex<PeerRoutes>> = Arc::default();
+    let mut lists = JoinSet::new();
+    for prefix in prefixes {
+        let (context, routes) = (Arc::clone(context), Arc::clone(&routes));
+        lists.spawn(async move { learn_below(&context, prefix, &routes).await });
+    }
+    match lists.join_next().await {
+        Some(ended) => ended.unwrap_or_else(|error| Err(SessionError::Lost(error.to_string()))),
+        None => std::future::pending().await,
+    }
+}
+
+/// Receives the peer's routes to namespaces below `prefix`.
+async fn learn_below(
+    context: &Arc<SessionContext>,
+    prefix: Namespace,
+    routes: &Mutex<PeerRoutes>,
+) -> Result<(), SessionError> {
+    let asked = prefix.typed().to_string();
+    let mut namespaces = match PeerNamespaces::ask(context, prefix).await {
+        Ok(namespaces) => namespaces,
         Err(refused) => {
             warn!(
                 session = context.id(),
+                prefix = asked,
                 reason = refused.reason,
-                "the relay of the cluster did not accept SUBSCRIBE_NAMESPACE: its routes are unknown"
+                "the relay of the cluster refused SUBSCRIBE_NAMESPACE, so its routes are unknown: its rules must let this relay subscribe to all that `namespaces` names here, or to everything (`**`) without `namespaces`"
             );
             return std::future::pending().await;
         }
     };
-    let mut routes: HashMap<Namespace, RoutePublication> = HashMap::new();
     loop {
-        match next_namespace(context, &mut request).await? {
-            NamespaceChange::Found(found) => {
-                let parameters = found.parameters.unwrap_or_default();
-                if let Some(announcement) = context.announcement_of(&parameters)? {
-                    take(context, &mut routes, found.suffix, announcement);
+        match namespaces.next().await? {
+            NamespaceChange::Found(namespace, parameters) => {
+                if let Some(announcement) = context.announcement_of(&parameters.unwrap_or_default())? {
+                    take(context, &mut routes.lock(), namespace, announcement);
                 }
             }
-            NamespaceChange::Withdrawn(namespace) => drop(routes.remove(&namespace)),
+            NamespaceChange::Withdrawn(namespace) => drop(routes.lock().remove(&namespace)),
         }
     }
 }
 
 /// Adds or updates a route from a NAMESPACE message, if the peer may announce the namespace.
-fn take(
-    context: &SessionContext,
-    routes: &mut HashMap<Namespace, RoutePublication>,
-    namespace: Namespace,
-    announcement: Announcement,
-) {
+fn take(context: &SessionContext, routes: &mut PeerRoutes, namespace: Namespace, announcement: Announcement) {
     let hub = context.hub();
     let is_allowed = context.terms().is_none_or(|terms| terms.allow(&namespace)) && !namespace.is_forbidden();
     if !is_allowed || namespace.is_session_level() {

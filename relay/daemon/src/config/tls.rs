@@ -301,7 +301,10 @@ impl ConfigCheck {
             None => {}
         }
         if let Some(DiscoveryConfig { store: DiscoveryStore::Etcd { .. }, url: None, .. }) = discovery {
-            self.problem("cluster-url", "etcd needs the URL of this relay for other relays: moqt://HOST:PORT");
+            self.problem(
+                "cluster-url",
+                "etcd needs the URL of this relay for other relays: moqt://HOST:PORT",
+            );
         }
         Some(ClusterConfig {
             hop: settings.cluster_hop.map(HopId),
