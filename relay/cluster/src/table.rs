@@ -13,6 +13,10 @@ const HOLD: Duration = Duration::from_secs(5);
 /// Time that a track without a route waits before it uses a route through a relay that has just disappeared. A
 /// withdrawal of such a route is probably on its way.
 const HUNT: Duration = Duration::from_millis(500);
+/// Cost that is added to the routes of a session whose peer does not answer. It is part of what this relay announces,
+/// so all relays prefer routes without such a session. A preference that stays within one relay would not do: relays
+/// that each avoid the same silent peer would use routes through each other in turn, without end.
+const DOUBT: u64 = 1 << 48;
 /// Largest number of relays that are remembered after they have withdrawn their last announcement.
 const MAX_GONE: usize = 16;
 
@@ -117,7 +121,7 @@ pub struct RouteTable {
     limits: RouteLimits,
     routes: BTreeMap<Namespace, Vec<NamespaceRoute>>,
     counts: HashMap<ClusterLink, usize>,
-    /// Sessions whose peers do not answer. Their routes are used last.
+    /// Sessions whose peers do not answer. Their routes cost [`DOUBT`] more.
     suspects: HashSet<ClusterLink>,
     /// The sessions from which tracks are received at present, by the announced namespaces to which these tracks
     /// belong.
@@ -251,8 +255,8 @@ impl RouteTable {
         self.changes.insert(namespace.clone());
     }
 
-    /// Marks a session as suspect while its peer does not answer. Routes of suspect sessions are used only if there is
-    /// no other route.
+    /// Marks a session as suspect while its peer does not answer. Routes that contain a suspect session, here or at
+    /// another relay, are used only if there is no other route.
     pub fn set_suspect(&mut self, link: ClusterLink, is_suspect: bool) {
         let changed = match is_suspect {
             true => self.counts.contains_key(&link) && self.suspects.insert(link),
@@ -305,7 +309,18 @@ impl RouteTable {
     /// is announced with cost 0, and form a loop.
     fn rank(&self, namespace: &Namespace, route: &NamespaceRoute) -> impl Ord + use<> {
         let is_used = self.is_carried(namespace, route.key.link);
-        (self.suspects.contains(&route.key.link), !route.is_local, !is_used, self.merit(namespace, route))
+        (self.is_doubtful(route), !route.is_local, !is_used, self.merit(namespace, route))
+    }
+
+    /// Returns the cost of a route, including [`DOUBT`] for its session if that is suspect.
+    fn cost(&self, route: &NamespaceRoute) -> u64 {
+        let doubt = if self.suspects.contains(&route.key.link) { DOUBT } else { 0 };
+        route.cost.saturating_add(doubt)
+    }
+
+    /// Reports whether a relay on the route does not answer the next one.
+    fn is_doubtful(&self, route: &NamespaceRoute) -> bool {
+        self.cost(route) >= DOUBT
     }
 
     /// Returns the time when a relay on the route disappeared, or `None` if none has.
@@ -316,11 +331,11 @@ impl RouteTable {
     /// Returns the rank of a route without regard to whether it is in use.
     fn merit(&self, namespace: &Namespace, route: &NamespaceRoute) -> impl Ord + use<> {
         (
-            self.suspects.contains(&route.key.link),
+            self.is_doubtful(route),
             self.ghost(route).is_some(),
             !route.is_local,
             route.path.has_unnamed(),
-            route.cost,
+            self.cost(route),
             route.path.hops().len(),
             if route.is_local { 0 } else { hash(namespace, &route.path) },
             Reverse(route.serial),
@@ -368,17 +383,18 @@ impl RouteTable {
     /// Returns the path and the cost to announce to `neighbour`. Returns `None` if no route may serve it.
     pub fn announcement(&self, namespace: &Namespace, neighbour: Neighbour) -> Option<Announcement> {
         let routes = self.routes.get(namespace)?.iter().filter(|route| route.is_for(neighbour));
-        // A namespace whose tracks this relay receives already is announced with cost 0. The announced path is the one
-        // in use, even if another would be chosen now.
+        // A namespace whose tracks this relay receives already is announced with cost 0, unless the route in use is
+        // doubtful. The announced path is the one in use, even if another would be chosen now.
         let carried = routes.clone().filter(|route| self.is_carried(namespace, route.key.link));
         let carried = carried.min_by_key(|route| self.rank(namespace, route));
         let (route, cost) = match carried {
-            Some(route) => (route, 0),
+            Some(route) if !self.is_doubtful(route) => (route, 0),
+            Some(route) => (route, self.cost(route)),
             None => {
                 // A path with the maximum number of hops cannot be announced further.
                 let usable = routes.filter(|route| route.path.then(self.own).is_ok());
                 let best = usable.min_by_key(|route| self.rank(namespace, route))?;
-                (best, best.cost)
+                (best, self.cost(best))
             }
         };
         Some(Announcement { path: route.path.then(self.own).ok()?, cost })
@@ -407,15 +423,13 @@ impl RouteTable {
             };
         };
         let Some(best) = best.filter(|best| !from.contains(&best.key.link)) else { return NextSource::Stay };
-        let is_suspect = |route: &NamespaceRoute| self.suspects.contains(&route.key.link);
-        // If the peer of the track's session does not answer, the track moves at once, but not to another session whose
-        // peer does not answer.
-        if is_suspect(current) {
-            return if is_suspect(best) { NextSource::Stay } else { NextSource::Move(best.key.link) };
+        // If a relay on the track's route does not answer, the track moves at once, but not to another such route.
+        if self.is_doubtful(current) {
+            return if self.is_doubtful(best) { NextSource::Stay } else { NextSource::Move(best.key.link) };
         }
         // Moving only to strictly shorter paths keeps loops from forming, see the crate's documentation.
         let is_shorter = best.path.hops().len() < current.path.hops().len();
-        match is_shorter && best.cost <= current.cost {
+        match is_shorter && self.cost(best) <= self.cost(current) {
             true if now >= best.since + HOLD => NextSource::Move(best.key.link),
             true => NextSource::Later(best.since + HOLD),
             false => NextSource::Stay,

@@ -360,6 +360,83 @@ fn meshes_with_namespaces_announced_at_cost_0_converge() {
     }
 }
 
+impl Mesh {
+    /// Returns the session from which a relay receives the namespace.
+    fn source(&self, relay: usize) -> Option<ClusterLink> {
+        self.tables[relay].carried.get(&namespace("live"))?.first().copied()
+    }
+
+    /// Makes a relay receive the namespace by its best route. A relay that receives it by way of the asking one refuses.
+    fn receive(&mut self, relay: usize) {
+        let live = namespace("live");
+        let routes = self.tables[relay].routes(&live);
+        let serves = |link: ClusterLink| {
+            let peer = link as usize - 1;
+            let used = self.source(peer).map(|source| self.tables[peer].hops_by(&live, source));
+            used.is_none_or(|hops| !hops.contains(&HopId(relay as u64 + 1)))
+        };
+        let link = routes.iter().map(|route| route.key.link).find(|link| serves(*link)).expect("a route");
+        self.tables[relay].set_carried([(live, [link].into())].into());
+        self.tell(relay);
+    }
+}
+
+/// Sessions with a relay that does not answer stay open, so nothing is withdrawn. If one of the peers still hears the
+/// relay, the others use routes through that one.
+#[test]
+fn routes_settle_while_a_relay_answers_none_or_only_one_of_its_peers() {
+    let now = Instant::now();
+    let live = namespace("live");
+    for seed in 200..260 {
+        let relays = 3 + seed as usize % 8;
+        let mut mesh = Mesh::random(seed, relays);
+        for one in 0..relays {
+            (0..one).for_each(|other| mesh.link(one, other));
+        }
+        mesh.tables[0].publish(AnnouncementKey { link: 1000, number: 0 }, &live, None, now);
+        mesh.tell(0);
+        mesh.settle(now);
+        (1..relays).for_each(|relay| mesh.receive(relay));
+        mesh.settle(now);
+        let before = mesh.messages;
+        // Relay 0 is the silent one. With `hearing` 0, no relay hears it.
+        let hearing = mesh.below(relays);
+        for relay in (1..relays).filter(|relay| *relay != hearing) {
+            mesh.tables[relay].set_suspect(1, true);
+            mesh.tell(relay);
+        }
+        mesh.settle(now);
+        let next = |mesh: &Mesh, relay: usize| {
+            let from: Vec<_> = mesh.source(relay).into_iter().collect();
+            mesh.tables[relay].next(&live, &from, now)
+        };
+        for relay in (1..relays).cycle().take(3 * relays) {
+            if let NextSource::Move(_) = next(&mesh, relay) {
+                mesh.receive(relay);
+                mesh.settle(now);
+            }
+        }
+        for relay in 1..relays {
+            let next = next(&mesh, relay);
+            assert!(!matches!(next, NextSource::Move(_)), "seed {seed}: relay {relay} still moves");
+            if hearing > 0 {
+                assert_eq!(mesh.source(relay) == Some(1), relay == hearing, "seed {seed}, relay {relay}");
+            }
+        }
+        if hearing > 0 {
+            mesh.check(0);
+        }
+        let each = (mesh.messages - before) / (relays * relays);
+        assert!(each <= 12, "seed {seed}: {each} announcements for each link");
+        for relay in 1..relays {
+            mesh.tables[relay].set_suspect(1, false);
+            mesh.tell(relay);
+        }
+        mesh.settle(now);
+        mesh.check(0);
+    }
+}
+
 /// The other peers of a relay that has disappeared withdraw their routes through it a moment later.
 #[test]
 fn route_through_a_relay_that_disappeared_comes_last_and_after_a_delay() {
