@@ -2,7 +2,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     time::{Duration, Instant},
 };
 
@@ -10,8 +10,8 @@ use millrace_moq::{HopId, HopPath, Namespace};
 
 /// Time for which a route must have existed before a track changes from a working route to this route.
 const HOLD: Duration = Duration::from_secs(5);
-/// Time that a track without a route waits before it uses a route through a relay that has just disappeared. A
-/// withdrawal of such a route is probably on its way.
+/// Time that a track waits before it uses a route through a relay that has just disappeared, or does not answer. The
+/// relays on this route have probably not noticed it yet, or their withdrawal is on its way.
 const HUNT: Duration = Duration::from_millis(500);
 /// Cost that is added to the routes of a session whose peer does not answer. It is part of what this relay announces,
 /// so all relays prefer routes without such a session. A preference that stays within one relay would not do: relays
@@ -69,6 +69,8 @@ pub struct NamespaceRoute {
     pub is_local: bool,
     /// The time since which the session has announced the namespace with a path of this length.
     pub since: Instant,
+    /// The time since which the announced cost says that a relay on the route does not answer.
+    doubted: Option<Instant>,
     /// Number of the announcement, counted over all sessions. Of two otherwise equal routes, the newer one is
     /// preferred.
     serial: u64,
@@ -121,8 +123,8 @@ pub struct RouteTable {
     limits: RouteLimits,
     routes: BTreeMap<Namespace, Vec<NamespaceRoute>>,
     counts: HashMap<ClusterLink, usize>,
-    /// Sessions whose peers do not answer. Their routes cost [`DOUBT`] more.
-    suspects: HashSet<ClusterLink>,
+    /// Sessions whose peers do not answer, each with the time since which. Their routes cost [`DOUBT`] more.
+    suspects: HashMap<ClusterLink, Instant>,
     /// The sessions from which tracks are received at present, by the announced namespaces to which these tracks
     /// belong.
     carried: BTreeMap<Namespace, BTreeSet<ClusterLink>>,
@@ -141,7 +143,7 @@ impl RouteTable {
             limits,
             routes: BTreeMap::new(),
             counts: HashMap::new(),
-            suspects: HashSet::new(),
+            suspects: HashMap::new(),
             carried: BTreeMap::new(),
             changes: BTreeSet::new(),
             gone: VecDeque::new(),
@@ -217,15 +219,17 @@ impl RouteTable {
         // Relays that disappeared longer than `HUNT` ago are removed, too.
         self.gone.retain(|(hop, at)| *hop != path.sender() && now < *at + HUNT);
         let routes = self.routes.entry(namespace.clone()).or_default();
+        let doubted = (cost >= DOUBT).then_some(now);
         match routes.iter_mut().find(|route| route.key == key) {
             Some(route) if (&route.path, route.cost) == (&path, cost) => return,
             Some(route) => {
                 // A path of another length counts as a new route, which must first last for [`HOLD`].
                 let since = if route.path.hops().len() == path.hops().len() { route.since } else { now };
-                *route = NamespaceRoute { path, cost, since, serial, ..route.clone() };
+                let doubted = doubted.map(|now| route.doubted.unwrap_or(now));
+                *route = NamespaceRoute { path, cost, since, doubted, serial, ..route.clone() };
             }
             None => {
-                routes.push(NamespaceRoute { key, path, cost, is_local, since: now, serial });
+                routes.push(NamespaceRoute { key, path, cost, is_local, since: now, doubted, serial });
                 *self.counts.entry(key.link).or_default() += 1;
             }
         }
@@ -257,11 +261,13 @@ impl RouteTable {
 
     /// Marks a session as suspect while its peer does not answer. Routes that contain a suspect session, here or at
     /// another relay, are used only if there is no other route.
-    pub fn set_suspect(&mut self, link: ClusterLink, is_suspect: bool) {
-        let changed = match is_suspect {
-            true => self.counts.contains_key(&link) && self.suspects.insert(link),
-            false => self.suspects.remove(&link),
-        };
+    pub fn set_suspect(&mut self, link: ClusterLink, is_suspect: bool, now: Instant) {
+        let was_suspect = self.suspects.contains_key(&link);
+        match is_suspect {
+            true if self.counts.contains_key(&link) => drop(self.suspects.entry(link).or_insert(now)),
+            _ => drop(self.suspects.remove(&link)),
+        }
+        let changed = was_suspect != self.suspects.contains_key(&link);
         if changed {
             let concerns = |routes: &Vec<NamespaceRoute>| routes.iter().any(|route| route.key.link == link);
             let concerned = self.routes.iter().filter(|(_, routes)| concerns(routes));
@@ -314,7 +320,7 @@ impl RouteTable {
 
     /// Returns the cost of a route, including [`DOUBT`] for its session if that is suspect.
     fn cost(&self, route: &NamespaceRoute) -> u64 {
-        let doubt = if self.suspects.contains(&route.key.link) { DOUBT } else { 0 };
+        let doubt = if self.suspects.contains_key(&route.key.link) { DOUBT } else { 0 };
         route.cost.saturating_add(doubt)
     }
 
@@ -423,9 +429,17 @@ impl RouteTable {
             };
         };
         let Some(best) = best.filter(|best| !from.contains(&best.key.link)) else { return NextSource::Stay };
-        // If a relay on the track's route does not answer, the track moves at once, but not to another such route.
+        // If a relay on the track's route does not answer, the track moves, but not to another such route.
         if self.is_doubtful(current) {
-            return if self.is_doubtful(best) { NextSource::Stay } else { NextSource::Move(best.key.link) };
+            let since = self.suspects.get(&current.key.link).copied().or(current.doubted);
+            // The first hop is the publisher's.
+            let shared =
+                current.path.hops().iter().skip(1).any(|hop| hop.is_named() && best.path.passes(*hop));
+            return match since.filter(|_| shared).map(|since| since + HUNT) {
+                _ if self.is_doubtful(best) => NextSource::Stay,
+                Some(until) if now < until => NextSource::Later(until),
+                _ => NextSource::Move(best.key.link),
+            };
         }
         // Moving only to strictly shorter paths keeps loops from forming, see the crate's documentation.
         let is_shorter = best.path.hops().len() < current.path.hops().len();
@@ -466,7 +480,7 @@ impl RouteTable {
 
     /// Reports whether the session is marked as suspect.
     pub fn is_suspect(&self, link: ClusterLink) -> bool {
-        self.suspects.contains(&link)
+        self.suspects.contains_key(&link)
     }
 }
 

@@ -112,7 +112,7 @@ impl Hub {
     pub fn set_suspect(&self, session: u64, is_suspect: bool) {
         let mut state = self.namespaces.0.lock();
         if let Some(table) = &mut state.table {
-            table.set_suspect(session, is_suspect);
+            table.set_suspect(session, is_suspect, Time::now());
         }
         state.spread(&Namespace::default());
     }

@@ -49,9 +49,9 @@ fn cheapest_route_is_used_and_after_its_withdrawal_the_next_cheapest() {
     assert_eq!(best(&table), Some(2));
     table.withdraw(key(2), &live, now);
     assert_eq!(best(&table), Some(1));
-    table.set_suspect(1, true);
+    table.set_suspect(1, true, now);
     assert_eq!(best(&table), Some(3));
-    table.set_suspect(1, false);
+    table.set_suspect(1, false, now);
     table.publish(key(4), &live, None, now);
     assert_eq!(best(&table), Some(4), "the publisher is here");
     assert_eq!(table.take_changes(), [live.clone()].into());
@@ -168,10 +168,17 @@ fn track_moves_only_to_a_shorter_no_costlier_route_older_than_hold_time() {
     announce(&mut table, 3, &[100, 3], 0, now).unwrap();
     assert_eq!(table.next(&live, &[1], now), NextSource::Later(later));
     assert_eq!(table.next(&live, &[1], later), NextSource::Move(3));
-    table.set_suspect(3, true);
-    assert_eq!(table.next(&live, &[3], later), NextSource::Move(2));
+    table.set_suspect(3, true, now);
+    assert_eq!(table.next(&live, &[3], now), NextSource::Move(2), "by way of other relays");
+    announce(&mut table, 2, &[100, 3, 2], 0, now).unwrap();
+    assert_eq!(
+        table.next(&live, &[3], now),
+        NextSource::Later(now + HUNT),
+        "the relays on it may not know yet"
+    );
+    assert_eq!(table.next(&live, &[3], now + HUNT), NextSource::Move(2));
     table.withdraw(key(2), &live, now);
-    table.set_suspect(1, true);
+    table.set_suspect(1, true, now);
     assert_eq!(table.next(&live, &[3], later), NextSource::Stay, "no other one answers");
     table.withdraw(key(3), &live, now);
     assert_eq!(table.next(&live, &[3], later), NextSource::Move(1));
@@ -402,13 +409,13 @@ fn routes_settle_while_a_relay_answers_none_or_only_one_of_its_peers() {
         // Relay 0 is the silent one. With `hearing` 0, no relay hears it.
         let hearing = mesh.below(relays);
         for relay in (1..relays).filter(|relay| *relay != hearing) {
-            mesh.tables[relay].set_suspect(1, true);
+            mesh.tables[relay].set_suspect(1, true, now);
             mesh.tell(relay);
         }
         mesh.settle(now);
         let next = |mesh: &Mesh, relay: usize| {
             let from: Vec<_> = mesh.source(relay).into_iter().collect();
-            mesh.tables[relay].next(&live, &from, now)
+            mesh.tables[relay].next(&live, &from, now + HUNT)
         };
         for relay in (1..relays).cycle().take(3 * relays) {
             if let NextSource::Move(_) = next(&mesh, relay) {
@@ -429,7 +436,7 @@ fn routes_settle_while_a_relay_answers_none_or_only_one_of_its_peers() {
         let each = (mesh.messages - before) / (relays * relays);
         assert!(each <= 12, "seed {seed}: {each} announcements for each link");
         for relay in 1..relays {
-            mesh.tables[relay].set_suspect(1, false);
+            mesh.tables[relay].set_suspect(1, false, now);
             mesh.tell(relay);
         }
         mesh.settle(now);
