@@ -1,6 +1,7 @@
 //! A track: its publishers, its objects in the cache, and its subscriptions.
 
 mod absence;
+pub mod copies;
 mod forwarding;
 
 use std::{
@@ -30,7 +31,7 @@ use tokio::sync::{Notify, watch};
 use tracing::info;
 
 pub use self::absence::Numbering;
-use self::{absence::Absence, forwarding::Forwarding};
+use self::{absence::Absence, copies::SharedSubgroups, forwarding::Forwarding};
 use super::{
     catalog::ParsedCatalog,
     delays::{Delays, TrackDelays},
@@ -69,6 +70,8 @@ pub struct LiveTrack {
     upstreams: Mutex<Vec<Arc<UpstreamTrack>>>,
     /// The publisher whose streams and datagrams the kernel forwards. Locked after `subscriptions` and `upstreams`.
     forwarding: Mutex<Forwarding>,
+    /// The subgroups that are arriving, and the streams of other publishers that wait for them.
+    pub copies: SharedSubgroups,
     /// Set while the track's subscriptions wait for a publisher to return. Locked after `upstreams`.
     absence: Mutex<Option<Absence>>,
     /// This lock is held while the relay searches for publishers of the track, so that there is one search at a time.
@@ -143,6 +146,7 @@ impl LiveTrack {
             subscriptions: RwLock::default(),
             upstreams: Mutex::default(),
             forwarding: Mutex::default(),
+            copies: SharedSubgroups::default(),
             absence: Mutex::default(),
             connecting: tokio::sync::Mutex::default(),
             progress: Notify::new(),
@@ -264,6 +268,14 @@ impl LiveTrack {
         let group = begun.map_or(0, |begun| begun.saturating_add(1));
         for old in upstreams.iter().filter(|old| old.is_leaving() && !Arc::ptr_eq(old, new)) {
             old.hand_over(group, new);
+        }
+    }
+
+    /// Makes the kernel forward `upstream`, because the publisher that it forwards is silent.
+    pub fn forward_from(&self, upstream: &Arc<UpstreamTrack>) {
+        let upstreams = self.upstreams.lock();
+        if upstreams.iter().any(|other| Arc::ptr_eq(other, upstream)) {
+            self.forwarding.lock().prefer(upstream);
         }
     }
 

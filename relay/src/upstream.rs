@@ -209,6 +209,11 @@ impl UpstreamTrack {
         }
     }
 
+    /// Returns the number of packets that have arrived on the publisher's connection, or `None` if it is closed.
+    pub fn received(&self) -> Option<u64> {
+        self.connection.upgrade().map(|connection| connection.received())
+    }
+
     /// Records whether the track had other publishers before this one.
     pub fn set_rival(&self, rival: bool) {
         self.rival.store(rival, Relaxed);

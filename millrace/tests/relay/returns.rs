@@ -23,7 +23,7 @@ fn lingering() -> TestRelay {
 }
 
 /// Drops all packets from and to the peer from now on, as if its process had been killed.
-fn silence(peer: &TestPeer) {
+pub fn silence(peer: &TestPeer) {
     let socket = socket2::Socket::new(Domain::IPV6, Type::DGRAM, Some(Protocol::UDP)).unwrap();
     // The socket that replaces the peer's is IPv6-only, and the relay has an IPv4 address, so no packet passes.
     socket.set_only_v6(true).unwrap();

@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use millrace_moq::{Filter, Parameters, Properties, code, message::Publish};
 
+use super::groups::{expect_group, publish_group};
 use super::peer::{
-    PeerStreamEnd, Rivals, TestRelay, at, first_subscriber, header, patiently, track as track_of,
+    PeerStreamEnd, Rivals, TestPeer, TestRelay, at, first_subscriber, header, patiently, track as track_of,
     with_publisher,
 };
+use super::returns::silence;
 
 #[tokio::test]
 async fn false_largest_location_of_a_publisher_is_ignored() {
@@ -75,32 +77,92 @@ async fn object_with_a_far_larger_group_id_does_not_block_later_groups() {
     assert_eq!((received.header.group, received.all().await), (10, (vec![0], PeerStreamEnd::Fin)));
 }
 
+/// Publishes a copy of group 0 at the second publisher, whose first object has this length. Waits until the relay has
+/// received all of it.
+async fn publish_copy(two: &TestPeer, subscriber: &mut TestPeer, len: usize) {
+    let mut copy = two.subgroup(header(2, 0)).await;
+    copy.object(0, len).await;
+    for id in 1..4 {
+        copy.object(id, 100).await;
+    }
+    copy.finish();
+    // This object is sent after the copy of group 0, on the same connection. When the object has arrived, the copy has
+    // arrived, too.
+    let mut next = two.subgroup(header(2, 1)).await;
+    next.object(0, 100).await;
+    next.finish();
+    let after = subscriber.next_subgroup().await;
+    assert_eq!((after.header.group, after.all().await), (1, (vec![0], PeerStreamEnd::Fin)));
+}
+
 #[tokio::test]
-async fn second_publishers_subgroup_is_forwarded_when_the_first_is_reset() {
+async fn copy_continues_a_subgroup_that_the_first_publisher_has_reset() {
     let relay = TestRelay::start();
     let Rivals { one, two, mut subscriber, requests: _held } = Rivals::from_relay(&relay).await;
     let mut first = one.subgroup(header(1, 0)).await;
     first.object(0, 100).await;
     let mut received = subscriber.next_subgroup().await;
     assert_eq!(received.objects(1).await, [0]);
-    let mut copy = two.subgroup(header(2, 0)).await;
-    for id in 0..4 {
-        copy.object(id, 100).await;
-    }
-    copy.finish();
-    // This object is sent after the second publisher's copy of group 0, on the same connection. When the object has
-    // arrived, the copy has arrived, too.
-    let mut next = two.subgroup(header(2, 1)).await;
-    next.object(0, 100).await;
-    next.finish();
-    let after = subscriber.next_subgroup().await;
-    assert_eq!((after.header.group, after.all().await), (1, (vec![0], PeerStreamEnd::Fin)));
+    publish_copy(&two, &mut subscriber, 100).await;
     first.reset(code::Reset::INTERNAL_ERROR);
-    assert_eq!(received.all().await, (vec![], PeerStreamEnd::Reset));
-    let whole = subscriber.next_subgroup().await;
-    assert_eq!((whole.header.group, whole.all().await), (0, (vec![0, 1, 2, 3], PeerStreamEnd::Fin)));
+    assert_eq!(received.all().await, (vec![1, 2, 3], PeerStreamEnd::Fin));
+    subscriber.expect_no_stream().await;
     // exact: the count of duplicate subgroups is final, since the relay has received the whole second copy
     assert_eq!(relay.status().drops["duplicate_subgroup"], 0);
+}
+
+/// A publisher with the same group IDs and other objects is no copy. Subscribers continue with its next group.
+#[tokio::test]
+async fn publisher_with_other_objects_does_not_continue_a_subgroup() {
+    let relay = TestRelay::start();
+    let Rivals { one, two, mut subscriber, requests: _held } = Rivals::from_relay(&relay).await;
+    let mut first = one.subgroup(header(1, 0)).await;
+    first.object(0, 100).await;
+    let mut received = subscriber.next_subgroup().await;
+    assert_eq!(received.objects(1).await, [0]);
+    publish_copy(&two, &mut subscriber, 101).await;
+    first.reset(code::Reset::INTERNAL_ERROR);
+    assert_eq!(received.all().await, (vec![], PeerStreamEnd::Reset));
+    relay.until("the copy to be dropped", |status| status.drops["duplicate_subgroup"] == 1).await;
+    subscriber.expect_no_stream().await;
+}
+
+/// The publisher that leads is gone without a word in the middle of a group, as if its process had been killed.
+#[tokio::test]
+async fn copy_continues_the_subgroup_of_a_silent_publisher() {
+    let relay = TestRelay::start();
+    let Rivals { one, two, mut subscriber, requests: mut held } = Rivals::from_relay(&relay).await;
+    relay.until_ready().await;
+    for group in 0..3 {
+        publish_group(&one, 1, group).await;
+        expect_group(&mut subscriber, group).await;
+    }
+    let mut first = one.subgroup(header(1, 3)).await;
+    let mut copy = two.subgroup(header(2, 3)).await;
+    for id in 0..20 {
+        first.object(id, 700).await;
+    }
+    let mut received = subscriber.next_subgroup().await;
+    assert_eq!((received.header.group, received.objects(20).await), (3, (0..20).collect()));
+    silence(&one);
+    for id in 0..25 {
+        copy.object(id, 700).await;
+    }
+    assert_eq!(received.objects(5).await, (20..25).collect::<Vec<_>>());
+    copy.object(25, 700).await;
+    copy.finish();
+    assert_eq!(received.all().await, (vec![25], PeerStreamEnd::Fin));
+    for group in 4..8 {
+        publish_group(&two, 2, group).await;
+        expect_group(&mut subscriber, group).await;
+    }
+    relay.assert_forwarded();
+    let status =
+        relay.until("the silent publisher to be given up", |status| status.tracks[0].publishers == 1).await;
+    assert_eq!(status.drops["duplicate_subgroup"], 0);
+    subscriber.expect_no_stream().await;
+    let end = tokio::time::timeout(Duration::ZERO, held[2].answer()).await;
+    assert!(end.is_err(), "the subscription has ended: {end:?}");
 }
 
 /// A client's share of the cache also includes the groups of its sessions that have ended.

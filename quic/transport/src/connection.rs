@@ -276,7 +276,7 @@ impl Connection {
     }
 
     /// Returns the number of packets received so far.
-    fn received(&self) -> u64 {
+    pub fn received(&self) -> u64 {
         self.quic.stats().udp_rx.datagrams
     }
 

@@ -7,6 +7,8 @@
 //! works on a connection without HTTP/3, so that an application needs no separate code for connections with and without
 //! HTTP/3.
 //!
+//! [`attempts`] tries several addresses or servers at a time.
+//!
 //! The crate `web-transport-proto` implements HTTP/3's header compression, without dynamic tables, and its messages.
 //! Other requests of HTTP/3 are refused. A connection carries one session.
 //!
@@ -14,6 +16,7 @@
 //! and other streams and requests of HTTP/3 by [`Foreign::MOST`]. Bytes of HTTP/3's own streams are read and discarded.
 #![deny(missing_docs)]
 
+pub mod attempts;
 mod foreign;
 pub mod request;
 mod stream;

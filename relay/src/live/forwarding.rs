@@ -111,7 +111,14 @@ impl Forwarding {
         let (session, since, count) = before.unwrap_or((upstream.publisher, now, 0));
         self.ahead = Some((session, since, count + 1));
         let is_ahead = count + 1 >= AHEAD.0 && now.saturating_duration_since(since) >= AHEAD.1;
-        if is_ahead && !upstream.is_leaving() && !upstream.stands_by() {
+        if is_ahead {
+            self.prefer(upstream);
+        }
+    }
+
+    /// Makes the kernel forward `upstream`, unless it is about to leave or its objects are dropped.
+    pub fn prefer(&mut self, upstream: &Arc<UpstreamTrack>) {
+        if !self.is(upstream) && !upstream.is_leaving() && !upstream.stands_by() {
             self.switch_to(Some(Arc::clone(upstream)));
         }
     }

@@ -19,7 +19,10 @@ use std::{
 
 use millrace_moq::code;
 use millrace_transport::{Connection, Health};
-use millrace_webtransport::Tunnel;
+use millrace_webtransport::{
+    Tunnel,
+    attempts::{SERVER_DELAY, first_success},
+};
 use tokio::time;
 use tracing::{info, warn};
 
@@ -32,8 +35,6 @@ use crate::{
     status,
 };
 
-/// The delay after which the next relay is tried while the attempt at the previous one is under way.
-const ATTEMPT_DELAY: Duration = Duration::from_secs(1);
 /// How long a session is kept after the relay moved to a preferred upstream relay, so that open streams can end.
 const LEAVING: Duration = Duration::from_secs(10);
 
@@ -137,7 +138,7 @@ impl ServerShared {
                 sources.rest(source, Duration::ZERO, false, Instant::now());
                 self.note_failure(source, &error);
             };
-            if let Some(link) = dial::first_success(attempts, ATTEMPT_DELAY, failed).await {
+            if let Some(link) = first_success(attempts, SERVER_DELAY, failed).await {
                 return link;
             }
         }

@@ -38,6 +38,7 @@ mod quotas;
 mod requests;
 mod responses;
 mod rights;
+mod standby;
 mod streams;
 mod subscribe;
 mod tasks;

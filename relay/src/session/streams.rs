@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use millrace_moq::{
     StreamHeader, SubgroupHeader, code,
     tracks::{
@@ -27,12 +27,13 @@ use tracing::warn;
 use super::{
     context::SessionContext,
     publish::{Publications, PublishedTrack},
+    standby::{STANDBY_LOOKS, StandbyCopy, StandbyEnd},
     upstream_fetch::UpstreamFetches,
 };
 use crate::{
     hub::OperatorCounters,
     incomplete::HeldIncomplete,
-    live::LiveTrack,
+    live::{LiveTrack, copies::OrphanedSubgroup},
     outbox::Outbox,
     upstream::EnteringStream,
     wire::{self, MessageReader, SessionError},
@@ -42,10 +43,7 @@ use crate::{
 /// loss; flow control bounds the stream's memory.
 const ALIAS_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most bytes that are read from a stream at once.
-const READ_SIZE: usize = 64 * 1024;
-/// How often a stream that waits for another copy of its subgroup checks whether that copy still exists. A copy that
-/// the kernel has forwarded and userspace has not read may end without a notification.
-const STANDBY_LOOKS: Duration = Duration::from_millis(50);
+pub const READ_SIZE: usize = 64 * 1024;
 /// The most streams of a session that may wait for another publisher's copy of the same subgroup. Their received bytes
 /// occupy the session's receive window.
 const MAX_STANDBY: usize = 64;
@@ -163,36 +161,47 @@ impl StreamReceiver {
         }
         // The kernel needs positions in the whole stream, so the writer counts the preamble and the header, too.
         let writer = SubgroupStream::begin_behind(recv.preamble(), header, len);
+        let is_bound = offloaded.ingress.is_some();
         let begun =
-            self.begin(&published, writer.subgroup(), offloaded.ingress.is_some(), offloaded.entering);
-        if let Err(duplicate) = begun.await {
-            match duplicate {
-                Duplicate::Malformed(malformed) => self.context.malformed(&published.track, malformed),
-                duplicate => counters.count_duplicate(duplicate),
+            self.begin(&published, writer, &mut recv, front.freeze(), is_bound, offloaded.entering).await;
+        let BegunSubgroup { writer, front, continues } = match begun {
+            Ok(begun) => begun,
+            Err(duplicate) => {
+                match duplicate {
+                    Duplicate::Malformed(malformed) => self.context.malformed(&published.track, malformed),
+                    duplicate => counters.count_duplicate(duplicate),
+                }
+                stop(&mut recv, code::Reset::CANCELLED);
+                return Ok(());
             }
-            stop(&mut recv, code::Reset::CANCELLED);
-            return Ok(());
-        }
+        };
         let connection = self.context.connection();
-        let ingress = offloaded.ingress.or_else(|| connection.offload(|offload| offload.ingress(recv.id())));
+        // Userspace sends the rest of a subgroup whose beginning came from another publisher.
+        let ingress = offloaded
+            .ingress
+            .or_else(|| connection.offload(|offload| offload.ingress(recv.id())))
+            .filter(|_| !continues);
         let places = || self.context.quotas().offloaded_track();
         let make = |last| connection.offload(|offload| offload.openings(upstream.alias, last));
         let openings = published.track.openings_of(&upstream, &places, make);
         let track = Arc::clone(&published.track);
+        let subgroup = Arc::clone(writer.subgroup());
+        track.copies.hold(&subgroup, &upstream);
         let mut arriving = ArrivingSubgroup {
             track: published.track,
             openings,
-            subgroup: Arc::clone(writer.subgroup()),
+            subgroup: Arc::clone(&subgroup),
             writer: Some(writer),
             ingress,
             held,
+            code: code::Reset::INTERNAL_ERROR,
         };
         let end = tokio::select! {
+            // The stream is read first, so that its first bytes are offered to subscribers before it breaks off.
+            biased;
             end = arriving.read(counters, &mut recv, front) => end?,
-            () = upstream.revoked() => {
-                stop(&mut recv, code::Reset::CANCELLED);
-                SubgroupEnd::Reset(code::Reset::CANCELLED)
-            }
+            () = track.copies.asked(&subgroup) => broken_off(&mut recv),
+            () = upstream.revoked() => broken_off(&mut recv),
         };
         if let Err(malformed) = arriving.end(end)? {
             self.context.malformed(&track, malformed);
@@ -201,35 +210,62 @@ impl StreamReceiver {
     }
 
     /// Adds a subgroup to the track. If another copy of it is arriving, this stream waits, bounded by flow control,
-    /// until that copy is complete or has broken off. `received_reset` is not awaited while waiting, because quinn
-    /// would keep its waker if the whole stream had arrived. A reset is noticed when the stream is read.
+    /// until that copy is complete or has broken off, and then continues it. `received_reset` is not awaited while
+    /// waiting, because quinn would keep its waker if the whole stream had arrived. A reset is noticed when the stream
+    /// is read. `front` contains the bytes that followed the header.
     async fn begin(
         &self,
         PublishedTrack { track, upstream }: &PublishedTrack,
-        subgroup: &Arc<SubgroupStream>,
+        writer: SubgroupReceiver,
+        recv: &mut RecvStream,
+        front: Bytes,
         is_bound: bool,
-        entering: Option<EnteringStream>,
-    ) -> Result<(), Duplicate> {
+        mut entering: Option<EnteringStream>,
+    ) -> Result<BegunSubgroup, Duplicate> {
         let mut place = None;
-        let mut entering = entering;
+        let subgroup = Arc::clone(writer.subgroup());
+        let mut copy = StandbyCopy::new(recv, front.clone());
         loop {
             let settled = track.settled.notified();
-            let begun = track.begin(Instant::now(), upstream, subgroup, is_bound, self.context.account());
+            let begun = track.begin(Instant::now(), upstream, &subgroup, is_bound, self.context.account());
             // The stream no longer counts as entering: the track has it now, or another copy of its subgroup.
             drop(entering.take());
             match begun {
+                Ok(()) => return Ok(BegunSubgroup { writer, front, continues: false }),
                 Err(Duplicate::Arriving) => {}
-                decided => return decided,
+                Err(duplicate) => return Err(duplicate),
             }
             if place.is_none() {
                 place = Some(self.standby.try_acquire().map_err(|_| Duplicate::Arriving)?);
             }
-            tokio::select! {
-                () = settled => {}
-                () = sleep(STANDBY_LOOKS) => {}
+            let Some(waiting) = track.copies.wait(&subgroup) else {
+                tokio::select! {
+                    () = settled => {}
+                    () = sleep(STANDBY_LOOKS) => {}
+                }
+                continue;
+            };
+            match copy.wait(track, &subgroup, waiting).await {
+                StandbyEnd::Passed if !copy.is_read() => {}
+                StandbyEnd::Passed | StandbyEnd::Differs => return Err(Duplicate::Subgroup),
+                StandbyEnd::Continues(writer, front, was_silent) => {
+                    if was_silent {
+                        track.forward_from(upstream);
+                    }
+                    return Ok(BegunSubgroup { writer, front, continues: true });
+                }
             }
         }
     }
+}
+
+/// A subgroup that a stream is read into.
+struct BegunSubgroup {
+    writer: SubgroupReceiver,
+    /// The bytes that were read already, and do not belong to the subgroup yet.
+    front: Bytes,
+    /// True if another publisher has sent the beginning.
+    continues: bool,
 }
 
 /// A SUBGROUP_HEADER, and its length in bytes.
@@ -257,11 +293,23 @@ struct ArrivingSubgroup {
     ingress: Option<Arc<dyn OffloadIngress>>,
     /// Counts the bytes of an incomplete object header against the session's limit.
     held: HeldIncomplete,
+    /// The code with which streams to subscribers are reset if the subgroup does not end otherwise.
+    code: code::Reset,
 }
 
 impl Drop for ArrivingSubgroup {
     fn drop(&mut self) {
-        drop(self.writer.take());
+        let copies = &self.track.copies;
+        if copies.is_wanted(&self.subgroup)
+            && let Some(writer) = self.writer.take()
+        {
+            // Another stream continues the subgroup, so the kernel must not forward this one any more.
+            drop(self.ingress.take());
+            let orphan = OrphanedSubgroup::new(&self.track, writer, self.code);
+            return copies.release(&self.subgroup, Some(orphan));
+        }
+        copies.release(&self.subgroup, None);
+        self.writer.take().into_iter().for_each(|writer| writer.reset(self.code));
         self.track.settle(Instant::now(), &self.subgroup, self.ingress.as_ref(), &mut Outbox::default());
     }
 }
@@ -270,6 +318,8 @@ impl Drop for ArrivingSubgroup {
 enum SubgroupEnd {
     Fin,
     Reset(code::Reset),
+    /// The stream has ended early. Another publisher's copy may continue the subgroup.
+    BrokenOff(code::Reset),
     Malformed(TrackMalformed),
 }
 
@@ -278,10 +328,10 @@ impl ArrivingSubgroup {
         &mut self,
         counters: &OperatorCounters,
         recv: &mut RecvStream,
-        front: BytesMut,
+        front: Bytes,
     ) -> Result<SubgroupEnd, SessionError> {
         let mut outbox = Outbox::default();
-        let mut bytes = front.freeze();
+        let mut bytes = front;
         let mut is_first = true;
         loop {
             if self.is_contradicted() {
@@ -301,7 +351,11 @@ impl ArrivingSubgroup {
                 };
                 let pushed = match pushed {
                     Ok(pushed) => pushed,
-                    Err(PushError::Decode(error)) => return Err(error.into()),
+                    Err(PushError::Decode(error)) => {
+                        // The parser has read invalid bytes, so no copy can continue the subgroup.
+                        self.writer = None;
+                        return Err(error.into());
+                    }
                     Err(PushError::Malformed(malformed)) => {
                         stop(recv, code::Reset::MALFORMED_TRACK);
                         return Ok(SubgroupEnd::Malformed(malformed));
@@ -324,7 +378,9 @@ impl ArrivingSubgroup {
             bytes = match recv.read_chunk(READ_SIZE, true).await {
                 Ok(Some(chunk)) => chunk.bytes,
                 Ok(None) => return Ok(SubgroupEnd::Fin),
-                Err(ReadError::Reset(code)) => return Ok(SubgroupEnd::Reset(code::Reset(code.into_inner()))),
+                Err(ReadError::Reset(code)) => {
+                    return Ok(SubgroupEnd::BrokenOff(code::Reset(code.into_inner())));
+                }
                 Err(error) => return Err(SessionError::Lost(error.to_string())),
             };
             if self.subgroup.is_evicted() {
@@ -341,6 +397,10 @@ impl ArrivingSubgroup {
 
     /// Ends the subgroup. An error in the inner `Result` reports that the subgroup's track is malformed.
     fn end(mut self, end: SubgroupEnd) -> Result<Result<(), TrackMalformed>, SessionError> {
+        if let SubgroupEnd::BrokenOff(code) = end {
+            self.code = code;
+            return Ok(Ok(()));
+        }
         let Some(writer) = self.writer.take() else { return Ok(Ok(())) };
         match end {
             SubgroupEnd::Fin => {
@@ -351,7 +411,7 @@ impl ArrivingSubgroup {
                 writer.finish(Instant::now())?;
                 Ok(judged)
             }
-            SubgroupEnd::Reset(code) => {
+            SubgroupEnd::Reset(code) | SubgroupEnd::BrokenOff(code) => {
                 writer.reset(code);
                 Ok(Ok(()))
             }
@@ -390,6 +450,12 @@ fn contradicted(recv: &mut RecvStream) -> SubgroupEnd {
     warn!(stream = %recv.id(), "dropped a stream: its publisher has sent different bytes for the same offset");
     stop(recv, code::Reset::CANCELLED);
     SubgroupEnd::Reset(code::Reset::CANCELLED)
+}
+
+/// Ends a stream whose publisher is gone, or silent while another one has more of the subgroup.
+fn broken_off(recv: &mut RecvStream) -> SubgroupEnd {
+    stop(recv, code::Reset::CANCELLED);
+    SubgroupEnd::BrokenOff(code::Reset::CANCELLED)
 }
 
 fn stop(recv: &mut RecvStream, code: code::Reset) {

@@ -1,0 +1,159 @@
+//! Lets another publisher's copy of a subgroup continue the subgroup, when the publisher that it came from breaks off.
+//!
+//! Each arriving subgroup has one *holder*, whose stream is read into the cache. Streams of other publishers with the
+//! same subgroup wait. If the holder's stream breaks off, the first waiting stream gets the subgroup, and continues it
+//! behind the bytes that subscribers already have. So they get neither a gap nor anything twice.
+
+use std::{collections::HashMap, sync::Arc, time::Instant};
+
+use millrace_moq::{
+    SubgroupId, code,
+    tracks::subgroup::{SubgroupReceiver, SubgroupStream},
+};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, oneshot};
+
+use super::LiveTrack;
+use crate::{outbox::Outbox, upstream::UpstreamTrack};
+
+/// A group and a subgroup ID.
+type SubgroupKey = (u64, u64);
+
+/// The arriving subgroups of a track, with the streams that wait for them.
+#[derive(Default)]
+pub struct SharedSubgroups {
+    arriving: Mutex<HashMap<SubgroupKey, SharedSubgroup>>,
+    /// Notified when a waiting stream asks a holder for its subgroup.
+    asked: Notify,
+}
+
+struct SharedSubgroup {
+    subgroup: Arc<SubgroupStream>,
+    holder: Arc<UpstreamTrack>,
+    waiting: Vec<oneshot::Sender<OrphanedSubgroup>>,
+    is_asked: bool,
+}
+
+/// A place in the queue of streams that may continue a subgroup.
+pub struct WaitingCopy {
+    /// The subgroup as far as its holder has sent it.
+    pub subgroup: Arc<SubgroupStream>,
+    pub holder: Arc<UpstreamTrack>,
+    /// Completes with the subgroup when the holder breaks off, or with an error when the subgroup has ended or another
+    /// stream continues it.
+    pub given: oneshot::Receiver<OrphanedSubgroup>,
+}
+
+/// A subgroup whose holder has broken off. Dropping it ends the subgroup as incomplete.
+pub struct OrphanedSubgroup {
+    track: Arc<LiveTrack>,
+    writer: Option<SubgroupReceiver>,
+    /// The code with which streams to subscribers are reset if nothing continues the subgroup.
+    code: code::Reset,
+}
+
+impl OrphanedSubgroup {
+    pub fn new(track: &Arc<LiveTrack>, writer: SubgroupReceiver, code: code::Reset) -> Self {
+        Self { track: Arc::clone(track), writer: Some(writer), code }
+    }
+
+    /// Returns the receiving end of the subgroup, with which another publisher's stream continues it.
+    pub fn adopt(mut self) -> Option<SubgroupReceiver> {
+        self.writer.take()
+    }
+}
+
+impl Drop for OrphanedSubgroup {
+    fn drop(&mut self) {
+        let Some(writer) = self.writer.take() else { return };
+        let subgroup = Arc::clone(writer.subgroup());
+        writer.reset(self.code);
+        self.track.settle(Instant::now(), &subgroup, None, &mut Outbox::default());
+    }
+}
+
+impl SharedSubgroups {
+    /// Notes that the stream of `holder` is read into the subgroup.
+    pub fn hold(&self, subgroup: &Arc<SubgroupStream>, holder: &Arc<UpstreamTrack>) {
+        let Some(key) = key_of(subgroup) else { return };
+        let shared = SharedSubgroup {
+            subgroup: Arc::clone(subgroup),
+            holder: Arc::clone(holder),
+            waiting: Vec::new(),
+            is_asked: false,
+        };
+        self.arriving.lock().insert(key, shared);
+    }
+
+    /// Queues a stream that has a copy of `subgroup`. Returns `None` if no holder of it is known.
+    pub fn wait(&self, subgroup: &SubgroupStream) -> Option<WaitingCopy> {
+        let mut arriving = self.arriving.lock();
+        let shared = arriving.get_mut(&key_of(subgroup)?)?;
+        let (sender, given) = oneshot::channel();
+        shared.waiting.push(sender);
+        let (subgroup, holder) = (Arc::clone(&shared.subgroup), Arc::clone(&shared.holder));
+        Some(WaitingCopy { subgroup, holder, given })
+    }
+
+    /// Asks the holder of `subgroup` to break off, so that a waiting stream continues the subgroup.
+    pub fn ask(&self, subgroup: &Arc<SubgroupStream>) {
+        if let Some(shared) = self.arriving.lock().values_mut().find(|shared| shared.is(subgroup)) {
+            shared.is_asked = true;
+        }
+        self.asked.notify_waiters();
+    }
+
+    /// Waits until a waiting stream asks for `subgroup`.
+    pub async fn asked(&self, subgroup: &Arc<SubgroupStream>) {
+        let Some(key) = key_of(subgroup) else { return std::future::pending().await };
+        loop {
+            // The notification is requested before the flag is read, so that no `ask` in between is missed.
+            let asked = self.asked.notified();
+            if self.arriving.lock().get(&key).is_some_and(|shared| shared.is_asked) {
+                return;
+            }
+            asked.await;
+        }
+    }
+
+    /// Reports whether a stream waits for `subgroup`.
+    pub fn is_wanted(&self, subgroup: &Arc<SubgroupStream>) -> bool {
+        let arriving = self.arriving.lock();
+        let shared = key_of(subgroup).and_then(|key| arriving.get(&key)).filter(|shared| shared.is(subgroup));
+        shared.is_some_and(|shared| shared.waiting.iter().any(|waiting| !waiting.is_closed()))
+    }
+
+    /// Ends the holder's part in the subgroup. The first stream that waits for it gets `orphan`.
+    pub fn release(&self, subgroup: &Arc<SubgroupStream>, orphan: Option<OrphanedSubgroup>) {
+        let Some(key) = key_of(subgroup) else { return };
+        let mut arriving = self.arriving.lock();
+        // A second stream with the same subgroup may hold it by now, after the first one was reset.
+        if !arriving.get(&key).is_some_and(|shared| shared.is(subgroup)) {
+            return;
+        }
+        let shared = arriving.remove(&key);
+        drop(arriving);
+        let mut orphan = orphan;
+        for waiting in shared.into_iter().flat_map(|shared| shared.waiting) {
+            let Some(one) = orphan.take() else { return };
+            // A stream whose session has ended does not wait any more, and returns the subgroup.
+            orphan = waiting.send(one).err();
+        }
+    }
+}
+
+impl SharedSubgroup {
+    fn is(&self, subgroup: &Arc<SubgroupStream>) -> bool {
+        Arc::ptr_eq(&self.subgroup, subgroup)
+    }
+}
+
+/// Returns the key of a subgroup whose header names it. Subgroups that are named by their first object are not shared.
+fn key_of(subgroup: &SubgroupStream) -> Option<SubgroupKey> {
+    let header = subgroup.header();
+    match header.subgroup {
+        SubgroupId::Zero => Some((header.group, 0)),
+        SubgroupId::Explicit(id) => Some((header.group, id)),
+        SubgroupId::FirstObject => None,
+    }
+}
