@@ -302,6 +302,94 @@ fn clients_move_to_another_dns_address_after_goaway_without_uri() {
     both_go_on(&subscriber, &second);
 }
 
+#[test]
+fn clients_go_on_at_the_next_relay_of_their_list_when_one_is_killed() {
+    let relay = || RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
+    let (first, second) = (relay(), relay());
+    let listen = first.listen().to_string();
+    let urls = format!("{},{}", first.url(), second.url());
+    let publisher = FileClient::start(&[&PUBLISH[..], &[&urls]].concat());
+    publisher.wait_for("publishing");
+    let subscriber = FileClient::start(&[&SUBSCRIBE[..], &[&urls]].concat());
+    // Twelve packets make a peer live, whose silence is noticed soon.
+    wait_until("media", || subscriber.delivered(), |delivered| *delivered >= 100);
+    // exact: the first relay has all sessions, since media has passed through it
+    assert_eq!((first.status().sessions.len(), second.status().sessions.len()), (2, 0));
+    first.signal(Signal::SIGKILL);
+    both_go_on(&subscriber, &second);
+    subscriber.wait_for("the relay does not answer: looking for another one");
+    // The relay that comes back at the first address is the next one, when the second is gone.
+    drop(first);
+    let again = RunningRelay::start_on(&listen, tempfile::tempdir().unwrap(), &[]);
+    second.signal(Signal::SIGKILL);
+    both_go_on(&subscriber, &again);
+}
+
+/// Clients come back to the relay that GOAWAY has named, and to their list when it is gone.
+#[test]
+fn clients_return_to_the_relay_that_goaway_has_named_until_it_is_gone() {
+    let start =
+        |listen: &str, args: &[&str]| RunningRelay::start_on(listen, tempfile::tempdir().unwrap(), args);
+    let named = start("127.0.0.1:0", &[]);
+    let goaway = format!("--goaway-uri={}", named.url());
+    let mut first = start("127.0.0.1:0", &["--drain-timeout=600", &goaway]);
+    let last = start("127.0.0.1:0", &[]);
+    let [first_url, named_url, last_url] = [&first, &named, &last].map(RunningRelay::url);
+    drop(last);
+    let urls = format!("{first_url},{last_url}");
+    let publisher = FileClient::start(&[&PUBLISH[..], &[&urls]].concat());
+    publisher.wait_for("publishing");
+    let subscriber = FileClient::start(&[&SUBSCRIBE[..], &[&urls]].concat());
+    subscriber.wait_for(" delivered, ");
+    first.signal(Signal::SIGTERM);
+    assert_eq!(first.exit_code(), Some(0));
+    both_go_on(&subscriber, &named);
+
+    let listen = |url: &str| url.replace("moqt://", "");
+    drop(named);
+    let named = start(&listen(&named_url), &[]);
+    both_go_on(&subscriber, &named);
+
+    let last = start(&listen(&last_url), &[]);
+    drop(named);
+    both_go_on(&subscriber, &last);
+    subscriber.wait_for("back at one that was given");
+}
+
+/// Of two publishers with the same media one is killed, in turn. The subscriber gets each object once.
+#[test]
+fn replica_goes_on_when_the_other_publisher_is_killed() {
+    let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
+    let url = relay.url();
+    let publish = || {
+        let publisher =
+            FileClient::start(&[&PUBLISH[..], &["--replica", "--objects-per-group=50", &url]].concat());
+        publisher.wait_for("publishing");
+        publisher
+    };
+    let both = || {
+        let publishers = || relay.status().tracks.first().map_or(0, |track| track.publishers);
+        wait_until("both publishers", publishers, |publishers| *publishers == 2);
+    };
+    let mut publishers = [publish(), publish()];
+    let mut subscriber = FileClient::start(&[&SUBSCRIBE[..], &[&url]].concat());
+    for round in 0..4 {
+        both();
+        let before = subscriber.delivered();
+        wait_until("media", || subscriber.delivered(), |delivered| *delivered >= before + 120);
+        publishers[round % 2].signal(Signal::SIGKILL);
+        let before = subscriber.delivered();
+        wait_until("media again", || subscriber.delivered(), |delivered| *delivered >= before + 120);
+        publishers[round % 2] = publish();
+    }
+    subscriber.signal(Signal::SIGINT);
+    assert_eq!(subscriber.exit_code(), Some(0));
+    let said = subscriber.said();
+    assert!(!said.contains("ended early"), "{said}");
+    let last = said.lines().rev().find(|line| line.contains(" delivered, ")).unwrap();
+    assert!(last.contains(" 0 lost in 0 gaps, 0 duplicates, 0 corrupted, 0 resets"), "{last}");
+}
+
 /// GOAWAY redirects to an address where no relay answers. Clients keep their sessions with the first relay until it
 /// ends, and then reconnect.
 #[test]

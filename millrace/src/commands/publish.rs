@@ -54,6 +54,18 @@ pub struct PublishArgs {
     /// milliseconds since 1970]
     #[arg(long, value_name = "N")]
     first_group: Option<u64>,
+    /// Number groups by media time, one for each TIME, which is the distance of key frames. Publishers of the same
+    /// media then number alike, so that a relay goes on with another one when one is lost. The media time is that of prft
+    /// boxes, or the time stamps; generated objects are numbered by the clock [default without a value: 1s]
+    #[arg(
+        long,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "1s",
+        value_name = "TIME",
+        conflicts_with = "first_group"
+    )]
+    replica: Option<DurationValue>,
     /// Media time of each track that is kept for subscribers that lag or fetch: 500ms, 1m, or a number of seconds
     #[arg(long, default_value = "10s", value_name = "TIME")]
     history: DurationValue,
@@ -181,6 +193,7 @@ async fn publish_as_asked(args: PublishArgs) -> anyhow::Result<PublishReport> {
     let stop = wait_until_stopped(None)?;
     let options = PublishOptions {
         first_group: args.first_group,
+        replica: args.replica.map(|DurationValue(time)| time),
         reconnect: args.connect.reconnect.unwrap_or(true),
         remote: args.connect.remote(),
         namespace,

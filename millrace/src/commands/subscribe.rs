@@ -179,7 +179,7 @@ impl SubscribeArgs {
         };
         Ok(SubscribeOptions {
             choice: TrackChoice { language: self.language, tracks },
-            reconnect: self.connect.reconnect.unwrap_or(false),
+            reconnect: self.connect.reconnect.unwrap_or(!self.connect.url.others.is_empty()),
             remote: Remote { switching_sets: self.adaptive, ..self.connect.remote() },
             namespace: Namespace::from_path(&self.name).context("--name is not a namespace")?,
             track,

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use millrace_moq::Draft;
 use millrace_webtransport as webtransport;
+use millrace_webtransport::attempts::{ADDRESS_DELAY, MAX_ADDRESSES, first_success, interleaved};
 use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt};
 use parking_lot::Mutex;
@@ -95,7 +96,7 @@ impl Error {
     }
 }
 
-/// Connects to the host's addresses one after the other, until one succeeds.
+/// Connects to the first of the host's addresses that answers. The attempts overlap (RFC 8305).
 pub(crate) async fn connect(
     url: &Url,
     trust: &CertificateTrust,
@@ -109,25 +110,29 @@ pub(crate) async fn connect(
         "https" => vec![webtransport::ALPN],
         _ => drafts.iter().map(|draft| draft.alpn()).collect(),
     };
-    let (tls, verdict) = trust.explaining_config(&alpn)?;
-    let crypto = quinn::crypto::rustls::QuicClientConfig::try_from(tls)?;
-    let mut config = quinn::ClientConfig::new(Arc::new(crypto));
-    config.transport_config(Arc::new(transport()));
-
-    let mut failure = Error::NoAddress(host.to_owned());
     let addresses = tokio::net::lookup_host((host, port)).await;
     let addresses = addresses.map_err(|source| Error::Resolve { host: host.to_owned(), source })?;
-    for address in addresses {
-        tracing::info!(%address, "connecting to the relay");
-        match connect_to(address, host, endpoint.clone(), config.clone(), &verdict).await {
-            Ok(connected) => return Ok(connected),
-            // If the peer at one address refused the connection, and nothing listens at another address, the refusal is
-            // the more useful error.
-            Err(DialError::NobodyListens) if matches!(failure, Error::Refused { .. }) => {}
-            Err(source) => failure = Error::Refused { address, source },
-        }
+    let mut attempts = Vec::new();
+    for address in interleaved(addresses).into_iter().take(MAX_ADDRESSES) {
+        let (tls, verdict) = trust.explaining_config(&alpn)?;
+        let crypto = quinn::crypto::rustls::QuicClientConfig::try_from(tls)?;
+        let mut config = quinn::ClientConfig::new(Arc::new(crypto));
+        config.transport_config(Arc::new(transport()));
+        let (host, endpoint) = (host.to_owned(), endpoint.clone());
+        attempts.push(async move {
+            tracing::info!(%address, "connecting to the relay");
+            connect_to(address, &host, endpoint, config, &verdict).await.map_err(|source| (address, source))
+        });
     }
-    Err(failure)
+    let mut failure = Error::NoAddress(host.to_owned());
+    let failed = |(address, source)| match (&source, &failure) {
+        // If the peer at one address refused the connection, and nothing listens at another address, the refusal is
+        // the more useful error.
+        (DialError::NobodyListens, Error::Refused { .. }) => {}
+        _ => failure = Error::Refused { address, source },
+    };
+    let connected = first_success(attempts, ADDRESS_DELAY, failed).await;
+    connected.ok_or(failure)
 }
 
 async fn connect_to(

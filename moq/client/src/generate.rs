@@ -67,6 +67,7 @@ pub struct Generator {
     total: u64,
     priorities: Vec<u8>,
     shape: ObjectShape,
+    is_replica: bool,
 }
 
 /// Statistics of the generated objects.
@@ -103,7 +104,14 @@ impl Generator {
             total,
             priorities: priority_pattern,
             shape,
+            is_replica: false,
         })
+    }
+
+    /// Makes the generator number groups and objects by this host's monotonic clock, and state the time when an object
+    /// is due as its time of sending. All such generators of a host with the same settings make the same objects.
+    pub fn numbered_by_time(self) -> Self {
+        Self { is_replica: true, ..self }
     }
 
     /// Generates objects on the calling thread until the configured duration is over, or until `track` has ended. Then
@@ -111,10 +119,19 @@ impl Generator {
     pub fn run(&self, track: &Arc<BroadcastTrack>) -> Generated {
         let mut open: Vec<Option<SubgroupWriter>> = self.priorities.iter().map(|_| None).collect();
         let start = payload::now();
+        let (origin, first) = match self.is_replica {
+            // The first whole group from now on.
+            true => {
+                let group = self.at(self.objects_per_group).as_nanos().max(1);
+                (Duration::ZERO, (start.as_nanos() / group + 1) as u64 * self.objects_per_group)
+            }
+            false => (start, 0),
+        };
         let mut objects = 0;
         while (self.total == 0 || objects < self.total) && !track.is_ended() {
-            sleep_until(start + self.at(objects));
-            self.emit(track, &mut open, objects);
+            let due = origin + self.at(first + objects);
+            sleep_until(due);
+            self.emit(track, &mut open, first + objects, self.is_replica.then_some(due));
             objects += 1;
         }
         let seconds = payload::now().saturating_sub(start).as_secs_f64();
@@ -129,13 +146,20 @@ impl Generator {
         Duration::from_nanos((self.interval.as_nanos() * u128::from(sequence)) as u64)
     }
 
-    fn emit(&self, track: &Arc<BroadcastTrack>, open: &mut [Option<SubgroupWriter>], sequence: u64) {
+    /// Sends an object. Its time of sending is `sent`, or else the present time.
+    fn emit(
+        &self,
+        track: &Arc<BroadcastTrack>,
+        open: &mut [Option<SubgroupWriter>],
+        sequence: u64,
+        sent: Option<Duration>,
+    ) {
         let group = sequence / self.objects_per_group;
         let object = sequence % self.objects_per_group;
         let turn = (object % self.priorities.len() as u64) as usize;
         let priority = self.priorities[turn];
         let build = || {
-            let stamp = Stamp { sequence, sent: payload::now(), total: self.total };
+            let stamp = Stamp { sequence, sent: sent.unwrap_or_else(payload::now), total: self.total };
             let turn = (sequence % self.sizes.len() as u64) as usize;
             payload::build(stamp, self.sizes[turn])
         };

@@ -7,10 +7,10 @@ use millrace_moq::code;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::again::{Pause, successor};
+use crate::again::{Pause, RelayList};
 use crate::broadcast::{Broadcast, group_of_now};
 use crate::serve::BroadcastServer;
-use crate::session::{self, Remote, Session, SessionConnectError, SessionRequest};
+use crate::session::{self, Session, SessionConnectError, SessionRequest};
 
 /// The reason why the broadcast is no longer published at its relay.
 #[derive(Debug, thiserror::Error)]
@@ -28,16 +28,15 @@ pub enum Error {
 ///
 /// [`run`](Self::run) has one session at a time, and goes through these states:
 ///
-/// * Connecting: `serve` establishes a session, or uses the one established after a GOAWAY. It sets the group numbers
-///   and announces the broadcast. If it fails with a temporary error, it waits and tries again.
-/// * Serving: `current` contains the session, until the session ends or the relay sends GOAWAY.
-/// * Moving: after GOAWAY the old session keeps serving until `serve` has set up the new session. Then the old session
-///   is dropped.
+/// * Connecting: `serve` establishes a session, or uses the one established while moving. It sets the group numbers and
+///   announces the broadcast. If it fails with a temporary error, it waits and tries again.
+/// * Serving: `current` contains the session, until the session ends, or its relay sends GOAWAY or falls silent.
+/// * Moving: the old session keeps serving until `serve` has set up the new session. Then the old session is dropped.
 ///
 /// The first session sets the broadcast's group numbers. Later sessions continue them, so viewers see a gap but no
 /// repeated group IDs.
 pub(crate) struct BroadcastPublisher {
-    pub remote: Remote,
+    pub relays: RelayList,
     pub broadcast: Arc<Broadcast>,
     /// Whether to push the tracks with PUBLISH.
     pub push: bool,
@@ -93,36 +92,31 @@ impl Drop for LiveSessionGuard {
 /// The reason why a session stopped serving the broadcast.
 enum KeepEnd {
     Over(session::Error),
-    /// The relay sent GOAWAY, and a new session for the broadcast is already established.
-    Moved(Arc<Session>, Remote),
+    /// The relay sent GOAWAY or is silent, and a new session for the broadcast is already established.
+    Moved,
 }
 
 impl BroadcastPublisher {
     /// Keeps the broadcast published at its relay, until an error makes that impossible. Returns the error.
     pub async fn run(mut self) -> Error {
-        let configured = self.remote.url.clone();
         let mut pause = Pause::new();
         let mut was_there = false;
-        // After a GOAWAY, this session keeps serving the broadcast until the session that replaces it is set up.
+        // While the broadcast moves, this session keeps serving it until the session that replaces it is set up.
         let mut live: Option<LiveSessionGuard> = None;
-        let mut moved = None;
         loop {
             let next;
-            match self.serve(moved.take()).await {
+            match self.serve().await {
                 Ok(served) => {
                     self.current.send_replace(Some(served.current.clone()));
                     was_there = true;
                     let serving = live.insert(served);
-                    match serving.end(&self.remote).await {
-                        KeepEnd::Moved(session, remote) => {
-                            self.remote = remote;
-                            moved = Some(session);
-                            continue;
-                        }
+                    match serving.end(&mut self.relays).await {
+                        KeepEnd::Moved => continue,
                         KeepEnd::Over(error) if self.is_over() || !error.may_pass() => {
                             return Error::Ended(error);
                         }
                         KeepEnd::Over(error) => {
+                            self.relays.leave(Some(&error));
                             next = pause.after_error(Some(&error));
                             match next.is_zero() {
                                 true => tracing::warn!("the relay was restarted, connecting again"),
@@ -137,12 +131,13 @@ impl BroadcastPublisher {
                 }
                 Err(error) if self.is_over() || !self.may_pass(&error, was_there) => return error,
                 Err(error) => {
+                    if !matches!(error, Error::Connect(_)) {
+                        self.relays.leave(None);
+                    }
                     next = pause.next_pause();
                     tracing::warn!("cannot publish yet: {error}; trying again in {next:?}");
                 }
             }
-            // A redirect by GOAWAY may be temporary, so the next attempt to connect uses the configured address again.
-            self.remote.url.clone_from(&configured);
             pause.wait_for(next).await;
         }
     }
@@ -162,11 +157,8 @@ impl BroadcastPublisher {
     }
 
     /// Sets up an existing session, or a new one, to serve the broadcast.
-    async fn serve(&mut self, session: Option<Arc<Session>>) -> Result<LiveSessionGuard, Error> {
-        let session = match session {
-            Some(session) => session,
-            None => Session::connect(&self.remote).await?,
-        };
+    async fn serve(&mut self) -> Result<LiveSessionGuard, Error> {
+        let session = self.relays.connect().await?;
         let server = BroadcastServer::new(session.clone(), self.broadcast.clone());
         let serving = tokio::spawn(session.clone().run(server.clone()));
         let (done, pushed) = watch::channel(!self.push);
@@ -177,7 +169,7 @@ impl BroadcastPublisher {
             true => live.pushing = Some(tokio::spawn(push_all(server, self.broadcast.clone(), done))),
             false => live._announced = Some(server.announce().await.map_err(Error::Announce)?),
         }
-        tracing::info!(name = %self.broadcast.namespace().typed(), host = %self.remote.url.authority(), "publishing the broadcast");
+        tracing::info!(name = %self.broadcast.namespace().typed(), host = self.relays.host(), "publishing the broadcast");
         Ok(live)
     }
 }
@@ -197,9 +189,9 @@ impl BroadcastPublisher {
 }
 
 impl LiveSessionGuard {
-    async fn end(&mut self, remote: &Remote) -> KeepEnd {
+    async fn end(&mut self, relays: &mut RelayList) -> KeepEnd {
         tokio::select! {
-            (session, remote) = successor(&self.current.session, remote) => KeepEnd::Moved(session, remote),
+            () = relays.successor(&self.current.session) => KeepEnd::Moved,
             ended = &mut self.serving => KeepEnd::Over(ended.unwrap_or(session::Error::Cancelled)),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use millrace_moq::Namespace;
 use millrace_moq::name::NameError;
@@ -10,6 +11,7 @@ use serde::Serialize;
 use tokio::io::AsyncRead;
 use tokio::sync::watch;
 
+use crate::again::RelayList;
 use crate::broadcast::{Broadcast, BroadcastTrack, History};
 use crate::generate::{Generated, Generator};
 pub use crate::keep::Error as SessionError;
@@ -45,6 +47,7 @@ use crate::session::Remote;
 ///     input: Input::Generated { generator, track: "objects".to_owned() },
 ///     push: false,
 ///     first_group: None,
+///     replica: None,
 ///     history: History { max_age: Duration::from_secs(10), ..History::default() },
 ///     wait: true,
 ///     reconnect: true,
@@ -66,6 +69,10 @@ pub struct PublishOptions {
     /// The ID of the first group of all tracks; `None` for the time in milliseconds since 1970. Redundant publishers of
     /// the same broadcast need the same ID.
     pub first_group: Option<u64>,
+    /// The expected duration of a group, to number groups by media time instead. Several publishers of the same media
+    /// then number alike, and a relay uses them as one (see [`MediaPublisher::numbered_by_time`]). Generated objects are
+    /// numbered by this host's clock ([`Generator::numbered_by_time`]).
+    pub replica: Option<Duration>,
     /// Limits on the objects of a track that are kept for subscribers that lag or join late, and for FETCH.
     pub history: History,
     /// Whether to wait for the first subscriber before publishing.
@@ -173,14 +180,23 @@ pub async fn publish(
     options: PublishOptions,
     stop: impl Future<Output = ()>,
 ) -> Result<PublishReport, Error> {
-    let PublishOptions { remote, namespace, input, push, first_group, history, wait, reconnect } = options;
+    let PublishOptions { remote, namespace, input, push, first_group, replica, history, wait, reconnect } =
+        options;
     let broadcast = Broadcast::new(namespace, history);
+    // The numbers of replicas are complete.
+    let first_group = first_group.or(replica.map(|_| 0));
     first_group.into_iter().for_each(|first| broadcast.number_groups_from(first));
     // The tracks must exist before the broadcast is announced, because subscribers may request them at once.
-    let source = TrackSource::new(input, &broadcast)?;
+    let source = TrackSource::new(input, replica, &broadcast)?;
     let (current, sessions) = watch::channel(None);
-    let publisher =
-        BroadcastPublisher { remote, broadcast: broadcast.clone(), push, reconnect, first_group, current };
+    let publisher = BroadcastPublisher {
+        relays: RelayList::new(&remote),
+        broadcast: broadcast.clone(),
+        push,
+        reconnect,
+        first_group,
+        current,
+    };
     let work = work(source, &broadcast, wait, sessions.clone());
     let generated = tokio::select! {
         result = work => result?,
@@ -236,21 +252,26 @@ enum TrackSource {
 }
 
 impl TrackSource {
-    fn new(input: Input, broadcast: &Arc<Broadcast>) -> Result<Self, NameError> {
+    fn new(input: Input, replica: Option<Duration>, broadcast: &Arc<Broadcast>) -> Result<Self, NameError> {
+        let numbered = |media: MediaPublisher| match replica {
+            Some(group) => media.numbered_by_time(group),
+            None => media,
+        };
         Ok(match input {
             Input::Generated { generator, track } => {
                 let properties = TrackProperties::default().encode();
+                let generator = if replica.is_some() { generator.numbered_by_time() } else { generator };
                 Self::Generated(generator, broadcast.create(&track, properties)?)
             }
             Input::Media { reader, realtime, packaging, cut } => Self::Media {
-                media: Box::new(MediaPublisher::new(broadcast.clone(), packaging, cut)?),
+                media: Box::new(numbered(MediaPublisher::new(broadcast.clone(), packaging, cut)?)),
                 reader,
                 realtime,
             },
             Input::Ladder { renditions: [best, middle, least], cut } => {
                 let shared = Renditions::new(broadcast.clone(), RUNGS, Packaging::Cmaf)?;
                 let source = |place, Encoded { reader, bitrate }| {
-                    Ok::<_, NameError>((shared.media(place, Some(bitrate), cut)?, reader))
+                    Ok::<_, NameError>((numbered(shared.media(place, Some(bitrate), cut)?), reader))
                 };
                 Self::Ladder(Box::new([source(0, best)?, source(1, middle)?, source(2, least)?]))
             }

@@ -13,6 +13,7 @@ use millrace_moq::param::Assignment;
 use millrace_moq::{DecodeError, Draft, EncodeError, HopId, Message, StreamHeader, code, message};
 use millrace_quic::silence::{self, PacketTotals, Silence};
 use millrace_webtransport as webtransport;
+use millrace_webtransport::attempts::SERVER_TIMEOUT;
 use millrace_webtransport::{Foreign, NotOurs, RecvStream, SendStream, SessionStreams, Tunnel};
 use parking_lot::Mutex;
 use quinn::VarInt;
@@ -40,6 +41,9 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 pub struct Remote {
     /// The URL, as returned by [`parse_url`].
     pub url: Url,
+    /// URLs of further peers that serve the same broadcasts. [`publish`](crate::publish::publish) and the functions of
+    /// [`subscribe`](crate::subscribe) use the first one that answers, and go on to the next one when that fails.
+    pub others: Vec<Url>,
     /// The server certificates that are accepted.
     pub trust: CertificateTrust,
     /// Drafts to offer, the preferred one first. The peer chooses one.
@@ -55,7 +59,7 @@ pub struct Remote {
 impl Remote {
     /// Makes a peer with the default options.
     pub fn new(url: Url, trust: CertificateTrust) -> Self {
-        Self { url, trust, drafts: Draft::ALL.to_vec(), switching_sets: false, hop: None }
+        Self { url, others: Vec::new(), trust, drafts: Draft::ALL.to_vec(), switching_sets: false, hop: None }
     }
 }
 
@@ -104,6 +108,8 @@ pub enum SessionConnectError {
     WebTransport(#[from] webtransport::TunnelConnectError),
     #[error(transparent)]
     Session(#[from] Error),
+    #[error("{} did not answer within {} s", .0.authority(), SERVER_TIMEOUT.as_secs())]
+    Late(Url),
 }
 
 /// The reason why a session or one of its requests ended.
@@ -221,6 +227,8 @@ pub struct Session {
     foreign: Foreign,
     next_request: AtomicU64,
     goaway: watch::Sender<Option<String>>,
+    /// Whether the peer has left probes unanswered for so long that it is likely dead.
+    silent: watch::Sender<bool>,
     /// The fields of the peer's SETUP, once it has arrived.
     peer: watch::Sender<Option<PeerSetup>>,
     /// The prober, which tests whether a silent peer still has state for the connection. `None` after [`Session::run`]
@@ -288,6 +296,7 @@ impl Session {
             foreign,
             next_request: AtomicU64::new(first_request),
             goaway: watch::Sender::new(None),
+            silent: watch::Sender::new(false),
             peer: watch::Sender::new(None),
             prober: Mutex::new(prober),
             _control: control,
@@ -319,6 +328,12 @@ impl Session {
     /// connected.
     pub fn goaway(&self) -> watch::Receiver<Option<String>> {
         self.goaway.subscribe()
+    }
+
+    /// Returns a receiver that says whether the peer is likely dead, because it answers no probe. The connection stays
+    /// open until its idle timeout, since the peer may answer again.
+    pub fn silent(&self) -> watch::Receiver<bool> {
+        self.silent.subscribe()
     }
 
     /// Reports whether the peer supports switching sets. Waits for the peer's SETUP.
@@ -387,7 +402,7 @@ impl Session {
         }
     }
 
-    /// Probes the peer when no packets arrive any more. A restarted relay answers with a stateless reset, because it
+    /// Probes the peer when no packets arrive any more, and reports when it answers no probe. A restarted relay answers with a stateless reset, because it
     /// has no state for the connection. Without a probe, only the idle timeout would reveal the restart.
     async fn probe_when_silent(&self) -> Infallible {
         let Some(mut prober) = self.prober.lock().take() else { return std::future::pending().await };
@@ -402,6 +417,8 @@ impl Session {
                 tracing::debug!("the relay has been silent: probing the connection");
                 prober.probe(&self.connection);
             }
+            let is_dead = silence.is_dead(stats.path.rtt);
+            self.silent.send_if_modified(|was_dead| std::mem::replace(was_dead, is_dead) != is_dead);
         }
     }
 

@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::again::{Pause, successor};
+use crate::again::{Pause, RelayList};
 use crate::alternates::{self, Alternates, SubscribedAlternates};
 use crate::media::{self, CATALOG, INIT, MoqPubCatalog, PlayedTrack, Playlist, TrackChoice, Wrap, playable};
 use crate::object::{ObjectStream, ReceivedObject};
@@ -115,14 +115,6 @@ impl SubscribeOptions {
     fn to_go_on(&self) -> Self {
         let filter = self.filter.or(Some(Filter::NEXT_GROUP));
         Self { join_groups: None, filter, ..self.clone() }
-    }
-
-    /// Returns `moved`, the session that was established after a GOAWAY, or a new session.
-    async fn session(&self, moved: Option<Arc<Session>>) -> Result<Arc<Session>, SessionConnectError> {
-        match moved {
-            Some(session) => Ok(session),
-            None => Session::connect(&self.remote).await,
-        }
     }
 
     fn parameters(&self, receiver: &ObjectReceiver) -> Parameters {
@@ -305,7 +297,7 @@ pub async fn measure(
         let left = left.clone();
         running.spawn(async move {
             let once =
-                |options, session| count(options, session, figures.clone(), subscribed.clone(), left.clone());
+                |options, relays| count(options, relays, figures.clone(), subscribed.clone(), left.clone());
             retry_session(&options, left.clone(), once).await
         });
     }
@@ -343,24 +335,27 @@ pub async fn measure(
 enum SubscriberEnd {
     /// All requested objects have arrived, the tracks have ended, or the subscriber was told to stop.
     Over,
-    /// The relay sent GOAWAY. The subscriber has to continue with the new session in this variant.
-    Moved(Arc<Session>, Remote),
+    /// The relay sent GOAWAY or is silent, and the session to continue with is established.
+    Moved,
 }
+
+/// The relays of a subscriber, which one session of it after the other uses.
+type SharedRelays = Arc<tokio::sync::Mutex<RelayList>>;
 
 /// Runs sessions one after the other, until all requested objects have arrived, or the subscriber is told to stop.
 /// `left` becomes true when the subscriber has to stop.
 async fn retry_session<F: Future<Output = Result<SubscriberEnd, Error>>>(
     options: &SubscribeOptions,
     mut left: watch::Receiver<bool>,
-    once: impl Fn(SubscribeOptions, Option<Arc<Session>>) -> F,
+    once: impl Fn(SubscribeOptions, SharedRelays) -> F,
 ) -> Result<(), Error> {
     let mut pause = Pause::new();
     let mut now = options.clone();
-    let mut moved = None;
+    let relays = Arc::new(tokio::sync::Mutex::new(RelayList::new(&options.remote)));
     let mut moved_at: Option<Instant> = None;
     loop {
         let result = tokio::select! {
-            result = once(now.clone(), moved.take()) => result,
+            result = once(now, Arc::clone(&relays)) => result,
             // The timeout `LEAVING` ends an attempt to connect. An established session watches `left` itself, and
             // closes before the timeout.
             () = async {
@@ -368,19 +363,16 @@ async fn retry_session<F: Future<Output = Result<SubscriberEnd, Error>>>(
                 tokio::time::sleep(LEAVING).await;
             } => return Ok(()),
         };
-        let remote = now.remote;
         now = options.to_go_on();
         let next = match result {
             Ok(SubscriberEnd::Over) => return Ok(()),
-            Ok(SubscriberEnd::Moved(session, remote)) => {
-                (moved, now.remote) = (Some(session), remote);
+            Ok(SubscriberEnd::Moved) => {
                 moved_at = Some(Instant::now());
                 continue;
             }
             Err(error)
                 if error.is_without_publisher() && moved_at.is_some_and(|at| at.elapsed() < ARRIVAL) =>
             {
-                now.remote = remote;
                 let next = pause.next_pause();
                 tracing::warn!(
                     "cannot subscribe: {error}; the track's publisher may arrive later, trying again in {next:?}"
@@ -394,8 +386,10 @@ async fn retry_session<F: Future<Output = Result<SubscriberEnd, Error>>>(
                 return Ok(());
             }
             Err(error) if !options.reconnect || !error.may_pass() => return Err(error),
-            // The next attempt goes to the configured relay, because the address of a redirect may be temporary.
             Err(error) => {
+                if !matches!(error, Error::Connect(_)) {
+                    relays.lock().await.leave(error.session());
+                }
                 let next = pause.after_error(error.session());
                 match next.is_zero() {
                     true => tracing::warn!("the relay was restarted, connecting again: {error}"),
@@ -418,12 +412,12 @@ fn now(figures: &[Arc<Mutex<ObjectFigures>>]) -> Vec<ObjectFigures> {
 /// Runs one session of a subscriber that counts objects.
 async fn count(
     options: SubscribeOptions,
-    session: Option<Arc<Session>>,
+    relays: SharedRelays,
     figures: Arc<Mutex<ObjectFigures>>,
     subscribed: watch::Sender<bool>,
     left: watch::Receiver<bool>,
 ) -> Result<SubscriberEnd, Error> {
-    let session = options.session(session).await?;
+    let session = relays.lock().await.connect().await?;
     let receiver = ObjectReceiver::new(session.clone());
     let work = async {
         let name = measured(&receiver, &options).await?;
@@ -449,7 +443,7 @@ async fn count(
         }
         Ok(())
     };
-    receive_during(session, &options.remote, receiver.clone(), work, left).await
+    receive_during(session, &relays, receiver.clone(), work, left).await
 }
 
 /// Returns an error if PUBLISH_DONE says that a track ended early, because its publisher or the relay failed or was
@@ -513,14 +507,13 @@ pub async fn play(
     let (leave, left) = watch::channel(false);
     let out = Arc::new(tokio::sync::Mutex::new(out));
     let written = Arc::default();
-    let once = |options: SubscribeOptions, session| {
+    let once = |options: SubscribeOptions, relays: SharedRelays| {
         let out = Arc::clone(&out);
         let written = Arc::clone(&written);
         let left = left.clone();
         async move {
-            let session = options.session(session).await?;
+            let session = relays.lock().await.connect().await?;
             let receiver = ObjectReceiver::new(session.clone());
-            let remote = options.remote.clone();
             let player = TrackPlayer { options, receiver: receiver.clone(), out, written };
             let work = async {
                 match player.options.track.clone() {
@@ -528,7 +521,7 @@ pub async fn play(
                     None => player.media().await,
                 }
             };
-            receive_during(session, &remote, receiver, work, left).await
+            receive_during(session, &relays, receiver, work, left).await
         }
     };
     let mut playing = std::pin::pin!(retry_session(options, left.clone(), once));
@@ -539,11 +532,11 @@ pub async fn play(
     playing.await
 }
 
-/// Runs `receiver` on the session until the future `work` completes, the session ends, the relay sends GOAWAY, or
-/// `left` becomes true. Then it closes the session.
+/// Runs `receiver` on the session until the future `work` completes, the session ends, another session is ready to take
+/// over, or `left` becomes true. Then it closes the session.
 async fn receive_during(
     session: Arc<Session>,
-    remote: &Remote,
+    relays: &SharedRelays,
     receiver: Arc<ObjectReceiver>,
     work: impl Future<Output = Result<(), Error>>,
     mut left: watch::Receiver<bool>,
@@ -559,14 +552,19 @@ async fn receive_during(
             result => result,
         }
     };
+    let mut relays = relays.lock().await;
     let result = tokio::select! {
         result = work => result.map(|()| SubscriberEnd::Over),
         error = serving => Err(Error::Ended(error?)),
-        (next, remote) = successor(&session, remote) => Ok(SubscriberEnd::Moved(next, remote)),
+        () = relays.successor(&session) => Ok(SubscriberEnd::Moved),
         _ = left.wait_for(|left| *left) => Ok(SubscriberEnd::Over),
     };
     session.close(code::Session::NO_ERROR, "the subscriber leaves");
-    session.closed().await;
+    match result {
+        // A silent relay does not confirm the close, and the next session must not wait for that.
+        Ok(SubscriberEnd::Moved) => drop(tokio::spawn(async move { session.closed().await })),
+        _ => session.closed().await,
+    }
     result
 }
 

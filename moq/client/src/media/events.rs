@@ -54,6 +54,16 @@ pub(super) enum TimelineRecord {
     Event(Value),
 }
 
+impl TimelineRecord {
+    /// Returns the record's wall-clock time, in milliseconds since 1970.
+    pub fn wall(&self) -> Option<i64> {
+        match self {
+            Self::Clock(wall) => Some(*wall),
+            Self::Event(_) => None,
+        }
+    }
+}
+
 impl WaitingBox {
     /// Reads a box if it is of a type that precedes fragments. Returns `None` for other types.
     pub fn read(kind: FourCC, raw: &Bytes) -> Option<Self> {

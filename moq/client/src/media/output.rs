@@ -81,6 +81,8 @@ pub(super) struct TrackOutput {
 struct Groups {
     next: u64,
     open: Option<OutputGroup>,
+    /// The ID of the group in which the input begins, if groups are numbered by media time.
+    first: Option<u64>,
     /// Number of samples that were dropped because they came before the first key frame.
     dropped: u64,
 }
@@ -230,14 +232,23 @@ impl TrackOutput {
         self.groups.open.as_ref().is_none_or(|group| group.next_object == 0)
     }
 
-    /// Begins a new group, and returns its ID.
-    pub fn begin(&mut self) -> u64 {
+    /// Reports whether the group with this ID, which is a media time, begins with a sample that may begin it. The group
+    /// in which the input begins is left out: it may have begun before.
+    pub fn is_beginning_of(&mut self, group: u64) -> bool {
+        match &self.groups.open {
+            Some(open) => open.id != group,
+            None => group == 0 || *self.groups.first.get_or_insert(group) != group,
+        }
+    }
+
+    /// Begins a new group with the ID `group`, or else the next one. Returns its ID.
+    pub fn begin(&mut self, group: Option<u64>) -> u64 {
         if self.groups.dropped > 0 {
             let samples = std::mem::take(&mut self.groups.dropped);
             tracing::info!(track = %self.track.name().typed(), samples, "dropped the samples before the first key frame of the track");
         }
-        let id = self.groups.next;
-        self.groups.next += 1;
+        let id = group.unwrap_or(self.groups.next);
+        self.groups.next = id.saturating_add(1);
         self.groups.open = Some(OutputGroup::new(id));
         id
     }

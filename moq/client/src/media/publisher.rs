@@ -45,6 +45,8 @@ struct PublishedObject {
     time: Duration,
     seconds: f64,
     marks: Vec<TimelineRecord>,
+    /// Wall-clock time of the first sample, in milliseconds since 1970, if a prft box precedes the object.
+    wall: Option<i64>,
     payload: ObjectPayload,
 }
 
@@ -91,6 +93,25 @@ pub struct MediaPublisher {
     unknown: Option<u32>,
     /// Number of moov boxes so far, including repeated ones.
     inits: u32,
+    replica: Option<ReplicaNumbering>,
+}
+
+/// Numbers groups by media time, so that several publishers of the same media number alike.
+struct ReplicaNumbering {
+    /// The expected duration of a group, in milliseconds.
+    group_ms: f64,
+    /// The time in milliseconds since 1970 at which the media time is 0, from the latest prft box of the leading track.
+    utc_ms: f64,
+    /// Whether the leading track has begun a group. Until then, the other tracks have none.
+    has_begun: bool,
+}
+
+impl ReplicaNumbering {
+    /// Returns the ID of the group that begins `seconds` after the beginning of the media.
+    fn group(&self, seconds: f64) -> u64 {
+        // Key frames are expected at multiples of `group_ms`. The conversion of a negative number yields 0.
+        ((self.utc_ms + seconds * 1000.0) / self.group_ms).round() as u64
+    }
 }
 
 impl Renditions {
@@ -143,7 +164,17 @@ impl MediaPublisher {
             timelines: Timelines::default(),
             unknown: None,
             inits: 0,
+            replica: None,
         })
+    }
+
+    /// Numbers groups by media time: by the wall-clock time of prft boxes, or else by the time stamps. Publishers of
+    /// the same media then number alike, whenever they begin. A group has the media of a time of `group`, which should
+    /// be the distance of key frames.
+    pub fn numbered_by_time(mut self, group: Duration) -> Self {
+        let group_ms = group.as_secs_f64().max(0.001) * 1000.0;
+        self.replica = Some(ReplicaNumbering { group_ms, utc_ms: 0.0, has_begun: false });
+        self
     }
 
     /// Passes the next box of the input to the publisher. `at` is the box's byte offset in the input.
@@ -476,6 +507,9 @@ impl MediaPublisher {
                 front.filter(|it| it.track().map_or(is_leader, |track| track == run.track)).collect();
             let later = output.later as f64 / f64::from(output.timescale);
             let marks = front.iter().filter_map(|it| it.mark(first.presented(), output.timescale, later));
+            let marks: Vec<_> = marks.collect();
+            let wall = marks.iter().find_map(TimelineRecord::wall);
+            let marks = marks.into_iter();
             let marks = marks.filter(|_| is_leader && self.rendition.is_best()).collect();
             let in_front: Vec<_> = front.iter().map(|front| &front.raw[..]).collect();
             objects.push(PublishedObject {
@@ -486,6 +520,7 @@ impl MediaPublisher {
                 time: output.time(first.decoded),
                 seconds: output.presented(first) as f64 / f64::from(output.timescale),
                 marks,
+                wall,
                 payload: match (output.packaging, &as_it_is) {
                     (Packaging::Loc, _) => ObjectPayload::Sample(first.clone(), data[part.start].clone()),
                     (Packaging::Cmaf, Some(whole)) => {
@@ -507,14 +542,26 @@ impl MediaPublisher {
         let is_leader = self.leader == Some(object.track);
         let output = self.outputs.get_mut(&object.track);
         let output = output.ok_or(Error::Malformed("a fragment of an unknown track"))?;
-        if !object.begins && !output.is_open(object.samples) {
+        let mut begins = object.begins;
+        let mut number = None;
+        if let Some(replica) = &mut self.replica {
+            let wall = object.wall.filter(|_| is_leader);
+            replica.utc_ms = wall.map_or(replica.utc_ms, |wall| wall as f64 - object.seconds * 1000.0);
+            number = begins.then(|| replica.group(object.seconds));
+            begins = number.is_some_and(|number| output.is_beginning_of(number));
+            replica.has_begun |= begins && is_leader;
+            if !output.has_groups && !replica.has_begun {
+                return Ok(());
+            }
+        }
+        if !begins && !output.is_open(object.samples) {
             return Ok(());
         }
-        if object.begins {
+        if begins {
             if output.is_video {
-                self.rendition.begins(output.next_group(), object.time)?;
+                self.rendition.begins(number.unwrap_or(output.next_group()), object.time)?;
             }
-            let group = output.begin();
+            let group = output.begin(number);
             if is_leader {
                 let is_new = group != self.group;
                 self.group = group;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use mp4_atom::{Decode, Moof, Moov};
+use mp4_atom::{Decode, Encode, FourCC, Moof, Moov};
 
 use super::boxes::{boxed, full};
 use super::init::{self, Presentation};
@@ -73,6 +73,60 @@ fn group_begins_at_each_key_frame() {
     assert_eq!(audio.last().map(|(location, _)| location.group), Some(4));
     assert!(times.iter().all(|time| *time < Duration::from_millis(2100)));
     assert!(times.iter().any(|time| *time >= Duration::from_millis(1900)));
+}
+
+/// Publishes boxes with groups that are numbered by time, as one of several publishers of the same media.
+fn publish_replica<'a>(boxes: impl Iterator<Item = &'a (FourCC, Bytes)>, group: Duration) -> Arc<Broadcast> {
+    let broadcast = Broadcast::new(Namespace::from_path("a/b").unwrap(), History::default());
+    let publisher = MediaPublisher::new(broadcast.clone(), Packaging::Cmaf, Cut::Whole).unwrap();
+    let mut publisher = publisher.numbered_by_time(group);
+    let mut at = 0;
+    for (kind, bytes) in boxes {
+        publisher.take(*kind, at, bytes.clone()).unwrap();
+        at += bytes.len() as u64;
+        publisher.publish().unwrap();
+    }
+    broadcast
+}
+
+#[test]
+fn replica_that_begins_later_numbers_its_objects_alike() {
+    let Some(media) = sample() else { return };
+    let mut reader = Boxes::default();
+    reader.push(&media);
+    let plain: Vec<_> = std::iter::from_fn(|| reader.pop().unwrap()).collect();
+    // The media began 1.2 s after 1970 by their encoder's clock.
+    let ntp_timestamp = (2_208_988_801 << 32) + (1 << 32) / 5;
+    let mut prft = Vec::new();
+    mp4_atom::Prft { reference_track_id: 1, ntp_timestamp, ..Default::default() }.encode(&mut prft).unwrap();
+    let prft = (FourCC::new(b"prft"), Bytes::from(prft));
+    let is_moof = |(kind, _): &(FourCC, Bytes)| *kind == FourCC::new(b"moof");
+    let clocked =
+        plain.iter().flat_map(|one| is_moof(one).then_some(&prft).into_iter().chain([one])).cloned();
+    let clocked: Vec<_> = clocked.collect();
+    let group = Duration::from_millis(400);
+    for (boxes, first) in [(&plain, 0), (&clocked, 3)] {
+        let whole = publish_replica(boxes.iter(), group);
+        let begins = |one: &&(FourCC, Bytes)| [b"ftyp", b"moov"].contains(&one.0.as_ref());
+        let fragments = boxes.iter().enumerate().filter(|(_, one)| is_moof(one)).map(|(at, _)| at);
+        // The later publisher begins in the middle of a group, in front of the clock of a fragment.
+        let middle = fragments.skip(30).map(|at| at - usize::from(first > 0)).next().unwrap();
+        let late = boxes.iter().filter(begins).chain(&boxes[middle..]);
+        let late = publish_replica(late, group);
+        for track in ["1.m4s", "2.m4s"] {
+            let (all, later) = (objects(&whole, track), objects(&late, track));
+            assert!(later.len() > 10 && later.len() < all.len() && later[0].0.object == 0, "{later:?}");
+            assert_eq!(all[all.len() - later.len()..], later, "{track}, groups from {first} on");
+        }
+        // A frame takes 40 ms.
+        let video = objects(&whole, "1.m4s");
+        let groups: Vec<_> = video.iter().map(|(location, _)| location.group).collect();
+        let expected = (0..50).map(|frame| first + frame / 10);
+        assert_eq!(groups, expected.skip(if first > 0 { 10 } else { 0 }).collect::<Vec<_>>());
+    }
+    // Two key frames in the time of one group do not begin two groups.
+    let twice = objects(&publish_replica(plain.iter(), 2 * group), "1.m4s");
+    assert_eq!(twice.iter().map(|(location, _)| location.group).max(), Some(2));
 }
 
 #[test]
