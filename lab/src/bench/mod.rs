@@ -6,6 +6,7 @@ mod compare;
 mod contender;
 mod cost;
 mod engine;
+mod failover;
 mod fairness;
 mod fanout;
 mod figures;
@@ -74,7 +75,9 @@ enum BenchCommand {
     Moves(moves::MoveArgs),
     /// Time that viewers are without media when a publisher or the relay is killed and restarted
     Restarts(restarts::RestartArgs),
-    /// A viewer program of the benchmark `restarts`
+    /// What a viewer misses when one of two publishers of the same media is killed
+    Failover(failover::FailoverArgs),
+    /// A viewer program of the benchmarks `restarts` and `failover`
     #[command(hide = true)]
     Viewer(viewer::ViewerArgs),
     /// Compare defences of a QUIC server: answered requests under attack, cost of refused packets
@@ -112,6 +115,7 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         BenchCommand::Hostile(args) => hostile::run(args),
         BenchCommand::Moves(args) => moves::run(args),
         BenchCommand::Restarts(args) => restarts::run(args),
+        BenchCommand::Failover(args) => failover::run(args),
         BenchCommand::Viewer(args) => viewer::run(&args),
         BenchCommand::Gate(args) => gate::run(args),
         BenchCommand::Graft(args) => graft::run(args),

@@ -14,6 +14,7 @@ use anyhow::{Context, anyhow, bail, ensure};
 use millrace_kernel::clock::monotonic_ns;
 
 use self::player::RestartPlayer;
+pub use self::report::percentile;
 use self::report::{Gap, RestartFailure, RestartRound, RestartRow, render};
 use super::contender::{Contender, PORT, find};
 use super::process::BenchProcess;

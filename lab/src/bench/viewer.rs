@@ -1,4 +1,4 @@
-//! The viewer of `millrace-lab bench restarts`. It plays a track of generated objects, and prints a line for each
+//! The viewer of `millrace-lab bench restarts` and `failover`. It plays a track of generated objects, and prints a line for each
 //! object that the player outputs.
 
 use std::collections::HashSet;

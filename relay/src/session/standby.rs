@@ -7,7 +7,7 @@ use bytes::{Buf as _, Bytes};
 use millrace_moq::tracks::subgroup::{SubgroupReceiver, SubgroupStream};
 use millrace_webtransport::RecvStream;
 use tokio::time;
-use tracing::debug;
+use tracing::info;
 
 use super::streams::READ_SIZE;
 use crate::live::{LiveTrack, copies::WaitingCopy};
@@ -74,6 +74,14 @@ impl<'a> StandbyCopy<'a> {
         let mut silent = Duration::ZERO;
         let orphan = loop {
             let is_silent = silent >= PATIENCE && !self.differs;
+            if is_silent && !self.has_asked && self.compare(&subgroup) {
+                info!(
+                    track = %track.name().typed(), group = theirs.group, silent = holder.publisher,
+                    "a publisher is silent: another one, which sends the same objects, continues its group"
+                );
+                self.has_asked = true;
+                track.copies.ask(&subgroup);
+            }
             tokio::select! {
                 biased;
                 orphan = &mut given => match orphan {
@@ -85,17 +93,12 @@ impl<'a> StandbyCopy<'a> {
                     let now = holder.received();
                     silent = if now == received { silent + STANDBY_LOOKS } else { Duration::ZERO };
                     received = now;
-                    if is_silent && self.compare(&subgroup) {
-                        self.has_asked = true;
-                        track.copies.ask(&subgroup);
-                    }
                 }
             }
         };
         if !self.catch_up(&subgroup).await {
             return StandbyEnd::Differs;
         }
-        debug!(track = %track.name().typed(), group = theirs.group, "another publisher's copy continues a group");
         match orphan.adopt() {
             Some(writer) => StandbyEnd::Continues(writer, std::mem::take(&mut self.ahead), self.has_asked),
             None => StandbyEnd::Differs,

@@ -143,7 +143,7 @@ pub fn render(rows: &[RestartRow]) -> String {
 }
 
 /// Returns a percentile by nearest rank; not a number (NaN) without samples.
-fn percentile(mut samples: Vec<f64>, percent: usize) -> f64 {
+pub fn percentile(mut samples: Vec<f64>, percent: usize) -> f64 {
     samples.sort_unstable_by(f64::total_cmp);
     let index = (samples.len() * percent).div_ceil(100).saturating_sub(1);
     samples.get(index).copied().unwrap_or(f64::NAN)
