@@ -12,6 +12,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
+use millrace_relay_daemon::status::Status;
 use millrace_testkit::{show_log_on_panic, wait_until};
 use nix::{
     sys::signal::{Signal, kill},
@@ -305,7 +306,8 @@ fn clients_move_to_another_dns_address_after_goaway_without_uri() {
 #[test]
 fn clients_go_on_at_the_next_relay_of_their_list_when_one_is_killed() {
     let relay = || RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
-    let (first, second) = (relay(), relay());
+    let first = relay();
+    let second = relay();
     let listen = first.listen().to_string();
     let urls = format!("{},{}", first.url(), second.url());
     let publisher = FileClient::start(&[&PUBLISH[..], &[&urls]].concat());
@@ -368,8 +370,8 @@ fn replica_goes_on_when_the_other_publisher_is_killed() {
         publisher
     };
     let both = || {
-        let publishers = || relay.status().tracks.first().map_or(0, |track| track.publishers);
-        wait_until("both publishers", publishers, |publishers| *publishers == 2);
+        let is_both = |status: &Status| status.tracks.first().is_some_and(|track| track.publishers == 2);
+        wait_until("both publishers", || relay.status(), is_both);
     };
     let mut publishers = [publish(), publish()];
     let mut subscriber = FileClient::start(&[&SUBSCRIBE[..], &[&url]].concat());

@@ -118,7 +118,8 @@ pub(crate) async fn connect(
         let crypto = quinn::crypto::rustls::QuicClientConfig::try_from(tls)?;
         let mut config = quinn::ClientConfig::new(Arc::new(crypto));
         config.transport_config(Arc::new(transport()));
-        let (host, endpoint) = (host.to_owned(), endpoint.clone());
+        let host = host.to_owned();
+        let endpoint = endpoint.clone();
         attempts.push(async move {
             tracing::info!(%address, "connecting to the relay");
             connect_to(address, &host, endpoint, config, &verdict).await.map_err(|source| (address, source))

@@ -4,7 +4,7 @@
 //! same subgroup wait. If the holder's stream breaks off, the first waiting stream gets the subgroup, and continues it
 //! behind the bytes that subscribers already have. So they get neither a gap nor anything twice.
 
-use std::{collections::HashMap, sync::Arc, time::Instant};
+use std::{collections::HashMap, sync::Arc};
 
 use millrace_moq::{
     SubgroupId, code,
@@ -13,8 +13,7 @@ use millrace_moq::{
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-use super::LiveTrack;
-use crate::{outbox::Outbox, upstream::UpstreamTrack};
+use crate::upstream::UpstreamTrack;
 
 /// A group and a subgroup ID.
 type SubgroupKey = (u64, u64);
@@ -46,15 +45,21 @@ pub struct WaitingCopy {
 
 /// A subgroup whose holder has broken off. Dropping it ends the subgroup as incomplete.
 pub struct OrphanedSubgroup {
-    track: Arc<LiveTrack>,
     writer: Option<SubgroupReceiver>,
     /// The code with which streams to subscribers are reset if nothing continues the subgroup.
     code: code::Reset,
+    /// Tells the subscriptions that the subgroup has ended.
+    settle: Box<dyn Fn(&Arc<SubgroupStream>) + Send + Sync>,
 }
 
 impl OrphanedSubgroup {
-    pub fn new(track: &Arc<LiveTrack>, writer: SubgroupReceiver, code: code::Reset) -> Self {
-        Self { track: Arc::clone(track), writer: Some(writer), code }
+    /// Makes an orphan of a subgroup. `settle` is called if nothing continues it.
+    pub fn new(
+        writer: SubgroupReceiver,
+        code: code::Reset,
+        settle: impl Fn(&Arc<SubgroupStream>) + Send + Sync + 'static,
+    ) -> Self {
+        Self { writer: Some(writer), code, settle: Box::new(settle) }
     }
 
     /// Returns the receiving end of the subgroup, with which another publisher's stream continues it.
@@ -68,7 +73,7 @@ impl Drop for OrphanedSubgroup {
         let Some(writer) = self.writer.take() else { return };
         let subgroup = Arc::clone(writer.subgroup());
         writer.reset(self.code);
-        self.track.settle(Instant::now(), &subgroup, None, &mut Outbox::default());
+        (self.settle)(&subgroup);
     }
 }
 
@@ -91,8 +96,8 @@ impl SharedSubgroups {
         let shared = arriving.get_mut(&key_of(subgroup)?)?;
         let (sender, given) = oneshot::channel();
         shared.waiting.push(sender);
-        let (subgroup, holder) = (Arc::clone(&shared.subgroup), Arc::clone(&shared.holder));
-        Some(WaitingCopy { subgroup, holder, given })
+        let subgroup = Arc::clone(&shared.subgroup);
+        Some(WaitingCopy { subgroup, holder: Arc::clone(&shared.holder), given })
     }
 
     /// Asks the holder of `subgroup` to break off, so that a waiting stream continues the subgroup.

@@ -9,9 +9,10 @@ use millrace_webtransport::RecvStream;
 use tokio::time;
 use tracing::info;
 
-use super::streams::READ_SIZE;
 use crate::live::{LiveTrack, copies::WaitingCopy};
 
+/// The most bytes that are read from a stream at once.
+pub const READ_SIZE: usize = 64 * 1024;
 /// How often a waiting stream checks whether the other publisher is silent, or whether its copy still exists. A copy
 /// that the kernel has forwarded and userspace has not read may end without a notification.
 pub const STANDBY_LOOKS: Duration = Duration::from_millis(50);
@@ -64,7 +65,8 @@ impl<'a> StandbyCopy<'a> {
         waiting: WaitingCopy,
     ) -> StandbyEnd {
         let WaitingCopy { subgroup, holder, mut given } = waiting;
-        let (theirs, ours) = (subgroup.header(), own.header());
+        let theirs = subgroup.header();
+        let ours = own.header();
         self.differs |= (theirs.properties, theirs.end_of_group, theirs.first_object)
             != (ours.properties, ours.end_of_group, ours.first_object);
         let mut looks = time::interval(STANDBY_LOOKS);

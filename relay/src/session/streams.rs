@@ -27,7 +27,7 @@ use tracing::warn;
 use super::{
     context::SessionContext,
     publish::{Publications, PublishedTrack},
-    standby::{STANDBY_LOOKS, StandbyCopy, StandbyEnd},
+    standby::{READ_SIZE, STANDBY_LOOKS, StandbyCopy, StandbyEnd},
     upstream_fetch::UpstreamFetches,
 };
 use crate::{
@@ -42,8 +42,6 @@ use crate::{
 /// How long a stream may wait for the control message that defines its track alias. That message may be delayed by
 /// loss; flow control bounds the stream's memory.
 const ALIAS_TIMEOUT: Duration = Duration::from_secs(10);
-/// The most bytes that are read from a stream at once.
-pub const READ_SIZE: usize = 64 * 1024;
 /// The most streams of a session that may wait for another publisher's copy of the same subgroup. Their received bytes
 /// occupy the session's receive window.
 const MAX_STANDBY: usize = 64;
@@ -299,18 +297,22 @@ struct ArrivingSubgroup {
 
 impl Drop for ArrivingSubgroup {
     fn drop(&mut self) {
+        let track = Arc::clone(&self.track);
+        let settle = move |subgroup: &_, ingress: Option<&_>| {
+            track.settle(Instant::now(), subgroup, ingress, &mut Outbox::default());
+        };
         let copies = &self.track.copies;
         if copies.is_wanted(&self.subgroup)
             && let Some(writer) = self.writer.take()
         {
             // Another stream continues the subgroup, so the kernel must not forward this one any more.
             drop(self.ingress.take());
-            let orphan = OrphanedSubgroup::new(&self.track, writer, self.code);
+            let orphan = OrphanedSubgroup::new(writer, self.code, move |subgroup| settle(subgroup, None));
             return copies.release(&self.subgroup, Some(orphan));
         }
         copies.release(&self.subgroup, None);
         self.writer.take().into_iter().for_each(|writer| writer.reset(self.code));
-        self.track.settle(Instant::now(), &self.subgroup, self.ingress.as_ref(), &mut Outbox::default());
+        settle(&self.subgroup, self.ingress.as_ref());
     }
 }
 

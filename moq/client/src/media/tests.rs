@@ -114,7 +114,8 @@ fn replica_that_begins_later_numbers_its_objects_alike() {
         let late = boxes.iter().filter(begins).chain(&boxes[middle..]);
         let late = publish_replica(late, group);
         for track in ["1.m4s", "2.m4s"] {
-            let (all, later) = (objects(&whole, track), objects(&late, track));
+            let all = objects(&whole, track);
+            let later = objects(&late, track);
             assert!(later.len() > 10 && later.len() < all.len() && later[0].0.object == 0, "{later:?}");
             assert_eq!(all[all.len() - later.len()..], later, "{track}, groups from {first} on");
         }
