@@ -1,9 +1,9 @@
 //! Attempts to connect that overlap (RFC 8305): all addresses of a name, and all servers of a list, are tried until one
 //! answers.
 
-use std::{collections::VecDeque, net::SocketAddr, time::Duration};
+use std::{collections::VecDeque, future::poll_fn, net::SocketAddr, task::Poll, time::Duration};
 
-use tokio::{task::JoinSet, time};
+use tokio::time;
 
 /// The delay after which the next address is tried while an attempt is under way (RFC 8305, "Connection Attempt
 /// Delay").
@@ -17,25 +17,33 @@ pub const MAX_ADDRESSES: usize = 8;
 pub const SERVER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Starts attempts one after the other: each after `delay`, or as soon as an earlier one fails. Returns the first
-/// success and aborts the rest. Calls `failed` for each attempt that failed before the success.
-pub async fn first_success<T: Send + 'static, E: Send + 'static>(
-    attempts: impl IntoIterator<Item = impl Future<Output = Result<T, E>> + Send + 'static>,
+/// success and drops the rest. Calls `failed` for each attempt that failed before the success. All attempts run in the
+/// calling task, so sockets belong to the network namespace of its thread.
+pub async fn first_success<T, E>(
+    attempts: impl IntoIterator<Item = impl Future<Output = Result<T, E>>>,
     delay: Duration,
     mut failed: impl FnMut(E),
 ) -> Option<T> {
     let mut waiting = attempts.into_iter().peekable();
-    let mut running = JoinSet::new();
+    let mut running = Vec::new();
     loop {
-        if let Some(attempt) = waiting.next() {
-            running.spawn(attempt);
-        }
-        let delay = if waiting.peek().is_some() { delay } else { Duration::MAX };
-        match time::timeout(delay, running.join_next()).await {
-            Ok(Some(Ok(Ok(done)))) => return Some(done),
-            Ok(Some(Ok(Err(error)))) => failed(error),
-            Ok(None) if waiting.peek().is_none() => return None,
-            // An attempt that panicked was logged by the panic hook. After a timeout, the next attempt starts.
-            Ok(Some(Err(_)) | None) | Err(_) => {}
+        running.extend(waiting.next().map(Box::pin));
+        let has_more = waiting.peek().is_some();
+        let first = poll_fn(|context| {
+            for at in 0..running.len() {
+                if let Poll::Ready(done) = running[at].as_mut().poll(context) {
+                    drop(running.swap_remove(at));
+                    return Poll::Ready(Some(done));
+                }
+            }
+            if running.is_empty() { Poll::Ready(None) } else { Poll::Pending }
+        });
+        match time::timeout(if has_more { delay } else { Duration::MAX }, first).await {
+            Ok(Some(Ok(done))) => return Some(done),
+            Ok(Some(Err(error))) => failed(error),
+            Ok(None) if !has_more => return None,
+            // After a timeout, the next attempt starts.
+            Ok(None) | Err(_) => {}
         }
     }
 }
