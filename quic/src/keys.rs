@@ -52,7 +52,7 @@ impl KeySuite {
         }
     }
 
-    fn aead(self) -> &'static aead::Algorithm {
+    pub(crate) fn aead(self) -> &'static aead::Algorithm {
         match self {
             Self::ChaCha20Poly1305 => &aead::CHACHA20_POLY1305,
             Self::Aes128Gcm => &aead::AES_128_GCM,

@@ -13,18 +13,13 @@ pub struct KeystreamKey {
 }
 
 impl KeystreamKey {
-    /// Creates the key. Returns `None` for AES-256-GCM, because senders and receivers in the kernel do not support this
-    /// suite.
-    pub fn new(secret: &TrafficSecret) -> Option<Self> {
+    /// Creates the key of this secret.
+    pub fn new(secret: &TrafficSecret) -> Self {
         let material = secret.key_material();
         let suite = secret.suite();
-        let algorithm = match suite {
-            KeySuite::ChaCha20Poly1305 => &aead::CHACHA20_POLY1305,
-            KeySuite::Aes128Gcm => &aead::AES_128_GCM,
-            KeySuite::Aes256Gcm => return None,
-        };
-        let key = aead::UnboundKey::new(algorithm, material.key.get(..suite.key_len())?).ok()?;
-        Some(Self { suite, key: aead::LessSafeKey::new(key), material })
+        let key = aead::UnboundKey::new(suite.aead(), &material.key[..suite.key_len()]);
+        let key = key.map(aead::LessSafeKey::new).expect("the key has the suite's length");
+        Self { suite, key, material }
     }
 
     /// Computes the keystream of packet `number`. `text` receives the bytes that the payload is XORed with. `once`
@@ -39,7 +34,9 @@ impl KeystreamKey {
         match self.suite {
             KeySuite::ChaCha20Poly1305 => *once = chacha20_block(&self.material.key, 0, &self.nonce(number)),
             // GHASH of an empty input is 0, so the tag of an empty packet is the mask of GCM's tag.
-            _ => once[..aead::NONCE_LEN + 4].copy_from_slice(self.seal(number, &mut []).as_ref()),
+            KeySuite::Aes128Gcm | KeySuite::Aes256Gcm => {
+                once[..aead::NONCE_LEN + 4].copy_from_slice(self.seal(number, &mut []).as_ref())
+            }
         }
     }
 
@@ -111,9 +108,9 @@ mod tests {
 
     #[test]
     fn payload_xored_with_keystream_equals_sealed_payload() {
-        for suite in [KeySuite::ChaCha20Poly1305, KeySuite::Aes128Gcm] {
-            let secret = TrafficSecret::new(suite, &[7; 32]).expect("a secret");
-            let keystream = KeystreamKey::new(&secret).expect("a suite with keystreams");
+        for suite in [KeySuite::ChaCha20Poly1305, KeySuite::Aes128Gcm, KeySuite::Aes256Gcm] {
+            let secret = TrafficSecret::new(suite, &vec![7; suite.secret_len()]).expect("a secret");
+            let keystream = KeystreamKey::new(&secret);
             for (number, len) in [(0, 1), (77, 100), (1 << 40, 1500)] {
                 let mut once = [0; 64];
                 let mut text = vec![1; len];

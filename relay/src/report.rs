@@ -463,9 +463,6 @@ fn describe_route(table: &RouteTable, namespace: &Namespace, route: &NamespaceRo
 fn describe(session: &RelaySession) -> status::RelaySessionStatus {
     let unregistered = session.connection().offload(|offload| offload.unregistered(Instant::now()));
     let offload = session.connection().offload_status();
-    // The status of a session says whether it has an entry (record) in the kernel's tables. This is left out for a
-    // connection that the kernel engine refuses.
-    let usable = offload.as_ref().filter(|offload| offload.refused.is_none());
     let (stats, estimate) = {
         let downstream = session.connection().downstream();
         (downstream.stats(), downstream.estimate(Instant::now()))
@@ -499,9 +496,11 @@ fn describe(session: &RelaySession) -> status::RelaySessionStatus {
         kernel_deferred: offload.as_ref().map_or(0, |offload| offload.deferred),
         kernel_unregistered: unregistered.unwrap_or_default(),
         keystreams: offload.as_ref().map(keystreams),
-        kernel_refused: offload.as_ref().and_then(|offload| offload.refused).map(str::to_owned),
-        kernel_record: usable.and_then(|offload| offload.standing).map(|standing| standing.name().to_owned()),
-        kernel_ready: usable.map(|offload| offload.is_ready),
+        kernel_record: offload
+            .as_ref()
+            .and_then(|offload| offload.standing)
+            .map(|standing| standing.name().to_owned()),
+        kernel_ready: offload.as_ref().map(|offload| offload.is_ready),
         kernel_copies: offload.map(|offload| outcomes(offload.copies)),
         packets_lost: stats.recovery.packets_lost,
         bytes_retransmitted: stats.retransmitted_bytes,

@@ -383,13 +383,9 @@ pub struct RelaySessionStatus {
     /// Packets with media sent by the kernel.
     #[serde(default)]
     pub kernel: SentStatus,
-    /// Why the kernel cannot send for this session: `cipher suite` if it does not support the session's suite.
-    #[serde(default)]
-    pub kernel_refused: Option<String>,
     /// Whether the session has an entry (record) in the kernel's tables, without which the kernel sends nothing for it.
     /// `held` if it has one. `no right yet`: it is not known yet that the client may subscribe; `waiting`: no entry is
-    /// free; `taken for a publisher`: a publisher got it. Absent without a kernel engine, or if the engine refuses the
-    /// session.
+    /// free; `taken for a publisher`: a publisher got it. Absent without a kernel engine.
     #[serde(default)]
     pub kernel_record: Option<String>,
     /// Whether the kernel has the keys and the network path of this session. Absent if it cannot send for it.

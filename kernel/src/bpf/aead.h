@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Packet protection of QUIC (RFC 9001, section 5.3): AEAD_CHACHA20_POLY1305 (RFC 8439, section 2.8) and
- * AEAD_AES_128_GCM (NIST SP 800-38D). The header is the associated data.
+ * AEAD_AES_128_GCM and AEAD_AES_256_GCM (NIST SP 800-38D). The header is the associated data.
  *
  * There are two steps. The first computes a keystream, which depends only on key and packet number. The second is one
  * pass over the text that XORs and authenticates it. A caller that already has the keystream uses the `_with`
@@ -13,7 +13,7 @@
 #ifndef MILLRACE_AEAD_H
 #define MILLRACE_AEAD_H
 
-#include "aes128.h"
+#include "aes.h"
 #include "bytes.h"
 #include "chacha20.h"
 #include "crypto_intf.h"
@@ -82,8 +82,8 @@ static __always_inline void chacha20_keystream(const struct quic_keys *keys, __u
 	}
 }
 
-static __always_inline void aes128_keystream(const struct quic_keys *keys, __u64 number, __u32 text_bytes,
-					     struct quic_keystream *out)
+static __always_inline void aes_keystream(const struct quic_keys *keys, __u64 number, __u32 text_bytes,
+					  struct quic_keystream *out)
 {
 	const __u32 size = sizeof(struct aes_block);
 	struct aes_block counter __attribute__((aligned(8)));
@@ -91,13 +91,13 @@ static __always_inline void aes128_keystream(const struct quic_keys *keys, __u64
 	quic_nonce(keys, number, counter.bytes);
 	/* Counter 1 masks the tag, and the text begins with counter 2 (NIST SP 800-38D, section 7.1). */
 	store32(counter.bytes + 12, __builtin_bswap32(1));
-	aes128_block(&keys->aes128.packet, &counter, (struct aes_block *)out->once);
+	aes_block(&keys->aes.packet, &counter, (struct aes_block *)out->once);
 	for (__u32 at = 0; at < sizeof(out->text); at += size) {
 		OPAQUE(at);
 		if (at >= text_bytes)
 			break;
 		store32(counter.bytes + 12, __builtin_bswap32(2 + at / size));
-		aes128_block(&keys->aes128.packet, &counter, (struct aes_block *)(out->text + at));
+		aes_block(&keys->aes.packet, &counter, (struct aes_block *)(out->text + at));
 	}
 }
 
@@ -110,7 +110,7 @@ __noinline int quic_keystream(const struct quic_keys *keys, __u64 number, __u32 
 	if (keys->suite == QUIC_CHACHA20_POLY1305)
 		chacha20_keystream(keys, number, text_bytes, out);
 	else
-		aes128_keystream(keys, number, text_bytes, out);
+		aes_keystream(keys, number, text_bytes, out);
 	return 0;
 }
 
@@ -164,7 +164,7 @@ __noinline int aead_header(const struct quic_keys *keys, const struct quic_keyst
 	if (keys->suite == QUIC_CHACHA20_POLY1305)
 		poly1305_header(&packet->mac.poly, keystream, header, extent->header_bytes);
 	else
-		ghash_header(&packet->mac.ghash, &keys->aes128.ghash, header, extent->header_bytes);
+		ghash_header(&packet->mac.ghash, &keys->aes.ghash, header, extent->header_bytes);
 	return 0;
 }
 
@@ -222,14 +222,14 @@ __noinline int chacha20_poly1305_text(const struct quic_keystream *keystream, st
 }
 
 /* Copies, XORs and authenticates the text like chacha20_poly1305_text(), with GHASH as the authenticator. */
-__noinline int aes128_gcm_text(const struct quic_keys *keys, const struct quic_keystream *keystream,
-			       struct quic_buf *packet, const struct quic_buf *plain,
-			       const struct quic_extent *extent)
+__noinline int aes_gcm_text(const struct quic_keys *keys, const struct quic_keystream *keystream,
+			    struct quic_buf *packet, const struct quic_buf *plain,
+			    const struct quic_extent *extent)
 {
 	if (!keys || !keystream || !packet || !plain || !extent)
 		return -1;
 
-	const struct ghash_key *key = &keys->aes128.ghash;
+	const struct ghash_key *key = &keys->aes.ghash;
 	const __u8 *from = aead_plain(plain, extent);
 	__u8 *to = aead_text(packet, extent);
 	struct gf128 sum = packet->mac.ghash;
@@ -267,7 +267,7 @@ __noinline int aead_finish(const struct quic_keys *keys, const struct quic_keyst
 	}
 	lengths.low = __builtin_bswap64(lengths.low * 8);
 	lengths.high = __builtin_bswap64(lengths.high * 8);
-	packet->tag = xor128(gf128_bytes(ghash_block(&keys->aes128.ghash, packet->mac.ghash, lengths)),
+	packet->tag = xor128(gf128_bytes(ghash_block(&keys->aes.ghash, packet->mac.ghash, lengths)),
 			     load128(keystream->once));
 	return 0;
 }
@@ -282,7 +282,7 @@ static __always_inline int aead_run(const struct quic_keys *keys, const struct q
 	if (keys->suite == QUIC_CHACHA20_POLY1305)
 		chacha20_poly1305_text(keystream, packet, plain, extent);
 	else
-		aes128_gcm_text(keys, keystream, packet, plain, extent);
+		aes_gcm_text(keys, keystream, packet, plain, extent);
 	return aead_finish(keys, keystream, packet, extent);
 }
 

@@ -10,6 +10,7 @@
 enum quic_suite {
 	QUIC_CHACHA20_POLY1305 = 0,
 	QUIC_AES128_GCM = 1,
+	QUIC_AES256_GCM = 2,
 };
 
 struct chacha20_key {
@@ -17,8 +18,9 @@ struct chacha20_key {
 };
 
 /* The expanded key (FIPS 197, section 5.2). Each word holds its first byte in the low bits. */
-struct aes128_key {
-	__u32 words[44];
+struct aes_key {
+	__u32 rounds;	 /* 10 for AES-128, 14 for AES-256 */
+	__u32 words[60]; /* four words more than four for each round are used */
 };
 
 /* An element of GF(2^128) in GCM's bit order: the coefficient of x^0 is the top bit of `high`. */
@@ -39,9 +41,9 @@ struct quic_chacha20_keys {
 	struct chacha20_key header;
 };
 
-struct quic_aes128_keys {
-	struct aes128_key packet;
-	struct aes128_key header;
+struct quic_aes_keys {
+	struct aes_key packet;
+	struct aes_key header;
 	struct ghash_key ghash;
 };
 
@@ -51,17 +53,17 @@ struct quic_keys {
 	__u8 iv[12];
 	union {
 		struct quic_chacha20_keys chacha20;
-		struct quic_aes128_keys aes128;
+		struct quic_aes_keys aes;
 	};
 };
-#define QUIC_KEYS_BYTES (16 + 352 + 2048)
+#define QUIC_KEYS_BYTES (16 + 488 + 2048)
 _Static_assert(sizeof(struct quic_keys) == QUIC_KEYS_BYTES, "quic_keys has no hidden padding");
 
 #define QUIC_TEXT_MAX 1536 /* largest number of bytes of frames in a packet, without the tag */
 
 /* The keystream of one packet, which depends only on key and packet number. Use it for one packet only. */
 struct quic_keystream {
-	/* With ChaCha20-Poly1305: block 0, whose first half is the key of Poly1305. With AES-128-GCM: the first 16
+	/* With ChaCha20-Poly1305: block 0, whose first half is the key of Poly1305. With AES-GCM: the first 16
 	 * bytes are the encrypted counter block 1, which masks the tag; the rest is unused.
 	 */
 	__u8 once[64];

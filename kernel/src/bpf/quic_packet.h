@@ -33,8 +33,8 @@ __noinline __u64 quic_mask(const struct quic_keys *keys, struct quic_buf *packet
 	if (keys->suite == QUIC_CHACHA20_POLY1305)
 		chacha20_block(&keys->chacha20.header, (const struct chacha20_input *)sample, &packet->mask);
 	else
-		aes128_block(&keys->aes128.header, (const struct aes_block *)sample,
-			     (struct aes_block *)&packet->mask);
+		aes_block(&keys->aes.header, (const struct aes_block *)sample,
+			  (struct aes_block *)&packet->mask);
 	return load64(packet->mask.bytes);
 }
 

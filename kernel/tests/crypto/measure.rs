@@ -29,6 +29,7 @@ fn crypto_time_per_packet_is_measured() {
         let keys = match suite {
             RandomSuite::ChaCha20Poly1305 => QuicKeys::chacha20_poly1305(&bytes(), &bytes(), &bytes()),
             RandomSuite::Aes128Gcm => QuicKeys::aes128_gcm(&bytes(), &bytes(), &bytes()),
+            RandomSuite::Aes256Gcm => QuicKeys::aes256_gcm(&bytes(), &bytes(), &bytes()),
         };
         for operation in OPERATIONS {
             let mut case = CryptoCase::to_seal(&keys, 7, &bytes::<13>(), &bytes::<TEXT_LEN>());

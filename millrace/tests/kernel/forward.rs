@@ -18,10 +18,14 @@ use crate::{
     peer::{PeerStreamEnd, header},
 };
 
+/// All cipher suites of QUIC that rustls has.
+const SUITES: [CipherSuite; 3] =
+    [CipherSuite::Chacha20Poly1305, CipherSuite::Aes128Gcm, CipherSuite::Aes256Gcm];
+
 #[test]
 fn kernel_forwards_chacha20_and_aes_streams_to_two_subscribers() {
     needs_root!(kernel_forwards_chacha20_and_aes_streams_to_two_subscribers);
-    for suite in [CipherSuite::Chacha20Poly1305, CipherSuite::Aes128Gcm] {
+    for suite in SUITES {
         let net = KernelNetwork::new(2, false, |config| config.cipher_suites = vec![suite]);
         let cast = cast(&net, &["sub1", "sub2"]);
         let status = play(&net, cast, &SHOW, |_| {});
@@ -51,7 +55,7 @@ fn packet_loss_on_publisher_or_subscriber_link_is_repaired() {
 #[test]
 fn kernel_forwards_across_key_updates_by_every_side() {
     needs_root!(kernel_forwards_across_key_updates_by_every_side);
-    for suite in [CipherSuite::Chacha20Poly1305, CipherSuite::Aes128Gcm] {
+    for suite in SUITES {
         let net = KernelNetwork::new(1, false, |config| config.cipher_suites = vec![suite]);
         let cast = cast(&net, &["sub1"]);
         let ends = [&cast.publisher, &cast.subscribers[0]].map(|peer| peer.session.connection().clone());
@@ -61,21 +65,6 @@ fn kernel_forwards_across_key_updates_by_every_side() {
         let status = play(&net, cast, &show, |group| ends[group as usize % 2].force_key_update());
         assert_forwarded(&status, show.groups * OF_A_GROUP);
     }
-}
-
-/// With a cipher suite that the kernel does not support, userspace must send all packets, and the relay must report the
-/// reason.
-#[test]
-fn unsupported_cipher_suite_is_served_from_userspace() {
-    needs_root!(unsupported_cipher_suite_is_served_from_userspace);
-    let net = KernelNetwork::new(1, false, |config| config.cipher_suites = vec![CipherSuite::Aes256Gcm]);
-    let cast = cast(&net, &["sub1"]);
-    let status = play(&net, cast, &GroupStream { groups: 2, ..SHOW }, |_| {});
-    for session in &status.sessions {
-        assert_eq!(session.kernel_refused.as_deref(), Some("cipher suite"), "{session:#?}");
-        assert_eq!(session.kernel.packets, 0, "{session:#?}");
-    }
-    assert_eq!(status.sessions.len(), 2);
 }
 
 /// Returns how many packets the kernel has sent to subscribers with a keystream from each source (for example computed
@@ -105,7 +94,7 @@ fn is_ahead(supply: KeystreamStatus, show: &GroupStream) -> bool {
 #[test]
 fn keystreams_are_computed_before_packets_arrive() {
     needs_root!(keystreams_are_computed_before_packets_arrive);
-    for suite in [CipherSuite::Chacha20Poly1305, CipherSuite::Aes128Gcm] {
+    for suite in SUITES {
         let net = KernelNetwork::new(2, false, |config| config.cipher_suites = vec![suite]);
         let cast = cast(&net, &["sub1", "sub2"]);
         let show = GroupStream { groups: 20, ..SHOW };

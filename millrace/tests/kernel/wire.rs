@@ -228,7 +228,7 @@ fn tshark_decrypts_what_the_kernel_sent() {
         println!("SKIP tshark_decrypts_what_the_kernel_sent: no tshark");
         return;
     }
-    for suite in [CipherSuite::Chacha20Poly1305, CipherSuite::Aes128Gcm] {
+    for suite in [CipherSuite::Chacha20Poly1305, CipherSuite::Aes128Gcm, CipherSuite::Aes256Gcm] {
         let dir = tempfile::tempdir().unwrap();
         let pcap = dir.path().join("pcap");
         let keys = dir.path().join("keys");

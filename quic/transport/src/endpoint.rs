@@ -7,7 +7,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_quic::keys::KeySuite;
 use millrace_webtransport::Foreign;
 use nix::sys::socket::{setsockopt, sockopt};
 use parking_lot::RwLock;
@@ -128,9 +127,8 @@ struct EndpointInner {
     registry: Arc<Registry<Connection>>,
     alarm: Arc<Alarm>,
     sender: Arc<BatchSender>,
-    /// The function that registers a connection so that it may get a kernel offload, and the cipher suites that
-    /// offloads can seal and open.
-    offloads: Option<(OffloadEntry, &'static [KeySuite])>,
+    /// The function that registers a connection so that it may get a kernel offload.
+    offloads: Option<OffloadEntry>,
 }
 
 impl Endpoint {
@@ -178,8 +176,8 @@ impl Endpoint {
         let runtime = Arc::new(TokioRuntime);
         let (socket, offloads) = match config.offload.clone() {
             Some(offload) => {
-                let Attached { socket, enter, suites } = offload.attach(socket).map_err(failed)?;
-                (socket, Some((enter, suites)))
+                let Attached { socket, enter } = offload.attach(socket).map_err(failed)?;
+                (socket, Some(enter))
             }
             None => (runtime.wrap_udp_socket(socket).map_err(failed)?, None),
         };
@@ -367,10 +365,10 @@ impl EndpointInner {
             Arc::clone(&secrets),
             Arc::clone(&self.alarm),
             Arc::clone(&self.sender),
-            self.offloads.as_ref().map(|(_, suites)| (self.local_addr, *suites)),
+            self.offloads.as_ref().map(|_| self.local_addr),
         );
         let shared = Arc::new(shared);
-        if let Some((enter, _)) = &self.offloads {
+        if let Some(enter) = &self.offloads {
             let owner: Weak<SharedConnection> = Arc::downgrade(&shared);
             shared.set_claim(enter(owner));
         }

@@ -33,7 +33,7 @@ use std::{
 
 use millrace_moq::data::Position;
 use millrace_quic::{
-    keys::{KeySuite, TrafficSecret},
+    keys::TrafficSecret,
     packet::ConnectionId,
     plane::downstream::{OffloadBudget, StreamKey},
     webtransport::Binding,
@@ -73,8 +73,6 @@ pub struct Attached {
     pub socket: Arc<dyn AsyncUdpSocket>,
     /// The function that creates an [`OffloadClaim`] for a connection of the endpoint.
     pub enter: OffloadEntry,
-    /// The cipher suites with which a kernel offload can seal and open packets.
-    pub suites: &'static [KeySuite],
 }
 
 /// A function that registers a connection, so that it may get a kernel offload, and returns its [`OffloadClaim`].
@@ -641,9 +639,6 @@ pub struct Status {
 /// Counts of a kernel offload since its connection began.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionStatus {
-    /// The reason why the kernel offload neither sends nor decrypts packets of this connection, such as its cipher
-    /// suite.
-    pub refused: Option<&'static str>,
     /// Whether the connection has a kernel offload, and if not, why.
     pub standing: Option<OffloadStanding>,
     /// True if the kernel offload has the keys and the path to the peer, so that it may send.

@@ -22,7 +22,6 @@ use std::{
 
 use bytes::BytesMut;
 use millrace_quic::{
-    keys::KeySuite,
     plane::downstream::{AckRanges, Downstream},
     received::{ReceivedNumbers, ReceivedStreams, RepeatedFrame},
 };
@@ -159,7 +158,7 @@ struct SharedState {
 
 impl SharedConnection {
     /// Creates the state of a connection. If the connection may have a kernel offload, `offloads` has the address of
-    /// this endpoint's socket and the cipher suites that an offload supports.
+    /// this endpoint's socket.
     pub fn new(
         path: PeerAddress,
         window: ConnectionWindow,
@@ -167,13 +166,13 @@ impl SharedConnection {
         secrets: Arc<HandshakeSecrets>,
         alarm: Arc<Alarm>,
         sender: Arc<BatchSender>,
-        offloads: Option<(SocketAddr, &'static [KeySuite])>,
+        offloads: Option<SocketAddr>,
     ) -> Self {
         let state = SharedState {
             numbers: NumberAllocator::from_word(NumberWord::own()),
             plane: Plane::new(config.downstream.clone(), config.max_packets_per_key, path, config.dscp),
             stack: QuinnStack::new(),
-            offload: offloads.map(|(local, suites)| Offloaded::new(local, suites)),
+            offload: offloads.map(Offloaded::new),
             traps: Traps::new(),
             control_streams: config.control_streams,
             received: ReceivedNumbers::default(),
@@ -249,10 +248,7 @@ impl SharedConnection {
 
     /// Sets how valuable a kernel offload is for the connection.
     pub fn set_worth(&self, worth: Worth) {
-        let is_usable = self.state.lock().offload.as_ref().is_some_and(Offloaded::is_usable);
-        if let Some(claim) = self.claim.get().filter(|_| is_usable) {
-            claim.set_worth(worth);
-        }
+        self.claim.get().into_iter().for_each(|claim| claim.set_worth(worth));
     }
 
     /// Removes and returns the driver's pending tasks, one bit each.

@@ -94,7 +94,6 @@ pub fn remedy(reason: &str, interface: &str) -> String {
                 .to_owned()
         }
         "waiting" | "taken for a publisher" => "set kernel-sessions higher, and restart the relay".to_owned(),
-        "cipher suite" => "set cipher-suites to chacha20-poly1305 and aes-128-gcm".to_owned(),
         UNSEEN => {
             "ip route get ADDRESS, of the publisher: name that interface in the setting interface".to_owned()
         }
@@ -233,10 +232,10 @@ impl ReportedShares {
                 let own = copies.and_then(|copies| worst(copies, old.map(|old| &old.2), HARMLESS_BEHIND));
                 let worst = own.into_iter().chain(upstream).max_by_key(|(count, _)| *count);
                 let counted = worst.map_or(if came { BY_DESIGN } else { UNSEEN }, |(_, reason)| reason);
-                // If the kernel engine refuses the session or has no record of it, the status shows that as the reason,
-                // whatever other reasons the kernel has counted.
+                // If the kernel engine has no record of the session, the status shows that as the reason, whatever other
+                // reasons the kernel has counted.
                 let waits = one.kernel_record.as_deref().filter(|record| *record != "held");
-                share.reason = one.kernel_refused.as_deref().or(waits).unwrap_or(counted).to_owned();
+                share.reason = waits.unwrap_or(counted).to_owned();
                 share.remedy = remedy(&share.reason, &arrives);
             }
             if let Some(name) = name {

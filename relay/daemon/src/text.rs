@@ -327,7 +327,7 @@ fn declined(session: &RelaySessionStatus) -> Option<String> {
         Some("held") | None => "no keys or route yet".to_owned(),
         Some(why) => format!("no record: {why}"),
     });
-    let all: Vec<_> = session.kernel_refused.iter().cloned().chain(waits).chain(counts).collect();
+    let all: Vec<_> = waits.into_iter().chain(counts).collect();
     (!all.is_empty()).then(|| all.join(", "))
 }
 
@@ -447,7 +447,6 @@ pub(super) mod tests {
             quinn: SentStatus::default(),
             data_plane: SentStatus::default(),
             kernel: SentStatus::default(),
-            kernel_refused: None,
             kernel_record: None,
             kernel_ready: None,
             kernel_copies: None,

@@ -40,7 +40,7 @@ struct GenerationKeys {
 impl KeystreamAhead {
     /// Sets the keys of a generation. They replace those of the last generation but one.
     pub fn set_keys(&self, generation: u16, secret: &TrafficSecret) {
-        let key = KeystreamKey::new(secret).map(|key| (generation, Arc::new(key)));
+        let key = Some((generation, Arc::new(KeystreamKey::new(secret))));
         self.keys.lock().by_parity[usize::from(generation & 1)] = key;
     }
 

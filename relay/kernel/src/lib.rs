@@ -56,8 +56,6 @@ use std::{
     time::Instant,
 };
 
-use millrace_quic::keys::KeySuite;
-
 use crate::program::{self as bpf, EgressOutcome, FrameOutcome, FurtherRun, OpeningOutcome, Outcome};
 use millrace_transport::{
     offload::{self, Attached, OffloadOwner, Status},
@@ -168,9 +166,6 @@ impl Default for KernelLimits {
         }
     }
 }
-
-/// The TLS cipher suites that the BPF program supports.
-const SUITES: &[KeySuite] = &[KeySuite::ChaCha20Poly1305, KeySuite::Aes128Gcm];
 
 /// A connection that may get a record in the kernel's tables: an entry in the BPF program's table of connections.
 #[derive(Clone)]
@@ -453,7 +448,7 @@ impl offload::OffloadEngine for RelayKernel {
             let claimant = Claimant { owner, deferred: deferred.clone() };
             Box::new(Claimed::new(Arc::clone(&self), claimant)) as Box<dyn offload::OffloadClaim>
         };
-        Ok(Attached { socket, enter: Box::new(enter), suites: SUITES })
+        Ok(Attached { socket, enter: Box::new(enter) })
     }
 
     fn interfaces(&self) -> Vec<offload::OffloadInterface> {

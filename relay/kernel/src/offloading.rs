@@ -12,7 +12,7 @@ use std::{
 
 use millrace_kernel::crypto::QuicKeys;
 use millrace_quic::{
-    keys::{KeySuite, TrafficSecret},
+    keys::{KeyMaterial, KeySuite, TrafficSecret},
     packet::ConnectionId,
     plane::downstream::{OffloadBudget, StreamKey},
     webtransport::Binding,
@@ -57,7 +57,7 @@ impl Offload for KernelConnection {
     }
 
     fn set_seal_keys(self: Arc<Self>, generation: u16, secret: &TrafficSecret, header: &[u8; 32]) {
-        let Some(keys) = quic_keys(secret, header) else { return };
+        let keys = quic_keys(secret, header);
         self.seal.set_keys(generation, secret);
         let kernel = Arc::clone(&self.kernel);
         kernel.commands.set_keys(self, generation, keys);
@@ -69,7 +69,10 @@ impl Offload for KernelConnection {
     }
 
     fn set_open_keys(self: Arc<Self>, generation: u16, secret: &TrafficSecret, header: &[u8; 32]) {
-        let (Some(_), Some(keys)) = (self.upstream(), quic_keys(secret, header)) else { return };
+        if self.upstream().is_none() {
+            return;
+        }
+        let keys = quic_keys(secret, header);
         self.open.set_keys(generation, secret);
         let kernel = Arc::clone(&self.kernel);
         kernel.commands.set_open_keys(self, generation, keys);
@@ -275,7 +278,6 @@ impl Offload for KernelConnection {
         let sent = [EgressOutcome::Sent, EgressOutcome::Lost].map(|one| self.downstream.outcome(one));
         let opened = |lookup| self.upstream().map_or(0, |upstream| upstream.lookups(lookup));
         ConnectionStatus {
-            refused: None,
             standing: None,
             is_ready: false,
             copies,
@@ -304,16 +306,16 @@ fn keystream_use(count: impl Fn(Lookup) -> u64) -> KeystreamCounts {
     KeystreamCounts { hit: count(Lookup::Hit), stale: count(Lookup::Stale), miss: count(Lookup::Miss) }
 }
 
-/// Returns keys in the form that the BPF program uses, or `None` if the program does not support the cipher suite.
-fn quic_keys(secret: &TrafficSecret, header: &[u8; 32]) -> Option<QuicKeys> {
-    let material = secret.key_material();
+/// Returns keys in the form that the BPF program uses.
+fn quic_keys(secret: &TrafficSecret, header: &[u8; 32]) -> QuicKeys {
+    let KeyMaterial { key, iv, .. } = secret.key_material();
     match secret.suite() {
-        KeySuite::ChaCha20Poly1305 => Some(QuicKeys::chacha20_poly1305(&material.key, &material.iv, header)),
+        KeySuite::ChaCha20Poly1305 => QuicKeys::chacha20_poly1305(&key, &iv, header),
         KeySuite::Aes128Gcm => {
-            let key = material.key.first_chunk()?;
-            let header = header.first_chunk()?;
-            Some(QuicKeys::aes128_gcm(key, &material.iv, header))
+            // A key of AES-128 has 16 bytes, and is padded to 32.
+            let [key, header] = [&key, header].map(|padded| std::array::from_fn(|at| padded[at]));
+            QuicKeys::aes128_gcm(&key, &iv, &header)
         }
-        KeySuite::Aes256Gcm => None,
+        KeySuite::Aes256Gcm => QuicKeys::aes256_gcm(&key, &iv, header),
     }
 }

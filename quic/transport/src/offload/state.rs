@@ -18,7 +18,7 @@ use std::{
 };
 
 use millrace_quic::{
-    keys::{KeySuite, TrafficSecret},
+    keys::TrafficSecret,
     packet::ConnectionId,
     plane::downstream::{Downstream, Label, OffloadBudget, OffloadedPacket, StreamKey},
     received::{ReceivedNumbers, ReceivedStreams},
@@ -49,8 +49,6 @@ const IDS: usize = 8;
 pub(crate) struct Offloaded {
     offload: Option<Arc<dyn Offload>>,
     is_releasing: bool,
-    /// Cipher suites that a kernel offload supports.
-    suites: &'static [KeySuite],
     /// The address of this endpoint's socket.
     local: SocketAddr,
     /// The network path that was last passed to a kernel offload.
@@ -87,7 +85,6 @@ pub(crate) struct Offloaded {
     /// in `registered`.
     budget: OffloadBudget,
     session: u32,
-    refused: Option<&'static str>,
     /// Packet and copy counters of the kernel offloads that the connection had before.
     past: ConnectionStatus,
     delivered: DeliveredDatagrams,
@@ -105,11 +102,10 @@ struct OpenKeys {
 }
 
 impl Offloaded {
-    pub fn new(local: SocketAddr, suites: &'static [KeySuite]) -> Self {
+    pub fn new(local: SocketAddr) -> Self {
         Self {
             offload: None,
             is_releasing: false,
-            suites,
             local,
             path: None,
             path_told: false,
@@ -131,7 +127,6 @@ impl Offloaded {
             registered: OffloadBudget::default(),
             budget: OffloadBudget::default(),
             session: 0,
-            refused: None,
             past: ConnectionStatus::default(),
             delivered: DeliveredDatagrams::default(),
             deferral: Deferral::default(),
@@ -164,12 +159,6 @@ impl Offloaded {
         self.offload.iter().for_each(|offload| offload.set_binding(binding));
     }
 
-    /// Returns whether a kernel offload could serve the connection, that is, whether the connection has keys of a
-    /// cipher suite that offloads support.
-    pub fn is_usable(&self) -> bool {
-        self.refused.is_none()
-    }
-
     /// Returns the kernel offload, unless it is being released.
     pub(super) fn offload(&self) -> Option<&Arc<dyn Offload>> {
         self.offload.as_ref().filter(|_| !self.is_releasing)
@@ -178,7 +167,6 @@ impl Offloaded {
     pub fn status(&self) -> ConnectionStatus {
         let mut status = self.offload.as_ref().map(|offload| offload.status()).unwrap_or_default();
         status.add(&self.past);
-        status.refused = self.refused;
         status.is_ready = self.is_ready;
         status.copies.push(("not_arriving", self.failed_trials));
         status.copies.push(("client_share", self.places.declined));
@@ -238,11 +226,7 @@ impl Offloaded {
 impl Offloaded {
     /// Sets the first keys of both directions after the handshake.
     pub fn on_keys(&mut self, seal: Option<&TrafficSecret>, open: Option<TrafficSecret>) {
-        let mut suites = seal.into_iter().chain(&open).map(TrafficSecret::suite);
-        if suites.any(|suite| !self.suites.contains(&suite)) {
-            self.refused = Some("cipher suite");
-        }
-        if let Some(secret) = seal.filter(|_| self.refused.is_none()) {
+        if let Some(secret) = seal {
             self.seal_header = Some(secret.key_material().header);
             self.install_both_seal_keys(Some((0, secret)));
         }
@@ -574,9 +558,7 @@ impl LockedOffload<'_> {
     ) -> Option<T> {
         let offloaded = self.offloaded.as_deref()?;
         let offload = offloaded.offload().filter(|offload| offload.is_active())?;
-        if !offloaded.suites.contains(&offloaded.open.as_ref()?.secret.suite()) {
-            return None;
-        }
+        offloaded.open.as_ref()?;
         let is_first = !offload.has_ingress();
         // Streams that began before the kernel offload was told to read this peer's packets are excluded, because the
         // offload has not seen all of their bytes.

@@ -19,7 +19,7 @@ pub fn fresh() -> SharedConnection {
     fresh_with(None)
 }
 
-fn fresh_with(offloads: Option<(std::net::SocketAddr, &'static [KeySuite])>) -> SharedConnection {
+fn fresh_with(offloads: Option<std::net::SocketAddr>) -> SharedConnection {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let config = Config::default();
     SharedConnection::new(

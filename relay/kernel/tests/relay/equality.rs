@@ -61,7 +61,7 @@ fn equals_the_builder(
 #[test]
 fn ipv4_copy_for_one_subscriber_equals_the_userspace_packet() {
     if root("ipv4_copy_for_one_subscriber_equals_the_userspace_packet") {
-        for (suite, name) in quic::SUITES.into_iter().zip(["c41", "a41"]) {
+        for (suite, name) in quic::SUITES.into_iter().zip(["c41", "a41", "b41"]) {
             equals_the_builder(name, 4, &[4], suite, 1, 1500, true);
         }
     }

@@ -8,7 +8,7 @@ use millrace_quic::packet::{self, ConnectionId};
 
 use super::{Compute, QuicKeys};
 
-pub const SUITES: [KeySuite; 2] = [KeySuite::ChaCha20Poly1305, KeySuite::Aes128Gcm];
+pub const SUITES: [KeySuite; 3] = [KeySuite::ChaCha20Poly1305, KeySuite::Aes128Gcm, KeySuite::Aes256Gcm];
 /// How many generations of keys a connection has, for key updates.
 const GENERATIONS: usize = 4;
 
@@ -22,7 +22,7 @@ pub struct DirectionKeys {
 
 impl DirectionKeys {
     pub fn new(suite: KeySuite, id_len: usize, rng: &mut Rng) -> Self {
-        let first = TrafficSecret::new(suite, &bytes(32, rng)).expect("a secret");
+        let first = TrafficSecret::new(suite, &bytes(suite.secret_len(), rng)).expect("a secret");
         let secrets: Vec<_> =
             std::iter::successors(Some(first), |secret| Some(secret.next())).take(GENERATIONS).collect();
         let keys = secrets.iter().map(TrafficSecret::packet_key).collect();
@@ -40,7 +40,7 @@ impl DirectionKeys {
                 &material.iv,
                 header.first_chunk().expect("16 bytes"),
             ),
-            KeySuite::Aes256Gcm => panic!("not for the kernel"),
+            KeySuite::Aes256Gcm => QuicKeys::aes256_gcm(&material.key, &material.iv, &header),
         }
     }
 
@@ -49,8 +49,7 @@ impl DirectionKeys {
     pub fn keystreams(&self) -> impl Compute + use<> {
         let keys: Vec<_> = self.secrets.iter().map(KeystreamKey::new).collect();
         move |generation, number, once, text| {
-            let key = keys[usize::from(generation)].as_ref().expect("a suite for the kernel");
-            key.compute(number, once, text);
+            keys[usize::from(generation)].compute(number, once, text);
             true
         }
     }

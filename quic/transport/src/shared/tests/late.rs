@@ -20,7 +20,6 @@ use crate::offload::{
 };
 use crate::stack::AckTimes;
 
-const SUITES: &[KeySuite] = &[KeySuite::ChaCha20Poly1305];
 const SECRET: [u8; 32] = [7; 32];
 
 /// A recorded call to the fake offload.
@@ -241,7 +240,7 @@ impl Source for Bytes {
 
 /// Returns a server's connection after its handshake, which may send, and the present time.
 fn scene() -> (Arc<SharedConnection>, Instant) {
-    let shared = fresh_with(Some((SocketAddr::from(([127, 0, 0, 1], 4443)), SUITES)));
+    let shared = fresh_with(Some(SocketAddr::from(([127, 0, 0, 1], 4443))));
     let mut params = vec![0x04, 4];
     varint::encode(1_000_000, &mut params);
     params.extend([0x07, 4]);

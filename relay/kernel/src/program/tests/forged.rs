@@ -4,7 +4,7 @@ use libbpf_rs::ProgramMut;
 
 use super::*;
 
-/// Number of genuine packets that each of two publishers sends. Forged packets are made from them.
+/// Number of genuine packets that each publisher sends. Forged packets are made from them.
 const MODELS: u64 = 64;
 
 /// A publisher and the genuine packets that it has sent.
@@ -68,12 +68,12 @@ const FORGERIES: [Forgery; 8] = [
 ];
 
 impl Forgery {
-    /// Makes a forged packet from genuine packets of one of the two publishers. Forgeries that combine two packets, or
-    /// a packet and keys, also use packets or keys of the other publisher. `number` is an unused packet number.
-    fn make(self, publishers: &[ForgedPublisher; 2], number: u64, rng: &mut Rng) -> Vec<u8> {
-        let which = rng.usize(..2);
+    /// Makes a forged packet from genuine packets of one of the publishers. Forgeries that combine two packets, or a
+    /// packet and keys, also use packets or keys of another publisher. `number` is an unused packet number.
+    fn make(self, publishers: &[ForgedPublisher], number: u64, rng: &mut Rng) -> Vec<u8> {
+        let which = rng.usize(..publishers.len());
         let one = &publishers[which];
-        let other = &publishers[1 - which];
+        let other = &publishers[(which + rng.usize(1..publishers.len())) % publishers.len()];
         let mut packet = one.packets[rng.usize(..one.packets.len())].clone();
         match self {
             Self::Flipped => {

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* AES-128 encryption of single blocks (FIPS 197) by table look-ups.
+/* AES-128 and AES-256 encryption of single blocks (FIPS 197) by table look-ups.
  *
  * The time of a look-up depends on the contents of the cache, here as in ghash.h. Code that shares the core's cache
  * might learn about keys from it. Where that matters, use ChaCha20-Poly1305, whose time depends only on lengths.
  */
-#ifndef MILLRACE_AES128_H
-#define MILLRACE_AES128_H
+#ifndef MILLRACE_AES_H
+#define MILLRACE_AES_H
 
 #include "bytes.h"
 #include "crypto_intf.h"
 
-#define AES128_ROUNDS 10
+#define AES_ROUNDS_MAX 14 /* the rounds of AES-256; AES-128 has 10 */
 
 struct aes_block {
 	__u8 bytes[16];
@@ -98,17 +98,19 @@ static __always_inline __u32 aes_last_column(__u32 key, __u32 row0, __u32 row1, 
 }
 
 /* Encrypts a block. The function is global in BPF, so that the verifier checks it once instead of once per block. */
-__noinline int aes128_block(const struct aes128_key *key, const struct aes_block *in, struct aes_block *out)
+__noinline int aes_block(const struct aes_key *key, const struct aes_block *in, struct aes_block *out)
 {
 	if (!key || !in || !out)
 		return -1;
 
-	const __u32 *k = key->words;
+	const __u32 *k = key->words, rounds = key->rounds;
 	/* Each variable is a column of the state, with row 0 in the low bits. */
 	__u32 a = load32(in->bytes) ^ k[0], b = load32(in->bytes + 4) ^ k[1];
 	__u32 c = load32(in->bytes + 8) ^ k[2], d = load32(in->bytes + 12) ^ k[3];
 
-	for (int round = 1; round < AES128_ROUNDS; round++) {
+	for (__u32 round = 1; round < AES_ROUNDS_MAX; round++) {
+		if (round >= rounds)
+			break;
 		k += 4;
 		__u32 a1 = aes_column(k[0], a, b, c, d), b1 = aes_column(k[1], b, c, d, a);
 		__u32 c1 = aes_column(k[2], c, d, a, b), d1 = aes_column(k[3], d, a, b, c);
@@ -124,6 +126,6 @@ __noinline int aes128_block(const struct aes128_key *key, const struct aes_block
 }
 
 #undef SUBSTITUTED
-#undef AES128_ROUNDS
+#undef AES_ROUNDS_MAX
 
 #endif
