@@ -17,6 +17,7 @@ use crate::netlink::{attribute, dump};
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
 const IFLA_LINK: u16 = 5;
+const IFLA_MASTER: u16 = 10;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
 /// Length of `struct ifinfomsg` in bytes.
@@ -71,12 +72,30 @@ struct StackLink {
     /// Index of the interface on which this one is stacked. For a veth it is the peer, which may be in another
     /// namespace.
     lower: i32,
+    /// Index of the bridge, bond or VRF that this interface belongs to, or 0.
+    master: i32,
 }
 
 /// Returns the kind of an interface of the calling thread's namespace, if it is stacked on others.
 pub fn kind(ifindex: i32) -> io::Result<Option<String>> {
     let is_meant = |link: &StackLink| link.ifindex == ifindex && STACKED.contains(&link.kind.as_str());
     Ok(links()?.into_iter().find(is_meant).map(|link| link.kind))
+}
+
+/// Returns the name of the VRF that an interface of the calling thread's namespace belongs to, or is. Its packets follow
+/// the VRF's own routes.
+///
+/// # Errors
+/// Fails if the kernel does not answer, or if the VRF is removed meanwhile.
+pub fn vrf(ifindex: i32) -> io::Result<Option<String>> {
+    let vrf = find_vrf(&links()?, ifindex).map(|vrf| if_indextoname(vrf.cast_unsigned())).transpose()?;
+    Ok(vrf.map(|name| name.to_string_lossy().into_owned()))
+}
+
+fn find_vrf(links: &[StackLink], ifindex: i32) -> Option<i32> {
+    let link = links.iter().find(|link| link.ifindex == ifindex)?;
+    let is_vrf = |one: &&StackLink| one.kind == "vrf" && [link.ifindex, link.master].contains(&one.ifindex);
+    links.iter().find(is_vrf).map(|vrf| vrf.ifindex)
 }
 
 /// The first header of an interface's frames.
@@ -188,8 +207,10 @@ fn parse(body: &[u8]) -> Option<StackLink> {
     let info = attribute(attributes, IFLA_LINKINFO).unwrap_or_default();
     let kind = attribute(info, IFLA_INFO_KIND).unwrap_or_default();
     let kind = String::from_utf8_lossy(kind).trim_end_matches('\0').to_owned();
-    let lower = attribute(attributes, IFLA_LINK).and_then(|lower| lower.first_chunk());
-    Some(StackLink { ifindex, hardware, kind, lower: lower.map_or(0, |lower| i32::from_ne_bytes(*lower)) })
+    let index = |of| {
+        attribute(attributes, of).and_then(<[u8]>::first_chunk).map_or(0, |raw| i32::from_ne_bytes(*raw))
+    };
+    Some(StackLink { ifindex, hardware, kind, lower: index(IFLA_LINK), master: index(IFLA_MASTER) })
 }
 
 #[cfg(test)]
@@ -214,8 +235,10 @@ mod tests {
         body[4..8].copy_from_slice(&7_i32.to_ne_bytes());
         body.extend(attribute_of(3, b"eth0.5\0"));
         body.extend(attribute_of(IFLA_LINK, &3_i32.to_ne_bytes()));
+        body.extend(attribute_of(IFLA_MASTER, &9_i32.to_ne_bytes()));
         body.extend(attribute_of(IFLA_LINKINFO | 0x8000, &attribute_of(IFLA_INFO_KIND, b"vlan\0")));
-        let vlan = StackLink { ifindex: 7, hardware: ARPHRD_ETHER, kind: "vlan".to_owned(), lower: 3 };
+        let vlan =
+            StackLink { ifindex: 7, hardware: ARPHRD_ETHER, kind: "vlan".to_owned(), lower: 3, master: 9 };
         assert_eq!(parse(&body), Some(vlan));
         for len in 0..IFINFOMSG {
             assert_eq!(parse(&body[..len]), None, "cut at {len}");
@@ -227,6 +250,22 @@ mod tests {
         for len in IFINFOMSG..body.len() {
             assert!(parse(&body[..len]).is_some(), "cut at {len}");
         }
+    }
+
+    #[test]
+    fn interface_belongs_to_the_vrf_that_is_its_master() {
+        let link = |ifindex, kind: &str, master| StackLink {
+            ifindex,
+            kind: kind.to_owned(),
+            master,
+            ..StackLink::default()
+        };
+        let links = [link(2, "vrf", 0), link(3, "", 2), link(4, "bridge", 0), link(5, "veth", 4)];
+        for (ifindex, vrf) in [(2, Some(2)), (3, Some(2)), (4, None), (5, None), (6, None)] {
+            assert_eq!(find_vrf(&links, ifindex), vrf, "{ifindex}");
+        }
+        let loopback = nix::net::if_::if_nametoindex("lo").expect("it is there").cast_signed();
+        assert_eq!(vrf(loopback).expect("links"), None);
     }
 
     #[test]

@@ -154,9 +154,13 @@ fn attach(relay: &RelayProgram, name: &str) -> Result<ForwardingInterface, Error
 }
 
 /// Refuses interfaces whose packets begin neither with an Ethernet header nor, as on tun devices, with an IP header.
-/// Also refuses loopback, from which no other host is reached.
+/// Also refuses loopback, from which no other host is reached, and interfaces of a VRF: the program looks routes up as
+/// for processes outside of any VRF, so copies would leave by the wrong interface.
 fn check(name: &str, index: i32) -> Result<(), Error> {
     let error = |source| Error::Interface { name: name.to_owned(), source };
+    if let Some(vrf) = stack::vrf(index).map_err(error)? {
+        return Err(Error::Vrf { name: name.to_owned(), vrf });
+    }
     let kind = millrace_transport::interfaces::kind(name).map_err(|errno| error(errno.into()))?;
     match kind {
         Some(libc::ARPHRD_ETHER) => Ok(()),

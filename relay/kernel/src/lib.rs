@@ -109,6 +109,10 @@ pub enum Error {
         "interface {name} carries neither Ethernet frames nor a tun device's packets: such tunnels cannot be forwarded from"
     )]
     NotEthernet { name: String },
+    #[error(
+        "interface {name} belongs to the VRF {vrf}, whose routes the kernel's fast path does not know: use engine user"
+    )]
+    Vrf { name: String, vrf: String },
     #[error("interface {name} is loopback: the kernel forwards between hosts")]
     Loopback { name: String },
     #[error("engine kernel was not loaded at start-up: restart the relay with engine kernel")]
