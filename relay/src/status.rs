@@ -388,7 +388,8 @@ pub struct RelaySessionStatus {
     /// free; `taken for a publisher`: a publisher got it. Absent without a kernel engine.
     #[serde(default)]
     pub kernel_record: Option<String>,
-    /// Whether the kernel has the keys and the network path of this session. Absent if it cannot send for it.
+    /// Whether the kernel has the keys and the network path of this session, and can decrypt its packets if media
+    /// arrives. Absent if it cannot send for it.
     #[serde(default)]
     pub kernel_ready: Option<bool>,
     /// Copies of publishers' frames that the kernel tried to send to this session, by outcome. Absent if it cannot send

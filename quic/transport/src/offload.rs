@@ -641,7 +641,8 @@ pub struct Status {
 pub struct ConnectionStatus {
     /// Whether the connection has a kernel offload, and if not, why.
     pub standing: Option<OffloadStanding>,
-    /// True if the kernel offload has the keys and the path to the peer, so that it may send.
+    /// True if the kernel offload has the keys and the path to the peer, so that it may send. If it decrypts the peer's
+    /// packets, it has the keys and the connection IDs for that, too.
     pub is_ready: bool,
     /// Counts of copies of publishers' frames for this connection, by whether they were sent, and if not, why.
     pub copies: OffloadCounts,

@@ -8,7 +8,8 @@
 //! (`ticker`).
 //!
 //! Commands that have to wait for program runs are queued (`queue`). One thread carries them out and informs the
-//! connection (`worker`). Another thread precomputes keystreams (`computer`).
+//! connection (`worker`). A second one checks the interfaces and erases old keys. A third one precomputes keystreams
+//! (`computer`).
 //!
 //! `KernelConnection` implements the transport's [`offload::Offload`], and writes to the program's handles itself.
 //! Names show the layer: `Kernel` for types of the engine, `Record` for handles, neither for the traits. The structures
@@ -250,6 +251,11 @@ impl RelayKernel {
         std::thread::Builder::new()
             .name("kernel-engine".to_owned())
             .spawn(move || worker::work(&weak, &taker))
+            .map_err(Error::Thread)?;
+        let weak = Arc::downgrade(&kernel);
+        std::thread::Builder::new()
+            .name("kernel-house".to_owned())
+            .spawn(move || worker::keep_house(&weak))
             .map_err(Error::Thread)?;
         Computer::start(&kernel)?;
         Ok(kernel)

@@ -69,9 +69,7 @@ impl Offload for KernelConnection {
     }
 
     fn set_open_keys(self: Arc<Self>, generation: u16, secret: &TrafficSecret, header: &[u8; 32]) {
-        if self.upstream().is_none() {
-            return;
-        }
+        let Some(_) = self.upstream() else { return };
         let keys = quic_keys(secret, header);
         self.open.set_keys(generation, secret);
         let kernel = Arc::clone(&self.kernel);
@@ -279,7 +277,7 @@ impl Offload for KernelConnection {
         let opened = |lookup| self.upstream().map_or(0, |upstream| upstream.lookups(lookup));
         ConnectionStatus {
             standing: None,
-            is_ready: false,
+            is_ready: self.upstream().is_none_or(|upstream| upstream.is_open()),
             copies,
             sent: sent.iter().sum(),
             deferred: self.downstream.deferred_packets(),

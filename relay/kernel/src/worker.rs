@@ -1,4 +1,5 @@
-//! The engine's thread. It carries out commands that have to wait for program runs, and checks the interfaces.
+//! The engine's thread, which carries out commands that have to wait for program runs, and the thread that checks the
+//! interfaces and erases old keys.
 
 use std::{
     sync::{Weak, mpsc},
@@ -18,11 +19,8 @@ use super::{
     queue::{CommandSubject, ConnectionCommands, Taker, guarded},
 };
 
-/// How often the interfaces are checked, at one system call each.
+/// How often the interfaces are checked, at one system call each, and the keys of ended connections are erased.
 const LOOK: Duration = Duration::from_secs(1);
-
-/// The shortest time between two erasures of ended connections' keys.
-const ERASE: Duration = Duration::from_millis(500);
 
 /// A command to attach to these interfaces. The engine's thread carries it out, because that thread is in the network
 /// namespace in which the engine was started.
@@ -33,24 +31,27 @@ pub(super) struct SetInterfaces {
 
 /// Runs the engine's thread until the engine is dropped.
 pub(super) fn work(kernel: &Weak<RelayKernel>, commands: &Taker<KernelConnection, SetInterfaces>) {
-    let mut looked = Instant::now();
-    let mut erased = Instant::now();
     while let Some(mut batch) = commands.take(Instant::now() + LOOK) {
         let Some(kernel) = kernel.upgrade() else { return };
         for SetInterfaces { names, done } in std::mem::take(&mut batch.orders) {
             // Sending the result of the attachment fails only if nobody waits for the result.
             guarded(|| drop(done.send(kernel.interfaces.set(&kernel.relay, &names))));
         }
-        // Erasing keys waits for program runs, so it is done only once in a while.
-        let erases = erased.elapsed() >= ERASE && kernel.relay.has_old_keys();
-        batch.carry_out(erases || kernel.relay.needs_settling(), || settle(&kernel));
-        if erases {
-            erased = Instant::now();
-        }
+        batch.carry_out(kernel.relay.needs_settling(), || settle(&kernel));
         guarded(|| kernel.decide());
-        if looked.elapsed() >= LOOK {
-            guarded(|| kernel.interfaces.look(&kernel.relay));
-            looked = Instant::now();
+    }
+}
+
+/// Checks the interfaces and erases the keys of ended connections, until the engine is dropped. Both wait for the
+/// kernel: for its lock of all interfaces, and for program runs. The engine's thread must not wait for that, because a
+/// new publisher's keys, and streams that userspace takes back, wait for that thread.
+pub(super) fn keep_house(kernel: &Weak<RelayKernel>) {
+    loop {
+        std::thread::sleep(LOOK);
+        let Some(kernel) = kernel.upgrade() else { return };
+        guarded(|| kernel.interfaces.look(&kernel.relay));
+        if kernel.relay.has_old_keys() {
+            guarded(|| settle(&kernel));
         }
     }
 }

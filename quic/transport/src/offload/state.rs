@@ -167,7 +167,7 @@ impl Offloaded {
     pub fn status(&self) -> ConnectionStatus {
         let mut status = self.offload.as_ref().map(|offload| offload.status()).unwrap_or_default();
         status.add(&self.past);
-        status.is_ready = self.is_ready;
+        status.is_ready &= self.is_ready;
         status.copies.push(("not_arriving", self.failed_trials));
         status.copies.push(("client_share", self.places.declined));
         status
@@ -550,8 +550,8 @@ impl LockedOffload<'_> {
         offloaded.offload()?.accept(stream)
     }
 
-    /// Calls `make` with the kernel offload and a summary of the packets received so far. After the first `make` that
-    /// succeeds, the offload gets the keys and connection IDs that it needs to decrypt packets.
+    /// Calls `make` with the kernel offload and a summary of the packets received so far. Once the offload is prepared to
+    /// decrypt packets, which is so after the first `make` that succeeds, it gets the keys and connection IDs for that.
     fn upstream<T>(
         &mut self,
         make: impl FnOnce(Arc<dyn Offload>, BeforeOffload, Arc<dyn Any + Send + Sync>) -> Option<T>,
@@ -564,13 +564,13 @@ impl LockedOffload<'_> {
         // offload has not seen all of their bytes.
         let begun = self.streams.filter(|_| is_first).into_iter().flat_map(ReceivedStreams::begun).collect();
         let seen = BeforeOffload { packets: self.received.next(), streams: offloaded.accepted, begun };
-        let made = make(Arc::clone(offload), seen, (self.hold)())?;
-        if is_first {
+        let made = make(Arc::clone(offload), seen, (self.hold)());
+        if is_first && offload.has_ingress() {
             offloaded.install_open_keys();
             offload.set_session(offloaded.session);
             offloaded.ids.iter().for_each(|id| Arc::clone(offload).add_id(id));
         }
-        Some(made)
+        made
     }
 }
 

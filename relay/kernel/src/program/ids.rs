@@ -43,6 +43,10 @@ impl Ids {
         Ok(())
     }
 
+    pub fn is_empty(&self) -> bool {
+        lock(&self.ids).is_empty()
+    }
+
     pub fn clear(&self) {
         lock(&self.ids).drain(..).for_each(|id| self.forget(&id));
     }

@@ -71,18 +71,29 @@ impl UpstreamRecord {
         self.ids.remove(id)
     }
 
-    /// Installs the receive keys of a generation, replacing those of the last generation but one. Should be called well
-    /// before the peer updates its keys, since packets without keys are left to userspace.
+    /// Installs the receive keys of a generation, replacing those of the last generation but one. Does nothing if they
+    /// are installed. Should be called well before the peer updates its keys, since packets without keys are left to
+    /// userspace.
     pub fn set_keys(&self, generation: u16, keys: &QuicKeys) -> Result<(), Error> {
         let _changing = lock(&self.changing);
         let phase = u32::from(generation & 1);
         let installed = &self.entry().generations[phase as usize];
+        // The keys in use are not removed for a moment, in which this thread may be preempted.
+        if installed.load(Ordering::Relaxed) == u32::from(generation) + 1 {
+            return Ok(());
+        }
         // A run that reads half-written keys finds the packet not authentic, and leaves it to userspace.
         installed.store(0, Ordering::SeqCst);
         let index = 2 * self.index + phase;
         write(&self.shared.open_keys, "open_keys", &index.to_ne_bytes(), keys.as_bytes())?;
         installed.store(u32::from(generation) + 1, Ordering::Release);
         Ok(())
+    }
+
+    /// Reports whether the kernel can decrypt the connection's packets: it has a connection ID and keys.
+    pub fn is_open(&self) -> bool {
+        let has_keys = self.entry().generations.iter().any(|one| one.load(Ordering::Relaxed) > 0);
+        has_keys && !self.ids.is_empty()
     }
 
     /// Precomputes keystreams as [`DownstreamRecord::refill`](super::DownstreamRecord::refill) does, for the packets

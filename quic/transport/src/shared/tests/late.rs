@@ -26,6 +26,7 @@ const SECRET: [u8; 32] = [7; 32];
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum OffloadCall {
     Keys(u16, Vec<u8>),
+    OpenKeys(u16),
     Id(u8),
     Way(SocketAddr),
     Session(u32),
@@ -43,6 +44,8 @@ struct FakeOffload {
     /// Total bytes of congestion window and flow control credit that the offload has used.
     used: Mutex<OffloadBudget>,
     sent: Mutex<Vec<(Instant, OffloadSentPacket)>>,
+    /// True once the offload is prepared to decrypt the peer's packets.
+    has_ingress: AtomicBool,
 }
 
 impl FakeOffload {
@@ -92,7 +95,9 @@ impl Offload for FakeOffload {
         self.add(OffloadCall::Keys(generation, secret.key_material().key.to_vec()));
     }
     fn on_key_update(&self) {}
-    fn set_open_keys(self: Arc<Self>, _generation: u16, _secret: &TrafficSecret, _header: &[u8; 32]) {}
+    fn set_open_keys(self: Arc<Self>, generation: u16, _secret: &TrafficSecret, _header: &[u8; 32]) {
+        self.add(OffloadCall::OpenKeys(generation));
+    }
     fn on_open_generation(&self, _generation: u16) {}
     fn add_id(self: Arc<Self>, id: &ConnectionId) {
         self.add(OffloadCall::Id(id[0]));
@@ -123,7 +128,7 @@ impl Offload for FakeOffload {
     }
     fn leave(&self, _stream: u64, _bytes: &Range<u64>, _fin: bool) {}
     fn has_ingress(&self) -> bool {
-        false
+        self.has_ingress.load(SeqCst)
     }
     fn ingress(
         self: Arc<Self>,
@@ -140,6 +145,8 @@ impl Offload for FakeOffload {
         _seen: BeforeOffload,
         _held: Arc<dyn Any + Send + Sync>,
     ) -> Option<Arc<dyn OffloadOpenings>> {
+        // The table of tracks is full.
+        self.has_ingress.store(true, SeqCst);
         None
     }
     fn accept(&self, _stream: u64) -> Option<Arc<dyn OffloadIngress>> {
@@ -314,6 +321,24 @@ fn acknowledge_all(shared: &SharedConnection, now: Instant) {
     // `acknowledge` returns false, because the ACK ranges include skipped packet numbers.
     let _known = state.acknowledge(AckTimes { now, arrived: now });
     shared.arm(&mut state, now);
+}
+
+/// The offload decrypts the peer's packets for other tracks, too, so it needs the keys although it has no room for this
+/// one.
+#[test]
+fn offload_gets_receive_keys_and_ids_although_it_cannot_open_the_track() {
+    let (shared, now) = scene();
+    receive(&shared, now, 1, 4);
+    let offload = Arc::new(FakeOffload::default());
+    shared.on_offload(now, Arc::clone(&offload) as _);
+    let open = || shared.with_offload(|offload| offload.openings(7, (0, 0)).is_some());
+    offload.take();
+    assert!(!open());
+    let told = offload.take();
+    assert_eq!(told[..2], [0, 1].map(OffloadCall::OpenKeys));
+    assert_eq!(told.last(), Some(&OffloadCall::Id(4)));
+    assert!(!open());
+    assert!(offload.take().is_empty(), "it has them");
 }
 
 #[test]

@@ -15,6 +15,42 @@ impl ProgramBench {
     }
 }
 
+/// A key update installs the keys of the present and of the next generation. The present ones are in use.
+#[test]
+fn receive_keys_in_use_are_not_written_again() {
+    if !root("receive_keys_in_use_are_not_written_again") {
+        return;
+    }
+    let mut bench = ProgramBench::new();
+    let packet = |bench: &mut ProgramBench, generation, number| {
+        let packet = bench.publisher.seal(generation, number, 4, &stream(9));
+        bench.run_packet(&packet)
+    };
+    assert_eq!(packet(&mut bench, 0, 1), Outcome::Forwarded);
+    let others = DirectionKeys::new(KeySuite::ChaCha20Poly1305, ID_LEN, &mut bench.rng);
+    bench.upstream.set_keys(0, &others.kernel_keys(0)).expect("keys");
+    assert_eq!(packet(&mut bench, 0, 2), Outcome::Forwarded);
+    // Keys of another generation replace them.
+    bench.upstream.set_keys(2, &bench.publisher.kernel_keys(2)).expect("keys");
+    assert_eq!(packet(&mut bench, 2, 3), Outcome::Forwarded);
+}
+
+#[test]
+fn connection_is_open_once_the_program_has_its_id_and_keys() {
+    if !root("connection_is_open_once_the_program_has_its_id_and_keys") {
+        return;
+    }
+    let bench = ProgramBench::new();
+    let upstream = bench.relay.upstream(0).expect("an upstream");
+    assert!(!upstream.is_open());
+    upstream.add_id(&[7; ID_LEN]).expect("an ID");
+    assert!(!upstream.is_open());
+    upstream.set_keys(0, &bench.publisher.kernel_keys(0)).expect("keys");
+    assert!(upstream.is_open());
+    upstream.stop();
+    assert!(!upstream.is_open());
+}
+
 #[test]
 fn keys_and_keystreams_are_erased_when_a_connection_ends() {
     if !root("keys_and_keystreams_are_erased_when_a_connection_ends") {
