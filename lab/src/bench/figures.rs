@@ -212,6 +212,13 @@ pub fn combine(trees: &[Value], reduce: &impl Fn(&[f64], bool) -> Value) -> Valu
             };
             Value::Object(first.keys().map(field).collect())
         }
+        Some(Value::Array(first)) => {
+            let item = |index: usize| {
+                let items: Vec<Value> = trees.iter().filter_map(|tree| tree.get(index).cloned()).collect();
+                combine(&items, reduce)
+            };
+            Value::Array((0..first.len()).map(item).collect())
+        }
         Some(_) => {
             let numbers: Vec<f64> = trees.iter().filter_map(|tree| tree.as_f64()).collect();
             reduce(&numbers, trees.iter().all(|tree| tree.is_u64()))

@@ -2,6 +2,7 @@
 
 mod adapt;
 mod at_once;
+mod chain;
 mod compare;
 mod contender;
 mod cost;

@@ -28,7 +28,7 @@ const LINES_TOLD: usize = 3;
 const NETWORK: &str = "/proc/thread-self/net";
 
 pub struct BenchProcess {
-    name: &'static str,
+    name: String,
     child: Child,
     output: PathBuf,
     errors: PathBuf,
@@ -36,27 +36,18 @@ pub struct BenchProcess {
 
 impl BenchProcess {
     /// Starts `command`. Its output goes to files in `directory`.
-    pub fn start(name: &'static str, command: Command, directory: &Path) -> anyhow::Result<Self> {
+    pub fn start(name: &str, command: Command, directory: &Path) -> anyhow::Result<Self> {
         Self::spawn(name, command, directory, Stdio::null())
     }
 
     /// Starts `command` with a pipe as its standard input. Returns the writing end of the pipe.
-    pub fn start_fed(
-        name: &'static str,
-        command: Command,
-        directory: &Path,
-    ) -> anyhow::Result<(Self, ChildStdin)> {
+    pub fn start_fed(name: &str, command: Command, directory: &Path) -> anyhow::Result<(Self, ChildStdin)> {
         let mut process = Self::spawn(name, command, directory, Stdio::piped())?;
         let input = process.child.stdin.take().with_context(|| format!("{name} has no input"))?;
         Ok((process, input))
     }
 
-    fn spawn(
-        name: &'static str,
-        mut command: Command,
-        directory: &Path,
-        input: Stdio,
-    ) -> anyhow::Result<Self> {
+    fn spawn(name: &str, mut command: Command, directory: &Path, input: Stdio) -> anyhow::Result<Self> {
         let output = directory.join(format!("{name}.out"));
         let errors = directory.join(format!("{name}.err"));
         let child = command
@@ -65,7 +56,7 @@ impl BenchProcess {
             .stderr(File::create(&errors)?)
             .spawn()
             .with_context(|| format!("cannot start {command:?}"))?;
-        Ok(Self { name, child, output, errors })
+        Ok(Self { name: name.to_owned(), child, output, errors })
     }
 
     /// Returns the ID of the process that does the work. If the process is a graft daemon that works in child

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
+use clap::builder::ArgPredicate;
 
+use super::chain::{ChainBy, ChainPlan};
 use super::contender::Contender;
 use super::figures::{RelayRow, RowLoad};
 use super::profile::LinkProfile;
@@ -23,8 +25,13 @@ pub struct RelayBenchArgs {
     /// Skip the plain UDP forwarder, which is otherwise measured as well
     #[arg(long)]
     no_forwarder: bool,
-    /// Numbers of subscribers
-    #[arg(long, value_delimiter = ',', default_value = "1,8,32")]
+    /// Numbers of subscribers; with --chain it is 1 by default
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1,8,32",
+        default_value_if("chain", ArgPredicate::IsPresent, "1")
+    )]
     subscribers: Vec<usize>,
     /// Payload of an object, bytes
     #[arg(long, default_value_t = 1200, value_name = "BYTES")]
@@ -38,6 +45,17 @@ pub struct RelayBenchArgs {
     /// Impairments of the link to the subscribers, in interleaved runs
     #[arg(long, value_enum, value_delimiter = ',', default_value = "clean", value_name = "PROFILE")]
     impair: Vec<LinkProfile>,
+    /// Measure chains with these numbers of relays between publisher and subscribers, and what each relay adds
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "RELAYS",
+        conflicts_with_all = ["plot", "impair", "transport", "max_rate"]
+    )]
+    chain: Vec<usize>,
+    /// How a relay of a chain finds the relay that has the publisher
+    #[arg(long, value_enum, default_value = "cluster", requires = "chain")]
+    chain_by: ChainBy,
     /// Find the highest rate that each relay sustains without loss, starting from --rate-hz, instead of measuring at a
     /// fixed rate
     #[arg(long, conflicts_with_all = ["plot", "impair"])]
@@ -60,6 +78,9 @@ pub struct RelayBenchArgs {
 pub fn run(args: RelayBenchArgs) -> anyhow::Result<()> {
     args.check()?;
     warn_if_busy()?;
+    if !args.chain.is_empty() {
+        return args.write(args.chains().run()?);
+    }
     if args.max_rate {
         return max_rates(&args, &args.bench(LinkProfile::Clean)?);
     }
@@ -113,6 +134,24 @@ impl RelayBenchArgs {
     fn bench(&self, profile: LinkProfile) -> anyhow::Result<BenchRun> {
         let offered = 8 * u64::from(self.object_bytes) * u64::from(self.rate_hz);
         BenchRun::new(self.seconds, profile, offered)
+    }
+
+    /// Returns the chains of relays to measure, on perfect links and over QUIC alone.
+    fn chains(&self) -> ChainPlan {
+        let load = |subscribers: &usize| RowLoad {
+            transport: LabTransport::Raw,
+            subscribers: *subscribers,
+            object_bytes: self.object_bytes,
+            rate_hz: self.rate_hz,
+        };
+        ChainPlan {
+            relays: self.relays.clone(),
+            by: self.chain_by,
+            lengths: self.chain.clone(),
+            loads: self.subscribers.iter().map(load).collect(),
+            seconds: self.seconds,
+            rounds: self.rounds,
+        }
     }
 
     /// Prints the comparison of Millrace with the best other relay. Returns the rows with that comparison added.

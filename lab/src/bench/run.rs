@@ -27,15 +27,15 @@ use super::wire::{self, WireFigures, WireHosts};
 use crate::lab::LabNode;
 
 /// Time after the first objects in which path MTU discovery and congestion windows settle.
-const WARM_UP: Duration = Duration::from_secs(2);
+pub const WARM_UP: Duration = Duration::from_secs(2);
 /// Extra time that the publisher sends, seconds: for start, warm-up, and loading of BPF programs.
-const SPARE_SECONDS: f64 = 15.0;
+pub const SPARE_SECONDS: f64 = 15.0;
 /// Extra time that the publisher sends in a trial (a short run that only shows whether a relay keeps up), seconds.
 /// Trials load fewer BPF programs than other runs.
 const TRIAL_SPARE_SECONDS: f64 = 3.5;
 const DRAIN_INTERVAL: Duration = Duration::from_millis(500);
 /// Least share of the expected packet rate at which a benchmark considers its traffic to flow.
-const FLOWING: f64 = 0.8;
+pub const FLOWING: f64 = 0.8;
 /// Share of the expected packet rate at which traffic counts as flowing, for links that do not carry that rate.
 const NARROW_FLOWING: f64 = 0.3;
 /// Share of the expected packet rate at which traffic counts as flowing in trials, whose rate may be too high for the
@@ -285,7 +285,8 @@ pub fn flow_detector(node: &LabNode, device: String, load: &RowLoad, flowing: f6
     }
 }
 
-fn drain(probe: &mut PacketProbe, time: Duration) -> anyhow::Result<Vec<PacketSample>> {
+/// Reads the probe's samples for `time`. Fails if the probe lost samples.
+pub fn drain(probe: &mut PacketProbe, time: Duration) -> anyhow::Result<Vec<PacketSample>> {
     let start = Instant::now();
     let mut samples = Vec::new();
     while start.elapsed() < time {

@@ -61,13 +61,18 @@ impl BenchSite {
     }
 
     pub fn route(&self) -> anyhow::Result<TrafficRoute<'_>> {
+        self.route_through("relay")
+    }
+
+    /// Returns the route of traffic whose subscribers connect to the relay on the node `edge`.
+    pub fn route_through(&self, edge: &str) -> anyhow::Result<TrafficRoute<'_>> {
         let publisher = self.node("pub")?;
         let subscribers = self.subscribers()?;
-        Ok(TrafficRoute { publisher, relay: self.address()?, subscribers })
+        Ok(TrafficRoute { publisher, relay: self.address()?, edge: address(self.node(edge)?), subscribers })
     }
 
     fn address(&self) -> anyhow::Result<SocketAddr> {
-        Ok(SocketAddr::new(IpAddr::V4(self.relay()?.addr_v4()), PORT))
+        Ok(address(self.relay()?))
     }
 
     pub fn start_relay(&self, contender: Contender) -> anyhow::Result<BenchProcess> {
@@ -115,8 +120,7 @@ impl BenchSite {
         http: SocketAddr,
         further: &[&str],
     ) -> anyhow::Result<BenchProcess> {
-        let address = SocketAddr::new(IpAddr::V4(node.addr_v4()), PORT);
-        let line = contender.command_line(address, http, &self.identity)?;
+        let line = contender.command_line(address(node), http, &self.identity)?;
         let mut command = node.command(line.program);
         command.args(line.arguments).args(further);
         if contender.engine() == Some("kernel") || contender.gate() == Some(true) {
@@ -128,7 +132,7 @@ impl BenchSite {
             command.arg("--socket").arg(self.directory().join("fanout.sock"));
             command.arg("--config").arg(self.fanout_settings()?);
         }
-        let mut relay = BenchProcess::start("relay", command, self.directory())?;
+        let mut relay = BenchProcess::start(node.name(), command, self.directory())?;
         let bound = || node.enter(|| listens(PORT)).unwrap_or(false);
         relay.wait_until("listening", START_LIMIT, bound)?;
         Ok(relay)
@@ -150,6 +154,11 @@ impl BenchSite {
         std::fs::write(&path, settings)?;
         Ok(path)
     }
+}
+
+/// Returns the address that a relay on this node listens on.
+pub fn address(node: &LabNode) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(node.addr_v4()), PORT)
 }
 
 /// Returns the name of a node's interface on a link.

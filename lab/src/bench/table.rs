@@ -8,6 +8,7 @@ use millrace_daemon::columns::{ColumnSide, aligned};
 use super::figures::{RelayFigures, RelayRow};
 use super::owed::OwedFigures;
 use super::profile::LinkProfile;
+use super::wire::Matched;
 use crate::stats::Percentiles;
 
 const HEAD: [&str; 18] = [
@@ -89,7 +90,7 @@ fn line(row: &RelayRow, figures: &RelayFigures) -> Vec<String> {
             figures.packets_per_object.from_publisher, figures.packets_per_object.to_subscriber
         ),
         format!("{:.1}", figures.rss_bytes as f64 / f64::from(1 << 20)),
-        matched(figures),
+        matched(&figures.wire),
         figures.kernel.map_or_else(dash, |it| format!("{:.1} / {:.1}", it.sent_percent, it.ahead_percent)),
         figures.kernel.map_or_else(dash, |it| format!("{:.1}", it.bpf_ns_per_packet / 1e3)),
         figures.gate_ns_per_packet.map_or_else(dash, |ns| format!("{:.2}", ns / 1e3)),
@@ -100,7 +101,8 @@ pub fn dash() -> String {
     "-".to_owned()
 }
 
-fn pair(percentiles: Option<Percentiles>) -> String {
+/// Formats the 50th and the 99th percentile.
+pub fn pair(percentiles: Option<Percentiles>) -> String {
     percentiles.map_or_else(dash, |p| format!("{:.0} / {:.0}", p.p50, p.p99))
 }
 
@@ -113,9 +115,9 @@ fn owed(owed: OwedFigures) -> String {
 
 /// Returns `all` if every object that arrived at the relay was sent once to each subscriber. Otherwise returns the
 /// numbers of missing and extra copies.
-fn matched(figures: &RelayFigures) -> String {
-    match (figures.wire.missing, figures.wire.extra) {
-        (0, 0) if figures.wire.copies > 0 => "all".to_owned(),
+pub fn matched(wire: &Matched) -> String {
+    match (wire.missing, wire.extra) {
+        (0, 0) if wire.copies > 0 => "all".to_owned(),
         (missing, extra) => format!("-{missing} +{extra}"),
     }
 }

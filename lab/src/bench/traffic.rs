@@ -67,10 +67,13 @@ impl ReceivedObjects {
     }
 }
 
-/// Publisher's host, the relay's address, and the subscribers' host.
+/// The hosts of publisher and subscribers, and the relays that they connect to.
 pub struct TrafficRoute<'lab> {
     pub publisher: &'lab LabNode,
+    /// Address of the publisher's relay.
     pub relay: SocketAddr,
+    /// Address of the subscribers' relay, which is another one in a chain of relays.
+    pub edge: SocketAddr,
     pub subscribers: &'lab LabNode,
 }
 
@@ -79,7 +82,7 @@ pub struct ExtraSubscriber(BenchProcess);
 
 impl ExtraSubscriber {
     pub fn start(name: &'static str, route: &TrafficRoute<'_>, directory: &Path) -> anyhow::Result<Self> {
-        let command = (product()?, subscribing(1, LabTransport::Raw, route.relay));
+        let command = (product()?, subscribing(1, LabTransport::Raw, route.edge));
         start(name, route.subscribers, command.0, command.1, directory).map(Self)
     }
 
@@ -255,7 +258,7 @@ impl Commands<'_> {
 
     fn subscribers(&self) -> anyhow::Result<BenchProcess> {
         let subscribers = self.load.subscribers;
-        let relay = self.route.relay;
+        let relay = self.route.edge;
         let sink = format!("bench udp sink --from {relay} --subscribers {subscribers}");
         let command = match self.contender {
             Contender::Fanout => (env::current_exe()?, format!("{sink} --stream {STREAM}")),

@@ -95,6 +95,44 @@ fn relays_are_measured_over_both_transports() {
     }
 }
 
+/// Relays in a row are measured one by one, in a cluster and with upstream relays. Each relay that forwards in the kernel
+/// also forwards there what another relay sends it. The relay of Cloudflare has no chains, and says so.
+#[test]
+fn relays_in_a_row_are_measured_one_by_one() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP relays_in_a_row_are_measured_one_by_one: needs root");
+        return;
+    }
+    for by in ["cluster", "upstream"] {
+        let rows = rows(&format!(
+            "relay --chain 3 --chain-by {by} --relays kernel,user,moq-relay-ietf --rate-hz 100 --seconds 1 --rounds 1"
+        ));
+        let [kernel, user, refused] = &rows.as_array().expect("a list")[..] else { panic!("{rows}") };
+        for (row, engine) in [(kernel, "kernel"), (user, "user")] {
+            assert_eq!(
+                (&row["engine"], &row["chain_by"], &row["subscribers"]),
+                (&Value::from(engine), &Value::from(by), &Value::from(1))
+            );
+            assert_eq!(row.get("error"), None, "{row}");
+            assert_eq!(row["lost"], 0, "{row}");
+            let hops = row["hops"].as_array().expect("a list");
+            assert_eq!((&row["chain"], hops.len()), (&Value::from(3), 3));
+            for part in hops.iter().chain([row]) {
+                let number = |path: &str| part.pointer(path).and_then(Value::as_f64).unwrap_or(-1.0);
+                assert!(number("/wire_latency_us/p50") > 0.0 && number("/wire/copies") > 0.0, "{row}");
+                assert_eq!(number("/wire/subscribers"), 1.0, "{row}");
+            }
+            for hop in hops {
+                assert!(hop["cpu_ns_per_object"].as_f64().is_some_and(|ns| ns > 0.0), "{row}");
+                let share = hop.pointer("/kernel/sent_percent").and_then(Value::as_f64);
+                assert_eq!(share.is_some_and(|share| share > 90.0), engine == "kernel", "{row}");
+            }
+        }
+        let error = refused["error"].as_str().unwrap_or_default();
+        assert!(error.contains("moq-relay-ietf has no chains"), "{refused}");
+    }
+}
+
 /// Millrace's own publisher and player work over raw QUIC and WebTransport, with a relay that forwards in the kernel
 /// and with one that forwards in userspace.
 #[test]
