@@ -6,6 +6,7 @@ use std::{
     future::pending,
     io,
     net::SocketAddr,
+    os::unix::net::UnixStream,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -123,6 +124,10 @@ pub trait Daemon: Observed {
     /// Fails if the daemon cannot continue. The daemon then ends.
     fn tick(&self) -> anyhow::Result<()>;
 
+    /// Takes one end of a connection whose other end the daemon's other part gets in the same way, if this process is a
+    /// part with a partner. An earlier connection ends when one of its ends is dropped.
+    fn linked(self: &Arc<Self>, _partner: UnixStream) {}
+
     /// Reads the settings again, and records the outcome for the status.
     fn reload(&self) -> anyhow::Result<()> {
         notify::reloading();
@@ -233,7 +238,9 @@ impl DaemonFrame {
         let serve = async {
             match &asked {
                 RequestSource::By(_, socket) => match socket.serve(answerer).await {},
-                RequestSource::BySupervisor(supervisor) => supervisor.serve(answerer).await,
+                RequestSource::BySupervisor(supervisor) => {
+                    supervisor.serve(answerer, |partner| daemon.linked(partner)).await
+                }
             }
         };
         tokio::pin!(serve, beside);

@@ -24,9 +24,14 @@ pub(crate) const PING: &[u8] = b"ping\n";
 /// Longest error text that a part (child process) reports to its supervisor, in bytes.
 const ERROR_MAX: usize = 3000;
 
-/// A message from the supervisor to a part (child process). Its descriptor is a connection that the part should serve.
+/// A message from the supervisor to a part (child process). Its descriptor is one end of a connection.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct PartConnection;
+pub(crate) enum PartConnection {
+    /// The part answers the requests that come on the connection.
+    Requests,
+    /// The other end belongs to the part's partner: see [`SupervisedPart::link`](crate::part::SupervisedPart::link).
+    Partner,
+}
 
 /// A message from a part (child process) to its supervisor.
 #[derive(Serialize, Deserialize)]
@@ -63,30 +68,38 @@ impl Inherited {
     }
 
     /// Serves the connections that the supervisor passes, until the supervisor dies or closes its connection to this
-    /// process.
-    pub(crate) async fn serve<A, F>(&self, answerer: impl Fn() -> F) -> anyhow::Result<()>
+    /// process. Connections to the part's partner are passed to `linked`.
+    pub(crate) async fn serve<A, F>(
+        &self,
+        answerer: impl Fn() -> F,
+        linked: impl Fn(UnixStream),
+    ) -> anyhow::Result<()>
     where
         A: Serialize,
         F: FnMut(&[u8]) -> anyhow::Result<Option<A>> + Send + 'static,
     {
         let closer = Closer::start()?;
         let mut conversations = Conversations::new(&closer);
-        let (passed, mut streams) = mpsc::unbounded_channel::<UnixStream>();
+        let (passed, mut streams) = mpsc::unbounded_channel::<(PartConnection, UnixStream)>();
         let control = self.0.try_clone()?;
         thread::Builder::new().name("supervisor".into()).spawn(move || {
             loop {
                 control.wait();
                 match control.receive::<PartConnection>() {
-                    ControlReceived::Record(PartConnection, all) => {
+                    ControlReceived::Record(kind, all) => {
                         // The send fails only if this process is ending, which drops the receiver.
-                        all.into_iter().for_each(|stream| drop(passed.send(stream.into())));
+                        all.into_iter().next().map(|stream| passed.send((kind, stream.into())));
                     }
                     ControlReceived::Malformed(_) | ControlReceived::Nothing => {}
                     ControlReceived::End => return,
                 }
             }
         })?;
-        while let Some(stream) = streams.recv().await {
+        while let Some((kind, stream)) = streams.recv().await {
+            if matches!(kind, PartConnection::Partner) {
+                linked(stream);
+                continue;
+            }
             let mut answer = answerer();
             conversations
                 .begin(stream, move |line: &[u8]| if line == PING { Ok(None) } else { answer(line) });

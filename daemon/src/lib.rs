@@ -3,7 +3,7 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`daemon`], [`notify`] | the frame: control socket, HTTP, ticks, reload, signals; messages to the service manager |
-//! | [`part`] | parts of a daemon: processes that one supervisor starts again when they end |
+//! | [`part`], [`rights`] | parts of a daemon: processes that one supervisor starts again when they end; their capabilities |
 //! | [`http`], [`openmetrics`], [`log`], [`render`], [`socket`] | HTTP servers, metrics, logging, tables and units, control sockets |
 //! | [`closer`] | closes connections that linger |
 //! | [`pem`] | reads certificates and private keys, and explains faulty files |
@@ -27,6 +27,7 @@ pub mod openmetrics;
 pub mod part;
 pub mod pem;
 pub mod render;
+pub mod rights;
 pub mod socket;
 pub mod words;
 

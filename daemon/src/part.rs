@@ -27,7 +27,7 @@ use std::{
     path::Path,
     process::{Child, Command, Stdio},
     sync::{
-        Arc,
+        Arc, OnceLock, Weak,
         mpsc::{SyncSender, sync_channel},
     },
     thread,
@@ -123,6 +123,7 @@ pub struct SupervisedPart {
     lock: Arc<Lock>,
     shared: Mutex<PartShared>,
     changed: Condvar,
+    partner: OnceLock<Weak<Self>>,
 }
 
 /// A file lock that a supervisor and its parts (child processes) hold. A new supervisor thus waits until the parts of a
@@ -163,7 +164,27 @@ impl SupervisedPart {
             restarts: 0,
             error: None,
         };
-        Arc::new(Self { name, arguments, lock, shared: Mutex::new(shared), changed: Condvar::new() })
+        let shared = Mutex::new(shared);
+        let changed = Condvar::new();
+        Arc::new(Self { name, arguments, lock, shared, changed, partner: OnceLock::new() })
+    }
+
+    /// Makes two parts (child processes) partners. Whenever one of them is ready and the other one runs, both get an
+    /// end of a new connection to each other: see [`Daemon::linked`](crate::daemon::Daemon::linked).
+    pub fn link(one: &Arc<Self>, other: &Arc<Self>) {
+        // A part has one partner at most, and later calls change nothing.
+        let _ = one.partner.set(Arc::downgrade(other));
+        let _ = other.partner.set(Arc::downgrade(one));
+    }
+
+    /// Passes a new connection to this part (child process) and to its partner, if both run.
+    fn join_partner(&self) -> io::Result<()> {
+        let partner = self.partner.get().and_then(Weak::upgrade);
+        let theirs = partner.and_then(|partner| partner.shared.lock().control.clone());
+        let (Some(own), Some(theirs)) = (self.shared.lock().control.clone(), theirs) else { return Ok(()) };
+        let (one, other) = UnixStream::pair()?;
+        own.send(&PartConnection::Partner, &[one.as_fd()])?;
+        theirs.send(&PartConnection::Partner, &[other.as_fd()])
     }
 
     /// Starts the part (child process) and waits until it is ready. From then on the part is restarted whenever it
@@ -243,7 +264,7 @@ impl SupervisedPart {
         let control =
             control.with_context(|| format!("the settings want nothing of the part {}", self.name))?;
         let (ours, theirs) = UnixStream::pair()?;
-        control.send(&PartConnection, &[theirs.as_fd()]).map_err(|_| anyhow!(self.silent()))?;
+        control.send(&PartConnection::Requests, &[theirs.as_fd()]).map_err(|_| anyhow!(self.silent()))?;
         drop(theirs);
         let began = Instant::now();
         let goes_on = || began.elapsed() < patience && self.shared.lock().state == PartState::Serving;
@@ -319,8 +340,13 @@ impl SupervisedPart {
             match control.receive::<PartMessage>() {
                 ControlReceived::Record(PartMessage::Ready, _) => {
                     pings = Some(PartPings::over(&control)?);
-                    let mut shared = self.shared.lock();
-                    (shared.state, shared.control) = (PartState::Serving, Some(control.clone()));
+                    {
+                        let mut shared = self.shared.lock();
+                        (shared.state, shared.control) = (PartState::Serving, Some(control.clone()));
+                    }
+                    if let Err(error) = self.join_partner() {
+                        warn!("the part {} cannot be connected to its partner: {error}", self.name);
+                    }
                     if let Some(first) = first.take() {
                         let _ = first.send(Ok(()));
                     } else {
@@ -390,7 +416,7 @@ struct PartPings {
 impl PartPings {
     fn over(control: &ControlEnd) -> io::Result<Self> {
         let (ours, theirs) = UnixStream::pair()?;
-        control.send(&PartConnection, &[theirs.as_fd()])?;
+        control.send(&PartConnection::Requests, &[theirs.as_fd()])?;
         ours.set_nonblocking(true)?;
         Ok(Self { stream: ours, since: Instant::now(), is_asked: false })
     }

@@ -57,12 +57,12 @@ impl Conversation {
     }
 
     /// Makes a [`Conversation`] from a stream that is connected to a daemon.
-    pub(crate) fn over(stream: UnixStream, who: &'static str) -> Self {
+    pub fn over(stream: UnixStream, who: &'static str) -> Self {
         Self { stream: BufReader::new(stream), who, has_ended: false }
     }
 
     /// Reports whether the other end has closed the connection, or has not answered in time.
-    pub(crate) fn has_ended(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         self.has_ended
     }
 
@@ -76,7 +76,10 @@ impl Conversation {
     }
 
     /// Does the same as [`ask`](Self::ask), but waits for the answer as long as `goes_on` returns true.
-    pub(crate) fn ask_while<A: DeserializeOwned>(
+    ///
+    /// # Errors
+    /// Fails for the same reasons as [`ask`](Self::ask).
+    pub fn ask_while<A: DeserializeOwned>(
         &mut self,
         request: &impl Serialize,
         goes_on: impl Fn() -> bool,
@@ -302,26 +305,30 @@ fn begin<A: Serialize>(
     let runtime = tokio::runtime::Handle::current();
     thread::Builder::new().name("control".into()).spawn(move || {
         let _inside = runtime.enter();
-        converse(&stream, answer);
+        converse(&stream, LINE_MAX, answer);
     })
 }
 
-/// Answers the requests of one connection, one line each, until the connection ends.
-fn converse<A: Serialize>(stream: &UnixStream, mut answer: impl FnMut(&[u8]) -> anyhow::Result<Option<A>>) {
+/// Answers the requests of one connection, one line of at most `line_max` bytes each, until the connection ends.
+pub fn converse<A: Serialize>(
+    stream: &UnixStream,
+    line_max: u64,
+    mut answer: impl FnMut(&[u8]) -> anyhow::Result<Option<A>>,
+) {
     let mut read = BufReader::new(stream);
     let mut write = stream;
     let mut line = Vec::new();
     loop {
         line.clear();
         // A request that reaches the length limit has no line end, and is thereby recognized as too long.
-        let got = (&mut read).take(LINE_MAX).read_until(b'\n', &mut line);
+        let got = (&mut read).take(line_max).read_until(b'\n', &mut line);
         if !matches!(got, Ok(1..)) {
             return;
         }
         let is_whole = line.ends_with(b"\n");
         let answer = match is_whole {
             true => answer(&line),
-            false => Err(anyhow::anyhow!("a request may have at most {LINE_MAX} bytes")),
+            false => Err(anyhow::anyhow!("a request may have at most {line_max} bytes")),
         };
         let Ok(mut text) = serde_json::to_vec(&AnswerLine::from(answer)) else { return };
         text.push(b'\n');

@@ -10,11 +10,14 @@ use millrace_graft_proto::{
     evidence::{self, Downgrade},
     message::{ConnectionReport, HostOffer, PathVerdict, RefusalReason, Statement},
 };
+use serde::{Deserialize, Serialize};
 
 use crate::status;
 
 /// Number of a peer's latest downgrades (changes of TCP options by a middlebox) that the status lists with their times.
 const LATEST: usize = 8;
+/// Longest text of a state, in bytes.
+const DETAIL_MAX: usize = 512;
 
 /// State of the negotiation with a peer about grafts (congestion controls loaded into the kernel), or its outcome.
 ///
@@ -22,7 +25,7 @@ const LATEST: usize = 8;
 /// [`PeerAgreements::ended`] to one of the other states. Any of these can become `Agreed` when the daemons connect
 /// again. Only the negotiation that made an agreement, or changed settings, can end it. The end of an older
 /// negotiation is ignored.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NegotiationState {
     /// Neither end has connected to the other yet.
     Waiting,
@@ -66,6 +69,21 @@ impl NegotiationState {
             Self::Malformed(_) => "malformed",
             Self::Ended(_) => "ended",
         }
+    }
+
+    /// Returns the state with its text cut to [`DETAIL_MAX`] bytes.
+    pub fn bounded(mut self) -> Self {
+        if let Self::Refused { detail, .. }
+        | Self::Absent(detail)
+        | Self::TimedOut(detail)
+        | Self::Untrusted(detail)
+        | Self::Malformed(detail)
+        | Self::Ended(detail) = &mut self
+        {
+            let end = (0..=DETAIL_MAX).rev().find(|at| detail.is_char_boundary(*at)).unwrap_or(0);
+            detail.truncate(end);
+        }
+        self
     }
 
     fn detail(&self) -> String {
@@ -216,11 +234,6 @@ impl PeerAgreements {
         ended.flatten().collect()
     }
 
-    /// Counts a connection of an unknown peer.
-    pub fn count_stranger(&mut self) {
-        self.count("stranger");
-    }
-
     /// Records an agreement. Returns the ID of the negotiation, and the peer's previous address if the agreement
     /// applied to another one before.
     pub fn agreed(
@@ -240,7 +253,7 @@ impl PeerAgreements {
         (entry.functions, entry.rules) = (theirs.functions.len(), rules);
         (entry.timing, entry.session, entry.calls) = (timing, self.sessions, peer.calls);
         entry.become_other(NegotiationState::Agreed, now_ns);
-        self.count("agreed");
+        self.count("agreed", 1);
         Some((self.sessions, before))
     }
 
@@ -278,12 +291,13 @@ impl PeerAgreements {
         entry.become_other(state, now_ns);
         // A negotiation that never led to an agreement has no address to release.
         let address = entry.address.filter(|_| is_current);
-        self.count(name);
+        self.count(name, 1);
         address
     }
 
-    fn count(&mut self, name: &str) {
-        *self.negotiations.entry(name.to_owned()).or_default() += 1;
+    /// Counts negotiations with this outcome.
+    pub(crate) fn count(&mut self, name: &str, count: u64) {
+        *self.negotiations.entry(name.to_owned()).or_default() += count;
     }
 
     /// Compares what both ends have reported about the same connections. Returns changes of TCP options by a middlebox

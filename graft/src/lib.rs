@@ -32,6 +32,7 @@
 
 pub mod agreements;
 mod error;
+mod fetch;
 mod flow;
 pub mod identity;
 mod learned;
@@ -53,5 +54,5 @@ pub use learned::Learned;
 pub use manifest::GraftManifest;
 pub use pool::{GraftPool, PoolGraft, PoolSource};
 pub use refusal::LoadRefusal;
-pub use runtime::{AgreedStatements, AgreementSession, GraftRuntime, OwnStatement, SwapResult, check};
+pub use runtime::{AgreementSession, GraftRuntime, NegotiationEnds, SwapResult, check};
 pub use settings::{Agree, LoadSetting, PathClass, RuleSetting, Settings, SideSetting};

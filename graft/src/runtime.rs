@@ -21,7 +21,7 @@ use millrace_graft_proto::{
 };
 use millrace_kernel::clock;
 
-pub use self::agreement::{AgreedStatements, AgreementSession, OwnStatement};
+pub use self::agreement::{AgreementSession, NegotiationEnds};
 use self::{
     selection::{RuntimeSelection, SelectionOrder, SelectionWorld},
     warm::Warm,

@@ -283,6 +283,13 @@ impl DaemonSettings {
         self.sessions.is_none() || agrees || has_files || has_lists || carry.is_some() || gateway.is_some()
     }
 
+    /// Reports whether the file has settings for the part that negotiates with peers: peers connect to this host, or it
+    /// connects to one.
+    pub fn wants_tunnel(&self) -> bool {
+        let agreement = self.in_place.agreement.as_ref();
+        agreement.is_some_and(|it| it.listen.is_some() || it.peers.iter().any(|peer| peer.address.is_some()))
+    }
+
     /// Checks the parsed settings: first each part, and then whether the parts are consistent.
     fn from_raw(reader: &mut SettingsReader, mut raw: RawGraftSettings, directory: &Path) -> Option<Self> {
         let keys = reader.read_each("trusted-keys", std::mem::take(&mut raw.trusted_keys), |key| {

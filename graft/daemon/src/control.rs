@@ -22,8 +22,10 @@ pub const DEFAULT_SOCKET: &str = "/run/millrace/graft.sock";
 /// Name by which error messages refer to the daemon.
 pub const WHO: &str = "daemon of grafts";
 
-/// Name of the daemon's worker process for TCP: rules for sockets, agreements with peers, and tunnelled connections.
+/// Name of the daemon's worker process for TCP: rules for sockets, and tunnelled connections.
 pub const GRAFTS: &str = "grafts";
+/// Name of the daemon's worker process that negotiates agreements with peers. It cannot load BPF programs.
+pub const TUNNEL: &str = "tunnel";
 /// Name of the daemon's worker process for packet functions on UDP datagrams.
 pub const SESSIONS: &str = "sessions";
 

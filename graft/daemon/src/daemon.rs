@@ -1,9 +1,10 @@
 //! The part of the daemon for TCP: it holds the runtime of grafts, applies the settings, and answers requests.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
+    sync::{Arc, atomic::AtomicUsize},
     time::Duration,
 };
 
@@ -13,7 +14,7 @@ use millrace_daemon::{
     log,
 };
 use millrace_graft::{
-    GraftRuntime, Learned, ObjectIdentity, SideSetting,
+    GraftRuntime, Learned, SideSetting,
     settings::{AgreementSettings, DaemonSettings},
     status::{self, GraftConnectionStatus, PeerExplanation, Status},
 };
@@ -57,10 +58,8 @@ pub struct GraftDaemon {
     pub reloads: Reloads,
     /// Channel that sends the runtime's revision, so that tasks learn of changed rules.
     changes: watch::Sender<u64>,
-    /// Grafts that were fetched from a peer but could not be loaded on this host. They are not fetched again.
-    unfetched: Mutex<HashSet<ObjectIdentity>>,
-    /// Reason why agreements do not run although the settings have [agreement].
-    disagrees: Mutex<Option<String>>,
+    /// Number of connections to the process that negotiates agreements.
+    pub links: Arc<AtomicUsize>,
     probes: Probes,
     broker: Mutex<Option<TunnelBroker>>,
     /// Reason why the broker does not run although the settings have [carry].
@@ -120,8 +119,7 @@ impl GraftDaemon {
             runtime: Mutex::new(runtime),
             reloads: Reloads::default(),
             changes,
-            unfetched: Mutex::default(),
-            disagrees: Mutex::default(),
+            links: Arc::default(),
             probes: Probes::default(),
             broker: Mutex::default(),
             no_broker: Mutex::default(),
@@ -147,11 +145,6 @@ impl GraftDaemon {
     /// Returns the settings of agreements with peers, or `None` if there are none.
     pub fn agreement(&self) -> Option<AgreementSettings> {
         self.runtime.lock().agreement().cloned()
-    }
-
-    /// Sets the reason why agreements do not run although the settings want them.
-    pub fn set_disagreement(&self, reason: Option<String>) {
-        *self.disagrees.lock() = reason;
     }
 
     /// Starts, updates or ends the broker of tunnelled connections according to the settings. Must be called inside of
@@ -187,17 +180,6 @@ impl GraftDaemon {
             Some(broker) => broker.hook(cgroup, side, rules),
             None => bail!("this daemon carries nothing: its settings have no [carry]"),
         }
-    }
-
-    /// Reports whether a graft may be fetched from a peer. Fetched grafts that this host could not load are not fetched
-    /// again.
-    pub fn may_fetch(&self, identity: ObjectIdentity) -> bool {
-        !self.unfetched.lock().contains(&identity)
-    }
-
-    /// Records that a graft was fetched from a peer, but cannot be loaded on this host.
-    pub fn cannot_fetch(&self, identity: ObjectIdentity) {
-        self.unfetched.lock().insert(identity);
     }
 
     /// Reads the results of connections that have ended, and updates the model that chooses congestion controls for new
@@ -306,8 +288,6 @@ impl GraftDaemon {
         let done = settings.and_then(|settings| Ok(runtime.apply(settings.in_place)?));
         self.changes.send_replace(runtime.revision());
         done?;
-        // A graft that this host could not use may be usable with the new settings.
-        self.unfetched.lock().clear();
         info!("the new settings are in force");
         Ok(())
     }
@@ -351,7 +331,6 @@ impl GraftDaemon {
     /// Returns the problems that need the operator's attention.
     pub fn trouble(&self) -> Vec<String> {
         let mut trouble = self.runtime.lock().trouble();
-        trouble.extend(self.disagrees.lock().clone());
         trouble.extend(self.no_broker.lock().clone());
         trouble.extend(self.not_kept.lock().clone());
         trouble.extend(self.broker.lock().as_ref().and_then(TunnelBroker::trouble));

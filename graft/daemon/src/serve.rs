@@ -1,22 +1,21 @@
 //! Runs the daemon's worker process for TCP, from its start to its end.
 
-use std::{sync::Arc, time::Duration};
+use std::{os::unix::net::UnixStream, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
 use millrace_daemon::daemon::{self, DaemonFrame, Observed as _, Reloads};
-use millrace_graft::settings::AgreementSettings;
 use millrace_graft_kernel::{CallerRule, hook::RedirectRule};
 use millrace_kernel::prefix::Prefix;
 use tokio::{
     task::block_in_place,
     time::{Instant, MissedTickBehavior, interval_at},
 };
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use super::{
-    agreement::AgreementTasks,
     control::{GraftAnswer, GraftRequest, PeerReport, Status},
     daemon::{GraftDaemon, GraftSetup},
+    link_server,
     probe::ProbeTarget,
 };
 
@@ -30,9 +29,7 @@ const KEEP: Duration = Duration::from_secs(60);
 /// Runs the worker process for TCP until its supervisor or a signal ends it.
 pub async fn run(setup: GraftSetup, frame: DaemonFrame) -> anyhow::Result<()> {
     let daemon = Arc::new(GraftDaemon::start(&setup)?);
-    let mut agreements = AgreementSetup::default();
     let mut changes = daemon.changes();
-    agreements.follow(&daemon).await?;
     daemon.follow_carry()?;
     let every = |period| {
         let mut ticks = interval_at(Instant::now() + period, period);
@@ -50,9 +47,6 @@ pub async fn run(setup: GraftSetup, frame: DaemonFrame) -> anyhow::Result<()> {
                 _ = lessons.tick() => block_in_place(|| daemon.learn()),
                 _ = keeping.tick() => block_in_place(|| daemon.keep()),
                 _ = changes.changed() => {
-                    if let Err(error) = agreements.follow(&daemon).await {
-                        error!("cannot negotiate grafts with peers: {error:#}");
-                    }
                     if let Err(error) = block_in_place(|| daemon.follow_carry()) {
                         error!("the settings of [carry] cannot be applied: {error:#}");
                     }
@@ -73,41 +67,6 @@ pub async fn run(setup: GraftSetup, frame: DaemonFrame) -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-/// The running tasks that negotiate agreements with peers, and the settings for which they were started.
-#[derive(Default)]
-struct AgreementSetup {
-    running: Option<AgreementTasks>,
-    settings: Option<AgreementSettings>,
-}
-
-impl AgreementSetup {
-    /// Restarts the tasks that negotiate agreements with peers, if the settings of agreements have changed.
-    async fn follow(&mut self, daemon: &Arc<GraftDaemon>) -> anyhow::Result<()> {
-        let settings = daemon.agreement();
-        if settings == self.settings {
-            return Ok(());
-        }
-        if let Some(mut running) = self.running.take() {
-            // All tasks that negotiate agreements end before the present agreements are cancelled, so that no task puts
-            // another one into force after that.
-            running.end().await;
-            daemon.with(millrace_graft::GraftRuntime::release_all)?;
-        }
-        self.settings = settings.clone();
-        let Some(settings) = settings else { return Ok(()) };
-        let started = AgreementTasks::start(daemon.clone(), settings).await;
-        daemon.set_disagreement(
-            started.as_ref().err().map(|error| format!("cannot negotiate grafts with peers: {error:#}")),
-        );
-        let running = started?;
-        if let Some(at) = running.listens {
-            info!(%at, "listening for peers that negotiate grafts");
-        }
-        self.running = Some(running);
-        Ok(())
-    }
 }
 
 impl daemon::Daemon for GraftDaemon {
@@ -157,6 +116,12 @@ impl daemon::Daemon for GraftDaemon {
 
     fn reloads(&self) -> &Reloads {
         &self.reloads
+    }
+
+    fn linked(self: &Arc<Self>, partner: UnixStream) {
+        if let Err(error) = link_server::serve(self.clone(), partner, self.links.clone()) {
+            warn!("no thread for requests of the part tunnel: {error}");
+        }
     }
 
     fn tick(&self) -> anyhow::Result<()> {

@@ -1,5 +1,5 @@
-//! The process that users start: it reads the settings, serves the control socket and HTTP, and starts the daemon's two
-//! worker processes, one for TCP and one for datagram sessions.
+//! The process that users start: it reads the settings, serves the control socket and HTTP, and starts the daemon's worker
+//! processes: one for TCP, one that negotiates with peers, and one for datagram sessions.
 //!
 //! The supervisor holds no BPF program and parses nothing that a peer sends, so it keeps running when a worker process
 //! ends or hangs.
@@ -18,12 +18,12 @@ use tokio::{task::block_in_place, time::Instant};
 use tracing::warn;
 
 use super::{
-    control::{GRAFTS, GraftAnswer, GraftRequest, PeerReport, SESSIONS, Status, WHO},
+    control::{GRAFTS, GraftAnswer, GraftRequest, PeerReport, SESSIONS, Status, TUNNEL, WHO},
     daemon::usable,
     metrics,
 };
 
-/// Longest wait for each worker process, if both worker processes contribute to an answer.
+/// Longest wait for each worker process, if several worker processes contribute to an answer.
 const WHOLE_STATUS: Duration = Duration::from_secs(5);
 /// Longest wait for a worker process to answer a user's request. Commands give up after the same time.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -57,17 +57,19 @@ pub async fn run(setup: SupervisorSetup) -> anyhow::Result<()> {
         config,
         interfaces,
         grafts: part(GRAFTS),
+        tunnel: part(TUNNEL),
         sessions: part(SESSIONS),
         reloads: Reloads::default(),
         started: Instant::now(),
     };
+    SupervisedPart::link(&supervisor.grafts, &supervisor.tunnel);
     let supervisor = Arc::new(supervisor);
     let done = match block_in_place(|| supervisor.follow(&settings)) {
         Ok(()) => frame.run(&supervisor).await,
         Err(error) => Err(error),
     };
-    // Both worker processes are stopped in any case, also if one of them refused the settings at the start.
-    block_in_place(|| supervisor.parts().for_each(|part| part.stop()));
+    // All worker processes are stopped in any case, also if one of them refused the settings at the start.
+    block_in_place(|| supervisor.parts().rev().for_each(|part| part.stop()));
     done
 }
 
@@ -75,24 +77,28 @@ struct Supervisor {
     config: PathBuf,
     interfaces: Vec<String>,
     grafts: Arc<SupervisedPart>,
+    tunnel: Arc<SupervisedPart>,
     sessions: Arc<SupervisedPart>,
     reloads: Reloads,
     started: Instant,
 }
 
 impl Supervisor {
-    fn parts(&self) -> impl Iterator<Item = &Arc<SupervisedPart>> {
-        [&self.grafts, &self.sessions].into_iter()
+    fn parts(&self) -> impl DoubleEndedIterator<Item = &Arc<SupervisedPart>> {
+        [&self.grafts, &self.tunnel, &self.sessions].into_iter()
     }
 
     /// Starts or reloads each worker process that the settings need, and stops a worker process that they do not need.
     ///
     /// # Errors
-    /// A worker process refuses the settings. If both refuse, the error has both reasons. If one refuses, the other one
-    /// uses the new settings.
+    /// A worker process refuses the settings. The error has the reasons of all that refuse. The others use the new
+    /// settings.
     fn follow(&self, settings: &DaemonSettings) -> anyhow::Result<()> {
-        let wanted =
-            [(&self.grafts, settings.wants_in_place()), (&self.sessions, settings.sessions.is_some())];
+        let wanted = [
+            (&self.grafts, settings.wants_in_place()),
+            (&self.tunnel, settings.wants_tunnel()),
+            (&self.sessions, settings.sessions.is_some()),
+        ];
         let mut refusals = Vec::new();
         for (part, is_wanted) in wanted {
             let done = match (is_wanted, part.is_wanted()) {
@@ -125,10 +131,14 @@ impl Supervisor {
         Ok(Some(serde_json::from_value(Value::Object(answer))?))
     }
 
-    /// Returns the answers of both worker processes, and a reason for each that has failed to answer.
-    fn shares(&self, request: &GraftRequest) -> ([Option<GraftAnswer>; 2], Vec<String>) {
+    /// Returns the answers of these worker processes, and a reason for each that has failed to answer.
+    fn shares<const N: usize>(
+        &self,
+        parts: [&Arc<SupervisedPart>; N],
+        request: &GraftRequest,
+    ) -> ([Option<GraftAnswer>; N], Vec<String>) {
         let mut missing = Vec::new();
-        let shares = [&self.grafts, &self.sessions].map(|part| {
+        let shares = parts.map(|part| {
             self.share(part, request).unwrap_or_else(|error| {
                 missing.push(part.trouble().unwrap_or_else(|| format!("the part {}: {error:#}", part.name)));
                 None
@@ -138,16 +148,16 @@ impl Supervisor {
     }
 
     fn whole_status(&self) -> Status {
-        let ([grafts, sessions], missing) = self.shares(&GraftRequest::Status);
-        let in_place = match grafts {
-            Some(GraftAnswer::Status(share)) => share.in_place,
-            _ => status::Status::default(),
-        };
-        let sessions = match sessions {
-            Some(GraftAnswer::Status(share)) => share.sessions,
-            _ => None,
-        };
+        let all = [&self.grafts, &self.tunnel, &self.sessions];
+        let (shares, missing) = self.shares(all, &GraftRequest::Status);
+        let [grafts, tunnel, sessions] = shares.map(|share| match share {
+            Some(GraftAnswer::Status(share)) => *share,
+            _ => Status::default(),
+        });
+        let Status { in_place, .. } = grafts;
+        let sessions = sessions.sessions;
         let mut trouble = in_place.trouble;
+        trouble.extend(tunnel.in_place.trouble);
         trouble.extend(sessions.iter().flat_map(|it| it.trouble.clone()));
         trouble.extend(missing);
         trouble.extend(self.reloads.trouble("settings before stay"));
@@ -156,7 +166,9 @@ impl Supervisor {
                 uptime_s: self.started.elapsed().as_secs_f64(),
                 trouble,
                 reload: Some(self.reloads.latest()),
-                log_lines_dropped: in_place.log_lines_dropped + log::dropped(),
+                log_lines_dropped: in_place.log_lines_dropped
+                    + tunnel.in_place.log_lines_dropped
+                    + log::dropped(),
                 ..in_place
             },
             parts: self.parts().map(|part| part.status()).collect(),
@@ -165,7 +177,7 @@ impl Supervisor {
     }
 
     fn why(&self, request: &GraftRequest) -> anyhow::Result<PeerReport> {
-        let ([grafts, sessions], missing) = self.shares(request);
+        let ([grafts, sessions], missing) = self.shares([&self.grafts, &self.sessions], request);
         let mut why = PeerReport::default();
         if let Some(GraftAnswer::Why(share)) = grafts {
             why.in_place = share.in_place;
@@ -186,7 +198,7 @@ impl Observed for Supervisor {
     }
 
     fn metrics(&self) -> anyhow::Result<String> {
-        let (shares, missing) = self.shares(&GraftRequest::Metrics);
+        let (shares, missing) = self.shares([&self.grafts, &self.sessions], &GraftRequest::Metrics);
         missing.iter().for_each(|missing| warn!("metrics of a part of the daemon are missing: {missing}"));
         let pages = shares.into_iter().filter_map(|share| match share {
             Some(GraftAnswer::Metrics(page)) => Some(page),

@@ -1,10 +1,12 @@
 //! Compares what the two hosts of a connection saw in its TCP options. The options are not authenticated, but the
 //! hosts' reports are: if reports differ, a middlebox has changed the options.
 
+use serde::{Deserialize, Serialize};
+
 use super::message::{ConnectionReport, OfferSide, OptionOutcome};
 
 /// How a middlebox changed the options of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Downgrade {
     /// The client's offer of an agreement, or the server's answer to it, was removed on the path.
     Stripped,

@@ -3,6 +3,8 @@
 
 use std::net::IpAddr;
 
+use serde::{Deserialize, Serialize};
+
 use super::message::{AgreementRefusal, Hash, NatReport, RefusalReason, RuleOffer, Statement};
 
 /// Requirements that a host has of its peer.
@@ -17,7 +19,7 @@ pub struct Wants {
 }
 
 /// The terms of an agreement, as one host sees them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JudgeTerms {
     /// The newest version of the agreement protocol that both hosts support.
     pub version: u32,

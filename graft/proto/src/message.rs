@@ -317,7 +317,11 @@ impl AgreementMessage {
 }
 
 impl Statement {
-    fn check(&self) -> Result<(), MalformedMessage> {
+    /// Checks that no list or text of the statement is longer than its limit.
+    ///
+    /// # Errors
+    /// The error names the limit.
+    pub fn check(&self) -> Result<(), MalformedMessage> {
         bound(self.versions.len() <= 16, "too many versions")?;
         bound(self.functions.len() <= FUNCTIONS_MAX, "too many functions")?;
         bound(self.rules.len() <= RULES_MAX, "too many rules")?;

@@ -1,7 +1,12 @@
 //! Statements that this host sends to its peers to negotiate agreements, and the effects of agreements on the rules in
 //! the kernel.
 
-use std::{fs, net::IpAddr, net::SocketAddr, sync::OnceLock, time::Duration};
+use std::{
+    fs,
+    net::{IpAddr, SocketAddr},
+    sync::OnceLock,
+    time::Duration,
+};
 
 use millrace_graft_kernel as kernel;
 use millrace_graft_kernel::TcpOutcome;
@@ -14,12 +19,12 @@ use millrace_graft_proto::{
     },
 };
 use millrace_kernel::clock;
+use serde::{Deserialize, Serialize};
 
 use super::GraftRuntime;
 use crate::{
-    Agree, Error, GraftManifest, ObjectIdentity, PoolGraft, PoolSource,
+    Agree, Error, PoolGraft, PoolSource,
     agreements::{AgreedPeer, NegotiationState},
-    replace::replace,
     settings::{self, AgreementSettings},
     status,
 };
@@ -29,33 +34,30 @@ const HOLD_INTERVALS: u64 = 3;
 /// Longest time for which an agreement holds without renewal, even if the peer's statement has a longer time.
 const HOLD_MAX: Duration = Duration::from_secs(3 * 3600);
 
-/// A statement of this host for one peer, and the indices of the statement's rules in the kernel.
-#[derive(Clone, Debug)]
-pub struct OwnStatement {
-    /// The statement that is sent to the peer: this host's properties, its rules, and its view of the path.
-    pub statement: Statement,
+/// The connection over which two daemons negotiate an agreement.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NegotiationEnds {
+    /// The peer's name in the settings.
+    pub peer: String,
+    /// This host's address and port.
+    pub local: SocketAddr,
+    /// The peer's address and port.
+    pub remote: SocketAddr,
+    /// True if this host opened the connection.
+    pub calls: bool,
+}
+
+/// This host's statement, with the rules that it contains.
+struct OwnStatement {
+    statement: Statement,
     /// Index of each rule of the statement in the kernel's list of rules.
     places: Vec<usize>,
     names: Vec<String>,
-    /// Revision of the settings from which the statement was made.
-    revision: u64,
-}
-
-/// The result of a negotiation: both statements, and the terms on which both ends agree.
-#[derive(Clone, Copy, Debug)]
-pub struct AgreedStatements<'a> {
-    /// This host's statement.
-    pub own: &'a OwnStatement,
-    /// The peer's statement.
-    pub theirs: &'a Statement,
-    /// The rules and functions on which both ends agree.
-    pub terms: &'a JudgeTerms,
-    /// The time in seconds for which the agreement holds unless it is renewed.
-    pub hold_s: u32,
 }
 
 /// The ID of an agreement in force. It is needed to renew the agreement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgreementSession(u64);
 
 impl GraftRuntime {
@@ -69,31 +71,28 @@ impl GraftRuntime {
         self.revision
     }
 
-    /// Returns this host's statement to the peer, for a TLS connection between these addresses over which the daemons
-    /// negotiate an agreement.
-    pub fn statement(
-        &mut self,
-        local: SocketAddr,
-        remote: SocketAddr,
-        peer: &str,
-    ) -> Result<OwnStatement, Error> {
-        let address = remote.ip().to_canonical();
+    /// Returns this host's statement to the peer, for a connection over which the daemons negotiate an agreement.
+    pub fn statement(&mut self, ends: &NegotiationEnds) -> Result<Statement, Error> {
+        Ok(self.own_statement(ends)?.statement)
+    }
+
+    fn own_statement(&mut self, ends: &NegotiationEnds) -> Result<OwnStatement, Error> {
+        let address = ends.remote.ip().to_canonical();
         let mut own = OwnStatement {
             statement: Statement {
                 versions: VERSIONS.to_vec(),
                 epoch: epoch(),
                 hold_s: self.hold_s(),
                 host: host().clone(),
-                local,
-                remote,
+                local: ends.local,
+                remote: ends.remote,
                 functions: self.functions(),
                 rules: Vec::new(),
                 connections: self.connections(address)?,
-                path: self.agreements.verdict(peer),
+                path: self.agreements.verdict(&ends.peer),
             },
             places: Vec::new(),
             names: Vec::new(),
-            revision: self.revision,
         };
         self.add_rules(&mut own, address);
         Ok(own)
@@ -167,16 +166,23 @@ impl GraftRuntime {
     /// middleboxes made to the TCP options of connections (downgrades).
     pub fn consider(
         &mut self,
+        ends: &NegotiationEnds,
+        theirs: &Statement,
+    ) -> Result<(Result<JudgeTerms, AgreementRefusal>, Vec<(Downgrade, u16)>), Error> {
+        let own = self.own_statement(ends)?.statement;
+        Ok(self.compare(&ends.peer, &own, theirs))
+    }
+
+    fn compare(
+        &mut self,
         peer: &str,
-        own: &OwnStatement,
+        own: &Statement,
         theirs: &Statement,
     ) -> (Result<JudgeTerms, AgreementRefusal>, Vec<(Downgrade, u16)>) {
         let wants = self.agreement().and_then(|it| it.peer(peer)).map(|it| it.wants.clone());
-        let terms = judge(&own.statement, &wants.unwrap_or_default(), theirs);
+        let terms = judge(own, &wants.unwrap_or_default(), theirs);
         let now_ns = clock::monotonic_ns();
-        let mine = &own.statement.connections;
-        let other = &theirs.connections;
-        let found = self.agreements.compare(peer, mine, other, now_ns);
+        let found = self.agreements.compare(peer, &own.connections, &theirs.connections, now_ns);
         if let Ok(JudgeTerms { nat, .. }) = &terms {
             self.agreements.note(peer, &PathVerdict { nat: Some(*nat), ..PathVerdict::default() }, now_ns);
         }
@@ -188,41 +194,44 @@ impl GraftRuntime {
         (terms, found)
     }
 
-    /// Puts the agreement in force at this end, for as long as the connecting end's statement says. `calls` is true if
-    /// this host has connected. Returns `None` if the agreement is obsolete: the settings have changed since the
-    /// statement, or another negotiation has replaced this one.
+    /// Puts the agreement in force at this end, for as long as the connecting end's statement says. `revision` is that
+    /// of this host's statement to which the peer has agreed. Returns `None` if this statement is obsolete, since the
+    /// settings have changed.
+    ///
+    /// # Errors
+    /// The hosts do not agree, or another negotiation with the peer has replaced the one with this `session`.
     pub fn bind(
         &mut self,
-        peer: &str,
-        calls: bool,
+        ends: &NegotiationEnds,
         session: Option<AgreementSession>,
-        agreed: &AgreedStatements<'_>,
+        revision: u64,
+        theirs: &Statement,
         timing: status::Negotiated,
     ) -> Result<Option<AgreementSession>, Error> {
-        let AgreedStatements { own, theirs, terms, hold_s } = *agreed;
         // A statement that was made from earlier settings must not be used.
-        if own.revision != self.revision {
+        if revision != self.revision {
             return Ok(None);
         }
-        let address = own.statement.remote.ip().to_canonical();
+        let failed = |why: String| Error::Settings(format!("no agreement with {}: {why}", ends.peer));
+        let own = self.own_statement(ends)?;
+        let (terms, _) = self.compare(&ends.peer, &own.statement, theirs);
+        let terms = terms.map_err(|refusal| failed(refusal.detail))?;
+        let hold_s = if ends.calls { own.statement.hold_s } else { theirs.hold_s };
+        let address = ends.remote.ip().to_canonical();
         let of = |list: &[usize]| terms.rules.iter().filter_map(|(at, _)| list.get(*at).copied()).collect();
         let places: Vec<usize> = of(&own.places);
         let mut names: Vec<String> =
             terms.rules.iter().filter_map(|(at, _)| own.names.get(*at).cloned()).collect();
         names.dedup();
         let session = match session {
-            Some(session) if self.agreements.renewed(peer, session.0, theirs, names.clone()) => session,
-            Some(_) => return Ok(None),
+            Some(session) if self.agreements.renewed(&ends.peer, session.0, theirs, names.clone()) => session,
+            Some(_) => return Err(failed("another negotiation has replaced this one".to_owned())),
             None => {
                 let now_ns = clock::monotonic_ns();
-                let made = self.agreements.agreed(
-                    AgreedPeer { name: peer, calls, address },
-                    theirs,
-                    names,
-                    timing,
-                    now_ns,
-                );
-                let Some((session, before)) = made else { return Ok(None) };
+                let peer = AgreedPeer { name: &ends.peer, calls: ends.calls, address };
+                let made = self.agreements.agreed(peer, theirs, names, timing, now_ns);
+                let (session, before) =
+                    made.ok_or_else(|| failed("the settings have no such peer".to_owned()))?;
                 // The peer's address has changed, so the agreement must no longer apply to the old one.
                 before.map_or(Ok(()), |before| self.tcp.unbind(before))?;
                 AgreementSession(session)
@@ -263,70 +272,16 @@ impl GraftRuntime {
         Ok(())
     }
 
-    /// Counts a refused TLS connection of another host: its key is not in the settings, or it did not complete the
+    /// Counts refused TLS connections of other hosts, whose keys are not in the settings, or which did not complete the
     /// handshake.
-    pub fn count_stranger(&mut self) {
-        self.agreements.count_stranger();
+    pub fn count_strangers(&mut self, count: u64) {
+        self.agreements.count("stranger", count);
     }
 
     /// Records which kinds of packets (graft TCP option, UDP, IP protocol 253) pass the path to a peer, according to
     /// probes and connections.
     pub fn note_path(&mut self, peer: &str, verdict: &PathVerdict) {
         self.agreements.note(peer, verdict, clock::monotonic_ns());
-    }
-
-    /// Returns a graft that the settings want to fetch, that is missing here, and that this peer offers.
-    pub fn wanted_from(&self, theirs: &Statement) -> Option<settings::GraftFetch> {
-        let fetch = &self.agreement()?.fetch;
-        let given = |identity: ObjectIdentity| {
-            theirs.functions.iter().any(|it| it.given && it.identity == Hash(identity.bytes()))
-        };
-        fetch.iter().find(|it| self.pool.find(&it.graft).is_err() && given(it.identity)).cloned()
-    }
-
-    /// Returns the manifest and the object of a graft for a peer, if the settings allow that.
-    pub fn give(&self, identity: Hash) -> Option<(String, Vec<u8>)> {
-        self.agreement().filter(|agreement| agreement.give)?;
-        // Only grafts from files can be sent, because compiled-in grafts have no manifest file. The graft is found by
-        // its hash, since the peer may use another name for it.
-        let files = self.pool.iter().filter_map(|graft| match &graft.source {
-            PoolSource::File(path) => Some((graft, path)),
-            PoolSource::Shipped => None,
-        });
-        let mut fitting = files.filter(|(graft, _)| graft.identity.bytes() == identity.0);
-        let (graft, path) = fitting.next()?;
-        Some((fs::read_to_string(path).ok()?, graft.image.clone()))
-    }
-
-    /// Stores a graft that a peer has sent, if it is the requested one and is signed by a trusted key.
-    pub fn keep(&self, wanted: &settings::GraftFetch, manifest: &str, image: &[u8]) -> Result<(), Error> {
-        let refused = |message: String| Error::Graft { name: wanted.graft.clone(), message };
-        // The hash of the received object file is computed here, so a wrong statement of the peer has no effect.
-        if ObjectIdentity::from_image(image) != wanted.identity {
-            return Err(refused(format!(
-                "a peer sent the graft {}, which was not requested",
-                ObjectIdentity::from_image(image)
-            )));
-        }
-        let parsed = GraftManifest::parse(manifest).map_err(refused)?;
-        if self.settings.trusted_keys.is_empty() || parsed.name != wanted.graft {
-            return Err(refused(format!("a peer sent the graft {}, which was not requested", parsed.name)));
-        }
-        parsed.check_signature(manifest, &self.settings.trusted_keys).map_err(refused)?;
-        parsed.check_identity(wanted.identity).map_err(refused)?;
-        let Some(directory) = self.agreement().and_then(|it| it.fetch_to.clone()) else {
-            return Err(refused("[agreement] has no fetch-to".to_owned()));
-        };
-        let write = |name: &str, bytes: &[u8]| {
-            let path = directory.join(name);
-            let failed = |error: std::io::Error| Error::File {
-                path: path.display().to_string(),
-                message: error.to_string(),
-            };
-            replace(&path, bytes, 0o666).map_err(failed)
-        };
-        write(&parsed.object, image)?;
-        write(&format!("{}.toml", parsed.name), manifest.as_bytes())
     }
 }
 

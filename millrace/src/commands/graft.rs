@@ -19,11 +19,11 @@ use millrace_graft::{GraftPool, PoolGraft};
 use millrace_graft_daemon::{
     broker,
     carry::watchdog,
-    control::{self, DEFAULT_SOCKET, GRAFTS, GraftAnswer, GraftRequest, SESSIONS},
+    control::{self, DEFAULT_SOCKET, GRAFTS, GraftAnswer, GraftRequest, SESSIONS, TUNNEL},
     daemon::{GraftSetup, usable},
     packets,
     probe::ProbeTarget,
-    serve, supervisor, text, tls,
+    serve, supervisor, text, tls, tunnel,
 };
 use millrace_graft_kernel::{PinDirectory, gateway};
 use millrace_messages::DEFAULT_SOCKET as DEFAULT_MESSAGES_SOCKET;
@@ -335,6 +335,12 @@ fn run_part(args: GraftPartArgs) -> anyhow::Result<()> {
         GRAFTS => {
             let setup = GraftSetup { config, interfaces, persist, pins };
             daemon.run(run_in_frame(|frame| serve::run(setup, frame)))
+        }
+        TUNNEL => {
+            // Before any other thread is started, since each thread has capabilities of its own.
+            tunnel::confine()?;
+            let setup = tunnel::TunnelSetup { config, interfaces };
+            daemon.run(run_in_frame(|frame| tunnel::run(setup, frame)))
         }
         SESSIONS => {
             let setup = packets::PacketSetup { config, messages: messages_socket };

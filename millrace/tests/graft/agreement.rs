@@ -15,6 +15,7 @@ use millrace_graft::status::{GraftPeerStatus, NatReport, PeerExplanation, Status
 use millrace_graft_proto::message::{
     ALPN, AgreementMessage, Hash, HostOffer, OfferSide, PathVerdict, RefusalReason, RuleOffer, Statement,
 };
+use nix::sys::signal::Signal;
 use rustls::{
     ClientConnection, StreamOwned,
     pki_types::{PrivateKeyDer, ServerName, pem::PemObject as _},
@@ -22,7 +23,8 @@ use rustls::{
 };
 
 use crate::site::{
-    CLIENT, GraftProcess, GraftSite, LONG, PORT, SERVER, congestion, inside, transfer, wait_for, wait_until,
+    CLIENT, GraftProcess, GraftSite, LONG, PORT, SERVER, congestion, inside, part, pause, signal, transfer,
+    wait_for, wait_until,
 };
 
 const CONTROL: u16 = 9187;
@@ -65,8 +67,9 @@ fn rule(side: &str, agree: &str) -> String {
 const BOUND: &str = "\"bound\"";
 
 fn peer(daemon: &GraftProcess<'_>) -> GraftPeerStatus {
+    // While the process that knows the agreement is started again, there is no status of the peer.
     // exact: callers repeat this read until the agreement with the peer is as expected, or expect no change
-    daemon.status().peers.remove(0)
+    daemon.status().peers.pop().unwrap_or_default()
 }
 
 fn wait_for_peer(
@@ -190,6 +193,98 @@ fn graft_agreement_lasts_until_one_daemon_ends() {
     wait_for_state(&near, "agreed");
     wait_for_state(&far, "agreed");
     assert_eq!(is_set(&site, &listener), (true, true));
+}
+
+/// Returns the capabilities that one thread of a process at least has or may get, and whether `no_new_privs` is set for
+/// all threads.
+fn privileges(process: u32) -> (u64, bool) {
+    let mut capabilities = 0;
+    let mut is_confined = true;
+    // exact: the sets of a thread only shrink, and threads have those of the thread that started them
+    for task in fs::read_dir(format!("/proc/{process}/task")).unwrap() {
+        let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            line.trim_start_matches(':').trim().to_owned()
+        };
+        for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+            capabilities |= u64::from_str_radix(&field(set), 16).unwrap();
+        }
+        is_confined &= field("NoNewPrivs") == "1";
+    }
+    (capabilities, is_confined)
+}
+
+/// Returns the number of TCP sockets of a process whose own or other end is at this port.
+fn sockets_at(process: u32, port: u16) -> usize {
+    let is_there = |end: &str| end.ends_with(&format!(":{port:04X}"));
+    // exact: the connection lasts, since both daemons agree
+    let listed = fs::read_to_string(format!("/proc/{process}/net/tcp")).unwrap();
+    let inodes: Vec<_> = listed
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .filter(|fields| fields.len() > 9 && (is_there(fields[1]) || is_there(fields[2])))
+        .map(|fields| format!("socket:[{}]", fields[9]))
+        .collect();
+    // exact: the connection lasts, since both daemons agree
+    let open = fs::read_dir(format!("/proc/{process}/fd")).unwrap();
+    let targets = open.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    targets.filter(|target| inodes.iter().any(|inode| target.as_os_str() == inode.as_str())).count()
+}
+
+/// What parses a peer's messages could be made to do anything by a fault. So that process cannot get CAP_BPF, and the
+/// process that has it has no connection to a peer.
+#[test]
+fn process_that_parses_messages_of_peers_cannot_load_bpf_programs() {
+    const NET_BIND_SERVICE: u64 = 1 << 10;
+    const NET_RAW: u64 = 1 << 13;
+    const SYS_ADMIN: u64 = 1 << 21;
+    const PERFMON: u64 = 1 << 38;
+    const BPF: u64 = 1 << 39;
+    let Some(site) = GraftSite::new("caps") else { return };
+    let [client, server] = keys(&site);
+    site.configure_on(0, &caller(&server, &rule("client", BOUND)));
+    site.configure_on(1, &called(&client, &rule("server", BOUND)));
+    let [near, far] = [0, 1].map(|side| GraftProcess::start_on(&site, side));
+    for daemon in [&near, &far] {
+        wait_for_state(daemon, "agreed");
+        let all = daemon.succeed(&["status", "--json"]);
+        let (capabilities, is_confined) = privileges(part(&all, "tunnel"));
+        assert!(is_confined && capabilities & (SYS_ADMIN | PERFMON | BPF) == 0, "{capabilities:x}");
+        assert_eq!(capabilities & !(NET_BIND_SERVICE | NET_RAW), 0, "{capabilities:x}");
+        assert!(sockets_at(part(&all, "tunnel"), CONTROL) > 0);
+        // The process that loads the programs needs what the other one must not have.
+        let (capabilities, _) = privileges(part(&all, "grafts"));
+        assert_eq!(capabilities & (SYS_ADMIN | BPF), SYS_ADMIN | BPF);
+        assert_eq!(sockets_at(part(&all, "grafts"), CONTROL), 0);
+    }
+}
+
+/// The agreement ends with the process that renews it, and comes back with the next one. If the process that holds the
+/// rules ends, the agreement is negotiated again, too.
+#[test]
+fn agreement_returns_after_either_process_of_a_daemon_was_killed_or_has_hung() {
+    let Some(site) = GraftSite::new("ends") else { return };
+    let [client, server] = keys(&site);
+    site.configure_on(0, &caller(&server, &rule("client", BOUND)));
+    site.configure_on(1, &called(&client, &rule("server", BOUND)));
+    let [near, far] = [0, 1].map(|side| GraftProcess::start_on(&site, side));
+    let listener = site.listen();
+    for daemon in [&near, &far] {
+        for name in ["tunnel", "grafts"] {
+            wait_for_state(&near, "agreed");
+            wait_for_state(&far, "agreed");
+            signal(part(&daemon.succeed(&["status", "--json"]), name), Signal::SIGKILL);
+            wait_until("agreed rules", || is_set(&site, &listener), |set| *set == (true, true));
+        }
+    }
+    // While the process that talks to the peer hangs, the agreement ends at both hosts.
+    let hanging = part(&near.succeed(&["status", "--json"]), "tunnel");
+    pause(hanging);
+    wait_for_peer(&far, "its end", |peer| peer.state != "agreed");
+    wait_until("plain TCP", || is_set(&site, &listener), |set| *set == (false, false));
+    signal(hanging, Signal::SIGCONT);
+    wait_until("agreed rules", || is_set(&site, &listener), |set| *set == (true, true));
 }
 
 /// Both daemons connect to each other. Only one of the two agreements may remain, and it must last.

@@ -1,5 +1,5 @@
-//! Tests of one daemon that has a process (part) for TCP and one for sessions. Each part may end, hang or be restarted
-//! without an effect on the other one.
+//! Tests of one daemon that has processes (parts) for TCP, for agreements with peers, and for sessions. Each part may
+//! end, hang or be restarted without an effect on the others.
 
 use std::{
     fs,
@@ -17,6 +17,8 @@ use crate::site::{
 };
 
 const SESSIONS: u16 = 7000;
+/// Names of the daemon's child processes (parts).
+const PARTS: [&str; 3] = ["grafts", "tunnel", "sessions"];
 /// Longest time in which the daemon must answer while one of its child processes hangs. It detects the hang after some
 /// 2 s; the rest is a margin for a busy machine.
 const BOUNDED: Duration = Duration::from_secs(6);
@@ -37,7 +39,7 @@ fn settings(site: &GraftSite, side: usize) -> String {
          [[session]]\nname = \"s\"\nlocal = \"{local}:{SESSIONS}\"\nremote = \"{remote}:{SESSIONS}\"\n\
          peer = \"other\"\ngraft = \"complete\"\n",
         if side == 0 { rule.as_str() } else { "" },
-        peer(local, remote)
+        peer(local, remote).replace("[agreement]\n", &format!("[agreement]\nlisten = \"{local}:9187\"\n"))
     )
 }
 
@@ -95,14 +97,15 @@ fn processes_of_the_daemon_share_one_control_socket_and_http_page() {
     assert_eq!((status.in_place.rules.len(), status.in_place.loaded.len()), (1, 1));
     assert_eq!(status.sessions.unwrap().sessions[0].name, "s");
     let states: Vec<_> = status.parts.iter().map(|it| (it.name.as_str(), it.state.as_str())).collect();
-    assert_eq!(states, [("grafts", "serving"), ("sessions", "serving")]);
-    for words in ["parts: grafts serving, sessions serving", "hybla", "SESSION"] {
+    assert_eq!(states, [("grafts", "serving"), ("tunnel", "serving"), ("sessions", "serving")]);
+    for words in ["parts: grafts serving, tunnel serving, sessions serving", "hybla", "SESSION"] {
         assert!(near.succeed(&["status"]).contains(words), "{words}");
     }
     wait_until("health", || site.get(0, "/healthz"), |page| page.contains("HTTP/1.1 200"));
     let page = site.get(0, "/metrics");
     for line in [
         r#"millrace_graft_part_up{part="grafts"} 1"#,
+        r#"millrace_graft_part_up{part="tunnel"} 1"#,
         r#"millrace_graft_part_up{part="sessions"} 1"#,
         r#"millrace_graft_connections{graft="hybla"} "#,
         r#"millrace_packet_graft_session{session="s",graft="complete"} 1"#,
@@ -124,7 +127,7 @@ fn processes_of_the_daemon_share_one_control_socket_and_http_page() {
     let tcp_alone = both.split("[sessions]").next().unwrap();
     configure(tcp_alone);
     near.succeed(&["reload"]);
-    assert_eq!(state(&near, "sessions"), "off");
+    assert_eq!((state(&near, "sessions"), state(&near, "tunnel")), ("off".to_owned(), "off".to_owned()));
     assert!(near.fail(&["sessions", "status"]).contains("its part `sessions` is off"));
     assert!(near.fail(&["sessions", "swap", "s", "newest"]).contains("want nothing of the part sessions"));
     configure(&both);
@@ -135,21 +138,21 @@ fn processes_of_the_daemon_share_one_control_socket_and_http_page() {
 }
 
 #[test]
-fn killed_process_of_the_daemon_restarts_while_the_other_continues() {
+fn killed_process_of_the_daemon_restarts_while_the_others_continue() {
     let Some(site) = GraftSite::with_controls("killed") else { return };
     let listener = site.listen();
     let [near, _far] = [0, 1].map(|side| start(&site, side));
     let sockets = [0, 1].map(|side| socket(&site, side));
     exchange([&sockets[0], &sockets[1]]);
-    for name in ["grafts", "sessions"] {
-        let other = if name == "grafts" { "sessions" } else { "grafts" };
+    for name in PARTS {
         let all = near.succeed(&["status", "--json"]);
         let killed = part(&all, name);
-        let kept = part(&all, other);
         signal(killed, Signal::SIGKILL);
-        match name {
-            "grafts" => exchange([&sockets[0], &sockets[1]]),
-            _ => assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla"),
+        if name != "sessions" {
+            exchange([&sockets[0], &sockets[1]]);
+        }
+        if name != "grafts" {
+            assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla");
         }
         let restarts = |status: &control::Status| {
             status
@@ -159,9 +162,14 @@ fn killed_process_of_the_daemon_restarts_while_the_other_continues() {
                 .any(|it| it.name == name)
         };
         let after = wait_until("the part to be restarted", || status(&near), restarts);
-        let all = serde_json::to_string(&after).unwrap();
-        assert_ne!(part(&all, name), killed);
-        assert_eq!(part(&all, other), kept, "{other} was started again");
+        let now = serde_json::to_string(&after).unwrap();
+        for other in PARTS {
+            assert_eq!(
+                part(&now, other) == part(&all, other),
+                other != name,
+                "{other}, after the end of {name}"
+            );
+        }
         assert!(
             near.log().contains(&format!("the part {name} has ended, and is started again")),
             "{}",
@@ -180,7 +188,7 @@ fn hanging_process_of_the_daemon_is_named_and_delays_no_request() {
     let [near, _far] = [0, 1].map(|side| start(&site, side));
     let sockets = [0, 1].map(|side| socket(&site, side));
     exchange([&sockets[0], &sockets[1]]);
-    for name in ["grafts", "sessions"] {
+    for name in PARTS {
         let stopped = part(&near.succeed(&["status", "--json"]), name);
         pause(stopped);
         let (took, trouble) = time(|| status(&near).in_place.trouble);
@@ -189,6 +197,7 @@ fn hanging_process_of_the_daemon_is_named_and_delays_no_request() {
         assert!(trouble.contains(&words), "{trouble:?}");
         let request: &[&str] = match name {
             "grafts" => &["monitor"],
+            "tunnel" => &["reload"],
             _ => &["sessions", "swap", "s", "newest"],
         };
         let (took, said) = time(|| near.fail(request));
@@ -200,16 +209,16 @@ fn hanging_process_of_the_daemon_is_named_and_delays_no_request() {
         );
         assert!(site.get(0, "/healthz").contains("HTTP/1.1 503"));
         match name {
-            "grafts" => {
-                let swapped = near.succeed(&["sessions", "swap", "s", "newest"]);
-                assert!(swapped.starts_with("s: both ends use newest"), "{swapped}");
-                // The peer may not have finished the previous change of the session's graft, so the request is
-                // repeated.
-                wait_for("the swap back", || {
-                    near.verb(&["sessions", "swap", "s", "complete"]).status.success()
-                });
+            "sessions" => {}
+            _ => {
+                // The peer may not have finished the previous change of the session's graft, so requests are repeated.
+                for graft in ["newest", "complete"] {
+                    wait_for("the swap", || near.verb(&["sessions", "swap", "s", graft]).status.success());
+                }
             }
-            _ => assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla"),
+        }
+        if name != "grafts" {
+            assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla");
         }
         signal(stopped, Signal::SIGCONT);
         wait_until("the part to answer", || state(&near, name), |state| state == "serving");
@@ -231,7 +240,7 @@ fn killed_daemon_leaves_none_of_its_processes() {
     for _ in 0..2 {
         let near = start(&site, 0);
         let all = near.succeed(&["status", "--json"]);
-        let parts = ["grafts", "sessions"].map(|name| part(&all, name));
+        let parts = PARTS.map(|name| part(&all, name));
         pause(parts[1]);
         near.kill();
         wait_for("the end of the parts", || parts.iter().all(|id| has_ended(*id)));

@@ -4,11 +4,11 @@
 
 use std::{
     net::SocketAddr,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
-use millrace_graft::agreements::NegotiationState;
+use millrace_graft::{NegotiationEnds, agreements::NegotiationState};
 use millrace_graft_proto::message::{AgreementMessage, AgreementRefusal, RefusalReason};
 use rustls::ServerConfig;
 use tokio::{
@@ -24,7 +24,7 @@ use super::{
     talk::{AgreementTalk, ConversationEnd, unexpected},
     wire::{AgreementWire, PATIENCE, WireError},
 };
-use crate::callers::Callers;
+use crate::{callers::Callers, link::LinkRequest};
 
 /// Limit of concurrent negotiations: at least two for each peer that the settings may have. A peer that has just
 /// restarted may still have its old connection.
@@ -63,7 +63,7 @@ pub async fn listen(context: Arc<AgreementContext>, listener: TcpListener, confi
             let proved = tokio::select! {
                 proved = prove(&context, acceptor, stream) => proved,
                 () = caller.made_way() => {
-                    context.daemon.with(|runtime| runtime.count_stranger());
+                    context.host.strangers.fetch_add(1, Relaxed);
                     None
                 }
             };
@@ -90,11 +90,11 @@ async fn prove(
             debug!(
                 "a connection was refused, since the host's key is not in the settings or its handshake failed: {error}"
             );
-            context.daemon.with(|runtime| runtime.count_stranger());
+            context.host.strangers.fetch_add(1, Relaxed);
             return None;
         }
         Err(_) => {
-            context.daemon.with(|runtime| runtime.count_stranger());
+            context.host.strangers.fetch_add(1, Relaxed);
             return None;
         }
     };
@@ -108,14 +108,10 @@ async fn converse(context: &AgreementContext, stream: TlsStream<TcpStream>, peer
     let token = paths::token(stream.get_ref().1);
     // Probes of the network path that contain this token are answered as long as the negotiation's connection lasts.
     let _answered = token.zip(context.reflector.as_ref()).map(|(token, reflector)| reflector.know(token));
-    let wire = AgreementWire(stream);
-    let mut talk =
-        AgreementTalk { context, peer, wire, local, remote, session: None, calls: false, revision: 0 };
+    let ends = NegotiationEnds { peer: peer.to_owned(), local, remote, calls: false };
+    let mut talk = AgreementTalk { context, wire: AgreementWire(stream), ends, session: None, revision: 0 };
     let Err(ConversationEnd(state)) = go_on(&mut talk).await;
-    let session = talk.session;
-    if let Err(error) = context.daemon.with(|runtime| runtime.ended(peer, session, state)) {
-        warn!(peer, "the agreement on grafts cannot be ended, and stays in force until it expires: {error}");
-    }
+    context.host.link.tell(&LinkRequest::End { peer: peer.to_owned(), session: talk.session, state });
 }
 
 async fn go_on(
@@ -123,12 +119,12 @@ async fn go_on(
 ) -> Result<std::convert::Infallible, ConversationEnd> {
     let context = talk.context;
     // A reload of the settings may have removed the peer since the TLS handshake began.
-    if context.daemon.with(|runtime| runtime.agreement().and_then(|it| it.peer(talk.peer)).is_none()) {
+    if context.host.agreement().is_none_or(|it| it.peer(&talk.ends.peer).is_none()) {
         return Err(talk
             .refuse(AgreementRefusal::new(RefusalReason::NotAllowed, "the settings have changed"))
             .await);
     }
-    let mut changes = context.daemon.changes();
+    let mut changes = context.host.changes();
     let mut patience = PATIENCE;
     loop {
         let message = tokio::select! {

@@ -7,7 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_graft::{agreements::NegotiationState, settings::AgreementPeer, status::Negotiated};
+use millrace_graft::{
+    NegotiationEnds, agreements::NegotiationState, settings::AgreementPeer, status::Negotiated,
+};
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{net::TcpStream, task::JoinSet, time::timeout};
 use tokio_rustls::{TlsConnector, client::TlsStream};
@@ -18,6 +20,7 @@ use super::{
     talk::{AgreementTalk, ConversationEnd, micros},
     wire::{AgreementWire, PATIENCE, WireError},
 };
+use crate::link::LinkRequest;
 
 /// Pause before the next attempt to connect, which doubles after each failure up to `PAUSE_MOST`.
 const PAUSE_LEAST: Duration = Duration::from_millis(200);
@@ -36,9 +39,13 @@ pub async fn call(
     config: Arc<ClientConfig>,
 ) {
     let mut pause = PAUSE_LEAST;
-    let mut changes = context.daemon.changes();
+    let mut changes = context.host.changes();
     loop {
-        if context.daemon.with(|runtime| runtime.is_agreed(&peer.name)) {
+        // Without the process that holds this host's rules there is nothing to offer.
+        if changes.wait_for(|revision| *revision != 0).await.is_err() {
+            return;
+        }
+        if context.host.link.is_agreed(&peer.name, None) {
             tokio::time::sleep(LOOK).await;
             continue;
         }
@@ -66,16 +73,9 @@ async fn converse(
     let (session, state) = match reach(address, config).await {
         Ok((stream, timing)) => {
             let (local, remote) = stream_ends(&stream, address);
-            let mut talk = AgreementTalk {
-                context,
-                peer: &peer.name,
-                wire: AgreementWire(stream),
-                local,
-                remote,
-                session: None,
-                calls: true,
-                revision: 0,
-            };
+            let ends = NegotiationEnds { peer: peer.name.clone(), local, remote, calls: true };
+            let mut talk =
+                AgreementTalk { context, wire: AgreementWire(stream), ends, session: None, revision: 0 };
             let Err(ConversationEnd(state)) = go_on(&mut talk, peer, timing).await;
             (talk.session, state)
         }
@@ -84,13 +84,7 @@ async fn converse(
     if session.is_some() {
         warn!(peer = peer.name, "the agreement with the peer has ended: {}", describe_state(&state));
     }
-    let ended = context.daemon.with(|runtime| runtime.ended(&peer.name, session, state));
-    if let Err(error) = ended {
-        warn!(
-            peer = peer.name,
-            "the agreement on grafts cannot be ended, and stays in force until it expires: {error}"
-        );
-    }
+    context.host.link.tell(&LinkRequest::End { peer: peer.name.clone(), session, state });
     session.is_some()
 }
 
@@ -157,7 +151,7 @@ async fn go_on(
     timing: Negotiated,
 ) -> Result<std::convert::Infallible, ConversationEnd> {
     let context = talk.context;
-    let mut changes = context.daemon.changes();
+    let mut changes = context.host.changes();
     talk.offer(timing).await?;
     let token = paths::token(talk.wire.0.get_ref().1);
     let mut probes = tokio::time::interval(PROBE_EVERY);
@@ -169,12 +163,12 @@ async fn go_on(
             () = again => {}
             _ = changes.changed() => {}
             _ = probes.tick(), if peer.probe && token.is_some() => {
-                probing.spawn(paths::probe(talk.remote, token.unwrap_or_default()));
+                probing.spawn(paths::probe(talk.ends.remote, token.unwrap_or_default()));
                 continue;
             }
             // The offer below is sent at once and carries the result of the path probe.
             Some(Ok(verdict)) = probing.join_next() => {
-                context.daemon.with(|runtime| runtime.note_path(&peer.name, &verdict));
+                context.host.link.tell(&LinkRequest::NotePath { peer: peer.name.clone(), verdict });
             }
         }
         talk.offer(Negotiated::default()).await?;

@@ -4,6 +4,7 @@
 
 mod answer;
 mod call;
+mod host;
 mod paths;
 mod talk;
 mod wire;
@@ -14,8 +15,9 @@ use anyhow::Context as _;
 use millrace_graft::settings::AgreementSettings;
 use tokio::{net::TcpListener, task::JoinSet};
 
+pub use self::host::AgreementHost;
 use self::paths::Reflector;
-use super::{daemon::GraftDaemon, tls::Tls};
+use super::tls::Tls;
 
 /// The tasks that connect to peers and accept connections of peers. They end when this value is dropped.
 pub struct AgreementTasks {
@@ -25,7 +27,7 @@ pub struct AgreementTasks {
 
 /// State that all negotiations of agreements with peers share.
 struct AgreementContext {
-    daemon: Arc<GraftDaemon>,
+    host: Arc<AgreementHost>,
     agreement: AgreementSettings,
     tls: Tls,
     /// Answers peers' probes of the network path. `None` if this host does not listen for peers.
@@ -38,7 +40,7 @@ impl AgreementTasks {
     ///
     /// # Errors
     /// A key or a certificate is not usable, or this host cannot listen on a port.
-    pub async fn start(daemon: Arc<GraftDaemon>, agreement: AgreementSettings) -> anyhow::Result<Self> {
+    pub async fn start(host: Arc<AgreementHost>, agreement: AgreementSettings) -> anyhow::Result<Self> {
         let tls = Tls::new(&agreement)?;
         let server = Arc::new(tls.server()?);
         let listener = match agreement.listen {
@@ -54,7 +56,7 @@ impl AgreementTasks {
             reflector.serve(&mut tasks)?;
         }
         let peers = agreement.peers.clone();
-        let context = Arc::new(AgreementContext { daemon, agreement, tls, reflector });
+        let context = Arc::new(AgreementContext { host, agreement, tls, reflector });
         for peer in peers {
             let Some(address) = peer.address else { continue };
             let config = Arc::new(context.tls.client(&peer)?);

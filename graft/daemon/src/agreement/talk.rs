@@ -1,12 +1,11 @@
 //! The negotiation of an agreement between two hosts: offer, accept, confirm. Each host checks the statement of
 //! settings that the other host sends, and then puts the agreement into force on its own side.
 
-use std::{net::SocketAddr, time::Instant};
+use std::time::Instant;
 
-use millrace_daemon::daemon::Daemon as _;
+use millrace_daemon::socket::another_answer;
 use millrace_graft::{
-    AgreedStatements, AgreementSession, OwnStatement, agreements::NegotiationState, settings::GraftFetch,
-    status::Negotiated,
+    AgreementSession, NegotiationEnds, agreements::NegotiationState, settings::GraftFetch, status::Negotiated,
 };
 use millrace_graft_proto::{
     evidence::Downgrade,
@@ -14,12 +13,14 @@ use millrace_graft_proto::{
     message::{AgreementMessage, AgreementRefusal, Hash, RefusalReason, Statement},
 };
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::task::block_in_place;
 use tracing::{info, warn};
 
 use super::{
     AgreementContext,
     wire::{AgreementWire, PATIENCE, WireError},
 };
+use crate::link::{LinkAnswer, LinkRequest};
 
 /// The state of the agreement when its negotiation ends.
 pub struct ConversationEnd(pub NegotiationState);
@@ -30,9 +31,9 @@ impl From<WireError> for ConversationEnd {
     }
 }
 
-impl From<millrace_graft::Error> for ConversationEnd {
-    fn from(error: millrace_graft::Error) -> Self {
-        Self(NegotiationState::Ended(format!("this host has failed: {error}")))
+impl From<anyhow::Error> for ConversationEnd {
+    fn from(error: anyhow::Error) -> Self {
+        Self(NegotiationState::Ended(format!("this host has failed: {error:#}")))
     }
 }
 
@@ -47,13 +48,9 @@ fn refused_by_peer(refusal: AgreementRefusal) -> ConversationEnd {
 /// One host's side of the negotiation of an agreement.
 pub struct AgreementTalk<'a, S> {
     pub context: &'a AgreementContext,
-    pub peer: &'a str,
     pub wire: AgreementWire<S>,
-    pub local: SocketAddr,
-    pub remote: SocketAddr,
+    pub ends: NegotiationEnds,
     pub session: Option<AgreementSession>,
-    /// True if this host opened the connection to the peer.
-    pub calls: bool,
     /// Revision of this host's settings that its latest offer or acceptance was based on.
     pub revision: u64,
 }
@@ -65,9 +62,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
         loop {
             let start = Instant::now();
             let own = self.speak()?;
-            self.wire.send(&AgreementMessage::Offer(Box::new(own.statement.clone()))).await?;
+            self.wire.send(&AgreementMessage::Offer(Box::new(own))).await?;
             let theirs = self.accepted().await?;
-            let terms = self.consider(&own, &theirs).await?;
+            let terms = self.consider(&theirs).await?;
             // After a graft was fetched from the peer, this host has more to offer, so it sends another offer.
             if self.fetch(&theirs).await? {
                 continue;
@@ -75,10 +72,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
             let answered = Instant::now();
             self.wire.send(&AgreementMessage::Confirm).await?;
             let offer_us = micros(answered - start);
-            let hold_s = own.statement.hold_s;
             let timing = Negotiated { offer_us, ..timing.clone() };
-            let agreed = AgreedStatements { own: &own, theirs: &theirs, terms: &terms, hold_s };
-            if self.bind(&agreed, timing, answered)? {
+            if self.bind(&theirs, &terms, timing, answered)? {
                 return Ok(());
             }
         }
@@ -108,11 +103,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
 
     /// Answers one offer. Returns the next offer, if the connecting host sends another one before it confirms this one.
     async fn answer_once(&mut self, theirs: &Statement) -> Result<Option<Statement>, ConversationEnd> {
-        let own = self.speak()?;
-        let terms = self.consider(&own, theirs).await?;
-        let called = |peer| self.context.daemon.with(|runtime| runtime.has_called(peer, theirs.epoch));
+        let mut own = self.speak()?;
+        let mut terms = self.consider(theirs).await?;
         // If both hosts connected at the same time, only one of the two negotiations takes effect.
-        if self.session.is_none() && called(self.peer) {
+        let link = &self.context.host.link;
+        if self.session.is_none() && link.is_agreed(&self.ends.peer, Some(theirs.epoch)) {
             return Err(self
                 .refuse(AgreementRefusal::new(
                     RefusalReason::Busy,
@@ -120,15 +115,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
                 ))
                 .await);
         }
-        let (own, terms) = match self.fetch(theirs).await? {
-            true => {
-                let own = self.speak()?;
-                let terms = self.consider(&own, theirs).await?;
-                (own, terms)
-            }
-            false => (own, terms),
-        };
-        self.wire.send(&AgreementMessage::Accept(Box::new(own.statement.clone()))).await?;
+        if self.fetch(theirs).await? {
+            own = self.speak()?;
+            terms = self.consider(theirs).await?;
+        }
+        self.wire.send(&AgreementMessage::Accept(Box::new(own))).await?;
         loop {
             match self.wire.receive(PATIENCE).await? {
                 AgreementMessage::Confirm => break,
@@ -138,8 +129,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
                 other => return Err(unexpected(&other, "confirm")),
             }
         }
-        let agreed = AgreedStatements { own: &own, theirs, terms: &terms, hold_s: theirs.hold_s };
-        match self.bind(&agreed, Negotiated::default(), Instant::now())? {
+        match self.bind(theirs, &terms, Negotiated::default(), Instant::now())? {
             true => Ok(None),
             // This host ends the connection. The connecting host notices that, and connects again.
             false => {
@@ -148,25 +138,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
         }
     }
 
-    fn speak(&mut self) -> Result<OwnStatement, ConversationEnd> {
-        let local = self.local;
-        let remote = self.remote;
-        let peer = self.peer;
-        let (own, revision) = self.context.daemon.with(|runtime| {
-            let own = runtime.statement(local, remote, peer)?;
-            Ok::<_, millrace_graft::Error>((own, runtime.revision()))
-        })?;
+    fn speak(&mut self) -> Result<Statement, ConversationEnd> {
+        let (own, revision) = self.context.host.link.statement(&self.ends)?;
         self.revision = revision;
         Ok(own)
     }
 
-    async fn consider(
-        &mut self,
-        own: &OwnStatement,
-        theirs: &Statement,
-    ) -> Result<JudgeTerms, ConversationEnd> {
-        let (terms, found) = self.context.daemon.with(|runtime| runtime.consider(self.peer, own, theirs));
-        report(self.peer, &found);
+    async fn consider(&mut self, theirs: &Statement) -> Result<JudgeTerms, ConversationEnd> {
+        let request = LinkRequest::Consider { ends: self.ends.clone(), theirs: Box::new(theirs.clone()) };
+        let Some(LinkAnswer::Considered(terms, found)) = self.context.host.link.ask(&request)? else {
+            return Err(another_answer().into());
+        };
+        report(&self.ends.peer, &found);
         match terms {
             Ok(terms) => Ok(terms),
             Err(refusal) => Err(self.refuse(refusal).await),
@@ -186,43 +169,49 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
 
     fn bind(
         &mut self,
-        agreed: &AgreedStatements<'_>,
+        theirs: &Statement,
+        terms: &JudgeTerms,
         timing: Negotiated,
         start: Instant,
     ) -> Result<bool, ConversationEnd> {
-        let session = self.session;
-        let bound = self.context.daemon.with(|runtime| {
-            let timing = Negotiated { bind_us: micros(start.elapsed()), ..timing };
-            runtime.bind(self.peer, self.calls, session, agreed, timing)
-        })?;
-        if let (None, Some(_)) = (session, bound) {
+        let request = LinkRequest::Bind {
+            ends: self.ends.clone(),
+            session: self.session,
+            revision: self.revision,
+            theirs: Box::new(theirs.clone()),
+            timing: Negotiated { bind_us: micros(start.elapsed()), ..timing },
+        };
+        let Some(LinkAnswer::Bound(bound)) = self.context.host.link.ask(&request)? else {
+            return Err(another_answer().into());
+        };
+        if let (None, Some(_)) = (self.session, bound) {
             info!(
-                peer = self.peer,
-                rules = agreed.terms.rules.len(),
+                peer = self.ends.peer,
+                rules = terms.rules.len(),
                 "an agreement on grafts with the peer is in force"
             );
         }
-        self.session = bound.or(session);
+        self.session = bound.or(self.session);
         Ok(bound.is_some())
     }
 
     /// Fetches a graft that this host's settings want from a peer that has it. Returns whether the graft was received.
     async fn fetch(&mut self, theirs: &Statement) -> Result<bool, ConversationEnd> {
-        let daemon = &self.context.daemon;
-        let wanted = daemon.with(|runtime| runtime.wanted_from(theirs));
-        let Some(wanted) = wanted.filter(|it| daemon.may_fetch(it.identity)) else { return Ok(false) };
+        let host = &self.context.host;
+        let wanted = block_in_place(|| host.settings().wanted_from(theirs));
+        let Some(wanted) = wanted.filter(|it| host.may_fetch(it.identity)) else { return Ok(false) };
         match self.take(&wanted).await? {
             Ok(()) => {
-                info!(peer = self.peer, graft = wanted.graft, "a graft was fetched from the peer");
+                info!(peer = self.ends.peer, graft = wanted.graft, "a graft was fetched from the peer");
                 Ok(true)
             }
             Err(error) => {
                 warn!(
-                    peer = self.peer,
+                    peer = self.ends.peer,
                     graft = wanted.graft,
                     "a graft cannot be fetched from the peer: {error}"
                 );
-                daemon.cannot_fetch(wanted.identity);
+                host.cannot_fetch(wanted.identity);
                 Ok(false)
             }
         }
@@ -236,15 +225,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
             other => return Err(unexpected(&other, "object")),
         };
         let image = self.wire.receive_bytes(bytes as usize).await?;
-        let daemon = &self.context.daemon;
-        let kept = daemon.with(|runtime| runtime.keep(wanted, &manifest, &image));
-        Ok(kept
-            .map_err(|error| error.to_string())
-            .and_then(|()| daemon.reload().map_err(|error| format!("{error:#}"))))
+        let kept = self.context.host.keep(wanted, &manifest, &image);
+        Ok(kept.map_err(|error| format!("{error:#}")))
     }
 
     async fn give(&mut self, identity: Hash) -> Result<(), ConversationEnd> {
-        let given = self.context.daemon.with(|runtime| runtime.give(identity));
+        let given = block_in_place(|| self.context.host.settings().give(identity));
         let Some((manifest, image)) = given else {
             return Err(self
                 .refuse(AgreementRefusal::new(
@@ -253,7 +239,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
                 ))
                 .await);
         };
-        info!(peer = self.peer, %identity, "a graft was sent to the peer");
+        info!(peer = self.ends.peer, %identity, "a graft was sent to the peer");
         let bytes = u32::try_from(image.len()).unwrap_or(u32::MAX);
         self.wire.send(&AgreementMessage::Object { manifest, bytes }).await?;
         Ok(self.wire.send_bytes(&image).await?)
