@@ -5,6 +5,9 @@
 //! cost. [`RouteTable`] keeps the announcements of all sessions, and answers three questions: which session to
 //! subscribe at, what to announce to a session, and whether a track has to move to another session.
 //!
+//! Relays that announce nothing to each other register their publishers' namespaces in a store, and look up the others'.
+//! [`LookupCache`] keeps the store's answers.
+//!
 //! The crate does no I/O, reads no clock and draws no random numbers.
 //!
 //! # Why routes contain no loops
@@ -17,8 +20,10 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+mod lookup;
 mod table;
 
+pub use lookup::{LookupCache, LookupLimits, RegistrationKey, RegistrationState};
 pub use millrace_moq::{HopError, HopId, HopPath};
 pub use table::{
     Announcement, AnnouncementKey, AnnouncementRefusal, ClusterLink, NamespaceRoute, Neighbour, NextSource,
