@@ -32,7 +32,7 @@ LAYOUT = [
     ("daemon", "millrace-daemon", "base logging"),
     ("relay/access", "millrace-access", "base moq transport"),
     ("relay/cluster", "millrace-relay-cluster", "moq"),
-    ("relay/discovery", "millrace-relay-discovery", "base"),
+    ("relay/discovery", "millrace-relay-discovery", "base moq relay-cluster"),
     ("relay", "millrace-relay", "access relay-cluster base logging quic webtransport moq transport"),
     ("relay/kernel", "millrace-relay-kernel", "kernel-build kernel quic moq transport"),
     ("gate", "millrace-gate", "base kernel-build kernel"),

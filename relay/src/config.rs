@@ -67,6 +67,10 @@ pub struct RelayCluster {
     pub peers: Vec<ClusterPeer>,
     /// The most namespaces to which one session may announce routes.
     pub max_routes: usize,
+    /// How long a session with another relay stays open without a use, if relays look up namespaces in a
+    /// [`NamespaceDirectory`](crate::NamespaceDirectory) and connect to each other on demand. `None`: they announce
+    /// namespaces to each other.
+    pub on_demand: Option<Duration>,
 }
 
 /// A relay of the cluster that this relay connects to.

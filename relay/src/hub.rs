@@ -14,7 +14,7 @@ mod tests;
 use std::{
     collections::BTreeMap,
     ops::Bound::Included,
-    sync::Arc,
+    sync::{Arc, OnceLock, Weak},
     time::{Duration, Instant},
 };
 
@@ -32,7 +32,8 @@ pub use self::{
     counters::OperatorCounters,
     namespaces::{NamespaceEvent, NamespaceWatch, Publication, Publishers},
     publisher::{
-        FetchAnswer, FetchPiece, FetchedObjects, Fetching, HubPublisher, Requester, SubscribeAnswer,
+        FetchAnswer, FetchPiece, FetchedObjects, Fetching, HubPublisher, NamespaceSeeker, Requester,
+        SubscribeAnswer,
     },
     route_watch::RouteWatch,
 };
@@ -44,6 +45,9 @@ use super::{
 /// The shortest and the longest pause between two searches for a track's publishers, while a SUBSCRIBE waits. The pause
 /// doubles with each search, so publishers that connect and disconnect quickly cause few searches.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+/// How long a SUBSCRIBE that waits for a publisher waits until the relay looks for one at other relays again, if nothing
+/// tells it to before.
+const SEEK_AGAIN: Duration = Duration::from_secs(5);
 
 /// Limits and timeouts of the whole relay.
 #[derive(Clone, Copy, Debug)]
@@ -84,6 +88,8 @@ pub struct Hub {
     namespaces: Arc<namespaces::PublisherNamespaces>,
     /// SUBSCRIBEs that wait for a publisher of their track to appear.
     waiting: Waiters<TrackName>,
+    /// Finds publishers at other relays. Not set if relays announce namespaces to each other.
+    seeker: OnceLock<Weak<dyn NamespaceSeeker>>,
 }
 
 type Tracks = BTreeMap<TrackName, Arc<LiveTrack>>;
@@ -108,7 +114,13 @@ impl Hub {
             tracks: Arc::default(),
             namespaces: Arc::default(),
             waiting: Waiters::default(),
+            seeker: OnceLock::new(),
         }
+    }
+
+    /// Has publishers looked for at other relays when a namespace has none here.
+    pub fn set_seeker(&self, seeker: Weak<dyn NamespaceSeeker>) {
+        let _ = self.seeker.set(seeker); // A relay has one seeker, so no earlier one is replaced.
     }
 
     /// Makes the relay part of a cluster.
@@ -163,7 +175,7 @@ impl Hub {
     ) -> Result<Arc<LiveTrack>, RequestError> {
         // A subscriber that does not wait must not make the relay create a track that nobody can serve.
         if rendezvous.is_zero() {
-            self.check_known(name, requester)?;
+            self.find(name, requester).await?;
         }
         let track = self.track(name, Instant::now())?;
         match new_group {
@@ -185,6 +197,52 @@ impl Hub {
             return Ok(());
         }
         Err(self.absent())
+    }
+
+    /// Looks for a publisher of the track at other relays, if none is known. Then does what [`Self::check_known`] does.
+    pub async fn find(&self, name: &TrackName, requester: Requester) -> Result<(), RequestError> {
+        let sought = self.seek(name, requester).await;
+        self.check_known(name, requester).map_err(|absent| sought.err().unwrap_or(absent))
+    }
+
+    /// Looks for a publisher of the track at other relays, if none is known. Requests of other relays are not passed
+    /// on: they look for publishers themselves.
+    pub async fn seek(&self, name: &TrackName, requester: Requester) -> SubscribeAnswer {
+        let is_relay = requester.is_relay || requester.is_upstream || requester.hop.is_named();
+        let Some(seeker) = self.seeker().filter(|_| !is_relay) else { return Ok(()) };
+        let is_here = self.find_track(name).is_some_and(|track| track.is_established());
+        if is_here || self.has_publisher(name.namespace()) {
+            return Ok(());
+        }
+        seeker.seek(name.namespace().clone()).await
+    }
+
+    fn seeker(&self) -> Option<Arc<dyn NamespaceSeeker>> {
+        self.seeker.get().and_then(Weak::upgrade)
+    }
+
+    /// Looks for a publisher of a namespace at other relays, without waiting for it.
+    pub fn want(&self, namespace: &Namespace) {
+        if let Some(seeker) = self.seeker().filter(|_| !self.has_publisher(namespace)) {
+            seeker.want(namespace.clone());
+        }
+    }
+
+    /// Reports whether a publisher other than the upstream relay is known for the namespace.
+    pub fn has_publisher(&self, namespace: &Namespace) -> bool {
+        let known = self.publishers_of(namespace, Requester::NOBODY).all;
+        known.iter().any(|publisher| !publisher.is_upstream())
+    }
+
+    /// Waits until the namespace or a prefix of it is published. Call this before you look for publishers.
+    pub fn await_publisher(&self, namespace: &Namespace) -> impl Future<Output = ()> + '_ {
+        let waiter = TrackName::new(namespace.clone(), "").ok().map(|name| self.waiting.wait(&name));
+        async {
+            match waiter {
+                Some(waiter) => waiter.woken().await,
+                None => std::future::pending().await,
+            }
+        }
     }
 
     /// Returns the error for a track that nobody publishes.
@@ -232,7 +290,7 @@ impl Hub {
     }
 
     /// Wakes the SUBSCRIBEs that wait for a publisher of tracks below `namespace`.
-    fn wake_waiting(&self, namespace: &Namespace) {
+    pub fn wake_waiting(&self, namespace: &Namespace) {
         if let Included(first) = pages::front(namespace) {
             self.waiting.wake_range(&first, |name| namespace.is_prefix_of(name.namespace()));
         }
@@ -326,19 +384,23 @@ impl Hub {
         loop {
             // The waiter is registered before the search: a publisher that appears during the search wakes it.
             let waiter = self.waiting.wait(track.name());
+            let sought = timeout_at(deadline, self.seek(track.name(), requester)).await.unwrap_or(Ok(()));
             match self.try_upstream(track, requester).await {
                 // Only the lack of a publisher is worth waiting for. Success and any other refusal are final.
                 Err(refusal) if refusal.code == code::Request::DOES_NOT_EXIST => {}
                 decided => return decided,
             }
             let next = Clock::now() + pause;
+            let again = if sought.is_err() { deadline.min(Clock::now() + SEEK_AGAIN) } else { deadline };
             // A publisher that connects and disconnects quickly causes at most one search per pause.
             let woken = async {
                 waiter.woken().await;
                 sleep_until(next).await;
             };
-            if timeout_at(deadline, woken).await.is_err() {
-                return Err(RequestError::new(code::Request::TIMEOUT, "no publisher appeared in time"));
+            if timeout_at(again, woken).await.is_err() && again == deadline {
+                let reason =
+                    sought.err().map_or("no publisher appeared in time".into(), |error| error.reason);
+                return Err(RequestError::new(code::Request::TIMEOUT, reason));
             }
             pause = (pause * 2).min(longest);
         }
@@ -419,6 +481,9 @@ impl Hub {
     /// subscriptions was lost.
     fn replace_publisher(&self, track: &Arc<LiveTrack>) {
         let Publishers { mut all, in_turn } = self.publishers_for(track, Requester::NOBODY);
+        if all.is_empty() {
+            self.want(track.name().namespace());
+        }
         if in_turn {
             // All relays of a cluster deliver the same media, so one of them is enough.
             all.truncate(1);

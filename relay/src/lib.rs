@@ -18,6 +18,7 @@
 //! | `delays` | how long media may wait for a subscriber: [`Delays`] |
 //! | `upstream`, `reconnect` | one publisher of a track; how long the relay waits before it connects to its upstream relay again |
 //! | `millrace-relay-cluster` | the routes between relays: `hub::routes` keeps them, `session::mesh` sends and receives them |
+//! | `directory` | the store in which relays look up namespaces, instead of announcing them: [`NamespaceDirectory`]; `server::on_demand` connects |
 //! | `outbox` | packets of several connections that leave in one batch |
 //! | `incomplete` | how many bytes of incomplete messages a session may send |
 //! | [`LogLimit`] | how many log lines peers may cause: a layer for the log subscriber of a program that embeds a relay |
@@ -110,6 +111,7 @@ mod admission;
 mod catalog;
 mod config;
 mod delays;
+mod directory;
 mod engine;
 mod hub;
 mod incomplete;
@@ -132,6 +134,7 @@ pub use millrace_access as access;
 pub use admission::{Admission, OpenAdmission, Permit, TooManySessions};
 pub use config::{ClusterPeer, Config, Origins, RelayCluster, UpstreamRelay, has_user, is_of_a_relay};
 pub use delays::{DelayRule, Delays};
+pub use directory::{LookedUpPeers, NamespaceDirectory};
 pub use engine::RelayEngine;
 pub use ladders::{AdaptiveMode, LadderRule};
 pub use millrace_logging::LogLimit;

@@ -354,6 +354,8 @@ impl StatusSources<'_> {
             publisher_searches: counters.publisher_searches.load(Relaxed),
             upstream_changes: counters.upstream_changes.load(Relaxed),
             reroutes: counters.reroutes.load(Relaxed),
+            sessions_on_demand: counters.sessions_on_demand.load(Relaxed),
+            sessions_unneeded: counters.sessions_unneeded.load(Relaxed),
             routes_looped: counters.routes_looped.load(Relaxed),
             routes_refused: counters.routes_refused.load(Relaxed),
             renditions_down: counters.renditions_down.load(Relaxed),
@@ -446,7 +448,7 @@ pub fn describe_routes(table: &RouteTable, prefix: &Namespace) -> status::Routes
             .collect(),
     });
     let namespaces = namespaces.collect();
-    status::RoutesStatus { namespaces, truncated: found.next().is_some() }
+    status::RoutesStatus { namespaces, truncated: found.next().is_some(), lookup: None }
 }
 
 fn describe_route(table: &RouteTable, namespace: &Namespace, route: &NamespaceRoute) -> status::RouteStatus {

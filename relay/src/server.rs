@@ -2,6 +2,7 @@
 
 mod dial;
 mod idle;
+mod on_demand;
 mod peers;
 mod upstreams;
 
@@ -151,6 +152,7 @@ struct ServerShared {
     session_over: Notify,
     /// The relays of the cluster to which this relay connects.
     peers: peers::KeptPeers,
+    demands: on_demand::Demands,
     /// The state of the store through which relays of the cluster are discovered.
     discovery: Mutex<Option<status::ClusterDiscoveryStatus>>,
 }
@@ -211,8 +213,9 @@ impl BoundRelay {
         let adaptive = config.adaptive.clone();
         let hub = Hub::new(limits, cache, delays, adaptive, config.switching_sets);
         let hub = Arc::new(match &config.cluster {
-            Some(RelayCluster { hop, cost, max_routes, .. }) => {
+            Some(RelayCluster { hop, cost, max_routes, on_demand, .. }) => {
                 let table = RouteTable::new(*hop, cluster::RouteLimits { per_link: *max_routes });
+                let table = if on_demand.is_some() { table.announcing_only_own() } else { table };
                 hub.with_table_of_routes(table, *cost)
             }
             None => hub,
@@ -236,6 +239,7 @@ impl BoundRelay {
             past: PastCounts::default(),
             session_over: Notify::new(),
             peers: peers::KeptPeers::default(),
+            demands: on_demand::Demands::default(),
             discovery: Mutex::default(),
         });
         // Dropping the set of tasks aborts them.
@@ -281,7 +285,8 @@ impl Server {
 
     /// Returns the routes to namespaces below `prefix`; `None` if the relay is in no cluster.
     pub fn routes(&self, prefix: &Namespace) -> Option<status::RoutesStatus> {
-        self.shared.hub.with_table(|table| describe_routes(table, prefix))
+        let routes = self.shared.hub.with_table(|table| describe_routes(table, prefix))?;
+        Some(status::RoutesStatus { lookup: self.shared.describe_lookup(prefix), ..routes })
     }
 
     /// Connects to these relays, which a discovery store has named, in addition to those of the settings. A relay that
@@ -292,6 +297,11 @@ impl Server {
         for peer in self.shared.peers.take_found(peers) {
             tasks.spawn(Arc::clone(&self.shared).keep_peer(peer));
         }
+    }
+
+    /// Returns how many sessions are open, and how many may be.
+    pub fn session_count(&self) -> (usize, usize) {
+        (self.shared.sessions.lock().len(), self.shared.config.max_sessions)
     }
 
     /// Sets the state of the discovery store, which the relay's status shows.
@@ -385,7 +395,10 @@ impl ServerShared {
             handshakes: self.handshakes.all.load(Relaxed),
             past: &self.past,
             peers: self.peers.status(),
-            discovery: self.discovery.lock().clone(),
+            discovery: self.discovery.lock().clone().map(|discovery| status::ClusterDiscoveryStatus {
+                lookup: self.lookup_status(),
+                ..discovery
+            }),
             windows: &self.config.transport.windows,
             uptime: self.since.elapsed(),
             draining: self.draining.load(Relaxed),

@@ -5,6 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+pub use millrace_relay_cluster::LookupStatus;
 use serde::{Deserialize, Serialize};
 
 /// The state of a relay, which `/status` returns as JSON.
@@ -111,6 +112,8 @@ pub struct ClusterDiscoveryStatus {
     pub error: String,
     /// Number of failed attempts to read the store since the relay started.
     pub failures: u64,
+    /// The namespaces that are registered and looked up in the store. Absent if relays announce them to each other.
+    pub lookup: Option<LookupStatus>,
 }
 
 /// A relay of the cluster to which this relay connects.
@@ -125,6 +128,8 @@ pub struct ClusterPeerStatus {
     pub reason: String,
     /// True if the relay was discovered through a store and is not in the settings.
     pub found: bool,
+    /// True if the session was begun because a namespace was asked for, and ends when nobody needs it.
+    pub on_demand: bool,
 }
 
 /// A session with another relay of the cluster.
@@ -152,6 +157,44 @@ pub struct RoutesStatus {
     pub namespaces: Vec<RoutedNamespace>,
     /// True if there are more namespaces than the answer may contain.
     pub truncated: bool,
+    /// What the discovery store says about the prefix. Absent if relays announce namespaces to each other.
+    pub lookup: Option<NamespaceLookupStatus>,
+}
+
+/// What the discovery store says about a namespace, and the attempts to get it from the relays that have registered it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NamespaceLookupStatus {
+    /// True if the store's answer is in memory. Otherwise, the store was not asked lately, or did not answer.
+    pub known: bool,
+    /// The relays that have registered the namespace or a prefix of it.
+    pub registered: Vec<RegisteredRelay>,
+    /// The relays that were tried last, the nearest first.
+    pub tried: Vec<TriedRelay>,
+    /// Seconds since they were tried.
+    pub tried_s: u64,
+}
+
+/// A relay that has registered a namespace in the discovery store.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RegisteredRelay {
+    /// Host name and port of the relay.
+    pub host: String,
+    /// The registered namespace, as text in the form that commands accept.
+    pub namespace: String,
+    /// True if the relay's present run has registered it. A registration of an earlier run is not used.
+    pub usable: bool,
+}
+
+/// An attempt to get a namespace from a relay that has registered it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TriedRelay {
+    /// Host name and port of the relay.
+    pub host: String,
+    /// Why the relay cannot be used. Empty if it has announced the namespace.
+    pub failure: String,
 }
 
 /// The routes to a namespace.
@@ -561,6 +604,10 @@ pub struct RelayTotals {
     pub upstream_changes: u64,
     /// Times that a track moved from one relay of the cluster to another.
     pub reroutes: u64,
+    /// Sessions with other relays that were begun because a namespace was asked for.
+    pub sessions_on_demand: u64,
+    /// Sessions with other relays that were closed because nobody needed them any more.
+    pub sessions_unneeded: u64,
     /// Announcements and requests of other relays that were refused because they had passed this relay before.
     pub routes_looped: u64,
     /// Announcements of other relays that were refused because they are not allowed or too many.

@@ -7,8 +7,11 @@ use millrace_daemon::render::{
 };
 use millrace_moq::Namespace;
 use millrace_relay_daemon::{
-    status::{ClusterStatus, RouteStatus, RoutedNamespace, RoutesStatus, Status},
-    text::found,
+    status::{
+        ClusterStatus, NamespaceLookupStatus, RegisteredRelay, RouteStatus, RoutedNamespace, RoutesStatus,
+        Status, TriedRelay,
+    },
+    text::{found, looked_up},
 };
 
 use super::status;
@@ -56,6 +59,9 @@ pub fn run(args: ClusterArgs) -> anyhow::Result<()> {
         ClusterVerb::Why { namespace, asked } => {
             let status = asked.ask()?;
             let cluster = status.cluster.as_ref().context(NO_CLUSTER)?;
+            let lookup =
+                ask(&asked, &namespace)?.lookup.as_ref().map(|lookup| render_lookup(lookup, width()));
+            let lookup = lookup.unwrap_or_default();
             // An announced namespace covers all namespaces that begin with it. The longest announced prefix applies.
             let mut prefixes: Vec<_> = namespace.prefixes().collect();
             prefixes.reverse();
@@ -63,8 +69,11 @@ pub fn run(args: ClusterArgs) -> anyhow::Result<()> {
                 let found = ask(&asked, &prefix)?.namespaces.into_iter();
                 let exact = prefix.typed().to_string();
                 if let Some(routed) = found.into_iter().find(|routed| routed.namespace == exact) {
-                    return print(&render_why(cluster, &namespace, &routed, width()));
+                    return print(&(render_why(cluster, &namespace, &routed, width()) + &lookup));
                 }
+            }
+            if !lookup.is_empty() {
+                return print(&lookup);
             }
             bail!("no relay of the cluster announces {}, and nobody publishes it here", namespace.typed());
         }
@@ -108,6 +117,7 @@ fn render_status(status: &Status, width: usize) -> anyhow::Result<String> {
     );
     if let Some(discovery) = &cluster.discovery {
         line(&mut out, width, &found(discovery));
+        discovery.lookup.iter().for_each(|lookup| line(&mut out, width, &looked_up(lookup, totals)));
     }
     if !cluster.peers.is_empty() {
         let rows = cluster.peers.iter().map(|peer| {
@@ -185,6 +195,26 @@ fn render_why(cluster: &ClusterStatus, asked: &Namespace, routed: &RoutedNamespa
         if let Some(first) = routed.routes.first().filter(|_| place > 0) {
             say(format!("  {}", why_not(first, route)));
         }
+    }
+    out
+}
+
+/// Describes what the discovery store says about a namespace, and the attempts to get it.
+fn render_lookup(lookup: &NamespaceLookupStatus, width: usize) -> String {
+    let mut out = String::new();
+    let mut say = |text: String| line(&mut out, width, &text);
+    match (lookup.known, lookup.registered.is_empty()) {
+        (false, _) => say("the store's answer is not in memory: it is asked when a viewer asks".to_owned()),
+        (true, true) => say("the store has no other relay that has registered it".to_owned()),
+        (true, false) => {}
+    }
+    for RegisteredRelay { host, namespace, usable } in &lookup.registered {
+        let state = if *usable { "" } else { ", by another run than the present one: not used" };
+        say(format!("the store has {namespace} at {host}{state}"));
+    }
+    for TriedRelay { host, failure } in &lookup.tried {
+        let outcome = if failure.is_empty() { "announces it" } else { failure };
+        say(format!("tried {} s ago: {host}: {outcome}", lookup.tried_s));
     }
     out
 }

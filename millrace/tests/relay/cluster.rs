@@ -14,7 +14,7 @@ use millrace_moq::{
 use millrace_relay::access::{AccessRule, Principal};
 use millrace_relay_daemon::{
     config::{self, UpstreamConfig},
-    status::{ClusterStatus, RouteStatus, StatusSource as _},
+    status::{ClusterStatus, LookupStatus, RouteStatus, StatusSource as _},
 };
 use millrace_testkit::async_wait_until;
 use nix::sys::signal::Signal;
@@ -142,6 +142,15 @@ async fn chain_of_relays_carries_a_track_once_and_reports_its_path() {
 
 /// Starts a relay of the cluster with this hop ID, which finds the other relays through etcd.
 fn relay_found_by(etcd: &Etcd, hop: u16, region: &str) -> TestRelay {
+    relay_at(etcd, hop, region, None)
+}
+
+/// Starts a relay of the cluster that looks up namespaces in etcd, and ends sessions that nobody needs after a second.
+fn relay_with_lookups(etcd: &Etcd, hop: u16) -> TestRelay {
+    relay_at(etcd, hop, "north", Some(config::LookupConfig { idle: Duration::from_secs(1), rate: 100 }))
+}
+
+fn relay_at(etcd: &Etcd, hop: u16, region: &str, lookup: Option<config::LookupConfig>) -> TestRelay {
     TestRelay::at(|host, config| {
         // The relay stores its URL in etcd before it listens, so the test must choose the port, and on loopback the
         // address as well.
@@ -164,11 +173,13 @@ fn relay_found_by(etcd: &Etcd, hop: u16, region: &str) -> TestRelay {
                     endpoints: vec![etcd.endpoint.clone()],
                     prefix: "/test/".to_owned(),
                     lease: Duration::from_secs(2),
+                    user: None,
                 },
                 url: Some(url),
                 region: Some(region.to_owned()),
                 region_cost: 7,
                 namespaces: Vec::new(),
+                lookup,
                 tls_root: None,
                 identity: None,
             }),
@@ -250,6 +261,95 @@ async fn relays_find_each_other_through_etcd_and_survive_its_outage() {
     }
     publish_group(&publisher, 1, 2).await;
     expect_group(&mut viewer, 2).await;
+}
+
+async fn until_lookup(relay: &TestRelay, what: &str, wanted: impl Fn(&LookupStatus) -> bool) {
+    let is_so = |cluster: &ClusterStatus| {
+        let discovery = cluster.discovery.as_ref().expect("a store");
+        discovery.registered && discovery.found == 2 && wanted(&discovery.lookup.expect("lookups"))
+    };
+    until_cluster(relay, what, is_so).await;
+}
+
+/// Waits until the relay has this many sessions with clients and relays.
+async fn until_sessions(relay: &TestRelay, what: &str, count: usize) {
+    relay.until(what, |status| status.sessions.len() == count).await;
+}
+
+#[tokio::test]
+async fn relays_with_lookups_connect_on_demand_and_outlive_etcd_and_publisher() {
+    let _site = RelaySite::of_this_test();
+    let Some(etcd) = Etcd::start() else { return };
+    let [origin, other, edge] = [1, 2, 3].map(|hop| relay_with_lookups(&etcd, hop));
+    for relay in [&origin, &other, &edge] {
+        until_lookup(relay, "etcd to name both other relays", |lookup| lookup.followed).await;
+    }
+    let mut viewer = edge.peer().await;
+    let name = track("live/cam", "video");
+    let refused =
+        viewer.try_subscribe(&name, Parameters::default()).await.err().expect("nobody publishes it");
+    assert_eq!(refused.code, code::Request::DOES_NOT_EXIST);
+
+    let (mut publisher, _announced, _) = with_publisher(&origin).await;
+    let (subscribed, (_upstream, _)) =
+        tokio::join!(subscribe(&viewer, &name), publisher.accept_subscribe(&name, 1));
+    let mut second = edge.peer().await;
+    let also = subscribe(&second, &name).await;
+    publish_group(&publisher, 1, 0).await;
+    for viewer in [&mut viewer, &mut second] {
+        expect_group(viewer, 0).await;
+    }
+    assert!(publisher.requests.try_recv().is_err(), "the publisher was asked once");
+    // There is one session between relays: from the viewers' relay to the publisher's.
+    until_cluster(&edge, "a session on demand", |cluster| {
+        let peer = cluster.peers.first().expect("a peer");
+        cluster.peers.len() == 1 && peer.on_demand && peer.session.is_some()
+    })
+    .await;
+    until_sessions(&edge, "two viewers and a relay", 3).await;
+    until_sessions(&origin, "the publisher and a relay", 2).await;
+    until_sessions(&other, "no session", 0).await;
+    until_lookup(&origin, "one registration", |lookup| lookup.registered == 1).await;
+    let said = edge.server.routes(&namespace("live/cam")).and_then(|routes| routes.lookup).expect("a lookup");
+    assert!(said.known && said.registered.len() == 1 && said.registered[0].usable, "{said:?}");
+    assert!(said.tried.len() == 1 && said.tried[0].failure.is_empty(), "{said:?}");
+
+    // The session ends when nobody needs it.
+    drop((subscribed, also));
+    [viewer, second].iter().for_each(|viewer| viewer.session.close(code::Session::NO_ERROR, ""));
+    edge.until("the session to end unneeded", |status| status.totals.sessions_unneeded == 1).await;
+    until_sessions(&origin, "the publisher alone", 1).await;
+
+    // Without etcd, a namespace that was looked up is found, and another relay cannot find any.
+    etcd.signal(Signal::SIGSTOP);
+    let mut viewer = edge.peer().await;
+    let audio = track("live/cam", "audio");
+    let (_subscribed, (_upstream, _)) =
+        tokio::join!(subscribe(&viewer, &audio), publisher.accept_subscribe(&audio, 2));
+    let blind = other.peer().await;
+    let refused = blind.try_subscribe(&audio, Parameters::default()).await.err().expect("etcd is away");
+    assert_eq!(refused.code, code::Request::INTERNAL_ERROR);
+    assert!(refused.reason.contains("the discovery store does not answer"), "{}", refused.reason);
+    publish_group(&publisher, 2, 0).await;
+    expect_group(&mut viewer, 0).await;
+    etcd.signal(Signal::SIGCONT);
+    let mut late = other.peer().await;
+    let _late = subscribe(&late, &audio).await;
+    publish_group(&publisher, 2, 1).await;
+    for group in 0..2 {
+        expect_group(&mut late, group).await;
+    }
+    expect_group(&mut viewer, 1).await;
+    assert!(publisher.requests.try_recv().is_err(), "the publisher was asked once");
+
+    // The publisher goes to a new relay. Its namespace is registered there, and the edge's subscription goes on.
+    publisher.session.close(code::Session::NO_ERROR, "");
+    let new = relay_with_lookups(&etcd, 4);
+    let (mut publisher, _announced, _) = with_publisher(&new).await;
+    let (_upstream, _) = publisher.accept_subscribe(&audio, 3).await;
+    publish_group(&publisher, 3, 2).await;
+    expect_group(&mut viewer, 2).await;
+    until_sessions(&edge, "a viewer and the relay of the publisher", 2).await;
 }
 
 /// Starts three relays: the indirect route costs 2, and the direct one 10.

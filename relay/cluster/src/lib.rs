@@ -23,7 +23,7 @@
 mod lookup;
 mod table;
 
-pub use lookup::{LookupCache, LookupLimits, RegistrationKey, RegistrationState};
+pub use lookup::{LookupCache, LookupLimits, LookupStatus, RegistrationKey, RegistrationState};
 pub use millrace_moq::{HopError, HopId, HopPath};
 pub use table::{
     Announcement, AnnouncementKey, AnnouncementRefusal, ClusterLink, NamespaceRoute, Neighbour, NextSource,

@@ -133,6 +133,7 @@ pub struct RouteTable {
     /// of other peers through such a relay are probably outdated.
     gone: VecDeque<(HopId, Instant)>,
     serial: u64,
+    announces_only_own: bool,
 }
 
 impl RouteTable {
@@ -148,7 +149,14 @@ impl RouteTable {
             changes: BTreeSet::new(),
             gone: VecDeque::new(),
             serial: 0,
+            announces_only_own: false,
         }
+    }
+
+    /// Makes a table that announces only namespaces whose publisher has its session with this relay. Other relays find
+    /// the publishers of other namespaces by themselves.
+    pub fn announcing_only_own(self) -> Self {
+        Self { announces_only_own: true, ..self }
     }
 
     /// Returns the hop ID of this relay.
@@ -388,7 +396,9 @@ impl RouteTable {
 
     /// Returns the path and the cost to announce to `neighbour`. Returns `None` if no route may serve it.
     pub fn announcement(&self, namespace: &Namespace, neighbour: Neighbour) -> Option<Announcement> {
+        let is_announced = |route: &&NamespaceRoute| route.is_local || !self.announces_only_own;
         let routes = self.routes.get(namespace)?.iter().filter(|route| route.is_for(neighbour));
+        let routes = routes.filter(is_announced);
         // A namespace whose tracks this relay receives already is announced with cost 0, unless the route in use is
         // doubtful. The announced path is the one in use, even if another would be chosen now.
         let carried = routes.clone().filter(|route| self.is_carried(namespace, route.key.link));

@@ -32,7 +32,7 @@ use url::Url;
 pub use self::{
     access::{AccessConfig, KeyFile, RevokedFile},
     adaptive::AdaptiveChoice,
-    discovery::{DISCOVERY, DiscoveryConfig, DiscoveryStore},
+    discovery::{DISCOVERY, DiscoveryConfig, DiscoveryStore, LookupConfig},
     queue::{DropPolicy, MaxDelay, QueueConfig},
     tls::{CipherSuite, ClusterConfig, IdentityConfig, PeerConfig, SYSTEM_ROOTS, UpstreamConfig},
     values::{ByteCount, CodePoint, DraftNumber, DurationValue, ListenOn, RelayUrl, name},

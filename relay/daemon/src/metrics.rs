@@ -8,7 +8,7 @@ use millrace_daemon::openmetrics::{self, Out};
 use millrace_gate::status as gate_status;
 use millrace_gate_daemon::metrics;
 use millrace_moq::Draft;
-use millrace_relay::status as relay;
+use millrace_relay::status::{self as relay, LookupStatus};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
@@ -126,6 +126,9 @@ impl RelaySnapshot {
                     None,
                     discovery.failures,
                 )?;
+                if let Some(lookup) = &discovery.lookup {
+                    lookup_metrics(out, lookup)?;
+                }
             }
         }
         out.gauge(
@@ -428,6 +431,14 @@ impl RelaySnapshot {
             changes,
         )?;
         let RelayTotals { reroutes, routes_looped, routes_refused, .. } = *totals;
+        let RelayTotals { sessions_on_demand: begun, sessions_unneeded: ended, .. } = *totals;
+        out.counter(
+            "cluster_sessions_on_demand",
+            "Sessions begun because a namespace was asked for",
+            None,
+            begun,
+        )?;
+        out.counter("cluster_sessions_unneeded", "Sessions on demand that ended unneeded", None, ended)?;
         out.counter("cluster_reroutes", "Tracks that moved to another relay", None, reroutes)?;
         out.counter(
             "cluster_loops",
@@ -513,6 +524,53 @@ impl RelaySnapshot {
             further_runs,
         )
     }
+}
+
+/// Encodes a relay's registrations in the discovery store, and its lookups there.
+fn lookup_metrics(out: &mut Out<'_>, lookup: &LookupStatus) -> fmt::Result {
+    let LookupStatus { registered, unwritten, refused, failed_writes, known, known_absent, evicted, .. } =
+        *lookup;
+    let LookupStatus { hits, negatives, found, absent, failed, limited, .. } = *lookup;
+    out.gauge("cluster_registered", "Namespaces of this relay that the store has", None, registered)?;
+    out.gauge(
+        "cluster_unregistered",
+        "Namespaces of this relay that the store has not yet",
+        None,
+        unwritten,
+    )?;
+    out.counter("cluster_registration_failures", "Failed writes of registrations", None, failed_writes)?;
+    out.counter(
+        "cluster_registrations_refused",
+        "Namespaces not registered: there are too many",
+        None,
+        refused,
+    )?;
+    out.gauge("cluster_lookups_known", "Looked-up namespaces in memory that a relay has", None, known)?;
+    out.gauge(
+        "cluster_lookups_absent",
+        "Looked-up namespaces in memory that no relay has",
+        None,
+        known_absent,
+    )?;
+    out.counter(
+        "cluster_lookups_evicted",
+        "Looked-up namespaces removed from memory for room",
+        None,
+        evicted,
+    )?;
+    out.labelled("cluster_lookups", "Lookups of namespaces, by outcome", MetricType::Counter, |family| {
+        let counts = [
+            ("hit", hits),
+            ("negative", negatives),
+            ("found", found),
+            ("absent", absent),
+            ("store_error", failed),
+            ("rate", limited),
+        ];
+        counts.into_iter().try_for_each(|(outcome, count)| {
+            ConstCounter::new(count).encode(family.encode_family(&[("outcome", outcome)])?)
+        })
+    })
 }
 
 /// Encodes a counter that has one value for packets sent by the kernel and one for those sent by userspace.

@@ -417,6 +417,11 @@ fn cluster_of(
         cost: cluster.cost,
         peers: cluster.peers.iter().map(peer).collect(),
         max_routes: cluster.max_routes,
+        on_demand: cluster
+            .discovery
+            .as_ref()
+            .and_then(|discovery| discovery.lookup)
+            .map(|lookup| lookup.idle),
     }
 }
 

@@ -7,7 +7,7 @@ use millrace_daemon::render::{
     bytes, line, percent, span, table,
 };
 use millrace_moq::TrackName;
-use millrace_relay::status::{self as relay, ClusterDiscoveryStatus};
+use millrace_relay::status::{self as relay, ClusterDiscoveryStatus, LookupStatus};
 
 use super::status::{MediaShare, RelaySessionStatus, RelayTrackStatus, Status};
 
@@ -133,6 +133,8 @@ fn summary(out: &mut String, status: &Status, before: Option<&Status>, width: us
             say(format!("peer {} is away: {}", peer.host, peer.reason));
         }
         cluster.discovery.iter().for_each(|discovery| say(found(discovery)));
+        let lookup = cluster.discovery.as_ref().and_then(|discovery| discovery.lookup);
+        lookup.iter().for_each(|lookup| say(looked_up(lookup, totals)));
     }
     if totals.log_lines_dropped > 0 {
         say(format!("{} log lines lost", totals.log_lines_dropped));
@@ -296,12 +298,25 @@ fn kernel_row(session: &RelaySessionStatus) -> Vec<String> {
 
 /// Describes the state of discovery: the relays found in the store, and the store's latest error.
 pub fn found(discovery: &ClusterDiscoveryStatus) -> String {
-    let ClusterDiscoveryStatus { store, found, registered, error, failures } = discovery;
+    let ClusterDiscoveryStatus { store, found, registered, error, failures, lookup: _ } = discovery;
     let own = if *registered { ", and has this relay's record" } else { "" };
     match error.as_str() {
         "" => format!("{store} has {found} other relays{own}"),
         error => format!("{store} had {found} other relays, and fails now ({failures} failures): {error}"),
     }
+}
+
+/// Describes a relay's registrations in the store, its lookups, and its sessions on demand.
+pub fn looked_up(lookup: &LookupStatus, totals: &relay::RelayTotals) -> String {
+    let LookupStatus { registered, unwritten, known, known_absent, .. } = lookup;
+    let LookupStatus { hits, negatives, found, absent, failed, limited, .. } = lookup;
+    let waiting = if *unwritten > 0 { format!(" ({unwritten} not written yet)") } else { String::new() };
+    format!(
+        "{registered} namespaces registered{waiting}; in memory {known} of other relays, and {known_absent} that no relay has; lookups \
+         {hits} + {negatives} absent from memory, {found} + {absent} absent from the store, {failed} without an answer of the store, \
+         {limited} over lookup-rate; sessions on demand {} begun, {} not needed any more",
+        totals.sessions_on_demand, totals.sessions_unneeded
+    )
 }
 
 fn share_row(session: u64, share: &MediaShare) -> Vec<String> {

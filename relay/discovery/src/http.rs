@@ -51,6 +51,11 @@ pub enum StoreError {
     /// The lease of this relay's record ended while the store did not answer, so the record was removed.
     #[error("the lease of this relay's record is over: a new one is asked for")]
     LeaseOver,
+    /// The store has this relay's record from another run of the relay, which started later.
+    #[error(
+        "another run of this relay has written its record: this one is not used; give each relay a url of its own"
+    )]
+    Superseded,
 }
 
 impl StoreError {
@@ -97,9 +102,20 @@ impl HttpClient {
 
     /// Sends a request: GET without a body, POST of JSON with one. Returns the answer once it begins.
     pub async fn send(&self, url: &Url, body: Option<Vec<u8>>) -> Result<StreamedAnswer, StoreError> {
+        self.send_as(url, body, None).await
+    }
+
+    /// Does the same with a value of the header `Authorization`.
+    pub async fn send_as(
+        &self,
+        url: &Url,
+        body: Option<Vec<u8>>,
+        authorization: Option<&str>,
+    ) -> Result<StreamedAnswer, StoreError> {
         let host = url.authority().to_owned();
         let late = |_| StoreError::Late(host.clone());
-        let answer = time::timeout(TIMEOUT, self.exchange(url, &host, body)).await.map_err(late)??;
+        let answer =
+            time::timeout(TIMEOUT, self.exchange(url, &host, body, authorization)).await.map_err(late)??;
         let status = answer.response.status();
         if status.is_success() {
             return Ok(answer);
@@ -115,6 +131,7 @@ impl HttpClient {
         url: &Url,
         host: &str,
         body: Option<Vec<u8>>,
+        authorization: Option<&str>,
     ) -> Result<StreamedAnswer, StoreError> {
         let io = |error: std::io::Error| StoreError::failed(host, error);
         let http = |error: hyper::Error| StoreError::failed(host, error);
@@ -139,8 +156,11 @@ impl HttpClient {
             .method(if body.is_some() { "POST" } else { "GET" })
             .uri(&url[Position::BeforePath..Position::AfterQuery])
             .header(header::HOST, host)
-            .header(header::CONTENT_TYPE, "application/json")
-            .body(Full::new(Bytes::from(body.unwrap_or_default())));
+            .header(header::CONTENT_TYPE, "application/json");
+        let request = authorization
+            .iter()
+            .fold(request, |request, value| request.header(header::AUTHORIZATION, *value));
+        let request = request.body(Full::new(Bytes::from(body.unwrap_or_default())));
         let request = request.map_err(|error| StoreError::failed(host, error))?;
         let response = sender.send_request(request).await.map_err(http)?;
         Ok(StreamedAnswer { host: host.to_owned(), response, _connection: connection })

@@ -33,6 +33,15 @@ pub struct RelayRecord {
     /// True once the relay is shutting down. Other relays do not connect to it any more.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
+    /// True once the relay has had a publisher. Only such relays are looked at for registered namespaces.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub publishes: bool,
+    /// True while the relay has nearly as many sessions as it may have. Relays connect to another one if they can.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub full: bool,
+    /// The cost of receiving from the relay; 1 without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<u64>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
@@ -116,7 +125,8 @@ impl RelayRecord {
     /// # Errors
     /// Fails if the URL is not a valid URL of a relay.
     pub fn from_url(url: Url) -> Result<Self, RecordError> {
-        Self { url, region: None, run: 0, draining: false }.checked()
+        Self { url, region: None, run: 0, draining: false, publishes: false, full: false, cost: None }
+            .checked()
     }
 
     pub(crate) fn checked(self) -> Result<Self, RecordError> {
@@ -131,6 +141,15 @@ impl RelayRecord {
     /// relay.
     pub fn key(&self) -> String {
         self.url.authority().to_owned()
+    }
+
+    /// Returns the rank of the relay among those that have the same namespace, for a relay of the region `own`: the
+    /// smallest is the nearest. Receiving from another region costs `region_cost` in addition.
+    pub fn rank(&self, own: Option<&str>, region_cost: u64) -> impl Ord + use<> {
+        // A relay without a region counts as near, so clusters that name no regions have no additional cost.
+        let is_far = matches!((&self.region, own), (Some(its), Some(own)) if its != own);
+        let cost = self.cost.unwrap_or(1).saturating_add(if is_far { region_cost } else { 0 });
+        (self.draining, self.full, cost, self.run)
     }
 
     /// Reports whether this relay is the one that connects, so that two relays have one session between them. The relay

@@ -30,7 +30,7 @@ impl Etcd {
         let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let endpoints = vec![format!("http://{nobody}").parse().unwrap(), self.endpoint.clone()];
         let (own, watched) = watch::channel(Some(record));
-        let config = EtcdConfig { endpoints, prefix: PREFIX.into(), lease: LEASE };
+        let config = EtcdConfig { endpoints, prefix: PREFIX.into(), user: None, lease: LEASE };
         let (sender, found) = watch::channel(DiscoveryState::default());
         let discovery = Discovery::Etcd(EtcdDiscovery::new(client, config, watched));
         Running { own, found, task: tokio::spawn(discovery.run(sender)) }

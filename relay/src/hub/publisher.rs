@@ -5,7 +5,7 @@ use std::{pin::Pin, sync::Arc};
 
 use bytes::Bytes;
 use millrace_moq::{
-    FetchItem, GroupOrder, Location, TrackName,
+    FetchItem, GroupOrder, Location, Namespace, TrackName,
     message::{FetchOk, RequestError},
 };
 use tokio::sync::mpsc;
@@ -58,6 +58,15 @@ pub trait HubPublisher: Send + Sync {
 
     /// Fetches the objects of `range` in `order`. Both ends of the range are included.
     fn fetch(&self, track: TrackName, range: (Location, Location), order: GroupOrder) -> Fetching<'_>;
+}
+
+/// Finds publishers at other relays, for relays that do not announce namespaces to each other.
+pub trait NamespaceSeeker: Send + Sync {
+    /// Connects to a relay that has `namespace`. Returns once a relay has announced it or a prefix of it.
+    fn seek(self: Arc<Self>, namespace: Namespace) -> Pin<Box<dyn Future<Output = SubscribeAnswer> + Send>>;
+
+    /// Does the same in a task of its own, one at a time for a namespace.
+    fn want(self: Arc<Self>, namespace: Namespace);
 }
 
 /// The session from which a request to the hub came.

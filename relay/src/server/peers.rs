@@ -11,15 +11,16 @@ use std::{
 
 use millrace_moq::code;
 use parking_lot::Mutex;
-use tokio::time;
+use tokio::{sync::watch, time};
 use tracing::{info, warn};
 use url::Url;
 
 use super::{ServerShared, dial};
 use crate::{
     ClusterPeer,
+    hub::OperatorCounters,
     reconnect::Pauses,
-    session::{Dialed, PeerTerms},
+    session::{Dialed, PeerTerms, RelaySession},
     status,
 };
 
@@ -41,13 +42,15 @@ pub struct KeptPeer {
     is_found: bool,
     /// Whether this relay connects again when the present session ends. Always true for relays of the settings.
     wanted: AtomicBool,
-    status: Mutex<status::ClusterPeerStatus>,
+    /// The last time that a session on demand was of use. `None` for relays with which there always is a session.
+    needed: Option<Mutex<Instant>>,
+    status: watch::Sender<status::ClusterPeerStatus>,
 }
 
 impl KeptPeers {
     /// Returns the connection state of each relay of the cluster.
     pub fn status(&self) -> Vec<status::ClusterPeerStatus> {
-        self.0.lock().iter().map(|peer| peer.status.lock().clone()).collect()
+        self.0.lock().iter().map(|peer| peer.status.borrow().clone()).collect()
     }
 
     /// Takes the discovery store's newest list. Returns the listed relays that have no task yet, up to the limit. A
@@ -62,16 +65,42 @@ impl KeptPeers {
         }
         let known: HashSet<Url> = kept.iter().map(|peer| peer.terms.upstream.url.clone()).collect();
         let fresh = found.iter().filter(|peer| !known.contains(&peer.upstream.url));
-        let fresh: Vec<_> = fresh.take(room).map(|terms| KeptPeer::new(terms, true)).collect();
+        let fresh: Vec<_> = fresh.take(room).map(|terms| KeptPeer::new(terms, true, false)).collect();
         kept.extend(fresh.iter().cloned());
         fresh
     }
 
     /// Adds a relay that the settings name. The settings contain each relay once.
     pub fn add(&self, terms: &ClusterPeer) -> Arc<KeptPeer> {
-        let peer = KeptPeer::new(terms, false);
+        let peer = KeptPeer::new(terms, false, false);
         self.0.lock().push(Arc::clone(&peer));
         peer
+    }
+
+    /// Returns the relay, for which a session is needed now, and whether it was added. Returns `None` if there are too
+    /// many relays.
+    pub fn demand(&self, terms: &ClusterPeer) -> Option<(Arc<KeptPeer>, bool)> {
+        let mut kept = self.0.lock();
+        if let Some(peer) = kept.iter().find(|peer| peer.terms.upstream.url == terms.upstream.url) {
+            peer.needed.iter().for_each(|needed| *needed.lock() = Instant::now());
+            peer.wanted.store(true, Relaxed);
+            return Some((Arc::clone(peer), false));
+        }
+        let peer = KeptPeer::new(terms, true, true);
+        (kept.iter().filter(|peer| peer.is_found).count() < MAX_FOUND)
+            .then(|| kept.push(Arc::clone(&peer)))?;
+        Some((peer, true))
+    }
+
+    /// Gives up a relay with a session on demand that was of no use for the time `idle`. Returns true if so.
+    fn give_up(&self, peer: &KeptPeer, idle: Duration) -> bool {
+        // `demand` changes both under this lock, so whoever demands the relay finds it wanted or adds it anew.
+        let _kept = self.0.lock();
+        let is_over = peer.needed.as_ref().is_some_and(|needed| needed.lock().elapsed() >= idle);
+        if is_over {
+            peer.wanted.store(false, Relaxed);
+        }
+        is_over
     }
 
     /// Removes a relay to which this relay no longer keeps a session. Returns false, and removes nothing, if a session
@@ -90,13 +119,16 @@ impl KeptPeers {
 impl ServerShared {
     /// Keeps a session with a relay, as long as it is wanted.
     pub(super) async fn keep_peer(self: Arc<Self>, peer: Arc<KeptPeer>) {
-        let host = peer.status.lock().host.clone();
+        let host = peer.status.borrow().host.clone();
+        let idle =
+            self.config.cluster.as_ref().and_then(|cluster| cluster.on_demand).unwrap_or(Duration::MAX);
         let mut pauses = Pauses::new();
         // The URI of the relay's GOAWAY, which is used for the next session only.
         let mut there = None;
         while !self.draining.load(Relaxed) {
+            self.peers.give_up(&peer, idle);
             if self.peers.end(&peer) {
-                info!(%host, "the discovery store no longer names this relay: not connecting to it again");
+                info!(%host, "this relay is not needed any more, or the discovery store no longer names it: not connecting to it again");
                 return;
             }
             let target = there.take().unwrap_or_else(|| peer.terms.upstream.clone());
@@ -107,10 +139,20 @@ impl ServerShared {
                     let dialed = Dialed { setup: target.setup(), peer: Some(Arc::new(terms)) };
                     let session = self.begin_session(Arc::clone(&connection), Some(dialed), tunnel, None);
                     peer.note(Some(session.id()), String::new());
+                    if peer.needed.is_some() {
+                        OperatorCounters::count(&self.hub.counters.sessions_on_demand);
+                    }
                     let began = Instant::now();
+                    let mut reason = "the session is over";
                     let mut running = tokio::spawn(Arc::clone(&self).run_session(Arc::clone(&session)));
                     tokio::select! {
                         _ = &mut running => {}
+                        () = self.until_unneeded(&peer, &session, idle) => {
+                            OperatorCounters::count(&self.hub.counters.sessions_unneeded);
+                            reason = ""; // It is no failure: whoever needs the relay again waits for the next session.
+                            session.close(code::Session::NO_ERROR, "nobody needs this session any more");
+                            let _ = running.await; // if the session's task panicked, the panic hook has logged it
+                        }
                         uri = session.until_peer_goes_away() => {
                             there = peer.terms.upstream.at(&uri).filter(|_| !uri.is_empty());
                             if time::timeout(LEAVING, &mut running).await.is_err() {
@@ -121,7 +163,7 @@ impl ServerShared {
                     }
                     info!(%host, session = session.id(), "the session with a relay of the cluster ended");
                     let forgotten = connection.is_forgotten();
-                    peer.note(None, "the session is over".to_owned());
+                    peer.note(None, reason.to_owned());
                     (began.elapsed(), forgotten)
                 }
                 Err(error) => {
@@ -138,18 +180,46 @@ impl ServerShared {
     }
 }
 
+impl ServerShared {
+    /// Waits until a session on demand was of no use for the time `idle`.
+    async fn until_unneeded(&self, peer: &KeptPeer, session: &RelaySession, idle: Duration) {
+        let Some(needed) = &peer.needed else { return std::future::pending().await };
+        loop {
+            time::sleep(idle / 4).await;
+            if !session.is_idle() {
+                *needed.lock() = Instant::now();
+            } else if self.peers.give_up(peer, idle) {
+                return;
+            }
+        }
+    }
+}
+
 impl KeptPeer {
-    fn new(terms: &ClusterPeer, is_found: bool) -> Arc<Self> {
+    fn new(terms: &ClusterPeer, is_found: bool, on_demand: bool) -> Arc<Self> {
         // The URL's path may contain a token, so the status shows only the host.
         let host = terms.upstream.url.authority().to_owned();
-        let status = status::ClusterPeerStatus { host, found: is_found, ..Default::default() };
+        let status = status::ClusterPeerStatus { host, found: is_found, on_demand, ..Default::default() };
         let terms = terms.clone();
-        Arc::new(Self { terms, is_found, wanted: AtomicBool::new(true), status: Mutex::new(status) })
+        let needed = on_demand.then(|| Mutex::new(Instant::now()));
+        Arc::new(Self {
+            terms,
+            is_found,
+            wanted: AtomicBool::new(true),
+            needed,
+            status: watch::Sender::new(status),
+        })
+    }
+
+    /// Waits until there is no session with the relay for a reason, and returns the reason.
+    pub async fn failure(&self) -> String {
+        let mut status = self.status.subscribe();
+        let failed = status.wait_for(|status| status.session.is_none() && !status.reason.is_empty()).await;
+        failed.map(|status| status.reason.clone()).unwrap_or_default() // The sender is in `self`, so waiting cannot fail.
     }
 
     fn note(&self, session: Option<u64>, reason: String) {
-        let mut status = self.status.lock();
-        (status.session, status.reason) = (session, reason);
+        self.status.send_modify(|status| (status.session, status.reason) = (session, reason));
     }
 }
 

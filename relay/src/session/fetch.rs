@@ -136,7 +136,7 @@ impl Fetches {
                 let reason = "the range ends before it begins";
                 return Err(RequestError::new(code::Request::INVALID_RANGE, reason));
             }
-            hub.check_known(name, requester)?;
+            hub.find(name, requester).await?;
             return Ok((hub.track(name, Instant::now())?, first, last));
         }
         // The end of this range depends on the track's largest location, so a publisher has to name that location

@@ -90,6 +90,7 @@ pub struct RelaySession {
     streams: Arc<StreamReceiver>,
     datagrams: Arc<SessionDatagrams>,
     publisher: Arc<dyn hub::HubPublisher>,
+    upstream_fetches: Arc<UpstreamFetches>,
     setup: SetupOptions,
     /// Counts the session against the limit of sessions that have not proved an access right. `None` once the session
     /// runs.
@@ -157,9 +158,10 @@ impl RelaySession {
         };
         Self {
             requests: Arc::new(requests),
-            streams: Arc::new(StreamReceiver::new(of(), Arc::clone(&publications), fetches)),
+            streams: Arc::new(StreamReceiver::new(of(), Arc::clone(&publications), Arc::clone(&fetches))),
             datagrams: Arc::new(SessionDatagrams { context: of(), publications }),
             publisher,
+            upstream_fetches: fetches,
             setup,
             place: Mutex::new(place),
             context,
@@ -285,10 +287,14 @@ impl RelaySession {
         self.context.start_drain(uri, timeout);
     }
 
-    /// Reports whether the session has no subscriptions, no publications and no responses under way.
+    /// Reports whether the session has no subscriptions, no publications and no responses under way in either
+    /// direction.
     pub fn is_idle(&self) -> bool {
         let Requests { subscriptions, publications, fetches, .. } = &*self.requests;
-        subscriptions.is_idle() && fetches.responses.count() == 0 && publications.count() == 0
+        self.upstream_fetches.is_idle()
+            && subscriptions.is_idle()
+            && fetches.responses.count() == 0
+            && publications.count() == 0
     }
 
     /// Returns the peer's identity and access rights, and the resources that count against its quotas.

@@ -37,11 +37,18 @@ pub struct UpstreamFetches {
     context: Arc<SessionContext>,
     /// FETCH requests whose data stream has not arrived yet, by request ID.
     waiting: Mutex<HashMap<u64, oneshot::Sender<UpstreamResponse>>>,
+    /// Each FETCH that is under way holds a copy.
+    under_way: Arc<()>,
 }
 
 impl UpstreamFetches {
     pub fn new(context: Arc<SessionContext>) -> Arc<Self> {
-        Arc::new(Self { context, waiting: Mutex::default() })
+        Arc::new(Self { context, waiting: Mutex::default(), under_way: Arc::default() })
+    }
+
+    /// Reports whether no FETCH is under way.
+    pub fn is_idle(&self) -> bool {
+        Arc::strong_count(&self.under_way) == 1
     }
 
     /// Fetches objects from `first` to `last` in `order`. Both ends are included.
@@ -55,6 +62,7 @@ impl UpstreamFetches {
         last: Location,
         order: GroupOrder,
     ) -> Result<FetchAnswer, RequestError> {
+        let under_way = Arc::clone(&self.under_way);
         let request_id = self.context.next_request_id();
         let (sender, stream) = oneshot::channel();
         // The FETCH is registered before the request is sent, since the data stream may arrive before FETCH_OK.
@@ -75,6 +83,7 @@ impl UpstreamFetches {
         let objects = ArrivingResponse {
             context: Arc::clone(&self.context),
             _request: request,
+            _under_way: under_way,
             recv,
             held: self.context.incomplete(),
             parser: FetchParser::new(self.context.draft(), order, 0),
@@ -114,6 +123,7 @@ impl Drop for ForgetFetch<'_> {
 struct ArrivingResponse {
     context: Arc<SessionContext>,
     _request: RequestStream,
+    _under_way: Arc<()>,
     recv: RecvStream,
     held: HeldIncomplete,
     parser: FetchParser,

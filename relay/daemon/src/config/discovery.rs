@@ -23,6 +23,8 @@ const LEASE: Duration = Duration::from_secs(10);
 const LEASES: std::ops::RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(3600);
 const INTERVAL: Duration = Duration::from_secs(10);
 const REGION_COST: u64 = 10;
+const IDLE: Duration = Duration::from_secs(30);
+const LOOKUP_RATE: u32 = 50;
 
 /// The store that lists the relays of the cluster, and the settings for connecting to those relays.
 #[derive(Clone, Debug)]
@@ -37,10 +39,32 @@ pub struct DiscoveryConfig {
     pub region_cost: u64,
     /// Namespaces that relays found in the store may announce; empty for all.
     pub namespaces: Vec<Pattern>,
+    /// How namespaces are looked up in the store. `None` if relays announce them to each other.
+    pub lookup: Option<LookupConfig>,
     /// File with root certificates for the store's server; `None` for the system's.
     pub tls_root: Option<PathBuf>,
     /// Files with the certificate and private key of this relay as a client of the store.
     pub identity: Option<(PathBuf, PathBuf)>,
+}
+
+/// How a relay looks up namespaces in the store, and how long it keeps the sessions that it begins for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LookupConfig {
+    /// Time after which a session that nobody needs is closed.
+    pub idle: Duration,
+    /// Largest number of requests to the store in a second.
+    pub rate: u32,
+}
+
+/// How a relay learns the namespaces of other relays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum NamespaceRouting {
+    /// Each relay has a session with each other one, and they announce namespaces in these.
+    #[default]
+    Mesh,
+    /// Relays register namespaces in the store, look them up, and begin sessions on demand.
+    Lookup,
 }
 
 /// The source of the list of the cluster's relays.
@@ -49,7 +73,8 @@ pub struct DiscoveryConfig {
 pub enum DiscoveryStore {
     /// An etcd store at these URLs. It has a record for each relay, with a key that begins with `prefix`, and removes
     /// the record of a relay that has not renewed it for the time `lease`.
-    Etcd { endpoints: Vec<Url>, prefix: String, lease: Duration },
+    /// The relay is the user of etcd with this name, and the password in this file.
+    Etcd { endpoints: Vec<Url>, prefix: String, lease: Duration, user: Option<(String, PathBuf)> },
     /// A list of relays in a file or at a URL, read again every `interval`.
     List { place: ListPlace, interval: Duration },
 }
@@ -61,6 +86,8 @@ struct DiscoveryEntry {
     #[serde(default)]
     etcd: Vec<Url>,
     prefix: Option<String>,
+    user: Option<String>,
+    password_file: Option<PathBuf>,
     lease: Option<String>,
     list: Option<String>,
     interval: Option<String>,
@@ -68,6 +95,10 @@ struct DiscoveryEntry {
     region_cost: Option<u64>,
     #[serde(default)]
     namespaces: Vec<String>,
+    #[serde(default)]
+    routing: NamespaceRouting,
+    idle: Option<String>,
+    lookup_rate: Option<u32>,
     tls_root: Option<PathBuf>,
     tls_cert: Option<PathBuf>,
     tls_key: Option<PathBuf>,
@@ -94,6 +125,16 @@ fn checked(entry: DiscoveryEntry) -> Result<DiscoveryConfig, String> {
         };
     let lease = time("lease", &entry.lease, LEASE)?;
     let interval = time("interval", &entry.interval, INTERVAL)?;
+    let idle = time("idle", &entry.idle, IDLE)?;
+    if entry.lookup_rate == Some(0) {
+        return Err("lookup-rate is zero".into());
+    }
+    let lookup = LookupConfig { idle, rate: entry.lookup_rate.unwrap_or(LOOKUP_RATE) };
+    let lookup = (entry.routing == NamespaceRouting::Lookup).then_some(lookup);
+    let for_lookup = [("idle", entry.idle.is_some()), ("lookup-rate", entry.lookup_rate.is_some())];
+    if let (Some((name, _)), None) = (for_lookup.into_iter().find(|(_, given)| *given), lookup) {
+        return Err(format!("{name} has no effect without routing = \"lookup\""));
+    }
     let store = match (entry.etcd.is_empty(), entry.list) {
         (false, None) => {
             entry.etcd.iter().try_for_each(web)?;
@@ -108,7 +149,12 @@ fn checked(entry: DiscoveryEntry) -> Result<DiscoveryConfig, String> {
                     "prefix {prefix:?} does not end with a slash, or has other characters than ASCII"
                 ));
             }
-            DiscoveryStore::Etcd { endpoints: entry.etcd, prefix, lease }
+            let user = match (entry.user.clone(), entry.password_file) {
+                (Some(user), Some(file)) => Some((user, file)),
+                (None, None) => None,
+                _ => return Err("user and password-file need each other".into()),
+            };
+            DiscoveryStore::Etcd { endpoints: entry.etcd, prefix, lease, user }
         }
         (true, Some(list)) => {
             let place = match list.parse::<Url>() {
@@ -120,6 +166,9 @@ fn checked(entry: DiscoveryEntry) -> Result<DiscoveryConfig, String> {
                     ));
                 }
             };
+            if lookup.is_some() {
+                return Err("routing = \"lookup\" needs etcd: a list has no namespaces".into());
+            }
             DiscoveryStore::List { place, interval }
         }
         _ => return Err("needs one of etcd and list".into()),
@@ -127,7 +176,8 @@ fn checked(entry: DiscoveryEntry) -> Result<DiscoveryConfig, String> {
     let foreign = match &store {
         DiscoveryStore::Etcd { .. } => [("interval", entry.interval.is_some())].to_vec(),
         DiscoveryStore::List { .. } => {
-            [("prefix", entry.prefix.is_some()), ("lease", entry.lease.is_some())].to_vec()
+            let etcd = [("prefix", entry.prefix.is_some()), ("user", entry.user.is_some())];
+            [&etcd[..], &[("lease", entry.lease.is_some())]].concat()
         }
     };
     if let Some((name, _)) = foreign.into_iter().find(|(_, given)| *given) {
@@ -146,6 +196,7 @@ fn checked(entry: DiscoveryEntry) -> Result<DiscoveryConfig, String> {
         region: entry.region,
         region_cost: entry.region_cost.unwrap_or(REGION_COST),
         namespaces,
+        lookup,
         tls_root: entry.tls_root,
         identity,
     })

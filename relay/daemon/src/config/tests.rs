@@ -473,11 +473,18 @@ fn discovery_config_selects_etcd_or_a_relay_list() {
         etcd = ['https://etcd-1:2379', 'http://127.0.0.1:2379']
         region = 'north'
         lease = '30s'
-        namespaces = ['live/**']",
+        namespaces = ['live/**']
+        user = 'relay-a'
+        password-file = '/etc/millrace/etcd'
+        routing = 'lookup'
+        lookup-rate = 7",
     );
-    let DiscoveryStore::Etcd { endpoints, prefix, lease } = &etcd.store else { panic!("{etcd:?}") };
+    let DiscoveryStore::Etcd { endpoints, prefix, lease, user } = &etcd.store else { panic!("{etcd:?}") };
     assert_eq!((endpoints.len(), &**prefix, lease.as_secs()), (2, "/millrace/relays/", 30));
     assert_eq!((etcd.region.as_deref(), etcd.region_cost, etcd.namespaces.len()), (Some("north"), 10, 1));
+    assert_eq!(user.as_ref().map(|(name, _)| &**name), Some("relay-a"));
+    let lookup = etcd.lookup.expect("lookups");
+    assert_eq!((lookup.idle.as_secs(), lookup.rate), (30, 7));
     for list in ["/etc/millrace/relays", "https://relays.example/list"] {
         let store = found(&format!("[discovery]\nlist = '{list}'\ninterval = '1m'")).store;
         let DiscoveryStore::List { interval, .. } = store else { panic!("{store:?}") };
@@ -491,6 +498,12 @@ fn discovery_config_selects_etcd_or_a_relay_list() {
         ("etcd = ['http://a']\nlease = '0s'", "lease is zero"),
         ("etcd = ['http://a']\nprefix = '/a'", "does not end with a slash"),
         ("etcd = ['http://a']\ninterval = '1s'", "interval has no effect"),
+        ("etcd = ['http://a']\nuser = 'c'", "user and password-file need each other"),
+        ("etcd = ['http://a']\nidle = '1s'", "idle has no effect without routing"),
+        ("etcd = ['http://a']\nrouting = 'lookup'\nlookup-rate = 0", "lookup-rate is zero"),
+        ("etcd = ['http://a']\nrouting = 'gossip'", "unknown variant `gossip`"),
+        ("list = '/a'\nrouting = 'lookup'", "routing = \"lookup\" needs etcd"),
+        ("list = '/a'\nuser = 'b'", "user has no effect"),
         ("list = 'relays'", "neither an http:// or https:// URL nor an absolute path"),
         ("list = '/a'\nlease = '5s'", "lease has no effect"),
         ("list = '/a'\ntls-cert = '/b'", "tls-cert and tls-key need each other"),

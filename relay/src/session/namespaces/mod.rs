@@ -227,6 +227,9 @@ impl SessionNamespaces {
             Ok(claim) => claim,
             Err(error) => return self.context.refuse(stream.send, error).await,
         };
+        if self.context.hop().is_none() {
+            self.context.hub().want(claim.prefix());
+        }
         let RequestStream { mut send, mut reader } = stream;
         wire::send(&mut send, RequestOk::default()).await?;
         let mut watched = WatchedNamespace::new(&self.context, claim);

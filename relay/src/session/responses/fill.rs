@@ -208,6 +208,9 @@ impl UnderWay {
         let name = range.track.name();
         let mut refused = context.hub().absent();
         let deadline = Clock::now() + range.fill;
+        if let Ok(Err(error)) = timeout_at(deadline, context.hub().seek(name, context.requester())).await {
+            refused = error;
+        }
         for publisher in context.hub().publishers_of(name.namespace(), context.requester()).all {
             match timeout_at(deadline, publisher.fetch(name.clone(), missing, range.order)).await {
                 Ok(Ok(fetched)) => return Ok(fetched),
