@@ -84,7 +84,8 @@ async fn learn(context: &Arc<SessionContext>) -> Result<(), SessionError> {
     let routes: Arc<Mutex<PeerRoutes>> = Arc::default();
     let mut lists = JoinSet::new();
     for prefix in prefixes {
-        let (context, routes) = (Arc::clone(context), Arc::clone(&routes));
+        let context = Arc::clone(context);
+        let routes = Arc::clone(&routes);
         lists.spawn(async move { learn_below(&context, prefix, &routes).await });
     }
     match lists.join_next().await {
