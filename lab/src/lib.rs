@@ -19,7 +19,7 @@
 //! measures how much the kernel forwards on each kind of interface. [`hostile`] is a client that attacks a relay, and
 //! [`receivers`] runs thousands of subscribers in one process. [`stall`] starts handshakes with a graft daemon and
 //! never finishes them. [`transport`] names the transports of clients to a relay. [`mod@train`] learns from measured
-//! transfers, and [`mesh`] simulates a cluster of relays. The measured program is `millrace`, which runs as a process
+//! transfers, and [`mesh`] and [`lookups`] simulate clusters of relays. The measured program is `millrace`, which runs as a process
 //! of its own.
 
 pub mod bench;
@@ -27,6 +27,7 @@ mod beside;
 pub mod hostile;
 pub mod interfaces;
 pub mod lab;
+pub mod lookups;
 pub mod mesh;
 mod program;
 mod progress;

@@ -7,7 +7,7 @@ use millrace::{
     commands::privilege::CommandNeeds,
     program::{self, Program},
 };
-use millrace_lab::{bench, interfaces, lab, mesh, train};
+use millrace_lab::{bench, interfaces, lab, lookups, mesh, train};
 
 /// Networks of namespaces and emulated links, and measurements of Millrace and other programs in them.
 #[derive(Parser)]
@@ -51,7 +51,10 @@ impl Program for LabCli {
             LabCommand::Lab(args) => lab::run(args),
             LabCommand::Bench(args) => bench::run(args),
             LabCommand::Interfaces(args) => interfaces::run(args),
-            LabCommand::Mesh(args) => mesh::run(&args),
+            LabCommand::Mesh(args) => match args.routing {
+                mesh::MeshRouting::Mesh => mesh::run(&args),
+                mesh::MeshRouting::Lookup => lookups::run(&args),
+            },
             LabCommand::Train(args) => train::run(&args),
         }
     }

@@ -29,34 +29,45 @@ const REGION: usize = 50;
 pub struct MeshArgs {
     /// Number of relays
     #[arg(long, default_value_t = 1000)]
-    relays: usize,
+    pub relays: usize,
     /// Number of broadcasts
     #[arg(long, default_value_t = 100_000)]
-    broadcasts: usize,
+    pub broadcasts: usize,
     /// Number of viewers, distributed over the broadcasts by Zipf's law
     #[arg(long, default_value_t = 1_000_000)]
-    viewers: usize,
-    /// Number of broadcasts that are simulated, from all ranks of popularity
+    pub viewers: usize,
+    /// Number of broadcasts that are simulated, from all ranks of popularity; all with lookups
     #[arg(long, default_value_t = 200)]
-    sample: usize,
+    pub sample: usize,
+    /// How relays learn the namespaces of other relays
+    #[arg(long, value_enum, default_value_t = MeshRouting::Mesh)]
+    pub routing: MeshRouting,
     /// Seed of all random decisions
     #[arg(long, default_value_t = 1)]
-    seed: u64,
+    pub seed: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum MeshRouting {
+    /// They announce them to their neighbours
+    Mesh,
+    /// They look them up in a store, and connect on demand
+    Lookup,
 }
 
 /// The random number generator SplitMix64.
-struct SplitMix(u64);
+pub struct SplitMix(pub u64);
 
 impl SplitMix {
-    fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let value = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         value ^ value >> 31
     }
 
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.draw() % bound.max(1) as u64) as usize
     }
 }
 
@@ -606,7 +617,14 @@ mod tests {
     #[test]
     fn simulated_relay_cluster_restores_media_and_repeats_for_same_seed() {
         for seed in 1..4 {
-            let args = MeshArgs { relays: 120, broadcasts: 50, viewers: 2000, sample: 5, seed };
+            let args = MeshArgs {
+                relays: 120,
+                broadcasts: 50,
+                viewers: 2000,
+                sample: 5,
+                seed,
+                routing: MeshRouting::Mesh,
+            };
             let lines = |text: String| text.lines().skip(1).map(str::to_owned).collect::<Vec<_>>();
             let report = lines(report(&args));
             let text = report.join("\n");

@@ -242,6 +242,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn cluster_why_says_what_the_store_has_and_what_came_of_it() {
+        let registered =
+            |host: &str, usable| RegisteredRelay { host: host.into(), namespace: "live".into(), usable };
+        let tried = TriedRelay { host: "a:4443".into(), failure: "no answer".into() };
+        let lookup = NamespaceLookupStatus {
+            known: true,
+            registered: vec![registered("a:4443", true), registered("b:4443", false)],
+            tried: vec![tried],
+            tried_s: 12,
+        };
+        let text = render_lookup(&lookup, 120);
+        for part in [
+            "the store has live at a:4443\n",
+            "live at b:4443, by another run than the present one: not used",
+            "tried 12 s ago: a:4443: no answer",
+        ] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+        let absent = NamespaceLookupStatus { known: true, ..NamespaceLookupStatus::default() };
+        assert_eq!(render_lookup(&absent, 120), "the store has no other relay that has registered it\n");
+        let unknown = render_lookup(&NamespaceLookupStatus::default(), 120);
+        assert!(unknown.contains("not in memory"), "{unknown}");
+    }
+
+    #[test]
     fn cluster_why_names_the_reason_of_each_standby_route() {
         let route = |session, path: &[u64], cost| RouteStatus {
             session,

@@ -21,10 +21,12 @@
 #![deny(missing_docs)]
 
 mod lookup;
+mod status;
 mod table;
 
-pub use lookup::{LookupCache, LookupLimits, LookupStatus, RegistrationKey, RegistrationState};
+pub use lookup::{LookupCache, LookupLimits, RegistrationKey, RegistrationState};
 pub use millrace_moq::{HopError, HopId, HopPath};
+pub use status::LookupStatus;
 pub use table::{
     Announcement, AnnouncementKey, AnnouncementRefusal, ClusterLink, NamespaceRoute, Neighbour, NextSource,
     RouteLimits, RouteTable,

@@ -40,6 +40,8 @@ use crate::{
 
 /// Largest number of namespaces that a relay registers.
 pub const MAX_REGISTERED: usize = 10_000;
+/// Largest length of a relay's host and port, in bytes.
+const MAX_HOST: usize = 300;
 /// Largest number of registrations that are written in one transaction.
 const BATCH: usize = MAX_OPERATIONS - 28;
 /// Time from one transaction to the next. Changes in the meantime are written together.
@@ -255,7 +257,8 @@ impl EtcdDirectory {
         let mut watch = self.store.watch_namespaces(from).await?;
         let confirmed = time::timeout(OBSERVATION, watch.next()).await;
         let confirmed = confirmed.map_err(|_| StoreError::Late("the watch".to_owned()))??;
-        if confirmed.is_canceled {
+        // A store that was restored from a copy is behind what it was.
+        if confirmed.is_canceled || confirmed.revision + 1 < from {
             *next = None;
             return Ok(());
         }
@@ -411,6 +414,9 @@ impl EtcdDirectory {
 /// Reads a registration. Keys and values that no relay writes are ignored.
 fn registration(stored: &StoredKey) -> Option<(RegistrationKey, RegistrationState)> {
     let (relay, namespace) = stored.key.split_once('/')?;
+    if relay.len() > MAX_HOST {
+        return None; // keys in memory are bounded, whatever is in the store
+    }
     let key = RegistrationKey { namespace: namespace.parse().ok()?, relay: relay.to_owned() };
     let run = match stored.is_removed {
         true => None,

@@ -62,6 +62,21 @@ fn cheapest_route_is_used_and_after_its_withdrawal_the_next_cheapest() {
 }
 
 #[test]
+fn table_that_announces_only_own_publishers_passes_on_no_route_of_another_relay() {
+    let now = Instant::now();
+    let other = Neighbour { link: 5, hop: HopId(5) };
+    for is_passed_on in [true, false] {
+        let mut table = if is_passed_on { table(9) } else { table(9).announcing_only_own() };
+        announce(&mut table, 1, &[100, 1], 0, now).unwrap();
+        table.set_carried([(namespace("live"), [1].into())].into());
+        assert_eq!(best(&table), Some(1), "the route is used here");
+        assert_eq!(table.announcement(&namespace("live"), other).is_some(), is_passed_on);
+        table.publish(key(4), &namespace("live"), None, now);
+        assert!(table.announcement(&namespace("live"), other).is_some());
+    }
+}
+
+#[test]
 fn choice_among_equal_cost_routes_is_independent_of_announcement_order() {
     let now = Instant::now();
     let mut one = table(9);
