@@ -20,13 +20,6 @@ impl Settings {
         fetch.iter().find(|it| pool.find(&it.graft).is_err() && given(it.identity)).cloned()
     }
 
-    /// Reports whether the pool has each graft that was to be fetched either with the wanted hash, or not at all.
-    pub fn is_fetched_as_wanted(&self) -> bool {
-        let Ok(pool) = GraftPool::read(&self.pool, &self.trusted_keys) else { return false };
-        let mut fetch = self.agreement.iter().flat_map(|it| &it.fetch);
-        fetch.all(|it| pool.find(&it.graft).map_or(true, |graft| graft.identity == it.identity))
-    }
-
     /// Returns the manifest and the object of a graft for a peer, if the settings allow that.
     pub fn give(&self, identity: Hash) -> Option<(String, Vec<u8>)> {
         self.agreement.as_ref().filter(|agreement| agreement.give)?;
@@ -42,8 +35,13 @@ impl Settings {
         Some((fs::read_to_string(path).ok()?, graft.image.clone()))
     }
 
-    /// Stores a graft that a peer has sent, if it is the requested one and is signed by a trusted key.
-    pub fn keep(&self, wanted: &GraftFetch, manifest: &str, image: &[u8]) -> Result<(), Error> {
+    /// Checks that a graft which a peer has sent is the requested one, and is signed by a trusted key.
+    pub fn check_fetched(
+        &self,
+        wanted: &GraftFetch,
+        manifest: &str,
+        image: &[u8],
+    ) -> Result<GraftManifest, Error> {
         let refused = |message: String| Error::Graft { name: wanted.graft.clone(), message };
         // The hash of the received object file is computed here, so a wrong statement of the peer has no effect.
         if ObjectIdentity::from_image(image) != wanted.identity {
@@ -58,8 +56,14 @@ impl Settings {
         }
         parsed.check_signature(manifest, &self.trusted_keys).map_err(refused)?;
         parsed.check_identity(wanted.identity).map_err(refused)?;
+        Ok(parsed)
+    }
+
+    /// Stores a graft that a peer has sent, if [`Self::check_fetched`] accepts it.
+    pub fn keep(&self, wanted: &GraftFetch, manifest: &str, image: &[u8]) -> Result<(), Error> {
+        let parsed = self.check_fetched(wanted, manifest, image)?;
         let Some(directory) = self.agreement.as_ref().and_then(|it| it.fetch_to.clone()) else {
-            return Err(refused("[agreement] has no fetch-to".to_owned()));
+            return Err(Error::Settings("[agreement] has no fetch-to".to_owned()));
         };
         let write = |name: &str, bytes: &[u8]| {
             let path = directory.join(name);

@@ -54,5 +54,5 @@ pub use learned::Learned;
 pub use manifest::GraftManifest;
 pub use pool::{GraftPool, PoolGraft, PoolSource};
 pub use refusal::LoadRefusal;
-pub use runtime::{AgreementSession, GraftRuntime, NegotiationEnds, SwapResult, check};
+pub use runtime::{AgreementSession, ComparedStatements, GraftRuntime, NegotiationEnds, SwapResult, check};
 pub use settings::{Agree, LoadSetting, PathClass, RuleSetting, Settings, SideSetting};

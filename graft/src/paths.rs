@@ -12,7 +12,7 @@ use millrace_graft_proto::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::PathClass;
+use crate::{PathClass, settings::class_of};
 
 /// Limit of peers that are remembered. If it is exceeded, the peer that was seen longest ago is dropped.
 const PEERS_MAX: usize = 4096;
@@ -209,17 +209,11 @@ impl Monitor {
         self.peers.get(&peer).map(|known| self.path(peer, known))
     }
 
-    /// Returns the class of a path with this smallest round-trip time, in microseconds.
-    pub fn class_of(&self, rtt_min_us: u32) -> String {
-        let class = self.classes.iter().rev().find(|class| class.min_rtt_us <= rtt_min_us);
-        class.map(|class| class.name.clone()).unwrap_or_default()
-    }
-
     fn path(&self, address: IpAddr, peer: &PeerFigures) -> PeerPath {
         let rtt_min_us = peer.rtt_min_us.unwrap_or(peer.rtt_us);
         PeerPath {
             peer: address,
-            class: self.class_of(rtt_min_us),
+            class: class_of(&self.classes, rtt_min_us),
             connections: u32::try_from(peer.latest.len()).unwrap_or(u32::MAX),
             rtt_min_us,
             rtt_us: peer.rtt_us,

@@ -21,7 +21,7 @@ use millrace_graft_proto::{
 };
 use millrace_kernel::clock;
 
-pub use self::agreement::{AgreementSession, NegotiationEnds};
+pub use self::agreement::{AgreementSession, ComparedStatements, NegotiationEnds};
 use self::{
     selection::{RuntimeSelection, SelectionOrder, SelectionWorld},
     warm::Warm,
@@ -460,11 +460,6 @@ impl GraftRuntime {
             .collect()
     }
 
-    /// Returns the paths for which the settings schedule probes.
-    pub fn probes(&self) -> &[settings::ProbeSettings] {
-        &self.settings.probes
-    }
-
     /// Returns the present status.
     pub fn status(&mut self) -> Result<Status, Error> {
         self.learn()?;
@@ -503,11 +498,6 @@ impl GraftRuntime {
     /// Returns the paths to peers that were measured.
     pub fn paths(&self) -> Vec<status::PeerPath> {
         self.monitor.paths()
-    }
-
-    /// Returns the class of a path with this smallest round-trip time, in microseconds.
-    pub fn class_of(&self, rtt_min_us: u32) -> String {
-        self.monitor.class_of(rtt_min_us)
     }
 
     /// Explains which graft the connections with a peer use, and why.

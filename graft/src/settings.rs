@@ -283,13 +283,6 @@ impl DaemonSettings {
         self.sessions.is_none() || agrees || has_files || has_lists || carry.is_some() || gateway.is_some()
     }
 
-    /// Reports whether the file has settings for the part that negotiates with peers: peers connect to this host, or it
-    /// connects to one.
-    pub fn wants_tunnel(&self) -> bool {
-        let agreement = self.in_place.agreement.as_ref();
-        agreement.is_some_and(|it| it.listen.is_some() || it.peers.iter().any(|peer| peer.address.is_some()))
-    }
-
     /// Checks the parsed settings: first each part, and then whether the parts are consistent.
     fn from_raw(reader: &mut SettingsReader, mut raw: RawGraftSettings, directory: &Path) -> Option<Self> {
         let keys = reader.read_each("trusted-keys", std::mem::take(&mut raw.trusted_keys), |key| {
@@ -721,6 +714,12 @@ fn learned(path: &Path) -> Result<PathBuf, String> {
 
 fn fetched_to(agreement: &Option<AgreementSettings>) -> Option<PathBuf> {
     agreement.as_ref()?.fetch_to.clone()
+}
+
+/// Returns the name of the class to which a path with this smallest round-trip time belongs. The classes are sorted.
+pub fn class_of(classes: &[PathClass], rtt_min_us: u32) -> String {
+    let class = classes.iter().rev().find(|class| class.min_rtt_us <= rtt_min_us);
+    class.map(|class| class.name.clone()).unwrap_or_default()
 }
 
 /// Returns the default classes of paths by their smallest round-trip time: `lan`, `terrestrial` and `long-delay`.

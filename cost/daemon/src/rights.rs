@@ -3,11 +3,9 @@
 use std::collections::BTreeMap;
 
 use anyhow::Context as _;
+use millrace_daemon::rights::{keep_capabilities, refuse_calls};
 use nix::unistd::{Gid, Uid, User, geteuid, setgroups, setresgid, setresuid};
-use rustix::thread::{
-    CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_keep_capabilities, set_no_new_privs,
-};
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
+use rustix::thread::{CapabilitySet, set_keep_capabilities};
 
 /// Tasks of the process that need privileges.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -51,13 +49,8 @@ pub fn reduce(needs: RightsNeeds) -> anyhow::Result<()> {
         become_nobody()
             .context("cannot become nobody: start this with CAP_SETUID and CAP_SETGID, or as another user")?;
     }
-    // If this process was not started as root, it may lack some of the needed capabilities. Keep those that it has.
-    let kept = needs.capabilities() & capabilities(None)?.permitted;
-    let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
-    set_capabilities(None, sets).context("cannot drop capabilities")?;
-    // A process without CAP_SYS_ADMIN may install a seccomp filter only after it has set no_new_privs (seccomp(2)).
-    set_no_new_privs(true)?;
-    apply_filter(&filter()?).context("cannot confine system calls")
+    keep_capabilities(needs.capabilities()).context("cannot drop capabilities")?;
+    refuse_calls(BTreeMap::new()).context("cannot confine system calls")
 }
 
 /// User and group ID of `nobody` on a machine without a user of that name.
@@ -70,46 +63,6 @@ fn become_nobody() -> nix::Result<()> {
     setgroups(&[])?;
     setresgid(gid, gid, gid)?;
     setresuid(uid, uid, uid)
-}
-
-/// System calls that the kernel refuses with EPERM. Neither the observer nor the HTTP server makes them.
-const REFUSED: &[libc::c_long] = &[
-    libc::SYS_execve,
-    libc::SYS_execveat,
-    libc::SYS_ptrace,
-    libc::SYS_process_vm_readv,
-    libc::SYS_process_vm_writev,
-    libc::SYS_init_module,
-    libc::SYS_finit_module,
-    libc::SYS_delete_module,
-    libc::SYS_kexec_load,
-    libc::SYS_reboot,
-    libc::SYS_mount,
-    libc::SYS_umount2,
-    libc::SYS_move_mount,
-    libc::SYS_fsopen,
-    libc::SYS_open_tree,
-    libc::SYS_pivot_root,
-    libc::SYS_chroot,
-    libc::SYS_unshare,
-    libc::SYS_setns,
-    libc::SYS_add_key,
-    libc::SYS_request_key,
-    libc::SYS_keyctl,
-    libc::SYS_userfaultfd,
-    libc::SYS_open_by_handle_at,
-    libc::SYS_setuid,
-    libc::SYS_setresuid,
-    libc::SYS_swapon,
-    libc::SYS_swapoff,
-];
-
-fn filter() -> anyhow::Result<BpfProgram> {
-    // A seccomp rule without conditions matches a system call whatever its arguments are.
-    let rules: BTreeMap<_, _> = REFUSED.iter().map(|call| (*call, Vec::new())).collect();
-    let refused = SeccompAction::Errno(libc::EPERM.unsigned_abs());
-    let machine = std::env::consts::ARCH.try_into()?;
-    Ok(SeccompFilter::new(rules, SeccompAction::Allow, refused, machine)?.try_into()?)
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@ use std::{
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicUsize},
-    time::Duration,
 };
 
 use anyhow::{Context as _, bail};
@@ -24,12 +23,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::{
-    carry::TunnelBroker,
-    metrics,
-    probe::{ProbeStatus, ProbeTarget, Probes},
-    tls::Tls,
-};
+use super::{carry::TunnelBroker, metrics, tls::Tls};
 
 /// Arguments with which the worker process for TCP starts.
 pub struct GraftSetup {
@@ -43,7 +37,7 @@ pub struct GraftSetup {
     pub pins: Option<PathBuf>,
 }
 
-/// The worker process for TCP: the runtime of grafts, the tunnel broker, the probes of network paths, and the settings.
+/// The worker process for TCP: the runtime of grafts, the tunnel broker, and the settings.
 ///
 /// [`Self::start`] loads the grafts and rules of the settings, and [`Self::follow_carry`] starts the tunnel broker.
 /// From then on, the process calls [`Self::tick`] about once a second, [`Self::learn`] ten times a second and
@@ -60,7 +54,6 @@ pub struct GraftDaemon {
     changes: watch::Sender<u64>,
     /// Number of connections to the process that negotiates agreements.
     pub links: Arc<AtomicUsize>,
-    probes: Probes,
     broker: Mutex<Option<TunnelBroker>>,
     /// Reason why the broker does not run although the settings have [carry].
     no_broker: Mutex<Option<String>>,
@@ -120,7 +113,6 @@ impl GraftDaemon {
             reloads: Reloads::default(),
             changes,
             links: Arc::default(),
-            probes: Probes::default(),
             broker: Mutex::default(),
             no_broker: Mutex::default(),
             kept: Mutex::default(),
@@ -218,7 +210,7 @@ impl GraftDaemon {
         })
     }
 
-    /// Does the periodic work of the runtime, the probes and the tunnel broker, about once a second.
+    /// Does the periodic work of the runtime and the tunnel broker, about once a second.
     pub fn tick(&self) {
         self.hear_broker();
         let mut runtime = self.runtime.lock();
@@ -230,10 +222,6 @@ impl GraftDaemon {
         let revision = runtime.revision();
         // Tasks that watch the runtime's revision wake up only if the revision has changed.
         self.changes.send_if_modified(|known| std::mem::replace(known, revision) != revision);
-        for (peer, report) in self.probes.take_fresh() {
-            runtime.note_probe(peer, report);
-        }
-        self.probes.start_due(runtime.probes());
         let rules = runtime.settings().redirect_rules();
         // The lock order is the broker before the runtime, so the runtime's lock is released first.
         drop(runtime);
@@ -344,22 +332,6 @@ impl GraftDaemon {
         Ok(PeerExplanation { carrier, ..why })
     }
 
-    /// Starts a probe of the network path to a peer: a packet each `period`, for `duration`.
-    ///
-    /// # Errors
-    /// The probe would send too much, too many probes run, or one of this path runs already.
-    pub fn probe(&self, target: ProbeTarget, period: Duration, duration: Duration) -> anyhow::Result<()> {
-        self.probes.start(target, period, duration)?;
-        info!(peer = %target.peer, by = target.protocol_name(), "probing the network path to a peer");
-        Ok(())
-    }
-
-    /// Returns the results of all probes.
-    pub fn probed(&self) -> Vec<ProbeStatus> {
-        let runtime = self.runtime.lock();
-        self.probes.all(|rtt_us| runtime.class_of(rtt_us))
-    }
-
     /// Returns the measured paths to peers.
     pub fn paths(&self) -> Vec<status::PeerPath> {
         self.runtime.lock().paths()
@@ -377,7 +349,7 @@ impl Observed for GraftDaemon {
     }
 
     fn metrics(&self) -> anyhow::Result<String> {
-        Ok(metrics::encode(self.status()?, self.probed())?)
+        Ok(metrics::encode(self.status()?)?)
     }
 
     fn is_well(&self) -> bool {

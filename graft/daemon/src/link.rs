@@ -6,17 +6,19 @@
 //! bounded.
 
 use std::{
+    net::IpAddr,
     os::unix::net::UnixStream,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
 use anyhow::bail;
 use millrace_daemon::socket::{Conversation, another_answer};
-use millrace_graft::{AgreementSession, NegotiationEnds, agreements::NegotiationState, status::Negotiated};
+use millrace_graft::{
+    AgreementSession, ComparedStatements, NegotiationEnds, agreements::NegotiationState, status::Negotiated,
+};
 use millrace_graft_proto::{
-    evidence::Downgrade,
-    judge::JudgeTerms,
-    message::{AgreementRefusal, PathVerdict, Statement},
+    measure::PathReport,
+    message::{PathVerdict, Statement},
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -79,10 +81,25 @@ pub enum LinkRequest {
         /// Measurements of the path.
         verdict: PathVerdict,
     },
+    /// Records the result of a probe.
+    NoteProbe {
+        /// Address of the probed host.
+        peer: IpAddr,
+        /// Measurements of the path.
+        report: PathReport,
+    },
     /// Ends all agreements, since keys or addresses of the settings have changed.
     ReleaseAll,
-    /// Reads the settings and grafts again, since a graft was fetched from a peer.
-    Fetched,
+    /// Stores a graft that was fetched from a peer, if it has the hash and the signature that the settings want, and
+    /// reads the settings and grafts again.
+    Keep {
+        /// Name of the graft in the settings.
+        graft: String,
+        /// The graft's manifest in TOML.
+        manifest: String,
+        /// The graft's object file, in Base64.
+        image: String,
+    },
 }
 
 /// The answer to a [`LinkRequest`].
@@ -95,8 +112,8 @@ pub enum LinkAnswer {
     IsAgreed(bool),
     /// This host's statement, and the revision from which it was made.
     Statement(Box<Statement>, u64),
-    /// The terms or a refusal, and newly detected changes of TCP options on the path, with the servers' ports.
-    Considered(Result<JudgeTerms, AgreementRefusal>, Vec<(Downgrade, u16)>),
+    /// The terms or a refusal, and changes of TCP options on the path.
+    Considered(ComparedStatements),
     /// ID of the agreement in force, or `None` if the settings have changed since the statement.
     Bound(Option<AgreementSession>),
 }

@@ -13,9 +13,10 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
+use base64::{Engine as _, prelude::BASE64_STANDARD as BASE64};
 use millrace_daemon::{daemon::Daemon as _, socket::converse};
 use millrace_graft::GraftRuntime;
-use millrace_graft_proto::message::MESSAGE_MAX;
+use millrace_graft_proto::message::OBJECT_MAX;
 use tracing::warn;
 
 use super::{
@@ -23,8 +24,8 @@ use super::{
     link::{LinkAnswer, LinkRequest},
 };
 
-/// Longest request, in bytes. A statement of a peer is at most [`MESSAGE_MAX`] bytes long, and a request has one.
-const REQUEST_MAX: u64 = 2 * MESSAGE_MAX as u64;
+/// Longest request, in bytes. The longest ones have an object file.
+const REQUEST_MAX: u64 = 2 * OBJECT_MAX as u64;
 /// Largest number of requests that are answered in a second. Later ones wait for the next second.
 const PER_SECOND: u32 = 400;
 /// Shortest time between two reloads of the settings that requests cause.
@@ -101,8 +102,7 @@ fn answer(daemon: &GraftDaemon, pace: &mut Pace, request: LinkRequest) -> anyhow
             LinkAnswer::Statement(statement?.into(), revision)
         }
         LinkRequest::Consider { ends, theirs } => {
-            let (terms, found) = daemon.with(|runtime| runtime.consider(&ends, &theirs))?;
-            LinkAnswer::Considered(terms, found)
+            LinkAnswer::Considered(daemon.with(|runtime| runtime.consider(&ends, &theirs))?)
         }
         LinkRequest::Bind { ends, session, revision, theirs, timing } => {
             let bound = daemon.with(|runtime| runtime.bind(&ends, session, revision, &theirs, timing))?;
@@ -116,16 +116,22 @@ fn answer(daemon: &GraftDaemon, pace: &mut Pace, request: LinkRequest) -> anyhow
             daemon.with(|runtime| runtime.note_path(&peer, &verdict));
             return Ok(None);
         }
+        LinkRequest::NoteProbe { peer, report } => {
+            daemon.with(|runtime| runtime.note_probe(peer, report));
+            return Ok(None);
+        }
         LinkRequest::ReleaseAll => {
             daemon.with(GraftRuntime::release_all)?;
             return Ok(None);
         }
-        LinkRequest::Fetched => {
+        LinkRequest::Keep { graft, manifest, image } => {
             let is_early = pace.reloaded.is_some_and(|at| at.elapsed() < BETWEEN_RELOADS);
             ensure!(!is_early, "the settings were read a moment ago");
             pace.reloaded = Some(Instant::now());
-            let is_wanted = daemon.with(|runtime| runtime.settings().is_fetched_as_wanted());
-            ensure!(is_wanted, "the pool has a graft with another hash than [[fetch]] names");
+            let settings = daemon.with(|runtime| runtime.settings().clone());
+            let mut fetch = settings.agreement.iter().flat_map(|it| &it.fetch);
+            let wanted = fetch.find(|it| it.graft == graft).context("no [[fetch]] names this graft")?;
+            settings.keep(wanted, &manifest, &BASE64.decode(image)?)?;
             return daemon.reload().map(|()| None);
         }
     }))
@@ -141,7 +147,10 @@ fn check(daemon: &GraftDaemon, request: &LinkRequest) -> anyhow::Result<()> {
         LinkRequest::IsAgreed { peer, .. }
         | LinkRequest::End { peer, .. }
         | LinkRequest::NotePath { peer, .. } => (peer, None),
-        LinkRequest::Revision { .. } | LinkRequest::ReleaseAll | LinkRequest::Fetched => return Ok(()),
+        LinkRequest::Revision { .. }
+        | LinkRequest::NoteProbe { .. }
+        | LinkRequest::ReleaseAll
+        | LinkRequest::Keep { .. } => return Ok(()),
     };
     theirs.map_or(Ok(()), |theirs| theirs.check())?;
     let is_known = daemon.agreement().is_some_and(|agreement| agreement.peer(peer).is_some());

@@ -30,8 +30,13 @@ use super::{
 const PREFIX: &str = "millrace_graft";
 
 /// Encodes the metrics of the daemon's worker process for TCP, for one scrape.
-pub fn encode(status: Status, probed: Vec<ProbeStatus>) -> Result<String, fmt::Error> {
-    openmetrics::encode(PREFIX, GraftSnapshot(status, probed))
+pub fn encode(status: Status) -> Result<String, fmt::Error> {
+    openmetrics::encode(PREFIX, GraftSnapshot(status))
+}
+
+/// Encodes the reports of probed paths, for one scrape.
+pub fn of_probes(probed: Vec<ProbeStatus>) -> Result<String, fmt::Error> {
+    openmetrics::encode(PREFIX, ProbeSnapshot(probed))
 }
 
 /// Encodes the metrics of the daemon itself: its parts and its settings.
@@ -76,7 +81,7 @@ impl Collector for GraftMetrics {
 }
 
 #[derive(Debug)]
-struct GraftSnapshot(Status, Vec<ProbeStatus>);
+struct GraftSnapshot(Status);
 
 impl Collector for GraftSnapshot {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
@@ -92,7 +97,6 @@ impl Collector for GraftSnapshot {
         self.0.carry.as_ref().map_or(Ok(()), |it| carry::metrics::encode(it, &mut out))?;
         self.0.selection.as_ref().map_or(Ok(()), |it| select_metrics::encode(it, &mut out))?;
         self.purposes(&mut out)?;
-        self.probes(&mut out)?;
         // Labels are path classes instead of peers, since there are many peers and they change often.
         encode_by_class(
             &mut out,
@@ -134,8 +138,35 @@ impl GraftSnapshot {
         out.gauges("kinds", "Known traffic classes by profile, and by the source of the profile", kinds)
     }
 
-    /// Encodes the reports of probed paths. Their number is small, since each probe was requested.
-    fn probes(&self, out: &mut Out<'_>) -> fmt::Result {
+    fn agreements(&self, out: &mut Out<'_>) -> fmt::Result {
+        let Status { peers, negotiations, downgrades, .. } = &self.0;
+        out.labelled("agreements", "Peers by the state of the agreement", MetricType::Gauge, |family| {
+            NegotiationState::NAMES.iter().try_for_each(|state| {
+                let count = peers.iter().filter(|peer| peer.state == *state).count() as u64;
+                ConstGauge::new(count).encode(family.encode_family(&[("state", *state)])?)
+            })
+        })?;
+        let counters: [(&str, &str, &str, &BTreeMap<String, u64>); 2] = [
+            (
+                "negotiations",
+                "Negotiations with peers, by state or reason of refusal; stranger if \
+             the peer showed no known key",
+                "outcome",
+                negotiations,
+            ),
+            ("downgrades", "Connections whose TCP options were changed on the way", "kind", downgrades),
+        ];
+        counters.into_iter().try_for_each(|(name, help, label, counts)| out.counts(name, help, label, counts))
+    }
+}
+
+/// Reports of probed paths. Their number is small, since each probe was requested.
+#[derive(Debug)]
+struct ProbeSnapshot(Vec<ProbeStatus>);
+
+impl Collector for ProbeSnapshot {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut out = Out(encoder);
         type Figure = (&'static str, &'static str, fn(&PathReport) -> f64);
         let figures: [Figure; 8] = [
             ("probe_rtt_min_seconds", "Least round trip of the latest probe", |it| {
@@ -170,12 +201,14 @@ impl GraftSnapshot {
             ),
         ];
         for (name, help, value) in figures {
-            self.encode_latest(out, name, help, |latest| value(&latest.report))?;
+            self.encode_latest(&mut out, name, help, |latest| value(&latest.report))?;
         }
         let help = "Time at which the latest probe ended, in seconds since 1970";
-        self.encode_latest(out, "probe_timestamp_seconds", help, |latest| latest.time_s)
+        self.encode_latest(&mut out, "probe_timestamp_seconds", help, |latest| latest.time_s)
     }
+}
 
+impl ProbeSnapshot {
     fn encode_latest(
         &self,
         out: &mut Out<'_>,
@@ -184,7 +217,7 @@ impl GraftSnapshot {
         value: impl Fn(&ProbeRecord) -> f64,
     ) -> fmt::Result {
         out.labelled(name, help, MetricType::Gauge, |family| {
-            self.1.iter().try_for_each(|path| {
+            self.0.iter().try_for_each(|path| {
                 let Some(latest) = path.history.last() else { return Ok(()) };
                 let peer = path.target.peer.to_string();
                 let by = path.target.protocol_name();
@@ -192,27 +225,6 @@ impl GraftSnapshot {
                 ConstGauge::new(value(latest)).encode(family.encode_family(&labels)?)
             })
         })
-    }
-
-    fn agreements(&self, out: &mut Out<'_>) -> fmt::Result {
-        let Status { peers, negotiations, downgrades, .. } = &self.0;
-        out.labelled("agreements", "Peers by the state of the agreement", MetricType::Gauge, |family| {
-            NegotiationState::NAMES.iter().try_for_each(|state| {
-                let count = peers.iter().filter(|peer| peer.state == *state).count() as u64;
-                ConstGauge::new(count).encode(family.encode_family(&[("state", *state)])?)
-            })
-        })?;
-        let counters: [(&str, &str, &str, &BTreeMap<String, u64>); 2] = [
-            (
-                "negotiations",
-                "Negotiations with peers, by state or reason of refusal; stranger if \
-             the peer showed no known key",
-                "outcome",
-                negotiations,
-            ),
-            ("downgrades", "Connections whose TCP options were changed on the way", "kind", downgrades),
-        ];
-        counters.into_iter().try_for_each(|(name, help, label, counts)| out.counts(name, help, label, counts))
     }
 }
 
@@ -292,7 +304,7 @@ mod tests {
         let part = PartStatus { name: "sessions".into(), restarts: 3, ..PartStatus::default() };
         let reload = Reload { time_s: 1.5, error: None };
         let own = of_daemon(Duration::from_millis(2500), &reload, &[part]).unwrap();
-        let text = joined([own, encode(status, vec![probed]).unwrap()].into_iter());
+        let text = joined([own, encode(status).unwrap(), of_probes(vec![probed]).unwrap()].into_iter());
         assert!(text.matches("# EOF").count() == 1 && text.ends_with("# EOF\n"), "{text}");
         let documented = include_str!("../../../docs/reference/metrics.md");
         for line in [

@@ -77,7 +77,7 @@ mod tests {
             ..SelectionStatus::default()
         };
         let status = Status { selection: Some(selection), ..Status::default() };
-        let text = crate::metrics::encode(status, Vec::new()).unwrap();
+        let text = crate::metrics::encode(status).unwrap();
         for line in [
             r#"millrace_graft_selected_connections_total{tier="carried",candidate="carried-warm"} 3"#,
             r#"millrace_graft_selected_connections_now{tier="in-place",candidate="bbr"} 2"#,

@@ -16,7 +16,6 @@ use super::{
     control::{GraftAnswer, GraftRequest, PeerReport, Status},
     daemon::{GraftDaemon, GraftSetup},
     link_server,
-    probe::ProbeTarget,
 };
 
 /// Interval at which the results of ended connections are read. The model that chooses congestion controls for rules
@@ -95,17 +94,12 @@ impl daemon::Daemon for GraftDaemon {
                 GraftAnswer::Connection(self.explain_connection([local, remote])?.into())
             }
             GraftRequest::Monitor => GraftAnswer::Paths(self.paths()),
-            GraftRequest::Probe { peer, udp_port, period_ms, duration_ms } => {
-                let ms = Duration::from_millis;
-                return self.probe(ProbeTarget { peer, udp_port }, ms(period_ms), ms(duration_ms)).map(done);
-            }
-            GraftRequest::Probes => GraftAnswer::Probed(self.probed()),
             GraftRequest::Hook { cgroup, side, ports, peers, strict } => {
                 return self.hook(&cgroup, side, redirect_rules(&ports, &peers, strict)?).map(done);
             }
             GraftRequest::Reload => return self.reload().map(done),
-            GraftRequest::SwapSession { .. } => {
-                bail!("sessions belong to the part for datagrams, not to the part for TCP")
+            GraftRequest::Probe { .. } | GraftRequest::Probes | GraftRequest::SwapSession { .. } => {
+                bail!("another part of the daemon serves this request")
             }
         }))
     }

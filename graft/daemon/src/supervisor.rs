@@ -96,7 +96,7 @@ impl Supervisor {
     fn follow(&self, settings: &DaemonSettings) -> anyhow::Result<()> {
         let wanted = [
             (&self.grafts, settings.wants_in_place()),
-            (&self.tunnel, settings.wants_tunnel()),
+            (&self.tunnel, settings.wants_in_place()),
             (&self.sessions, settings.sessions.is_some()),
         ];
         let mut refusals = Vec::new();
@@ -198,7 +198,8 @@ impl Observed for Supervisor {
     }
 
     fn metrics(&self) -> anyhow::Result<String> {
-        let (shares, missing) = self.shares([&self.grafts, &self.sessions], &GraftRequest::Metrics);
+        let (shares, missing) =
+            self.shares([&self.grafts, &self.tunnel, &self.sessions], &GraftRequest::Metrics);
         missing.iter().for_each(|missing| warn!("metrics of a part of the daemon are missing: {missing}"));
         let pages = shares.into_iter().filter_map(|share| match share {
             Some(GraftAnswer::Metrics(page)) => Some(page),
@@ -228,6 +229,7 @@ impl daemon::Daemon for Supervisor {
             GraftRequest::Why { .. } => GraftAnswer::Why(self.why(&request)?.into()),
             GraftRequest::Reload => return daemon::Daemon::reload(self).map(|()| None),
             GraftRequest::SwapSession { .. } => return self.sessions.ask(&request, PATIENCE),
+            GraftRequest::Probe { .. } | GraftRequest::Probes => return self.tunnel.ask(&request, PATIENCE),
             _ => return self.grafts.ask(&request, PATIENCE),
         };
         match serde_json::to_value(answer)? {

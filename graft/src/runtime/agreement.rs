@@ -48,6 +48,15 @@ pub struct NegotiationEnds {
     pub calls: bool,
 }
 
+/// The result of comparing the statements of both hosts.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ComparedStatements {
+    /// The terms of an agreement, or the reason why there can be none.
+    pub terms: Result<JudgeTerms, AgreementRefusal>,
+    /// Newly detected changes that middleboxes made to the TCP options of connections, with the servers' ports.
+    pub downgrades: Vec<(Downgrade, u16)>,
+}
+
 /// This host's statement, with the rules that it contains.
 struct OwnStatement {
     statement: Statement,
@@ -162,23 +171,17 @@ impl GraftRuntime {
         Ok(newest)
     }
 
-    /// Compares the peer's statement with this host's. Returns the terms or a refusal, and newly detected changes that
-    /// middleboxes made to the TCP options of connections (downgrades).
+    /// Compares the peer's statement with this host's.
     pub fn consider(
         &mut self,
         ends: &NegotiationEnds,
         theirs: &Statement,
-    ) -> Result<(Result<JudgeTerms, AgreementRefusal>, Vec<(Downgrade, u16)>), Error> {
+    ) -> Result<ComparedStatements, Error> {
         let own = self.own_statement(ends)?.statement;
         Ok(self.compare(&ends.peer, &own, theirs))
     }
 
-    fn compare(
-        &mut self,
-        peer: &str,
-        own: &Statement,
-        theirs: &Statement,
-    ) -> (Result<JudgeTerms, AgreementRefusal>, Vec<(Downgrade, u16)>) {
+    fn compare(&mut self, peer: &str, own: &Statement, theirs: &Statement) -> ComparedStatements {
         let wants = self.agreement().and_then(|it| it.peer(peer)).map(|it| it.wants.clone());
         let terms = judge(own, &wants.unwrap_or_default(), theirs);
         let now_ns = clock::monotonic_ns();
@@ -191,7 +194,7 @@ impl GraftRuntime {
         if learned != PathVerdict::default() {
             self.agreements.note(peer, &learned, now_ns);
         }
-        (terms, found)
+        ComparedStatements { terms, downgrades: found }
     }
 
     /// Puts the agreement in force at this end, for as long as the connecting end's statement says. `revision` is that
@@ -214,8 +217,8 @@ impl GraftRuntime {
         }
         let failed = |why: String| Error::Settings(format!("no agreement with {}: {why}", ends.peer));
         let own = self.own_statement(ends)?;
-        let (terms, _) = self.compare(&ends.peer, &own.statement, theirs);
-        let terms = terms.map_err(|refusal| failed(refusal.detail))?;
+        let compared = self.compare(&ends.peer, &own.statement, theirs);
+        let terms = compared.terms.map_err(|refusal| failed(refusal.detail))?;
         let hold_s = if ends.calls { own.statement.hold_s } else { theirs.hold_s };
         let address = ends.remote.ip().to_canonical();
         let of = |list: &[usize]| terms.rules.iter().filter_map(|(at, _)| list.get(*at).copied()).collect();

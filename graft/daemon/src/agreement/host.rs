@@ -6,6 +6,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
+use base64::{Engine as _, prelude::BASE64_STANDARD as BASE64};
 use millrace_graft::{
     ObjectIdentity, Settings,
     settings::{AgreementSettings, GraftFetch},
@@ -98,9 +99,11 @@ impl AgreementHost {
         self.unfetched.lock().insert(identity);
     }
 
-    /// Stores a graft that a peer has sent, and has it loaded.
-    pub fn keep(&self, wanted: &GraftFetch, manifest: &str, image: &[u8]) -> anyhow::Result<()> {
-        block_in_place(|| self.settings().keep(wanted, manifest, image))?;
-        self.link.ask(&LinkRequest::Fetched).map(drop)
+    /// Has a graft that a peer has sent stored and loaded.
+    pub fn keep(&self, wanted: &GraftFetch, manifest: String, image: &[u8]) -> anyhow::Result<()> {
+        // This process checks the signature first, so the other one parses only what a trusted key has signed.
+        block_in_place(|| self.settings().check_fetched(wanted, &manifest, image))?;
+        let graft = wanted.graft.clone();
+        self.link.ask(&LinkRequest::Keep { graft, manifest, image: BASE64.encode(image) }).map(drop)
     }
 }

@@ -146,11 +146,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
 
     async fn consider(&mut self, theirs: &Statement) -> Result<JudgeTerms, ConversationEnd> {
         let request = LinkRequest::Consider { ends: self.ends.clone(), theirs: Box::new(theirs.clone()) };
-        let Some(LinkAnswer::Considered(terms, found)) = self.context.host.link.ask(&request)? else {
+        let Some(LinkAnswer::Considered(compared)) = self.context.host.link.ask(&request)? else {
             return Err(another_answer().into());
         };
-        report(&self.ends.peer, &found);
-        match terms {
+        report(&self.ends.peer, &compared.downgrades);
+        match compared.terms {
             Ok(terms) => Ok(terms),
             Err(refusal) => Err(self.refuse(refusal).await),
         }
@@ -225,7 +225,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
             other => return Err(unexpected(&other, "object")),
         };
         let image = self.wire.receive_bytes(bytes as usize).await?;
-        let kept = self.context.host.keep(wanted, &manifest, &image);
+        let kept = self.context.host.keep(wanted, manifest, &image);
         Ok(kept.map_err(|error| format!("{error:#}")))
     }
 

@@ -163,7 +163,7 @@ mod tests {
             ..CarryStatus::default()
         };
         let status = Status { carry: Some(carry), ..Status::default() };
-        let text = crate::metrics::encode(status, Vec::new()).unwrap();
+        let text = crate::metrics::encode(status).unwrap();
         for line in [
             r#"millrace_graft_hook_verdicts_total{verdict="redirected"} 1"#,
             r#"millrace_graft_held_packets_total{verdict="asked"} 2"#,
