@@ -43,13 +43,15 @@ pub struct WaitingCopy {
     pub given: oneshot::Receiver<OrphanedSubgroup>,
 }
 
+/// Tells the subscriptions of a track that a subgroup has ended.
+type SettleSubgroup = Box<dyn Fn(&Arc<SubgroupStream>) + Send + Sync>;
+
 /// A subgroup whose holder has broken off. Dropping it ends the subgroup as incomplete.
 pub struct OrphanedSubgroup {
     writer: Option<SubgroupReceiver>,
     /// The code with which streams to subscribers are reset if nothing continues the subgroup.
     code: code::Reset,
-    /// Tells the subscriptions that the subgroup has ended.
-    settle: Box<dyn Fn(&Arc<SubgroupStream>) + Send + Sync>,
+    settle: SettleSubgroup,
 }
 
 impl OrphanedSubgroup {

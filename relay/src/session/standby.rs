@@ -16,6 +16,9 @@ pub const READ_SIZE: usize = 64 * 1024;
 /// How often a waiting stream checks whether the other publisher is silent, or whether its copy still exists. A copy
 /// that the kernel has forwarded and userspace has not read may end without a notification.
 pub const STANDBY_LOOKS: Duration = Duration::from_millis(50);
+/// The time without a packet from the publisher after which a waiting stream is read, and the time for which it must then
+/// have more of the subgroup. Without the latter, copies would take turns whenever a quiet publisher's next object comes.
+const ATTENTION: Duration = Duration::from_millis(100);
 /// The time without a packet from the publisher after which a copy that has more of the subgroup continues it. A
 /// premature change costs nothing, since subscribers get the same bytes.
 const PATIENCE: Duration = Duration::from_millis(250);
@@ -74,27 +77,30 @@ impl<'a> StandbyCopy<'a> {
         let mut received = holder.received();
         // Ticks are counted, so that time in which this process was stopped does not count.
         let mut silent = Duration::ZERO;
+        let mut ahead = Duration::ZERO;
         let orphan = loop {
-            let is_silent = silent >= PATIENCE && !self.differs;
-            if is_silent && !self.has_asked && self.compare(&subgroup) {
-                info!(
-                    track = %track.name().typed(), group = theirs.group, silent = holder.publisher,
-                    "a publisher is silent: another one, which sends the same objects, continues its group"
-                );
-                self.has_asked = true;
-                track.copies.ask(&subgroup);
-            }
+            let is_read = silent >= ATTENTION && !self.differs;
             tokio::select! {
                 biased;
                 orphan = &mut given => match orphan {
                     Ok(orphan) => break orphan,
                     Err(_) => return StandbyEnd::Passed,
                 },
-                () = self.read(), if is_silent && self.ahead.is_empty() && !self.ended => {}
+                () = self.read(), if is_read && self.ahead.is_empty() && !self.ended => {}
                 _ = looks.tick() => {
                     let now = holder.received();
                     silent = if now == received { silent + STANDBY_LOOKS } else { Duration::ZERO };
                     received = now;
+                    let has_more = is_read && self.compare(&subgroup);
+                    ahead = if has_more { ahead + STANDBY_LOOKS } else { Duration::ZERO };
+                    if silent >= PATIENCE && ahead >= ATTENTION && !self.has_asked {
+                        info!(
+                            track = %track.name().typed(), group = theirs.group, silent = holder.publisher,
+                            "a publisher is silent: another one, which sends the same objects, continues its group"
+                        );
+                        self.has_asked = true;
+                        track.copies.ask(&subgroup);
+                    }
                 }
             }
         };
