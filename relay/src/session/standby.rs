@@ -86,7 +86,9 @@ impl<'a> StandbyCopy<'a> {
                     Ok(orphan) => break orphan,
                     Err(_) => return StandbyEnd::Passed,
                 },
-                () = self.read(), if is_read && self.ahead.is_empty() && !self.ended => {}
+                () = self.read(), if is_read && self.ahead.is_empty() && !self.ended => {
+                    self.compare(&subgroup);
+                }
                 _ = looks.tick() => {
                     let now = holder.received();
                     silent = if now == received { silent + STANDBY_LOOKS } else { Duration::ZERO };
