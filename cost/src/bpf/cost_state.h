@@ -7,6 +7,7 @@
 
 #include "cost_intf.h"
 #include "cost_kernel.h"
+#include "util.h"
 #include <linux/bpf.h>
 
 SEC(".rodata.config")
@@ -22,13 +23,7 @@ struct {
 } cpus SEC(".maps");
 
 /* Index 0 -> the state that userspace sets for the sampling programs of all CPUs. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
-	__type(value, struct cost_control);
-	__uint(max_entries, 1);
-} control SEC(".maps");
+BPF_MAP_FLAGS(ARRAY, control, __u32, struct cost_control, 1, BPF_F_MMAPABLE);
 
 /* Twice the number of a CPU's buffer (from 0 on), plus 0 or 1 -> a half of that buffer: struct cost_half, records. */
 struct {
@@ -47,20 +42,10 @@ struct {
 
 /* Process and cgroup -> its sums of times and calls by enum cost_event. Preallocated, since the sampler runs in
  * interrupts and must not allocate. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, struct cost_process_key);
-	__type(value, struct cost_process);
-	__uint(max_entries, COST_PROCESSES);
-} processes SEC(".maps");
+BPF_MAP(HASH, processes, struct cost_process_key, struct cost_process, COST_PROCESSES);
 
 /* Process, by its number in userspace's PID namespace -> 1. Its stacks are sampled in user mode too. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, __u32);
-	__type(value, __u8);
-	__uint(max_entries, COST_WATCHED);
-} watched SEC(".maps");
+BPF_MAP(HASH, watched, __u32, __u8, COST_WATCHED);
 
 /* Task -> the socket call that it was in when it left the CPU: enum cost_event and enum point as in cost_cpu.task, and
  * cost_cpu.epoch in the bits above them. */

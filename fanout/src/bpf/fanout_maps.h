@@ -27,38 +27,16 @@ SEC(".rodata.config")
 const volatile struct fanout_config config = {};
 
 /* Maps the address and port that a stream arrives at to the stream's index. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, struct fanout_at);
-	__type(value, __u32);
-	__uint(max_entries, 1);
-} places SEC(".maps");
+BPF_MAP(HASH, places, struct fanout_at, __u32, 1);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
-	__type(value, struct fanout_stream);
-	__uint(max_entries, 1);
-} streams SEC(".maps");
+BPF_MAP_FLAGS(ARRAY, streams, __u32, struct fanout_stream, 1, BPF_F_MMAPABLE);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
-	__type(value, struct fanout_receiver);
-	__uint(max_entries, 1);
-} receivers SEC(".maps");
+BPF_MAP_FLAGS(ARRAY, receivers, __u32, struct fanout_receiver, 1, BPF_F_MMAPABLE);
 
 /* Counts what happened to received packets (enum fanout_outcome), to their copies for receivers (enum
  * fanout_copy_outcome) and in further runs for the same packet (enum fanout_further_run).
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__type(key, __u32);
-	__type(value, __u64);
-	__uint(max_entries, FANOUT_OUTCOMES + FANOUT_COPY_OUTCOMES + FANOUT_FURTHER_RUNS);
-} outcomes SEC(".maps");
+BPF_MAP(PERCPU_ARRAY, outcomes, __u32, __u64, FANOUT_OUTCOMES + FANOUT_COPY_OUTCOMES + FANOUT_FURTHER_RUNS);
 
 /* The filter of traced packets. It is a global variable, so that tracing costs one load and one branch while it is
  * off. */
@@ -66,10 +44,7 @@ SEC(".data.tracing")
 volatile struct fanout_tracing tracing = {};
 
 /* Events about traced packets: struct fanout_event. */
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 12);
-} events SEC(".maps");
+BPF_RING(events, 1 << 12);
 
 /* The variables of a run of the program, which are too large for the stack. With PREEMPT_RT a run may interrupt another
  * run that uses the variables of the same CPU. The interrupting run finds `busy` set.
@@ -97,11 +72,6 @@ struct fanout_work {
 };
 
 /* Index 0 -> the variables of a run of the program on this CPU. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__type(key, __u32);
-	__type(value, struct fanout_work);
-	__uint(max_entries, 1);
-} works SEC(".maps");
+BPF_MAP(PERCPU_ARRAY, works, __u32, struct fanout_work, 1);
 
 #endif

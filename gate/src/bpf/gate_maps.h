@@ -88,45 +88,19 @@ const volatile struct gate_config config = {
 
 /* Index 0 -> state that userspace changes while packets arrive, such as which half of the maps has the present policy.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, struct gate_active);
-	__uint(max_entries, 1);
-} active SEC(".maps");
+BPF_MAP(ARRAY, active, __u32, struct gate_active, 1);
 
 /* Destination address, port or both -> index of the guarded application (scope). */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, struct gate_scope_key);
-	__type(value, __u32);
-	__uint(max_entries, 2 * 4 * GATE_SCOPES);
-} scopes SEC(".maps");
+BPF_MAP(HASH, scopes, struct gate_scope_key, __u32, 2 * 4 * GATE_SCOPES);
 
 /* Half of the map (0 or 1) and index of the guarded application (scope) -> its rules. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, struct gate_policy);
-	__uint(max_entries, 2 * GATE_SCOPES);
-} policies SEC(".maps");
+BPF_MAP(ARRAY, policies, __u32, struct gate_policy, 2 * GATE_SCOPES);
 
 /* Index of an interface whose driver strips VLAN tags, so that an answer would be sent without its tag -> unused. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, __u32);
-	__type(value, __u32);
-	__uint(max_entries, 1024);
-} untagged SEC(".maps");
+BPF_MAP(HASH, untagged, __u32, __u32, 1024);
 
 /* Index of an interface whose frames begin with the IP header, without a link layer -> unused. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u32);
-	__type(value, __u32);
-	__uint(max_entries, GATE_BARE);
-} bare SEC(".maps");
+BPF_MAP_FLAGS(HASH, bare, __u32, __u32, GATE_BARE, BPF_F_NO_PREALLOC);
 
 /* Index of an interface that has further XDP programs -> index of the next program in the map `rests`. */
 struct {
@@ -138,37 +112,16 @@ struct {
 } rest_at SEC(".maps");
 
 /* Index -> the program to call with packets that pass the gate. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
-	__uint(max_entries, GATE_RESTS);
-	__type(key, __u32);
-	__type(value, __u32);
-} rests SEC(".maps");
+BPF_MAP(PROG_ARRAY, rests, __u32, __u32, GATE_RESTS);
 
 /* Address prefix in the block or allow list -> prefix length and list (enum gate_entry) of this entry. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct gate_prefix_key);
-	__type(value, __u32);
-	__uint(max_entries, 1);
-} prefixes SEC(".maps");
+BPF_MAP_FLAGS(LPM_TRIE, prefixes, struct gate_prefix_key, __u32, 1, BPF_F_NO_PREALLOC);
 
 /* Index -> key for making and checking tokens. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, struct gate_token_key);
-	__uint(max_entries, GATE_TOKEN_KEYS);
-} token_keys SEC(".maps");
+BPF_MAP(ARRAY, token_keys, __u32, struct gate_token_key, GATE_TOKEN_KEYS);
 
 /* 0 for QUIC version 1, or 1 for version 2 -> key of Retry's integrity tag. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, struct gate_retry_key);
-	__uint(max_entries, 2);
-} retry_keys SEC(".maps");
+BPF_MAP(ARRAY, retry_keys, __u32, struct gate_retry_key, 2);
 
 /* Reports whether frames of an interface begin with the IP header. */
 static __always_inline __u32 is_bare(const struct gate_active *now, __u32 ifindex)
@@ -179,126 +132,55 @@ static __always_inline __u32 is_bare(const struct gate_active *now, __u32 ifinde
 /* --- Connections, their network paths and their counts: the kernel never evicts entries of these maps --- */
 
 /* Connection ID -> live connection. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, struct gate_id);
-	__type(value, struct gate_connection);
-	__uint(max_entries, 1);
-} connections SEC(".maps");
+BPF_MAP(HASH, connections, struct gate_id, struct gate_connection, 1);
 
 /* Address and port of a client -> the connection to which this network path belongs. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, struct gate_path);
-	__type(value, struct gate_path_state);
-	__uint(max_entries, 1);
-} paths SEC(".maps");
+BPF_MAP(HASH, paths, struct gate_path, struct gate_path_state, 1);
 
 /* Client, or wider network -> its number of connections. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, struct gate_client);
-	__type(value, struct gate_count);
-	__uint(max_entries, 1);
-} clients SEC(".maps");
+BPF_MAP(HASH, clients, struct gate_client, struct gate_count, 1);
 
 /* --- State that anybody can cause: the kernel evicts old entries when a map is full --- */
 
 /* Connection ID that a server chose -> client that the server answered. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__type(key, struct gate_id);
-	__type(value, struct gate_opening);
-	__uint(max_entries, 1);
-} handshakes SEC(".maps");
+BPF_MAP(LRU_HASH, handshakes, struct gate_id, struct gate_opening, 1);
 
 /* Connection ID that a client chose for its first packets -> client whose Initial was admitted. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__type(key, struct gate_id);
-	__type(value, struct gate_opening);
-	__uint(max_entries, 1);
-} openings SEC(".maps");
+BPF_MAP(LRU_HASH, openings, struct gate_id, struct gate_opening, 1);
 
 /* Client, wider network or connection -> its token buckets. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__type(key, struct gate_bucket_key);
-	__type(value, struct gate_buckets);
-	__uint(max_entries, 1);
-} buckets SEC(".maps");
+BPF_MAP(LRU_HASH, buckets, struct gate_bucket_key, struct gate_buckets, 1);
 
 /* --- State of guarded applications, counters, samples and traces --- */
 
 /* Index of a guarded application (scope) -> state that its packets change, such as token buckets. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, struct gate_state);
-	__uint(max_entries, GATE_SCOPES);
-} states SEC(".maps");
+BPF_MAP(ARRAY, states, __u32, struct gate_state, GATE_SCOPES);
 
 /* Low bits of a hash -> 64 bits of each of the two bit sets of the Bloom filter in gate_marks.h. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, struct gate_marks);
-	__uint(max_entries, 1 << GATE_MARKS_BITS);
-} marks SEC(".maps");
+BPF_MAP(ARRAY, marks, __u32, struct gate_marks, 1 << GATE_MARKS_BITS);
 
 /* Index of a guarded application (scope) times GATE_REASONS, plus enum gate_rule or enum gate_pass -> packet counter.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__type(key, __u32);
-	__type(value, struct gate_counter);
-	__uint(max_entries, GATE_SCOPES *GATE_REASONS);
-} counters SEC(".maps");
+BPF_MAP(PERCPU_ARRAY, counters, __u32, struct gate_counter, GATE_SCOPES *GATE_REASONS);
 
 /* enum gate_event -> number of events. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__type(key, __u32);
-	__type(value, __u64);
-	__uint(max_entries, GATE_EVENTS);
-} events SEC(".maps");
+BPF_MAP(PERCPU_ARRAY, events, __u32, __u64, GATE_EVENTS);
 
 /* Ring of struct gate_sample for the log: packets that were refused, or would have been. */
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 18);
-} samples SEC(".maps");
+BPF_RING(samples, 1 << 18);
 
 /* Index of a trace -> the packets that it follows. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, struct gate_tracer);
-	__uint(max_entries, GATE_TRACERS);
-} tracers SEC(".maps");
+BPF_MAP(ARRAY, tracers, __u32, struct gate_tracer, GATE_TRACERS);
 
 /* Index of a trace -> its counters. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__type(key, __u32);
-	__type(value, struct gate_traced);
-	__uint(max_entries, GATE_TRACERS);
-} traced SEC(".maps");
+BPF_MAP(PERCPU_ARRAY, traced, __u32, struct gate_traced, GATE_TRACERS);
 
 /* Ring of struct gate_sample for traces. It has room for the bursts of all traces, and for their packets until
  * userspace reads.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 20);
-} traces SEC(".maps");
+BPF_RING(traces, 1 << 20);
 
 /* Index 0 -> scratch memory of this CPU's run. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__type(key, __u32);
-	__type(value, struct gate_work);
-	__uint(max_entries, 1);
-} works SEC(".maps");
+BPF_MAP(PERCPU_ARRAY, works, __u32, struct gate_work, 1);
 
 #endif

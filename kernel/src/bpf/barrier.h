@@ -31,12 +31,7 @@ enum barrier_state {
 };
 
 /* Index 0 -> state of the run of barrier_run (enum barrier_state). */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, __u32);
-	__uint(max_entries, 1);
-} barrier_states SEC(".maps");
+BPF_MAP(ARRAY, barrier_states, __u32, __u32, 1);
 
 #define BARRIER_STEPS (1 << 21) /* iterations of the loop with which barrier_run takes some milliseconds */
 

@@ -40,12 +40,7 @@ struct cursor_entry {
 };
 
 /* Low bits of a packet's mark (skb->mark) -> state of sending its copies. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, struct cursor_entry);
-	__uint(max_entries, CURSORS);
-} cursors SEC(".maps");
+BPF_MAP(ARRAY, cursors, __u32, struct cursor_entry, CURSORS);
 
 /* Number of times that a packet's copies were continued in another run. Its low bits are the index in the map `cursors`
  * at which the next entry is allocated.

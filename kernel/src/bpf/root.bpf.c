@@ -16,19 +16,9 @@
 SEC(".rodata.config")
 const volatile struct root_config config;
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
-	__uint(max_entries, ROOT_SLOTS);
-	__type(key, enum root_slot);
-	__type(value, __u32);
-} root_slots SEC(".maps");
+BPF_MAP(PROG_ARRAY, root_slots, enum root_slot, __u32, ROOT_SLOTS);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u32);
-} mine SEC(".maps");
+BPF_MAP(PROG_ARRAY, mine, __u32, __u32, 1);
 
 SEC("xdp.frags")
 int root_xdp(struct xdp_md *ctx)

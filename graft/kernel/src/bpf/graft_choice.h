@@ -15,13 +15,7 @@
 
 /* Current choices, which userspace writes. The key has the number in a rule's field `choice`, and the peer's address.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct graft_choice_key);
-	__type(value, struct graft_choice);
-	__uint(max_entries, GRAFT_CHOICES);
-} choices SEC(".maps");
+BPF_MAP_FLAGS(HASH, choices, struct graft_choice_key, struct graft_choice, GRAFT_CHOICES, BPF_F_NO_PREALLOC);
 
 enum graft_picked {
 	GRAFT_PICKED_NOT,

@@ -12,18 +12,10 @@
 #define AF_INET 2
 
 /* Number of times that each outcome of enum graft_outcome has occurred, on connections or packets. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__type(key, __u32);
-	__type(value, __u64);
-	__uint(max_entries, GRAFT_OUTCOMES);
-} outcomes SEC(".maps");
+BPF_MAP(PERCPU_ARRAY, outcomes, __u32, __u64, GRAFT_OUTCOMES);
 
 /* Ring buffer of struct graft_event. */
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, GRAFT_EVENTS_BYTES);
-} events SEC(".maps");
+BPF_RING(events, GRAFT_EVENTS_BYTES);
 
 static __noinline int count(enum graft_outcome outcome)
 {

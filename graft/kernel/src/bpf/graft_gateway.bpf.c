@@ -34,50 +34,20 @@ const volatile struct gateway_config config SEC(".rodata.config");
 /* Networks and hosts of peers. The value is 1 while a carrier (a connection that tunnels others) to the peer is
  * established.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct gateway_prefix);
-	__type(value, __u32);
-	__uint(max_entries, GATEWAY_PREFIXES);
-} peers SEC(".maps");
+BPF_MAP_FLAGS(LPM_TRIE, peers, struct gateway_prefix, __u32, GATEWAY_PREFIXES, BPF_F_NO_PREALLOC);
 
 /* Inside networks, which are behind this gateway: only connections of clients in them are redirected. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct gateway_prefix);
-	__type(value, __u32);
-	__uint(max_entries, GATEWAY_PREFIXES);
-} inside SEC(".maps");
+BPF_MAP_FLAGS(LPM_TRIE, inside, struct gateway_prefix, __u32, GATEWAY_PREFIXES, BPF_F_NO_PREALLOC);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__type(key, struct gateway_flow);
-	__type(value, struct gateway_state);
-	__uint(max_entries, GATEWAY_FLOWS);
-} flows SEC(".maps");
+BPF_MAP(LRU_HASH, flows, struct gateway_flow, struct gateway_state, GATEWAY_FLOWS);
 
 /* Time until which the tunnel broker counts as alive (CLOCK_MONOTONIC, ns). The broker renews it. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, __u64);
-	__uint(max_entries, 1);
-} alive SEC(".maps");
+BPF_MAP(ARRAY, alive, __u32, __u64, 1);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 20);
-} asks SEC(".maps");
+BPF_RING(asks, 1 << 20);
 
 /* Number of packets, by enum gateway_verdict. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__type(key, __u32);
-	__type(value, __u64);
-	__uint(max_entries, GATEWAY_VERDICTS);
-} verdicts SEC(".maps");
+BPF_MAP(PERCPU_ARRAY, verdicts, __u32, __u64, GATEWAY_VERDICTS);
 
 struct packet {
 	struct gateway_flow flow; /* client and server of the connection, if the client sent this packet */

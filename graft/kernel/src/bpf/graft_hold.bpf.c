@@ -16,25 +16,12 @@
 #define DROP	     0
 
 /* State of each held SYN, HOLD_WAITING or HOLD_OPEN, by the client's address and port. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__type(key, struct hook_end);
-	__type(value, __u32);
-	__uint(max_entries, HOOK_ARRIVALS);
-} known SEC(".maps");
+BPF_MAP(LRU_HASH, known, struct hook_end, __u32, HOOK_ARRIVALS);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 20);
-} asks SEC(".maps");
+BPF_RING(asks, 1 << 20);
 
 /* Number of packets, by enum hold_verdict. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__type(key, __u32);
-	__type(value, __u64);
-	__uint(max_entries, HOLD_VERDICTS);
-} verdicts SEC(".maps");
+BPF_MAP(PERCPU_ARRAY, verdicts, __u32, __u64, HOLD_VERDICTS);
 
 static __always_inline int read_from(struct __sk_buff *skb, const struct tcphdr *tcp, struct hook_end *from)
 {

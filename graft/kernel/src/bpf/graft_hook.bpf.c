@@ -21,13 +21,7 @@ const volatile struct hook_config config SEC(".rodata.config");
 /* Hosts that run a tunnel broker. Userspace writes the entries. The key is the host's IPv6 or IPv4-mapped address, as
  * in `struct hook_end`.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u32[4]);
-	__type(value, struct hook_peer);
-	__uint(max_entries, HOOK_PEERS);
-} peers SEC(".maps");
+BPF_MAP_FLAGS(HASH, peers, __u32[4], struct hook_peer, HOOK_PEERS, BPF_F_NO_PREALLOC);
 
 /* Marks the tunnel broker's own sockets, whose connections are not redirected to the broker. */
 struct {
@@ -47,31 +41,15 @@ struct {
 /* The true destination of each redirected connection, by the application's address and port as the tunnel broker
  * sees them. The broker removes an entry when it accepts the connection.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__type(key, struct hook_end);
-	__type(value, struct hook_redirected);
-	__uint(max_entries, HOOK_ARRIVALS);
-} arrivals SEC(".maps");
+BPF_MAP(LRU_HASH, arrivals, struct hook_end, struct hook_redirected, HOOK_ARRIVALS);
 
 /* The client address that a server's application sees as its peer. The tunnel broker adds an entry before it
  * connects to the server.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct hook_guest);
-	__type(value, struct hook_end);
-	__uint(max_entries, HOOK_GUESTS);
-} guests SEC(".maps");
+BPF_MAP_FLAGS(HASH, guests, struct hook_guest, struct hook_end, HOOK_GUESTS, BPF_F_NO_PREALLOC);
 
 /* Number of connections, by enum hook_verdict. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__type(key, __u32);
-	__type(value, __u64);
-	__uint(max_entries, HOOK_VERDICTS);
-} verdicts SEC(".maps");
+BPF_MAP(PERCPU_ARRAY, verdicts, __u32, __u64, HOOK_VERDICTS);
 
 static __always_inline __u16 port_of(struct bpf_sock_addr *ctx)
 {

@@ -24,29 +24,13 @@ struct {
 	__type(value, struct opening_sent);
 } sent SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct opening_ends);
-	__type(value, struct opening_due);
-	__uint(max_entries, OPENING_DUE);
-} due SEC(".maps");
+BPF_MAP_FLAGS(HASH, due, struct opening_ends, struct opening_due, OPENING_DUE, BPF_F_NO_PREALLOC);
 
 /* Listening sockets of the tunnel broker that drop all packets: one for IPv4, one for IPv6. */
-struct {
-	__uint(type, BPF_MAP_TYPE_SOCKMAP);
-	__type(key, __u32);
-	__type(value, __u64);
-	__uint(max_entries, 2);
-} ends SEC(".maps");
+BPF_MAP(SOCKMAP, ends, __u32, __u64, 2);
 
 /* Number of packets, by enum opening_verdict. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__type(key, __u32);
-	__type(value, __u64);
-	__uint(max_entries, OPENING_VERDICTS);
-} verdicts SEC(".maps");
+BPF_MAP(PERCPU_ARRAY, verdicts, __u32, __u64, OPENING_VERDICTS);
 
 /* The function is not inlined, so that the enum is in the object's BTF, where userspace's build finds it. */
 static __noinline int count(enum opening_verdict verdict)

@@ -90,41 +90,20 @@ struct {
 /* 1 if a rule has a condition on the process, or leaves the congestion control to userspace's model (`choice`). This
  * includes the rules of the list that will be in force next. Userspace writes this value.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, __u32);
-	__uint(max_entries, 1);
-} asks_who SEC(".maps");
+BPF_MAP(ARRAY, asks_who, __u32, __u32, 1);
 
 /* Whether the latest handshake with each peer ended with an agreement on a rule, or the reason why not. The key is the
  * peer's address.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__type(key, __u32[4]);
-	__type(value, struct graft_peer);
-	__uint(max_entries, GRAFT_PEERS);
-} peers SEC(".maps");
+BPF_MAP(LRU_HASH, peers, __u32[4], struct graft_peer, GRAFT_PEERS);
 
 /* Agreements with peers over TLS (struct graft_bound), by the peer's address. Userspace writes them after TLS has
  * authenticated the peer.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u32[4]);
-	__type(value, struct graft_bound);
-	__uint(max_entries, GRAFT_BOUND);
-} bound SEC(".maps");
+BPF_MAP_FLAGS(HASH, bound, __u32[4], struct graft_bound, GRAFT_BOUND, BPF_F_NO_PREALLOC);
 
 /* Records of the latest handshakes: whether the hosts agreed on a rule, or the reason why not. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__type(key, struct graft_connection_key);
-	__type(value, struct graft_connection);
-	__uint(max_entries, GRAFT_PEERS);
-} connections SEC(".maps");
+BPF_MAP(LRU_HASH, connections, struct graft_connection_key, struct graft_connection, GRAFT_PEERS);
 
 /* Time at which this host last did not answer an offer in a SYN, because of SYN cookies or missing header space; 0:
  * never.

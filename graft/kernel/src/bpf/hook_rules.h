@@ -15,12 +15,7 @@ RULE_LISTS(struct hook_rule, HOOK_RULES);
 /* Time until which connections to a server are not redirected (CLOCK_MONOTONIC, ns), by the address and port of a
  * server that refused a connection.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__type(key, struct hook_end);
-	__type(value, __u64);
-	__uint(max_entries, HOOK_AVOIDED);
-} avoided SEC(".maps");
+BPF_MAP(LRU_HASH, avoided, struct hook_end, __u64, HOOK_AVOIDED);
 
 /* State of a search for the first rule that matches, and the found rule's fields. */
 struct search {

@@ -26,51 +26,21 @@
 SEC(".rodata.config")
 const volatile struct packet_config config;
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, GRAFT_SESSIONS);
-	__type(key, struct packet_key);
-	__type(value, struct packet_session);
-} sessions SEC(".maps");
+BPF_MAP(HASH, sessions, struct packet_key, struct packet_session, GRAFT_SESSIONS);
 
 /* Index of a session that is sealed (encrypted) or uses IP protocol 253, by its two addresses. If several such sessions
  * have the same two addresses, the map contains only one of them.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, GRAFT_SESSIONS);
-	__type(key, struct packet_pair);
-	__type(value, __u32);
-} strict_pairs SEC(".maps");
+BPF_MAP(HASH, strict_pairs, struct packet_pair, __u32, GRAFT_SESSIONS);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, GRAFT_SESSIONS);
-	__type(key, __u32);
-	__type(value, struct packet_counts);
-} counters SEC(".maps");
+BPF_MAP(PERCPU_ARRAY, counters, __u32, struct packet_counts, GRAFT_SESSIONS);
 
 /* Number of packets that belong to no session. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u64);
-} others SEC(".maps");
+BPF_MAP(PERCPU_ARRAY, others, __u32, __u64, 1);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, GRAFT_SESSIONS);
-	__type(key, __u32);
-	__type(value, struct packet_times);
-} times SEC(".maps");
+BPF_MAP(PERCPU_ARRAY, times, __u32, struct packet_times, GRAFT_SESSIONS);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct net_head);
-} heads SEC(".maps");
+BPF_MAP(PERCPU_ARRAY, heads, __u32, struct net_head, 1);
 
 static __always_inline void count(__u32 session, __u32 reason)
 {
@@ -293,12 +263,7 @@ struct packet_clock {
 	__u64 pace;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, GRAFT_SESSIONS);
-	__type(key, __u32);
-	__type(value, struct packet_clock);
-} clocks SEC(".maps");
+BPF_MAP(ARRAY, clocks, __u32, struct packet_clock, GRAFT_SESSIONS);
 
 /* Sets a session's timer to FAST. It is called after the function `number` has stored the sending time of the packet.
  */
@@ -906,10 +871,7 @@ other:
 
 /* --- Events of the sessions' timers --- */
 
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 64 << 10);
-} ticks SEC(".maps");
+BPF_RING(ticks, 64 << 10);
 
 static __noinline int put_tick(struct packet_tick *event, const struct graft_shared *state, __u32 session)
 {

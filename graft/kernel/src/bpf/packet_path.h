@@ -33,12 +33,7 @@ struct {
 } path_counts SEC(".maps");
 
 /* Finds the session and the path of a packet by the addresses that the path has on the wire. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, PATH_SESSIONS *PACKET_PATHS);
-	__type(key, struct packet_key);
-	__type(value, struct packet_path_in);
-} path_keys SEC(".maps");
+BPF_MAP(HASH, path_keys, struct packet_key, struct packet_path_in, PATH_SESSIONS *PACKET_PATHS);
 
 struct path_addresses {
 	__u8 bytes[32]; /* source and destination as in the IP header; 8 bytes for IPv4 */

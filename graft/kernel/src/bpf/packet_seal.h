@@ -27,19 +27,9 @@ enum stage_rx {
 	STAGES_RX,
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
-	__uint(max_entries, STAGES_TX);
-	__type(key, __u32);
-	__type(value, __u32);
-} stages_tx SEC(".maps");
+BPF_MAP(PROG_ARRAY, stages_tx, __u32, __u32, STAGES_TX);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
-	__uint(max_entries, STAGES_RX);
-	__type(key, __u32);
-	__type(value, __u32);
-} stages_rx SEC(".maps");
+BPF_MAP(PROG_ARRAY, stages_rx, __u32, __u32, STAGES_RX);
 
 /* The datagram of an application or a function that is being sealed (encrypted) on this CPU. The dispatcher's state
  * `works` is separate, since it may describe a different packet while this one is sealed.
@@ -54,12 +44,7 @@ struct seal_call {
 	__u32 path; /* 1 + number of the network path to send by; 0: chosen according to the paths' weights */
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct seal_call);
-} seal_calls SEC(".maps");
+BPF_MAP(PERCPU_ARRAY, seal_calls, __u32, struct seal_call, 1);
 
 static __always_inline struct seal_call *seal_call(void)
 {
@@ -71,9 +56,6 @@ static __always_inline struct seal_call *seal_call(void)
 /* Ring buffer of struct packet_message: messages from the peers' daemons. A full buffer may lose messages, since
  * daemons repeat those that get no answer.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 16 << 10);
-} messages SEC(".maps");
+BPF_RING(messages, 16 << 10);
 
 #endif

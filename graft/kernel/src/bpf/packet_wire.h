@@ -70,12 +70,7 @@ struct wire_part {
 	__u8 bytes[SUM_STEP + 8];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct wire_part);
-} wire_parts SEC(".maps");
+BPF_MAP(PERCPU_ARRAY, wire_parts, __u32, struct wire_part, 1);
 
 struct wire_summing {
 	struct __sk_buff *skb;

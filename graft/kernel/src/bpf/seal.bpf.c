@@ -34,12 +34,7 @@ struct {
 /* Two buffers for each CPU, one for encryption and one for decryption, since a function may send a datagram while a
  * received one is processed.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 2);
-	__type(key, __u32);
-	__type(value, struct quic_buf);
-} seal_bufs SEC(".maps");
+BPF_MAP(PERCPU_ARRAY, seal_bufs, __u32, struct quic_buf, 2);
 
 static __always_inline struct seal_key *find_key(__u32 session, __u32 place)
 {
