@@ -151,33 +151,6 @@ impl MessageBody for RequestError {
     }
 }
 
-/// SUBSCRIBE: requests the future objects of a track.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Subscribe {
-    /// The request ID.
-    pub request_id: u64,
-    /// The track to subscribe to.
-    pub track: TrackName,
-    /// Parameters of the subscription.
-    pub parameters: Parameters,
-}
-
-impl MessageBody for Subscribe {
-    fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
-        Ok(Self {
-            request_id: input.vi64()?,
-            track: TrackName::decode(input)?,
-            parameters: Parameters::decode(input, Scope::SUBSCRIBE)?,
-        })
-    }
-
-    fn encode(&self, out: &mut WireWriter<'_>) {
-        out.vi64(self.request_id);
-        self.track.encode(out.out);
-        self.parameters.encode(out);
-    }
-}
-
 /// SUBSCRIBE_OK: accepts a SUBSCRIBE. Objects of the track will be sent under `track_alias`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubscribeOk {
@@ -429,42 +402,16 @@ impl MessageBody for FetchOk {
     }
 }
 
-/// TRACK_STATUS: requests the answer that a SUBSCRIBE would get, without subscribing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TrackStatus {
-    /// The request ID.
-    pub request_id: u64,
-    /// The track whose status is requested.
-    pub track: TrackName,
-    /// Parameters of the request.
-    pub parameters: Parameters,
-}
-
-impl MessageBody for TrackStatus {
-    fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
-        Ok(Self {
-            request_id: input.vi64()?,
-            track: TrackName::decode(input)?,
-            parameters: Parameters::decode(input, Scope::TRACK_STATUS)?,
-        })
-    }
-
-    fn encode(&self, out: &mut WireWriter<'_>) {
-        out.vi64(self.request_id);
-        self.track.encode(out.out);
-        self.parameters.encode(out);
-    }
-}
-
-macro_rules! namespace_request {
-    ($(#[$doc:meta])* $name:ident, $field:ident, $scope:ident) => {
+/// Defines a request for a track or for namespaces, which has no further fields of its own.
+macro_rules! request {
+    ($(#[$doc:meta])* $name:ident, $field:ident: $about:ident, $scope:ident) => {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct $name {
             /// The request ID.
             pub request_id: u64,
-            /// The announced namespace, or the prefix of the subscribed namespaces.
-            pub $field: Namespace,
+            /// The requested track, the announced namespace, or the prefix of the subscribed namespaces.
+            pub $field: $about,
             /// Parameters of the request.
             pub parameters: Parameters,
         }
@@ -473,7 +420,7 @@ macro_rules! namespace_request {
             fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
                 Ok(Self {
                     request_id: input.vi64()?,
-                    $field: Namespace::decode(input)?,
+                    $field: $about::decode(input)?,
                     parameters: Parameters::decode(input, Scope::$scope)?,
                 })
             }
@@ -487,17 +434,25 @@ macro_rules! namespace_request {
     };
 }
 
-namespace_request! {
+request! {
+    /// SUBSCRIBE: requests the future objects of a track.
+    Subscribe, track: TrackName, SUBSCRIBE
+}
+request! {
+    /// TRACK_STATUS: requests the answer that a SUBSCRIBE would get, without subscribing.
+    TrackStatus, track: TrackName, TRACK_STATUS
+}
+request! {
     /// PUBLISH_NAMESPACE: announces that the sender publishes tracks in this namespace.
-    PublishNamespace, namespace, PUBLISH_NAMESPACE
+    PublishNamespace, namespace: Namespace, PUBLISH_NAMESPACE
 }
-namespace_request! {
+request! {
     /// SUBSCRIBE_NAMESPACE: requests announcements of all present and future namespaces that begin with `prefix`.
-    SubscribeNamespace, prefix, SUBSCRIBE_NAMESPACE
+    SubscribeNamespace, prefix: Namespace, SUBSCRIBE_NAMESPACE
 }
-namespace_request! {
+request! {
     /// SUBSCRIBE_TRACKS: requests a PUBLISH of each present and future track whose namespace begins with `prefix`.
-    SubscribeTracks, prefix, SUBSCRIBE_TRACKS
+    SubscribeTracks, prefix: Namespace, SUBSCRIBE_TRACKS
 }
 
 /// NAMESPACE: announces a namespace that matches a SUBSCRIBE_NAMESPACE. The subscribed prefix is omitted.
