@@ -424,11 +424,12 @@ def families(prefix, text, known=None):
         end = closing(text, match.end())
         call, args = match["call"].split(".")[-1], text[match.end() : end]
         row = not call  # of a table: the call comes after it
-        helper = helpers.get(call) or (helpers.get("encode_latest", "") if row and "encode_latest" in helpers and match["name"].startswith("probe") else "")
-        counts = call.startswith(("counter", "counts", "by_outcome", "plain", "per_sender")) or row and not helper
+        helper = helpers.get(call) or row and consumer(text, match.start(), helpers) or ""
+        counts = call.startswith(("counter", "counts", "by_outcome", "plain", "per_sender"))
+        counts = counts or row and not re.search(r"gauge|MetricType::Gauge", helper)
         counts = counts or "MetricType::Counter" in args or call != "labelled" and "out.counters" in helper
         name = f"{prefix}_{match['name']}"
-        unit = re.search(r"Unit::(?:Other\(\"(\w+)\"|(\w+))", args)
+        unit = re.search(r"Unit::(?:Other\(\"(\w+)\"|(\w+))", helper if row else args)
         unit = (unit[1] or unit[2].lower()) if unit else ""
         if re.search(r"^\s*(?:s|s\.as_ref\(\))\s*,", args):
             unit = "seconds"
@@ -441,6 +442,22 @@ def families(prefix, text, known=None):
         names = known.get(name) or labels(call, args, helper)
         found.setdefault(name, (name, "counter" if counts else "gauge", names, said))
     return list(found.values())
+
+
+def consumer(text, at, helpers):
+    """Returns the code that writes the rows of the table around `at`: the call that gets it, or the loop over it."""
+    start, depth = at, 1
+    while depth:
+        start -= 1
+        depth += {"]": 1, "[": -1}.get(text[start], 0)
+    before, end = text[:start], find_closing(text, start + 1)
+    call = re.search(r"plain_(\w+)\($", before)
+    if call:
+        return f"out.{call[1]}("
+    name = re.search(r"(?:const|let) (\w+): [^=]*= $", before)
+    body = text.index("{", text.index(f"in {name[1]} {{", end) if name else end)
+    loop = text[body : find_closing(text, body + 1)]
+    return helpers["encode_latest"] if "encode_latest(" in loop else loop
 
 
 def closing(text, at):
@@ -473,6 +490,8 @@ def labels(call, args, helper):
     """Returns the names of a family's labels, as far as the call and its helper show them."""
     if call in LABELS:
         return LABELS[call]
+    if "by_outcome(" in helper:
+        return LABELS["by_outcome"]
     if call == "counts" or not call:
         plain = re.match(r'\s*"(\w+)"', args)
         return [plain[1]] if plain else PAIR.findall(helper)

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt};
 
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, text},
+    encoding::{DescriptorEncoder, EncodeGaugeValue, EncodeMetric, MetricEncoder, text},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::{Registry, Unit},
 };
@@ -65,6 +65,16 @@ impl Out<'_> {
         metric.encode(self.0.encode_descriptor(name, help, unit.as_ref(), metric.metric_type())?)
     }
 
+    /// Writes counters without labels and units, from a table of name, help and value.
+    pub fn plain_counters<const N: usize>(&mut self, rows: [(&str, &str, u64); N]) -> fmt::Result {
+        rows.into_iter().try_for_each(|(name, help, value)| self.counter(name, help, None, value))
+    }
+
+    /// Writes gauges without labels and units, from a table of name, help and value.
+    pub fn plain_gauges<const N: usize>(&mut self, rows: [(&str, &str, u64); N]) -> fmt::Result {
+        rows.into_iter().try_for_each(|(name, help, value)| self.gauge(name, help, None, value))
+    }
+
     /// Writes a floating-point gauge without labels.
     pub fn gauge_f64(&mut self, name: &str, help: &str, unit: Unit, value: f64) -> fmt::Result {
         let metric = ConstGauge::new(value);
@@ -86,11 +96,11 @@ impl Out<'_> {
     }
 
     /// Writes one gauge family, whose samples each have their own labels.
-    pub fn gauges<'l, const N: usize>(
+    pub fn gauges<'l, V: EncodeGaugeValue, const N: usize>(
         &mut self,
         name: &str,
         help: &str,
-        mut values: impl Iterator<Item = ([(&'l str, &'l str); N], u64)>,
+        mut values: impl Iterator<Item = ([(&'l str, &'l str); N], V)>,
     ) -> fmt::Result {
         self.labelled(name, help, MetricType::Gauge, |family| {
             values
@@ -150,21 +160,6 @@ impl Out<'_> {
     ) -> fmt::Result {
         let Some(counts) = counts else { return Ok(()) };
         self.counts(name, help, "outcome", counts)
-    }
-
-    /// Writes a gauge family whose samples have the label `table`.
-    pub fn by_table<'a>(
-        &mut self,
-        name: &str,
-        help: &str,
-        mut values: impl Iterator<Item = (&'a str, u64)>,
-    ) -> fmt::Result {
-        self.labelled(name, help, MetricType::Gauge, |family| {
-            values.try_for_each(|(table, value)| {
-                let value = i64::try_from(value).unwrap_or(i64::MAX);
-                ConstGauge::new(value).encode(family.encode_family(&[("table", table)])?)
-            })
-        })
     }
 
     /// Writes one metric family with labels.

@@ -3,13 +3,8 @@
 use std::fmt;
 
 use millrace_daemon::openmetrics::{self, Out};
-use millrace_gate::status::{Reload, ScopeStatus, Status, TableStatus};
-use prometheus_client::{
-    collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric},
-    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
-    registry::Unit,
-};
+use millrace_gate::status::{PassCount, Reload, RuleCount, ScopeStatus, Status, TableStatus};
+use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, registry::Unit};
 
 const PREFIX: &str = "millrace_gate";
 
@@ -22,6 +17,19 @@ pub fn encode(status: Status) -> Result<String, fmt::Error> {
 pub fn group(status: Status) -> (&'static str, Box<dyn Collector>) {
     (PREFIX, Box::new(GateSnapshot(status)))
 }
+
+/// Counters with a value for each rule of each scope: name, help, value.
+const BY_RULE: [(&str, &str, fn(&RuleCount) -> u64); 3] = [
+    ("refused_packets", "Packets that an enforced rule refused", |rule| rule.packets),
+    ("refused_bytes", "UDP payload of refused packets", |rule| rule.bytes),
+    ("monitored_packets", "Packets that the rule would have refused in mode enforce", |rule| rule.monitored),
+];
+
+/// Counters with a value for each reason for which packets of a scope pass: name, help, value.
+const BY_REASON: [(&str, &str, fn(&PassCount) -> u64); 2] = [
+    ("passed_packets", "Packets that passed, by reason", |pass| pass.packets),
+    ("passed_bytes", "UDP payload of passed packets", |pass| pass.bytes),
+];
 
 #[derive(Debug)]
 struct GateSnapshot(Status);
@@ -36,115 +44,40 @@ impl Collector for GateSnapshot {
             out.gauge("reload_ok", help, None, u64::from(error.is_none()))?;
             out.gauge_f64("reload_timestamp", "Time of the last reload", Unit::Seconds, *time_s)?;
         }
-        gauges(&mut out, "table_entries", "Entries in use of the table", tables, table_label, |table| {
-            table.entries
-        })?;
-        gauges(
-            &mut out,
-            "table_room",
-            "Largest number of entries of the table",
-            tables,
-            table_label,
-            |table| table.room,
-        )?;
-        encode_by_rule(
-            &mut out,
-            "refused_packets",
-            "Packets that an enforced rule refused",
-            scopes,
-            |rule| rule.packets,
-        )?;
-        encode_by_rule(&mut out, "refused_bytes", "UDP payload of refused packets", scopes, |rule| {
-            rule.bytes
-        })?;
-        let help = "Packets that the rule would have refused in mode enforce";
-        encode_by_rule(&mut out, "monitored_packets", help, scopes, |rule| rule.monitored)?;
-        encode_by_reason(&mut out, "passed_packets", "Packets that passed, by reason", scopes, |pass| {
-            pass.packets
-        })?;
-        encode_by_reason(&mut out, "passed_bytes", "UDP payload of passed packets", scopes, |pass| {
-            pass.bytes
-        })?;
-        out.counts(
-            "events",
-            "Other events: connections tracked and forgotten, tables full, invalid tokens, answers",
-            "event",
-            events,
-        )?;
-        gauges(&mut out, "clients", "Clients with connections", scopes, scope_label, |scope| scope.clients)?;
-        gauges(&mut out, "connections", "Connections of clients", scopes, scope_label, |scope| {
-            scope.connections
-        })?;
-        out.labelled(
-            "interfaces",
-            "1 if the gate is attached to the interface, 0 if it should be and is not",
-            MetricType::Gauge,
-            |family| {
-                interfaces.iter().try_for_each(|interface| {
-                    let labels = [("interface", interface.name.as_str()), ("mode", interface.mode.as_str())];
-                    ConstGauge::new(i64::from(interface.attached)).encode(family.encode_family(&labels)?)
-                })
-            },
-        )?;
-        out.labelled("reattached", "Times that the gate reattached", MetricType::Counter, |family| {
-            interfaces.iter().try_for_each(|interface| {
-                let labels = [("interface", interface.name.as_str())];
-                ConstCounter::new(interface.reattached).encode(family.encode_family(&labels)?)
-            })
-        })
+        let by_table = |value: fn(&TableStatus) -> u64| {
+            tables.iter().map(move |it| ([("table", it.name.as_str())], value(it)))
+        };
+        out.gauges("table_entries", "Entries in use of the table", by_table(|table| table.entries))?;
+        out.gauges("table_room", "Largest number of entries of the table", by_table(|table| table.room))?;
+        for (name, help, value) in BY_RULE {
+            let counts = scopes.iter().flat_map(|scope| {
+                let labels = |rule| [("scope", scope.name.as_str()), ("rule", rule)];
+                scope.rules.iter().map(move |it| (labels(it.rule.as_str()), value(it)))
+            });
+            out.counters(name, help, counts)?;
+        }
+        for (name, help, value) in BY_REASON {
+            let counts = scopes.iter().flat_map(|scope| {
+                let labels = |reason| [("scope", scope.name.as_str()), ("reason", reason)];
+                scope.passed.iter().map(move |it| (labels(it.reason.as_str()), value(it)))
+            });
+            out.counters(name, help, counts)?;
+        }
+        let help = "Other events: connections tracked and forgotten, tables full, invalid tokens, answers";
+        out.counts("events", help, "event", events)?;
+        let by_scope = |value: fn(&ScopeStatus) -> u64| {
+            scopes.iter().map(move |it| ([("scope", it.name.as_str())], value(it)))
+        };
+        out.gauges("clients", "Clients with connections", by_scope(|scope| scope.clients))?;
+        out.gauges("connections", "Connections of clients", by_scope(|scope| scope.connections))?;
+        let help = "1 if the gate is attached to the interface, 0 if it should be and is not";
+        let attached = interfaces.iter().map(|it| {
+            ([("interface", it.name.as_str()), ("mode", it.mode.as_str())], u64::from(it.attached))
+        });
+        out.gauges("interfaces", help, attached)?;
+        let reattached = interfaces.iter().map(|it| ([("interface", it.name.as_str())], it.reattached));
+        out.counters("reattached", "Times that the gate reattached", reattached)
     }
-}
-
-fn encode_by_rule(
-    out: &mut Out<'_>,
-    name: &str,
-    help: &str,
-    scopes: &[ScopeStatus],
-    value: fn(&millrace_gate::status::RuleCount) -> u64,
-) -> fmt::Result {
-    let values = scopes.iter().flat_map(|scope| {
-        scope
-            .rules
-            .iter()
-            .map(move |rule| ([("scope", scope.name.as_str()), ("rule", &rule.rule)], value(rule)))
-    });
-    out.counters(name, help, values)
-}
-
-fn encode_by_reason(
-    out: &mut Out<'_>,
-    name: &str,
-    help: &str,
-    scopes: &[ScopeStatus],
-    value: fn(&millrace_gate::status::PassCount) -> u64,
-) -> fmt::Result {
-    let values = scopes.iter().flat_map(|scope| {
-        scope
-            .passed
-            .iter()
-            .map(move |pass| ([("scope", scope.name.as_str()), ("reason", &pass.reason)], value(pass)))
-    });
-    out.counters(name, help, values)
-}
-
-/// Writes one gauge for each element of `all`, with the label that `label` returns for the element.
-fn gauges<T>(
-    out: &mut Out<'_>,
-    name: &str,
-    help: &str,
-    all: &[T],
-    label: fn(&T) -> (&'static str, &str),
-    value: fn(&T) -> u64,
-) -> fmt::Result {
-    out.gauges(name, help, all.iter().map(|it| ([label(it)], value(it))))
-}
-
-fn scope_label(scope: &ScopeStatus) -> (&'static str, &str) {
-    ("scope", &scope.name)
-}
-
-fn table_label(table: &TableStatus) -> (&'static str, &str) {
-    ("table", &table.name)
 }
 
 #[cfg(test)]

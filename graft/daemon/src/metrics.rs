@@ -17,7 +17,7 @@ use millrace_graft_proto::{
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric as _},
-    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+    metrics::{MetricType, gauge::ConstGauge},
     registry::Unit,
 };
 
@@ -88,40 +88,22 @@ impl Collector for GraftSnapshot {
         let Status { loaded, outcomes, paths, .. } = &self.0;
         let mut out = Out(encoder);
         out.counts("outcomes", "Connections that match a rule, by outcome", "outcome", outcomes)?;
-        out.labelled("connections", "Live connections that use a graft", MetricType::Gauge, |family| {
-            loaded.iter().try_for_each(|it| {
-                ConstGauge::new(it.connections).encode(family.encode_family(&[("graft", it.name.as_str())])?)
-            })
-        })?;
+        let connections = loaded.iter().map(|it| ([("graft", it.name.as_str())], it.connections));
+        out.gauges("connections", "Live connections that use a graft", connections)?;
         self.agreements(&mut out)?;
         self.0.carry.as_ref().map_or(Ok(()), |it| carry::metrics::encode(it, &mut out))?;
         self.0.selection.as_ref().map_or(Ok(()), |it| select_metrics::encode(it, &mut out))?;
         self.purposes(&mut out)?;
         // Labels are path classes instead of peers, since there are many peers and they change often.
-        encode_by_class(
-            &mut out,
-            "paths",
-            "Peers that are remembered, at most 4096, by class of their path",
-            MetricType::Gauge,
-            paths,
-            |_| 1,
-        )?;
-        encode_by_class(
-            &mut out,
-            "delivered_packets",
-            "Packets that reached peers",
-            MetricType::Counter,
-            paths,
-            |path| path.delivered,
-        )?;
-        encode_by_class(
-            &mut out,
-            "lost_packets",
-            "Packets to peers that TCP took for lost",
-            MetricType::Counter,
-            paths,
-            |path| path.lost,
-        )
+        let by_class = |value: fn(&PeerPath) -> u64| {
+            let mut sums = BTreeMap::<&str, u64>::new();
+            paths.iter().for_each(|path| *sums.entry(&path.class).or_default() += value(path));
+            sums.into_iter().map(|(class, sum)| ([("class", class)], sum))
+        };
+        let help = "Peers that are remembered, at most 4096, by class of their path";
+        out.gauges("paths", help, by_class(|_| 1))?;
+        out.counters("delivered_packets", "Packets that reached peers", by_class(|path| path.delivered))?;
+        out.counters("lost_packets", "Packets to peers that TCP took for lost", by_class(|path| path.lost))
     }
 }
 
@@ -140,23 +122,15 @@ impl GraftSnapshot {
 
     fn agreements(&self, out: &mut Out<'_>) -> fmt::Result {
         let Status { peers, negotiations, downgrades, .. } = &self.0;
-        out.labelled("agreements", "Peers by the state of the agreement", MetricType::Gauge, |family| {
-            NegotiationState::NAMES.iter().try_for_each(|state| {
-                let count = peers.iter().filter(|peer| peer.state == *state).count() as u64;
-                ConstGauge::new(count).encode(family.encode_family(&[("state", *state)])?)
-            })
-        })?;
-        let counters: [(&str, &str, &str, &BTreeMap<String, u64>); 2] = [
-            (
-                "negotiations",
-                "Negotiations with peers, by state or reason of refusal; stranger if \
-             the peer showed no known key",
-                "outcome",
-                negotiations,
-            ),
-            ("downgrades", "Connections whose TCP options were changed on the way", "kind", downgrades),
-        ];
-        counters.into_iter().try_for_each(|(name, help, label, counts)| out.counts(name, help, label, counts))
+        let states = NegotiationState::NAMES.iter().map(|state| {
+            let count = peers.iter().filter(|peer| peer.state == *state).count() as u64;
+            ([("state", *state)], count)
+        });
+        out.gauges("agreements", "Peers by the state of the agreement", states)?;
+        let help = "Negotiations with peers, by state or reason of refusal; stranger if the peer showed no known key";
+        out.counts("negotiations", help, "outcome", negotiations)?;
+        let help = "Connections whose TCP options were changed on the way";
+        out.counts("downgrades", help, "kind", downgrades)
     }
 }
 
@@ -226,30 +200,6 @@ impl ProbeSnapshot {
             })
         })
     }
-}
-
-fn encode_by_class(
-    out: &mut Out<'_>,
-    name: &str,
-    help: &str,
-    kind: MetricType,
-    paths: &[PeerPath],
-    value: fn(&PeerPath) -> u64,
-) -> fmt::Result {
-    let mut sums = std::collections::BTreeMap::<&str, u64>::new();
-    paths.iter().for_each(|path| *sums.entry(&path.class).or_default() += value(path));
-    let is_counter = matches!(kind, MetricType::Counter);
-    out.labelled(name, help, kind, |family| {
-        sums.iter().try_for_each(|(class, sum)| {
-            let labels = [("class", *class)];
-            let place = family.encode_family(&labels)?;
-            if is_counter {
-                ConstCounter::new(*sum).encode(place)
-            } else {
-                ConstGauge::new(*sum).encode(place)
-            }
-        })
-    })
 }
 
 #[cfg(test)]

@@ -8,17 +8,15 @@ use millrace_daemon::openmetrics::{self, Out};
 use millrace_gate::status as gate_status;
 use millrace_gate_daemon::metrics;
 use millrace_moq::Draft;
-use millrace_relay::status::{self as relay, LookupStatus};
+use millrace_relay::status::{self as relay, ClusterStatus, LookupStatus};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
-    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+    metrics::{MetricType, counter::ConstCounter},
     registry::Unit,
 };
 
-use super::status::{
-    EngineStatus, GateStatusReport, Keystreams, RelaySessionStatus, RelayTotals, SentStatus, Status,
-};
+use super::status::{EngineStatus, GateStatusReport, Keystreams, RelaySessionStatus, SentStatus, Status};
 
 /// Returns the text of one response to `/metrics`.
 pub fn encode(status: Status) -> Result<String, fmt::Error> {
@@ -54,523 +52,309 @@ impl Collector for RelaySnapshot {
 
 impl RelaySnapshot {
     fn gauges(&self, out: &mut Out<'_>) -> fmt::Result {
-        let relay::Status { sessions, tracks, cache, receive, .. } = &self.0.relay;
+        let relay::Status { engine, sessions, tracks, cache, receive, access, .. } = &self.0.relay;
         let sum = |field: fn(&RelaySessionStatus) -> u64| sessions.iter().map(field).sum::<u64>();
-        let labels = [("version", self.0.version.as_str()), ("engine", self.0.engine.name.as_str())];
-        out.labelled(
-            "build_info",
-            "Always 1: labels have the version and the engine",
-            MetricType::Gauge,
-            |family| ConstGauge::new(1i64).encode(family.encode_family(&labels)?),
-        )?;
+        let labels = [("version", self.0.version.as_str()), ("engine", engine.name.as_str())];
+        let about = "Always 1: labels have the version and the engine";
+        out.gauges("build_info", about, [(labels, 1u64)].into_iter())?;
         out.gauge_f64("uptime", "Time since start", Unit::Seconds, self.0.uptime_s)?;
-        out.gauge(
-            "draining",
-            "1 after GOAWAY, while sessions are asked to leave",
-            None,
-            u64::from(self.0.draining),
-        )?;
-        out.gauge("trace_viewers", "Clients that read /trace", None, self.0.trace_viewers)?;
-        out.gauge("event_listeners", "Listeners to /events: open pages", None, self.0.events.listeners)?;
+        out.plain_gauges([
+            ("draining", "1 after GOAWAY, while sessions are asked to leave", self.0.draining.into()),
+            ("trace_viewers", "Clients that read /trace", self.0.trace_viewers),
+            ("event_listeners", "Listeners to /events: open pages", self.0.events.listeners),
+            ("handshakes", "Handshakes in progress, which count against max-sessions", self.0.handshakes),
+            ("tasks", "Tasks of the relay's runtime", self.0.tasks),
+        ])?;
         if let Some(upstream) = &self.0.upstream {
-            let is_up = u64::from(upstream.session.is_some());
-            out.gauge(
-                "upstream_up",
-                "1 while there is a session with an upstream relay; upstream in the \
-             status has the reason if there is none",
-                None,
-                is_up,
-            )?;
+            let about = "1 while there is a session with an upstream relay; upstream in the status has the reason if there \
+                         is none";
+            out.gauge("upstream_up", about, None, upstream.session.is_some().into())?;
         }
         if let Some(cluster) = &self.0.cluster {
-            let up = cluster.peers.iter().filter(|peer| peer.session.is_some()).count() as u64;
-            out.gauge(
-                "cluster_peers",
-                "Relays of the cluster that this relay connects to",
-                None,
-                cluster.peers.len() as u64,
-            )?;
-            out.gauge("cluster_peers_up", "Relays of the cluster with an open session", None, up)?;
-            let suspect = cluster.links.iter().filter(|link| link.suspect).count() as u64;
-            out.gauge(
-                "cluster_links",
-                "Sessions with relays that announce routes",
-                None,
-                cluster.links.len() as u64,
-            )?;
-            out.gauge(
-                "cluster_links_suspect",
-                "Sessions with relays that do not answer or are leaving",
-                None,
-                suspect,
-            )?;
-            out.gauge("cluster_namespaces", "Namespaces with a route", None, cluster.namespaces)?;
-            out.gauge("cluster_routes", "Routes to namespaces", None, cluster.routes)?;
-            let carried = cluster.carried;
-            out.gauge("cluster_carried_namespaces", "Namespaces received from other relays", None, carried)?;
-            if let Some(discovery) = &cluster.discovery {
-                let is_up = u64::from(discovery.error.is_empty());
-                out.gauge("cluster_discovery_up", "1 while the discovery store answers", None, is_up)?;
-                let found = discovery.found;
-                out.gauge("cluster_discovery_relays", "Other relays found in the store", None, found)?;
-                let registered = u64::from(discovery.registered);
-                out.gauge(
-                    "cluster_discovery_registered",
-                    "1 while the store has this relay's record",
-                    None,
-                    registered,
-                )?;
-                out.counter(
-                    "cluster_discovery_failures",
-                    "Failed attempts to reach the discovery store",
-                    None,
-                    discovery.failures,
-                )?;
-                if let Some(lookup) = &discovery.lookup {
-                    lookup_metrics(out, lookup)?;
-                }
-            }
+            cluster_metrics(out, cluster)?;
         }
-        out.gauge(
-            "handshakes",
-            "Handshakes in progress, which count against max-sessions",
-            None,
-            self.0.handshakes,
-        )?;
-        out.gauge("tasks", "Tasks of the relay's runtime", None, self.0.tasks)?;
-        out.gauge(
-            "kernel_streams",
-            "Streams to subscribers that the kernel sends on",
-            None,
-            self.0.engine.streams,
-        )?;
-        out.gauge(
-            "kernel_prepared",
-            "Streams to subscribers that the kernel may open",
-            None,
-            self.0.engine.prepared,
-        )?;
-        let waiting = self.0.engine.commands_waiting;
-        out.gauge(
-            "kernel_commands_waiting",
-            "Sessions whose changes (address, keys, streams) wait for the kernel engine's thread",
-            None,
-            waiting,
-        )?;
-        let waiting = self.0.engine.records_waiting;
-        out.gauge(
-            "kernel_records_waiting",
-            "Sessions with a proven right that wait for a record in the table downstreams",
-            None,
-            waiting,
-        )?;
-        let records = &self.0.engine.records;
-        let used = records.iter().map(|(table, fill)| (table.as_str(), fill.used));
-        let max = records.iter().map(|(table, fill)| (table.as_str(), fill.max));
-        out.by_table(
-            "kernel_records",
-            "Entries in use of the kernel's tables: downstreams (sessions), \
-             upstreams (publishers), egresses and ingresses (streams), tracks",
-            used,
-        )?;
-        out.by_table(
-            "kernel_records_max",
-            "Size of the kernel's tables; userspace serves sessions and streams beyond it",
-            max,
-        )?;
-        out.labelled(
-            "kernel_interface_attached",
-            "1 if engine kernel is attached to the interface, 0 if it no longer is",
-            MetricType::Gauge,
-            |family| {
-                self.0.engine.interfaces.iter().try_for_each(|one| {
-                    let labels = [("interface", one.name.as_str())];
-                    ConstGauge::new(i64::from(one.mechanism.is_some())).encode(family.encode_family(&labels)?)
-                })
-            },
-        )?;
+        self.engine_gauges(out)?;
+        out.plain_gauges([
+            ("access_open", "1 if anyone may publish and subscribe to everything", access.open.into()),
+            ("access_rules", "Access rules ([[allow]])", access.rules),
+            ("token_keys", "Keys that verify tokens", access.keys),
+            ("tokens_revoked", "IDs of revoked tokens", access.revoked),
+            (
+                "access_unread",
+                "Files of the settings that could not be read when they changed; access.unread in the status lists them",
+                access.unread.len() as u64,
+            ),
+            (
+                "unproven_sessions",
+                "Sessions without a proven right yet; at most unproven-sessions",
+                access.unproven,
+            ),
+            ("clients", "Clients that have sessions", access.clients.len() as u64),
+            ("held_tracks", "Tracks of open requests", sum(|s| s.tracks)),
+            ("sessions", "Open sessions", sessions.len() as u64),
+            ("tracks", "Known tracks", tracks.len() as u64),
+            ("subscriptions", "Open subscriptions and fetches", sum(|s| s.subscriptions)),
+            ("publications", "Tracks that sessions publish", sum(|s| s.publications)),
+            ("cache_groups", "Groups in the cache", cache.groups),
+        ])?;
+        let drafts = Draft::ALL.map(|draft| draft.number().to_string());
+        let by_draft = Draft::ALL.iter().zip(&drafts).map(|(draft, name)| {
+            let count = sessions.iter().filter(|session| session.draft == draft.number()).count();
+            ([("draft", name.as_str())], count as u64)
+        });
+        out.gauges("sessions_by_draft", "Open sessions by draft of MoQ Transport", by_draft)?;
+        for (name, about, bytes) in [
+            ("pending", "Media owed to subscribers and not yet sent", sum(|s| s.pending)),
+            ("in_flight", "Data sent, not acknowledged", sum(|s| s.in_flight)),
+            ("cache", "Media in the cache", cache.bytes),
+            ("cache_limit", "Limit of the cache", cache.limit),
+            (
+                "receive_held",
+                "Bytes that peers may send before the relay has read them, over all connections",
+                receive.held,
+            ),
+            ("receive_limit", "Limit of receive_held", receive.limit),
+        ] {
+            out.gauge(name, about, Some(Unit::Bytes), bytes)?;
+        }
+        self.paths(out)
+    }
+
+    fn engine_gauges(&self, out: &mut Out<'_>) -> fmt::Result {
+        let EngineStatus { records, interfaces, .. } = &self.0.engine;
         let shares = &self.0.shares;
-        let about = "Part of the media bytes to this interface's subscribers that the \
-             kernel has sent in the last 10 seconds, 0 to 1; absent without media";
-        out.labelled("kernel_share_ratio", about, MetricType::Gauge, |family| {
-            shares.interfaces.iter().try_for_each(|(name, share)| {
-                ConstGauge::new(share.ratio()).encode(family.encode_family(&[("interface", name.as_str())])?)
-            })
-        })?;
-        let about = "Media bytes that userspace has sent to this interface's subscribers in \
-             the last 10 seconds, with the main reason";
-        out.labelled("kernel_rest_bytes", about, MetricType::Gauge, |family| {
-            let mut partial = shares.interfaces.iter().filter(|(_, share)| !share.reason.is_empty());
-            partial.try_for_each(|(name, share)| {
-                let labels = [("interface", name.as_str()), ("reason", share.reason.as_str())];
-                ConstGauge::new(share.bytes - share.by_kernel).encode(family.encode_family(&labels)?)
-            })
-        })?;
         let off = shares.sessions.values().filter(|share| share.ratio() < 0.5).count() as u64;
-        out.gauge(
-            "kernel_sessions_off",
-            "Sessions that got more than half of their media from userspace in the last 10 seconds",
-            None,
-            off,
-        )?;
-        let unregistered = self.0.totals.kernel_unregistered;
-        out.gauge(
-            "kernel_unregistered",
-            "Packets that the kernel sent without a record: always 0",
-            None,
-            unregistered,
-        )?;
-        let access = &self.0.access;
-        out.gauge(
-            "access_open",
-            "1 if anyone may publish and subscribe to everything",
-            None,
-            u64::from(access.open),
-        )?;
-        out.gauge("access_rules", "Access rules ([[allow]])", None, access.rules)?;
-        out.gauge("token_keys", "Keys that verify tokens", None, access.keys)?;
-        out.gauge("tokens_revoked", "IDs of revoked tokens", None, access.revoked)?;
-        let unread = access.unread.len() as u64;
-        out.gauge(
-            "access_unread",
-            "Files of the settings that could not be read when they changed; \
-             access.unread in the status lists them",
-            None,
-            unread,
-        )?;
-        out.gauge(
-            "unproven_sessions",
-            "Sessions without a proven right yet; at most unproven-sessions",
-            None,
-            access.unproven,
-        )?;
-        out.gauge("clients", "Clients that have sessions", None, access.clients.len() as u64)?;
-        out.gauge("held_tracks", "Tracks of open requests", None, sum(|s| s.tracks))?;
-        out.gauge("sessions", "Open sessions", None, sessions.len() as u64)?;
-        out.labelled(
-            "sessions_by_draft",
-            "Open sessions by draft of MoQ Transport",
-            MetricType::Gauge,
-            |family| {
-                Draft::ALL.into_iter().map(Draft::number).try_for_each(|draft| {
-                    let count = sessions.iter().filter(|session| session.draft == draft).count();
-                    let labels = [("draft", draft.to_string())];
-                    ConstGauge::new(count as u64).encode(family.encode_family(&labels)?)
-                })
-            },
-        )?;
-        out.gauge("tracks", "Known tracks", None, tracks.len() as u64)?;
-        out.gauge("subscriptions", "Open subscriptions and fetches", None, sum(|s| s.subscriptions))?;
-        out.gauge("publications", "Tracks that sessions publish", None, sum(|s| s.publications))?;
-        out.gauge(
-            "pending",
-            "Media owed to subscribers and not yet sent",
-            Some(Unit::Bytes),
-            sum(|s| s.pending),
-        )?;
+        out.plain_gauges([
+            ("kernel_streams", "Streams to subscribers that the kernel sends on", self.0.engine.streams),
+            ("kernel_prepared", "Streams to subscribers that the kernel may open", self.0.engine.prepared),
+            (
+                "kernel_commands_waiting",
+                "Sessions whose changes (address, keys, streams) wait for the kernel engine's thread",
+                self.0.engine.commands_waiting,
+            ),
+            (
+                "kernel_records_waiting",
+                "Sessions with a proven right that wait for a record in the table downstreams",
+                self.0.engine.records_waiting,
+            ),
+            (
+                "kernel_sessions_off",
+                "Sessions that got more than half of their media from userspace in the last 10 seconds",
+                off,
+            ),
+            (
+                "kernel_unregistered",
+                "Packets that the kernel sent without a record: always 0",
+                self.0.totals.kernel_unregistered,
+            ),
+        ])?;
+        let about = "Entries in use of the kernel's tables: downstreams (sessions), upstreams (publishers), egresses and \
+                     ingresses (streams), tracks";
+        let used = records.iter().map(|(table, fill)| ([("table", table.as_str())], fill.used));
+        out.gauges("kernel_records", about, used)?;
+        let about = "Size of the kernel's tables; userspace serves sessions and streams beyond it";
+        let max = records.iter().map(|(table, fill)| ([("table", table.as_str())], fill.max));
+        out.gauges("kernel_records_max", about, max)?;
+        let about = "1 if engine kernel is attached to the interface, 0 if it no longer is";
+        let attached = interfaces
+            .iter()
+            .map(|it| ([("interface", it.name.as_str())], u64::from(it.mechanism.is_some())));
+        out.gauges("kernel_interface_attached", about, attached)?;
+        let about = "Part of the media bytes to this interface's subscribers that the kernel has sent in the last 10 \
+                     seconds, 0 to 1; absent without media";
+        let ratios =
+            shares.interfaces.iter().map(|(name, share)| ([("interface", name.as_str())], share.ratio()));
+        out.gauges("kernel_share_ratio", about, ratios)?;
+        let about = "Media bytes that userspace has sent to this interface's subscribers in the last 10 seconds, with the \
+                     main reason";
+        let partial = shares.interfaces.iter().filter(|(_, share)| !share.reason.is_empty());
+        let rest = partial.map(|(name, share)| {
+            let labels = [("interface", name.as_str()), ("reason", share.reason.as_str())];
+            (labels, share.bytes - share.by_kernel)
+        });
+        out.gauges("kernel_rest_bytes", about, rest)
+    }
+
+    /// Encodes delays, capacities and losses of the paths to subscribers.
+    fn paths(&self, out: &mut Out<'_>) -> fmt::Result {
+        let sessions = &self.0.relay.sessions;
         let worst =
             |of: fn(&RelaySessionStatus) -> u64| sessions.iter().map(of).max().unwrap_or(0) as f64 / 1e6;
-        let longest = "Longest time that live media has waited at the relay for a subscriber; \
-             queue_us in the status for each session";
-        out.gauge_f64("queue_delay", longest, Unit::Seconds, worst(|session| session.queue_us))?;
-        let longest = "Queueing delay of the worst path: current round trip less the \
-             shortest; path_queue_us in the status for each session";
-        out.gauge_f64("path_queue_delay", longest, Unit::Seconds, worst(|session| session.path_queue_us))?;
+        let about = "Longest time that live media has waited at the relay for a subscriber; queue_us in the status for \
+                     each session";
+        out.gauge_f64("queue_delay", about, Unit::Seconds, worst(|session| session.queue_us))?;
+        let about = "Queueing delay of the worst path: current round trip less the shortest; path_queue_us in the status \
+                     for each session";
+        out.gauge_f64("path_queue_delay", about, Unit::Seconds, worst(|session| session.path_queue_us))?;
         let subscribers = || sessions.iter().filter(|session| session.subscriber);
         let bandwidths = subscribers().filter_map(|session| session.bandwidth).map(|bytes| bytes as f64);
-        let paths = "Estimated capacity of subscribers' paths: lowest, 10th and 50th \
-             percentile; absent if the congestion control does not estimate it";
-        out.quantiles("path_bandwidth_bytes_per_second", paths, bandwidths, [0.0, 0.1, 0.5])?;
+        let about = "Estimated capacity of subscribers' paths: lowest, 10th and 50th percentile; absent if the congestion \
+                     control does not estimate it";
+        out.quantiles("path_bandwidth_bytes_per_second", about, bandwidths, [0.0, 0.1, 0.5])?;
         let losses = subscribers().filter_map(|session| session.loss);
-        let paths = "Share of media packets lost in the last 5 to 10 seconds: 50th and 90th \
-             percentile of subscribers, and highest";
-        out.quantiles("path_loss_ratio", paths, losses, [0.5, 0.9, 1.0])?;
-        out.gauge("in_flight", "Data sent, not acknowledged", Some(Unit::Bytes), sum(|s| s.in_flight))?;
-        out.gauge("cache", "Media in the cache", Some(Unit::Bytes), cache.bytes)?;
-        out.gauge("cache_limit", "Limit of the cache", Some(Unit::Bytes), cache.limit)?;
-        out.gauge("cache_groups", "Groups in the cache", None, cache.groups)?;
-        out.gauge(
-            "receive_held",
-            "Bytes that peers may send before the relay has read them, over all connections",
-            Some(Unit::Bytes),
-            receive.held,
-        )?;
-        out.gauge("receive_limit", "Limit of receive_held", Some(Unit::Bytes), receive.limit)
+        let about = "Share of media packets lost in the last 5 to 10 seconds: 50th and 90th percentile of subscribers, \
+                     and highest";
+        out.quantiles("path_loss_ratio", about, losses, [0.5, 0.9, 1.0])
     }
 
     fn counters(&self, out: &mut Out<'_>) -> fmt::Result {
         let totals = &self.0.totals;
-        out.counter("cache_evicted_groups", "Groups dropped from the cache", None, self.0.cache.evicted)?;
-        let over = self.0.cache.over_share;
-        out.counter(
-            "cache_share_evicted_groups",
-            "Groups dropped because their client had used up its share of the cache",
-            None,
-            over,
-        )?;
-        let limited = self.0.receive.limited;
-        out.counter(
-            "receive_limited",
-            "Receive windows that did not grow because a client had used up its share",
-            None,
-            limited,
-        )?;
-        let reclaimed = self.0.receive.reclaimed;
-        out.counter(
-            "receive_reclaimed",
-            "Sessions, idle for 30 seconds, that were closed to make room for the \
-             receive windows of others",
-            None,
-            reclaimed,
-        )?;
-        out.counter(
-            "fetch_waits",
-            "FETCH responses that waited because a client had used up its share",
-            None,
-            totals.fetch_waits,
-        )?;
-        let waits = totals.message_waits;
-        let searches = totals.publisher_searches;
-        out.counter(
-            "message_waits",
-            "Messages of open requests that waited because a session or client \
-             had used up its requests of that second",
-            None,
-            waits,
-        )?;
-        out.counter("publisher_searches", "Searches for publishers of tracks that had none", None, searches)?;
-        let refused = self.0.receive.refused;
-        out.counter(
-            "receive_refused",
-            "Connections that were refused because there was no room for a receive window",
-            None,
-            refused,
-        )?;
-        out.counter("sessions_accepted", "Sessions since start", None, totals.sessions)?;
-        out.counter(
-            "retries",
-            "Peers that had to prove their address (Retry) because 64 handshakes \
-             without a proof were in progress",
-            None,
-            totals.retries,
-        )?;
-        out.counter("requests", "Requests received", None, totals.requests)?;
-        out.counter("request_errors", "Requests answered with an error", None, totals.request_errors)?;
-        out.counter("objects_received", "Objects from publishers", None, totals.objects_received)?;
+        let relay::Status { cache, receive, .. } = &self.0.relay;
+        let events = self.0.events;
+        out.plain_counters([
+            ("cache_evicted_groups", "Groups dropped from the cache", cache.evicted),
+            (
+                "cache_share_evicted_groups",
+                "Groups dropped because their client had used up its share of the cache",
+                cache.over_share,
+            ),
+            (
+                "receive_limited",
+                "Receive windows that did not grow because a client had used up its share",
+                receive.limited,
+            ),
+            (
+                "receive_reclaimed",
+                "Sessions, idle for 30 seconds, that were closed to make room for the receive windows of others",
+                receive.reclaimed,
+            ),
+            (
+                "receive_refused",
+                "Connections that were refused because there was no room for a receive window",
+                receive.refused,
+            ),
+            (
+                "fetch_waits",
+                "FETCH responses that waited because a client had used up its share",
+                totals.fetch_waits,
+            ),
+            (
+                "message_waits",
+                "Messages of open requests that waited because a session or client had used up its requests of that \
+                 second",
+                totals.message_waits,
+            ),
+            (
+                "publisher_searches",
+                "Searches for publishers of tracks that had none",
+                totals.publisher_searches,
+            ),
+            ("sessions_accepted", "Sessions since start", totals.sessions),
+            (
+                "retries",
+                "Peers that had to prove their address (Retry) because 64 handshakes without a proof were in progress",
+                totals.retries,
+            ),
+            ("requests", "Requests received", totals.requests),
+            ("request_errors", "Requests answered with an error", totals.request_errors),
+            ("objects_received", "Objects from publishers", totals.objects_received),
+            ("packets_lost", "QUIC packets deemed lost", totals.packets_lost),
+            (
+                "packets_marked",
+                "QUIC packets that paths have marked CE; packets_marked in the status for each session",
+                totals.packets_marked,
+            ),
+            ("streams_opened", "Streams to subscribers", totals.streams_opened),
+            ("streams_reset", "Streams to subscribers that were reset", totals.streams_reset),
+            ("datagrams_sent", "Datagram objects sent", totals.datagrams_sent),
+            ("send_calls", "Send system calls of the data plane", totals.send_calls),
+            (
+                "log_lines_suppressed",
+                "Log lines suppressed beyond a burst of 100 and 20 a second from one place in the program",
+                totals.log_lines_suppressed,
+            ),
+            ("log_lines_dropped", "Log lines that were lost", totals.log_lines_dropped),
+            ("event_listeners_refused", "Listeners refused because 64 were connected", events.refused),
+            (
+                "event_listeners_dropped",
+                "Listeners that were dropped because they missed 10 events in a row",
+                events.dropped,
+            ),
+            ("events_missed", "Events that listeners were too slow for", events.missed),
+            (
+                "upstream_changes",
+                "Changes to another upstream relay, because one did not answer or a preferred one answered again",
+                totals.upstream_changes,
+            ),
+            ("cluster_reroutes", "Tracks that moved to another relay", totals.reroutes),
+            (
+                "cluster_loops",
+                "Announcements and requests of relays that had already passed through this relay",
+                totals.routes_looped,
+            ),
+            (
+                "cluster_refused",
+                "Announcements refused because the relay may not make them, or exceeds cluster-routes",
+                totals.routes_refused,
+            ),
+        ])?;
         let received = totals.object_bytes_received;
         out.counter("objects_received", "Payload of objects from publishers", Some(Unit::Bytes), received)?;
-        let senders = [("quinn", totals.quinn), ("data_plane", totals.data_plane), ("kernel", totals.kernel)];
-        per_sender(
-            out,
-            "packets_sent",
-            "QUIC packets sent: kernel for media from the kernel, data_plane for \
-             media from userspace, quinn for the rest",
-            None,
-            senders,
-            |sent| sent.packets,
-        )?;
-        per_sender(out, "sent", "UDP payload sent", Some(&Unit::Bytes), senders, |sent| sent.bytes)?;
-        out.counter("packets_lost", "QUIC packets deemed lost", None, totals.packets_lost)?;
-        out.counter(
-            "packets_marked",
-            "QUIC packets that paths have marked CE; packets_marked in the status for each session",
-            None,
-            totals.packets_marked,
-        )?;
         let again = totals.bytes_retransmitted;
         out.counter("retransmitted", "Stream data sent again", Some(Unit::Bytes), again)?;
-        out.counter("streams_opened", "Streams to subscribers", None, totals.streams_opened)?;
-        out.counter("streams_reset", "Streams to subscribers that were reset", None, totals.streams_reset)?;
-        out.counter("datagrams_sent", "Datagram objects sent", None, totals.datagrams_sent)?;
-        out.counter("send_calls", "Send system calls of the data plane", None, totals.send_calls)?;
-        let suppressed = totals.log_lines_suppressed;
-        out.counter(
-            "log_lines_suppressed",
-            "Log lines suppressed beyond a burst of 100 and 20 a second from one place in the program",
-            None,
-            suppressed,
-        )?;
-        out.counter("log_lines_dropped", "Log lines that were lost", None, totals.log_lines_dropped)?;
-        let events = self.0.events;
-        out.counter(
-            "event_listeners_refused",
-            "Listeners refused because 64 were connected",
-            None,
-            events.refused,
-        )?;
-        out.counter(
-            "event_listeners_dropped",
-            "Listeners that were dropped because they missed 10 events in a row",
-            None,
-            events.dropped,
-        )?;
-        out.counter("events_missed", "Events that listeners were too slow for", None, events.missed)?;
+        let senders = [("quinn", totals.quinn), ("data_plane", totals.data_plane), ("kernel", totals.kernel)];
+        let about = "QUIC packets sent: kernel for media from the kernel, data_plane for media from userspace, quinn for \
+                     the rest";
+        per_sender(out, "packets_sent", about, None, senders, |sent| sent.packets)?;
+        per_sender(out, "sent", "UDP payload sent", Some(&Unit::Bytes), senders, |sent| sent.bytes)?;
         self.engine_counters(out)?;
-        out.labelled(
-            "kernel_keystreams",
-            "Packets sealed and opened, by whether their keystream was ready (ahead) \
-             or not (stale, dry)",
-            MetricType::Counter,
-            |family| {
-                let Keystreams { sealed, opened } = totals.keystreams;
-                let all = [("sealed", sealed), ("opened", opened)];
-                all.into_iter()
-                    .flat_map(|(packets, supply)| supply.counts().map(|count| (packets, count)))
-                    .try_for_each(|(packets, (supply, count))| {
-                        let labels = [("packets", packets), ("supply", supply)];
-                        ConstCounter::new(count).encode(family.encode_family(&labels)?)
-                    })
-            },
-        )?;
-        let changes = totals.upstream_changes;
-        out.counter(
-            "upstream_changes",
-            "Changes to another upstream relay, because one did not answer or a \
-             preferred one answered again",
-            None,
-            changes,
-        )?;
-        let RelayTotals { reroutes, routes_looped, routes_refused, .. } = *totals;
-        let RelayTotals { sessions_on_demand: begun, sessions_unneeded: ended, .. } = *totals;
-        out.counter(
-            "cluster_sessions_on_demand",
-            "Sessions begun because a namespace was asked for",
-            None,
-            begun,
-        )?;
-        out.counter("cluster_sessions_unneeded", "Sessions on demand that ended unneeded", None, ended)?;
-        out.counter("cluster_reroutes", "Tracks that moved to another relay", None, reroutes)?;
-        out.counter(
-            "cluster_loops",
-            "Announcements and requests of relays that had already passed through this relay",
-            None,
-            routes_looped,
-        )?;
-        out.counter(
-            "cluster_refused",
-            "Announcements refused because the relay may not make them, or exceeds cluster-routes",
-            None,
-            routes_refused,
-        )?;
-        out.labelled(
-            "rendition_switches",
-            "Subscriptions that continued with a lower (down) or a higher (up) rendition",
-            MetricType::Counter,
-            |family| {
-                let counts = [("down", totals.renditions_down), ("up", totals.renditions_up)];
-                counts.into_iter().try_for_each(|(direction, count)| {
-                    ConstCounter::new(count).encode(family.encode_family(&[("direction", direction)])?)
-                })
-            },
-        )?;
-        out.counts(
-            "refused",
-            "Sessions and requests refused or ended because of missing rights or an exceeded budget",
-            "reason",
-            &self.0.access.refused,
-        )?;
-        out.counts(
-            "drops",
-            "Streams and datagrams that were not forwarded, by reason",
-            "reason",
-            &self.0.drops,
-        )
-    }
-
-    fn engine_counters(&self, out: &mut Out<'_>) -> fmt::Result {
-        let EngineStatus { received, frames, openings, copies, further_runs, .. } = &self.0.engine;
-        let EngineStatus { deferred, deferred_dropped, ticks, .. } = &self.0.engine;
-        out.by_outcome("kernel_received", "Packets on the kernel engine's interfaces, by outcome", received)?;
-        out.counter("kernel_quiet_packets", "Packets whose arrival did not wake the relay", None, *deferred)?;
-        out.counter("kernel_quiet_dropped", "Quiet packets lost for lack of room", None, *deferred_dropped)?;
-        out.counter(
-            "kernel_ticks",
-            "Periodic checks of the kernel's work that no packet caused",
-            None,
-            *ticks,
-        )?;
-        let EngineStatus { commands, commands_coalesced, .. } = &self.0.engine;
-        out.counter("kernel_commands", "Changes of sessions given to the kernel", None, *commands)?;
-        let taken = self.0.engine.records_taken;
-        out.counter(
-            "kernel_records_taken",
-            "Records that subscribers have lost to publishers, or to the upstream relay",
-            None,
-            taken,
-        )?;
-        let about = "Changes of sessions that were replaced by newer ones before they were carried out";
-        out.counter("kernel_commands_coalesced", about, None, *commands_coalesced)?;
-        out.by_outcome(
-            "kernel_frames",
-            "Frames of streams and objects in datagrams that the kernel may \
-             forward: good, or the reason why userspace did",
-            frames,
-        )?;
-        out.by_outcome(
-            "kernel_openings",
-            "Streams that publishers began: bound if the kernel opens streams for \
-             them, or the reason why userspace does",
-            openings,
-        )?;
-        out.by_outcome(
-            "kernel_copies",
-            "Copies that the kernel could have sent: sent, or the reason why userspace had to",
-            copies,
-        )?;
-        out.by_outcome(
-            "kernel_further_runs",
-            "Runs that continued a packet with more copies than \
-             kernel-copies-per-run; left: userspace sent the rest",
-            further_runs,
-        )
-    }
-}
-
-/// Encodes a relay's registrations in the discovery store, and its lookups there.
+/// Encodes what a relay has registered and looked up in the discovery store.
 fn lookup_metrics(out: &mut Out<'_>, lookup: &LookupStatus) -> fmt::Result {
     let LookupStatus { registered, unwritten, refused, failed_writes, known, known_absent, evicted, .. } =
         *lookup;
     let LookupStatus { hits, negatives, found, absent, failed, limited, .. } = *lookup;
-    out.gauge("cluster_registered", "Namespaces of this relay that the store has", None, registered)?;
-    out.gauge(
-        "cluster_unregistered",
-        "Namespaces of this relay that the store has not yet",
-        None,
-        unwritten,
-    )?;
-    out.counter("cluster_registration_failures", "Failed writes of registrations", None, failed_writes)?;
-    out.counter(
-        "cluster_registrations_refused",
-        "Namespaces not registered: there are too many",
-        None,
-        refused,
-    )?;
-    out.gauge("cluster_lookups_known", "Looked-up namespaces in memory that a relay has", None, known)?;
-    out.gauge(
-        "cluster_lookups_absent",
-        "Looked-up namespaces in memory that no relay has",
-        None,
-        known_absent,
-    )?;
-    out.counter(
-        "cluster_lookups_evicted",
-        "Looked-up namespaces removed from memory for room",
-        None,
-        evicted,
-    )?;
-    out.labelled("cluster_lookups", "Lookups of namespaces, by outcome", MetricType::Counter, |family| {
-        let counts = [
-            ("hit", hits),
-            ("negative", negatives),
-            ("found", found),
-            ("absent", absent),
-            ("store_error", failed),
-            ("rate", limited),
-        ];
-        counts.into_iter().try_for_each(|(outcome, count)| {
-            ConstCounter::new(count).encode(family.encode_family(&[("outcome", outcome)])?)
-        })
-    })
+    out.plain_gauges([
+        ("cluster_registered", "Namespaces of this relay that the store has", registered),
+        ("cluster_unregistered", "Namespaces of this relay that the store has not yet", unwritten),
+        ("cluster_lookups_known", "Looked-up namespaces in memory that a relay has", known),
+        ("cluster_lookups_absent", "Looked-up namespaces in memory that no relay has", known_absent),
+    ])?;
+    for (name, about, count) in [
+        ("cluster_registration_failures", "Failed writes of registrations", failed_writes),
+        ("cluster_registrations_refused", "Namespaces not registered: there are too many", refused),
+        ("cluster_lookups_evicted", "Looked-up namespaces removed from memory for room", evicted),
+    ] {
+        out.counter(name, about, None, count)?;
+    }
+    let outcomes = [
+        ("hit", hits),
+        ("negative", negatives),
+        ("found", found),
+        ("absent", absent),
+        ("store_error", failed),
+        ("rate", limited),
+    ];
+    let outcomes = outcomes.into_iter().map(|(outcome, count)| ([("outcome", outcome)], count));
+    out.counters("cluster_lookups", "Lookups of namespaces, by outcome", outcomes)
+}
+
+fn cluster_metrics(out: &mut Out<'_>, cluster: &ClusterStatus) -> fmt::Result {
+    let up = cluster.peers.iter().filter(|peer| peer.session.is_some()).count() as u64;
+    let suspect = cluster.links.iter().filter(|link| link.suspect).count() as u64;
+    let peers = cluster.peers.len() as u64;
+    let links = cluster.links.len() as u64;
+    out.plain_gauges([
+        ("cluster_peers", "Relays of the cluster that this relay connects to", peers),
+        ("cluster_peers_up", "Relays of the cluster with an open session", up),
+        ("cluster_links", "Sessions with relays that announce routes", links),
+        ("cluster_links_suspect", "Sessions with relays that do not answer or are leaving", suspect),
+        ("cluster_namespaces", "Namespaces with a route", cluster.namespaces),
+        ("cluster_routes", "Routes to namespaces", cluster.routes),
+        ("cluster_carried_namespaces", "Namespaces received from other relays", cluster.carried),
+    ])?;
+    let Some(discovery) = &cluster.discovery else { return Ok(()) };
+    out.plain_gauges([
+        ("cluster_discovery_up", "1 while the discovery store answers", discovery.error.is_empty().into()),
+        ("cluster_discovery_relays", "Other relays found in the store", discovery.found),
+        (
+            "cluster_discovery_registered",
+            "1 while the store has this relay's record",
+            discovery.registered.into(),
+        ),
+    ])?;
+    let about = "Failed attempts to reach the discovery store";
+    out.counter("cluster_discovery_failures", about, None, discovery.failures)?;
+    discovery.lookup.as_ref().map_or(Ok(()), |lookup| lookup_metrics(out, lookup))
 }
 
 /// Encodes a counter that has one value for packets sent by the kernel and one for those sent by userspace.
@@ -594,7 +378,8 @@ mod tests {
 
     use super::*;
     use crate::status::{
-        AccessStatus, CacheStatus, InterfaceStatus, KeystreamStatus, MediaShare, MediaShares, ReceiveStatus,
+        AccessStatus, CacheStatus, FillStatus, InterfaceStatus, KeystreamStatus, MediaShare, MediaShares,
+        ReceiveStatus, RelayTotals,
     };
     use crate::text::tests::session;
 
@@ -605,6 +390,7 @@ mod tests {
             engine: EngineStatus {
                 name: "user".into(),
                 copies: Some([("window".to_owned(), 6)].into()),
+                records: [("egresses".to_owned(), FillStatus { used: 3, max: 9 })].into(),
                 interfaces: vec![InterfaceStatus {
                     name: "eth0".into(),
                     mechanism: Some("TCX".into()),
@@ -688,6 +474,9 @@ mod tests {
             "millrace_relay_kernel_unregistered 0",
             r#"millrace_gate_refused_packets_total{scope="relay",rule="initial_size"} 17"#,
             r#"millrace_relay_kernel_copies_total{outcome="window"} 6"#,
+            r#"millrace_relay_kernel_records{table="egresses"} 3"#,
+            r#"millrace_relay_kernel_records_max{table="egresses"} 9"#,
+            r#"millrace_relay_rendition_switches_total{direction="down"} 0"#,
             r#"millrace_relay_kernel_keystreams_total{packets="sealed",supply="stale"} 3"#,
             "millrace_relay_token_keys 2",
             "millrace_relay_event_listeners 18",
