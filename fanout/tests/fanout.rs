@@ -22,7 +22,7 @@ use fastrand::Rng;
 use millrace_kernel::crypto::QuicKeys;
 use millrace_quic::keys::KeySuite;
 use millrace_relay_kernel::program::{
-    Compute, Config, DownstreamRecord, EgressRecord, Forwarded, PacketPath, PositionRecord, RelayProgram,
+    Compute, Config, DownstreamRecord, EgressRecord, Forwarded, PacketPath, Position, RelayProgram,
     WantedRing,
 };
 use net::{NamespaceNetwork, address, inside};
@@ -207,7 +207,7 @@ fn measure(way: CopyMethod) -> DelayFigures {
         };
         for (number, (packet, sent)) in packets.iter().zip(&sent).enumerate() {
             refill();
-            slot.set_position(&PositionRecord::opaque(7));
+            slot.set_position(&Position::opaque(7));
             next.wait();
             figures.bystander.push(bystander.delay(sent));
             let mut buffer = [0; 2048];

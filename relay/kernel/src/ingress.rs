@@ -115,20 +115,7 @@ impl offload::OffloadResult for KernelIngress {
 
 impl offload::OffloadIngress for KernelIngress {
     fn advance(&self, position: &Position) {
-        let Position { offset, field, value, missing, left, previous, with_properties, ended, kind } =
-            *position;
-        let field = field as u8;
-        self.slot.lock().advance(&bpf::PositionRecord {
-            offset,
-            field,
-            value,
-            missing,
-            left,
-            previous,
-            with_properties,
-            ended,
-            kind,
-        });
+        self.slot.lock().advance(position);
     }
 
     fn is_contradicted(&self) -> bool {

@@ -19,9 +19,9 @@
 //! | --- | --- | --- | --- | --- |
 //! | a connection | `Offload` | `KernelConnection` | `DownstreamRecord`, and `UpstreamRecord` once media arrives on it | `Downstream`, `Upstream` |
 //! | a stream of the peer, or a track's datagrams | `OffloadIngress` | `KernelIngress` | `SlotRecord`, `IngressRecord` while there are copies | `Slot`, `Ingress` |
-//! | a place in a stream | `millrace_moq`'s `Position` | | `PositionRecord` | `State` |
+//! | a place in a stream | `millrace_moq`'s `Position` | | | `State` |
 //! | one subscriber's copy of a stream | `StreamCopy` | `KernelEgress` | `EgressRecord` | `Egress` |
-//! | one subscriber's copy of datagrams | `DatagramCopy` | `KernelEgress` | `DatagramRecord` | `Egress` |
+//! | one subscriber's copy of datagrams | `DatagramCopy` | `KernelEgress` | | `Egress` |
 //! | one subscriber's copy of a stream that begins | `OpeningRequest`, of `OpeningTerms` | `KernelEgress` | `OpeningRecord` | `Egress` |
 //! | streams of the peer that begin | `OffloadOpenings` | `KernelOpenings` | `TrackRecord` | `Track` |
 //! | which end opens a stream | `OpeningSide` | | `OpeningRecordSide` | |
@@ -493,48 +493,12 @@ impl offload::OffloadEngine for RelayKernel {
     }
 
     fn set_trace(&self, filter: Option<trace::PacketFilter>) {
-        self.relay.set_tracing(filter.map(|trace::PacketFilter { every, track, session }| {
-            bpf::RelayTraceSelection { every, track, session }
-        }));
+        self.relay.set_tracing(filter);
     }
 
     fn drain_trace(&self, read: &mut dyn FnMut(trace::OffloadTraceEvent)) -> u64 {
-        self.relay.drain_events(|event| read(described(&event)))
+        self.relay.drain_events(read)
     }
-}
-
-fn described(event: &bpf::ForwardingEvent) -> trace::OffloadTraceEvent {
-    let bpf::ForwardingEvent { arrived_ns, time_ns, publisher, received, what } = *event;
-    let what = match what {
-        bpf::ForwardingEventKind::Packet { outcome, size } => {
-            trace::OffloadTraceKind::Packet { outcome: outcome.name(), size }
-        }
-        bpf::ForwardingEventKind::Copy {
-            outcome,
-            subscriber,
-            sent,
-            track,
-            group,
-            stream_id,
-            offset,
-            len,
-            fin,
-        } => {
-            let outcome = outcome.name();
-            trace::OffloadTraceKind::Copy {
-                outcome,
-                subscriber,
-                sent,
-                track,
-                group,
-                stream_id,
-                offset,
-                len,
-                fin,
-            }
-        }
-    };
-    trace::OffloadTraceEvent { arrived_ns, time_ns, publisher, received, what }
 }
 
 impl Drop for RelayKernel {

@@ -234,9 +234,7 @@ impl Offload for KernelConnection {
         datagrams: &DatagramCopy,
     ) -> Result<Box<dyn Delegation>, Declined> {
         let ingress = ours(ingress)?;
-        let DatagramCopy { tag, alias, first, last_group, level, track } = *datagrams;
-        let egress = bpf::DatagramRecord { alias, first, last_group, tag, level, track };
-        let added = ingress.slot.lock().add_datagrams(&self.downstream, &egress);
+        let added = ingress.slot.lock().add_datagrams(&self.downstream, datagrams);
         KernelEgress::delegation(self, &ingress, true, added)
     }
 

@@ -12,8 +12,8 @@
 //!    before packet numbers of that generation are assigned.
 //! 4. A [`SlotRecord`] (slot) is made for each publisher's stream that is forwarded. Once userspace has opened a
 //!    subscriber's stream, an [`EgressRecord`] (egress) in the slot delegates the subscriber's stream to the kernel.
-//!    Removing the egress, or dropping the slot, returns that stream to userspace. [`DatagramRecord`] does the same for
-//!    a track's datagrams. [`SlotRecord::advance`] tells the program how far userspace has parsed the stream; the
+//!    Removing the egress, or dropping the slot, returns that stream to userspace. [`SlotRecord::add_datagrams`] does the
+//!    same for a track's datagrams. [`SlotRecord::advance`] tells the program how far userspace has parsed the stream; the
 //!    program forwards well-formed bytes after that position. A [`TrackRecord`] has slots for streams that have not
 //!    begun ([`UpstreamRecord::opening`]), with egresses for which the program opens streams itself
 //!    ([`SlotRecord::add_opened`]).
@@ -48,11 +48,10 @@ use std::sync::{Arc, Mutex};
 pub use config::Config;
 pub use defer::DeferredSocket;
 pub use downstream::{DownstreamId, DownstreamRecord, PacketPath};
-pub use ingress::PositionRecord;
 pub use keystream::{Compute, Refill, WantedRing};
+pub use millrace_moq::Position;
 pub use outcome::{EgressOutcome, FrameOutcome, FurtherRun, Lookup, OpeningOutcome, Outcome, RelayCounters};
-pub use slot::{DatagramRecord, EgressKey, EgressRecord, OpeningRecord, OpeningRecordSide, SlotRecord};
-pub use trace::{ForwardingEvent, ForwardingEventKind, RelayTraceSelection};
+pub use slot::{EgressKey, EgressRecord, OpeningRecord, OpeningRecordSide, SlotRecord};
 pub use track::TrackRecord;
 pub use upstream::UpstreamRecord;
 
@@ -62,6 +61,7 @@ use millrace_kernel::fan::Attachments;
 use millrace_kernel::intf::Plain;
 use millrace_kernel::object::{LoadedObject, embedded};
 use millrace_kernel::tc::{KernelHook, Mechanism};
+use millrace_transport::trace::{OffloadTraceEvent, PacketFilter};
 use shared::{RelayMaps, lock};
 
 const OBJECT: &str = "relay.bpf.o";
@@ -241,13 +241,13 @@ impl RelayProgram {
     }
 
     /// Selects the packets that become trace events. `None` turns trace events off.
-    pub fn set_tracing(&self, tracing: Option<RelayTraceSelection>) {
+    pub fn set_tracing(&self, tracing: Option<PacketFilter>) {
         self.trace.set(tracing);
     }
 
     /// Reads the trace events since the last call. The events of one packet are in no particular order. Returns how
     /// many events were dropped because the ring was full. Makes no system call.
-    pub fn drain_events(&self, read: impl FnMut(ForwardingEvent)) -> u64 {
+    pub fn drain_events(&self, read: impl FnMut(OffloadTraceEvent)) -> u64 {
         self.trace.drain(read)
     }
 

@@ -15,9 +15,10 @@ use millrace_kernel::crypto::QuicKeys;
 use millrace_moq::{ObjectDatagram, Status};
 use millrace_quic::{frame, keys::KeySuite, webtransport::Binding};
 use millrace_relay_kernel::program::{
-    Compute, Config, DatagramRecord, EgressOutcome, Forwarded, Outcome, PositionRecord, RelayCounters,
-    RelayProgram, SlotRecord, UpstreamRecord,
+    Compute, Config, EgressOutcome, Forwarded, Outcome, Position, RelayCounters, RelayProgram, SlotRecord,
+    UpstreamRecord,
 };
+use millrace_transport::offload::DatagramCopy;
 use net::{NamespaceNetwork, PacketCapture, address, root};
 use peers::{KernelSubscriber, PORT, SubscriberPlace};
 use quic::DirectionKeys;
@@ -33,8 +34,8 @@ const LIMIT: u32 = 1200;
 const LEVEL: u16 = 0x8040;
 
 /// A subscription of every group of the track.
-const ALL: DatagramRecord =
-    DatagramRecord { alias: 0, first: (0, 0), last_group: u64::MAX, tag: 0, level: LEVEL, track: 0 };
+const ALL: DatagramCopy =
+    DatagramCopy { alias: 0, first: (0, 0), last_group: u64::MAX, tag: 0, level: LEVEL, track: 0 };
 
 struct DatagramScene {
     relay: RelayProgram,
@@ -79,7 +80,7 @@ impl DatagramScene {
         let subscribers: Vec<_> = aliases.iter().map(subscribe).collect();
         let mut slot = upstream.datagrams(ALIAS);
         for ((tag, subscriber), &alias) in (0..).zip(&subscribers).zip(aliases) {
-            let egress = DatagramRecord { alias, tag, ..ALL };
+            let egress = DatagramCopy { alias, tag, ..ALL };
             slot.add_datagrams(&subscriber.downstream, &egress).expect("an egress");
         }
         let (from, to) = peers::sockets(&network, address(4, 1, 2), address(4, 1, 1));
@@ -136,7 +137,7 @@ impl DatagramScene {
     /// Sends a packet with datagrams of the track. The program treats them as the track's first ones.
     fn send(&mut self, frames: &[u8]) -> Vec<Forwarded> {
         // Forgets the objects that have arrived, so that the program treats no object as a repeated one.
-        self.slot.set_position(&PositionRecord::default());
+        self.slot.set_position(&Position::default());
         self.send_next(frames)
     }
 
@@ -436,7 +437,7 @@ fn datagram_is_sent_only_within_size_cwnd_priority_and_location_limits() {
     scene.subscribers[0].downstream.set_waiting(None);
 
     scene.slot = scene.upstream.datagrams(ALIAS);
-    let egress = DatagramRecord { alias: ALIASES[0], first: (5, 3), last_group: 7, ..ALL };
+    let egress = DatagramCopy { alias: ALIASES[0], first: (5, 3), last_group: 7, ..ALL };
     scene.slot.add_datagrams(&scene.subscribers[0].downstream, &egress).expect("an egress");
     for (group, object, want) in [
         (4, 9, EgressOutcome::Before),

@@ -16,8 +16,8 @@ use millrace_kernel::crypto::QuicKeys;
 use millrace_kernel::xdp::XdpMode;
 use millrace_quic::keys::KeySuite;
 use millrace_relay_kernel::program::{
-    Compute, Config, EgressOutcome, EgressRecord, Forwarded, Outcome, PositionRecord, RelayCounters,
-    RelayProgram, SlotRecord, UpstreamRecord,
+    Compute, Config, EgressOutcome, EgressRecord, Forwarded, Outcome, Position, RelayCounters, RelayProgram,
+    SlotRecord, UpstreamRecord,
 };
 use millrace_testkit::wait_until;
 use net::{NamespaceNetwork, PacketCapture, RawSender, address, ip, root};
@@ -75,7 +75,7 @@ impl PathScene {
 
     fn packet(&mut self, len: usize) -> (StreamPart, Vec<u8>) {
         let data = quic::bytes(len, &mut self.rng);
-        self.slot.set_position(&PositionRecord::opaque(9));
+        self.slot.set_position(&Position::opaque(9));
         let chunk = StreamPart { stream: STREAM, offset: 9, data, fin: false };
         let packet = self.publisher.seal(0, self.sent, 3, &chunk.encode());
         self.sent += 1;

@@ -16,8 +16,8 @@ use millrace_kernel::crypto::QuicKeys;
 use millrace_kernel::tc::{self, KernelHook, Mechanism};
 use millrace_quic::keys::KeySuite;
 use millrace_relay_kernel::program::{
-    Compute, Config, DeferredSocket, EgressOutcome, EgressRecord, Forwarded, FurtherRun, Outcome,
-    PositionRecord, RelayCounters, RelayProgram, SlotRecord, UpstreamRecord,
+    Compute, Config, DeferredSocket, EgressOutcome, EgressRecord, Forwarded, FurtherRun, Outcome, Position,
+    RelayCounters, RelayProgram, SlotRecord, UpstreamRecord,
 };
 use millrace_testkit::{net, wait_until};
 use net::{NamespaceNetwork, PacketCapture, address, inside, root};
@@ -66,7 +66,7 @@ impl SuperPacketScene {
         let publisher = DirectionKeys::new(KeySuite::ChaCha20Poly1305, 8, &mut rng);
         let upstream = peers::upstream(&relay, &publisher);
         let mut slot = upstream.slot(STREAM);
-        slot.set_position(&PositionRecord::opaque(OFFSET));
+        slot.set_position(&Position::opaque(OFFSET));
         let (from, to) = peers::sockets(network, address(families[0], 1, 2), address(families[0], 1, 1));
         peers::attach(network, &relay, "west");
         let subscriber = |(index, family): (usize, &u8)| {
@@ -279,7 +279,7 @@ fn gso_packet_is_left_to_userspace_if_loopback_has_no_program() {
     assert_eq!(scene.counted().packets(Outcome::SuperPacket), 1);
     peers::attach(&network, &scene.relay, "west");
     assert!(inside(&network.relay, || scene.relay.is_attached(west)));
-    scene.slot.set_position(&PositionRecord::opaque(scene.offset));
+    scene.slot.set_position(&Position::opaque(scene.offset));
     scene.reaches_all(&[900; 4]);
     // When the program is detached from its last interface besides loopback, it is detached from loopback, too.
     scene.relay.detach_from(west);

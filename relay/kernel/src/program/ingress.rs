@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use millrace_kernel::Error;
+use millrace_moq::Position;
 
 use super::intf;
 use super::shared::RelayMaps;
@@ -15,60 +16,30 @@ use super::shared::RelayMaps;
 /// lock for less than a microsecond, unless it is preempted.
 const ATTEMPTS: usize = 1000;
 
-/// The state of a parser at an offset of a publisher's stream: `millrace_moq::data::Position` in the form that the
-/// program uses.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PositionRecord {
-    /// Stream offset of the next byte to parse.
-    pub offset: u64,
-    /// The header field or payload that the next byte belongs to: a value of `enum subgroup_field`.
-    pub field: u8,
-    /// Value of the bytes read so far of an integer whose end has not arrived.
-    pub value: u64,
-    /// Number of bytes that are missing from the incomplete integer.
-    pub missing: u8,
-    /// Number of bytes of an object's properties or payload that are still to be read.
-    pub left: u64,
-    /// Object ID of the last object in the stream whose ID was read.
-    pub previous: Option<u64>,
-    /// True if the object whose header is being read has properties.
-    pub with_properties: bool,
-    /// True if no further object follows in the stream.
-    pub ended: bool,
-    /// The type of the subgroup stream, from its SUBGROUP_HEADER.
-    pub kind: u8,
+/// Returns the state of a track's datagrams after this object: it and the objects before it count as arrived.
+pub(super) fn behind_object(group: u64, object: u64) -> Position {
+    Position { value: group, previous: Some(object.saturating_add(1)), left: u64::MAX, ..Position::default() }
 }
 
-impl PositionRecord {
-    /// Returns the parser state at `offset` of a stream that is forwarded without being parsed.
-    pub fn opaque(offset: u64) -> Self {
-        Self { offset, field: intf::OPAQUE, ..Self::default() }
-    }
+/// Returns the group and the ID of the first object of a track's datagrams that has not arrived.
+pub(super) fn next_object(position: &Position) -> (u64, u64) {
+    (position.value, position.previous.unwrap_or(0))
+}
 
-    /// Returns the state of a track's datagrams after this object: it and the objects before it count as arrived.
-    pub(super) fn behind_object(group: u64, object: u64) -> Self {
-        Self { value: group, previous: Some(object.saturating_add(1)), left: u64::MAX, ..Self::default() }
-    }
-
-    /// Returns the group and the ID of the first object of a track's datagrams that has not arrived.
-    pub(super) fn next_object(&self) -> (u64, u64) {
-        (self.value, self.previous.unwrap_or(0))
-    }
-
-    fn state(&self) -> intf::State {
-        let flag = |set, bit: u8| if set { bit } else { 0 };
-        intf::State {
-            value: self.value,
-            left: self.left,
-            previous: self.previous.unwrap_or(0),
-            field: self.field,
-            missing: self.missing,
-            flags: flag(self.previous.is_some(), intf::HAS_PREVIOUS)
-                | flag(self.with_properties, intf::WITH_PROPERTIES)
-                | flag(self.ended, intf::ENDED),
-            kind: self.kind,
-            pad: 0,
-        }
+/// Returns a parser's state in the form that the program uses.
+fn state_of(position: &Position) -> intf::State {
+    let flag = |set, bit: u8| if set { bit } else { 0 };
+    intf::State {
+        value: position.value,
+        left: position.left,
+        previous: position.previous.unwrap_or(0),
+        field: position.field as u8,
+        missing: position.missing,
+        flags: flag(position.previous.is_some(), intf::HAS_PREVIOUS)
+            | flag(position.with_properties, intf::WITH_PROPERTIES)
+            | flag(position.ended, intf::ENDED),
+        kind: position.kind,
+        pad: 0,
     }
 }
 
@@ -86,7 +57,7 @@ impl IngressRecord {
         shared: Arc<RelayMaps>,
         slot: &intf::Slot,
         first: u32,
-        position: &PositionRecord,
+        position: &Position,
     ) -> Result<Self, Error> {
         let index = shared.take(|free| &mut free.ingresses, "slots")?;
         let ingress = Self { shared, index };
@@ -123,7 +94,7 @@ impl IngressRecord {
 
     /// Sets the position from which the program parses the stream, and discards what the program has recorded of the
     /// stream: its final size and the ranges of bytes that arrived after missing bytes.
-    pub fn set(&self, position: &PositionRecord) {
+    pub fn set(&self, position: &Position) {
         let entry = self.entry();
         let Some(_locked) = Locked::new(&entry.lock) else { return };
         entry.final_size.store(intf::UNKNOWN, Ordering::Relaxed);
@@ -138,7 +109,7 @@ impl IngressRecord {
     /// Records that userspace has parsed the stream up to this position. If the program has parsed less, it continues
     /// at this position. If the program and userspace have parsed to the same offset with different results, the
     /// program stops forwarding the stream.
-    pub fn advance(&self, position: &PositionRecord) {
+    pub fn advance(&self, position: &Position) {
         let entry = self.entry();
         if self.next() > position.offset {
             return;
@@ -154,10 +125,10 @@ impl IngressRecord {
 
     /// Reports whether the program's parser is in another state than userspace's parser (`position`). The caller holds
     /// the entry's lock.
-    fn differs(&self, position: &PositionRecord) -> bool {
+    fn differs(&self, position: &Position) -> bool {
         // SAFETY: the parser state may be read by the holder of the entry's lock, which the caller is.
         let state = unsafe { *self.entry().state.get() };
-        state.field < intf::OPAQUE && state != position.state()
+        state.field < intf::OPAQUE && state != state_of(position)
     }
 
     /// Claims an object of a track's datagrams for userspace, so that the program does not forward it. Returns false if
@@ -197,10 +168,10 @@ impl IngressRecord {
     }
 
     /// Writes the parser's position and state to the entry that the program reads. The caller holds the entry's lock.
-    fn write(&self, position: &PositionRecord) {
+    fn write(&self, position: &Position) {
         let entry = self.entry();
         // SAFETY: the parser state may be written by the holder of the entry's lock, which the caller is.
-        unsafe { *entry.state.get() = position.state() };
+        unsafe { *entry.state.get() = state_of(position) };
         entry.next.store(position.offset, Ordering::Relaxed);
     }
 }

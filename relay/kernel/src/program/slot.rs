@@ -8,9 +8,11 @@ use libbpf_rs::MapCore;
 use millrace_kernel::Error;
 use millrace_kernel::intf::Plain;
 use millrace_kernel::object::write;
+use millrace_moq::Position;
+use millrace_transport::offload::DatagramCopy;
 
 use super::downstream::DownstreamRecord;
-use super::ingress::{IngressRecord, PositionRecord};
+use super::ingress::{IngressRecord, behind_object, next_object};
 use super::intf;
 use super::shared::RelayMaps;
 
@@ -33,23 +35,6 @@ pub struct EgressRecord {
     pub track: u32,
     /// The group ID that trace events show for the stream.
     pub group: u64,
-}
-
-/// One subscriber's copy of a track's datagrams, from a first object up to the end of a last group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DatagramRecord {
-    /// The track alias that the subscriber knows.
-    pub alias: u64,
-    /// Group ID and object ID of the first object that is forwarded.
-    pub first: (u64, u64),
-    /// ID of the last group that is forwarded.
-    pub last_group: u64,
-    /// A number that the caller chooses, as in [`EgressRecord`].
-    pub tag: u64,
-    /// Priority, as in [`EgressRecord`]. A datagram's own priority replaces the low 8 bits.
-    pub level: u16,
-    /// The number that stands for the track in trace events.
-    pub track: u32,
 }
 
 /// One subscriber's copy of a stream that has not begun. The program opens the subscriber's stream with the first
@@ -100,17 +85,17 @@ pub struct SlotRecord {
     /// True while the slot is an opening: prepared for a stream that has not begun.
     unbound: bool,
     /// The position in the stream up to which userspace has parsed it.
-    position: PositionRecord,
+    position: Position,
 }
 
 impl SlotRecord {
     pub(super) fn new(shared: Arc<RelayMaps>, key: intf::Slot) -> Self {
-        let position = PositionRecord::default();
+        let position = Position::default();
         Self { shared, key, ingress: None, egresses: Vec::new(), exclusive: false, unbound: false, position }
     }
 
     pub(super) fn opening(shared: Arc<RelayMaps>, key: intf::Slot) -> Result<Self, Error> {
-        let ingress = IngressRecord::new(shared.clone(), &key, intf::END, &PositionRecord::default())?;
+        let ingress = IngressRecord::new(shared.clone(), &key, intf::END, &Position::default())?;
         let mut slot = Self::new(shared, key);
         slot.ingress = Some(ingress);
         slot.unbound = true;
@@ -122,7 +107,7 @@ impl SlotRecord {
     pub fn add_datagrams(
         &mut self,
         downstream: &DownstreamRecord,
-        egress: &DatagramRecord,
+        egress: &DatagramCopy,
     ) -> Result<EgressKey, Error> {
         let (from, shift) = egress.first;
         // `shift` and `max_offset` have another meaning for datagrams, see `relay_egress` in relay_intf.h.
@@ -142,7 +127,7 @@ impl SlotRecord {
     /// Claims an object of a track's datagrams that userspace has received, so that the program does not forward it.
     /// Returns false if the program may have forwarded it already.
     pub fn claim_object(&self, object: (u64, u64)) -> bool {
-        let before = self.position.next_object();
+        let before = next_object(&self.position);
         object < before
             || self.ingress.as_ref().is_none_or(|ingress| ingress.claim_object(object.0, object.1))
     }
@@ -151,7 +136,7 @@ impl SlotRecord {
     /// yet, subscribers that are added later get those after this object.
     pub fn skip_to(&mut self, group: u64, object: u64) {
         if self.ingress.is_none() {
-            self.position = PositionRecord::behind_object(group, object);
+            self.position = behind_object(group, object);
         }
     }
 
@@ -289,7 +274,7 @@ impl SlotRecord {
     /// Reports that userspace has parsed the stream up to this position. If the program has parsed less of the stream,
     /// it continues from this position. While bytes of the stream are missing, the program forwards no later bytes,
     /// unless userspace has parsed beyond the missing ones. Makes no system call.
-    pub fn advance(&mut self, position: &PositionRecord) {
+    pub fn advance(&mut self, position: &Position) {
         self.position = *position;
         if let Some(ingress) = &self.ingress {
             ingress.advance(position);
@@ -297,7 +282,7 @@ impl SlotRecord {
     }
 
     /// Makes the program continue at `position`, and forget everything it has recorded of the stream.
-    pub fn set_position(&mut self, position: &PositionRecord) {
+    pub fn set_position(&mut self, position: &Position) {
         self.position = *position;
         if let Some(ingress) = &self.ingress {
             ingress.set(position);

@@ -97,7 +97,7 @@ impl ProgramBench {
 
     /// Resets the position up to which the program has parsed the stream to the offset of the data in [`stream`].
     fn rewind(&self) {
-        self.slot.borrow_mut().set_position(&PositionRecord::opaque(OFFSET));
+        self.slot.borrow_mut().set_position(&Position::opaque(OFFSET));
     }
 
     /// Runs the program, and returns its verdict. `context` has the fields of the skb, and is updated to their values

@@ -4,9 +4,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
 use millrace_quic::keys::KeySuite;
-use millrace_relay_kernel::program::{
-    Config, EgressOutcome, Outcome, PacketPath, PositionRecord, RelayProgram,
-};
+use millrace_relay_kernel::program::{Config, EgressOutcome, Outcome, PacketPath, Position, RelayProgram};
 
 use crate::net::{NamespaceNetwork, address, root};
 use crate::peers::{PORT, attach};
@@ -36,7 +34,7 @@ fn packets_of_removed_connections_or_streams_are_not_forwarded() {
         }
         let chunk = scene.chunk(100);
         let number = scene.next_number();
-        slot.set_position(&PositionRecord::opaque(OFFSET));
+        slot.set_position(&Position::opaque(OFFSET));
         let packet = scene.publisher.seal(0, number, 1, &chunk.encode());
         let got: Vec<_> = scene.send(&packet).iter().map(|packet| packet.downstream).collect();
         let want: Vec<_> = keys.iter().map(|(i, _)| scene.subscribers[*i].downstream.id()).collect();
@@ -47,14 +45,14 @@ fn packets_of_removed_connections_or_streams_are_not_forwarded() {
     let first = slot.add(&scene.subscribers[0].downstream, &EGRESS).expect("an egress");
     slot.add(&scene.subscribers[1].downstream, &EGRESS).expect("an egress");
     slot.remove(first);
-    slot.set_position(&PositionRecord::opaque(OFFSET));
+    slot.set_position(&Position::opaque(OFFSET));
     let number = scene.next_number();
     let frames = scene.chunk(100).encode();
     let got = scene.send(&scene.publisher.seal(0, number, 1, &frames));
     assert_eq!(got.len(), 1);
     assert_eq!(got[0].downstream, scene.subscribers[1].downstream.id());
     scene.subscribers.clear();
-    slot.set_position(&PositionRecord::opaque(OFFSET));
+    slot.set_position(&Position::opaque(OFFSET));
     let number = scene.next_number();
     assert_eq!(scene.send(&scene.publisher.seal(0, number, 1, &frames)), []);
     assert_eq!(scene.counted().egresses(EgressOutcome::Gone), 1);
@@ -152,7 +150,7 @@ fn removed_bpf_map_records_are_reused_after_running_programs_end() {
         assert!(scene.upstream.slot(99).add(&other, &EGRESS).is_err(), "a second slot");
         // The first entry for a subscriber's copy now belongs to another subscriber's connection, which has no keys.
         let number = scene.next_number();
-        slot.set_position(&PositionRecord::opaque(OFFSET));
+        slot.set_position(&Position::opaque(OFFSET));
         let frames = scene.chunk(9).encode();
         assert_eq!(scene.send(&scene.publisher.seal(0, number, 1, &frames)), []);
         assert_eq!(other.outcome(EgressOutcome::NoKeys) + other.outcome(EgressOutcome::Window), 1);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use millrace_kernel::programs::{RunTime, Statistics};
 use millrace_moq::data::{Field, Status, encode_object_header};
 use millrace_quic::keys::KeySuite;
-use millrace_relay_kernel::program::{PositionRecord, WantedRing};
+use millrace_relay_kernel::program::{Position, WantedRing};
 
 use crate::net::{NamespaceNetwork, root};
 use crate::peers::{KernelSubscriber, attach};
@@ -82,10 +82,10 @@ impl RunTimeCase {
         let subscriber = |_| subscriber(&network, &scene.relay, 4, suite, &mut scene.rng);
         scene.subscribers = (0..egresses).map(subscriber).collect();
         scene.slots = vec![slot(&scene.upstream, &STREAMS[0], 0, &scene.subscribers)];
-        scene.slots[0].set_position(&PositionRecord {
+        scene.slots[0].set_position(&Position {
             offset: OFFSET,
-            field: Field::Object as u8,
-            ..PositionRecord::default()
+            field: Field::Object,
+            ..Position::default()
         });
         attach(&network, &scene.relay, "west");
         let mut chunk = scene.chunk(1200);

@@ -6,9 +6,9 @@ use std::num::NonZero;
 
 use millrace_quic::keys::KeySuite;
 use millrace_relay_kernel::program::{
-    Config, DownstreamId, DownstreamRecord, EgressOutcome, ForwardingEventKind, FurtherRun, Outcome,
-    RelayTraceSelection,
+    Config, DownstreamId, DownstreamRecord, EgressOutcome, FurtherRun, Outcome,
 };
+use millrace_transport::trace::{OffloadTraceKind, PacketFilter};
 use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 
 use crate::net::{self, NamespaceNetwork, address, root};
@@ -148,7 +148,7 @@ fn packet_is_traced_in_all_its_program_runs_or_in_none() {
     let mut scene = RelayScene::with_config(&config, &network, 4, &[4], KeySuite::ChaCha20Poly1305, 7, 1);
     attach(&network, &scene.relay, "west");
     let every = NonZero::new(2).expect("not 0");
-    scene.relay.set_tracing(Some(RelayTraceSelection { every, track: None, session: None }));
+    scene.relay.set_tracing(Some(PacketFilter { every, track: None, session: None }));
     for _ in 0..4 {
         let number = scene.next_number();
         let frames = scene.chunk(100).encode();
@@ -160,16 +160,17 @@ fn packet_is_traced_in_all_its_program_runs_or_in_none() {
             assert_eq!(events, []);
             continue;
         }
-        let ForwardingEventKind::Packet { outcome: Outcome::OverBudget, .. } =
-            events.pop().expect("the last run").what
-        else {
-            panic!("{events:?}");
-        };
+        let last = events.pop().expect("the last run").what;
+        let over_budget = Outcome::OverBudget.name();
+        assert!(
+            matches!(last, OffloadTraceKind::Packet { outcome, .. } if outcome == over_budget),
+            "{last:?}"
+        );
         assert!(
             events.iter().all(|event| event.received == number && event.arrived_ns == events[0].arrived_ns)
         );
         let sent = events.iter().map(|event| match event.what {
-            ForwardingEventKind::Copy { outcome: EgressOutcome::Sent, sent: Some(sent), .. } => sent,
+            OffloadTraceKind::Copy { outcome: "sent", sent: Some(sent), .. } => sent,
             other => panic!("{other:?}"),
         });
         assert!(sent.eq(forwarded.iter().map(|packet| (packet.number, packet.size))));

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use fastrand::Rng;
 use millrace_quic::keys::KeySuite;
 use millrace_relay_kernel::program::{
-    Config, EgressKey, EgressOutcome, EgressRecord, Forwarded, Outcome, PositionRecord, RelayCounters,
+    Config, EgressKey, EgressOutcome, EgressRecord, Forwarded, Outcome, Position, RelayCounters,
     RelayProgram, SlotRecord, UpstreamRecord, WantedRing,
 };
 
@@ -170,7 +170,7 @@ impl RelayScene {
                 None => FROM + rng.u64(..1 << bits),
             };
             if before.is_none() {
-                self.slots[which].set_position(&PositionRecord::opaque(offset));
+                self.slots[which].set_position(&Position::opaque(offset));
             }
             let fin = rng.bool();
             let chunk = StreamPart { stream: stream.upstream, offset, data: quic::bytes(len, rng), fin };
@@ -210,7 +210,7 @@ impl RelayScene {
 
     /// Sets the stream offset that the program expects next in all streams.
     pub fn stand_at(&mut self, offset: u64) {
-        self.slots.iter_mut().for_each(|slot| slot.set_position(&PositionRecord::opaque(offset)));
+        self.slots.iter_mut().for_each(|slot| slot.set_position(&Position::opaque(offset)));
     }
 
     /// Returns the next packet number. Resets all streams, so that the program expects `OFFSET` next.
@@ -251,7 +251,7 @@ pub fn slot(
         tag: tag as u64,
         ..EGRESS
     };
-    slot.set_position(&PositionRecord::opaque(OFFSET));
+    slot.set_position(&Position::opaque(OFFSET));
     for subscriber in subscribers {
         slot.add(&subscriber.downstream, &egress).expect("an egress");
     }
@@ -336,7 +336,7 @@ impl RelayScene {
     pub fn relay_with(&mut self, egress: EgressRecord) -> EgressKey {
         self.slots.clear();
         let mut slot = self.upstream.slot(STREAMS[0].upstream);
-        slot.set_position(&PositionRecord::opaque(OFFSET));
+        slot.set_position(&Position::opaque(OFFSET));
         let key = slot.add(&self.subscribers[0].downstream, &egress).expect("an egress");
         self.slots.push(slot);
         self.fresh = true;

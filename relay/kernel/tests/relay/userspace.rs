@@ -4,7 +4,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use millrace_kernel::clock::monotonic_ns;
-use millrace_relay_kernel::program::{DeferredSocket, EgressOutcome, Outcome, PositionRecord};
+use millrace_relay_kernel::program::{DeferredSocket, EgressOutcome, Outcome, Position};
 
 use crate::net::{self, address, root};
 use crate::quic::{self, StreamPart};
@@ -49,7 +49,7 @@ fn kernel_and_userspace_never_use_a_quic_packet_number_twice() {
         for (at, packet) in packets.iter().enumerate() {
             // One of the threads updates the keys in the middle of the test.
             update.fetch_or(at == PACKETS / 2, Ordering::SeqCst);
-            slots[0].set_position(&PositionRecord::opaque(OFFSET));
+            slots[0].set_position(&Position::opaque(OFFSET));
             from.send(packet).expect("send");
             assert_eq!(to.recv(&mut [0; 2048]).expect("the original"), packet.len());
             relay.drain(|packet| {

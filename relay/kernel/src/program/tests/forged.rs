@@ -24,7 +24,7 @@ impl ForgedPublisher {
             upstream.set_keys(generation, &keys.kernel_keys(generation)).expect("keys");
         }
         let mut slot = upstream.slot(STREAM);
-        slot.set_position(&PositionRecord::opaque(0));
+        slot.set_position(&Position::opaque(0));
         slot.add(&bench.downstream, &EGRESS).expect("an egress");
         let mut offset = 0;
         let packets = (0..MODELS).map(|number| {

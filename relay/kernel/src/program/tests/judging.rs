@@ -312,7 +312,7 @@ fn kernel_and_userspace_parser_states_differing_at_an_offset_are_detected() {
 }
 
 /// Returns the position that `moq::data` reports after the first `len` bytes of a stream.
-fn position(stream: &[u8], len: usize) -> PositionRecord {
+fn position(stream: &[u8], len: usize) -> Position {
     use millrace_moq::{ObjectParser, StreamHeader};
     let mut rest = &stream[..len];
     let Ok(Some(StreamHeader::Subgroup(header))) = StreamHeader::decode(&mut rest) else {
@@ -320,18 +320,7 @@ fn position(stream: &[u8], len: usize) -> PositionRecord {
     };
     let mut parser = ObjectParser::new(&header, (len - rest.len()) as u64);
     while parser.next(&mut rest).expect("objects").is_some() {}
-    let at = parser.position();
-    PositionRecord {
-        offset: at.offset,
-        field: at.field as u8,
-        value: at.value,
-        missing: at.missing,
-        left: at.left,
-        previous: at.previous,
-        with_properties: at.with_properties,
-        ended: at.ended,
-        kind: at.kind,
-    }
+    parser.position()
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! Tests of trace events about single packets.
 
+use millrace_transport::trace::{OffloadTraceEvent, OffloadTraceKind, PacketFilter};
+
 use super::*;
 
-const ALL: RelayTraceSelection =
-    RelayTraceSelection { every: NonZero::<u32>::MIN, track: None, session: None };
+const ALL: PacketFilter = PacketFilter { every: NonZero::<u32>::MIN, track: None, session: None };
 
 impl ProgramBench {
     /// Runs the program on packet `number`, and returns its events in order of time.
-    fn trace(&self, number: u64) -> Vec<ForwardingEvent> {
+    fn trace(&self, number: u64) -> Vec<OffloadTraceEvent> {
         self.run_packet(&self.publisher.seal(0, number, 4, &stream(1000)));
         let mut events = Vec::new();
         assert_eq!(self.relay.drain_events(|event| events.push(event)), 0, "lost");
@@ -29,8 +30,8 @@ fn trace_reports_the_outcome_of_traced_packets() {
     let [copy] = events[..] else { panic!("{events:?}") };
     assert!(copy.arrived_ns < copy.time_ns);
     assert_eq!((copy.publisher, copy.received), (PUBLISHER, 1));
-    let want = ForwardingEventKind::Copy {
-        outcome: EgressOutcome::Before,
+    let want = OffloadTraceKind::Copy {
+        outcome: EgressOutcome::Before.name(),
         subscriber: SUBSCRIBER,
         sent: None,
         track: EGRESS.track,
@@ -45,7 +46,7 @@ fn trace_reports_the_outcome_of_traced_packets() {
     let [replayed] = replayed[..] else { panic!("{replayed:?}") };
     assert_eq!((replayed.publisher, replayed.received), (PUBLISHER, 1));
     let size = bench.publisher.seal(0, 1, 4, &stream(1000)).len() as u16;
-    assert_eq!(replayed.what, ForwardingEventKind::Packet { outcome: Outcome::Replayed, size });
+    assert_eq!(replayed.what, OffloadTraceKind::Packet { outcome: Outcome::Replayed.name(), size });
     // Packets that belong to no publisher's connection have no trace events.
     bench.run(&ethernet(0x0806, &[0; 46]), 0);
     bench.run_packet(&[0x40; 100]);
@@ -77,7 +78,7 @@ fn trace_selects_a_sample_of_one_track_or_session() {
         ("another session", None, name(SUBSCRIBER + 1), 0),
         ("the track for another session", name(EGRESS.track), name(SUBSCRIBER + 1), 0),
     ] {
-        assert_eq!(count(RelayTraceSelection { track, session, ..ALL }), want, "{description}");
+        assert_eq!(count(PacketFilter { track, session, ..ALL }), want, "{description}");
     }
     // A packet without frames of the track has an event only for the publisher's session.
     let other = |number, tracing| {
@@ -87,12 +88,12 @@ fn trace_selects_a_sample_of_one_track_or_session() {
         bench.relay.drain_events(|_| events += 1);
         events
     };
-    assert_eq!(other(100, RelayTraceSelection { track: name(EGRESS.track), ..ALL }), 0);
-    assert_eq!(other(101, RelayTraceSelection { session: name(SUBSCRIBER), ..ALL }), 0);
-    assert_eq!(other(102, RelayTraceSelection { session: name(PUBLISHER), ..ALL }), 1);
+    assert_eq!(other(100, PacketFilter { track: name(EGRESS.track), ..ALL }), 0);
+    assert_eq!(other(101, PacketFilter { session: name(SUBSCRIBER), ..ALL }), 0);
+    assert_eq!(other(102, PacketFilter { session: name(PUBLISHER), ..ALL }), 1);
 
     let every = NonZero::new(4).expect("not 0");
-    bench.relay.set_tracing(Some(RelayTraceSelection { every, ..ALL }));
+    bench.relay.set_tracing(Some(PacketFilter { every, ..ALL }));
     let traced = (200..300).filter(|number| bench.trace(*number).len() == 1);
     assert!(traced.eq((200..300).step_by(4)));
 }
@@ -137,8 +138,8 @@ fn tracing_cost_per_packet_is_measured() {
     for (what, tracing) in [
         ("off", None),
         ("on, in the sample", Some(ALL)),
-        ("on, not in the sample", Some(RelayTraceSelection { every: not_even, ..ALL })),
-        ("on, of another session", Some(RelayTraceSelection { session: NonZero::new(1), ..ALL })),
+        ("on, not in the sample", Some(PacketFilter { every: not_even, ..ALL })),
+        ("on, of another session", Some(PacketFilter { session: NonZero::new(1), ..ALL })),
     ] {
         bench.relay.set_tracing(tracing);
         println!("{what}: {:?} ns; for another port: {:?} ns", run(&frame), run(&other_port));
