@@ -441,6 +441,7 @@ pub struct FunctionCost {
 /// Time of a process in its own calls and threads, without the observer's mean time in each call. Softirqs belong to no
 /// process. Figures that are not [measured](Report::measures) or [counted](Report::counts) are 0.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct TaskCost {
     /// Time in [`Event::Send`], nanoseconds.
     pub send_ns: u64,
@@ -450,18 +451,15 @@ pub struct TaskCost {
     pub io_uring_ns: u64,
     /// Time in [`Event::Sockets`], [`Event::Poll`], [`Event::Devices`] and [`Event::Workers`] together, estimated from
     /// samples, nanoseconds.
-    #[serde(default)]
     pub other_ns: u64,
     /// Time in [`Event::Local`] (AF_UNIX and netlink), nanoseconds. The networking share of a process does not include
     /// it.
-    #[serde(default)]
     pub local_ns: u64,
     /// Number of the process's calls that send.
     pub send_calls: u64,
     /// Number of the process's calls that receive.
     pub receive_calls: u64,
     /// Number of the process's calls on AF_UNIX and netlink sockets.
-    #[serde(default)]
     pub local_calls: u64,
     /// Number of samples of the process's networking that no BPF program timed. Each adds one sampling interval to
     /// `send_ns`, `receive_ns`, `io_uring_ns` or `other_ns`.

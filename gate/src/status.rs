@@ -17,6 +17,7 @@ const RECENT: usize = 256;
 
 /// The status of a gate, as `millrace gate status --json` prints it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Status {
     /// Version of the program.
     pub version: String,
@@ -31,23 +32,19 @@ pub struct Status {
     /// Faults that keep the gate from working, or from applying the newest policy; empty if there are none.
     pub trouble: Vec<String>,
     /// The outcome of the last reload of the policy; `None` if there is no policy file.
-    #[serde(default)]
     pub reload: Option<Reload>,
     /// Prefix lengths by which source addresses are grouped into clients and into the networks that contain them, each
     /// with the limit on connections and rates.
-    #[serde(default)]
     pub networks: Vec<NetworkSize>,
     /// Packet counters of each guarded application (scope); the first, "interface", counts packets for none of them.
     pub scopes: Vec<ScopeStatus>,
     /// Counts of events other than verdicts on packets.
     pub events: BTreeMap<String, u64>,
     /// Numbers of used and possible entries of the gate's BPF maps.
-    #[serde(default)]
     pub tables: Vec<TableStatus>,
     /// Prefixes that the commands `block` and `allow` added to the lists.
     pub listed: Vec<ListedStatus>,
     /// Number of the daemon's log lines that were dropped instead of written.
-    #[serde(default)]
     pub log_lines_dropped: u64,
     /// The latest samples of packets that rules refused, or that monitored rules would have refused; oldest first.
     pub recent: Vec<RefusalStatus>,

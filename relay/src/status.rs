@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 /// The state of a relay, which `/status` returns as JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Status {
     /// The version of Millrace.
     pub version: String,
@@ -28,27 +29,20 @@ pub struct Status {
     /// The use of the object cache.
     pub cache: CacheStatus,
     /// The use of the memory budget for receive windows.
-    #[serde(default)]
     pub receive: ReceiveStatus,
     /// Objects and streams that were not forwarded since the start, by reason.
     pub drops: BTreeMap<String, u64>,
     /// The access rules, and the requests that were refused.
-    #[serde(default)]
     pub access: AccessStatus,
     /// Number of viewers of `/trace` that are connected.
-    #[serde(default)]
     pub trace_viewers: u64,
     /// The upstream relay, which is asked for tracks that nobody publishes here. Absent if none is configured.
-    #[serde(default)]
     pub upstream: Option<UpstreamStatus>,
     /// The cluster that the relay belongs to. Absent if it is in none.
-    #[serde(default)]
     pub cluster: Option<ClusterStatus>,
     /// Number of handshakes under way.
-    #[serde(default)]
     pub handshakes: u64,
     /// Number of asynchronous tasks in the relay's process.
-    #[serde(default)]
     pub tasks: u64,
     /// Counters since the relay started.
     pub totals: RelayTotals,
@@ -286,66 +280,52 @@ pub struct ClientStatus {
 
 /// The engine that sends media, and its counters.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct EngineStatus {
     /// Name of the engine: `user` or `kernel`.
     pub name: String,
     /// The reason why the relay uses this engine.
     pub reason: String,
     /// Network interfaces that the kernel engine should be attached to.
-    #[serde(default)]
     pub interfaces: Vec<InterfaceStatus>,
     /// Number of streams to subscribers that the kernel currently sends.
-    #[serde(default)]
     pub streams: u64,
     /// Number of prepared streams to subscribers that the kernel may open by itself.
-    #[serde(default)]
     pub prepared: u64,
     /// Received packets that did not wake the relay, because only the kernel had to act on them.
-    #[serde(default, rename = "quiet")]
+    #[serde(rename = "quiet")]
     pub deferred: u64,
     /// Packets that were deferred (did not wake the relay) and were dropped because their socket's receive buffer was
     /// full. This happens only if the relay's process gets no CPU time for a long time.
-    #[serde(default, rename = "quiet_dropped")]
+    #[serde(rename = "quiet_dropped")]
     pub deferred_dropped: u64,
     /// Times that the kernel engine read the kernel's reports on a timer, without a packet that woke it.
-    #[serde(default)]
     pub ticks: u64,
     /// Sessions with a change, such as a new network path or new keys, that waits for the kernel engine's thread.
-    #[serde(default)]
     pub commands_waiting: u64,
     /// Changes of sessions, such as a new network path or new keys, that were passed to the kernel engine.
-    #[serde(default)]
     pub commands: u64,
     /// Changes of sessions, such as a new network path or new keys, that were never applied, because a newer change of
     /// the session replaced them.
-    #[serde(default)]
     pub commands_coalesced: u64,
     /// Sessions that have proved an access right and wait for a record in the kernel's tables.
-    #[serde(default)]
     pub records_waiting: u64,
     /// Times that a record in the kernel's tables was taken from a subscriber's session for a publisher's.
-    #[serde(default)]
     pub records_taken: u64,
     /// Entries in use in each kernel table: `downstreams` has the sessions, `upstreams` those of publishers, `egresses`
     /// the streams to subscribers.
-    #[serde(default)]
     pub records: BTreeMap<String, FillStatus>,
     /// Packets that arrived on the kernel engine's interfaces, by outcome.
-    #[serde(default)]
     pub received: Option<BTreeMap<String, u64>>,
     /// Stream frames that the kernel could forward, by outcome. Userspace handles all but `good`.
-    #[serde(default)]
     pub frames: Option<BTreeMap<String, u64>>,
     /// Publishers' streams that began while the kernel could open subscribers' streams for them, by outcome. Userspace
     /// opens all but `bound`.
-    #[serde(default)]
     pub openings: Option<BTreeMap<String, u64>>,
     /// Copies of publishers' frames for one subscriber each, which the kernel tried to send, by outcome. Userspace
     /// sends all but `sent`.
-    #[serde(default)]
     pub copies: Option<BTreeMap<String, u64>>,
     /// Additional runs of the BPF program for packets with more copies than fit into one run, by their outcome.
-    #[serde(default)]
     pub further_runs: Option<BTreeMap<String, u64>>,
 }
 
@@ -429,16 +409,13 @@ pub struct RelaySessionStatus {
     /// Whether the session has an entry (record) in the kernel's tables, without which the kernel sends nothing for it.
     /// `held` if it has one. `no right yet`: it is not known yet that the client may subscribe; `waiting`: no entry is
     /// free; `taken for a publisher`: a publisher got it. Absent without a kernel engine.
-    #[serde(default)]
     pub kernel_record: Option<String>,
     /// Whether the kernel has the keys and the network path of this session, and can decrypt its packets if media
     /// arrives. Absent if it cannot send for it.
-    #[serde(default)]
     pub kernel_ready: Option<bool>,
     /// Copies of publishers' frames that the kernel tried to send to this session, by outcome. Absent if it cannot send
     /// for it. `not_arriving` counts how often the kernel stopped sending for a while, because the subscriber
     /// acknowledged none of its packets.
-    #[serde(default)]
     pub kernel_copies: Option<BTreeMap<String, u64>>,
     /// Acknowledgement packets of the subscriber that did not wake the relay.
     #[serde(default, rename = "kernel_quiet")]
@@ -448,7 +425,6 @@ pub struct RelaySessionStatus {
     pub kernel_unregistered: u64,
     /// Packets that the kernel encrypted and decrypted, by whether their keystream was precomputed. Absent if it did
     /// neither.
-    #[serde(default)]
     pub keystreams: Option<Keystreams>,
     /// Packets with media that were lost, sent by userspace or the kernel.
     pub packets_lost: u64,
@@ -465,7 +441,6 @@ pub struct RelaySessionStatus {
     #[serde(default)]
     pub drops: BTreeMap<String, u64>,
     /// The identity under which the peer was admitted. Absent before its SETUP has arrived.
-    #[serde(default)]
     pub identity: Option<String>,
     /// Number of the peer's requests that were admitted.
     #[serde(default)]
@@ -544,7 +519,6 @@ pub struct RelayTrackStatus {
     /// Group ID and object ID of the track's largest object so far.
     pub largest: Option<(u64, u64)>,
     /// The identity that owns the track while it is published.
-    #[serde(default)]
     pub owner: Option<String>,
 }
 
@@ -566,6 +540,7 @@ pub struct CacheStatus {
 
 /// The memory budget for the receive windows of all connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ReceiveStatus {
     /// Bytes of receive windows in use: bytes that peers may send, or have sent without being read.
     pub held: u64,
@@ -574,10 +549,8 @@ pub struct ReceiveStatus {
     /// Connections that were refused because the budget for receive windows was used up.
     pub refused: u64,
     /// Times that a receive window did not grow because its client's share of the memory budget was used up.
-    #[serde(default)]
     pub limited: u64,
     /// Idle sessions that were closed because other sessions needed the memory of their receive windows.
-    #[serde(default)]
     pub reclaimed: u64,
 }
 

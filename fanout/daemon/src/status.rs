@@ -27,7 +27,6 @@ pub struct Status {
     /// Messages for the operator about each thing that does not work.
     pub trouble: Vec<String>,
     /// The outcome of the latest reload of the settings.
-    #[serde(default)]
     pub reload: Option<Reload>,
 }
 

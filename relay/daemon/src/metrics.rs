@@ -278,6 +278,12 @@ impl RelaySnapshot {
             ),
             ("cluster_reroutes", "Tracks that moved to another relay", totals.reroutes),
             (
+                "cluster_sessions_on_demand",
+                "Sessions begun because a namespace was asked for",
+                totals.sessions_on_demand,
+            ),
+            ("cluster_sessions_unneeded", "Sessions on demand that ended unneeded", totals.sessions_unneeded),
+            (
                 "cluster_loops",
                 "Announcements and requests of relays that had already passed through this relay",
                 totals.routes_looped,
@@ -298,6 +304,72 @@ impl RelaySnapshot {
         per_sender(out, "packets_sent", about, None, senders, |sent| sent.packets)?;
         per_sender(out, "sent", "UDP payload sent", Some(&Unit::Bytes), senders, |sent| sent.bytes)?;
         self.engine_counters(out)?;
+        let about = "Subscriptions that continued with a lower (down) or a higher (up) rendition";
+        let switches = [("down", totals.renditions_down), ("up", totals.renditions_up)];
+        let switches = switches.map(|(direction, count)| ([("direction", direction)], count));
+        out.counters("rendition_switches", about, switches.into_iter())?;
+        let about = "Sessions and requests refused or ended because of missing rights or an exceeded budget";
+        out.counts("refused", about, "reason", &self.0.access.refused)?;
+        let about = "Streams and datagrams that were not forwarded, by reason";
+        out.counts("drops", about, "reason", &self.0.drops)
+    }
+
+    fn engine_counters(&self, out: &mut Out<'_>) -> fmt::Result {
+        let EngineStatus { received, frames, openings, copies, further_runs, .. } = &self.0.engine;
+        let engine = &self.0.engine;
+        out.plain_counters([
+            ("kernel_quiet_packets", "Packets whose arrival did not wake the relay", engine.deferred),
+            ("kernel_quiet_dropped", "Quiet packets lost for lack of room", engine.deferred_dropped),
+            ("kernel_ticks", "Periodic checks of the kernel's work that no packet caused", engine.ticks),
+            ("kernel_commands", "Changes of sessions given to the kernel", engine.commands),
+            (
+                "kernel_commands_coalesced",
+                "Changes of sessions that were replaced by newer ones before they were carried out",
+                engine.commands_coalesced,
+            ),
+            (
+                "kernel_records_taken",
+                "Records that subscribers have lost to publishers, or to the upstream relay",
+                engine.records_taken,
+            ),
+        ])?;
+        for (name, about, counts) in [
+            ("kernel_received", "Packets on the kernel engine's interfaces, by outcome", received),
+            (
+                "kernel_frames",
+                "Frames of streams and objects in datagrams that the kernel may forward: good, or the reason why userspace \
+                 did",
+                frames,
+            ),
+            (
+                "kernel_openings",
+                "Streams that publishers began: bound if the kernel opens streams for them, or the reason why userspace \
+                 does",
+                openings,
+            ),
+            (
+                "kernel_copies",
+                "Copies that the kernel could have sent: sent, or the reason why userspace had to",
+                copies,
+            ),
+            (
+                "kernel_further_runs",
+                "Runs that continued a packet with more copies than kernel-copies-per-run; left: userspace sent the rest",
+                further_runs,
+            ),
+        ] {
+            out.by_outcome(name, about, counts)?;
+        }
+        let about =
+            "Packets sealed and opened, by whether their keystream was ready (ahead) or not (stale, dry)";
+        let Keystreams { sealed, opened } = self.0.totals.keystreams;
+        let all = [("sealed", sealed), ("opened", opened)].into_iter().flat_map(|(packets, supply)| {
+            supply.counts().map(|(supply, count)| ([("packets", packets), ("supply", supply)], count))
+        });
+        out.counters("kernel_keystreams", about, all)
+    }
+}
+
 /// Encodes what a relay has registered and looked up in the discovery store.
 fn lookup_metrics(out: &mut Out<'_>, lookup: &LookupStatus) -> fmt::Result {
     let LookupStatus { registered, unwritten, refused, failed_writes, known, known_absent, evicted, .. } =

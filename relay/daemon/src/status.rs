@@ -43,24 +43,20 @@ pub struct Web {
 
 /// The status of the relay's process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Status {
     /// Status of the relay itself.
     #[serde(flatten)]
     pub relay: millrace_relay::status::Status,
     /// Status of the packet gate.
-    #[serde(default)]
     pub gate: GateStatusReport,
     /// The kernel's share of the media of the last ten seconds.
-    #[serde(default)]
     pub shares: MediaShares,
     /// Process ID of the relay.
-    #[serde(default)]
     pub pid: u32,
     /// Counts of the HTTP clients that listen to `/events`.
-    #[serde(default)]
     pub events: push::PushCounts,
     /// Result of the latest reading of the settings.
-    #[serde(default)]
     pub reload: Option<Reload>,
 }
 
@@ -115,6 +111,7 @@ impl MediaShare {
 
 /// The packet gate, an XDP filter before the relay's ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct GateStatusReport {
     /// True while the packet gate runs on at least one interface.
     pub on: bool,
@@ -123,16 +120,12 @@ pub struct GateStatusReport {
     /// Number of packets that each rule of the packet gate has dropped.
     pub refused: BTreeMap<String, u64>,
     /// Interfaces on which the packet gate should run.
-    #[serde(default)]
     pub interfaces: Vec<gate::GateInterfaceStatus>,
     /// Scopes of the packet gate (groups of ports with their own rules and counters), as in the status of a separate
     /// gate. The scope of the relay's ports is "relay".
-    #[serde(default)]
     pub scopes: Vec<gate::ScopeStatus>,
     /// Number of the packet gate's events, by name.
-    #[serde(default)]
     pub events: BTreeMap<String, u64>,
     /// Fill levels of the packet gate's tables in the kernel.
-    #[serde(default)]
     pub tables: Vec<gate::TableStatus>,
 }
