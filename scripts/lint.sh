@@ -5,7 +5,7 @@
 say "cargo fmt"
 cargo fmt --all --check
 
-mapfile -t sources < <(git ls-files -- '*/src/bpf/*.[ch]')
+mapfile -t sources < <(git ls-files -- '*/src/bpf/*.[ch]' 'graft/examples/controls/*.c')
 if [ ${#sources[@]} -gt 0 ]; then
     if format=$(clang_tool clang-format); then
         say "$format"

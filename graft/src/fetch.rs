@@ -54,8 +54,8 @@ impl Settings {
         if self.trusted_keys.is_empty() || parsed.name != wanted.graft {
             return Err(refused(format!("a peer sent the graft {}, which was not requested", parsed.name)));
         }
-        parsed.check_signature(manifest, &self.trusted_keys).map_err(refused)?;
-        parsed.check_identity(wanted.identity).map_err(refused)?;
+        parsed.described().check_signature(manifest, &self.trusted_keys).map_err(refused)?;
+        parsed.described().check_identity(wanted.identity).map_err(refused)?;
         Ok(parsed)
     }
 

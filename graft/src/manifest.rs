@@ -1,14 +1,17 @@
 //! Manifests of grafts (BPF programs that are loaded into the kernel). A manifest accompanies the object file of a
 //! graft, and states its purpose and the bounds of its parameters. `docs/guide/graft.md` has all keys.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::Path};
 
+use millrace_base::file;
 use serde::Deserialize;
 
 use crate::identity::{ObjectIdentity, Signature, SignatureKey};
 
 /// Longest name of a graft, in bytes.
 const NAME_MAX: usize = 32;
+/// Largest object file in bytes. The objects of this project have some 30 KB.
+pub(crate) const OBJECT_MAX_BYTES: usize = 4 << 20;
 
 /// The manifest of a graft: a description of the BPF object file that is loaded into the kernel.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
@@ -43,6 +46,15 @@ pub struct GraftManifest {
     /// Parameters of the object file, by name.
     #[serde(default)]
     pub parameters: BTreeMap<String, ManifestParameter>,
+}
+
+/// What the manifest of a graft, or of a packet function, says about its object file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DescribedObject<'a> {
+    pub(crate) object: &'a str,
+    pub(crate) sha256: Option<&'a str>,
+    pub(crate) signature: Option<&'a str>,
+    pub(crate) parameters: &'a BTreeMap<String, ManifestParameter>,
 }
 
 /// A hook of the kernel that calls the programs of a graft's object file.
@@ -114,11 +126,29 @@ impl GraftManifest {
         if self.name.is_empty() || self.name.len() > NAME_MAX || !plain(&self.name) {
             return Err(format!("name is at most {NAME_MAX} small letters, digits, - and _"));
         }
-        if self.object.contains('/') || self.object.is_empty() {
-            return Err("object has to be the name of a file in the manifest's directory".to_owned());
-        }
         if self.hooks != [ManifestHook::Cc] {
             return Err("hooks is [\"cc\"]".to_owned());
+        }
+        self.described().check()
+    }
+
+    /// Returns what the manifest says about the object file.
+    pub(crate) fn described(&self) -> DescribedObject<'_> {
+        DescribedObject {
+            object: &self.object,
+            sha256: self.sha256.as_deref(),
+            signature: self.signature.as_deref(),
+            parameters: &self.parameters,
+        }
+    }
+}
+
+impl DescribedObject<'_> {
+    /// Checks the object's name and the ranges of its parameters.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        // A name with a path could refer to a file outside the manifest's directory.
+        if self.object.contains('/') || self.object.is_empty() {
+            return Err("object has to be the name of a file in the manifest's directory".to_owned());
         }
         match self.parameters.iter().find(|(_, it)| it.min > it.max) {
             Some((name, _)) => Err(format!("parameters.{name}: min is more than max")),
@@ -126,12 +156,26 @@ impl GraftManifest {
         }
     }
 
+    /// Reads the object's file, which is in the directory of the manifest at `path` with this text. With trusted keys,
+    /// the file is opened only if one of them has signed the manifest.
+    ///
+    /// # Errors
+    /// The manifest is not signed as required, or its hash is not that of the object.
+    pub(crate) fn read(&self, path: &Path, text: &str, keys: &[SignatureKey]) -> Result<Vec<u8>, String> {
+        self.check_signature(text, keys)?;
+        let object = path.with_file_name(self.object);
+        let image = file::bytes(&object, OBJECT_MAX_BYTES)
+            .map_err(|error| format!("{}: {error}", object.display()))?;
+        self.check_identity(ObjectIdentity::from_image(&image))?;
+        Ok(image)
+    }
+
     /// Checks that the object is the one that the manifest was written for.
     ///
     /// # Errors
     /// The object's hash differs from the manifest's, or the manifest has no hash.
     pub fn check_identity(&self, identity: ObjectIdentity) -> Result<(), String> {
-        let stated = self.sha256.as_deref().ok_or("sha256 is missing: `sha256sum` of the object")?;
+        let stated = self.sha256.ok_or("sha256 is missing: `sha256sum` of the object")?;
         let stated: ObjectIdentity = stated.parse().map_err(|error| format!("sha256 {error}"))?;
         if stated != identity {
             return Err(format!("{} is {identity}, and sha256 says {stated}", self.object));
@@ -147,8 +191,7 @@ impl GraftManifest {
         if keys.is_empty() {
             return Ok(());
         }
-        let signature =
-            self.signature.as_deref().ok_or("it is not signed, and `trusted-keys` require that")?;
+        let signature = self.signature.ok_or("it is not signed, and `trusted-keys` require that")?;
         let signature: Signature = signature.parse().map_err(|error| format!("signature {error}"))?;
         let signed = signed_text(text);
         match keys.iter().any(|key| key.verifies(signed.as_bytes(), &signature)) {
@@ -175,7 +218,7 @@ impl GraftManifest {
 
 /// Returns the text that a signature covers: the manifest without the line of its signature. Only the first line that
 /// begins with `signature = ` is removed. Later ones, such as in a value of several lines, are signed.
-pub fn signed_text(text: &str) -> String {
+fn signed_text(text: &str) -> String {
     let lines: Vec<&str> = text.split_inclusive('\n').collect();
     let own = lines.iter().position(|line| line.starts_with("signature = "));
     lines.iter().enumerate().filter(|(at, _)| Some(*at) != own).map(|(_, line)| *line).collect()
@@ -223,9 +266,9 @@ max = 100000
     #[test]
     fn graft_parameters_are_checked_against_their_range() {
         let manifest = GraftManifest::parse(TEXT).expect("a manifest");
-        assert_eq!(manifest.check_parameter("rtt0_us", 1000), Ok(()));
+        assert_eq!(manifest.described().check_parameter("rtt0_us", 1000), Ok(()));
         for (name, value) in [("rtt0_us", 999), ("rtt0_us", 100_001), ("rtt", 1000)] {
-            assert!(manifest.check_parameter(name, value).is_err(), "{name} {value}");
+            assert!(manifest.described().check_parameter(name, value).is_err(), "{name} {value}");
         }
     }
 
@@ -240,15 +283,15 @@ max = 100000
         let line = format!("signature = \"{}\"\n", crate::identity::hex(ours.sign(TEXT.as_bytes()).as_ref()));
         let signed = TEXT.replacen('\n', &format!("\n{line}"), 1);
         let manifest = GraftManifest::parse(&signed).expect("a manifest");
-        assert_eq!(manifest.check_signature(&signed, &[]), Ok(()));
-        assert_eq!(manifest.check_signature(&signed, &[key(&other), key(&ours)]), Ok(()));
-        assert!(manifest.check_signature(&signed, &[key(&other)]).is_err());
+        assert_eq!(manifest.described().check_signature(&signed, &[]), Ok(()));
+        assert_eq!(manifest.described().check_signature(&signed, &[key(&other), key(&ours)]), Ok(()));
+        assert!(manifest.described().check_signature(&signed, &[key(&other)]).is_err());
         let changed = signed.replace("max = 100000", "max = 200000");
-        assert!(manifest.check_signature(&changed, &[key(&ours)]).is_err());
+        assert!(manifest.described().check_signature(&changed, &[key(&ours)]).is_err());
         // Only the line with the signature itself is not covered by the signature.
         let more = format!("{signed}about = \"\"\"\nsignature = \"\n\"\"\"\n");
-        assert!(manifest.check_signature(&more, &[key(&ours)]).is_err());
+        assert!(manifest.described().check_signature(&more, &[key(&ours)]).is_err());
         let unsigned = GraftManifest::parse(TEXT).expect("a manifest");
-        assert!(unsigned.check_signature(TEXT, &[key(&ours)]).is_err());
+        assert!(unsigned.described().check_signature(TEXT, &[key(&ours)]).is_err());
     }
 }

@@ -7,22 +7,17 @@ use std::{
 };
 
 use millrace_base::file;
-use millrace_graft_kernel::{GraftObject, SHIPPED};
+use millrace_graft_kernel::{GraftObject, SHIPPED, ShippedObject};
 
-use crate::{Error, GraftManifest, ObjectIdentity, identity::SignatureKey, manifest::ManifestHook};
+use crate::{
+    Error, GraftManifest, ObjectIdentity,
+    identity::SignatureKey,
+    manifest::{ManifestHook, OBJECT_MAX_BYTES},
+};
 
-/// Largest object file in bytes. The objects of this project have some 30 KB.
-pub(crate) const OBJECT_MAX_BYTES: usize = 4 << 20;
 pub(crate) const MANIFEST_MAX_BYTES: usize = 64 << 10;
 /// Largest number of grafts in one directory.
 const GRAFTS_MAX: usize = 256;
-
-const MANIFESTS: [(&str, &str); 4] = [
-    ("hybla", include_str!("../pool/hybla.toml")),
-    ("longhaul", include_str!("../pool/longhaul.toml")),
-    ("pcc", include_str!("../pool/pcc.toml")),
-    ("westwood", include_str!("../pool/westwood.toml")),
-];
 
 /// The origin of a graft's object file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,11 +60,10 @@ impl GraftPool {
     /// Fails if a directory cannot be read.
     pub fn read(directories: &[PathBuf], keys: &[SignatureKey]) -> Result<Self, Error> {
         let mut pool = Self::default();
-        for (name, text) in MANIFESTS {
-            let image = SHIPPED.iter().find(|(known, _)| *known == name).map(|(_, image)| image.to_vec());
-            let made = image.ok_or_else(|| "the graft's object is not compiled in".to_owned());
-            let made = made.and_then(|image| PoolGraft::shipped(text, image));
-            pool.add(name.to_owned(), made);
+        for ShippedObject { name, image, manifest } in SHIPPED {
+            let made = GraftManifest::parse(manifest)
+                .and_then(|manifest| PoolGraft::new(manifest, image.to_vec(), PoolSource::Shipped));
+            pool.add((*name).to_owned(), made);
         }
         for directory in directories {
             pool.read_directory(directory, keys)?;
@@ -102,21 +96,7 @@ impl GraftPool {
     }
 
     fn read_directory(&mut self, directory: &Path, keys: &[SignatureKey]) -> Result<(), Error> {
-        let failed = |error: std::io::Error| file_error(directory, error);
-        let mut manifests = Vec::new();
-        for entry in fs::read_dir(directory).map_err(failed)? {
-            let path = entry.map_err(failed)?.path();
-            if path.extension().is_some_and(|extension| extension == "toml") {
-                manifests.push(path);
-            }
-        }
-        // The number of manifests is compared with the limit before any file is read.
-        if manifests.len() > GRAFTS_MAX {
-            return Err(file_error(directory, format!("more than {GRAFTS_MAX} manifests")));
-        }
-        // The files are sorted, so that always the same one of two grafts with one name is usable.
-        manifests.sort();
-        for path in manifests {
+        for path in manifests(directory)? {
             self.add(path.display().to_string(), PoolGraft::read(&path, keys));
         }
         Ok(())
@@ -143,13 +123,7 @@ impl PoolGraft {
     pub fn read(path: &Path, keys: &[SignatureKey]) -> Result<Self, String> {
         let text = file::text(path, MANIFEST_MAX_BYTES).map_err(|error| error.to_string())?;
         let manifest = GraftManifest::parse(&text)?;
-        // The signature covers the manifest, which contains the hash of the object file. The object file is compared
-        // with that hash below.
-        manifest.check_signature(&text, keys)?;
-        let object = path.with_file_name(&manifest.object);
-        let image = file::bytes(&object, OBJECT_MAX_BYTES)
-            .map_err(|error| format!("{}: {error}", object.display()))?;
-        manifest.check_identity(ObjectIdentity::from_image(&image))?;
+        let image = manifest.described().read(path, &text, keys)?;
         Self::new(manifest, image, PoolSource::File(path.to_owned()))
     }
 
@@ -190,10 +164,6 @@ impl PoolGraft {
         })
     }
 
-    fn shipped(text: &str, image: Vec<u8>) -> Result<Self, String> {
-        Self::new(GraftManifest::parse(text)?, image, PoolSource::Shipped)
-    }
-
     fn new(manifest: GraftManifest, image: Vec<u8>, source: PoolSource) -> Result<Self, String> {
         let object = GraftObject::open(&image).map_err(|error| format!("{}: {error}", manifest.object))?;
         let compiled: BTreeMap<_, _> =
@@ -202,6 +172,7 @@ impl PoolGraft {
             let value =
                 compiled.get(name).ok_or_else(|| format!("{} has no parameter {name}", manifest.object))?;
             manifest
+                .described()
                 .check_parameter(name, *value)
                 .map_err(|error| format!("the value that is compiled in is wrong: {error}"))?;
         }
@@ -220,9 +191,9 @@ impl PoolGraft {
 
     /// Writes the object and the manifest of a compiled-in graft to a directory.
     pub fn export(&self, directory: &Path) -> Result<(), Error> {
-        let known = MANIFESTS.iter().find(|(name, _)| *name == self.manifest.name);
+        let known = SHIPPED.iter().find(|it| it.name == self.manifest.name);
         let text = match (&self.source, known) {
-            (PoolSource::Shipped, Some((_, text))) => {
+            (PoolSource::Shipped, Some(ShippedObject { manifest: text, .. })) => {
                 // The manifest of a compiled-in graft has no hash of the object file, so a line with the hash is added.
                 let line = format!("object = \"{}\"\n", self.manifest.object);
                 text.replacen(&line, &format!("{line}sha256 = \"{}\"\n", self.identity), 1)
@@ -240,7 +211,7 @@ impl PoolGraft {
     /// Checks the values that settings request for parameters, and returns them as a list.
     pub(crate) fn values(&self, wanted: &BTreeMap<String, u64>) -> Result<Vec<(String, u64)>, Error> {
         let checked = wanted.iter().map(|(name, value)| {
-            self.manifest.check_parameter(name, *value).map_err(|error| self.error(error))?;
+            self.manifest.described().check_parameter(name, *value).map_err(|error| self.error(error))?;
             Ok((name.clone(), *value))
         });
         checked.collect()
@@ -249,6 +220,25 @@ impl PoolGraft {
     pub(crate) fn error(&self, message: impl Into<String>) -> Error {
         Error::Graft { name: self.manifest.name.clone(), message: message.into() }
     }
+}
+
+/// Returns the manifests of a directory, sorted, so that errors name the same file each time, and always the same one of
+/// two grafts with one name is usable.
+pub(crate) fn manifests(directory: &Path) -> Result<Vec<PathBuf>, Error> {
+    let failed = |error: std::io::Error| file_error(directory, error);
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.extension().is_some_and(|extension| extension == "toml") {
+            found.push(path);
+        }
+    }
+    // The number of manifests is compared with the limit before any file is read.
+    if found.len() > GRAFTS_MAX {
+        return Err(file_error(directory, format!("more than {GRAFTS_MAX} manifests")));
+    }
+    found.sort();
+    Ok(found)
 }
 
 fn file_error(path: &Path, message: impl ToString) -> Error {

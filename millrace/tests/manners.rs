@@ -77,7 +77,7 @@ fn error_of_an_unprivileged_command_names_the_missing_privilege() {
     let program = dir.path().join("millrace");
     fs::copy(env!("CARGO_BIN_EXE_millrace"), &program).unwrap();
     let settings = dir.path().join("graft.toml");
-    fs::write(&settings, "[[load]]\ngraft = \"hybla\"\n").unwrap();
+    fs::write(&settings, "[[load]]\ngraft = \"longhaul\"\n").unwrap();
     // The control socket belongs to root.
     let socket = dir.path().join("gate.sock");
     let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();

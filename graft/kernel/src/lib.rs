@@ -51,30 +51,35 @@ pub const ABI: u32 = 1;
 /// Version of the interface that packet functions are written against (`bpf/graft_packet.h`).
 pub const PACKET_ABI: u32 = 3;
 
-/// The congestion controls that are compiled into this crate, by name and object file.
-pub const SHIPPED: [(&str, &[u8]); 4] = [
-    ("hybla", include_bytes!(concat!(env!("OUT_DIR"), "/graft_hybla.bpf.o"))),
-    ("longhaul", include_bytes!(concat!(env!("OUT_DIR"), "/graft_longhaul.bpf.o"))),
-    ("pcc", include_bytes!(concat!(env!("OUT_DIR"), "/graft_pcc.bpf.o"))),
-    ("westwood", include_bytes!(concat!(env!("OUT_DIR"), "/graft_westwood.bpf.o"))),
-];
+/// An object file that is compiled into this crate, with its manifest.
+#[derive(Clone, Copy, Debug)]
+pub struct ShippedObject {
+    /// The name of the congestion control or packet function.
+    pub name: &'static str,
+    /// The object file.
+    pub image: &'static [u8],
+    /// The text of the manifest.
+    pub manifest: &'static str,
+}
 
-/// Two versions of a packet function with different states, for tests that replace one by the other.
-#[doc(hidden)]
-pub const TALLIES: [&[u8]; 2] = [
-    include_bytes!(concat!(env!("OUT_DIR"), "/tally1_test.bpf.o")),
-    include_bytes!(concat!(env!("OUT_DIR"), "/tally2_test.bpf.o")),
-];
-
-macro_rules! functions {
-    ($($name:literal),* $(,)?) => {
-        /// The packet functions that are compiled into this crate, by name and object file.
-        pub const FUNCTIONS: &[(&str, &[u8])] =
-            &[$(($name, include_bytes!(concat!(env!("OUT_DIR"), "/function_", $name, ".bpf.o")))),*];
+/// Lists objects, with manifests from a folder.
+macro_rules! shipped {
+    ($prefix:literal, $folder:literal, $($name:literal),* $(,)?) => {
+        &[$(ShippedObject {
+            name: $name,
+            image: include_bytes!(concat!(env!("OUT_DIR"), "/", $prefix, $name, ".bpf.o")),
+            manifest: include_str!(concat!("../../", $folder, "/", $name, ".toml")),
+        }),*]
     };
 }
 
-functions!(
+/// The congestion controls that are compiled into this crate.
+pub const SHIPPED: &[ShippedObject] = shipped!("graft_", "pool", "longhaul", "pcc");
+
+/// The packet functions that are compiled into this crate.
+pub const FUNCTIONS: &[ShippedObject] = shipped!(
+    "function_",
+    "functions",
     "number",
     "order",
     "window",
@@ -84,5 +89,12 @@ functions!(
     "gobackn",
     "fec",
     "congestion",
-    "pace"
+    "pace",
 );
+
+/// Two versions of a packet function with different states, for tests that replace one by the other.
+#[doc(hidden)]
+pub const TALLIES: [&[u8]; 2] = [
+    include_bytes!(concat!(env!("OUT_DIR"), "/tally1_test.bpf.o")),
+    include_bytes!(concat!(env!("OUT_DIR"), "/tally2_test.bpf.o")),
+];

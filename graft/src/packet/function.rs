@@ -1,41 +1,20 @@
 //! The pool of packet functions: those that are compiled in, and directories of object files with their manifests.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use millrace_base::file;
-use millrace_graft_kernel::{FUNCTIONS, PACKET_ABI, packet};
+use millrace_graft_kernel::{FUNCTIONS, PACKET_ABI, ShippedObject, packet};
 use serde::Deserialize;
 
 use super::versions::FunctionVersion;
-use crate::identity::{ObjectIdentity, Signature, SignatureKey};
-use crate::manifest::{ManifestParameter, signed_text};
-use crate::pool::{MANIFEST_MAX_BYTES, OBJECT_MAX_BYTES};
+use crate::identity::{ObjectIdentity, SignatureKey};
+use crate::manifest::{DescribedObject, ManifestParameter};
+use crate::pool::{MANIFEST_MAX_BYTES, manifests};
 use crate::{Error, LoadRefusal};
 
 /// Number of hex digits of the object's hash in the name of a function's version in the kernel.
 const IDENTITY_DIGITS: usize = 16;
-
-macro_rules! manifests {
-    ($($name:literal),* $(,)?) => {
-        const MANIFESTS: &[(&str, &str)] =
-            &[$(($name, include_str!(concat!("../../functions/", $name, ".toml")))),*];
-    };
-}
-
-manifests!(
-    "number",
-    "order",
-    "window",
-    "acknowledge",
-    "repair",
-    "partial",
-    "gobackn",
-    "fec",
-    "congestion",
-    "pace"
-);
 
 /// A function that can be loaded: its manifest is valid, and its object has the manifest's hash.
 #[derive(Clone, Debug)]
@@ -161,11 +140,9 @@ impl FunctionPool {
     /// A file is not usable, or two functions have the same name.
     pub fn read(directories: &[PathBuf], keys: &[SignatureKey]) -> Result<Self, Error> {
         let mut functions = Self::default();
-        for &(name, text) in MANIFESTS {
-            let image = FUNCTIONS.iter().find(|(known, _)| *known == name).map(|(_, image)| image.to_vec());
-            let made = FunctionManifest::parse(text).and_then(|manifest| {
-                PacketFunction::new(manifest, image.ok_or("the function's object is not compiled in")?)
-            });
+        for ShippedObject { name, image, manifest } in FUNCTIONS {
+            let made = FunctionManifest::parse(manifest)
+                .and_then(|manifest| PacketFunction::new(manifest, image.to_vec()));
             functions.add(name, made)?;
         }
         for directory in directories {
@@ -205,17 +182,7 @@ impl PacketFunction {
     fn read(path: &Path, keys: &[SignatureKey]) -> Result<Self, String> {
         let text = file::text(path, MANIFEST_MAX_BYTES).map_err(|error| error.to_string())?;
         let manifest = FunctionManifest::parse(&text)?;
-        // With trusted keys, an object is opened only if its manifest is signed.
-        manifest.check_signature(&text, keys)?;
-        let object = path.with_file_name(&manifest.object);
-        let image = file::bytes(&object, OBJECT_MAX_BYTES)
-            .map_err(|error| format!("{}: {error}", object.display()))?;
-        let stated = manifest.sha256.as_deref().ok_or("sha256 is missing: `sha256sum` of the object")?;
-        let stated: ObjectIdentity = stated.parse().map_err(|error| format!("sha256 {error}"))?;
-        let identity = ObjectIdentity::from_image(&image);
-        if stated != identity {
-            return Err(format!("{} is {identity}, and sha256 says {stated}", manifest.object));
-        }
+        let image = manifest.described().read(path, &text, keys)?;
         Self::new(manifest, image)
     }
 
@@ -246,14 +213,7 @@ impl PacketFunction {
 
     fn check_value(&self, parameter: &str, value: u64) -> Result<(), Error> {
         let failed = |message| Error::Graft { name: self.manifest.name.clone(), message };
-        let range = self.manifest.parameters.get(parameter);
-        let range = range.ok_or_else(|| failed(format!("there is no parameter {parameter}")))?;
-        let min = range.min;
-        let max = range.max;
-        match (min..=max).contains(&value) {
-            true => Ok(()),
-            false => Err(failed(format!("parameter {parameter} is from {min} to {max}"))),
-        }
+        self.manifest.described().check_parameter(parameter, value).map_err(failed)
     }
 
     /// Returns the version of the function. The name of the version in the kernel contains the object file's hash, so
@@ -315,44 +275,16 @@ impl FunctionManifest {
         if manifest.abi != PACKET_ABI {
             return Err(format!("abi {} is not supported: the supported one is {PACKET_ABI}", manifest.abi));
         }
-        // A name with a path could refer to a file outside the manifest's directory.
-        if manifest.object.contains('/') || manifest.object.is_empty() {
-            return Err("object has to be the name of a file in the manifest's directory".to_owned());
-        }
-        match manifest.parameters.iter().find(|(_, it)| it.min > it.max) {
-            Some((name, _)) => Err(format!("parameters.{name}: min is more than max")),
-            None => Ok(manifest),
-        }
+        manifest.described().check()?;
+        Ok(manifest)
     }
 
-    fn check_signature(&self, text: &str, keys: &[SignatureKey]) -> Result<(), String> {
-        if keys.is_empty() {
-            return Ok(());
-        }
-        let signature = self.signature.as_deref().ok_or("it is not signed, and trusted-keys require that")?;
-        let signature: Signature = signature.parse().map_err(|error| format!("signature {error}"))?;
-        // The signature is over the manifest, which contains the object's hash.
-        let signed = signed_text(text);
-        match keys.iter().any(|key| key.verifies(signed.as_bytes(), &signature)) {
-            true => Ok(()),
-            false => Err("its signature was made by none of the trusted keys".to_owned()),
+    fn described(&self) -> DescribedObject<'_> {
+        DescribedObject {
+            object: &self.object,
+            sha256: self.sha256.as_deref(),
+            signature: self.signature.as_deref(),
+            parameters: &self.parameters,
         }
     }
-}
-
-fn manifests(directory: &Path) -> Result<Vec<PathBuf>, Error> {
-    let failed = |error: std::io::Error| Error::File {
-        path: directory.display().to_string(),
-        message: error.to_string(),
-    };
-    let mut found = Vec::new();
-    for entry in fs::read_dir(directory).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        if path.extension().is_some_and(|extension| extension == "toml") {
-            found.push(path);
-        }
-    }
-    // The files of a directory are in arbitrary order. They are sorted, so that errors name the same file each time.
-    found.sort();
-    Ok(found)
 }

@@ -86,7 +86,7 @@ mod tests {
         let mut warm = Warm::default();
         warm.prepare(&GraftPool::default(), &directories);
         let shipped = GraftPool::read(&[], &[]).expect("what is shipped");
-        let graft = shipped.find("hybla").expect("hybla");
+        let graft = shipped.find("longhaul").expect("longhaul");
         // Additional bytes at the end give the file another SHA-256, and so another identity.
         let image = [&graft.image[..], &u64::to_ne_bytes(std::process::id().into())].concat();
         assert!(!CongestionProgram::is_prepared(&image));
@@ -96,11 +96,11 @@ mod tests {
             return;
         }
         graft.export(directory.path()).expect("files");
-        let manifest = directory.path().join("hybla.toml");
+        let manifest = directory.path().join("longhaul.toml");
         let text = fs::read_to_string(&manifest).expect("its manifest");
         let text = text.replace(&graft.identity.to_string(), &ObjectIdentity::from_image(&image).to_string());
-        fs::write(directory.path().join("hybla.bpf.o"), &image).expect("its object");
-        fs::write(&manifest, text.replace("name = \"hybla\"", "name = \"other\"")).expect("its manifest");
+        fs::write(directory.path().join("longhaul.bpf.o"), &image).expect("its object");
+        fs::write(&manifest, text.replace("name = \"longhaul\"", "name = \"other\"")).expect("its manifest");
         wait_for("it to be relocated", || {
             warm.look(&directories, &[]);
             CongestionProgram::is_prepared(&image)

@@ -28,14 +28,10 @@ fn each_graft_benchmark_reports_measured_rows() {
     };
     let what: Vec<_> = deployed.iter().filter_map(|row| row["what"].as_str()).collect();
     let wanted = [
-        "graft hybla",
         "graft longhaul",
         "graft pcc",
-        "graft westwood",
-        "graft hybla, a new file",
         "graft longhaul, a new file",
         "graft pcc, a new file",
-        "graft westwood, a new file",
         "TCP in place, one port",
         "reading and changing sockets",
     ];
@@ -88,12 +84,13 @@ fn each_graft_benchmark_reports_measured_rows() {
     assert_eq!(many["waves"].as_array().map(Vec::len), Some(3));
 
     let plot = tempfile::NamedTempFile::with_suffix(".svg").expect("a file");
-    let arguments = "fct --controls cubic,mr_hybla,none --cells 64:0:20,64:1:10 --labs 2 --rounds 1 --plot ";
+    let arguments =
+        "fct --controls cubic,mr_longhaul,none --cells 64:0:20,64:1:10 --labs 2 --rounds 1 --plot ";
     let timed =
         rows("each_graft_benchmark_reports_measured_rows", &format!("{arguments}{}", plot.path().display()))
             .expect("root");
     let svg = std::fs::read_to_string(plot.path()).expect("a picture");
-    assert!(svg.contains("64 KiB, 10 ms") && svg.contains("mr_hybla"), "{svg}");
+    assert!(svg.contains("64 KiB, 10 ms") && svg.contains("mr_longhaul"), "{svg}");
     let earlier = tempfile::NamedTempFile::with_suffix(".json").expect("a file");
     serde_json::to_writer(earlier.as_file(), &timed).expect("rows");
     let twice = format!("fct --only-add --add {0} --add {0}", earlier.path().display());
@@ -105,8 +102,8 @@ fn each_graft_benchmark_reports_measured_rows() {
     }
     let (near, timed): (Vec<_>, Vec<_>) = timed.into_iter().partition(|row| row["rtt_ms"] == 10);
     assert_eq!((near.len(), &near[0]["loss_percent"]), (3, &1.0.into()));
-    let [cubic, hybla, none] = &timed[..] else { panic!("{timed:?}") };
-    for (row, control) in [(cubic, "cubic"), (hybla, "mr_hybla")] {
+    let [cubic, longhaul, none] = &timed[..] else { panic!("{timed:?}") };
+    for (row, control) in [(cubic, "cubic"), (longhaul, "mr_longhaul")] {
         assert_eq!((&row["congestion_control"], &row["bytes"]), (&control.into(), &65536.into()));
         assert_eq!((&row["over"], &row["rounds"][0]["bytes"]), (&0.into(), &65536.into()), "{row}");
         assert!(row["ms"]["median"].as_f64().is_some_and(|ms| ms >= 20.0), "{row}");
@@ -116,9 +113,10 @@ fn each_graft_benchmark_reports_measured_rows() {
         "{none}"
     );
 
-    let arguments = "fairness --controls mr_westwood,congestion --buffers 1,2 --labs 2 --rate-mbit 5 --seconds 1 --rounds 1";
+    let arguments =
+        "fairness --controls mr_pcc,congestion --buffers 1,2 --labs 2 --rate-mbit 5 --seconds 1 --rounds 1";
     let shared = rows("each_graft_benchmark_reports_measured_rows", arguments).expect("root");
-    let cells = [1.0, 2.0].map(|buffer| ["mr_westwood", "congestion"].map(|control| (control, buffer)));
+    let cells = [1.0, 2.0].map(|buffer| ["mr_pcc", "congestion"].map(|control| (control, buffer)));
     assert_eq!(shared.len(), 4);
     for (row, (control, buffer)) in shared.iter().zip(cells.as_flattened()) {
         assert_eq!((&row["congestion_control"], &row["buffer_bdp"]), (&(*control).into(), &(*buffer).into()));
@@ -188,7 +186,7 @@ fn transfers_are_kept() {
     let measure = |further: &[&str]| {
         let arguments = "bench graft select --networks 2 --seeds 1 --rates 5:10 --rtts 5:20 --limit 30 --most-kib 128 --at-once 2";
         let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-lab"));
-        command.args(arguments.split(' ')).args(["--candidates", "mr_hybla,carried-warm"]).args(further);
+        command.args(arguments.split(' ')).args(["--candidates", "mr_longhaul,carried-warm"]).args(further);
         command.arg("--csv").arg(&csv).output().expect("millrace-lab runs")
     };
     let read = || {

@@ -387,7 +387,7 @@ fn refused_agreements_are_reported_at_both_ends() {
     let other = key(&site, "other.key");
     let ours = rule("client", BOUND);
     let theirs = rule("server", BOUND);
-    let wants = ours.replace("congestion = \"reno\"", "congestion = \"reno\"\npeer-graft = \"hybla\"");
+    let wants = ours.replace("congestion = \"reno\"", "congestion = \"reno\"\npeer-graft = \"longhaul\"");
     let table = [
         (caller(&server, &format!("min-cpus = 100000\n{ours}")), called(&client, &theirs), "resources"),
         (
@@ -470,9 +470,9 @@ fn signed_graft_is_downloaded_from_a_peer_by_hash() {
     let (identity, signer) = signed_graft(&site);
     let fetches = |trusted: &str, identity: &str| {
         format!(
-            "{}[[fetch]]\ngraft = \"hybla2\"\nsha256 = \"{identity}\"\n{}",
+            "{}[[fetch]]\ngraft = \"longhaul2\"\nsha256 = \"{identity}\"\n{}",
             caller(&server, "").replace("interval-s", "fetch-to = \"fetched\"\ninterval-s"),
-            rule("client", BOUND).replace("congestion = \"reno\"", "graft = \"hybla2\""),
+            rule("client", BOUND).replace("congestion = \"reno\"", "graft = \"longhaul2\""),
         )
         .replace("[agreement]", &format!("trusted-keys = [\"{trusted}\"]\n[agreement]"))
     };
@@ -499,7 +499,7 @@ fn signed_graft_is_downloaded_from_a_peer_by_hash() {
     assert!(!near.status().rules[0].waits);
     let listener = site.listen();
     let (one, other) = site.connect(&listener);
-    assert_eq!(congestion(&one), "mr_hybla");
+    assert_eq!(congestion(&one), "mr_longhaul");
     transfer(one, other);
     near.kill();
     // The graft is in the directory already, so the peer need not send it.
@@ -517,26 +517,26 @@ fn signed_graft_is_downloaded_from_a_peer_by_hash() {
     // exact: the rule keeps waiting for the graft that it names, since no peer offers that graft
     assert!(near.status().rules[0].waits);
     let (one, other) = site.connect(&listener);
-    assert_ne!(congestion(&one), "mr_hybla");
+    assert_ne!(congestion(&one), "mr_longhaul");
     transfer(one, other);
 }
 
-/// Puts a copy of the graft Hybla into the graft directory `pool` under another name. Returns the hash that identifies
+/// Puts a copy of the graft `longhaul` into the graft directory `pool` under another name. Returns the hash that identifies
 /// the copy, and the public key that signed it.
 fn signed_graft(site: &GraftSite) -> (String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
-    let output = command.args(["graft", "export"]).arg(site.path("pool")).arg("hybla").output().unwrap();
+    let output = command.args(["graft", "export"]).arg(site.path("pool")).arg("longhaul").output().unwrap();
     assert!(output.status.success());
-    let text = fs::read_to_string(site.path("pool/hybla.toml")).unwrap();
-    fs::remove_file(site.path("pool/hybla.toml")).unwrap();
-    let text = text.replace("name = \"hybla\"", "name = \"hybla2\"");
+    let text = fs::read_to_string(site.path("pool/longhaul.toml")).unwrap();
+    fs::remove_file(site.path("pool/longhaul.toml")).unwrap();
+    let text = text.replace("name = \"longhaul\"", "name = \"longhaul2\"");
     let identity = text.lines().find_map(|line| line.strip_prefix("sha256 = \"")).unwrap();
     let identity = identity.trim_end_matches('"').to_owned();
     use ::ring::signature::{Ed25519KeyPair, KeyPair as _};
     let pair = Ed25519KeyPair::from_seed_unchecked(&[7; 32]).unwrap();
     let hex = millrace_graft::identity::hex;
     let line = format!("signature = \"{}\"\n", hex(pair.sign(text.as_bytes()).as_ref()));
-    fs::write(site.path("pool/hybla2.toml"), format!("{line}{text}")).unwrap();
+    fs::write(site.path("pool/longhaul2.toml"), format!("{line}{text}")).unwrap();
     (identity, hex(pair.public_key().as_ref()))
 }
 

@@ -45,19 +45,19 @@ fn congestion_control_of_a_rule_is_applied_replaced_and_removed() {
     let Some(site) = GraftSite::with_controls("rule") else { return };
     let listener = site.listen();
     let default = congestion(&site.connect(&listener).0);
-    site.configure(&rule("hybla"));
+    site.configure(&rule("longhaul"));
     let daemon = GraftProcess::start(&site);
     let mode = fs::metadata(site.path("graft0.sock")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 
     let (near, far) = site.connect(&listener);
-    assert_eq!(congestion(&near), "mr_hybla");
+    assert_eq!(congestion(&near), "mr_longhaul");
     assert_eq!(congestion(&far), default);
     // exact: before connect() returns, the kernel counts whether both ends agreed in TCP options
     let status = daemon.status();
     assert_eq!(status.outcomes["one-sided"], 1);
     assert_eq!((status.loaded.len(), status.loaded[0].connections), (1, 1));
-    assert_eq!(status.rules[0].congestion.as_deref(), Some("mr_hybla"));
+    assert_eq!(status.rules[0].congestion.as_deref(), Some("mr_longhaul"));
     let why: PeerExplanation = serde_json::from_str(&daemon.succeed(&["why", SERVER, "--json"])).unwrap();
     assert_eq!((why.outcome.as_deref(), why.rule.as_deref()), (Some("one-sided"), Some("test")));
     let paths = || -> Vec<status::PeerPath> {
@@ -66,21 +66,21 @@ fn congestion_control_of_a_rule_is_applied_replaced_and_removed() {
     let path = wait_for("a path", || paths().into_iter().find(|path| path.peer.to_string() == SERVER));
     assert_eq!((path.connections, path.lost), (1, 0));
 
-    let swapped = daemon.succeed(&["swap", "hybla", "longhaul"]);
+    let swapped = daemon.succeed(&["swap", "longhaul", "pcc"]);
     assert!(swapped.starts_with("1 live connections changed") && swapped.contains(" 0 refused"), "{swapped}");
-    assert_eq!(congestion(&near), "mr_longhaul");
-    let refused = daemon.fail(&["unload", "hybla"]);
-    assert!(refused.contains("graft hybla is used by rule test"), "{refused}");
-    assert!(daemon.fail(&["load", "hybla"]).contains("loaded already"));
-    assert!(daemon.succeed(&["load", "westwood"]).starts_with("loaded: read in "));
-    assert_eq!(daemon.succeed(&["unload", "westwood"]), "westwood: unloaded\n");
-    assert!(daemon.fail(&["unload", "westwood"]).contains("graft westwood is not loaded"));
-    assert!(daemon.fail(&["load", "nothing"]).contains("there are: hybla, longhaul, pcc, westwood"));
-    assert_eq!(ours(), ["mr_hybla", "mr_longhaul"]);
+    assert_eq!(congestion(&near), "mr_pcc");
+    let refused = daemon.fail(&["unload", "longhaul"]);
+    assert!(refused.contains("graft longhaul is used by rule test"), "{refused}");
+    assert!(daemon.fail(&["load", "longhaul"]).contains("loaded already"));
+    assert_eq!(daemon.succeed(&["unload", "pcc"]), "pcc: unloaded\n");
+    assert!(daemon.fail(&["unload", "pcc"]).contains("graft pcc is not loaded"));
+    assert!(daemon.succeed(&["load", "pcc"]).starts_with("loaded: read in "));
+    assert!(daemon.fail(&["load", "nothing"]).contains("there are: longhaul, pcc"));
+    assert_eq!(ours(), ["mr_longhaul", "mr_pcc"]);
 
     daemon.kill();
     wait_for_none_of_ours();
-    assert_eq!(congestion(&near), "mr_longhaul", "the connection lost its graft");
+    assert_eq!(congestion(&near), "mr_pcc", "the connection lost its graft");
     let next = || congestion(&site.connect(&listener).0);
     wait_until("the next connection to have the default again", next, |used| *used == default);
     transfer(near, far);
@@ -90,29 +90,29 @@ fn congestion_control_of_a_rule_is_applied_replaced_and_removed() {
 fn reload_with_an_error_in_the_settings_changes_no_graft() {
     let Some(site) = GraftSite::with_controls("reload") else { return };
     let listener = site.listen();
-    site.configure(&rule("hybla"));
+    site.configure(&rule("longhaul"));
     let daemon = GraftProcess::start(&site);
     for (broken, wanted) in [
         (rule("nothing"), "there is no graft nothing"),
         (
             format!(
                 "{}{}",
-                rule("westwood"),
+                rule("pcc"),
                 "[[load]]\ngraft = \"longhaul\"\nparameters = { loss_permille = 501 }\n"
             ),
             "from 0 to 500",
         ),
-        (rule("westwood").replace("agree", "agrees"), "agrees: unknown key; did you mean `agree`?"),
+        (rule("pcc").replace("agree", "agrees"), "agrees: unknown key; did you mean `agree`?"),
         (
-            format!("{}[[load]]\ngraft = \"hybla\"\nparameters = {{ none = 1 }}\n", rule("westwood")),
+            format!("{}[[load]]\ngraft = \"longhaul\"\nparameters = {{ none = 1 }}\n", rule("pcc")),
             "no parameter none",
         ),
     ] {
         site.configure(&broken);
         let error = daemon.fail(&["reload"]);
         assert!(error.contains(wanted), "{error}");
-        assert_eq!(ours(), ["mr_hybla"], "{wanted}");
-        assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla", "{wanted}");
+        assert_eq!(ours(), ["mr_longhaul"], "{wanted}");
+        assert_eq!(congestion(&site.connect(&listener).0), "mr_longhaul", "{wanted}");
         // exact: the failed reload command has returned, so the daemon's list of problems is complete
         let trouble = daemon.status().trouble;
         assert!(trouble.iter().any(|it| it.contains("the settings before stay")), "{trouble:?}");
@@ -120,18 +120,18 @@ fn reload_with_an_error_in_the_settings_changes_no_graft() {
     // In the reloaded settings, the same graft has another parameter. The graft with that parameter must replace the
     // loaded graft.
     site.configure(&format!(
-        "{}[[load]]\ngraft = \"hybla\"\nparameters = {{ rtt0_us = 30000 }}\n",
-        rule("hybla")
+        "{}[[load]]\ngraft = \"longhaul\"\nparameters = {{ loss_permille = 30 }}\n",
+        rule("longhaul")
     ));
     assert_eq!(daemon.succeed(&["reload"]), "the settings were read again\n");
     // exact: the reload command has returned, so the loaded graft has its new parameter
-    assert_eq!(daemon.status().loaded[0].parameters["rtt0_us"], 30_000);
-    assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla");
+    assert_eq!(daemon.status().loaded[0].parameters["loss_permille"], 30);
+    assert_eq!(congestion(&site.connect(&listener).0), "mr_longhaul");
     // The reloaded settings have another graft.
-    site.configure(&rule("westwood"));
+    site.configure(&rule("pcc"));
     daemon.succeed(&["reload"]);
-    assert_eq!(ours(), ["mr_westwood"]);
-    assert_eq!(congestion(&site.connect(&listener).0), "mr_westwood");
+    assert_eq!(ours(), ["mr_pcc"]);
+    assert_eq!(congestion(&site.connect(&listener).0), "mr_pcc");
     // exact: the reload command has returned, so the daemon's list of problems is final
     assert_eq!(daemon.status().trouble, Vec::<String>::new());
     let second = Command::new(env!("CARGO_BIN_EXE_millrace"))
@@ -166,8 +166,8 @@ fn compile(site: &GraftSite, source: &str) {
 }
 
 fn hybla_as_mine() -> String {
-    let bpf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../graft/kernel/src/bpf");
-    fs::read_to_string(bpf.join("graft_hybla.bpf.c")).unwrap().replace("mr_hybla", "mr_mine")
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../graft/examples/controls");
+    fs::read_to_string(examples.join("hybla.bpf.c")).unwrap().replace("mr_hybla", "mr_mine")
 }
 
 fn graft(site: &GraftSite, args: &[&str]) -> Output {
@@ -218,6 +218,31 @@ fn own_graft_is_built_and_loaded_as_documented() {
 }
 
 #[test]
+fn example_grafts_are_built_and_used_by_a_rule() {
+    let Some(site) = GraftSite::with_controls("examples") else { return };
+    if !Path::new("/usr/include/bpf/bpf_helpers.h").exists() {
+        println!("SKIP example_grafts_are_built_and_used_by_a_rule: no libbpf-dev");
+        return;
+    }
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../graft/examples/controls");
+    let mut make = Command::new("make");
+    make.arg("-C").arg(examples).arg(format!("OUT={}", site.path("pool").display()));
+    let made = make.arg(format!("CLANG={}", clang())).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+
+    let listener = site.listen();
+    for (graft, parameter) in [("hybla", "rtt0_us = 30000"), ("westwood", "keep_percent = 80")] {
+        let parameters = format!("[[load]]\ngraft = \"{graft}\"\nparameters = {{ {parameter} }}\n");
+        site.configure(&format!("pool = [\"pool\"]\n{}{parameters}", rule(graft)));
+        let daemon = GraftProcess::start(&site);
+        let (near, far) = site.connect(&listener);
+        assert_eq!(congestion(&near), format!("mr_{graft}"));
+        transfer(near, far);
+        daemon.end();
+    }
+}
+
+#[test]
 fn verifier_refusal_names_the_source_line() {
     let Some(site) = GraftSite::with_controls("refused") else { return };
     if !Path::new("/usr/include/bpf/bpf_helpers.h").exists() {
@@ -238,27 +263,27 @@ fn verifier_refusal_names_the_source_line() {
 #[test]
 fn shipped_graft_can_be_exported_and_changed() {
     let Some(site) = GraftSite::with_controls("export") else { return };
-    let none = graft(&site, &["export", "pool", "hybla", "none"]);
+    let none = graft(&site, &["export", "pool", "longhaul", "none"]);
     assert_eq!(none.status.code(), Some(1), "{none:?}");
-    assert!(!site.path("pool/hybla.toml").exists(), "a part of the grafts was exported");
-    let exported = graft(&site, &["export", "pool", "hybla"]);
+    assert!(!site.path("pool/longhaul.toml").exists(), "a part of the grafts was exported");
+    let exported = graft(&site, &["export", "pool", "longhaul"]);
     let said = String::from_utf8(exported.stdout).unwrap();
-    assert_eq!((exported.status.code(), said.as_str()), (Some(0), "hybla: exported to pool\n"));
-    let usable = graft(&site, &["check", "pool/hybla.toml", "--set", "rtt0_us=1000"]);
+    assert_eq!((exported.status.code(), said.as_str()), (Some(0), "longhaul: exported to pool\n"));
+    let usable = graft(&site, &["check", "pool/longhaul.toml", "--set", "loss_permille=500"]);
     assert!(usable.status.success(), "{}", String::from_utf8_lossy(&usable.stderr));
     let error = |args: &[&str]| String::from_utf8(graft(&site, args).stderr).unwrap();
-    assert!(error(&["check", "pool/hybla.toml", "--set", "rtt0_us=1"]).contains("from 1000 to 1000000"));
+    assert!(error(&["check", "pool/longhaul.toml", "--set", "loss_permille=501"]).contains("from 0 to 500"));
     // Two grafts with one name cannot be loaded, and the compiled-in graft was loaded first.
     let listed = String::from_utf8(graft(&site, &["list", "--pool", "pool"]).stdout).unwrap();
-    assert!(listed.contains("there is a graft hybla already"), "{listed}");
-    let object = site.path("pool/hybla.bpf.o");
+    assert!(listed.contains("there is a graft longhaul already"), "{listed}");
+    let object = site.path("pool/longhaul.bpf.o");
     let mut image = fs::read(&object).unwrap();
     *image.last_mut().unwrap() ^= 1;
     fs::write(&object, image).unwrap();
-    assert!(error(&["check", "pool/hybla.toml"]).contains("and sha256 says"));
+    assert!(error(&["check", "pool/longhaul.toml"]).contains("and sha256 says"));
     // The settings trust a key, and the graft has no signature.
     site.configure(&format!("pool = [\"pool\"]\ntrusted-keys = [\"{}\"]\n{}", "00".repeat(32), rule("mine")));
-    fs::rename(site.path("pool/hybla.toml"), site.path("pool/mine.toml")).unwrap();
+    fs::rename(site.path("pool/longhaul.toml"), site.path("pool/mine.toml")).unwrap();
     let unsigned = error(&["run", "--check", "--config", "graft0.toml"]);
     assert!(unsigned.contains("it is not signed"), "{unsigned}");
 }
@@ -354,32 +379,32 @@ fn grafts_loaded_with_persist_stay_in_the_kernel_until_clean() {
     let pins = mount.join("graft");
     let pins = pins.to_str().unwrap();
     let keep = ["--persist", "--pins", pins];
-    site.configure(&rule("hybla"));
+    site.configure(&rule("longhaul"));
     let listener = site.listen();
     let default = congestion(&site.connect(&listener).0);
     let is_used = || congestion(&site.connect(&listener).0);
     GraftProcess::start_with(&site, 0, &keep).end();
-    assert_eq!((ours(), is_used()), (vec!["mr_hybla".to_owned()], "mr_hybla".to_owned()));
+    assert_eq!((ours(), is_used()), (vec!["mr_longhaul".to_owned()], "mr_longhaul".to_owned()));
     // BPF programs also stay in the kernel when their daemon is killed. The settings of the next daemon differ.
-    site.configure(&format!("{}[[load]]\ngraft = \"westwood\"\n", rule("hybla")));
+    site.configure(&format!("{}[[load]]\ngraft = \"pcc\"\n", rule("longhaul")));
     let next = GraftProcess::start_with(&site, 0, &keep);
     // exact: the daemon loads all grafts before its start is complete, so their number is final
     assert_eq!(next.status().loaded.len(), 2);
     next.kill();
     assert_eq!(
         (ours(), is_used()),
-        (vec!["mr_hybla".to_owned(), "mr_westwood".to_owned()], "mr_hybla".to_owned())
+        (vec!["mr_longhaul".to_owned(), "mr_pcc".to_owned()], "mr_longhaul".to_owned())
     );
-    let changed = rule("hybla") + "[[load]]\ngraft = \"hybla\"\nparameters = { rtt0_us = 30000 }\n";
+    let changed = rule("longhaul") + "[[load]]\ngraft = \"longhaul\"\nparameters = { loss_permille = 30 }\n";
     site.configure(&changed);
     let third = GraftProcess::start_with(&site, 0, &keep);
-    assert_eq!((ours(), is_used()), (vec!["mr_hybla".to_owned()], "mr_hybla".to_owned()));
+    assert_eq!((ours(), is_used()), (vec!["mr_longhaul".to_owned()], "mr_longhaul".to_owned()));
     // exact: before connect() returns, the kernel counts whether both ends agreed in TCP options
     assert_eq!(third.status().outcomes["one-sided"], 1, "the outcome was counted twice");
-    third.succeed(&["load", "longhaul"]);
-    third.succeed(&["unload", "longhaul"]);
+    third.succeed(&["load", "pcc"]);
+    third.succeed(&["unload", "pcc"]);
     third.end();
-    assert_eq!(ours(), ["mr_hybla"]);
+    assert_eq!(ours(), ["mr_longhaul"]);
     // A daemon without `--persist` also takes over the programs that the previous daemon has left, and removes them
     // when it ends.
     GraftProcess::start_with(&site, 0, &["--pins", pins]).end();
@@ -389,7 +414,7 @@ fn grafts_loaded_with_persist_stay_in_the_kernel_until_clean() {
     let cleaned = graft(&site, &["clean", "--pins", pins]);
     assert_eq!(
         String::from_utf8_lossy(&cleaned.stdout),
-        "removed: cc-mr_hybla, tcp, tcp-connect4, tcp-connect6\n"
+        "removed: cc-mr_longhaul, tcp, tcp-connect4, tcp-connect6\n"
     );
     assert_eq!((ours(), is_used()), (Vec::new(), default));
     let again = graft(&site, &["clean", "--pins", pins]);
@@ -422,7 +447,7 @@ fn model_chooses_congestion_control_by_measured_path_rtt() {
     let listener = site.listen();
     let model = |near: &str, far: &str| {
         let leaf = |number: u32, candidate: &str| {
-            let others = ["mr_hybla", "mr_westwood", "mr_nobody"].map(|other| {
+            let others = ["mr_longhaul", "mr_pcc", "mr_nobody"].map(|other| {
                 let right = u8::from(other == candidate);
                 format!("{{\"candidate\":\"{other}\",\"right\":{right},\"utility\":{right}}}")
             });
@@ -431,7 +456,7 @@ fn model_chooses_congestion_control_by_measured_path_rtt() {
             format!("{{\"leaf\":{{\"number\":{number},\"examples\":1,\"ranking\":[{}]}}}}", ranking.join(","))
         };
         let text = format!(
-            "{{\"version\":1,\"about\":\"a test\",\"candidates\":[\"mr_hybla\",\"mr_westwood\",\"mr_nobody\"],\"tree\":{{\"split\":\
+            "{{\"version\":1,\"about\":\"a test\",\"candidates\":[\"mr_longhaul\",\"mr_pcc\",\"mr_nobody\"],\"tree\":{{\"split\":\
              {{\"by\":\"rtt\",\"at\":40.0,\"unknown\":\"above\",\"below\":{},\"above\":{}}}}}}}",
             leaf(0, near),
             leaf(1, far)
@@ -441,12 +466,12 @@ fn model_chooses_congestion_control_by_measured_path_rtt() {
     let rule = format!(
         "[[rule]]\nname = \"web\"\nside = \"client\"\nport = {PORT}\nagree = false\nselect = \"loss\"\n"
     );
-    model("mr_hybla", "mr_westwood");
+    model("mr_longhaul", "mr_pcc");
     site.configure(&format!("model = \"model.json\"\n{rule}"));
     let default = congestion(&site.connect(&listener).0);
     let daemon = GraftProcess::start(&site);
     // No property of the path is known yet. A graft that the model names but that is not loaded cannot be chosen.
-    assert_eq!(ours(), ["mr_hybla", "mr_westwood"]);
+    assert_eq!(ours(), ["mr_longhaul", "mr_pcc"]);
     let first = site.connect(&listener);
     assert_eq!(congestion(&first.0), default);
     // The daemon evaluates the path once a second.
@@ -456,23 +481,23 @@ fn model_chooses_congestion_control_by_measured_path_rtt() {
             (congestion(&client) == wanted).then_some(())
         });
     };
-    is_used("mr_hybla");
+    is_used("mr_longhaul");
     assert_eq!(congestion(&first.0), default, "the open connection lost its graft");
     let why = daemon.succeed(&["why", SERVER]);
-    assert!(why.contains("mr_hybla for web, right for 100 %"), "{why}");
+    assert!(why.contains("mr_longhaul for web, right for 100 %"), "{why}");
     assert!(why.contains("at most 40 ms"), "the way in words: {why}");
     assert!(why.contains("rule: web"), "{why}");
     // A graft that is not loaded is never chosen, whatever the model says.
     model("mr_nobody", "mr_nobody");
     daemon.succeed(&["reload"]);
-    is_used("mr_hybla");
-    model("mr_westwood", "mr_hybla");
+    is_used("mr_longhaul");
+    model("mr_pcc", "mr_longhaul");
     daemon.succeed(&["reload"]);
-    is_used("mr_westwood");
+    is_used("mr_pcc");
     fs::write(site.path("model.json"), "{}").unwrap();
     let error = daemon.fail(&["reload"]);
     assert!(error.contains("model.json") && error.contains("missing field"), "{error}");
-    is_used("mr_westwood");
+    is_used("mr_pcc");
     daemon.end();
     assert_eq!((ours(), congestion(&site.connect(&listener).0)), (Vec::new(), default));
 }

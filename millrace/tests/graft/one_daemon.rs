@@ -28,7 +28,7 @@ fn settings(site: &GraftSite, side: usize) -> String {
     // The kernel has one list of TCP congestion controls for all network namespaces. So only one of the two daemons
     // loads a graft for TCP.
     let rule = format!(
-        "cgroup = {:?}\n[[rule]]\nname = \"test\"\nside = \"client\"\nport = {PORT}\nagree = false\ngraft = \"hybla\"\n",
+        "cgroup = {:?}\n[[rule]]\nname = \"test\"\nside = \"client\"\nport = {PORT}\nagree = false\ngraft = \"longhaul\"\n",
         site.cgroup(0)
     );
     format!(
@@ -90,7 +90,7 @@ fn processes_of_the_daemon_share_one_control_socket_and_http_page() {
     let [near, _far] = [0, 1].map(|side| start(&site, side));
     let sockets = [0, 1].map(|side| socket(&site, side));
     exchange([&sockets[0], &sockets[1]]);
-    assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla");
+    assert_eq!(congestion(&site.connect(&listener).0), "mr_longhaul");
 
     // exact: the daemon's rules and sessions are already in use, so their entries in the status exist
     let status = status(&near);
@@ -98,7 +98,7 @@ fn processes_of_the_daemon_share_one_control_socket_and_http_page() {
     assert_eq!(status.sessions.unwrap().sessions[0].name, "s");
     let states: Vec<_> = status.parts.iter().map(|it| (it.name.as_str(), it.state.as_str())).collect();
     assert_eq!(states, [("grafts", "serving"), ("tunnel", "serving"), ("sessions", "serving")]);
-    for words in ["parts: grafts serving, tunnel serving, sessions serving", "hybla", "SESSION"] {
+    for words in ["parts: grafts serving, tunnel serving, sessions serving", "longhaul", "SESSION"] {
         assert!(near.succeed(&["status"]).contains(words), "{words}");
     }
     wait_until("health", || site.get(0, "/healthz"), |page| page.contains("HTTP/1.1 200"));
@@ -107,7 +107,7 @@ fn processes_of_the_daemon_share_one_control_socket_and_http_page() {
         r#"millrace_graft_part_up{part="grafts"} 1"#,
         r#"millrace_graft_part_up{part="tunnel"} 1"#,
         r#"millrace_graft_part_up{part="sessions"} 1"#,
-        r#"millrace_graft_connections{graft="hybla"} "#,
+        r#"millrace_graft_connections{graft="longhaul"} "#,
         r#"millrace_packet_graft_session{session="s",graft="complete"} 1"#,
     ] {
         assert!(page.contains(line), "{line} is not in\n{page}");
@@ -133,7 +133,7 @@ fn processes_of_the_daemon_share_one_control_socket_and_http_page() {
     configure(&both);
     near.succeed(&["reload"]);
     exchange([&sockets[0], &sockets[1]]);
-    assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla");
+    assert_eq!(congestion(&site.connect(&listener).0), "mr_longhaul");
     near.end();
 }
 
@@ -152,7 +152,7 @@ fn killed_process_of_the_daemon_restarts_while_the_others_continue() {
             exchange([&sockets[0], &sockets[1]]);
         }
         if name != "grafts" {
-            assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla");
+            assert_eq!(congestion(&site.connect(&listener).0), "mr_longhaul");
         }
         let restarts = |status: &control::Status| {
             status
@@ -178,7 +178,7 @@ fn killed_process_of_the_daemon_restarts_while_the_others_continue() {
     }
     exchange([&sockets[0], &sockets[1]]);
     let next = || congestion(&site.connect(&listener).0);
-    wait_until("the rule to apply again", next, |used| used == "mr_hybla");
+    wait_until("the rule to apply again", next, |used| used == "mr_longhaul");
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn hanging_process_of_the_daemon_is_named_and_delays_no_request() {
             }
         }
         if name != "grafts" {
-            assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla");
+            assert_eq!(congestion(&site.connect(&listener).0), "mr_longhaul");
         }
         signal(stopped, Signal::SIGCONT);
         wait_until("the part to answer", || state(&near, name), |state| state == "serving");

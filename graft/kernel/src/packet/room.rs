@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn bytes_reserved_for_a_session_match_its_maps() {
         use crate::{FUNCTIONS, packet::OpenedFunction};
-        let fec = FUNCTIONS.iter().find(|(name, _)| *name == "fec").expect("fec").1;
+        let fec = FUNCTIONS.iter().find(|it| it.name == "fec").expect("fec").image;
         let bytes = |storing_sessions| {
             let room = SessionRoom { sessions: 64, storing_sessions };
             base_bytes(&room, false).expect("bytes")

@@ -1,11 +1,13 @@
 //! Tests that load congestion controls from object files and replace them.
 
-use millrace_graft_kernel::{CongestionProgram, Error, GraftObject, SHIPPED, remove_leftovers};
+use millrace_graft_kernel::{
+    CongestionProgram, Error, GraftObject, SHIPPED, ShippedObject, remove_leftovers,
+};
 
 use crate::site::{GraftTestSite, available, congestion_of, set_congestion, transfer};
 
 fn image(name: &str) -> &'static [u8] {
-    SHIPPED.iter().find(|(known, _)| *known == name).expect("a graft").1
+    SHIPPED.iter().find(|it| it.name == name).expect("a graft").image
 }
 
 fn is_available(name: &str) -> bool {
@@ -16,7 +18,7 @@ fn is_available(name: &str) -> bool {
 fn each_congestion_control_transfers_and_is_removed_when_dropped() {
     let Some(site) = GraftTestSite::new("carry") else { return };
     let listener = site.listen();
-    for (name, image) in SHIPPED {
+    for &ShippedObject { name, image, .. } in SHIPPED {
         let control =
             CongestionProgram::register(image, &[]).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(control.name(), format!("mr_{name}"));
@@ -43,7 +45,7 @@ fn congestion_control_is_replaced_while_sockets_use_it() {
     for by_link in [true, false] {
         let register =
             if by_link { CongestionProgram::register } else { CongestionProgram::register_without_link };
-        let mut control = register(image("hybla"), &[]).expect("registered");
+        let mut control = register(image("longhaul"), &[]).expect("registered");
         if by_link && !control.is_by_link() {
             println!(
                 "SKIP congestion_control_is_replaced_while_sockets_use_it by link: this kernel has none"
@@ -51,17 +53,17 @@ fn congestion_control_is_replaced_while_sockets_use_it() {
             continue;
         }
         let (client, server) = site.connect(&listener);
-        set_congestion(&client, "mr_hybla").expect("set");
-        let refused = control.replace(image("westwood"), &[]).expect_err("another name");
+        set_congestion(&client, "mr_longhaul").expect("set");
+        let refused = control.replace(image("pcc"), &[]).expect_err("another name");
         assert!(matches!(refused, Error::OtherName(..)), "{refused}");
-        control.replace(image("hybla"), &[("rtt0_us".into(), 30_000)]).expect("replaced");
-        assert!(is_available("mr_hybla"));
+        control.replace(image("longhaul"), &[("loss_permille".into(), 30)]).expect("replaced");
+        assert!(is_available("mr_longhaul"));
         let (next, other) = site.connect(&listener);
-        set_congestion(&next, "mr_hybla").expect("set");
+        set_congestion(&next, "mr_longhaul").expect("set");
         transfer(client, server, 1 << 20);
         transfer(next, other, 1 << 20);
         drop(control);
-        assert!(!is_available("mr_hybla"), "by link: {by_link}");
+        assert!(!is_available("mr_longhaul"), "by link: {by_link}");
     }
 }
 
@@ -71,7 +73,7 @@ fn congestion_control_is_replaced_while_sockets_use_it() {
 #[test]
 fn reloaded_congestion_control_needs_at_most_2000_verifier_instructions() {
     let Some(_site) = GraftTestSite::new("known") else { return };
-    for (name, image) in SHIPPED {
+    for &ShippedObject { name, image, .. } in SHIPPED {
         CongestionProgram::prepare(image).expect(name);
         let control = CongestionProgram::register(image, &[]).expect(name);
         if !control.is_by_link() {
@@ -89,8 +91,8 @@ fn reloaded_congestion_control_needs_at_most_2000_verifier_instructions() {
 #[test]
 fn second_congestion_control_of_the_same_name_is_refused() {
     let Some(_site) = GraftTestSite::new("once") else { return };
-    let _first = CongestionProgram::register(image("hybla"), &[]).expect("registered");
-    let second = CongestionProgram::register(image("hybla"), &[]).err().expect("a name is there once");
+    let _first = CongestionProgram::register(image("longhaul"), &[]).expect("registered");
+    let second = CongestionProgram::register(image("longhaul"), &[]).err().expect("a name is there once");
     assert!(second.to_string().contains("a control of that name is registered already"), "{second}");
 }
 
@@ -98,45 +100,49 @@ fn second_congestion_control_of_the_same_name_is_refused() {
 fn congestion_control_left_by_a_killed_process_is_removed() {
     let Some(_site) = GraftTestSite::new("leftover") else { return };
     // This is what a killed process leaves on kernels without links: a registered control and its map.
-    std::mem::forget(CongestionProgram::register_without_link(image("westwood"), &[]).expect("registered"));
-    assert!(is_available("mr_westwood"));
+    std::mem::forget(CongestionProgram::register_without_link(image("pcc"), &[]).expect("registered"));
+    assert!(is_available("mr_pcc"));
     assert_eq!(remove_leftovers().expect("removed"), 1);
-    assert!(!is_available("mr_westwood"));
+    assert!(!is_available("mr_pcc"));
     assert_eq!(remove_leftovers().expect("nothing"), 0);
 }
 
 #[test]
 fn graft_parameters_are_the_members_of_its_config() {
-    let mut object = GraftObject::open(image("hybla")).expect("an object");
+    let mut object = GraftObject::open(image("longhaul")).expect("an object");
     let known: Vec<_> =
         object.parameters().iter().map(|parameter| (parameter.name.as_str(), parameter.default)).collect();
-    assert_eq!(known, [("rtt0_us", 35_000), ("slow_start_rho_max", 4), ("rho_max", 32), ("pace", 1)]);
-    object.set("rtt0_us", u64::from(u32::MAX)).expect("it fits");
-    let error = object.set("rtt0_us", 1 << 32).expect_err("it does not fit");
-    assert_eq!(error.to_string(), "parameter rtt0_us: 4294967296 does not fit its 4 bytes");
+    assert_eq!(
+        known,
+        [("loss_permille", 150), ("cwnd_percent", 185), ("back_off_percent", 85), ("rtt_window_ms", 10_000)]
+    );
+    object.set("loss_permille", u64::from(u32::MAX)).expect("it fits");
+    let error = object.set("loss_permille", 1 << 32).expect_err("it does not fit");
+    assert_eq!(error.to_string(), "parameter loss_permille: 4294967296 does not fit its 4 bytes");
     assert_eq!(object.set("none", 1).expect_err("none").to_string(), "the graft has no parameter none");
 }
 
 #[test]
 fn object_without_congestion_control_is_refused() {
-    let hybla = image("hybla");
+    let longhaul = image("longhaul");
     // Offset of the congestion control's name in the object file. The last name tried below has a letter that is not
     // allowed in names of congestion controls.
-    let at = hybla.windows(9).position(|bytes| bytes == b"mr_hybla\0").expect("its name");
-    let renamed = |name: &[u8; 8]| {
-        let mut image = hybla.to_vec();
+    let at = longhaul.windows(12).position(|bytes| bytes == b"mr_longhaul\0").expect("its name");
+    let renamed = |name: &[u8; 11]| {
+        let mut image = longhaul.to_vec();
         // The new name replaces the old one everywhere in the object file: in the data and in the symbol table.
-        let places: Vec<_> = (0..image.len() - 8).filter(|at| &image[*at..*at + 8] == b"mr_hybla").collect();
+        let places: Vec<_> =
+            (0..image.len() - 11).filter(|at| &image[*at..*at + 11] == b"mr_longhaul").collect();
         assert!(places.contains(&at));
-        places.iter().for_each(|at| image[*at..*at + 8].copy_from_slice(name));
+        places.iter().for_each(|at| image[*at..*at + 11].copy_from_slice(name));
         image
     };
     let table: [(&str, Vec<u8>, &str); 5] = [
         ("nothing", Vec::new(), "this is not an object file of BPF programs"),
         ("text", b"hello".to_vec(), "this is not an object file of BPF programs"),
-        ("half", hybla[..hybla.len() / 2].to_vec(), "this is not an object file of BPF programs"),
-        ("another name", renamed(b"my_hybla"), "the name has to be mr_ and letters"),
-        ("odd letters", renamed(b"mr_hy la"), "the name has to be mr_ and letters"),
+        ("half", longhaul[..longhaul.len() / 2].to_vec(), "this is not an object file of BPF programs"),
+        ("another name", renamed(b"my_longhaul"), "the name has to be mr_ and letters"),
+        ("odd letters", renamed(b"mr_long aul"), "the name has to be mr_ and letters"),
     ];
     for (what, image, wanted) in table {
         let error = GraftObject::open(&image).err().expect(what).to_string();

@@ -515,8 +515,8 @@ fn paused_session_passes_no_packet() {
 /// Object files of congestion controls, and objects with more than one function, are refused.
 #[test]
 fn bpf_objects_without_exactly_one_function_are_refused() {
-    use millrace_graft_kernel::SHIPPED;
-    for (name, image) in SHIPPED {
+    use millrace_graft_kernel::{SHIPPED, ShippedObject};
+    for &ShippedObject { name, image, .. } in SHIPPED {
         let error = OpenedFunction::open(image).err().expect(name).to_string();
         assert!(error.contains("belongs to no hook"), "{error}");
     }

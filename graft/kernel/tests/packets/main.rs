@@ -18,7 +18,7 @@ mod wire;
 use millrace_testkit::net;
 use std::net::SocketAddr;
 
-use millrace_graft_kernel::FUNCTIONS;
+use millrace_graft_kernel::{FUNCTIONS, ShippedObject};
 use millrace_graft_kernel::packet::{
     FunctionList, FunctionSession, OpenedFunction, PacketHooks, PacketReason, SessionEnds, WireProtocol,
 };
@@ -36,7 +36,7 @@ pub fn hooks() -> PacketHooks {
 /// Loads the dispatcher with the given functions. Each parameter is given as function, name and value.
 pub fn hooks_of(functions: &[&str], parameters: &[(&str, &str, u64)]) -> PacketHooks {
     let mut hooks = PacketHooks::load().unwrap_or_else(|error| panic!("{error}"));
-    for &(name, image) in FUNCTIONS.iter().filter(|(name, _)| functions.contains(name)) {
+    for &ShippedObject { name, image, .. } in FUNCTIONS.iter().filter(|it| functions.contains(&it.name)) {
         let mut function = OpenedFunction::open(image).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(function.name(), name);
         for (_, parameter, value) in parameters.iter().filter(|(of, ..)| *of == name) {

@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
 use millrace_graft_kernel::{
-    CallerRule, CongestionProgram, RuleSide, SHIPPED, Settings, SocketPrograms, Tcp, TcpRule, everybody,
+    CallerRule, CongestionProgram, RuleSide, SHIPPED, Settings, ShippedObject, SocketPrograms, Tcp, TcpRule,
+    everybody,
 };
 use serde_json::{Value, json};
 
@@ -44,13 +45,13 @@ pub fn run(args: DeployArgs) -> anyhow::Result<()> {
     progress.begin("loading and removal");
     let mut tag = u64::from(std::process::id()) << 32;
     for _ in 0..args.rounds {
-        for (name, image) in SHIPPED {
+        for &ShippedObject { name, image, .. } in SHIPPED {
             CongestionProgram::prepare(image)?;
             let (steps, instructions) = deployed(name, image)?;
             let row = note(&mut rows, &format!("graft {name}"), &steps);
             (row.bytes, row.instructions) = (Some(image.len()), Some(instructions));
         }
-        for (name, image) in SHIPPED {
+        for &ShippedObject { name, image, .. } in SHIPPED {
             // Bytes appended to the ELF data make each file different, so that the runtime takes it for a new graft.
             // The bytes do not change the graft.
             tag += 1;

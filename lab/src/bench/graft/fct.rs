@@ -20,12 +20,7 @@ use crate::progress::BenchProgress;
 #[derive(Debug, clap::Args)]
 pub struct FctArgs {
     /// Congestion controls to measure, in interleaved runs: loaded as grafts (BPF), or built into the kernel
-    #[arg(
-        long,
-        value_delimiter = ',',
-        default_value = "cubic,bbr,mr_hybla,mr_longhaul,mr_pcc,mr_westwood",
-        value_name = "NAME"
-    )]
+    #[arg(long, value_delimiter = ',', default_value = "cubic,bbr,mr_longhaul,mr_pcc", value_name = "NAME")]
     controls: Vec<String>,
     /// Sizes of transfers
     #[arg(long, value_delimiter = ',', default_value = "64,1024,8192,32768", value_name = "KIB")]

@@ -103,7 +103,7 @@ struct Fairness {
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "mr_hybla,mr_longhaul,mr_pcc,mr_westwood,cubic,bbr,congestion,carried",
+        default_value = "mr_longhaul,mr_pcc,cubic,bbr,congestion,carried",
         value_name = "NAME"
     )]
     controls: Vec<String>,
@@ -165,11 +165,11 @@ pub fn run(args: GraftBenchArgs) -> anyhow::Result<()> {
 fn register(controls: &[String]) -> anyhow::Result<Vec<CongestionProgram>> {
     let there = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control")?;
     let is_there = |control: &str| there.split_whitespace().any(|known| known == control);
-    let ours = SHIPPED.iter().filter(|(name, _)| {
-        let control = format!("mr_{name}");
+    let ours = SHIPPED.iter().filter(|graft| {
+        let control = format!("mr_{}", graft.name);
         controls.contains(&control) && !is_there(&control)
     });
-    ours.map(|(_, image)| Ok(CongestionProgram::register(image, &[])?)).collect()
+    ours.map(|graft| Ok(CongestionProgram::register(graft.image, &[])?)).collect()
 }
 
 fn micros(time: std::time::Duration) -> f64 {

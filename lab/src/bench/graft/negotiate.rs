@@ -161,13 +161,13 @@ fn fill(host: &GraftHost<'_>, count: usize) -> anyhow::Result<()> {
     let pool = host.directory.join("pool");
     fs::create_dir_all(&pool)?;
     let mut export = Command::new(product()?);
-    let exported = export.args(["graft", "export"]).arg(&pool).arg("hybla").output()?;
+    let exported = export.args(["graft", "export"]).arg(&pool).arg("longhaul").output()?;
     ensure!(exported.status.success(), "{}", String::from_utf8_lossy(&exported.stderr));
-    let text = fs::read_to_string(pool.join("hybla.toml"))?;
-    fs::remove_file(pool.join("hybla.toml"))?;
+    let text = fs::read_to_string(pool.join("longhaul.toml"))?;
+    fs::remove_file(pool.join("longhaul.toml"))?;
     for at in 0..count {
-        let text = text.replace("name = \"hybla\"", &format!("name = \"hybla{at}\""));
-        fs::write(pool.join(format!("hybla{at}.toml")), text)?;
+        let text = text.replace("name = \"longhaul\"", &format!("name = \"longhaul{at}\""));
+        fs::write(pool.join(format!("longhaul{at}.toml")), text)?;
     }
     Ok(())
 }

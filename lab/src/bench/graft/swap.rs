@@ -24,7 +24,7 @@ use crate::stats::Percentiles;
 #[derive(Debug, clap::Args)]
 pub struct SwapArgs {
     /// The two congestion controls that replace each other, loaded as grafts or built into the kernel
-    #[arg(long, value_delimiter = ',', default_value = "mr_hybla,mr_longhaul", value_name = "NAME,NAME")]
+    #[arg(long, value_delimiter = ',', default_value = "mr_longhaul,mr_pcc", value_name = "NAME,NAME")]
     between: Vec<String>,
     /// Number of swaps
     #[arg(long, default_value_t = 1000)]

@@ -48,7 +48,7 @@ pub struct SelectArgs {
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "cubic,bbr,mr_longhaul,mr_hybla,mr_westwood,mr_pcc,carried-new,carried-warm",
+        default_value = "cubic,bbr,mr_longhaul,mr_pcc,carried-new,carried-warm",
         value_name = "NAME"
     )]
     candidates: Vec<String>,
