@@ -88,14 +88,6 @@ struct UdpPacket {
 }
 
 /// Copy of C's `struct ip_carried`.
-#[repr(C)]
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct IpCarriedCopy {
-    end: u32,
-    protocol_at: u32,
-    protocol: u8,
-}
-
 /// Copy of C's `struct quic_short`.
 #[repr(C)]
 #[derive(Default)]
@@ -109,13 +101,6 @@ struct QuicShortCopy {
 unsafe extern "C" {
     fn frames_native_walk(text: *const u8, at: u32, end: u32, out: *mut NativeWalkCopy) -> i32;
     fn udp_native_parse(frame: *const u8, bytes: u32, vlan_tci: *const u16, out: *mut UdpPacket) -> i32;
-    fn wire_native_parse(
-        frame: *const u8,
-        bytes: u32,
-        out: *mut UdpPacket,
-        carried: *mut IpCarriedCopy,
-    ) -> i32;
-    fn wire_native_change(udp: *const u16, wire: *mut u16, again: *mut u16);
     fn quic_native_unprotect(
         key: *const u8,
         packet: *mut u8,
@@ -183,50 +168,6 @@ pub fn kernel_udp(data: &[u8]) {
         Ok(want) => assert_eq!((verdict, found), (OK, want)),
         Err(refusal) => assert_eq!(verdict, refusal),
     }
-    wire(&frame);
-}
-
-/// Checks the parser of packet grafts. It accepts UDP, and also IP protocol 253, which packet grafts can use in place
-/// of UDP.
-fn wire(frame: &[u8]) {
-    let mut found = UdpPacket::default();
-    let mut carried = IpCarriedCopy::default();
-    // SAFETY: the pointers refer to values of the declared types, and only the pointer to the VLAN tag may be null.
-    // `frame` has the given length.
-    let verdict =
-        unsafe { wire_native_parse(frame.as_ptr(), frame.len() as u32, &raw mut found, &raw mut carried) };
-    if verdict != OK {
-        assert!(udp(frame, None).is_err(), "what is UDP is taken");
-        return;
-    }
-    let at = found.payload_offset as usize - 8;
-    let protocol_at = carried.protocol_at as usize;
-    assert_eq!(frame[protocol_at], carried.protocol);
-    let of_udp = |mut udp: UdpPacket| {
-        (udp.payload_bytes, udp.vlan) = (0, 0);
-        udp
-    };
-    if carried.protocol == 17 {
-        assert_eq!(of_udp(found), of_udp(udp(frame, None).expect("UDP")));
-        return;
-    }
-    assert_eq!(carried.protocol, 253);
-    // With the protocol number changed to UDP, the UDP parser must find the same packet. Only the length differs: for
-    // protocol 253 it follows from the IP header.
-    let mut other = frame.to_vec();
-    other[protocol_at] = 17;
-    let want = UdpPacket { udp_bytes: found.udp_bytes, ..of_udp(udp(&other, None).expect("UDP")) };
-    assert_eq!(found, want);
-    assert_eq!(at + usize::from(found.udp_bytes), carried.end as usize);
-    let header: [u16; 4] =
-        std::array::from_fn(|word| u16::from_ne_bytes([frame[at + 2 * word], frame[at + 2 * word + 1]]));
-    let mut on_the_wire = [0xffff; 4];
-    let mut again = [0xffff; 4];
-    // SAFETY: each array has the four 16-bit words of a UDP header.
-    unsafe { wire_native_change(header.as_ptr(), on_the_wire.as_mut_ptr(), again.as_mut_ptr()) };
-    let [source, destination, _, check] = header;
-    assert_eq!(on_the_wire, [source, destination, check, 0]);
-    assert_eq!(again, header);
 }
 
 /// Returns the verdict of the TC programs' parser on a frame for which the kernel keeps no VLAN tag outside of the

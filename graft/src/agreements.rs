@@ -338,7 +338,6 @@ impl PeerAgreements {
         let Some(entry) = self.peers.get_mut(peer) else { return };
         let known = &mut entry.verdict;
         known.udp = verdict.udp.or(known.udp);
-        known.protocol_253 = verdict.protocol_253.or(known.protocol_253);
         known.mtu = verdict.mtu.or(known.mtu);
         known.nat = verdict.nat.or(known.nat);
         entry.verdict_ns = Some(now_ns);
@@ -401,7 +400,7 @@ impl AgreementEntry {
 
 #[cfg(test)]
 mod tests {
-    use millrace_graft_proto::message::{OfferSide, OptionOutcome};
+    use millrace_graft_proto::message::{NatReport, OfferSide, OptionOutcome};
 
     use super::*;
 
@@ -507,9 +506,9 @@ mod tests {
         agree(&mut table, 7);
         let found = PathVerdict { udp: Some(true), mtu: Some(1400), ..PathVerdict::default() };
         table.note("b", &found, 4);
-        table.note("b", &PathVerdict { protocol_253: Some(false), ..PathVerdict::default() }, 5);
+        table.note("b", &PathVerdict { nat: Some(NatReport::Theirs), ..PathVerdict::default() }, 5);
         table.set_peers(["a".to_owned(), "b".to_owned()].into_iter(), 6);
-        let wanted = PathVerdict { protocol_253: Some(false), ..found };
+        let wanted = PathVerdict { nat: Some(NatReport::Theirs), ..found };
         assert_eq!(table.verdict("b"), wanted);
         assert!(table.is_agreed("b") && !table.is_agreed("a"));
         assert_eq!(table.end_all(6), ["192.0.2.1".parse::<IpAddr>().unwrap()]);

@@ -4,7 +4,7 @@ use millrace_base::settings::Problems;
 use serde::de::DeserializeOwned;
 
 /// Keys that were removed, with the text that names their replacement.
-const LEFT: [(&str, &str); 4] = [
+const LEFT: [(&str, &str); 5] = [
     (
         "classify",
         "[classify] left Millrace: say what connections are for with [[profile]] (nDPI is in study/ndpi)",
@@ -20,6 +20,10 @@ const LEFT: [(&str, &str); 4] = [
          host. In [[session]], write `peer = \"...\"`, the name of its [[peer]]",
     ),
     (
+        "protocol",
+        "protocol left Millrace: remove it, sessions are UDP between hosts (IP protocol 253 is in study/protocol253)",
+    ),
+    (
         "rings",
         "rings left Millrace: remove it, messages come by their sockets (docs/notes/design/0027-rings.md)",
     ),
@@ -28,7 +32,7 @@ const LEFT: [(&str, &str); 4] = [
 /// Keys of the former settings file of sessions, from the time when sessions had a daemon of their own.
 const OF_SESSIONS: [&str; 4] = ["interface", "mode", "memory-mib", "parameters"];
 /// Settings of sessions that were formerly in `[[peer]]` itself.
-const OF_PEER: [&str; 11] = [
+const OF_PEER: [&str; 10] = [
     "local",
     "remote",
     "ports",
@@ -38,7 +42,6 @@ const OF_PEER: [&str; 11] = [
     "datagram-bytes",
     "cipher",
     "clear",
-    "protocol",
     "paths",
 ];
 

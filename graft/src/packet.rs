@@ -71,8 +71,6 @@ pub struct SessionStatus {
     pub functions: Vec<String>,
     /// Smoothed round-trip time in microseconds, if a function of the graft acknowledges packets.
     pub round_trip_us: Option<u64>,
-    /// Protocol between the hosts: `udp`, or `253` for IP protocol 253.
-    pub protocol: String,
     /// Name of the session's cipher, or `clear` without encryption.
     pub sealed: String,
     /// True once both ends have agreed on keys. Before that, no datagram of a sealed session passes.

@@ -20,7 +20,7 @@ pub fn end_for_all(socket: impl AsFd) -> io::Result<()> {
 }
 
 /// Attaches a filter to the socket that drops all new datagrams.
-pub fn drop_all(socket: impl AsFd) -> io::Result<()> {
+fn drop_all(socket: impl AsFd) -> io::Result<()> {
     let nothing = libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 };
     let mut filters = [nothing];
     let program = libc::sock_fprog { len: 1, filter: filters.as_mut_ptr() };

@@ -160,15 +160,15 @@ impl SessionBroker {
     pub fn check(broker: Option<&Self>, settings: &Settings) -> Result<(), String> {
         let known = broker.map_or(&[][..], |broker| &broker.peers);
         let pool = |peer: &PeerSetting| {
-            let PeerSetting { name, trust, daemons, ends, cipher, protocol, .. } = peer.clone();
-            (name, trust, daemons, ends, cipher, protocol)
+            let PeerSetting { name, trust, daemons, ends, cipher, .. } = peer.clone();
+            (name, trust, daemons, ends, cipher)
         };
         let is_same_host = broker.is_none_or(|broker| broker.host_key == settings.host_key);
         match known.iter().map(pool).eq(settings.peers.iter().map(pool)) {
             true if is_same_host => Ok(()),
             true => Err("[agreement] cannot change while the daemon runs".to_owned()),
             false => {
-                Err("peers, their keys, addresses, ports, ciphers and protocols cannot change while the daemon runs"
+                Err("peers, their keys, addresses, ports and ciphers cannot change while the daemon runs"
                     .to_owned())
             }
         }

@@ -278,7 +278,6 @@ impl Worker {
             PacketEvent::Restarted { session } => {
                 info!(session, "the daemon at the other end of a session was restarted");
             }
-            PacketEvent::Refused { session, why } => warn!(session, "{why}"),
             PacketEvent::Detached { interface, error: None } => {
                 warn!(interface, "the sessions' BPF programs had been detached, and were attached again")
             }

@@ -12,9 +12,6 @@ use rustix::net::sockopt::{
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
 
-/// IP protocol number for experiments (RFC 3692), which path probes use.
-pub const PROTOCOL_253: i32 = 253;
-
 /// Opens a UDP socket that can send to this address.
 pub fn udp(to: SocketAddr) -> io::Result<UdpSocket> {
     let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -33,7 +30,7 @@ pub fn raw(of: SocketAddr, protocol: i32) -> io::Result<UdpSocket> {
 }
 
 /// Makes the socket send whole datagrams only, even if they exceed the path MTU that the kernel has cached.
-pub fn send_whole(socket: &UdpSocket, family: IpAddr) -> io::Result<()> {
+fn send_whole(socket: &UdpSocket, family: IpAddr) -> io::Result<()> {
     // PMTUDISC_PROBE sets the don't-fragment bit, and ignores the path MTU that the kernel has cached.
     match family {
         IpAddr::V4(_) => set_ip_mtu_discover(socket, Ipv4PathMtuDiscovery::PROBE)?,
@@ -42,10 +39,10 @@ pub fn send_whole(socket: &UdpSocket, family: IpAddr) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the payload of a received packet. Raw IPv4 sockets deliver the IP header in front of it.
-pub fn payload(family: IpAddr, is_raw: bool, packet: &[u8]) -> &[u8] {
+/// Returns the payload of a packet that a raw socket has received. Raw IPv4 sockets deliver the IP header in front of it.
+pub fn payload(family: IpAddr, packet: &[u8]) -> &[u8] {
     // The low half of the first byte is the IP header's length in words of 4 bytes (RFC 791, section 3.1).
-    let header = match (is_raw && family.is_ipv4(), packet.first()) {
+    let header = match (family.is_ipv4(), packet.first()) {
         (true, Some(first)) => usize::from(first & 15) * 4,
         _ => 0,
     };
@@ -72,9 +69,9 @@ mod tests {
         let v4 = Ipv4Addr::LOCALHOST.into();
         let v6 = Ipv6Addr::LOCALHOST.into();
         let packet = [&[0x45; 20][..], b"data"].concat();
-        assert_eq!(payload(v4, true, &packet), b"data");
-        assert_eq!(payload(v4, true, &packet[..10]), b"", "cut off");
-        assert_eq!(payload(v4, true, b""), b"");
-        assert_eq!((payload(v4, false, b"data"), payload(v6, true, b"data")), (&b"data"[..], &b"data"[..]));
+        assert_eq!(payload(v4, &packet), b"data");
+        assert_eq!(payload(v4, &packet[..10]), b"", "cut off");
+        assert_eq!(payload(v4, b""), b"");
+        assert_eq!(payload(v6, b"data"), b"data");
     }
 }

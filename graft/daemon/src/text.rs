@@ -117,11 +117,10 @@ pub fn status(control::Status { in_place: status, parts, .. }: &control::Status,
 fn peers(out: &mut String, peers: &[GraftPeerStatus], width: usize) {
     const WHO: [(&str, Fit); 5] =
         [("PEER", Name), ("STATE", Whole), ("FOR", Whole), ("KERNEL", Name), ("RULES", Text)];
-    const PATH: [(&str, Fit); 7] = [
+    const PATH: [(&str, Fit); 6] = [
         ("PEER", Name),
         ("OPTIONS", Whole),
         ("UDP", Whole),
-        ("253", Whole),
         ("MTU", Whole),
         ("NAT", Whole),
         ("DOWNGRADES", Whole),
@@ -144,7 +143,6 @@ fn peers(out: &mut String, peers: &[GraftPeerStatus], width: usize) {
             peer.name.clone(),
             whether(peer.path.options),
             whether(peer.path.udp),
-            whether(peer.path.protocol_253),
             peer.path.mtu.map_or("-".to_owned(), |bytes| bytes.to_string()),
             peer.path.nat.map_or("-", nat).to_owned(),
             peer.downgrades.to_string(),
@@ -335,10 +333,9 @@ pub fn explanation_text(
         line(
             "lets through",
             Some(format!(
-                "options {}, UDP {}, protocol 253 {}, packets of {mtu} bytes, NAT {}, looked at {age}",
+                "options {}, UDP {}, packets of {mtu} bytes, NAT {}, looked at {age}",
                 whether(path.options),
                 whether(path.udp),
-                whether(path.protocol_253),
                 path.nat.map_or("-", nat),
             )),
         );
@@ -520,7 +517,6 @@ mod tests {
             path: PathVerdict {
                 options: Some(false),
                 udp: Some(true),
-                protocol_253: None,
                 mtu: Some(1500),
                 nat: Some(NatReport::Theirs),
             },

@@ -28,7 +28,7 @@ use super::{
     probe::{ProbeStatus, ProbeTarget, Probes},
 };
 
-/// Capabilities that this process keeps: to listen on a port below 1024, and to probe a path by ICMP or IP protocol 253.
+/// Capabilities that this process keeps: to listen on a port below 1024, and to probe a path by ICMP.
 const KEPT: CapabilitySet = CapabilitySet::NET_BIND_SERVICE.union(CapabilitySet::NET_RAW);
 /// Interval at which this process asks whether the rules have changed that are negotiated with peers.
 const LOOK: Duration = Duration::from_millis(500);

@@ -19,7 +19,6 @@ mod events;
 pub mod gateway;
 pub mod hold;
 pub mod hook;
-pub mod icmp;
 mod intf;
 mod namespace;
 mod object;

@@ -18,7 +18,6 @@ mod known;
 mod message;
 mod pairs;
 mod path;
-mod protocol;
 mod queue;
 mod reason;
 mod room;
@@ -39,7 +38,6 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, num_possible_cpus};
 pub use function::OpenedFunction;
 pub use known::{FunctionTimes, SessionProgress};
 pub use path::{PATH_SESSIONS, PATHS_MAX, PathCount, SessionPath};
-pub use protocol::WireProtocol;
 pub use reason::PacketReason;
 pub use room::{KEPT_BYTES, SEALED_BYTES, SessionRoom, base_bytes};
 pub use run::PacketRun;
@@ -137,8 +135,6 @@ pub struct FunctionSession {
     /// Time that all functions at one hook together may take for a packet, ns; 0: no limit. Every 64th packet is
     /// measured, and those that take longer are counted.
     pub budget_ns: u32,
-    /// IP protocol of the datagrams on the wire. Both hosts need the same protocol.
-    pub protocol: WireProtocol,
 }
 
 /// The number of an epoch, 0 or 1. A session has a list of functions for each epoch. One epoch is in use while the list
@@ -244,7 +240,7 @@ impl PacketHooks {
             write(&shared[hook.programs()], hook.programs(), &[0; 4], &fd)?;
         }
         let table = object.handle("sessions")?;
-        let pairs = AddressPairs(object.handle("strict_pairs")?);
+        let pairs = AddressPairs(object.handle("sealed_pairs")?);
         let paths = path::PathMaps::from_object(&mut object)?;
         let active = object.table("active")?;
         let [messages, ticks] = ["messages", "ticks"].map(|name| PacketQueue::new(&mut object, name));
@@ -399,14 +395,13 @@ impl PacketHooks {
             key: halves(session.key),
             live: 1,
             is_sealed: sealed.is_some().into(),
-            protocol: session.protocol.number(),
             ..Default::default()
         };
         raw.lists[0] = self.encode(&session.list)?;
         raw.list_ids[0] = session.list.id.to_be_bytes();
         self.forget(index)?;
         self.count_anew(index)?;
-        if is_strict(&raw) {
+        if raw.is_sealed != 0 {
             self.pairs.begin(&ends, index)?;
         }
         self.put(&ends, &raw)?;
@@ -549,7 +544,7 @@ impl PacketHooks {
         if open.raw.paths != 0 {
             self.end_paths(ends, open.raw.index, open.raw.paths)?;
         }
-        let others = self.sessions.iter().filter(|(_, open)| is_strict(&open.raw));
+        let others = self.sessions.iter().filter(|(_, open)| open.raw.is_sealed != 0);
         self.pairs.end(ends, others.map(|(ends, open)| (ends, open.raw.index)))
     }
 
@@ -627,11 +622,6 @@ fn halves(key: [u8; 16]) -> [u64; 2] {
     // SipHash reads its key as two little-endian words.
     let halves = key.as_chunks::<8>().0;
     [u64::from_le_bytes(halves[0]), u64::from_le_bytes(halves[1])]
-}
-
-/// Returns whether the session drops every packet that has no frame: it is sealed, or its protocol is not UDP.
-fn is_strict(raw: &intf::Session) -> bool {
-    raw.is_sealed != 0 || raw.protocol != WireProtocol::Udp.number()
 }
 
 fn random() -> std::io::Result<u32> {

@@ -148,7 +148,6 @@ pub struct RuleOffer {
     /// kernel.
     pub graft: Option<Hash>,
     /// SHA-256 of the object file of the graft that the receiver has to use; `None`: any.
-    #[serde(default)]
     pub wants: Option<Hash>,
 }
 
@@ -198,8 +197,6 @@ pub struct PathVerdict {
     pub options: Option<bool>,
     /// True if UDP packets pass the path.
     pub udp: Option<bool>,
-    /// True if packets of IP protocol 253 pass the path.
-    pub protocol_253: Option<bool>,
     /// Length in bytes of the longest IP packet that arrived without fragmentation.
     pub mtu: Option<u16>,
     /// The host whose address is translated (NAT).

@@ -1,4 +1,4 @@
-//! Probe datagrams between two hosts that have an agreement, over UDP or IP protocol 253. Each probe contains a token
+//! Probe datagrams between two hosts that have an agreement, over UDP. Each probe contains a token
 //! that only these two hosts know, so other hosts get no answer. An answer is never longer than the question, so probes
 //! cannot be used for amplification.
 

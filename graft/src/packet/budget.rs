@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use millrace_graft_kernel::packet::{
-    FunctionHook, FunctionList, FunctionSession, FunctionTimes, PacketHooks, SessionEnds, WireProtocol,
+    FunctionHook, FunctionList, FunctionSession, FunctionTimes, PacketHooks, SessionEnds,
 };
 
 use crate::Error;
@@ -22,7 +22,7 @@ pub fn measure(hooks: &mut PacketHooks, list: &FunctionList) -> Result<[Duration
     for ends in [ends, other] {
         let key = [0; 16];
         let list = list.clone();
-        hooks.open(FunctionSession { ends, key, list, budget_ns: 0, protocol: WireProtocol::Udp })?;
+        hooks.open(FunctionSession { ends, key, list, budget_ns: 0 })?;
     }
     let tried = (0..TRIES).map(|_| {
         // No acknowledgement arrives that would let the sender's window continue, so the session's state is reset

@@ -2,7 +2,6 @@
 //! datagrams pass.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -12,7 +11,6 @@ use millrace_graft_kernel::packet::{
 use millrace_kernel::clock;
 
 use self::hops::Hops;
-use self::icmp_errors::IcmpReceiver;
 use self::live::{ANNOUNCEMENTS_MAX, CLOCK, Keying, LastAnnouncements, LiveSession};
 use self::places::{RuntimeInterface, check_pacing};
 use super::agenda::SessionAgenda;
@@ -60,8 +58,6 @@ pub enum PacketEvent {
     /// The flow-control window of a session has free space again, after a full one refused a datagram.
     /// [`PacketRuntime::tell_room`] requests this event.
     Room { ends: SessionEnds },
-    /// A router or a host has sent an ICMP error about packets of IP protocol 253. `why` names its address.
-    Refused { session: String, why: String },
     /// The other end was restarted. This end restarts the session with the graft of its settings.
     Restarted { session: String },
 }
@@ -111,8 +107,6 @@ pub struct PacketRuntime {
     /// Sessions that have several paths.
     pathed: Vec<SessionEnds>,
     hops: Hops,
-    /// Sockets that receive ICMP errors, by local and remote address.
-    icmp_receivers: BTreeMap<(IpAddr, IpAddr), IcmpReceiver>,
     agenda: SessionAgenda,
     /// Secret from the TLS exporter of the latest connection to each peer.
     lines: BTreeMap<String, Exported>,
@@ -155,7 +149,6 @@ impl PacketRuntime {
             ruled: ruled::list_ends(&settings),
             pathed: paths::list_ends(&settings),
             hops: Hops::default(),
-            icmp_receivers: BTreeMap::new(),
             agenda: SessionAgenda::default(),
             lines: BTreeMap::new(),
             key_messages: Vec::new(),
@@ -224,7 +217,6 @@ impl PacketRuntime {
             self.plan(&ends);
             self.hooks.close(&ends)?;
         }
-        self.close_icmp_receivers();
         self.memory = settings.memory()?;
         self.ruled = ruled::list_ends(&settings);
         self.pathed = paths::list_ends(&settings);
@@ -327,7 +319,6 @@ impl PacketRuntime {
             self.look_at_keys(&active)?;
             self.look_at_budgets(&active, &mut events)?;
             self.look_at_places(&mut events);
-            self.read_icmp_errors(&mut events);
         }
         Ok(events)
     }
@@ -364,7 +355,6 @@ impl PacketRuntime {
             }
         }
         status.trouble.extend(check_pacing(&self.settings).err().map(|error| error.to_string()));
-        status.trouble.extend(self.icmp_trouble());
         for (ends, live) in &self.live {
             let counts = self.hooks.counts(ends)?;
             let mut session = live.status(&counts, &self.hooks.progress(ends)?);
@@ -373,8 +363,7 @@ impl PacketRuntime {
             }
             // A peer whose daemon is not connected is reported once, and not for each of its sessions.
             let unheard = live.keying.line.as_ref().and_then(|_| live.unheard(&counts));
-            let heard = self.explain_silence(ends, live, &counts);
-            for trouble in live.trouble.iter().chain(&live.mute).chain(&unheard).chain(&heard) {
+            for trouble in live.trouble.iter().chain(&live.mute).chain(&unheard) {
                 status.trouble.push(format!("session {}: {trouble}", session.name));
             }
             if is_out_of_step(&counts) {
@@ -449,12 +438,12 @@ impl PacketRuntime {
 
     fn open(&mut self, session: SessionSetting) -> Result<(), Error> {
         let graft = self.settings.graft(&session.graft)?.clone();
-        let SessionSetting { ends, cipher, protocol, .. } = session;
+        let SessionSetting { ends, cipher, .. } = session;
         let first = self.now() + SPREAD * self.live.len() as u32;
         let key = sealed::random()?;
         let list = graft.list.clone();
         let budget_ns = graft.budget_ns;
-        let opened = packet::FunctionSession { ends, key, list, budget_ns, protocol };
+        let opened = packet::FunctionSession { ends, key, list, budget_ns };
         match cipher {
             // A session without encryption waits for the key that authenticates packet trailers.
             None => {
@@ -475,7 +464,6 @@ impl PacketRuntime {
         let live = LiveSession { greeting: first, ..LiveSession::new(session, graft, agreement, keying) };
         self.live.insert(ends, live);
         self.begin_paths(&ends)?;
-        self.listen_on(&ends, protocol);
         self.plan(&ends);
         Ok(())
     }
@@ -651,7 +639,6 @@ fn check_budget(hooks: &mut PacketHooks, graft: &GraftSetting) -> Result<(), Err
 
 mod change;
 mod hops;
-mod icmp_errors;
 mod live;
 mod paths;
 mod places;

@@ -12,7 +12,6 @@ use std::time::Duration;
 use millrace_base::settings::SettingsReader;
 use millrace_graft_kernel::packet::{
     self, FunctionList, KEPT_BYTES, LIST_MAX, SEALED_BYTES, SESSIONS_MAX, SessionEnds, SessionRoom,
-    WireProtocol,
 };
 use millrace_kernel::xdp::XdpMode;
 use ring::digest::{SHA256, digest};
@@ -91,8 +90,6 @@ pub struct SessionSetting {
     pub graft: String,
     /// Cipher of the session, or `None` if the settings have `clear`.
     pub cipher: Option<AeadCipher>,
-    /// Protocol of the session's packets between the hosts.
-    pub protocol: WireProtocol,
     /// Rules that choose other grafts (lists of packet functions) by the round-trip time, from the shortest time to the
     /// longest.
     pub when: Vec<When>,
@@ -221,10 +218,6 @@ pub(crate) struct RawSession {
     /// authenticated, but payloads can be read and changed on the path.
     #[serde(default)]
     clear: bool,
-    /// Protocol between the hosts: `"udp"`, the default, or `"253"` for IP protocol 253. It must be the same at both
-    /// ends.
-    #[serde(default)]
-    protocol: RawProtocol,
     /// Rules that choose other grafts (lists of packet functions) by the round-trip time.
     #[serde(default)]
     when: Vec<RawWhen>,
@@ -234,25 +227,6 @@ pub(crate) struct RawSession {
     /// How packets are divided among paths: `spread`, the default, or `redundant`, which sends every packet on all
     /// paths.
     paths: Option<paths::Division>,
-}
-
-/// The protocol of a session's packets between the hosts.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-enum RawProtocol {
-    #[default]
-    #[serde(rename = "udp")]
-    Udp,
-    #[serde(rename = "253")]
-    Ip253,
-}
-
-impl From<RawProtocol> for WireProtocol {
-    fn from(raw: RawProtocol) -> Self {
-        match raw {
-            RawProtocol::Udp => Self::Udp,
-            RawProtocol::Ip253 => Self::Ip253,
-        }
-    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -669,19 +643,9 @@ impl RawSession {
         let ends = SessionEnds { local: self.local, remote: self.remote };
         let cipher = (!self.clear).then(|| self.cipher.unwrap_or_default());
         let when = self.when.into_iter().map(|when| when.checked(&self.name)).collect::<Result<_, _>>()?;
-        let protocol = self.protocol.into();
         let paths = PathSettings::checked(self.path, self.paths, &ends)
             .map_err(|message| Error::Settings(format!("session {}: {message}", self.name)))?;
-        Ok(SessionSetting {
-            name: self.name,
-            ends,
-            peer: self.peer,
-            graft: self.graft,
-            cipher,
-            protocol,
-            when,
-            paths,
-        })
+        Ok(SessionSetting { name: self.name, ends, peer: self.peer, graft: self.graft, cipher, when, paths })
     }
 }
 

@@ -281,7 +281,7 @@ impl GraftRuntime {
         self.agreements.count("stranger", count);
     }
 
-    /// Records which kinds of packets (graft TCP option, UDP, IP protocol 253) pass the path to a peer, according to
+    /// Records which kinds of packets (graft TCP option, UDP) pass the path to a peer, according to
     /// probes and connections.
     pub fn note_path(&mut self, peer: &str, verdict: &PathVerdict) {
         self.agreements.note(peer, verdict, clock::monotonic_ns());

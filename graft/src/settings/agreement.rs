@@ -156,7 +156,7 @@ pub(super) struct RawPeer {
     min_memory_mib: u64,
     /// Oldest kernel, such as `"6.1"`. A peer with an older one is refused.
     min_kernel: Option<String>,
-    /// Whether this host probes the path to the peer when it connects: whether UDP and IP protocol 253 pass, and up to
+    /// Whether this host probes the path to the peer when it connects: whether UDP passes, and up to
     /// which packet size. Default: true.
     probe: Option<bool>,
     /// Up to four addresses and ports of the peer's broker, in order of preference. If there are none, the peer opens

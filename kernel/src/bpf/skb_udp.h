@@ -29,80 +29,43 @@ struct udp_packet {
 	__u8 family;	      /* IP version: 4 or 6 */
 };
 
-#define IPPROTO_EXPERIMENT 253 /* protocol number for experiments (RFC 3692) */
-
-/* The payload of the IP packet, and the offset of the IP protocol number. Only programs that also accept IP protocol
- * 253 need it; other programs pass NULL.
- */
-struct ip_carried {
-	__u32 end;	   /* offset of the payload's end in the frame */
-	__u32 protocol_at; /* offset in the frame of the byte with the protocol number */
-	__u8 protocol;
-};
-
-/* Reports whether the program accepts this IP protocol: UDP, or 253 if `carried` is not NULL. */
-static __always_inline int is_taken(__u8 next, const struct ip_carried *carried)
+static __always_inline enum parse parse_ipv4(struct net_cursor *cursor, struct udp_packet *packet)
 {
-	return next == IPPROTO_UDP || (carried && next == IPPROTO_EXPERIMENT);
-}
-
-static __always_inline enum parse parse_ipv4(struct net_cursor *cursor, struct udp_packet *packet,
-					     struct ip_carried *carried)
-{
-	__u32 begin = cursor->at;
 	struct net_ip ip;
 
 	if (take_ipv4(cursor, &ip))
 		return PARSE_MALFORMED;
-	if (!is_taken(ip.next, carried))
+	if (ip.next != IPPROTO_UDP)
 		return PARSE_NOT_UDP;
-	if (carried)
-		*carried = (struct ip_carried){
-			.end = begin + ip.bytes,
-			.protocol_at = begin + __builtin_offsetof(struct iphdr, protocol),
-			.protocol = ip.next,
-		};
 	packet->family = 4;
 	__builtin_memcpy(packet->source, ip.source, sizeof(__be32));
 	__builtin_memcpy(packet->destination, ip.destination, sizeof(__be32));
 	return ip.fragment & IPV4_FRAGMENT ? PARSE_FRAGMENT : PARSE_OK;
 }
 
-static __always_inline enum parse parse_ipv6(struct net_cursor *cursor, struct udp_packet *packet,
-					     struct ip_carried *carried)
+static __always_inline enum parse parse_ipv6(struct net_cursor *cursor, struct udp_packet *packet)
 {
-	__u32 begin = cursor->at;
 	struct net_ip ip;
 	__u8 next;
 
 	if (take_ipv6(cursor, &ip))
 		return PARSE_MALFORMED;
-	if (carried)
-		*carried = (struct ip_carried){
-			.end = cursor->at + ip.bytes,
-			.protocol_at = begin + __builtin_offsetof(struct ipv6hdr, nexthdr),
-			.protocol = ip.next,
-		};
 	packet->family = 6;
 	__builtin_memcpy(packet->source, ip.source, sizeof(packet->source));
 	__builtin_memcpy(packet->destination, ip.destination, sizeof(packet->destination));
 	next = ip.next;
 	for (int i = 0; i < SKB_EXTENSIONS_MAX; i++) {
-		if (is_taken(next, carried))
+		if (next == IPPROTO_UDP)
 			return PARSE_OK;
 		if (next == IPPROTO_FRAGMENT)
 			return PARSE_FRAGMENT;
 		if (!is_extension(next))
 			return PARSE_NOT_UDP;
-		if (carried)
-			carried->protocol_at = cursor->at + __builtin_offsetof(struct ipv6_extension, next);
 		/* Two bytes of the extension header suffice: if it is cut off, reading the next header fails. */
 		if (take_extension(cursor, 2, &next))
 			return PARSE_MALFORMED;
-		if (carried)
-			carried->protocol = next;
 	}
-	return is_taken(next, carried) ? PARSE_OK : PARSE_MALFORMED;
+	return next == IPPROTO_UDP ? PARSE_OK : PARSE_MALFORMED;
 }
 
 /* Reads the UDP header. `payload_bytes` comes from the frame, because after GRO the UDP header has the length of one
@@ -136,9 +99,9 @@ static __always_inline enum parse parse_udp_on(struct __sk_buff *skb, __u32 bare
 	if (take_link(&cursor, bare, &protocol, &packet->vlan))
 		return PARSE_MALFORMED;
 	if (protocol == bpf_htons(ETH_P_IP))
-		result = parse_ipv4(&cursor, packet, NULL);
+		result = parse_ipv4(&cursor, packet);
 	else if (protocol == bpf_htons(ETH_P_IPV6))
-		result = parse_ipv6(&cursor, packet, NULL);
+		result = parse_ipv6(&cursor, packet);
 	else
 		result = PARSE_NOT_UDP;
 	return result ? result : parse_ports(&cursor, packet);

@@ -167,7 +167,7 @@ fn messages_use_two_network_paths_and_lose_none_when_one_is_cut() {
     type Cut = fn(&Switches);
     let table: [(_, _, Cut, usize); 4] = [
         (PathFamily::V4, "", |it| it.cut("eth2"), 0),
-        (PathFamily::V4, "protocol = \"253\"\n", |it| it.cut("eth"), 1),
+        (PathFamily::V4, "clear = true\n", |it| it.cut("eth"), 1),
         (PathFamily::V6, "", |it| it.cut("eth"), 1),
         (PathFamily::V4, "", |it| it.unplug("eth"), 1),
     ];
@@ -199,8 +199,7 @@ fn messages_use_two_network_paths_and_lose_none_when_one_is_cut() {
 fn messages_sent_over_two_redundant_paths_arrive_once_when_one_is_cut() {
     let Some(site) = GraftSite::new("twice") else { return };
     let switches = Switches::between(&site);
-    let hosts =
-        [0, 1].map(|side| start(&site, side, PathFamily::V4, "protocol = \"253\"\npaths = \"redundant\"\n"));
+    let hosts = [0, 1].map(|side| start(&site, side, PathFamily::V4, "paths = \"redundant\"\n"));
     hosts.iter().for_each(wait_for_keys);
     are_up(&hosts, [true, true]);
     let (mut near, mut far) = pair(&site, &["partial-order"]);

@@ -1,21 +1,21 @@
-//! Probes of the path to a peer: whether UDP and IP protocol 253 pass, and up to which packet size. The connecting end
-//! probes. The listening end answers every sender that shows the token of a running negotiation.
+//! Probes of the path to a peer: whether UDP passes, and up to which packet size. The connecting end probes. The
+//! listening end answers every sender that shows the token of a running negotiation.
 
 use std::{
     collections::{HashMap, HashSet},
     io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use anyhow::Context as _;
 use millrace_graft::status::PathVerdict;
-use millrace_graft_proto::probe::{HEADER_BYTES, ProbeKind, ProbePacket, ProbeToken, TOKEN_LABEL};
+use millrace_graft_proto::probe::{ProbeKind, ProbePacket, ProbeToken, TOKEN_LABEL};
 use tokio::{net::UdpSocket, task::JoinSet, time::Instant};
 use tracing::warn;
 
-use crate::sockets::{PROTOCOL_253, payload, raw, send_whole, udp};
+use crate::sockets::udp;
 
 /// Sizes of the probes as IP packets, in bytes: those of common links and tunnels.
 const SIZES: [u16; 9] = [1280, 1380, 1400, 1420, 1450, 1480, 1492, 1500, 9000];
@@ -42,14 +42,7 @@ pub async fn probe(to: SocketAddr, token: ProbeToken) -> PathVerdict {
             (None, None)
         }
     };
-    let protocol_253 = match ask_253(to.ip(), token).await {
-        Ok(passes) => Some(passes),
-        Err(error) => {
-            warn!(%to, "the network path to the peer cannot be probed by IP protocol 253: {error}");
-            None
-        }
-    };
-    PathVerdict { udp, mtu, protocol_253, ..PathVerdict::default() }
+    PathVerdict { udp, mtu, ..PathVerdict::default() }
 }
 
 async fn ask_udp(to: SocketAddr, token: ProbeToken) -> io::Result<(Option<bool>, Option<u16>)> {
@@ -59,13 +52,6 @@ async fn ask_udp(to: SocketAddr, token: ProbeToken) -> io::Result<(Option<bool>,
     let answered = ask(&socket, to, token, &SIZES.map(|size| size - around)).await?;
     let mtu = answered.iter().max().map(|bytes| bytes + around);
     Ok((Some(!answered.is_empty()), mtu))
-}
-
-async fn ask_253(to: IpAddr, token: ProbeToken) -> io::Result<bool> {
-    // A raw socket has no ports, so the port is 0.
-    let to = SocketAddr::new(to, 0);
-    let socket = raw(to, PROTOCOL_253)?;
-    Ok(!ask(&socket, to, token, &[HEADER_BYTES as u16]).await?.is_empty())
 }
 
 /// Sends probes of all `sizes` repeatedly, and returns the sizes of those that the peer answered.
@@ -88,7 +74,7 @@ async fn ask(
         while answered.len() < sizes.len() {
             let Ok(got) = tokio::time::timeout_at(until, socket.recv_from(&mut buffer)).await else { break };
             let (length, _) = got?;
-            let probe = ProbePacket::read(payload(to.ip(), to.port() == 0, &buffer[..length]));
+            let probe = ProbePacket::read(&buffer[..length]);
             let ours = probe.filter(|it| it.kind == ProbeKind::Answer && it.token == token);
             answered.extend(ours.map(|it| it.bytes).filter(|bytes| sizes.contains(bytes)));
         }
@@ -112,8 +98,7 @@ impl Reflector {
     }
 
     /// # Errors
-    /// The UDP port is in use. It is no error if the raw socket cannot be opened, but probes of IP protocol 253 then
-    /// stay unanswered.
+    /// The UDP port is in use.
     pub fn serve(&self, tasks: &mut JoinSet<()>) -> anyhow::Result<()> {
         let socket = std::net::UdpSocket::bind(self.at)
             .and_then(|socket| {
@@ -121,16 +106,7 @@ impl Reflector {
                 UdpSocket::from_std(socket)
             })
             .with_context(|| format!("cannot answer probes on UDP {}", self.at))?;
-        tasks.spawn(self.clone().answer(socket, false));
-        match raw(SocketAddr::new(self.at.ip(), 0), PROTOCOL_253).and_then(|socket| {
-            send_whole(&socket, self.at.ip())?;
-            Ok(socket)
-        }) {
-            Ok(socket) => {
-                tasks.spawn(self.clone().answer(socket, true));
-            }
-            Err(error) => warn!("this host cannot answer path probes of IP protocol 253: {error}"),
-        }
+        tasks.spawn(self.clone().answer(socket));
         Ok(())
     }
 
@@ -143,7 +119,7 @@ impl Reflector {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn answer(self, socket: UdpSocket, is_raw: bool) {
+    async fn answer(self, socket: UdpSocket) {
         let mut buffer = vec![0; DATAGRAM_MAX];
         loop {
             let Ok((length, from)) = socket.recv_from(&mut buffer).await else {
@@ -152,12 +128,9 @@ impl Reflector {
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 continue;
             };
-            let Some(probe) = ProbePacket::read(payload(self.at.ip(), is_raw, &buffer[..length])) else {
-                continue;
-            };
+            let Some(probe) = ProbePacket::read(&buffer[..length]) else { continue };
             if probe.kind == ProbeKind::Ask && self.lock().contains_key(&probe.token) {
-                let to = if is_raw { SocketAddr::new(from.ip(), 0) } else { from };
-                let _ = socket.send_to(&probe.answer(), to).await;
+                let _ = socket.send_to(&probe.answer(), from).await;
             }
         }
     }
@@ -184,7 +157,7 @@ mod tests {
         let at = socket.local_addr().unwrap();
         let reflector = Reflector::bind(at).unwrap();
         let mut tasks = JoinSet::new();
-        tasks.spawn(reflector.clone().answer(socket, false));
+        tasks.spawn(reflector.clone().answer(socket));
         (reflector, at, tasks)
     }
 

@@ -102,7 +102,7 @@ async fn icmp(peer: IpAddr, period: Duration, count: usize) -> io::Result<Vec<Pa
             }
             got = timeout_at(last, socket.recv(&mut buffer)) => {
                 let Ok(got) = got else { break };
-                let packet = got.map(|length| payload(peer, true, &buffer[..length]));
+                let packet = got.map(|length| payload(peer, &buffer[..length]));
                 let sequence = packet.ok().and_then(|packet| echo.read(packet, id));
                 let sample = sequence.and_then(|sequence| samples.get_mut(usize::from(sequence)));
                 if let Some(sample) = sample.filter(|sample| sample.answered_us.is_none()) {

@@ -89,7 +89,6 @@ enum graft_reason {
 	GRAFT_TOO_FAST, /* not sent: too many packets wait for their departure time */
 	/* the receiving socket is full: the packet counts as not received, and is requested again */
 	GRAFT_SOCKET_FULL,
-	GRAFT_OTHER_PROTOCOL, /* arrived by UDP although the session uses protocol 253, or the reverse */
 	GRAFT_NO_PATH, /* not sent: the packet mark selects a path of the session that does not exist */
 	GRAFT_REASONS,
 };
@@ -206,12 +205,9 @@ struct graft_work {
 	 * again
 	 */
 	__u8 tells_room;
-	__u8 reserved;	   /* always 0, so that later fields keep their offsets */
-	__u8 protocol;	   /* IP protocol that the packet arrived with: UDP or 253 */
-	__u8 wire;	   /* IP protocol of the session on the wire */
-	__u16 protocol_at; /* offset of the IP protocol byte in the link-layer frame */
-	__u8 has_paths;	   /* 1: the session uses several network paths */
-	__u8 path;	   /* number of the session's network path by which the packet arrived */
+	__u8 reserved[5]; /* always 0, so that later fields keep their offsets */
+	__u8 has_paths;	  /* 1: the session uses several network paths */
+	__u8 path;	  /* number of the session's network path by which the packet arrived */
 	/* Used at GRAFT_TX for the qdisc fq, which sends a packet at its departure time. The verdict sets
 	 * that time, since the packet may still be dropped before.
 	 */

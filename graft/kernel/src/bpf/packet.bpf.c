@@ -9,7 +9,6 @@
  *   packet_frame.h    making, authenticating and removing frames
  *   packet_seal.h     the calls of the programs that seal and open datagrams (seal.bpf.c)
  *   packet_active.h   activity counters of sessions
- *   packet_wire.h     datagrams over IP protocol 253
  *   packet_path.h     sessions with several paths
  */
 #include "barrier.h"
@@ -20,7 +19,7 @@
 #include "packet_path.h"
 #include "packet_room.h"
 #include "packet_seal.h"
-#include "packet_wire.h"
+#include "sk_buff.h"
 #include <linux/pkt_cls.h>
 
 SEC(".rodata.config")
@@ -28,10 +27,10 @@ const volatile struct packet_config config;
 
 BPF_MAP(HASH, sessions, struct packet_key, struct packet_session, GRAFT_SESSIONS);
 
-/* Index of a session that is sealed (encrypted) or uses IP protocol 253, by its two addresses. If several such sessions
- * have the same two addresses, the map contains only one of them.
+/* Index of a session that is sealed (encrypted), by its two addresses. If several such sessions have the same two
+ * addresses, the map contains only one of them.
  */
-BPF_MAP(HASH, strict_pairs, struct packet_pair, __u32, GRAFT_SESSIONS);
+BPF_MAP(HASH, sealed_pairs, struct packet_pair, __u32, GRAFT_SESSIONS);
 
 BPF_MAP(PERCPU_ARRAY, counters, __u32, struct packet_counts, GRAFT_SESSIONS);
 
@@ -76,28 +75,25 @@ static __always_inline void hear(const struct graft_work *work)
 
 enum found {
 	FOUND,
-	FOUND_OTHER, /* the packet is neither UDP nor a session's IP protocol 253 */
+	FOUND_OTHER, /* the packet is not UDP */
 	FOUND_ODD,   /* only the addresses are known, since the UDP ports could not be found */
 };
 
 /* Returns whether a fragment may belong to a UDP datagram. An IPv6 fragment may show only that more extension
  * headers follow.
  */
-static __always_inline int may_be_udp(struct net_cursor *cursor, const struct udp_packet *packet,
-				      const struct ip_carried *carried)
+static __always_inline int may_be_udp(struct net_cursor *cursor, const struct udp_packet *packet)
 {
 	__u16 offset;
 	__u8 next;
 
-	if (packet->family == 4)
-		return carried->protocol == IPPROTO_UDP;
-	return take_fragment(cursor, &next, &offset) || next == IPPROTO_UDP || is_extension(next);
+	return packet->family == 4 || take_fragment(cursor, &next, &offset) || next == IPPROTO_UDP ||
+	       is_extension(next);
 }
 
 static __always_inline enum found find_udp_in(struct net_cursor *cursor, struct udp_packet *packet,
 					      struct graft_work *work)
 {
-	struct ip_carried carried = {};
 	struct net_udp udp;
 	enum parse result;
 	__be16 protocol;
@@ -106,22 +102,20 @@ static __always_inline enum found find_udp_in(struct net_cursor *cursor, struct 
 		return FOUND_OTHER;
 	work->ip_at = cursor->at;
 	if (protocol == bpf_htons(ETH_P_IP))
-		result = parse_ipv4(cursor, packet, &carried);
+		result = parse_ipv4(cursor, packet);
 	else if (protocol == bpf_htons(ETH_P_IPV6))
-		result = parse_ipv6(cursor, packet, &carried);
+		result = parse_ipv6(cursor, packet);
 	else
 		return FOUND_OTHER;
 	if (result == PARSE_NOT_UDP || !packet->family)
 		return FOUND_OTHER;
 	/* Only a first fragment contains the ports, so fragments are matched by their addresses alone. */
 	if (result == PARSE_FRAGMENT)
-		return may_be_udp(cursor, packet, &carried) ? FOUND_ODD : FOUND_OTHER;
+		return may_be_udp(cursor, packet) ? FOUND_ODD : FOUND_OTHER;
 	if (result)
 		return FOUND_ODD; /* The packet has more extension headers than this program parses. */
 	work->udp_at = cursor->at;
-	work->protocol = carried.protocol;
-	work->protocol_at = carried.protocol_at;
-	if (carried.protocol == IPPROTO_UDP ? take_udp(cursor, &udp) : take_wire(cursor, &carried, &udp))
+	if (take_udp(cursor, &udp))
 		return FOUND_OTHER;
 	if (udp.bytes < UDP_BYTES)
 		return FOUND_ODD; /* IPv6 jumbograms have length 0 in the IP header. */
@@ -145,8 +139,8 @@ static __always_inline struct packet_session *find_session(const struct udp_pack
 }
 
 /* Returns whether a packet that could not be parsed is dropped. It is dropped if a session with its addresses
- * accepts only sealed packets, or only protocol 253, since it may be part of that session. XDP leaves this
- * decision to TC, which sees the packet later.
+ * accepts only sealed packets, since it may be part of that session. XDP leaves this decision to TC, which
+ * sees the packet later.
  */
 static __always_inline int is_dropped(const struct udp_packet *packet, int out)
 {
@@ -155,7 +149,7 @@ static __always_inline int is_dropped(const struct udp_packet *packet, int out)
 
 	__builtin_memcpy(pair.local, out ? packet->source : packet->destination, sizeof(pair.local));
 	__builtin_memcpy(pair.remote, out ? packet->destination : packet->source, sizeof(pair.remote));
-	session = bpf_map_lookup_elem(&strict_pairs, &pair);
+	session = bpf_map_lookup_elem(&sealed_pairs, &pair);
 	if (session)
 		count(*session, GRAFT_FRAGMENT);
 	return session != NULL;
@@ -177,7 +171,6 @@ static __always_inline void begin(struct graft_work *work, const struct packet_s
 	work->again = work->is_kept = work->was_given_up = work->is_returned = 0;
 	work->is_sealed = session->is_sealed;
 	work->tells_room = session->tells_room;
-	work->wire = session->protocol;
 	work->has_paths = session->paths != 0;
 	work->limit = 0;
 	work->takes_ns = work->spare_ns = 0;
@@ -338,8 +331,7 @@ static __always_inline void put_time(struct __sk_buff *skb, const struct graft_w
 		bpf_skb_set_tstamp(skb, work->leaves_ns, BPF_SKB_TSTAMP_DELIVERY_MONO);
 }
 
-/* Converts a packet to IP protocol 253 if the session uses it, and chooses a network path if the session has several.
- * Returns the TC verdict, and sets `reason` if the packet is dropped.
+/* Chooses a network path if the session has several. Returns the TC verdict, and sets `reason` if the packet is dropped.
  */
 static __always_inline int leave(struct __sk_buff *skb, const struct graft_work *work,
 				 const struct seal_call *what, __u32 *reason)
@@ -352,10 +344,6 @@ static __always_inline int leave(struct __sk_buff *skb, const struct graft_work 
 				     : path_out(skb, work, what->session, config.path_mark);
 	if (verdict == TC_ACT_SHOT)
 		*reason = GRAFT_NO_PATH;
-	else if (what->protocol != IPPROTO_UDP && wire_out(skb, work)) {
-		*reason = GRAFT_NO_ROOM;
-		verdict = TC_ACT_SHOT;
-	}
 	return verdict;
 }
 
@@ -381,7 +369,6 @@ static __always_inline int pass_own(struct __sk_buff *skb, const struct packet_s
 		.session = session->index,
 		.bytes = packet->udp_bytes - UDP_BYTES,
 		.reason = reason,
-		.protocol = session->protocol,
 		.has_paths = session->paths,
 		.path = mark == config.mark ? 0 : 1 + (mark & (MARKS - 1)),
 	};
@@ -406,7 +393,6 @@ static __always_inline int pass_copy(struct __sk_buff *skb, const struct packet_
 	const struct graft_work *work = graft_work(GRAFT_TX);
 	struct seal_call what = {
 		.session = session->index,
-		.protocol = session->protocol,
 		.has_paths = session->paths,
 		.path = 1 + (skb->mark & (MARKS - 1)),
 	};
@@ -452,7 +438,7 @@ int packet_tx(struct __sk_buff *skb)
 	found = find_udp_in(&cursor, &packet, work);
 	if (found == FOUND_ODD && is_dropped(&packet, 1))
 		return TC_ACT_SHOT;
-	if (found || work->protocol != IPPROTO_UDP)
+	if (found)
 		goto other;
 	session = find_session(&packet, 1);
 	if (!session)
@@ -592,14 +578,11 @@ int packet_tx_done(struct __sk_buff *skb)
 						    .bytes = work->payload_bytes + GRAFT_FRAME_BYTES,
 						    .reason = reason,
 						    .is_behind = work->behind,
-						    .protocol = work->wire,
 						    .has_paths = work->has_paths});
 	}
 	if (goes_on(reason) && !work->again)
 		verdict = leave(skb, work,
-				&(struct seal_call){.session = work->session,
-						    .protocol = work->wire,
-						    .has_paths = work->has_paths},
+				&(struct seal_call){.session = work->session, .has_paths = work->has_paths},
 				&reason);
 	conclude(work, GRAFT_TX, reason);
 	if (work->again && goes_on(reason))
@@ -740,10 +723,6 @@ static __always_inline int receive(struct xdp_md *ctx, const int is_opened)
 	 * UDP packets already.
 	 */
 	is_new = !is_opened && (wrong || work->kind != GRAFT_RETURNED);
-	if (is_new && work->protocol != session->protocol)
-		return graft_done(ctx, rx, work, GRAFT_OTHER_PROTOCOL);
-	if (work->protocol != IPPROTO_UDP && wire_in_xdp(ctx, work, packet.udp_bytes))
-		return graft_done(ctx, rx, work, GRAFT_NO_ROOM);
 	if (session->is_sealed && is_new) {
 		work->payload_bytes = packet.udp_bytes - UDP_BYTES;
 		bpf_tail_call(ctx, &stages_rx, STAGE_OPEN);
@@ -779,8 +758,8 @@ int packet_rx_opened(struct xdp_md *ctx)
 
 /* --- TC ingress --- */
 
-/* Prepares a packet whose UDP checksum is still to be completed by an interface (CHECKSUM_PARTIAL). Decryption, or the
- * conversion from IP protocol 253, has stored a complete checksum, which is replaced by that of the pseudo header.
+/* Prepares a packet whose UDP checksum is still to be completed by an interface (CHECKSUM_PARTIAL). Decryption has stored
+ * a complete checksum, which is replaced by that of the pseudo header.
  */
 static __always_inline int put_partial_checksum(struct __sk_buff *skb, const struct graft_work *work,
 						const struct udp_packet *packet)
@@ -831,13 +810,6 @@ int packet_repair(struct __sk_buff *skb)
 	/* GRO has merged several datagrams, so their frames are now inside the payload. */
 	if (skb->gso_segs > 1)
 		return graft_done(skb, repair, work, GRAFT_MERGED);
-	/* The XDP program may have converted the packet from protocol 253 to UDP, so UDP is also accepted for a session
-	 * of protocol 253.
-	 */
-	if (work->protocol != IPPROTO_UDP && session->protocol == IPPROTO_UDP)
-		return graft_done(skb, repair, work, GRAFT_OTHER_PROTOCOL);
-	if (work->protocol != IPPROTO_UDP && wire_in_skb(skb, work, packet.udp_bytes))
-		return graft_done(skb, repair, work, GRAFT_NO_ROOM);
 	work->payload_bytes = packet.udp_bytes - UDP_BYTES - GRAFT_FRAME_BYTES;
 	if (packet.udp_bytes < UDP_BYTES + GRAFT_FRAME_BYTES ||
 	    bpf_skb_load_bytes(skb, work->udp_at + packet.udp_bytes - GRAFT_FRAME_BYTES, &frame,
@@ -851,7 +823,7 @@ int packet_repair(struct __sk_buff *skb)
 		return graft_done(skb, repair, work, wrong);
 	/* Packets from the same host (veth) arrive with a checksum that is not complete yet. */
 	work->is_partial = IP_SUMMED(skb) == CHECKSUM_PARTIAL;
-	if (work->is_partial && (work->is_sealed || session->protocol != IPPROTO_UDP || session->paths) &&
+	if (work->is_partial && (work->is_sealed || session->paths) &&
 	    put_partial_checksum(skb, work, &packet))
 		return graft_done(skb, repair, work, GRAFT_NO_ROOM);
 	if (work->kind >= GRAFT_SAYS) {

@@ -56,10 +56,9 @@ struct packet_session {
 	 * were in flight
 	 */
 	__u8 tells_room;
-	__u8 protocol; /* IP protocol on the wire: UDP or 253 */
 	/* number of paths; 0: packets have the session's own addresses, and the host's routes apply */
 	__u8 paths;
-	__u8 pad[5];
+	__u8 pad[6];
 };
 
 #define PACKET_PATHS 4

@@ -10,7 +10,7 @@
 #include "graft_packet.h"
 #include "packet_frame.h"
 #include "packet_intf.h"
-#include "packet_wire.h"
+#include "skb_udp.h"
 #include <linux/pkt_cls.h>
 
 /* largest number of sessions with several network paths; unlike maps with GRAFT_SESSIONS entries, the maps of this size
@@ -221,7 +221,7 @@ static __noinline int path_restore(struct xdp_md *ctx, const struct graft_work *
 			return -1;
 	}
 	/* The UDP checksum covers the addresses, so it is updated with them. */
-	at = wire_check_at(work);
+	at = CHECK_AT(work);
 	if (bpf_xdp_load_bytes(ctx, at, &check, sizeof(check)))
 		return -1;
 	if (!check)

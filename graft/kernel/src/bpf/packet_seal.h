@@ -39,7 +39,6 @@ struct seal_call {
 	__u32 bytes;  /* bytes of the datagram behind the UDP header */
 	__u32 reason; /* reason (enum graft_reason) that is counted for the packet; changed if sealing fails */
 	__u32 is_behind; /* not 0: a function made the packet, which is sent after the application's packet */
-	__u32 protocol;	 /* the session's IP protocol on the wire */
 	__u32 has_paths; /* number of the session's network paths */
 	__u32 path; /* 1 + number of the network path to send by; 0: chosen according to the paths' weights */
 };

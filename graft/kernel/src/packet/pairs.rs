@@ -14,7 +14,7 @@ pub(super) struct AddressPairs(pub MapHandle);
 
 impl AddressPairs {
     pub fn begin(&self, ends: &SessionEnds, session: u32) -> Result<(), Error> {
-        Ok(write(&self.0, "strict_pairs", pair(ends)?.as_bytes(), &session.to_ne_bytes())?)
+        Ok(write(&self.0, "sealed_pairs", pair(ends)?.as_bytes(), &session.to_ne_bytes())?)
     }
 
     /// Removes the address pair of a closed session, unless one of the remaining sessions in `others` has the same

@@ -67,8 +67,6 @@ outcomes! {
         /// The application's socket has no buffer space. The packet counts as missing, and functions that retransmit
         /// request it again.
         SocketFull = "socket-full",
-        /// The packet arrived by UDP although the session uses protocol 253, or vice versa.
-        OtherProtocol = "other-protocol",
         /// The packet was not sent, because the interface of its network path does not exist.
         NoPath = "no-path",
     }

@@ -1,10 +1,10 @@
 //! Tests partial reliability on a path that loses more packets than the receiver may abandon. The receiver abandons no
-//! more packets than permitted, and all other packets arrive, over UDP and protocol 253.
+//! more packets than permitted, and all other packets arrive.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use millrace_graft_kernel::packet::{PacketReason, TalkMessage, WireProtocol};
+use millrace_graft_kernel::packet::{PacketReason, TalkMessage};
 use millrace_testkit::wait_until;
 use nix::sys::socket::{setsockopt, sockopt};
 
@@ -19,8 +19,8 @@ fn partial_reliability_loses_no_more_than_its_bound() {
     if !root("partial_reliability_loses_no_more_than_its_bound") {
         return;
     }
-    for (family, protocol) in [(4, WireProtocol::Udp), (4, WireProtocol::Ip253), (6, WireProtocol::Ip253)] {
-        let site = PacketHook::over("bound", family, protocol);
+    for family in [4, 6] {
+        let site = PacketHook::new("bound", family);
         let (near, far) = site.sockets();
         match family {
             4 => setsockopt(&near, sockopt::Ipv4RecvErr, &true).expect("errors"),
@@ -74,7 +74,7 @@ fn partial_reliability_loses_no_more_than_its_bound() {
         assert_eq!(got.len(), come, "some came twice");
         let lost = u64::from(SENT) - come as u64;
         // The path has lost some 115 packets at first, which is more than the receiver may abandon.
-        assert!(lost > 0 && lost * 1000 <= u64::from(SENT) * PERMILLE, "{protocol} {family}: {lost}");
+        assert!(lost > 0 && lost * 1000 <= u64::from(SENT) * PERMILLE, "{family}: {lost}");
         for reason in [PacketReason::Forged, PacketReason::Malformed, PacketReason::NoFunction] {
             assert_eq!(count(&mut receiver, &other_side(&ends), reason), 0, "{reason:?}");
         }

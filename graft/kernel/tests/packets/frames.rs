@@ -3,7 +3,6 @@
 use millrace_graft_kernel::TALLIES;
 use millrace_graft_kernel::packet::{
     FRAME_BYTES, FunctionHook, OpenedFunction, PacketHooks, PacketReason, SessionEnds, TalkMessage, Tick,
-    WireProtocol,
 };
 use millrace_testkit::wait_for;
 use nix::sched::{CpuSet, sched_getcpu, sched_setaffinity};
@@ -11,7 +10,7 @@ use nix::unistd::Pid;
 
 use crate::datagrams::{ETHERNET, PASS_ON, REDIRECT, SHOT, XDP_DROP, XDP_PASS, datagram, v4, v6};
 use crate::net::root;
-use crate::{counted, ends, hooks, list, open, other_side};
+use crate::{counted, ends, hooks, list, open, other_side, sides};
 
 pub fn run(hooks: &PacketHooks, hook: FunctionHook, frame: &[u8]) -> (i32, Vec<u8>) {
     let run = hooks.run(hook, frame).expect("a run");
@@ -163,7 +162,6 @@ fn forged_frames_are_dropped() {
         key: [7; 16],
         list: list(&["number", "repair"]),
         budget_ns: 0,
-        protocol: WireProtocol::Udp,
     };
     other.open(session).expect("a session");
     let reflected = {
@@ -186,6 +184,55 @@ fn forged_frames_are_dropped() {
     }
     // The unchanged datagram is still accepted after the forged ones.
     assert_eq!(reason(&mut receiver, &there, FunctionHook::Rx, &good).0, PacketReason::LetIn);
+}
+
+/// Packets with a changed bit behind the IP header or with another length, and replayed packets, change nothing but
+/// counters.
+#[test]
+fn forged_and_replayed_packets_change_only_counters() {
+    if !root("forged_and_replayed_packets_change_only_counters") {
+        return;
+    }
+    let near = v4();
+    let far = other_side(&v4());
+    let [sender, mut receiver] = sides(near, &["number", "repair"]);
+    let good = framed(&sender, &near, b"payload");
+    let ports = ETHERNET + 20;
+    let before = receiver.progress(&far).expect("progress");
+    // The packet's trailer authenticates neither UDP's checksum nor the payload. The host's kernel checks the former, and
+    // the application the latter.
+    for byte in (ports..ports + 4).chain(good.len() - FRAME_BYTES..good.len()) {
+        for bit in 0..8 {
+            let mut bad = good.clone();
+            bad[byte] ^= 1 << bit;
+            for (hook, drop) in [(FunctionHook::Rx, XDP_DROP), (FunctionHook::Repair, SHOT)] {
+                if byte < ports + 4 {
+                    // A packet with another port belongs to no session.
+                    assert_eq!(run(&receiver, hook, &bad).1, bad);
+                    continue;
+                }
+                let (why, verdict, _) = reason(&mut receiver, &far, hook, &bad);
+                assert!(
+                    matches!(why, PacketReason::Malformed | PacketReason::Forged),
+                    "{byte} {bit}: {why:?}"
+                );
+                assert_eq!(verdict, drop);
+            }
+        }
+    }
+    for cut in 1..good.len() - ports - 8 {
+        let mut bad = good[..good.len() - cut].to_vec();
+        let ip_bytes = (bad.len() - ETHERNET) as u16;
+        bad[ETHERNET + 2..ETHERNET + 4].copy_from_slice(&ip_bytes.to_be_bytes());
+        bad[ports + 4..ports + 6].copy_from_slice(&(ip_bytes - 20).to_be_bytes());
+        for hook in [FunctionHook::Rx, FunctionHook::Repair] {
+            let (why, ..) = reason(&mut receiver, &far, hook, &bad);
+            assert!(matches!(why, PacketReason::Malformed | PacketReason::Forged), "{cut}: {why:?}");
+        }
+    }
+    assert_eq!(receiver.progress(&far).expect("progress"), before);
+    assert_eq!(reason(&mut receiver, &far, FunctionHook::Rx, &good).0, PacketReason::LetIn);
+    assert_eq!(reason(&mut receiver, &far, FunctionHook::Rx, &good).0, PacketReason::Duplicate);
 }
 
 /// Packets of random bytes get a verdict, and the program raises exactly one of its counters of reasons for verdicts.
@@ -378,7 +425,6 @@ fn invalid_session_changes_are_refused() {
         key: [0; 16],
         list: list(functions),
         budget_ns: 0,
-        protocol: WireProtocol::Udp,
     };
     let table = [
         (session(v4(), &[]), "there is a session"),

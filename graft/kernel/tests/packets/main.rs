@@ -13,15 +13,14 @@ mod shared;
 mod swapped;
 mod traffic;
 mod unread;
-mod wire;
 
 use millrace_testkit::net;
 use std::net::SocketAddr;
 
-use millrace_graft_kernel::{FUNCTIONS, ShippedObject};
 use millrace_graft_kernel::packet::{
-    FunctionList, FunctionSession, OpenedFunction, PacketHooks, PacketReason, SessionEnds, WireProtocol,
+    FunctionList, FunctionSession, OpenedFunction, PacketHooks, PacketReason, SessionEnds,
 };
+use millrace_graft_kernel::{FUNCTIONS, ShippedObject};
 
 pub const KEY: [u8; 16] = *b"sixteen bytes, !";
 
@@ -62,19 +61,15 @@ pub fn other_side(ends: &SessionEnds) -> SessionEnds {
 }
 
 pub fn open(hooks: &mut PacketHooks, ends: SessionEnds, functions: &[&str]) {
-    open_over(hooks, ends, functions, WireProtocol::Udp);
-}
-
-pub fn open_over(hooks: &mut PacketHooks, ends: SessionEnds, functions: &[&str], protocol: WireProtocol) {
-    let session = FunctionSession { ends, key: KEY, list: list(functions), budget_ns: 0, protocol };
+    let session = FunctionSession { ends, key: KEY, list: list(functions), budget_ns: 0 };
     hooks.open(session).unwrap_or_else(|error| panic!("{error}"));
 }
 
 /// Opens a session at both hosts, each with its own dispatcher.
-pub fn sides(ends: SessionEnds, functions: &[&str], protocol: WireProtocol) -> [PacketHooks; 2] {
+pub fn sides(ends: SessionEnds, functions: &[&str]) -> [PacketHooks; 2] {
     [ends, other_side(&ends)].map(|ends| {
         let mut hooks = hooks();
-        open_over(&mut hooks, ends, functions, protocol);
+        open(&mut hooks, ends, functions);
         hooks
     })
 }

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use millrace_graft_kernel::packet::{
     FunctionHook, PATH_SESSIONS, PacketHooks, PacketReason, SessionEnds, SessionPath, SessionRoom,
-    WireProtocol,
 };
 use millrace_testkit::wait_for;
 use nix::sched::{CloneFlags, unshare};
@@ -14,8 +13,7 @@ use nix::sched::{CloneFlags, unshare};
 use crate::datagrams::{PASS_ON, REDIRECT, SHOT, XDP_DROP, XDP_PASS, datagram, v4, v6};
 use crate::frames::{reason, run};
 use crate::net::{check_frame, ip as net_ip, root};
-use crate::wire::{as_udp, on_the_wire};
-use crate::{count, hooks, open, open_over, other_side, sides};
+use crate::{count, hooks, open, other_side, sides};
 
 /// Calls `work` with the index of an interface with two queues, in a new network namespace.
 fn with_two_queues(work: impl FnOnce(u32) + Send) {
@@ -59,14 +57,6 @@ fn addresses(ends: &SessionEnds, frame: &[u8]) -> [IpAddr; 2] {
     }
 }
 
-/// Returns session addresses of both IP versions, each with both protocols that can carry the packets: UDP and IP
-/// protocol 253.
-fn kinds() -> impl Iterator<Item = (SessionEnds, WireProtocol)> {
-    [v4(), v6()]
-        .into_iter()
-        .flat_map(|ends| [WireProtocol::Udp, WireProtocol::Ip253].map(|over| (ends, over)))
-}
-
 /// A datagram has its path's addresses on the wire, and the session's addresses at both hosts. All checksums are
 /// correct.
 #[test]
@@ -75,9 +65,9 @@ fn datagram_of_a_redundant_session_is_sent_on_each_path() {
         return;
     }
     with_two_queues(|ifindex| {
-        for (ends, over) in kinds() {
+        for ends in [v4(), v6()] {
             let there = other_side(&ends);
-            let [mut sender, mut receiver] = sides(ends, &["number"], over);
+            let [mut sender, mut receiver] = sides(ends, &["number"]);
             let near = paths(&ends, [LOOPBACK, ifindex], [1, 1]);
             sender.set_paths(&ends, &near, false).expect("paths");
             let far = turned(paths(&ends, [ifindex, ifindex], [1, 1]));
@@ -90,8 +80,7 @@ fn datagram_of_a_redundant_session_is_sent_on_each_path() {
                 assert_eq!(why, PacketReason::Sent);
                 assert_eq!(verdict, if at % 2 == 0 { PASS_ON } else { REDIRECT });
                 assert_eq!(addresses(&ends, &frame), [path.local, path.remote]);
-                let udp = if over == WireProtocol::Ip253 { as_udp(&frame) } else { frame.clone() };
-                assert!(check_frame(&udp), "{at}");
+                assert!(check_frame(&frame), "{at}");
                 let came = receiver.run_at((ifindex, 0), &frame).expect("a run");
                 assert_eq!(came.verdict, XDP_PASS);
                 assert_eq!(addresses(&ends, &came.frame), [ends.local.ip(), ends.remote.ip()]);
@@ -115,9 +104,9 @@ fn network_path_refuses_packets_of_other_interfaces_addresses_or_keys() {
         return;
     }
     with_two_queues(|ifindex| {
-        for (ends, over) in kinds() {
+        for ends in [v4(), v6()] {
             let there = other_side(&ends);
-            let [mut sender, mut receiver] = sides(ends, &["number"], over);
+            let [mut sender, mut receiver] = sides(ends, &["number"]);
             sender.set_paths(&ends, &paths(&ends, [LOOPBACK, ifindex], [0, 1]), false).expect("paths");
             let far = turned(paths(&ends, [ifindex, ifindex], [1, 1]));
             receiver.set_paths(&there, &far, false).expect("paths");
@@ -141,13 +130,8 @@ fn network_path_refuses_packets_of_other_interfaces_addresses_or_keys() {
             let others = receiver.others().expect("others");
             assert_eq!(receiver.run_at((ifindex, 0), &frame).expect("a run").frame, frame);
             assert_eq!(receiver.others().expect("others"), others + 1);
-            open_over(&mut receiver, there, &["number"], over);
+            open(&mut receiver, there, &["number"]);
             receiver.set_paths(&there, &far, false).expect("the same again");
-            // A session over UDP drops packets of IP protocol 253, and vice versa.
-            let (_, frame) = run(&sender, FunctionHook::Tx, &datagram(&ends, b"by the second"));
-            let other = if over == WireProtocol::Ip253 { as_udp(&frame) } else { on_the_wire(&frame) };
-            assert_eq!(receiver.run_at((ifindex, 0), &other).expect("a run").verdict, XDP_DROP);
-            assert_eq!(count(&mut receiver, &there, PacketReason::OtherProtocol), 1);
         }
     });
 }
@@ -240,7 +224,7 @@ fn packet_that_a_slower_path_may_deliver_is_not_requested_again() {
         let ends = v4();
         let there = other_side(&v4());
         wait_for("a time in which this machine does not stand still", || {
-            let [mut sender, mut receiver] = sides(ends, &["number"], WireProtocol::Udp);
+            let [mut sender, mut receiver] = sides(ends, &["number"]);
             sender.set_paths(&ends, &paths(&ends, [LOOPBACK, ifindex], [1, 1]), false).expect("paths");
             let far = turned(paths(&ends, [ifindex, ifindex], [1, 1]));
             receiver.set_paths(&there, &far, false).expect("paths");

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use millrace_graft_kernel::packet::{
     FRAME_BYTES, FunctionHook, FunctionSession, PacketHooks, PacketReason, SEAL_BYTES, SEALED_MAX, SealKeys,
-    SessionEnds, TalkMessage, WireProtocol,
+    SessionEnds, TalkMessage,
 };
 use millrace_kernel::crypto::QuicKeys;
 use millrace_kernel::xdp::XdpMode;
@@ -109,11 +109,7 @@ fn keys([there, back]: [SealedDirection; 2], limit: u64) -> SealKeys {
 }
 
 fn open_keyless(hooks: &mut PacketHooks, ends: SessionEnds, functions: &[&str]) {
-    open_keyless_over(hooks, ends, functions, WireProtocol::Udp);
-}
-
-fn open_keyless_over(hooks: &mut PacketHooks, ends: SessionEnds, functions: &[&str], protocol: WireProtocol) {
-    let session = FunctionSession { ends, key: KEY, list: list(functions), budget_ns: 0, protocol };
+    let session = FunctionSession { ends, key: KEY, list: list(functions), budget_ns: 0 };
     hooks.open_sealed(session).unwrap_or_else(|error| panic!("{error}"));
 }
 
@@ -133,23 +129,13 @@ pub fn pair_of(
     functions: &[&str],
     make: impl Fn() -> PacketHooks,
 ) -> (PacketHooks, PacketHooks) {
-    pair_over(WireProtocol::Udp, ends, cipher, functions, make)
-}
-
-pub fn pair_over(
-    protocol: WireProtocol,
-    ends: SessionEnds,
-    cipher: SealedCipher,
-    functions: &[&str],
-    make: impl Fn() -> PacketHooks,
-) -> (PacketHooks, PacketHooks) {
     let mut sender = make();
     let mut receiver = make();
     let [there, back] = directions(cipher);
     for (hooks, ends, directions) in
         [(&mut sender, ends, [there, back]), (&mut receiver, other_side(&ends), [back, there])]
     {
-        open_keyless_over(hooks, ends, functions, protocol);
+        open_keyless(hooks, ends, functions);
         install(hooks, &ends, directions, 0);
     }
     (sender, receiver)
@@ -614,16 +600,16 @@ fn lost_packets_are_sent_again() {
     if !root("lost_packets_are_sent_again") {
         return;
     }
-    for (family, protocol, cipher) in [
-        (4, WireProtocol::Udp, SealedCipher::ChaCha20Poly1305),
-        (6, WireProtocol::Udp, SealedCipher::Aes128Gcm),
-        (4, WireProtocol::Ip253, SealedCipher::Aes128Gcm),
-        (6, WireProtocol::Ip253, SealedCipher::ChaCha20Poly1305),
+    for (family, cipher) in [
+        (4, SealedCipher::ChaCha20Poly1305),
+        (6, SealedCipher::Aes128Gcm),
+        (4, SealedCipher::Aes128Gcm),
+        (6, SealedCipher::ChaCha20Poly1305),
     ] {
-        let site = PacketHook::over("sealed", family, protocol);
+        let site = PacketHook::new("sealed", family);
         let (near, far) = site.sockets();
         let there = other_side(&site.ends);
-        let (mut sender, mut receiver) = pair_over(protocol, site.ends, cipher, &["number", "repair"], hooks);
+        let (mut sender, mut receiver) = pair(site.ends, cipher, &["number", "repair"]);
         site.attach(&site.network.publisher, &mut sender);
         site.attach(&site.network.subscriber, &mut receiver);
         let stop = AtomicBool::new(false);
@@ -679,18 +665,17 @@ fn acknowledgements_retransmissions_and_parity_packets_are_encrypted() {
     }
     let parity: &[&str] = &["window", "number", "fec", "repair", "acknowledge"];
     use SealedCipher::{Aes128Gcm, ChaCha20Poly1305};
-    use WireProtocol::{Ip253, Udp};
     use XdpMode::{Auto, Generic};
-    for (family, protocol, mode, cipher, functions) in [
-        (4, Udp, Auto, ChaCha20Poly1305, SELECTIVE),
-        (6, Udp, Auto, Aes128Gcm, GO_BACK),
-        (4, Udp, Auto, Aes128Gcm, parity),
-        (6, Udp, Generic, ChaCha20Poly1305, parity),
-        (4, Udp, Generic, ChaCha20Poly1305, GO_BACK),
-        (4, Ip253, Generic, ChaCha20Poly1305, parity),
-        (4, Ip253, Auto, ChaCha20Poly1305, GO_BACK),
-        (6, Ip253, Auto, Aes128Gcm, SELECTIVE),
-        (6, Ip253, Auto, ChaCha20Poly1305, parity),
+    for (family, mode, cipher, functions) in [
+        (4, Auto, ChaCha20Poly1305, SELECTIVE),
+        (6, Auto, Aes128Gcm, GO_BACK),
+        (4, Auto, Aes128Gcm, parity),
+        (6, Generic, ChaCha20Poly1305, parity),
+        (4, Generic, ChaCha20Poly1305, GO_BACK),
+        (4, Generic, ChaCha20Poly1305, parity),
+        (4, Auto, ChaCha20Poly1305, GO_BACK),
+        (6, Auto, Aes128Gcm, SELECTIVE),
+        (6, Auto, ChaCha20Poly1305, parity),
     ] {
         let parameters = [
             ("window", "packets", 64),
@@ -699,7 +684,7 @@ fn acknowledgements_retransmissions_and_parity_packets_are_encrypted() {
             ("gobackn", "retry_us", 20_000),
             ("fec", "packets", 8),
         ];
-        let site = PacketHook { mode, ..PacketHook::over("sealedf", family, protocol) };
+        let site = PacketHook { mode, ..PacketHook::new("sealedf", family) };
         let (near, far) = site.sockets();
         match family {
             4 => setsockopt(&near, sockopt::Ipv4RecvErr, &true).expect("errors"),
@@ -707,7 +692,7 @@ fn acknowledgements_retransmissions_and_parity_packets_are_encrypted() {
         }
         let there = other_side(&site.ends);
         let make = || hooks_of(functions, &parameters);
-        let (mut sender, mut receiver) = pair_over(protocol, site.ends, cipher, functions, make);
+        let (mut sender, mut receiver) = pair_of(site.ends, cipher, functions, make);
         site.attach(&site.network.publisher, &mut sender);
         site.attach(&site.network.subscriber, &mut receiver);
         let stop = AtomicBool::new(false);

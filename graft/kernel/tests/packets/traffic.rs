@@ -8,9 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use millrace_graft_kernel::packet::{
-    FunctionList, PacketHooks, PacketReason, SessionEnds, TalkMessage, WireProtocol,
-};
+use millrace_graft_kernel::packet::{FunctionList, PacketHooks, PacketReason, SessionEnds, TalkMessage};
 use millrace_kernel::xdp::XdpMode;
 use millrace_testkit::{wait_for, wait_until};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -20,7 +18,7 @@ use crate::net::{
     NamespaceNetwork, PacketCapture, RawSender, ifindex, inside, ip, link_address, root,
     set_checksum_offload, socket, stay_on_this_cpu,
 };
-use crate::{count, ends, hooks, hooks_of, list, open_over, other_side};
+use crate::{count, ends, hooks, hooks_of, list, open, other_side};
 
 /// Time limit for the arrival of a packet, or for free space in the window.
 pub const LONG: Duration = millrace_testkit::BOUND;
@@ -48,27 +46,19 @@ pub enum DatagramFate {
 pub struct PacketHook {
     pub network: NamespaceNetwork,
     pub ends: SessionEnds,
-    pub protocol: WireProtocol,
     pub mode: XdpMode,
     pub family: u8,
 }
 
 impl PacketHook {
     pub fn new(name: &str, family: u8) -> Self {
-        Self::over(name, family, WireProtocol::Udp)
-    }
-
-    pub fn over(name: &str, family: u8, protocol: WireProtocol) -> Self {
         let network = NamespaceNetwork::new(name);
         for (namespace, host) in [(&network.publisher, 1), (&network.subscriber, 2)] {
             let address =
                 if family == 4 { format!("10.99.0.{host}/24") } else { format!("fd99::{host}/64 nodad") };
             ip(&format!("-n {namespace} addr add {address} dev eth"));
-            // The wire forwards frames through packet sockets, so checksums have to be complete. For protocol 253 the
-            // dispatcher completes them.
-            if protocol == WireProtocol::Udp {
-                set_checksum_offload(namespace, "eth", false);
-            }
+            // The wire forwards frames through packet sockets, so checksums have to be complete.
+            set_checksum_offload(namespace, "eth", false);
         }
         // Link addresses are set by hand, so no packet is dropped while a neighbour is being resolved.
         for (namespace, other, host) in
@@ -82,7 +72,7 @@ impl PacketHook {
             4 => ends("10.99.0.1:7000", "10.99.0.2:6000"),
             _ => ends("[fd99::1]:7000", "[fd99::2]:6000"),
         };
-        Self { network, ends, protocol, mode: XdpMode::Auto, family }
+        Self { network, ends, mode: XdpMode::Auto, family }
     }
 
     pub fn sockets(&self) -> (UdpSocket, UdpSocket) {
@@ -109,7 +99,7 @@ impl PacketHook {
             [(&self.network.publisher, self.ends), (&self.network.subscriber, other_side(&self.ends))];
         sides.map(|(namespace, ends)| {
             let mut hooks = make();
-            open_over(&mut hooks, ends, functions, self.protocol);
+            open(&mut hooks, ends, functions);
             self.attach(namespace, &mut hooks);
             hooks
         })
@@ -127,7 +117,6 @@ impl PacketHook {
             from: PacketCapture::on(relay, from),
             to: RawSender::new(relay, to),
             source: link_address(host, "eth"),
-            protocol: self.protocol,
             count: 0,
             held: None,
         };
@@ -158,7 +147,6 @@ struct WireDirection {
     from: PacketCapture,
     to: RawSender,
     source: [u8; 6],
-    protocol: WireProtocol,
     count: u64,
     held: Option<Vec<u8>>,
 }
@@ -170,12 +158,11 @@ impl WireDirection {
             if frame[6..12] != self.source {
                 continue;
             }
-            let Some(protocol) = protocol_of(&frame) else {
+            if !is_datagram(&frame) {
                 // Other frames, such as neighbour discovery, are forwarded at once, even while a datagram is held back.
                 self.to.send(&frame);
                 continue;
-            };
-            assert!(protocol == self.protocol, "{frame:?}");
+            }
             let fate = fate(self.count);
             self.count += 1;
             match fate {
@@ -196,18 +183,14 @@ impl WireDirection {
     }
 }
 
-/// Returns the IP protocol of a session's datagram; `None` for other frames.
-pub fn protocol_of(frame: &[u8]) -> Option<WireProtocol> {
-    let number = match &frame[12..14] {
-        [8, 0] => frame[23],
-        [0x86, 0xdd] => frame[20],
-        _ => return None,
-    };
-    WireProtocol::ALL.into_iter().find(|protocol| protocol.number() == number)
-}
-
+/// Returns whether the frame is a datagram of UDP.
 pub fn is_datagram(frame: &[u8]) -> bool {
-    protocol_of(frame).is_some()
+    const UDP: u8 = 17;
+    match &frame[12..14] {
+        [8, 0] => frame[23] == UDP,
+        [0x86, 0xdd] => frame[20] == UDP,
+        _ => false,
+    }
 }
 
 fn message(number: u32) -> Vec<u8> {
@@ -375,10 +358,8 @@ fn lost_packets_are_sent_again() {
     if !root("lost_packets_are_sent_again") {
         return;
     }
-    for (family, protocol) in
-        [(4, WireProtocol::Udp), (6, WireProtocol::Udp), (4, WireProtocol::Ip253), (6, WireProtocol::Ip253)]
-    {
-        let site = PacketHook::over("repair", family, protocol);
+    for family in [4, 6] {
+        let site = PacketHook::new("repair", family);
         assert_eq!(site.family, family);
         let (near, far) = site.sockets();
         let [mut sender, mut receiver] = site.hooks(&["number", "repair"]);
@@ -418,33 +399,27 @@ fn packets_after_one_with_a_higher_number_are_dropped() {
     if !root("packets_after_one_with_a_higher_number_are_dropped") {
         return;
     }
-    for protocol in WireProtocol::ALL {
-        what_is_late_is_dropped_over(protocol, SENT);
-    }
-}
-
-fn what_is_late_is_dropped_over(protocol: WireProtocol, sent: u32) {
-    let site = PacketHook::over("order", 4, protocol);
+    let site = PacketHook::new("order", 4);
     let (near, far) = site.sockets();
     let [_sender, mut receiver] = site.hooks(&["number", "order"]);
     let stop = AtomicBool::new(false);
     // The wire loses none of the last datagrams, so that the receiver knows when all messages have arrived that can
     // arrive.
     let unruly = |count: u64| match count % 10 {
-        _ if count > u64::from(sent) - 20 => DatagramFate::Pass,
+        _ if count > u64::from(SENT) - 20 => DatagramFate::Pass,
         3 => DatagramFate::Lose,
         5 => DatagramFate::Hold,
         7 => DatagramFate::Double,
         _ => DatagramFate::Pass,
     };
-    let rounds = u64::from(sent - 20) / 10;
+    let rounds = u64::from(SENT - 20) / 10;
     let pace = TrafficPace::ahead(20);
     let wire = site.wire();
     let got = thread::scope(|scope| {
         let _end = AtEnd(&stop, true);
         scope.spawn(|| wire.run(&stop, unruly));
-        scope.spawn(|| pace.send(&near, sent));
-        let got = pace.receive_some(&far, (u64::from(sent) - 2 * rounds) as usize);
+        scope.spawn(|| pace.send(&near, SENT));
+        let got = pace.receive_some(&far, (u64::from(SENT) - 2 * rounds) as usize);
         stop.store(true, Ordering::Relaxed);
         got
     });
@@ -453,7 +428,7 @@ fn what_is_late_is_dropped_over(protocol: WireProtocol, sent: u32) {
     let late = count(&mut receiver, &there, PacketReason::Late);
     let duplicates = count(&mut receiver, &there, PacketReason::Duplicate);
     assert!(late >= rounds && duplicates >= rounds, "{late} late, {duplicates} twice");
-    assert_eq!(got.len() as u64 + late, u64::from(sent) - rounds, "what is not lost comes, or comes late");
+    assert_eq!(got.len() as u64 + late, u64::from(SENT) - rounds, "what is not lost comes, or comes late");
 }
 
 /// Both hosts swap between two lists of functions, back and forth, while packets are sent.
@@ -531,21 +506,20 @@ fn function_lists_with_a_send_window_deliver_each_message_once() {
             _ => DatagramFate::Pass,
         }
     };
-    use WireProtocol::{Ip253, Udp};
-    for (family, protocol, functions, packets) in [
-        (4, Udp, SELECTIVE, 64),
-        (6, Udp, SELECTIVE, 256),
-        (4, Udp, GO_BACK, 64),
-        (6, Udp, GO_BACK, 16),
-        (4, Udp, GO_BACK, 1),
-        (4, Ip253, SELECTIVE, 256),
-        (6, Ip253, SELECTIVE, 64),
-        (4, Ip253, GO_BACK, 16),
-        (6, Ip253, GO_BACK, 64),
-        (6, Ip253, GO_BACK, 1),
-        (4, Ip253, PARTIAL, 64),
+    for (family, functions, packets) in [
+        (4, SELECTIVE, 64),
+        (6, SELECTIVE, 256),
+        (4, GO_BACK, 64),
+        (6, GO_BACK, 16),
+        (4, GO_BACK, 1),
+        (4, SELECTIVE, 256),
+        (6, SELECTIVE, 64),
+        (4, GO_BACK, 16),
+        (6, GO_BACK, 64),
+        (6, GO_BACK, 1),
+        (4, PARTIAL, 64),
     ] {
-        let site = PacketHook::over("window", family, protocol);
+        let site = PacketHook::new("window", family);
         let (near, far) = site.sockets();
         match family {
             4 => setsockopt(&near, sockopt::Ipv4RecvErr, &true).expect("errors"),
@@ -611,17 +585,11 @@ fn function_lists_with_a_send_window_deliver_each_message_once() {
 #[test]
 fn change_between_go_back_n_and_selective_repeat_loses_no_packet() {
     const SENT: u32 = 3000;
+    const PARTS: u32 = 5;
     if !root("change_between_go_back_n_and_selective_repeat_loses_no_packet") {
         return;
     }
-    for protocol in WireProtocol::ALL {
-        windows_are_swapped_over(protocol, SENT);
-    }
-}
-
-fn windows_are_swapped_over(protocol: WireProtocol, sent_in_all: u32) {
-    const PARTS: u32 = 5;
-    let site = PacketHook::over("swapw", 4, protocol);
+    let site = PacketHook::new("swapw", 4);
     let (near, far) = site.sockets();
     setsockopt(&near, sockopt::Ipv4RecvErr, &true).expect("errors");
     let parameters =
@@ -639,10 +607,10 @@ fn windows_are_swapped_over(protocol: WireProtocol, sent_in_all: u32) {
             wire.run(&stop, |count| if count % 23 < 2 { DatagramFate::Lose } else { DatagramFate::Pass })
         });
         get_to_know(&site, &sender, &mut receiver);
-        let receiving = scope.spawn(|| receive(&far, sent_in_all as usize));
+        let receiving = scope.spawn(|| receive(&far, SENT as usize));
         // The sender waits for each of the first swaps of function lists, and then sends a part of the messages.
         let sending = scope.spawn(|| {
-            let part = sent_in_all / PARTS;
+            let part = SENT / PARTS;
             for at in 0..PARTS {
                 wait_for("a swap", || swapped.load(Ordering::Relaxed) >= at);
                 send_into_window(&near, at * part..(at + 1) * part);
@@ -672,7 +640,7 @@ fn windows_are_swapped_over(protocol: WireProtocol, sent_in_all: u32) {
         stop.store(true, Ordering::Relaxed);
         (receiving.join().expect("messages"), rounds)
     });
-    assert_all_once(&got, sent_in_all);
+    assert_all_once(&got, SENT);
     assert!(rounds > 3, "{rounds}");
 }
 
@@ -735,10 +703,8 @@ fn parity_recovers_single_losses() {
     if !root("parity_recovers_single_losses") {
         return;
     }
-    for (family, protocol) in
-        [(4, WireProtocol::Udp), (6, WireProtocol::Udp), (4, WireProtocol::Ip253), (6, WireProtocol::Ip253)]
-    {
-        let site = PacketHook::over("fec", family, protocol);
+    for family in [4, 6] {
+        let site = PacketHook::new("fec", family);
         let (near, far) = site.sockets();
         let [mut sender, mut receiver] = site.hooks_of(&["number", "fec"], &[("fec", "packets", 8)]);
         let stop = AtomicBool::new(false);

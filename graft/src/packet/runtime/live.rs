@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_graft_kernel::packet::{FunctionHook, PacketReason, SessionProgress, Tick, WireProtocol};
+use millrace_graft_kernel::packet::{FunctionHook, PacketReason, SessionProgress, Tick};
 
 use super::super::agree::{ListAgreement, Since};
 use super::super::budget::BudgetMeter;
@@ -205,10 +205,8 @@ impl LiveSession {
         (self.owes_greeting, self.greeting) = (true, now);
     }
 
-    /// Returns why nothing has arrived from the other end yet, as far as that is known. Any host may send packets of
-    /// another protocol, so a reason about the protocol is only a guess.
+    /// Returns why nothing has arrived from the other end yet, as far as that is known.
     pub fn unheard(&self, counts: &[(PacketReason, u64)]) -> Option<String> {
-        let protocol = self.session.protocol;
         let peer = &self.session.peer;
         let some =
             |wanted: PacketReason| counts.iter().any(|(reason, count)| *reason == wanted && *count > 0);
@@ -231,14 +229,7 @@ impl LiveSession {
         if self.peer.is_some() || some(PacketReason::LetIn) {
             return None;
         }
-        let why = match (some(PacketReason::OtherProtocol), protocol) {
-            (true, _) => format!(
-                "no packets arrive with protocol = \"{protocol}\", which has to be the same at both ends"
-            ),
-            (_, WireProtocol::Udp) => "the path does not let its ports through".to_owned(),
-            (_, WireProtocol::Ip253) => "the path does not let IP protocol 253 through".to_owned(),
-        };
-        Some(format!("no packet has come from the other end: {why}"))
+        Some("no packet has come from the other end: the path does not let its ports through".to_owned())
     }
 
     /// Reports whether datagrams can pass.
@@ -266,11 +257,10 @@ impl LiveSession {
         if self.session.peer != session.peer
             || self.session.name != *name
             || self.session.cipher != session.cipher
-            || self.session.protocol != session.protocol
             || self.session.paths != session.paths
         {
             return Err(Error::Settings(format!(
-                "session {name}: its name, peer, cipher, protocol and paths cannot change while the daemon runs"
+                "session {name}: its name, peer, cipher and paths cannot change while the daemon runs"
             )));
         }
         let wanted = if is_wanted { &session.graft } else { &self.graft.name };
@@ -325,7 +315,6 @@ impl LiveSession {
                 .round_trip
                 .map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
             functions: self.graft.names(),
-            protocol: self.session.protocol.name().to_owned(),
             sealed: self.keying.cipher.map_or("clear", AeadCipher::name).to_owned(),
             has_keys: self.is_open(),
             packets: packets.map(|(reason, count)| (reason.name().to_owned(), *count)).collect(),

@@ -1,12 +1,11 @@
 //! Tests with two runtimes, each in a network namespace of its own, with a veth pair between them. They need root.
 
-mod icmp_errors;
 mod many;
 mod paths;
 mod sealed;
 mod versions;
 
-use std::net::{SocketAddr, UdpSocket};
+use std::net::UdpSocket;
 use std::process::Command;
 
 use millrace_testkit::StopOnDrop;

@@ -4,13 +4,13 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use millrace_graft_kernel::packet::{SessionEnds, WireProtocol};
+use millrace_graft_kernel::packet::SessionEnds;
 use nix::unistd::{Gid, Group, Uid, User};
 use serde::Deserialize;
 
 use super::super::keys::AeadCipher;
 use super::paths::{self, Division, PathSettings};
-use super::{CANONICAL, RawProtocol, SessionSetting};
+use super::{CANONICAL, SessionSetting};
 use crate::Error;
 use crate::identity::PeerTrust;
 
@@ -37,8 +37,6 @@ pub struct PeerSetting {
     pub ends: Vec<SessionEnds>,
     /// Cipher of the sessions, or `None` if they are in clear.
     pub cipher: Option<AeadCipher>,
-    /// Protocol of the sessions' packets between the hosts.
-    pub protocol: WireProtocol,
     /// Users that may open sessions with the peer.
     pub users: BTreeSet<u32>,
     /// Groups whose members may open sessions with the peer.
@@ -76,9 +74,6 @@ pub struct RawSessionPeer {
     /// True if applications' sessions with the peer are not encrypted, as for `clear` of a session.
     #[serde(default)]
     clear: bool,
-    /// Protocol of applications' sessions with the peer, as for `protocol` of a session.
-    #[serde(default)]
-    protocol: RawProtocol,
     /// Paths of each of applications' sessions with the peer.
     #[serde(default)]
     path: Vec<paths::PathSetting>,
@@ -119,7 +114,6 @@ impl PeerSetting {
             peer: self.name.clone(),
             graft: CANONICAL.to_owned(),
             cipher: self.cipher,
-            protocol: self.protocol,
             when: Vec::new(),
             paths: self.paths.clone(),
         })
@@ -158,14 +152,12 @@ impl RawSessionPeer {
         let cipher = (!self.clear).then(|| self.cipher.unwrap_or_default());
         let sessions_per_user = self.sessions_per_user.unwrap_or(SESSIONS_PER_USER);
         let paths = PathSettings::checked(self.path, self.paths, &daemons).map_err(&wrong)?;
-        let protocol = self.protocol.into();
         Ok(PeerSetting {
             name,
             trust,
             daemons,
             ends,
             cipher,
-            protocol,
             users,
             groups,
             sessions_per_user,

@@ -118,20 +118,6 @@ fn invalid_session_path_settings_are_refused() {
 }
 
 #[test]
-fn session_without_protocol_is_udp() {
-    let table = [
-        ("", WireProtocol::Udp),
-        ("protocol = \"udp\"", WireProtocol::Udp),
-        ("protocol = \"253\"", WireProtocol::Ip253),
-    ];
-    for (line, want) in table {
-        let settings = parse(&format!("{TEXT}{line}\n{PEER}{line}\n")).expect(line);
-        assert!(settings.sessions.len() > 1);
-        assert!(settings.sessions.iter().all(|session| session.protocol == want), "{line}");
-    }
-}
-
-#[test]
 fn round_trip_time_rules_are_read_and_invalid_ones_are_refused() {
     let measured = TEXT.replace("\"repair\"]", "\"repair\", \"acknowledge\"]");
     let measured = measured.replace("\"order\"]", "\"order\", \"acknowledge\"]");
@@ -326,7 +312,7 @@ fn invalid_settings_are_refused() {
         ("peer = ", "clear = true\ncipher = \"aes-128-gcm\"\npeer = ", "clear and cipher exclude each other"),
         ("peer = ", "cipher = \"rot13\"\npeer = ", "not \"rot13\""),
         ("peer = ", "rings = true\npeer = ", "rings left Millrace: remove it"),
-        ("peer = ", "protocol = \"254\"\npeer = ", "is \"udp\" or \"253\", not \"254\""),
+        ("peer = ", "protocol = \"253\"\npeer = ", "protocol left Millrace: remove it"),
         ("[sessions.parameters.repair]", "[sessions.parameters.mend]", "there is no function mend"),
         (
             "functions = [\"number\", \"repair\"]",

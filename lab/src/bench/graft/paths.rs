@@ -30,9 +30,6 @@ pub struct PathArgs {
     /// Number of runs of each measurement
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Encapsulation of packets: UDP, or IP protocol 253
-    #[arg(long, default_value = "udp", value_parser = ["udp", "253"])]
-    protocol: String,
     /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -98,11 +95,10 @@ impl PathArgs {
             "[sessions.parameters.window]\npackets = 256\n[sessions.parameters.repair]\ntries = 0\nretry_us = {}\n",
             u64::from(self.links.rtt_ms) * 1500 + 50_000
         );
-        let session = format!("protocol = \"{}\"\n{}", self.protocol, candidate.session);
         let graft = FunctionListSettings {
             functions: FUNCTIONS,
             parameters,
-            session: &session,
+            session: candidate.session,
             ways: candidate.ways,
         };
         let sending = Duration::from_secs(self.seconds);
@@ -139,7 +135,7 @@ impl PathVariant {
             .collect();
         let links = &args.links;
         json!({
-            "paths": self.name, "protocol": args.protocol, "rate_mbit": links.rate_mbit, "rtt_ms": links.rtt_ms, "loss_percent": links.loss,
+            "paths": self.name, "rate_mbit": links.rate_mbit, "rtt_ms": links.rtt_ms, "loss_percent": links.loss,
             "seconds": args.seconds, "times_one": median_by(figures, |it| it.mbit_s) / one, "rounds": rounds,
         })
     }

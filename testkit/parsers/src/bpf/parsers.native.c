@@ -43,7 +43,6 @@ static void *native_lookup(const void *map, const void *key);
 #include "gate_networks.h"
 #include "gate_packet.h"
 #include "graft_option.h"
-#include "packet_wire.h"
 #include "quic_packet.h"
 #include "rtp.h"
 #include "skb_udp.h"
@@ -87,8 +86,6 @@ __u32 web_native_put_datagram(__u8 *end, __u64 session);
 __u32 web_native_stream_len(__u64 session);
 __u32 web_native_datagram_len(__u64 session);
 int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, struct udp_packet *out);
-int wire_native_parse(const __u8 *frame, __u32 bytes, struct udp_packet *out, struct ip_carried *carried);
-void wire_native_change(const struct udphdr *udp, struct wire_header *wire, struct udphdr *again);
 int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, __u32 bare, struct gate_packet *out);
 int gate_native_take(__u64 *full_at, const struct bucket_rate *rate, __u64 times, __u64 now_ns);
 __u32 gate_native_network(const struct gate_levels *levels, const __u8 *address, __u32 level, __u8 *to);
@@ -209,45 +206,6 @@ int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, stru
 	native.skb.vlan_present = !!vlan_tci;
 	native.skb.vlan_tci = vlan_tci ? *vlan_tci : 0;
 	return parse_udp(&native.skb, out);
-}
-
-/* Parses a frame as packet grafts (packet functions that are loaded into the kernel) do, and returns enum parse. Packet
- * grafts accept UDP or IP protocol 253.
- */
-int wire_native_parse(const __u8 *frame, __u32 bytes, struct udp_packet *out, struct ip_carried *carried)
-{
-	struct native_skb native = {.skb.len = bytes, .frame = frame};
-	struct net_scratch scratch;
-	struct net_cursor cursor = {.source = NET_SKB, .skb = &native.skb, .scratch = &scratch};
-	struct net_udp udp;
-	enum parse result;
-	__be16 protocol;
-
-	if (take_ethernet(&cursor, &protocol, NULL))
-		return PARSE_MALFORMED;
-	if (protocol == bpf_htons(ETH_P_IP))
-		result = parse_ipv4(&cursor, out, carried);
-	else if (protocol == bpf_htons(ETH_P_IPV6))
-		result = parse_ipv6(&cursor, out, carried);
-	else
-		result = PARSE_NOT_UDP;
-	if (result)
-		return result;
-	if (carried->protocol == IPPROTO_UDP ? take_udp(&cursor, &udp) : take_wire(&cursor, carried, &udp))
-		return PARSE_MALFORMED;
-	out->source_port = udp.source;
-	out->destination_port = udp.destination;
-	out->udp_bytes = udp.bytes;
-	out->payload_offset = cursor.at;
-	return PARSE_OK;
-}
-
-/* Converts a UDP header to the header that packet grafts send in its place, and back to a UDP header, as on receiving.
- */
-void wire_native_change(const struct udphdr *udp, struct wire_header *wire, struct udphdr *again)
-{
-	wire_of_udp(wire, udp);
-	udp_of_wire(again, wire, bpf_ntohs(udp->len));
 }
 
 static void copy_head(struct net_head *head, const __u8 *frame, __u32 most)

@@ -113,11 +113,8 @@ impl RepairArgs {
             give_up = list.give_up,
         );
         let functions = list.functions;
-        let session = self.session();
-        self.plan().measure(
-            site,
-            &FunctionListSettings { functions, parameters, session, ..FunctionListSettings::default() },
-        )
+        self.plan()
+            .measure(site, &FunctionListSettings { functions, parameters, ..FunctionListSettings::default() })
     }
 
     /// Returns how many messages are due in all rounds together.
@@ -204,7 +201,7 @@ impl DelayMethod {
             Self::Tcp(_) | Self::Quic => Value::Null,
         };
         json!({
-            "part": "delay", "protocol": args.protocol, "candidate": self.name(), "functions": functions, "rtt_ms": args.delay_rtt_ms,
+            "part": "delay", "candidate": self.name(), "functions": functions, "rtt_ms": args.delay_rtt_ms,
             "loss_percent": args.delay_loss, "rate": args.rate, "bytes": args.bytes, "seconds": args.seconds,
             "sent": sent, "lost": lost, "delay_ms": delays(outcomes), "owed": args.owed(), "p99_of_owed_ms": p99_of_owed(outcomes, args.owed()),
             "rounds": outcomes.iter().map(of).collect::<Vec<_>>(),

@@ -51,19 +51,9 @@ pub struct RepairArgs {
     /// Number of runs of each measurement
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Encapsulation of packet grafts: UDP, or IP protocol 253
-    #[arg(long, default_value = "udp", value_parser = ["udp", "253"])]
-    protocol: String,
     /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-}
-
-impl RepairArgs {
-    /// Returns the lines of the session's settings that select the encapsulation.
-    fn session(&self) -> &'static str {
-        if self.protocol == "253" { "protocol = \"253\"\n" } else { "" }
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

@@ -98,12 +98,7 @@ impl RepairArgs {
             DatagramRun { pace: DatagramPace::Window, bytes: self.bytes, sending, grace: Duration::ZERO };
         let outcome = run.measure(
             site,
-            &FunctionListSettings {
-                functions,
-                parameters,
-                session: self.session(),
-                ..FunctionListSettings::default()
-            },
+            &FunctionListSettings { functions, parameters, ..FunctionListSettings::default() },
         )?;
         let wrong = outcome.wrong;
         let disordered = outcome.disordered;
@@ -181,7 +176,7 @@ impl WindowCell {
                 .collect::<Vec<_>>()
         };
         json!({
-            "part": "window", "protocol": args.protocol, "filled": args.filled, "rtt_ms": rtt_ms, "loss_percent": loss, "window": window, "bytes": args.bytes,
+            "part": "window", "filled": args.filled, "rtt_ms": rtt_ms, "loss_percent": loss, "window": window, "bytes": args.bytes,
             "seconds": args.seconds, "selective_repeat": rounds(&self.selective),
             "go_back_n": rounds(&self.go_back), "ratio": selective / go_back, "formula": formula(loss, window),
         })
