@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Counts code by crate, and fails when a crate, or the product, has more than its bound.
 
-Lines under `src` count if they are neither blank, nor comments, nor tests (tests.rs, `#[cfg(test)]`). Bounds only go down: a crate that has
-become smaller says so, and is given a lower one.
+Lines under `src` count if they are neither blank, nor comments, nor tests. Tests are files such as tests.rs, modules and items behind
+`#[cfg(test)]` or `#[cfg(any(test, ...))]`, and BPF programs for tests (`*_test.bpf.c`). Bounds only go down: a crate that has become smaller
+says so, and is given a lower one.
 
     scripts/sizes.py [--list | --self-test]
 """
@@ -16,7 +17,7 @@ from layers import LAYOUT
 
 BOUND = 12_000
 # The aim is 100,000.
-PRODUCT = 121_200
+PRODUCT = 117_900
 # Folders that are no part of the product.
 OUTSIDE = ("lab", "testkit", "study", "fuzz")
 # Lines by which a bound may exceed the code before it has to be lowered.
@@ -60,12 +61,21 @@ def judge(found):
 
 def lines_of(crate):
     files = [file for end in ("rs", "c", "h") for file in (crate / "src").rglob(f"*.{end}")]
-    return sum(code_lines(file) for file in files if not is_test(file.relative_to(crate)))
+    files = [file for file in files if not is_test(file.relative_to(crate))]
+    for_tests = [module for file in files if file.suffix == ".rs" for module in test_modules(file)]
+    return sum(code_lines(file) for file in files if not any(file.with_suffix("").is_relative_to(module) for module in for_tests))
 
 
 def is_test(file):
     # A file that ends with `.native.c` is compiled for integration tests alone.
-    return any(part in ("test", "tests") for part in file.parts) or re.search(r"(^|_)tests?\.rs$|\.native\.c$", file.name)
+    return any(part in ("test", "tests") for part in file.parts) or re.search(r"(^|_)tests?\.(rs|h|bpf\.c)$|\.native\.c$", file.name)
+
+
+def test_modules(file):
+    """Returns the paths, without `.rs`, of modules that this file declares for tests alone."""
+    folder = file.parent if file.name in ("lib.rs", "main.rs", "mod.rs") else file.with_suffix("")
+    declared = r"#\[cfg\((?:any\()?test\b[^\n]*\]\n(?:\s*#\[[^\n]*\]\n)*\s*(?:pub(?:\([a-z]+\))? )?mod (\w+);"
+    return [folder / name for name in re.findall(declared, file.read_text())]
 
 
 def code_lines(file):
@@ -77,7 +87,9 @@ def code_lines(file):
             continue
         bare = re.sub(r'"(\\.|[^"\\])*"|\'(\\.|[^\'\\])\'', '""', line).split("//")[0]
         opened = bare.count("{") - bare.count("}")
-        if is_next and line and not line.startswith("#["):
+        if is_next and line.startswith("#["):
+            continue
+        if is_next and line:
             inside = depth if opened > 0 else None
             is_next = False
             depth += opened
@@ -97,8 +109,15 @@ def self_test():
             '/* a\n comment */\n//! More.\nfn f() {\n    g("{");\n}\n\n#[cfg(test)]\nuse x;\n#[cfg(test)]\nmod tests {\n    fn t() {}\n}\nstruct S;\n'
         )
         counted = code_lines(file)
+        source = Path(directory) / "crate/src"
+        (source / "a/sim").mkdir(parents=True)
+        (source / "a.rs").write_text('fn f() {}\n#[cfg(any(test, feature = "x"))]\n#[allow(missing_docs)]\npub mod sim;\nmod simple;\n')
+        for name in ("a/sim.rs", "a/sim/one.rs", "a/simple.rs", "one_test.bpf.c"):
+            (source / name).write_text("fn g();\n")
+        of_crate = lines_of(source.parent)
     cases = [
         (counted, 4),
+        (of_crate, 3),
         (len(judge({"a": BOUND, "b/c": PRODUCT - BOUND, "lab/kernel": 10**6})), 1),
         (len(judge({"a": BOUND + 1})), 2),
     ]
