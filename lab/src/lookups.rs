@@ -37,6 +37,7 @@ struct LookupRelay {
     sessions: HashMap<usize, (u64, u64)>,
 }
 
+#[derive(Clone)]
 struct LookupBroadcast {
     namespace: Namespace,
     origin: usize,
@@ -132,8 +133,7 @@ impl LookupCluster {
         let fresh = self.broadcast();
         let old = std::mem::replace(&mut self.broadcasts[number], fresh);
         self.change(&old, None);
-        let LookupBroadcast { namespace, origin } = &self.broadcasts[number];
-        let fresh = LookupBroadcast { namespace: namespace.clone(), origin: *origin };
+        let fresh = self.broadcasts[number].clone();
         self.change(&fresh, Some(1));
     }
 
@@ -165,8 +165,7 @@ impl LookupCluster {
 
     /// Returns the relay from which the broadcast is received.
     fn watch(&mut self, relay: usize, wanted: usize) -> Option<usize> {
-        let LookupBroadcast { namespace, origin } = &self.broadcasts[wanted];
-        let (namespace, origin) = (namespace.clone(), *origin);
+        let LookupBroadcast { namespace, origin } = self.broadcasts[wanted].clone();
         if origin == relay {
             self.count.in_session += 1;
             return Some(origin);

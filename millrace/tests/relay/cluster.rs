@@ -280,7 +280,7 @@ async fn until_sessions(relay: &TestRelay, what: &str, count: usize) {
 async fn relays_with_lookups_connect_on_demand_and_outlive_etcd_and_publisher() {
     let _site = RelaySite::of_this_test();
     let Some(etcd) = Etcd::start() else { return };
-    let [origin, other, edge] = [1, 2, 3].map(|hop| relay_with_lookups(&etcd, hop));
+    let [origin, other, edge] = [11, 12, 13].map(|hop| relay_with_lookups(&etcd, hop));
     for relay in [&origin, &other, &edge] {
         until_lookup(relay, "etcd to name both other relays", |lookup| lookup.followed).await;
     }
@@ -344,7 +344,7 @@ async fn relays_with_lookups_connect_on_demand_and_outlive_etcd_and_publisher() 
 
     // The publisher goes to a new relay. Its namespace is registered there, and the edge's subscription goes on.
     publisher.session.close(code::Session::NO_ERROR, "");
-    let new = relay_with_lookups(&etcd, 4);
+    let new = relay_with_lookups(&etcd, 14);
     let (mut publisher, _announced, _) = with_publisher(&new).await;
     let (_upstream, _) = publisher.accept_subscribe(&audio, 3).await;
     publish_group(&publisher, 3, 2).await;
