@@ -374,7 +374,6 @@ impl RelaySnapshot {
 fn lookup_metrics(out: &mut Out<'_>, lookup: &LookupStatus) -> fmt::Result {
     let LookupStatus { registered, unwritten, refused, failed_writes, known, known_absent, evicted, .. } =
         *lookup;
-    let LookupStatus { hits, negatives, found, absent, failed, limited, .. } = *lookup;
     out.plain_gauges([
         ("cluster_registered", "Namespaces of this relay that the store has", registered),
         ("cluster_unregistered", "Namespaces of this relay that the store has not yet", unwritten),
@@ -389,12 +388,12 @@ fn lookup_metrics(out: &mut Out<'_>, lookup: &LookupStatus) -> fmt::Result {
         out.counter(name, about, None, count)?;
     }
     let outcomes = [
-        ("hit", hits),
-        ("negative", negatives),
-        ("found", found),
-        ("absent", absent),
-        ("store_error", failed),
-        ("rate", limited),
+        ("hit", lookup.hits),
+        ("negative", lookup.negatives),
+        ("found", lookup.found),
+        ("absent", lookup.absent),
+        ("store_error", lookup.failed),
+        ("rate", lookup.limited),
     ];
     let outcomes = outcomes.into_iter().map(|(outcome, count)| ([("outcome", outcome)], count));
     out.counters("cluster_lookups", "Lookups of namespaces, by outcome", outcomes)

@@ -250,11 +250,13 @@ async fn registrations_of_an_earlier_run_are_neither_written_nor_used() {
 async fn store_outage_leaves_known_namespaces_and_refuses_unknown_ones() {
     let Some(etcd) = Etcd::start() else { return };
     let a = Relay::with_others(&etcd, "a", 0).await;
-    let b = Relay::with_others(&etcd, "b", 1).await;
+    let mut b = Relay::with_others(&etcd, "b", 1).await;
     a.publish("live");
     a.until("it is registered", |status| status.registered == 1).await;
     assert_eq!(b.lookup("live").await, Ok(vec![at("a", "live")]));
     etcd.signal(Signal::SIGSTOP);
+    // The signal takes effect a moment later.
+    timeout(PATIENCE, b.found.wait_for(|state| state.error().is_some())).await.unwrap().unwrap();
     // Many that ask for the same get one answer, and etcd is asked once.
     let unknown = namespace("unknown");
     let asking = (0..50).map(|_| (Arc::clone(&b.directory), unknown.clone()));
