@@ -160,7 +160,8 @@ pub fn accept(listener: &Listener) -> Session {
 /// Opens a message session that requests `services`, for example `reliability`. Returns both ends; the end that
 /// requested the session is first.
 pub fn pair(site: &GraftSite, services: &[&str]) -> (Session, Session) {
-    let listener = asks(site, 1, "test").listen().unwrap();
+    // The daemon may not have noticed yet that the listener of an earlier pair has ended.
+    let listener = wait_for("the service to be free", || asks(site, 1, "test").listen());
     let asked = services.iter().fold(asks(site, 0, "test"), |asks, service| asks.service(*service));
     let mut near = asked.initiate().unwrap();
     near.set_timeout(Some(LONG));

@@ -76,7 +76,7 @@ pub struct PeerNamespaces<'a> {
 
 /// A change in the list of namespaces that a peer sends in answer to SUBSCRIBE_NAMESPACE.
 pub enum NamespaceChange {
-    Found(Namespace, Option<Parameters>),
+    Found(Namespace, Option<Box<Parameters>>),
     Withdrawn(Namespace),
 }
 
@@ -99,7 +99,8 @@ impl<'a> PeerNamespaces<'a> {
         loop {
             match self.request.reader.next().await? {
                 IncomingMessage::Message(Message::Namespace(found)) => {
-                    return Ok(NamespaceChange::Found(self.whole(&found.suffix)?, found.parameters));
+                    let parameters = found.parameters.map(Box::new);
+                    return Ok(NamespaceChange::Found(self.whole(&found.suffix)?, parameters));
                 }
                 IncomingMessage::Message(Message::NamespaceDone(done)) => {
                     return Ok(NamespaceChange::Withdrawn(self.whole(&done.suffix)?));
