@@ -18,15 +18,18 @@ pub fn group(status: Status) -> (&'static str, Box<dyn Collector>) {
     (PREFIX, Box::new(GateSnapshot(status)))
 }
 
+/// The name and the help of a counter, and the field that has its value.
+type CounterOf<T> = (&'static str, &'static str, fn(&T) -> u64);
+
 /// Counters with a value for each rule of each scope: name, help, value.
-const BY_RULE: [(&str, &str, fn(&RuleCount) -> u64); 3] = [
+const BY_RULE: [CounterOf<RuleCount>; 3] = [
     ("refused_packets", "Packets that an enforced rule refused", |rule| rule.packets),
     ("refused_bytes", "UDP payload of refused packets", |rule| rule.bytes),
     ("monitored_packets", "Packets that the rule would have refused in mode enforce", |rule| rule.monitored),
 ];
 
 /// Counters with a value for each reason for which packets of a scope pass: name, help, value.
-const BY_REASON: [(&str, &str, fn(&PassCount) -> u64); 2] = [
+const BY_REASON: [CounterOf<PassCount>; 2] = [
     ("passed_packets", "Packets that passed, by reason", |pass| pass.packets),
     ("passed_bytes", "UDP payload of passed packets", |pass| pass.bytes),
 ];
