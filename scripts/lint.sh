@@ -18,6 +18,9 @@ fi
 say "cargo clippy"
 cargo clippy --workspace --all-targets --locked -- -D warnings
 
+say "the lock file of the fuzzers is current"
+cargo update --quiet --workspace --locked --manifest-path fuzz/Cargo.toml || die "fuzz/Cargo.lock is not: cargo update --workspace --manifest-path fuzz/Cargo.toml"
+
 say "dependencies between crates and modules"
 scripts/layers.py --self-test
 scripts/layers.py
