@@ -1,4 +1,4 @@
-//! The namespaces of a cluster in etcd: which relay has a publisher of which.
+//! The namespaces of a cluster in etcd, each with the relays that have a publisher of it.
 //!
 //! A relay registers the namespaces of its own publishers, under keys of its own: the prefix of registrations, host and
 //! port of its URL, a slash, and the namespace as MoQ Transport writes it. Their value is the relay's run. They are
@@ -59,8 +59,8 @@ pub struct EtcdDirectory {
     published: Mutex<Published>,
     /// Wakes the task that writes registrations.
     dirty: Notify,
-    /// The lookups under way. Who asks for the same namespace takes a turn, and finds the answer of the one before.
-    turns: Mutex<HashMap<Namespace, Arc<Turn<()>>>>,
+    /// The lookups under way. Lookups of the same namespace take turns, and find the answer of the one before.
+    turns: Mutex<HashMap<Namespace, LookupTurns>>,
     relays: Mutex<KnownRelays>,
     failure: Mutex<Option<(Instant, String)>>,
     is_followed: AtomicBool,
@@ -97,6 +97,41 @@ pub enum LookupError {
     /// The limit of requests to the store is reached.
     #[error("too many namespaces are looked up at the moment: try again in a second")]
     TooMany,
+}
+
+/// The lookups of one namespace that are under way.
+#[derive(Debug, Default)]
+struct LookupTurns {
+    turn: Arc<Turn<()>>,
+    places: usize,
+}
+
+/// A place among the lookups of one namespace, which take turns. Dropping the last one, also by a request that was
+/// cancelled, forgets the namespace.
+struct LookupPlace<'a> {
+    directory: &'a EtcdDirectory,
+    namespace: &'a Namespace,
+    turn: Arc<Turn<()>>,
+}
+
+impl<'a> LookupPlace<'a> {
+    fn new(directory: &'a EtcdDirectory, namespace: &'a Namespace) -> Self {
+        let mut turns = directory.turns.lock();
+        let turns = turns.entry(namespace.clone()).or_default();
+        turns.places += 1;
+        Self { directory, namespace, turn: Arc::clone(&turns.turn) }
+    }
+}
+
+impl Drop for LookupPlace<'_> {
+    fn drop(&mut self) {
+        let mut turns = self.directory.turns.lock();
+        let Some(same) = turns.get_mut(self.namespace) else { return };
+        same.places -= 1;
+        if same.places == 0 {
+            turns.remove(self.namespace);
+        }
+    }
 }
 
 /// A lookup that has its turn. Dropping it lets the next one begin.
@@ -244,7 +279,7 @@ impl EtcdDirectory {
         }
     }
 
-    /// Follows changes until it is time to watch anew, since the connection may be dead.
+    /// Follows changes until it is time for a new watch, since the connection may be dead.
     async fn follow_from(&self, next: &mut Option<u64>) -> Result<(), StoreError> {
         let from = match *next {
             Some(next) => next,
@@ -290,8 +325,8 @@ impl EtcdDirectory {
         }
     }
 
-    /// Returns the relays that have a publisher of a namespace or of a prefix of it, each with the longest prefix that it
-    /// has registered.
+    /// Returns the relays that have a publisher of a namespace or of a prefix of it, each with the longest prefix that
+    /// it has registered.
     ///
     /// # Errors
     /// Fails if neither memory nor etcd has an answer.
@@ -299,14 +334,9 @@ impl EtcdDirectory {
         if let Some(relays) = self.remembered(namespace) {
             return Ok(relays);
         }
-        let turn = Arc::clone(self.turns.lock().entry(namespace.clone()).or_default());
-        let result = {
-            let _turn = turn.lock().await;
-            self.look_up(namespace).await
-        };
-        drop(turn);
-        self.turns.lock().retain(|_, turn| Arc::strong_count(turn) > 1);
-        result
+        let place = LookupPlace::new(self, namespace);
+        let _turn = place.turn.lock().await;
+        self.look_up(namespace).await
     }
 
     async fn look_up(&self, namespace: &Namespace) -> Result<Vec<(Namespace, RelayRecord)>, LookupError> {
@@ -423,4 +453,44 @@ fn registration(stored: &StoredKey) -> Option<(RegistrationKey, RegistrationStat
         false => Some(str::from_utf8(&stored.value).ok()?.parse().ok()?),
     };
     Some((key, RegistrationState { revision: stored.revision, run }))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::{ClientConfig, RootCertStore, crypto::ring};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::{http::HttpClient, store::EtcdConfig};
+
+    #[tokio::test]
+    async fn cancelled_lookups_leave_nothing() {
+        let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("http://{}", silent.local_addr().unwrap()).parse().unwrap();
+        let tls = ClientConfig::builder_with_provider(ring::default_provider().into());
+        let tls = tls.with_safe_default_protocol_versions().unwrap();
+        let tls = tls.with_root_certificates(RootCertStore::empty()).with_no_client_auth();
+        let config = EtcdConfig {
+            endpoints: vec![endpoint],
+            prefix: "/relays/".into(),
+            user: None,
+            lease: Duration::from_secs(2),
+        };
+        let store = Arc::new(EtcdStore::new(HttpClient::new(Arc::new(tls)), &config));
+        let (directory, _appeared) = EtcdDirectory::new(store, LookupLimits { entries: 10, per_second: 10 });
+        let url = "moqt://other:4443".parse().unwrap();
+        let other = RelayRecord { publishes: true, ..RelayRecord::from_url(url).unwrap() };
+        directory.set_relays(&vec![other].into());
+        let namespace = Namespace::from_path("live/cam").unwrap();
+        tokio::select! {
+            biased;
+            // The second lookup of the namespace waits for its turn.
+            _ = async { tokio::join!(directory.lookup(&namespace), directory.lookup(&namespace)) } => {
+                panic!("etcd has not answered")
+            }
+            accepted = silent.accept() => drop(accepted.unwrap()),
+        }
+        assert!(directory.turns.lock().is_empty());
+        assert_eq!(directory.cache.lock().size(), (0, 0, 0));
+    }
 }

@@ -96,6 +96,8 @@ impl SharedSubgroups {
     pub fn wait(&self, subgroup: &SubgroupStream) -> Option<WaitingCopy> {
         let mut arriving = self.arriving.lock();
         let shared = arriving.get_mut(&key_of(subgroup)?)?;
+        // Streams whose sessions have ended do not wait any more.
+        shared.waiting.retain(|waiting| !waiting.is_closed());
         let (sender, given) = oneshot::channel();
         shared.waiting.push(sender);
         let subgroup = Arc::clone(&shared.subgroup);
@@ -162,5 +164,39 @@ fn key_of(subgroup: &SubgroupStream) -> Option<SubgroupKey> {
         SubgroupId::Zero => Some((header.group, 0)),
         SubgroupId::Explicit(id) => Some((header.group, id)),
         SubgroupId::FirstObject => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Weak;
+
+    use millrace_moq::SubgroupHeader;
+
+    use super::*;
+    use crate::upstream::UpstreamSession;
+
+    #[test]
+    fn streams_whose_sessions_have_ended_leave_the_queue_of_copies() {
+        let place =
+            UpstreamSession { session: 1, is_upstream: false, is_relay: false, connection: Weak::new() };
+        let holder = UpstreamTrack::new(place, 1, true).0;
+        let header = SubgroupHeader {
+            alias: 1,
+            group: 7,
+            subgroup: SubgroupId::Zero,
+            priority: None,
+            properties: false,
+            end_of_group: false,
+            first_object: true,
+        };
+        let writer = SubgroupStream::begin(header, 3);
+        let copies = SharedSubgroups::default();
+        copies.hold(writer.subgroup(), &holder);
+        for _ in 0..100 {
+            drop(copies.wait(writer.subgroup()).expect("the holder is known"));
+        }
+        let _waiting = copies.wait(writer.subgroup()).expect("the holder is known");
+        assert_eq!(copies.arriving.lock()[&(7, 0)].waiting.len(), 1);
     }
 }
