@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Runs a cluster through failures, and counts the objects that its viewers lost.
 
-    scripts/soak-cluster.py [BINARY] [--seconds 1800] [--publishers 20] [--viewers 200] [--seed N] [--json FILE]
+    scripts/soak-cluster.py [BINARY] [--seconds 1800] [--publishers 20] [--viewers 200] [--seed N] [--only KIND,...] [--json FILE]
+                            [--logs FOLDER]
 
 Five relays find each other through etcd of three members, all with mutual TLS, each in a network namespace. Publishers send 10 objects of
 1,200 bytes a second to three of the relays; viewers watch at all five. One failure follows the other, in an order that the seed decides:
@@ -139,7 +140,8 @@ class Cluster:
             place.mkdir()
             for source, target in {"ca.pem": "ca.pem", f"{name}.pem": "relay.pem", f"{name}.key": "relay.key"}.items():
                 shutil.copy(self.folder / "pki" / source, place / target)
-            (place / "relay.toml").write_text(f'cluster-url = "moqt://{name}:4443"\n{SETTINGS}')
+        for name in RELAYS:
+            (self.folder / f"settings-{name}/relay.toml").write_text(f'cluster-url = "moqt://{name}:4443"\n{SETTINGS}')
             self.clock(name, 0)
 
     def start_etcd(self, name):
@@ -151,7 +153,7 @@ class Cluster:
 
     def start_relay(self, name):
         variables = {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(self.folder / f"clock-{name}"), "FAKETIME_CACHE_DURATION": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-        # The shell and mount would have a clock of their own, too: only the relay is given the library.
+        # Only the relay is given the library, and not the shell that starts it.
         clock = ["env", *(f"{key}={value}" for key, value in variables.items())] if FAKETIME else []
         command = [*clock, self.options.binary, "relay", "--config", "/etc/millrace/relay.toml"]
         self.hosts[name].start(command, [(self.folder / f"settings-{name}", "/etc/millrace")])

@@ -106,7 +106,7 @@ pub struct RelayRow {
 impl RelayRow {
     /// Returns the median of each measured value over the successful rounds.
     pub fn median(&self) -> Option<RelayFigures> {
-        let rounds = self.measured();
+        let rounds = measured(&self.rounds);
         if rounds.is_empty() {
             return None;
         }
@@ -139,12 +139,8 @@ impl RelayRow {
         row.insert("subscribers".into(), json!(self.load.subscribers));
         row.insert("object_bytes".into(), json!(self.load.object_bytes));
         row.insert("rate_hz".into(), json!(self.load.rate_hz));
-        let rounds = self.measured();
-        match combine(&rounds, &middle) {
-            Value::Object(median) => row.extend(median),
-            _ => row.extend(FIGURES.map(|name| (name.to_owned(), Value::Null))),
-        }
-        row.insert("spread".into(), combine(&rounds, &extremes));
+        let rounds = measured(&self.rounds);
+        add_medians(&mut row, &rounds, &FIGURES);
         if let Some([low, middle, high]) = self.owed() {
             row.insert("owed".into(), json!(middle));
             let [low, high] = [json!(low), json!(high)];
@@ -152,15 +148,8 @@ impl RelayRow {
                 spread.insert("owed".into(), json!({ "low": low, "high": high }));
             }
         }
-        if let Some(error) = self.error() {
-            row.insert("error".into(), json!(error));
-        }
-        row.insert("rounds".into(), Value::Array(rounds));
+        add_rounds(&mut row, rounds, self.error());
         Value::Object(row)
-    }
-
-    fn measured(&self) -> Vec<Value> {
-        self.rounds.iter().flatten().filter_map(|figures| serde_json::to_value(figures).ok()).collect()
     }
 }
 
@@ -187,6 +176,27 @@ pub fn ensure_measured<'a, T: 'a>(
     let is_measured = rows.into_iter().flatten().any(Result::is_ok);
     anyhow::ensure!(is_measured, "nothing could be measured");
     Ok(())
+}
+
+/// Returns the successful rounds as JSON.
+pub fn measured<F: Serialize>(rounds: &[Result<F, String>]) -> Vec<Value> {
+    rounds.iter().flatten().filter_map(|figures| serde_json::to_value(figures).ok()).collect()
+}
+
+/// Adds to a result row the median of each figure over these rounds, and their spread (lowest and highest). Without a
+/// round, the figures `names` are `null`.
+pub fn add_medians(row: &mut Map<String, Value>, rounds: &[Value], names: &[&str]) {
+    match combine(rounds, &middle) {
+        Value::Object(median) => row.extend(median),
+        _ => row.extend(names.iter().map(|name| ((*name).to_owned(), Value::Null))),
+    }
+    row.insert("spread".into(), combine(rounds, &extremes));
+}
+
+/// Adds to a result row the error of its rounds, if there is one, and each round.
+pub fn add_rounds(row: &mut Map<String, Value>, rounds: Vec<Value>, error: Option<String>) {
+    row.extend(error.map(|error| ("error".to_owned(), json!(error))));
+    row.insert("rounds".into(), Value::Array(rounds));
 }
 
 /// Returns the first round's error. If only some rounds failed, the text says how many.

@@ -6,8 +6,8 @@ use millrace_moq::{Filter, Parameters, Properties, code, message::Publish};
 
 use super::groups::{expect_group, publish_group};
 use super::peer::{
-    PeerStreamEnd, Rivals, TestPeer, TestRelay, at, first_subscriber, header, patiently, track as track_of,
-    with_publisher,
+    PeerStreamEnd, ReceivedSubgroup, Rivals, TestPeer, TestRelay, at, first_subscriber, header, patiently,
+    track as track_of, with_publisher,
 };
 use super::returns::silence;
 
@@ -95,18 +95,25 @@ async fn publish_copy(two: &TestPeer, subscriber: &mut TestPeer, len: usize) {
     assert_eq!((after.header.group, after.all().await), (1, (vec![0], PeerStreamEnd::Fin)));
 }
 
+/// Resets the first publisher's group 0 after one object of 100 bytes, while a copy waits whose first object has this
+/// length. Returns the group at the subscriber, which has got that object.
+async fn reset_beside_copy(rivals: &mut Rivals, copied_len: usize) -> ReceivedSubgroup {
+    let mut first = rivals.one.subgroup(header(1, 0)).await;
+    first.object(0, 100).await;
+    let mut received = rivals.subscriber.next_subgroup().await;
+    assert_eq!(received.objects(1).await, [0]);
+    publish_copy(&rivals.two, &mut rivals.subscriber, copied_len).await;
+    first.reset(code::Reset::INTERNAL_ERROR);
+    received
+}
+
 #[tokio::test]
 async fn copy_continues_a_subgroup_that_the_first_publisher_has_reset() {
     let relay = TestRelay::start();
-    let Rivals { one, two, mut subscriber, requests: _held } = Rivals::from_relay(&relay).await;
-    let mut first = one.subgroup(header(1, 0)).await;
-    first.object(0, 100).await;
-    let mut received = subscriber.next_subgroup().await;
-    assert_eq!(received.objects(1).await, [0]);
-    publish_copy(&two, &mut subscriber, 100).await;
-    first.reset(code::Reset::INTERNAL_ERROR);
+    let mut rivals = Rivals::from_relay(&relay).await;
+    let received = reset_beside_copy(&mut rivals, 100).await;
     assert_eq!(received.all().await, (vec![1, 2, 3], PeerStreamEnd::Fin));
-    subscriber.expect_no_stream().await;
+    rivals.subscriber.expect_no_stream().await;
     // exact: the count of duplicate subgroups is final, since the relay has received the whole second copy
     assert_eq!(relay.status().drops["duplicate_subgroup"], 0);
 }
@@ -115,16 +122,11 @@ async fn copy_continues_a_subgroup_that_the_first_publisher_has_reset() {
 #[tokio::test]
 async fn publisher_with_other_objects_does_not_continue_a_subgroup() {
     let relay = TestRelay::start();
-    let Rivals { one, two, mut subscriber, requests: _held } = Rivals::from_relay(&relay).await;
-    let mut first = one.subgroup(header(1, 0)).await;
-    first.object(0, 100).await;
-    let mut received = subscriber.next_subgroup().await;
-    assert_eq!(received.objects(1).await, [0]);
-    publish_copy(&two, &mut subscriber, 101).await;
-    first.reset(code::Reset::INTERNAL_ERROR);
+    let mut rivals = Rivals::from_relay(&relay).await;
+    let received = reset_beside_copy(&mut rivals, 101).await;
     assert_eq!(received.all().await, (vec![], PeerStreamEnd::Reset));
     relay.until("the copy to be dropped", |status| status.drops["duplicate_subgroup"] == 1).await;
-    subscriber.expect_no_stream().await;
+    rivals.subscriber.expect_no_stream().await;
 }
 
 /// The publisher that leads is gone without a word in the middle of a group, as if its process had been killed.

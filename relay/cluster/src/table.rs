@@ -441,12 +441,14 @@ impl RouteTable {
         let Some(best) = best.filter(|best| !from.contains(&best.key.link)) else { return NextSource::Stay };
         // If a relay on the track's route does not answer, the track moves, but not to another such route.
         if self.is_doubtful(current) {
+            if self.is_doubtful(best) {
+                return NextSource::Stay;
+            }
             let since = self.suspects.get(&current.key.link).copied().or(current.doubted);
             // The first hop is the publisher's.
             let shared =
                 current.path.hops().iter().skip(1).any(|hop| hop.is_named() && best.path.passes(*hop));
             return match since.filter(|_| shared).map(|since| since + HUNT) {
-                _ if self.is_doubtful(best) => NextSource::Stay,
                 Some(until) if now < until => NextSource::Later(until),
                 _ => NextSource::Move(best.key.link),
             };

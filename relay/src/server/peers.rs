@@ -86,9 +86,11 @@ impl KeptPeers {
             peer.wanted.store(true, Relaxed);
             return Some((Arc::clone(peer), false));
         }
+        if kept.iter().filter(|peer| peer.is_found).count() >= MAX_FOUND {
+            return None;
+        }
         let peer = KeptPeer::new(terms, true, true);
-        (kept.iter().filter(|peer| peer.is_found).count() < MAX_FOUND)
-            .then(|| kept.push(Arc::clone(&peer)))?;
+        kept.push(Arc::clone(&peer));
         Some((peer, true))
     }
 

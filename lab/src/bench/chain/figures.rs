@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::super::contender::Contender;
-use super::super::figures::{KernelWork, RowLoad, combine, error, extremes, middle};
+use super::super::figures::{KernelWork, RowLoad, add_medians, add_rounds, combine, error, measured, middle};
 use super::super::wire::Matched;
 use super::links::ChainBy;
 use crate::stats::{Percentiles, Spread};
@@ -70,7 +70,7 @@ impl ChainRow {
 
     /// Returns the median of each measured value over the successful rounds.
     pub fn median(&self) -> Option<ChainFigures> {
-        serde_json::from_value(combine(&self.measured(), &middle)).ok()
+        serde_json::from_value(combine(&measured(&self.rounds), &middle)).ok()
     }
 
     pub fn error(&self) -> Option<String> {
@@ -103,21 +103,10 @@ impl ChainRow {
         row.insert("subscribers".into(), json!(self.load.subscribers));
         row.insert("object_bytes".into(), json!(self.load.object_bytes));
         row.insert("rate_hz".into(), json!(self.load.rate_hz));
-        let rounds = self.measured();
-        match combine(&rounds, &middle) {
-            Value::Object(median) => row.extend(median),
-            _ => row.extend(FIGURES.map(|name| (name.to_owned(), Value::Null))),
-        }
+        let rounds = measured(&self.rounds);
+        add_medians(&mut row, &rounds, &FIGURES);
         row.insert("added_per_hop_us".into(), json!(self.added_per_hop(rows)));
-        row.insert("spread".into(), combine(&rounds, &extremes));
-        if let Some(error) = self.error() {
-            row.insert("error".into(), json!(error));
-        }
-        row.insert("rounds".into(), Value::Array(rounds));
+        add_rounds(&mut row, rounds, self.error());
         Value::Object(row)
-    }
-
-    fn measured(&self) -> Vec<Value> {
-        self.rounds.iter().flatten().filter_map(|figures| serde_json::to_value(figures).ok()).collect()
     }
 }
