@@ -67,9 +67,10 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_swapoff,
 ];
 
-/// Makes the kernel refuse system calls of the calling thread, and of all threads that it starts from now on: those that
-/// start programs, read other processes or change the system, and `more`, which has the conditions on the arguments of
-/// each call. A call without conditions is always refused. `no_new_privs` has to be set, as [`keep_capabilities`] does.
+/// Makes the kernel refuse system calls of the calling thread, and of all threads that it starts from now on: those
+/// that start programs, read other processes or change the system, and `more`, which has the conditions on the
+/// arguments of each call. A call without conditions is always refused. `no_new_privs` has to be set, as
+/// [`keep_capabilities`] does.
 ///
 /// # Errors
 /// The kernel refuses the filter.

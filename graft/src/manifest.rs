@@ -48,7 +48,7 @@ pub struct GraftManifest {
     pub parameters: BTreeMap<String, ManifestParameter>,
 }
 
-/// What the manifest of a graft, or of a packet function, says about its object file.
+/// The keys of a manifest that describe the object file of a graft or a packet function.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DescribedObject<'a> {
     pub(crate) object: &'a str,

@@ -222,8 +222,8 @@ impl PoolGraft {
     }
 }
 
-/// Returns the manifests of a directory, sorted, so that errors name the same file each time, and always the same one of
-/// two grafts with one name is usable.
+/// Returns the manifests of a directory, sorted, so that errors name the same file each time, and always the same one
+/// of two grafts with one name is usable.
 pub(crate) fn manifests(directory: &Path) -> Result<Vec<PathBuf>, Error> {
     let failed = |error: std::io::Error| file_error(directory, error);
     let mut found = Vec::new();

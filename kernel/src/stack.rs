@@ -82,8 +82,8 @@ pub fn kind(ifindex: i32) -> io::Result<Option<String>> {
     Ok(links()?.into_iter().find(is_meant).map(|link| link.kind))
 }
 
-/// Returns the name of the VRF that an interface of the calling thread's namespace belongs to, or is. Its packets follow
-/// the VRF's own routes.
+/// Returns the name of the VRF that an interface of the calling thread's namespace belongs to, or is. Its packets
+/// follow the VRF's own routes.
 ///
 /// # Errors
 /// Fails if the kernel does not answer, or if the VRF is removed meanwhile.

@@ -19,8 +19,8 @@
 //! measures how much the kernel forwards on each kind of interface. [`hostile`] is a client that attacks a relay, and
 //! [`receivers`] runs thousands of subscribers in one process. [`stall`] starts handshakes with a graft daemon and
 //! never finishes them. [`transport`] names the transports of clients to a relay. [`mod@train`] learns from measured
-//! transfers, and [`mesh`] and [`lookups`] simulate clusters of relays. The measured program is `millrace`, which runs as a process
-//! of its own.
+//! transfers, and [`mesh`] and [`lookups`] simulate clusters of relays. The measured program is `millrace`, which runs
+//! as a process of its own.
 
 pub mod bench;
 mod beside;

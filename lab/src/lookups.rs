@@ -1,4 +1,5 @@
-//! `millrace-lab mesh --routing lookup`: a simulated cluster whose relays look up namespaces in a store and connect to each other on demand.
+//! `millrace-lab mesh --routing lookup`: a simulated cluster whose relays look up namespaces in a store and connect to
+//! each other on demand.
 //!
 //! Every simulated relay has the cache and the limits of Millrace's relay. The store answers at once, and reports each
 //! change at once. So the result is the load of the store and the number of sessions, and no time.

@@ -358,7 +358,7 @@ fn clients_return_to_the_relay_that_goaway_has_named_until_it_is_gone() {
     subscriber.wait_for("back at one that was given");
 }
 
-/// Of two publishers with the same media one is killed, in turn. The subscriber gets each object once.
+/// The test kills each of two publishers of the same media in turn. The subscriber gets each object once.
 #[test]
 fn replica_goes_on_when_the_other_publisher_is_killed() {
     let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);

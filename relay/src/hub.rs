@@ -45,8 +45,8 @@ use super::{
 /// The shortest and the longest pause between two searches for a track's publishers, while a SUBSCRIBE waits. The pause
 /// doubles with each search, so publishers that connect and disconnect quickly cause few searches.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
-/// How long a SUBSCRIBE that waits for a publisher waits until the relay looks for one at other relays again, if nothing
-/// tells it to before.
+/// How long a SUBSCRIBE that waits for a publisher waits until the relay looks for one at other relays again, if
+/// nothing tells it to before.
 const SEEK_AGAIN: Duration = Duration::from_secs(5);
 
 /// Limits and timeouts of the whole relay.
@@ -118,7 +118,7 @@ impl Hub {
         }
     }
 
-    /// Has publishers looked for at other relays when a namespace has none here.
+    /// Sets what finds publishers at other relays when a namespace has none here.
     pub fn set_seeker(&self, seeker: Weak<dyn NamespaceSeeker>) {
         let _ = self.seeker.set(seeker); // A relay has one seeker, so no earlier one is replaced.
     }

@@ -151,11 +151,11 @@ pub struct RoutesStatus {
     pub namespaces: Vec<RoutedNamespace>,
     /// True if there are more namespaces than the answer may contain.
     pub truncated: bool,
-    /// What the discovery store says about the prefix. Absent if relays announce namespaces to each other.
+    /// The discovery store's answer about the prefix. Absent if relays announce namespaces to each other.
     pub lookup: Option<NamespaceLookupStatus>,
 }
 
-/// What the discovery store says about a namespace, and the attempts to get it from the relays that have registered it.
+/// The discovery store's answer about a namespace, and the attempts to get it from the relays that have registered it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NamespaceLookupStatus {

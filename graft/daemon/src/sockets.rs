@@ -39,7 +39,8 @@ fn send_whole(socket: &UdpSocket, family: IpAddr) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the payload of a packet that a raw socket has received. Raw IPv4 sockets deliver the IP header in front of it.
+/// Returns the payload of a packet that a raw socket has received. Raw IPv4 sockets deliver the IP header in front of
+/// it.
 pub fn payload(family: IpAddr, packet: &[u8]) -> &[u8] {
     // The low half of the first byte is the IP header's length in words of 4 bytes (RFC 791, section 3.1).
     let header = match (family.is_ipv4(), packet.first()) {

@@ -1,5 +1,5 @@
-//! The process that users start: it reads the settings, serves the control socket and HTTP, and starts the daemon's worker
-//! processes: one for TCP, one that negotiates with peers, and one for datagram sessions.
+//! The process that users start: it reads the settings, serves the control socket and HTTP, and starts the daemon's
+//! worker processes: one for TCP, one that negotiates with peers, and one for datagram sessions.
 //!
 //! The supervisor holds no BPF program and parses nothing that a peer sends, so it keeps running when a worker process
 //! ends or hangs.

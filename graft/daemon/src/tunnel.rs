@@ -1,5 +1,6 @@
 //! The worker process that parses what peers send when they negotiate agreements, and answers to probes of paths. It
-//! holds no capability for BPF programs, and asks the worker process for TCP for each effect on this host: see [`link`](super::link).
+//! holds no capability for BPF programs, and asks the worker process for TCP for each effect on this host: see
+//! [`link`](super::link).
 
 use std::{collections::BTreeMap, os::unix::net::UnixStream, path::PathBuf, sync::Arc, time::Duration};
 
@@ -41,7 +42,7 @@ pub struct TunnelSetup {
     pub interfaces: Vec<String>,
 }
 
-/// Flags of `openat` with any of which a file would be changed, or made.
+/// Flags of `openat` that change or create a file.
 const WRITES: [i32; 4] = [libc::O_WRONLY, libc::O_RDWR, libc::O_CREAT, libc::O_TRUNC];
 
 /// System calls that this process never makes, in addition to those that no confined process makes. A process of root

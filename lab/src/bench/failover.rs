@@ -1,5 +1,5 @@
-//! `millrace-lab bench failover`: two publishers of the same media, of which the one that leads is killed. It measures
-//! what a viewer misses.
+//! `millrace-lab bench failover` kills the leading one of two publishers of the same media, and measures what a viewer
+//! misses.
 
 use std::env;
 use std::path::PathBuf;
@@ -81,7 +81,7 @@ pub fn run(args: FailoverArgs) -> anyhow::Result<()> {
     figures::ensure_measured(rows.iter().map(|row| row.rounds.as_slice()))
 }
 
-/// What a viewer saw when the leading publisher was killed.
+/// A viewer's gap, and the objects that it missed or got twice, when the leading publisher was killed.
 struct FailoverFigures {
     /// Longest time between two objects from the publisher's end on, ms.
     gap_ms: f64,
@@ -180,7 +180,7 @@ fn read(viewer: &BenchProcess) -> anyhow::Result<Vec<ShownObject>> {
     viewer::parse(&viewer.output().context("cannot read the viewer's output")?)
 }
 
-/// Returns the longest time between two arrivals of which the second one is later than `died`.
+/// Returns the longest time between an arrival after `died` and the arrival before it.
 fn longest_gap_ms(seen: &[ShownObject], died: u64) -> f64 {
     let pairs = seen.windows(2).filter(|pair| pair[1].arrived_ns > died);
     let gap = pairs.map(|pair| pair[1].arrived_ns.saturating_sub(pair[0].arrived_ns)).max();

@@ -76,7 +76,7 @@ enum BenchCommand {
     Moves(moves::MoveArgs),
     /// Time that viewers are without media when a publisher or the relay is killed and restarted
     Restarts(restarts::RestartArgs),
-    /// What a viewer misses when one of two publishers of the same media is killed
+    /// Gap and losses of a viewer when one of two publishers of the same media is killed
     Failover(failover::FailoverArgs),
     /// A viewer program of the benchmarks `restarts` and `failover`
     #[command(hide = true)]

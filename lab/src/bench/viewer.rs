@@ -1,5 +1,5 @@
-//! The viewer of `millrace-lab bench restarts` and `failover`. It plays a track of generated objects, and prints a line for each
-//! object that the player outputs.
+//! The viewer of `millrace-lab bench restarts` and `failover`. It plays a track of generated objects, and prints a line
+//! for each object that the player outputs.
 
 use std::collections::HashSet;
 use std::io::{self, Write as _};

@@ -95,8 +95,8 @@ fn relays_are_measured_over_both_transports() {
     }
 }
 
-/// Relays in a row are measured one by one, in a cluster and with upstream relays. Each relay that forwards in the kernel
-/// also forwards there what another relay sends it. The relay of Cloudflare has no chains, and says so.
+/// Relays in a row are measured one by one, in a cluster and with upstream relays. Each relay that forwards in the
+/// kernel also forwards there what another relay sends it. The relay of Cloudflare has no chains, and says so.
 #[test]
 fn relays_in_a_row_are_measured_one_by_one() {
     if !nix::unistd::geteuid().is_root() {

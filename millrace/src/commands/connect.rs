@@ -13,8 +13,8 @@ use url::Url;
 /// The relay to connect to, the certificates to trust, and the drafts to offer.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ConnectArgs {
-    /// URL of the relay: moqt://HOST[:PORT][/PATH], or https:// for WebTransport. Several URLs, separated by commas, are
-    /// relays of which the first that answers is used, and another one when that fails
+    /// URL of the relay: moqt://HOST[:PORT][/PATH], or https:// for WebTransport. Of several URLs, separated by
+    /// commas, the first one that answers is used, and another one when that fails
     #[arg(value_parser = parse_urls, value_name = "URL[,URL...]")]
     pub url: RelayUrls,
     /// Accept any certificate: only for tests on networks that you trust

@@ -55,8 +55,8 @@ pub struct PublishArgs {
     #[arg(long, value_name = "N")]
     first_group: Option<u64>,
     /// Number groups by media time, one for each TIME, which is the distance of key frames. Publishers of the same
-    /// media then number alike, so that a relay goes on with another one when one is lost. The media time is that of prft
-    /// boxes, or the time stamps; generated objects are numbered by the clock [default without a value: 1s]
+    /// media then number alike, so that a relay goes on with another one when one is lost. The media time is that of
+    /// prft boxes, or the time stamps; generated objects are numbered by the clock [default without a value: 1s]
     #[arg(
         long,
         num_args = 0..=1,

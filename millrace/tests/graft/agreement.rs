@@ -225,8 +225,8 @@ fn network_sockets(process: u32) -> usize {
     targets.filter(|target| inodes.iter().any(|inode| target.as_os_str() == inode.as_str())).count()
 }
 
-/// What parses a peer's messages could be made to do anything by a fault. So that process cannot get CAP_BPF. The process
-/// that has it has no socket by which a host could reach it, as long as it tunnels no connections.
+/// A fault in a parser of peers' messages could let a peer control its process. So that process cannot get CAP_BPF. The
+/// process with CAP_BPF has no socket by which a host could reach it, as long as it tunnels no connections.
 #[test]
 fn process_that_parses_messages_of_peers_cannot_load_bpf_programs() {
     const NET_BIND_SERVICE: u64 = 1 << 10;
@@ -515,8 +515,8 @@ fn signed_graft_is_downloaded_from_a_peer_by_hash() {
     transfer(one, other);
 }
 
-/// Puts a copy of the graft `longhaul` into the graft directory `pool` under another name. Returns the hash that identifies
-/// the copy, and the public key that signed it.
+/// Puts a copy of the graft `longhaul` into the graft directory `pool` under another name. Returns the hash that
+/// identifies the copy, and the public key that signed it.
 fn signed_graft(site: &GraftSite) -> (String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
     let output = command.args(["graft", "export"]).arg(site.path("pool")).arg("longhaul").output().unwrap();

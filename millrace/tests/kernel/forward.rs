@@ -18,7 +18,7 @@ use crate::{
     peer::{PeerStreamEnd, header},
 };
 
-/// All cipher suites of QUIC that rustls has.
+/// The cipher suites of QUIC that rustls supports.
 const SUITES: [CipherSuite; 3] =
     [CipherSuite::Chacha20Poly1305, CipherSuite::Aes128Gcm, CipherSuite::Aes256Gcm];
 

@@ -70,8 +70,8 @@ pub struct PublishOptions {
     /// the same broadcast need the same ID.
     pub first_group: Option<u64>,
     /// The expected duration of a group, to number groups by media time instead. Several publishers of the same media
-    /// then number alike, and a relay uses them as one (see [`MediaPublisher::numbered_by_time`]). Generated objects are
-    /// numbered by this host's clock ([`Generator::numbered_by_time`]).
+    /// then number alike, and a relay uses them as one (see [`MediaPublisher::numbered_by_time`]). Generated objects
+    /// are numbered by this host's clock ([`Generator::numbered_by_time`]).
     pub replica: Option<Duration>,
     /// Limits on the objects of a track that are kept for subscribers that lag or join late, and for FETCH.
     pub history: History,

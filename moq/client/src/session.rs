@@ -402,8 +402,9 @@ impl Session {
         }
     }
 
-    /// Probes the peer when no packets arrive any more, and reports when it answers no probe. A restarted relay answers with a stateless reset, because it
-    /// has no state for the connection. Without a probe, only the idle timeout would reveal the restart.
+    /// Probes the peer when no packets arrive any more, and reports when it answers no probe. A restarted relay answers
+    /// with a stateless reset, because it has no state for the connection. Without a probe, only the idle timeout would
+    /// reveal the restart.
     async fn probe_when_silent(&self) -> Infallible {
         let Some(mut prober) = self.prober.lock().take() else { return std::future::pending().await };
         let mut looks = tokio::time::interval(silence::LOOKS);

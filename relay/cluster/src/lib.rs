@@ -5,8 +5,8 @@
 //! cost. [`RouteTable`] keeps the announcements of all sessions, and answers three questions: which session to
 //! subscribe at, what to announce to a session, and whether a track has to move to another session.
 //!
-//! Relays that announce nothing to each other register their publishers' namespaces in a store, and look up the others'.
-//! [`LookupCache`] keeps the store's answers.
+//! Relays that announce nothing to each other register their publishers' namespaces in a store, and look up the
+//! others'. [`LookupCache`] keeps the store's answers.
 //!
 //! The crate does no I/O, reads no clock and draws no random numbers.
 //!

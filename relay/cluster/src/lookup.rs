@@ -1,4 +1,5 @@
-//! What a relay knows of the namespaces that other relays have registered in a store, and how often it may ask.
+//! A relay's memory of the namespaces that other relays have registered in a store, and the limit of its requests
+//! there.
 
 use std::{
     collections::BTreeMap,

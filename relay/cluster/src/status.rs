@@ -1,4 +1,4 @@
-//! What a relay says about the namespaces in its store.
+//! The part of a relay's status about the namespaces in its store.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LookupStatus {
-    /// True while the store reports changes of registrations. Otherwise, a namespace that memory does not have has to be
-    /// looked up each time.
+    /// True while the store reports changes of registrations. Otherwise, a namespace that memory does not have has to
+    /// be looked up each time.
     pub followed: bool,
     /// Number of namespaces of this relay's publishers that are registered.
     pub registered: u64,

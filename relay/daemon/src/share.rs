@@ -232,8 +232,8 @@ impl ReportedShares {
                 let own = copies.and_then(|copies| worst(copies, old.map(|old| &old.2), HARMLESS_BEHIND));
                 let worst = own.into_iter().chain(upstream).max_by_key(|(count, _)| *count);
                 let counted = worst.map_or(if came { BY_DESIGN } else { UNSEEN }, |(_, reason)| reason);
-                // If the kernel engine has no record of the session, the status shows that as the reason, whatever other
-                // reasons the kernel has counted.
+                // If the kernel engine has no record of the session, the status shows that as the reason, whatever
+                // other reasons the kernel has counted.
                 let waits = one.kernel_record.as_deref().filter(|record| *record != "held");
                 share.reason = waits.unwrap_or(counted).to_owned();
                 share.remedy = remedy(&share.reason, &arrives);

@@ -50,8 +50,9 @@ impl EtcdDiscovery {
         Self { store, lease: config.lease, directory: None, own }
     }
 
-    /// Also registers namespaces in etcd, and looks up those of other relays. Returns the directory for both, and a
-    /// receiver of namespaces that were looked up in vain and have a registration later. The empty one stands for all.
+    /// Makes this also register namespaces in etcd, and look up those of other relays. Returns the directory for both,
+    /// and a receiver of namespaces that were looked up in vain and have a registration later. The empty one stands for
+    /// all.
     pub fn with_directory(
         mut self,
         limits: LookupLimits,
@@ -113,7 +114,8 @@ impl EtcdDiscovery {
         }
     }
 
-    /// Writes the record under a new lease, and keeps the record and the registered namespaces. Returns once the record is withdrawn.
+    /// Writes the record under a new lease, and keeps the record and the registered namespaces. Returns once the record
+    /// is withdrawn.
     async fn hold(
         &self,
         record: RelayRecord,

@@ -39,8 +39,8 @@ pub struct OperatorCounters {
     pub upstream_changes: AtomicU64,
     /// Times that a track moved from one relay of the cluster to another.
     pub reroutes: AtomicU64,
-    /// Sessions with other relays that were begun because a namespace was asked for, and those that ended because nobody
-    /// needed them.
+    /// Sessions with other relays that were begun because a namespace was asked for, and those that ended because
+    /// nobody needed them.
     pub sessions_on_demand: AtomicU64,
     pub sessions_unneeded: AtomicU64,
     /// Announcements from other relays that were refused because their hop path contains this relay.

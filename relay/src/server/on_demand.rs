@@ -48,7 +48,7 @@ struct StoreLink {
     demanded: mpsc::UnboundedSender<Arc<KeptPeer>>,
 }
 
-/// The relays that were tried last for a namespace, by their host, with what came of it.
+/// The relays that were tried last for a namespace, by their host, each with the outcome.
 struct LookupAttempts {
     at: Instant,
     outcomes: Vec<(String, AttemptOutcome)>,

@@ -16,8 +16,9 @@ pub const READ_SIZE: usize = 64 * 1024;
 /// How often a waiting stream checks whether the other publisher is silent, or whether its copy still exists. A copy
 /// that the kernel has forwarded and userspace has not read may end without a notification.
 pub const STANDBY_LOOKS: Duration = Duration::from_millis(50);
-/// The time without a packet from the publisher after which a waiting stream is read, and the time for which it must then
-/// have more of the subgroup. Without the latter, copies would take turns whenever a quiet publisher's next object comes.
+/// The time without a packet from the publisher after which a waiting stream is read, and the time for which it must
+/// then have more of the subgroup. Without the latter, copies would take turns whenever a quiet publisher's next object
+/// comes.
 const ATTENTION: Duration = Duration::from_millis(100);
 /// The time without a packet from the publisher after which a copy that has more of the subgroup continues it. A
 /// premature change costs nothing, since subscribers get the same bytes.

@@ -99,7 +99,7 @@ impl AgreementHost {
         self.unfetched.lock().insert(identity);
     }
 
-    /// Has a graft that a peer has sent stored and loaded.
+    /// Passes a graft that a peer has sent to the process that stores and loads it.
     pub fn keep(&self, wanted: &GraftFetch, manifest: String, image: &[u8]) -> anyhow::Result<()> {
         // This process checks the signature first, so the other one parses only what a trusted key has signed.
         block_in_place(|| self.settings().check_fetched(wanted, &manifest, image))?;

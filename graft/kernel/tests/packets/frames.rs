@@ -199,8 +199,8 @@ fn forged_and_replayed_packets_change_only_counters() {
     let good = framed(&sender, &near, b"payload");
     let ports = ETHERNET + 20;
     let before = receiver.progress(&far).expect("progress");
-    // The packet's trailer authenticates neither UDP's checksum nor the payload. The host's kernel checks the former, and
-    // the application the latter.
+    // The packet's trailer authenticates neither UDP's checksum nor the payload. The host's kernel checks the former,
+    // and the application the latter.
     for byte in (ports..ports + 4).chain(good.len() - FRAME_BYTES..good.len()) {
         for bit in 0..8 {
             let mut bad = good.clone();

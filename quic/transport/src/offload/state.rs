@@ -550,8 +550,9 @@ impl LockedOffload<'_> {
         offloaded.offload()?.accept(stream)
     }
 
-    /// Calls `make` with the kernel offload and a summary of the packets received so far. Once the offload is prepared to
-    /// decrypt packets, which is so after the first `make` that succeeds, it gets the keys and connection IDs for that.
+    /// Calls `make` with the kernel offload and a summary of the packets received so far. Once the offload is prepared
+    /// to decrypt packets, which is so after the first `make` that succeeds, it gets the keys and connection IDs for
+    /// that.
     fn upstream<T>(
         &mut self,
         make: impl FnOnce(Arc<dyn Offload>, BeforeOffload, Arc<dyn Any + Send + Sync>) -> Option<T>,

@@ -388,7 +388,8 @@ impl Mesh {
         self.tables[relay].carried.get(&namespace("live"))?.first().copied()
     }
 
-    /// Makes a relay receive the namespace by its best route. A relay that receives it by way of the asking one refuses.
+    /// Makes a relay receive the namespace by its best route. A relay that receives it by way of the asking one
+    /// refuses.
     fn receive(&mut self, relay: usize) {
         let live = namespace("live");
         let routes = self.tables[relay].routes(&live);
