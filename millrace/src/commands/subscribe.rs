@@ -74,6 +74,9 @@ pub struct SubscribeArgs {
     /// Stop after each subscriber has received this number of objects
     #[arg(long, value_name = "N")]
     count: Option<u64>,
+    /// Leave out a group that is missing for this time after a later one has come: 500ms, 2s, or a number of seconds
+    #[arg(long, value_name = "TIME", default_value = "1s")]
+    skip_after: DurationValue,
     /// Number of subscribers, each with its own connection; only with --stats or --json
     #[arg(long, default_value_t = 1, value_name = "K")]
     subscribers: usize,
@@ -197,6 +200,7 @@ impl SubscribeArgs {
                 OrderArg::Descending => GroupOrder::Descending,
             }),
             count: self.count,
+            skip_after: self.skip_after.0,
             series: self.series.is_some(),
         })
     }

@@ -26,11 +26,12 @@ use crate::stats::{ObjectArrival, ObjectFigures, StatsReport};
 
 /// Largest number of objects that wait in a player's queue for one track.
 const QUEUE: usize = 256;
-/// Longest time that a player waits for a missing group after a later group has arrived.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Time that a player waits for a missing group if it has written no object for longer than [`PATIENCE`]. The missing
-/// group was then most likely published during that time, in which nothing arrived.
-const PATIENCE_AFTER_SILENCE: Duration = Duration::from_millis(200);
+/// Default of [`SubscribeOptions::skip_after`].
+const SKIP_AFTER: Duration = Duration::from_secs(1);
+/// Longest time that a player waits for a missing group if it has written no object for longer than
+/// [`SubscribeOptions::skip_after`]. The missing group was then most likely published during that time, in which
+/// nothing arrived.
+const SKIP_AFTER_SILENCE: Duration = Duration::from_millis(200);
 /// Longest time for closing the session after the subscriber was told to stop.
 const LEAVING: Duration = Duration::from_secs(3);
 /// Time after a redirection by GOAWAY for which a track may be missing at the new relay. The track's publisher is
@@ -82,6 +83,8 @@ pub struct SubscribeOptions {
     pub group_order: Option<GroupOrder>,
     /// Number of objects after which each subscriber stops.
     pub count: Option<u64>,
+    /// Longest time that a player waits for a missing group after a later group has arrived.
+    pub skip_after: Duration,
     /// Whether to keep a record of each object's arrival, in [`Measured::series`].
     pub series: bool,
     /// Whether to connect again when the session ends, and to keep trying when none can be established or the track
@@ -105,6 +108,7 @@ impl SubscribeOptions {
             priority: None,
             group_order: None,
             count: None,
+            skip_after: SKIP_AFTER,
             series: false,
             reconnect: false,
         }
@@ -843,8 +847,9 @@ impl<O: AsyncWrite + Send + Unpin + 'static> TrackPlayer<O> {
             }
             if sequencer.is_waiting() {
                 patience.get_or_insert_with(|| {
-                    let was_silent = last_out.elapsed() > PATIENCE;
-                    Instant::now() + if was_silent { PATIENCE_AFTER_SILENCE } else { PATIENCE }
+                    let skip_after = self.options.skip_after;
+                    let was_silent = last_out.elapsed() > skip_after;
+                    Instant::now() + if was_silent { skip_after.min(SKIP_AFTER_SILENCE) } else { skip_after }
                 });
             } else {
                 patience = None;
