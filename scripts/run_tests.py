@@ -585,6 +585,8 @@ class Usage:
 
 def main():
     options = parse()
+    # The tests that run are ended as well.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     tests = collect(options)
     measured(tests)

@@ -265,6 +265,7 @@ impl BenchRun {
         let ends = WireHosts {
             publisher: IpAddr::V4(self.site.node("pub")?.addr_v4()),
             subscribers: IpAddr::V4(self.site.node("sub1")?.addr_v4()),
+            flows: load.subscribers,
             object_bytes: load.object_bytes,
         };
         Ok(wire::matched(&samples, &ends))

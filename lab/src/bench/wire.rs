@@ -17,6 +17,8 @@ use serde::{Deserialize, Serialize};
 pub struct WireHosts {
     pub publisher: IpAddr,
     pub subscribers: IpAddr,
+    /// Number of subscribers at that host. The flows with the most packets are theirs.
+    pub flows: usize,
     /// Smallest UDP payload that counts as an object, bytes.
     pub object_bytes: u32,
 }
@@ -34,7 +36,7 @@ pub struct Matched {
     /// Copies that should have left the relay in the period but did not, over all subscribers.
     pub missing: u64,
     /// Packets that the relay sent to subscribers in addition to one copy of each object, such as retransmissions and
-    /// path MTU probes.
+    /// path MTU probes, and large packets to other clients at the subscribers' host, such as those of a handshake.
     pub extra: u64,
 }
 
@@ -65,8 +67,12 @@ pub fn matched(samples: &[PacketSample], ends: &WireHosts) -> WireFigures {
     entered.sort_unstable();
     let mut wire = WireFigures { latencies_ns: Vec::new(), matched: Matched::default() };
     wire.matched.objects = entered.len() as u64;
-    wire.matched.subscribers = left.len() as u64;
-    for copies in left.values_mut() {
+    let mut flows: Vec<_> = left.into_values().collect();
+    flows.sort_by_key(|copies| std::cmp::Reverse(copies.len()));
+    let others = flows.split_off(ends.flows.min(flows.len()));
+    wire.matched.subscribers = flows.len() as u64;
+    wire.matched.extra = others.iter().map(|packets| packets.len() as u64).sum();
+    for copies in &mut flows {
         copies.sort_unstable();
         wire.add(&entered, copies);
     }
@@ -136,6 +142,7 @@ mod tests {
     const ENDS: WireHosts = WireHosts {
         publisher: IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1)),
         subscribers: IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 1, 1)),
+        flows: 2,
         object_bytes: 1200,
     };
 
@@ -225,6 +232,14 @@ mod tests {
         let wire = matched(&[came(100), went(110, 1), came(200), went(210, 1), came(300), came(400)], &ENDS);
         assert_eq!(wire.latencies_ns, [10, 10]);
         assert_eq!(wire.matched, Matched { objects: 4, subscribers: 1, copies: 2, missing: 0, extra: 0 });
+    }
+
+    #[test]
+    fn flows_of_other_clients_are_no_subscribers() {
+        let copies = [came(100), went(110, 1), went(120, 2), came(200), went(210, 1), went(220, 2)];
+        let wire = run(&[&copies[..], &[went(230, 3)]].concat());
+        assert_eq!(wire.latencies_ns, [10, 10, 20, 20]);
+        assert_eq!(wire.matched, Matched { objects: 3, subscribers: 2, copies: 4, missing: 0, extra: 1 });
     }
 
     #[test]

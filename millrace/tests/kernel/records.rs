@@ -333,7 +333,11 @@ fn lose_and_regain(times: usize, disturb: impl Fn(&mut Client, usize) + Sync) {
         net.until("the kernel sends to the watcher again", |status| kernel(status) > before);
         stops.store(true, Relaxed);
         publishing.join().unwrap();
-        net.until("acknowledgements of everything", crate::net::is_quiet);
+        let last = published.load(Relaxed) - 1;
+        net.until("the last object at the relay, and acknowledgements of everything", |status| {
+            let is_whole = status.tracks.iter().any(|track| track.largest == Some((last, OBJECTS - 1)));
+            is_whole && crate::net::is_quiet(status)
+        });
         // exact: the packet counts are final, since everything sent has been acknowledged
         let status = net.status();
         let session = of_address(&status, address).unwrap();
@@ -342,7 +346,6 @@ fn lose_and_regain(times: usize, disturb: impl Fn(&mut Client, usize) + Sync) {
         let watcher = watching.join().unwrap();
         let groups = watcher.objects();
         let seen: Vec<_> = groups.keys().copied().collect();
-        let last = published.load(Relaxed) - 1;
         assert_eq!(seen, (seen[0]..=last).collect::<Vec<_>>(), "no group is missing");
         for (group, objects) in &groups {
             assert_eq!(*objects, (0..OBJECTS).collect::<Vec<_>>(), "group {group}");

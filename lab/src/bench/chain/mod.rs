@@ -214,7 +214,14 @@ impl ChainBench {
         let [.., edge, subscribers] = hosts[..] else { bail!("a chain has a relay") };
         let neighbours = hosts.windows(3).filter_map(|three| <[IpAddr; 3]>::try_from(three).ok());
         let hop = |[before, relay, after]: [IpAddr; 3]| {
-            matched_between(&samples, [before, relay], [relay, after], load)
+            // A relay subscribes once for all that ask it.
+            let flows = if after == subscribers { load.subscribers } else { 1 };
+            matched_between(
+                &samples,
+                [before, relay],
+                [relay, after],
+                &RowLoad { subscribers: flows, ..*load },
+            )
         };
         let total = matched_between(&samples, [publisher, first], [edge, subscribers], load);
         Ok((total, neighbours.map(hop).collect()))
@@ -291,7 +298,8 @@ fn matched_between(
     let inside: Vec<_> = samples.iter().filter(|it| [came, went].contains(&ends(it))).copied().collect();
     let [publisher, _] = came;
     let [_, subscribers] = went;
-    wire::matched(&inside, &WireHosts { publisher, subscribers, object_bytes: load.object_bytes })
+    let ends = WireHosts { publisher, subscribers, flows: load.subscribers, object_bytes: load.object_bytes };
+    wire::matched(&inside, &ends)
 }
 
 #[cfg(test)]
