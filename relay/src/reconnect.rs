@@ -7,7 +7,7 @@ const SHORTEST: Duration = Duration::from_millis(250);
 /// shortest.
 const LONGEST: Duration = Duration::from_secs(15);
 /// The shortest duration of a session after which this relay connects again at once, if the upstream relay was
-/// restarted.
+/// restarted or sent GOAWAY.
 const BRIEF: Duration = Duration::from_secs(1);
 
 /// The pause before the next attempt to connect to the upstream relay. It doubles after each failed attempt and each
@@ -21,11 +21,12 @@ impl Pauses {
     }
 
     /// Returns the pause after a session with the duration `lasted`, which is zero if the attempt to connect failed.
-    /// `forgotten` is true if the upstream relay answered with a stateless reset, because it was restarted.
-    pub fn next_pause(&mut self, lasted: Duration, forgotten: bool) -> Duration {
+    /// `invites` is true if the upstream relay expects this one to connect again at once: it answered with a stateless
+    /// reset, because it was restarted, or it sent GOAWAY.
+    pub fn next_pause(&mut self, lasted: Duration, invites: bool) -> Duration {
         // A shortest duration of the session is required, so that a peer that resets each connection at once cannot
         // cause a busy loop.
-        if forgotten && lasted > BRIEF {
+        if invites && lasted > BRIEF {
             self.0 = SHORTEST;
             return Duration::ZERO;
         }

@@ -134,7 +134,7 @@ impl ServerShared {
                 return;
             }
             let target = there.take().unwrap_or_else(|| peer.terms.upstream.clone());
-            let (lasted, forgotten) = match dial::connect(&self, &target.url).await {
+            let (lasted, invites) = match dial::connect(&self, &target.url).await {
                 Ok((connection, tunnel)) => {
                     let terms =
                         PeerTerms { cost: peer.terms.cost, namespaces: peer.terms.namespaces.clone() };
@@ -146,6 +146,7 @@ impl ServerShared {
                     }
                     let began = Instant::now();
                     let mut reason = "the session is over";
+                    let mut goes_away = false;
                     let mut running = tokio::spawn(Arc::clone(&self).run_session(Arc::clone(&session)));
                     tokio::select! {
                         _ = &mut running => {}
@@ -156,6 +157,7 @@ impl ServerShared {
                             let _ = running.await; // if the session's task panicked, the panic hook has logged it
                         }
                         uri = session.until_peer_goes_away() => {
+                            goes_away = true;
                             there = peer.terms.upstream.at(&uri).filter(|_| !uri.is_empty());
                             if time::timeout(LEAVING, &mut running).await.is_err() {
                                 session.close(code::Session::NO_ERROR, "the peer is going away");
@@ -164,9 +166,8 @@ impl ServerShared {
                         }
                     }
                     info!(%host, session = session.id(), "the session with a relay of the cluster ended");
-                    let forgotten = connection.is_forgotten();
                     peer.note(None, reason.to_owned());
-                    (began.elapsed(), forgotten)
+                    (began.elapsed(), goes_away || connection.is_forgotten())
                 }
                 Err(error) => {
                     let reason = format!("{error:#}");
@@ -176,7 +177,7 @@ impl ServerShared {
                 }
             };
             if peer.wanted.load(Relaxed) {
-                time::sleep(pauses.next_pause(lasted, forgotten)).await;
+                time::sleep(pauses.next_pause(lasted, invites)).await;
             }
         }
     }

@@ -5,7 +5,7 @@
 //! | what happens | what the relay does |
 //! | --- | --- |
 //! | the session ends | connects to the first relay that answers; one that failed is not tried for a while, which doubles each time |
-//! | GOAWAY | connects to the URI in GOAWAY, and closes the old session once the new one has all tracks |
+//! | GOAWAY | connects to the URI in GOAWAY, or to another relay if that one does not answer within a second, and closes the old session once the new one has all tracks |
 //! | the peer answers no probe | looks for any relay that answers, and closes the session when there is one; the session stays if the peer answers first |
 //! | a relay that is preferred to the present one answers | moves to it, as after GOAWAY |
 //!
@@ -85,10 +85,10 @@ impl UpstreamCandidates {
     }
 
     /// Delays the next attempt to reach a relay, after a failed attempt or a session with the duration `lasted`.
-    /// `forgotten` is true if the relay was restarted and answers again.
-    fn rest(&mut self, source: usize, lasted: Duration, forgotten: bool, now: Instant) {
+    /// `invites` is true if the relay expects this one to connect again at once.
+    fn rest(&mut self, source: usize, lasted: Duration, invites: bool, now: Instant) {
         let source = &mut self.0[source];
-        source.until = now + source.pauses.next_pause(lasted, forgotten);
+        source.until = now + source.pauses.next_pause(lasted, invites);
     }
 }
 
@@ -101,18 +101,19 @@ impl ServerShared {
         while !self.draining.load(Relaxed) {
             let link = match next.take() {
                 Some(link) => link,
-                None => self.reach(&mut sources, self.config.upstreams.len(), None).await,
+                None => self.reach(&mut sources, self.config.upstreams.len(), None, None).await,
             };
             next = self.follow(link, &mut sources).await;
         }
     }
 
-    /// Connects to one of the first `count` relays, and keeps trying until one answers. The relay `last` is tried after
-    /// all others.
+    /// Connects to one of the first `count` relays, and keeps trying until one answers. The relay with the index in
+    /// `moved` is tried before all others, once with the URI given there; the relay `last` is tried after all others.
     async fn reach(
         self: &Arc<Self>,
         sources: &mut UpstreamCandidates,
         count: usize,
+        mut moved: Option<(usize, UpstreamRelay)>,
         last: Option<usize>,
     ) -> UpstreamLink {
         loop {
@@ -123,13 +124,14 @@ impl ServerShared {
                     continue;
                 }
             };
-            let (late, early): (Vec<_>, Vec<_>) = ready.into_iter().partition(|place| Some(*place) == last);
-            let attempts: Vec<_> = early
+            let moved = moved.take();
+            let first = moved.as_ref().map(|(source, _)| *source);
+            let attempts: Vec<_> = in_order(ready, first, last)
                 .into_iter()
-                .chain(late)
                 .map(|source| {
                     let shared = Arc::clone(self);
-                    let upstream = sources.0[source].upstream.clone();
+                    let there = moved.as_ref().filter(|(place, _)| *place == source);
+                    let upstream = there.map_or(&sources.0[source].upstream, |(_, there)| there).clone();
                     async move { shared.link(source, upstream).await.map_err(|error| (source, error)) }
                 })
                 .collect();
@@ -188,21 +190,14 @@ impl ServerShared {
                 }
                 uri = session.until_peer_goes_away() => {
                     tokio::spawn(Arc::clone(self).leave(session));
-                    // The pause grows with each GOAWAY, so a relay that sends GOAWAY in each session is not connected
-                    // to in a busy loop.
-                    sources.rest(source, began.elapsed(), false, Instant::now());
-                    time::sleep_until(sources.0[source].until.into()).await;
+                    // A relay that sends GOAWAY at the beginning of each session is not connected to in a busy loop:
+                    // the pause grows with each short session.
+                    sources.rest(source, began.elapsed(), true, Instant::now());
                     let there = self.config.upstreams[source].at(&uri);
                     let there = there.unwrap_or_else(|| self.config.upstreams[source].clone());
-                    break match self.link(source, there).await {
-                        Ok(link) => Some(link),
-                        Err(error) => {
-                            self.note_failure(source, &error);
-                            None
-                        }
-                    };
+                    break Some(self.reach(sources, sources.0.len(), Some((source, there)), None).await);
                 }
-                link = self.reach(sources, better, Some(source)), if better > 0 => {
+                link = self.reach(sources, better, None, Some(source)), if better > 0 => {
                     OperatorCounters::count(&self.hub.counters.upstream_changes);
                     if is_silent {
                         warn!(%host, next = link.upstream.url.authority(), "the upstream relay does not answer: moving to another");
@@ -297,6 +292,12 @@ impl ServerShared {
     }
 }
 
+/// Returns the indexes of relays in the order in which they are tried.
+fn in_order(mut ready: Vec<usize>, first: Option<usize>, last: Option<usize>) -> Vec<usize> {
+    ready.sort_by_key(|place| (Some(*place) != first, Some(*place) == last));
+    ready
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -325,10 +326,23 @@ mod tests {
     }
 
     #[test]
-    fn restarted_upstream_relay_is_tried_again_at_once() {
+    fn restarted_upstream_relay_and_one_that_sends_goaway_are_tried_again_at_once() {
         let now = Instant::now();
         let mut sources = sources(1, now);
-        sources.rest(0, Duration::from_secs(60), true, now);
+        // Earlier failures do not delay the attempt.
+        (0..8).for_each(|_| sources.rest(0, FAILED.0, FAILED.1, now));
+        assert!(sources.ready(1, now).is_err());
+        sources.rest(0, Duration::from_secs(5), true, now);
         assert_eq!(sources.ready(1, now), Ok(vec![0]));
+        // A relay that ends each session at once is not tried at once.
+        sources.rest(0, Duration::from_millis(100), true, now);
+        assert!(sources.ready(1, now).is_err());
+    }
+
+    #[test]
+    fn relay_that_sent_goaway_is_tried_first_and_a_silent_one_last() {
+        assert_eq!(in_order(vec![0, 1, 2], None, None), [0, 1, 2]);
+        assert_eq!(in_order(vec![0, 1, 2], Some(1), None), [1, 0, 2]);
+        assert_eq!(in_order(vec![0, 1, 2], None, Some(0)), [1, 2, 0]);
     }
 }
