@@ -19,6 +19,9 @@ pub const ID_LEN: usize = 8;
 /// Settings of an endpoint's connections.
 #[derive(Clone)]
 pub struct Config {
+    /// Number of shards, from 1 to [`MAX_SHARDS`](crate::MAX_SHARDS). Each has a UDP socket on the endpoint's address,
+    /// and tasks of its own, so that the endpoint's connections use several CPUs.
+    pub shards: usize,
     /// The server's certificate, or `None` for an endpoint that only connects.
     pub certificate: Option<Arc<CertifiedKey>>,
     /// CA certificates that clients' certificates have to chain to. Clients may connect without a certificate.
@@ -76,6 +79,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
+            shards: 1,
             certificate: None,
             client_roots: None,
             lasting: None,

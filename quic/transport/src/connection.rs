@@ -76,6 +76,7 @@ pub struct Connection {
     /// The result of the last liveness probe of the peer. The lock is held while a probe waits for its answer.
     pub(crate) probed: tokio::sync::Mutex<Option<ProbeResult>>,
     pub(crate) _listed: RegisteredConnection,
+    pub(crate) shard: usize,
 }
 
 /// The time and the result of a probe of the peer.
@@ -163,6 +164,11 @@ impl Connection {
         self.shared.offload_status()
     }
 
+    /// Returns the index of the connection's shard in its endpoint.
+    pub fn shard(&self) -> usize {
+        self.shard
+    }
+
     /// Returns whether this connection and `other` send through the same socket, so that one packet batch serves both.
     pub fn shares_socket(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared.sender, &other.shared.sender)
@@ -173,7 +179,7 @@ impl Connection {
         PacketBatch::default()
     }
 
-    /// Sends a batch, which may have packets of several connections of the endpoint.
+    /// Sends a batch, which may have packets of several connections of one shard.
     pub fn flush(&self, batch: &mut PacketBatch) {
         self.shared.sender.flush(batch);
     }

@@ -1,4 +1,4 @@
-//! The driver: one task per endpoint for the data plane's timers, and for work that must not be done while quinn's lock
+//! The driver: one task per shard for the data plane's timers, and for work that must not be done while quinn's lock
 //! is held.
 
 use std::{

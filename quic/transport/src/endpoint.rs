@@ -1,37 +1,38 @@
-//! Endpoints: one UDP socket, quinn's endpoint on it, and the data planes of all its connections.
+//! Endpoints: connections at one UDP address, with TLS settings in common, and divided into shards.
 
 use std::{
+    hash::{BuildHasher, Hasher, RandomState},
     io,
     net::{SocketAddr, UdpSocket},
-    sync::{Arc, Once, OnceLock, Weak},
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::Poll,
     time::{Duration, Instant},
 };
 
 use millrace_webtransport::Foreign;
-use nix::sys::socket::{setsockopt, sockopt};
 use parking_lot::RwLock;
 use quinn::{
-    EndpointConfig, IdleTimeout, Runtime as _, TokioRuntime, TransportConfig, VarInt,
+    EndpointConfig, IdleTimeout, TransportConfig, VarInt,
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
 };
 use rustls::{RootCertStore, sign::CertifiedKey};
-use socket2::{Domain, Protocol, Type};
 use thiserror::Error;
 
 use crate::{
-    alarm::Alarm,
     config::Config,
     congestion,
     connection::Connection,
     driver,
-    marking::Marking,
-    offload::{Attached, OffloadEntry},
     path::PeerAddress,
-    registry::Registry,
     seam::{ClientCrypto, ServerCrypto},
     secrets::HandshakeSecrets,
-    send::{BatchSender, SendReport},
+    send::SendReport,
+    shards::{MAX_SHARDS, Shard, ShardIndex, ShardReport},
     shared::SharedConnection,
+    sockets,
     tls::{self, ReplaceableCertificate, ReplaceableRoots},
     windows::ConnectionWindow,
 };
@@ -42,9 +43,6 @@ const MAX_FROM_SERVERS: u16 = 1452 - 24;
 /// The largest UDP payload that clients may send to this endpoint. Such a packet may be forwarded to another relay,
 /// whose copies may have longer headers again, and still have to fit into Ethernet's MTU.
 const MAX_FROM_CLIENTS: u16 = MAX_FROM_SERVERS - 8;
-
-/// Requested size of the socket buffers, bytes. The kernel may make them smaller.
-const SOCKET_BUFFER: usize = 4 << 20;
 
 /// Reason why an endpoint could not be created.
 #[derive(Debug, Error)]
@@ -58,6 +56,8 @@ pub enum BindError {
     Tls(#[from] rustls::Error),
     #[error("the idle timeout of {0:?} is too long for QUIC")]
     IdleTimeout(Duration),
+    #[error("an endpoint has from 1 to {MAX_SHARDS} shards, not {0}")]
+    Shards(usize),
     #[error("no cipher suite is enabled")]
     NoSuite,
 }
@@ -84,7 +84,8 @@ pub enum ConnectError {
     Handshake(#[from] quinn::ConnectionError),
 }
 
-/// An endpoint: one UDP socket and its QUIC connections. A [`Connection`] may outlive its endpoint.
+/// An endpoint: one UDP address and its QUIC connections, which are divided into [shards](Config::shards). A
+/// [`Connection`] may outlive its endpoint.
 ///
 /// A server passes each [`Incoming`] of [`Self::accept`] on to [`Incoming::accept`]. A client calls [`Self::connect`].
 /// One endpoint may be server and client at the same time.
@@ -115,7 +116,9 @@ pub struct Endpoint {
 }
 
 struct EndpointInner {
-    quic: quinn::Endpoint,
+    shards: Vec<Shard>,
+    /// Number of calls that have begun with one of the shards. Each begins with the next one.
+    turn: AtomicUsize,
     local_addr: SocketAddr,
     config: Config,
     server: quinn::ServerConfig,
@@ -124,11 +127,6 @@ struct EndpointInner {
     initial: rustls::quic::Suite,
     certificate: Arc<ReplaceableCertificate>,
     clients: Arc<ReplaceableRoots>,
-    registry: Arc<Registry<Connection>>,
-    alarm: Arc<Alarm>,
-    sender: Arc<BatchSender>,
-    /// The function that registers a connection so that it may get a kernel offload.
-    offloads: Option<OffloadEntry>,
 }
 
 impl Endpoint {
@@ -142,6 +140,9 @@ impl Endpoint {
     pub fn on(socket: UdpSocket, config: Config) -> Result<Self, BindError> {
         if IdleTimeout::try_from(config.idle_timeout).is_err() {
             return Err(BindError::IdleTimeout(config.idle_timeout));
+        }
+        if !(1..=MAX_SHARDS).contains(&config.shards) {
+            return Err(BindError::Shards(config.shards));
         }
         if config.suites.is_empty() {
             return Err(BindError::NoSuite);
@@ -163,38 +164,28 @@ impl Endpoint {
 
         let local_addr = socket.local_addr().map_err(BindError::Address)?;
         let failed = |source| BindError::Socket { addr: local_addr, source };
-        let sender = Arc::new(BatchSender::new(&socket, config.gso).map_err(failed)?);
         let mut endpoint = EndpointConfig::default();
         endpoint.supported_versions(vec![1]);
         if let Some(lasting) = &config.lasting {
             lasting.apply(local_addr, &mut endpoint);
             lasting.apply_tokens(local_addr, &mut server);
         }
+        let random_key = || RandomState::new().build_hasher().finish();
+        let id_key = config.lasting.as_ref().map_or_else(random_key, |lasting| lasting.id_key(local_addr));
         let accepting = config.certificate.is_some().then(|| server.clone());
         let most = if accepting.is_some() { MAX_FROM_CLIENTS } else { MAX_FROM_SERVERS };
         endpoint.max_udp_payload_size(most).unwrap_or_else(|_| unreachable!("above 1200"));
-        let runtime = Arc::new(TokioRuntime);
-        let (socket, offloads) = match config.offload.clone() {
-            Some(offload) => {
-                let Attached { socket, enter } = offload.attach(socket).map_err(failed)?;
-                (socket, Some(enter))
-            }
-            None => (runtime.wrap_udp_socket(socket).map_err(failed)?, None),
+        // The shards share the keys of resets and of tokens, so that each accepts what another one has issued.
+        let start = |(index, socket)| {
+            let at = ShardIndex { index, shards: config.shards };
+            Shard::start(socket, at, id_key, &config, endpoint.clone(), accepting.clone())
         };
-        let socket = Arc::new(Marking { socket, sender: Arc::clone(&sender), dscp: config.dscp });
-        let quic = quinn::Endpoint::new_with_abstract_socket(endpoint, accepting, socket, runtime);
-        let quic = quic.map_err(failed)?;
-
-        if config.offload.is_some() {
-            sender.refuse_merged().map_err(failed)?;
-        }
-
-        let registry = Arc::new(Registry::default());
-        let alarm = Arc::new(Alarm::new());
-        tokio::spawn(driver::run(Arc::clone(&alarm), Arc::downgrade(&registry), Arc::clone(&sender)));
+        let sockets = sockets::share(socket, config.shards).map_err(failed)?;
+        let shards = sockets.into_iter().enumerate().map(start).collect::<Result<_, _>>().map_err(failed)?;
         Ok(Self {
             inner: Arc::new(EndpointInner {
-                quic,
+                shards,
+                turn: AtomicUsize::new(0),
                 local_addr,
                 config,
                 server,
@@ -203,17 +194,21 @@ impl Endpoint {
                 initial,
                 certificate,
                 clients,
-                registry,
-                alarm,
-                sender,
-                offloads,
             }),
         })
     }
 
     /// Returns counts of the packets that the data planes of all the endpoint's connections have sent.
     pub fn sent(&self) -> SendReport {
-        self.inner.sender.totals()
+        self.inner.shards.iter().fold(SendReport::default(), |mut sum, shard| {
+            sum += shard.sender.totals();
+            sum
+        })
+    }
+
+    /// Returns the counts of each shard.
+    pub fn shards(&self) -> Vec<ShardReport> {
+        self.inner.shards.iter().map(Shard::report).collect()
     }
 
     /// Returns the address that the socket is bound to. If it was bound to port 0, the kernel has chosen a port.
@@ -223,8 +218,23 @@ impl Endpoint {
 
     /// Waits for the next connection attempt. Returns `None` once the endpoint is closed.
     pub async fn accept(&self) -> Option<Incoming> {
-        let incoming = self.inner.quic.accept().await?;
-        Some(Incoming { incoming, endpoint: Arc::clone(&self.inner) })
+        // Each call begins with another shard, so that a flood of attempts at one shard does not keep others waiting.
+        let shards = self.inner.in_turn();
+        let mut accepting: Vec<_> =
+            shards.map(|(index, shard)| (index, Box::pin(shard.quic.accept()))).collect();
+        let next = std::future::poll_fn(|context| {
+            let mut at = 0;
+            while let Some((index, accept)) = accepting.get_mut(at) {
+                match accept.as_mut().poll(context) {
+                    Poll::Ready(Some(incoming)) => return Poll::Ready(Some((incoming, *index))),
+                    Poll::Ready(None) => drop(accepting.swap_remove(at)),
+                    Poll::Pending => at += 1,
+                }
+            }
+            if accepting.is_empty() { Poll::Ready(None) } else { Poll::Pending }
+        });
+        let (incoming, shard) = next.await?;
+        Some(Incoming { incoming, shard, endpoint: Arc::clone(&self.inner) })
     }
 
     /// Connects to a server.
@@ -268,18 +278,21 @@ impl Endpoint {
 
     /// Closes all connections of the endpoint and accepts no new ones.
     pub fn close(&self, code: VarInt, reason: &[u8]) {
-        self.inner.quic.close(code, reason);
+        self.inner.shards.iter().for_each(|shard| shard.quic.close(code, reason));
     }
 
     /// Waits until all connections are closed on both sides, or have timed out.
     pub async fn wait_idle(&self) {
-        self.inner.quic.wait_idle().await;
+        for shard in &self.inner.shards {
+            shard.quic.wait_idle().await;
+        }
     }
 }
 
 /// A connection attempt of a peer.
 pub struct Incoming {
     incoming: quinn::Incoming,
+    shard: usize,
     endpoint: Arc<EndpointInner>,
 }
 
@@ -302,7 +315,7 @@ impl Incoming {
 
     /// Accepts the connection attempt and completes the handshake.
     pub async fn accept(self) -> Result<Arc<Connection>, AcceptError> {
-        self.endpoint.accept(self.incoming).await
+        self.endpoint.accept(self.incoming, self.shard).await
     }
 
     /// Refuses the connection attempt.
@@ -311,17 +324,16 @@ impl Incoming {
     }
 }
 
-impl Drop for EndpointInner {
-    fn drop(&mut self) {
-        // The notification wakes the driver task, which ends because the endpoint's registry of connections was
-        // dropped.
-        self.alarm.ring();
-    }
-}
-
 impl EndpointInner {
-    async fn accept(self: Arc<Self>, incoming: quinn::Incoming) -> Result<Arc<Connection>, AcceptError> {
-        let Some((shared, secrets)) = self.shared(incoming.remote_address()) else {
+    /// Returns the shards with their indices, beginning with the one after that of the previous call.
+    fn in_turn(&self) -> impl Iterator<Item = (usize, &Shard)> {
+        let first = self.turn.fetch_add(1, Ordering::Relaxed) % self.shards.len();
+        let (last, front) = self.shards.split_at(first);
+        (first..self.shards.len()).chain(0..first).zip(front.iter().chain(last))
+    }
+
+    async fn accept(&self, incoming: quinn::Incoming, shard: usize) -> Result<Arc<Connection>, AcceptError> {
+        let Some((shared, secrets)) = self.shared(shard, incoming.remote_address()) else {
             incoming.refuse();
             return Err(AcceptError::NoRoom);
         };
@@ -333,7 +345,7 @@ impl EndpointInner {
         server.crypto = Arc::new(ServerCrypto { inner: Arc::new(inner), shared: Arc::clone(&shared) });
         server.transport = self.transport(&shared);
         let quic = incoming.accept_with(Arc::new(server))?.await?;
-        Ok(self.register(quic, shared))
+        Ok(self.register(quic, shared, shard))
     }
 
     async fn connect(
@@ -342,19 +354,25 @@ impl EndpointInner {
         server_name: &str,
         mut tls: rustls::ClientConfig,
     ) -> Result<Arc<Connection>, ConnectError> {
-        let (shared, secrets) = self.shared(addr).ok_or(ConnectError::NoRoom)?;
+        let shard = self.turn.fetch_add(1, Ordering::Relaxed) % self.shards.len();
+        let (shared, secrets) = self.shared(shard, addr).ok_or(ConnectError::NoRoom)?;
         tls.key_log = secrets;
         let inner = QuicClientConfig::with_initial(Arc::new(tls), self.initial)
             .unwrap_or_else(|_| unreachable!("bind has used the same suite"));
         let crypto = ClientCrypto { inner: Arc::new(inner), shared: Arc::clone(&shared) };
         let mut client = quinn::ClientConfig::new(Arc::new(crypto));
         client.transport_config(self.transport(&shared));
-        let quic = self.quic.connect_with(client, addr, server_name)?.await?;
-        Ok(self.register(quic, shared))
+        let quic = self.shards[shard].quic.connect_with(client, addr, server_name)?.await?;
+        Ok(self.register(quic, shared, shard))
     }
 
     /// Creates the shared state of a connection. Returns `None` if the budget of receive windows is used up.
-    fn shared(&self, remote: SocketAddr) -> Option<(Arc<SharedConnection>, Arc<HandshakeSecrets>)> {
+    fn shared(
+        &self,
+        shard: usize,
+        remote: SocketAddr,
+    ) -> Option<(Arc<SharedConnection>, Arc<HandshakeSecrets>)> {
+        let Shard { alarm, sender, offloads, .. } = &self.shards[shard];
         let config = &self.config;
         let window = ConnectionWindow::open(&config.windows, config.receive_window, Instant::now())?;
         let secrets = Arc::new(HandshakeSecrets::new(self.config.key_log.clone()));
@@ -363,12 +381,12 @@ impl EndpointInner {
             window,
             config,
             Arc::clone(&secrets),
-            Arc::clone(&self.alarm),
-            Arc::clone(&self.sender),
-            self.offloads.as_ref().map(|_| self.local_addr),
+            Arc::clone(alarm),
+            Arc::clone(sender),
+            offloads.as_ref().map(|_| self.local_addr),
         );
         let shared = Arc::new(shared);
-        if let Some(enter) = &self.offloads {
+        if let Some(enter) = offloads {
             let owner: Weak<SharedConnection> = Arc::downgrade(&shared);
             shared.set_claim(enter(owner));
         }
@@ -391,11 +409,17 @@ impl EndpointInner {
         Arc::new(transport)
     }
 
-    fn register(&self, quic: quinn::Connection, shared: Arc<SharedConnection>) -> Arc<Connection> {
+    fn register(
+        &self,
+        quic: quinn::Connection,
+        shared: Arc<SharedConnection>,
+        shard: usize,
+    ) -> Arc<Connection> {
+        let registry = &self.shards[shard].registry;
         if self.local_addr.ip().is_unspecified() {
             shared.set_local(quic.local_ip());
         }
-        let listed = self.registry.place(shared.turn.number());
+        let listed = registry.place(shared.turn.number());
         let binding = OnceLock::new();
         let foreign = Foreign::default();
         let connection = Connection {
@@ -405,74 +429,15 @@ impl EndpointInner {
             foreign,
             probed: tokio::sync::Mutex::default(),
             _listed: listed,
+            shard,
         };
         let connection = Arc::new(connection);
-        driver::add(&self.registry, &connection);
+        driver::add(registry, &connection);
         connection
     }
 }
 
 /// Creates a socket for an endpoint. A socket with an IPv6 address is for IPv6 only.
 pub fn bind_socket(addr: SocketAddr) -> Result<UdpSocket, BindError> {
-    make_socket(addr).map_err(|source| BindError::Socket { addr, source })
-}
-
-fn make_socket(addr: SocketAddr) -> io::Result<UdpSocket> {
-    let socket = socket2::Socket::new(Domain::for_address(addr), Type::DGRAM, Some(Protocol::UDP))?;
-    if addr.is_ipv6() {
-        // IPv6-only sockets allow two sockets to listen on 0.0.0.0 and [::] with the same port.
-        socket.set_only_v6(true)?;
-    }
-    socket.set_nonblocking(true)?;
-    grow_receive_buffer(&socket)?;
-    // The kernel silently caps the size at net.core.wmem_max.
-    socket.set_send_buffer_size(SOCKET_BUFFER)?;
-    socket.bind(&addr.into())?;
-    Ok(socket.into())
-}
-
-/// Sets the size of the receive buffer, beyond the system's limit if this process has CAP_NET_ADMIN. Logs a warning
-/// once if the buffer is smaller than requested.
-fn grow_receive_buffer(socket: &socket2::Socket) -> io::Result<()> {
-    static WARNED: Once = Once::new();
-    if setsockopt(socket, sockopt::RcvBufForce, &SOCKET_BUFFER).is_err() {
-        socket.set_recv_buffer_size(SOCKET_BUFFER)?;
-    }
-    if let Some(warning) = short_buffer(socket.recv_buffer_size()?) {
-        WARNED.call_once(|| tracing::warn!("the UDP socket: {warning}"));
-    }
-    Ok(())
-}
-
-/// Returns a warning if the receive buffer is too small. `doubled` is the size that the kernel reports: twice the
-/// usable size, to account for its bookkeeping.
-fn short_buffer(doubled: usize) -> Option<String> {
-    let bytes = doubled / 2;
-    let wanted = SOCKET_BUFFER;
-    (bytes < wanted).then(|| {
-        format!(
-            "the receive buffer has {bytes} bytes instead of {wanted}, so bursts are lost: run `sysctl -w \
-             net.core.rmem_max={wanted}`, or give this process CAP_NET_ADMIN"
-        )
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn short_receive_buffer_warning_names_the_limit() {
-        let socket = bind_socket(([127, 0, 0, 1], 0).into()).expect("a socket");
-        let doubled = socket2::SockRef::from(&socket).recv_buffer_size().expect("a size");
-        if nix::unistd::geteuid().is_root() {
-            assert_eq!(doubled, 2 * SOCKET_BUFFER);
-        }
-        assert_eq!(short_buffer(2 * SOCKET_BUFFER), None);
-        let warning = short_buffer(425_984).expect("a warning");
-        assert!(
-            warning.contains(" 212992 bytes") && warning.contains("net.core.rmem_max=4194304"),
-            "{warning}"
-        );
-    }
+    sockets::bind(addr).map_err(|source| BindError::Socket { addr, source })
 }

@@ -11,7 +11,6 @@ use quinn::{
     EndpointConfig, ServerConfig,
     crypto::{HandshakeTokenKey, HmacKey},
 };
-use quinn_proto::HashedConnectionIdGenerator;
 use ring::{hkdf, hmac};
 
 /// Shortest time between two stateless resets of an endpoint. It is short because all clients of a restarted relay need
@@ -47,12 +46,13 @@ impl LastingSecret {
     pub(crate) fn apply(&self, addr: SocketAddr, endpoint: &mut EndpointConfig) {
         let reset = hmac::Key::new(hmac::HMAC_SHA256, &self.derive(b"stateless reset", addr));
         let reset: Arc<dyn HmacKey> = Arc::new(reset);
+        endpoint.reset_key(reset).min_reset_interval(RESET_INTERVAL);
+    }
+
+    /// Returns the key by which an endpoint at `addr` recognizes connection IDs of an earlier process.
+    pub(crate) fn id_key(&self, addr: SocketAddr) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = self.derive(b"connection IDs", addr);
-        let id = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
-        endpoint
-            .reset_key(reset)
-            .min_reset_interval(RESET_INTERVAL)
-            .cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(id)));
+        u64::from_be_bytes([a, b, c, d, e, f, g, h])
     }
 
     /// Makes a server at `addr` accept the address validation tokens that an earlier process at that address has

@@ -1,11 +1,14 @@
-//! The QUIC stack's socket, which sets the configured DSCP on the stack's packets.
+//! The QUIC stack's socket, which sets the configured DSCP on the stack's packets, and counts received packets.
 
 use std::{
     io::{self, IoSliceMut},
     net::SocketAddr,
     pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll, ready},
 };
 
 use quinn::{
@@ -25,6 +28,15 @@ pub(crate) struct Marking {
     pub socket: Arc<dyn AsyncUdpSocket>,
     pub sender: Arc<BatchSender>,
     pub dscp: Dscp,
+    pub counts: Arc<ReceivedCounts>,
+}
+
+/// Counts of the packets that one socket has received.
+#[derive(Debug, Default)]
+pub(crate) struct ReceivedCounts {
+    pub received: AtomicU64,
+    /// Packets of connections of another socket of the endpoint.
+    pub misdirected: AtomicU64,
 }
 
 impl AsyncUdpSocket for Marking {
@@ -54,7 +66,11 @@ impl AsyncUdpSocket for Marking {
         bufs: &mut [IoSliceMut<'_>],
         meta: &mut [RecvMeta],
     ) -> Poll<io::Result<usize>> {
-        self.socket.poll_recv(context, bufs, meta)
+        let count = ready!(self.socket.poll_recv(context, bufs, meta))?;
+        // A buffer has one packet, or several of `stride` bytes that the kernel has merged (GRO).
+        let packets = meta.iter().take(count).map(|one| one.len.div_ceil(one.stride.max(1)).max(1) as u64);
+        self.counts.received.fetch_add(packets.sum(), Ordering::Relaxed);
+        Poll::Ready(Ok(count))
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {

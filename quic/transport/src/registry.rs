@@ -37,6 +37,10 @@ impl<C: Send + Sync + 'static> Registry<C> {
         self.0.lock().insert(number, Arc::downgrade(connection));
     }
 
+    pub fn len(&self) -> usize {
+        self.0.lock().len()
+    }
+
     pub fn get(&self, number: u64) -> Option<Arc<C>> {
         self.0.lock().get(&number)?.upgrade()
     }

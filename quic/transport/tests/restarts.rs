@@ -33,11 +33,21 @@ struct ServerProcess {
 
 impl ServerProcess {
     fn start(addr: SocketAddr, certificate: &Arc<CertifiedKey>, secret: &[u8]) -> Self {
+        Self::start_sharded(addr, certificate, secret, 1)
+    }
+
+    fn start_sharded(
+        addr: SocketAddr,
+        certificate: &Arc<CertifiedKey>,
+        secret: &[u8],
+        shards: usize,
+    ) -> Self {
         let runtime = Runtime::new().unwrap();
         let config = Config {
             certificate: Some(Arc::clone(certificate)),
             alpn: vec![ALPN.to_vec()],
             lasting: Some(LastingSecret::new(secret, b"machine")),
+            shards,
             ..Config::default()
         };
         let endpoint = {
@@ -58,13 +68,17 @@ impl ServerProcess {
     }
 
     /// Ends the server as SIGKILL would, and starts another one at the same address.
-    fn restart(mut self, certificate: &Arc<CertifiedKey>, secret: &[u8]) -> Self {
+    fn restart(self, certificate: &Arc<CertifiedKey>, secret: &[u8]) -> Self {
+        self.restart_sharded(certificate, secret, 1)
+    }
+
+    fn restart_sharded(mut self, certificate: &Arc<CertifiedKey>, secret: &[u8], shards: usize) -> Self {
         let addr = self.addr;
         let runtime = self.runtime.take();
         // The server's tasks end without sending a packet.
         runtime.into_iter().for_each(Runtime::shutdown_background);
         wait_for("the end of the server", || self.serving.is_finished().then_some(()));
-        Self::start(addr, certificate, secret)
+        Self::start_sharded(addr, certificate, secret, shards)
     }
 }
 
@@ -85,6 +99,9 @@ async fn client(server: SocketAddr) -> (Endpoint, Arc<Connection>) {
     let endpoint = Endpoint::bind((Ipv4Addr::LOCALHOST, 0).into(), config).unwrap();
     let connection = endpoint.connect(server, "localhost").await.unwrap();
     connection.start();
+    // Before the handshake is confirmed, the client retransmits only handshake packets, which get no stateless reset.
+    async_wait_for("HANDSHAKE_DONE", || (connection.quic.stats().frame_rx.handshake_done > 0).then_some(()))
+        .await;
     (endpoint, connection)
 }
 
@@ -116,6 +133,28 @@ fn restarted_server_resets_the_connection_at_the_next_packet() {
 #[test]
 fn server_with_another_secret_cannot_reset_a_connection() {
     assert!(matches!(end(b"secret", b"other"), ConnectionError::TimedOut));
+}
+
+/// A packet reaches another shard than before the restart, which recognizes the ID of the earlier process.
+#[test]
+fn server_restarted_with_another_number_of_shards_resets_all_connections() {
+    let certificate = certificate();
+    for (before, after) in [(1, 4), (4, 1), (4, 3), (3, 4)] {
+        let server = ServerProcess::start_sharded(ANYWHERE, &certificate, b"secret", before);
+        let clients = Runtime::new().unwrap();
+        let connected: Vec<_> = (0..12).map(|_| clients.block_on(client(server.addr))).collect();
+        let server = server.restart_sharded(&certificate, b"secret", after);
+        clients.block_on(async {
+            for (_, connection) in &connected {
+                connection.quic.open_uni().await.unwrap().write_all(b"next packet").await.unwrap();
+            }
+            for (_, connection) in &connected {
+                let end = connection.quic.closed().await;
+                assert!(matches!(end, ConnectionError::Reset), "{before} to {after} shards: {end}");
+            }
+        });
+        drop(server);
+    }
 }
 
 /// A client that waits for media sends nothing, so only a probe gets the stateless reset.
