@@ -13,7 +13,7 @@ use millrace_moq::Namespace;
 use millrace_quic::{keys::KeySuite, plane::downstream};
 use millrace_relay_cluster::{NamespaceRoute, RouteTable};
 use millrace_transport::{
-    Endpoint, Windows,
+    Endpoint, ShardReport, Windows,
     offload::{ConnectionStatus, KeystreamCounts, OffloadInterface},
 };
 use millrace_webtransport::SessionRefused;
@@ -241,6 +241,7 @@ impl StatusSources<'_> {
             uptime_s: self.uptime.as_secs_f64(),
             draining: self.draining,
             listen: self.endpoints.iter().map(Endpoint::local_addr).collect(),
+            shards: self.endpoints.iter().chain(self.outgoing).flat_map(describe_shards).collect(),
             cache: status::CacheStatus {
                 bytes: usage.bytes as u64,
                 limit: self.hub.cache.limits().bytes as u64,
@@ -390,6 +391,18 @@ impl StatusSources<'_> {
         let counted = counted.chain(of_http).chain(sums.drops.counts_by_reason());
         counted.map(|(reason, count)| (reason.to_owned(), count)).collect()
     }
+}
+
+fn describe_shards(endpoint: &Endpoint) -> Vec<status::ShardStatus> {
+    let describe = |(shard, report): (usize, ShardReport)| status::ShardStatus {
+        address: endpoint.local_addr(),
+        shard: shard as u64,
+        connections: report.connections as u64,
+        received: report.received,
+        misdirected: report.misdirected,
+        sent: SentStatus { packets: report.sent.packets, bytes: report.sent.bytes },
+    };
+    endpoint.shards().into_iter().enumerate().map(describe).collect()
 }
 
 /// Returns the counters that are not 0, by name.

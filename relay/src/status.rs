@@ -22,6 +22,8 @@ pub struct Status {
     pub draining: bool,
     /// The addresses that the relay listens on.
     pub listen: Vec<SocketAddr>,
+    /// The shards of all addresses: the sockets between which sessions are divided.
+    pub shards: Vec<ShardStatus>,
     /// The sessions that are open.
     pub sessions: Vec<RelaySessionStatus>,
     /// The tracks that are subscribed, published or cached.
@@ -497,6 +499,24 @@ pub struct SentStatus {
     pub packets: u64,
     /// Number of UDP payload bytes that this sender has sent.
     pub bytes: u64,
+}
+
+/// One of the sockets at an address of the relay, with its share of the sessions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardStatus {
+    /// The address of the socket. Connections to other relays have an address of their own.
+    pub address: SocketAddr,
+    /// The number of the shard among those at its address, from 0.
+    pub shard: u64,
+    /// Number of connections that belong to the shard.
+    pub connections: u64,
+    /// Number of UDP datagrams that the socket has received.
+    pub received: u64,
+    /// Number of packets that the socket has received although their session belongs to another shard. Always 0; any
+    /// other value means that the kernel does not distribute packets as it should, and these packets were lost.
+    pub misdirected: u64,
+    /// Packets with media that the shard has sent. The kernel engine's are not among them.
+    pub sent: SentStatus,
 }
 
 /// A track, its publishers and subscriptions, and its use of the cache.

@@ -33,6 +33,8 @@ pub enum Contender {
     KernelCubic,
     /// Millrace, forwarding in the kernel, with `--max-delay=off`
     KernelWhole,
+    /// Millrace, forwarding in the kernel, with one shard, on one CPU
+    KernelOne,
     /// Millrace, forwarding in userspace
     User,
     /// Millrace, forwarding in userspace, behind its packet gate (XDP)
@@ -41,6 +43,8 @@ pub enum Contender {
     UserCubic,
     /// Millrace, forwarding in userspace, with `--max-delay=off`
     UserWhole,
+    /// Millrace, forwarding in userspace, with one shard, on one CPU
+    UserOne,
     /// Cloudflare's relay
     MoqRelayIetf,
     /// moq-dev's relay
@@ -73,18 +77,25 @@ impl Contender {
 
     /// Returns the settings of Millrace; `None` for other relays.
     fn setup(self) -> Option<ContenderSetup> {
-        let kernel =
-            ContenderSetup { engine: "kernel", gate: false, congestion_control: DEFAULT, max_delay: None };
+        let kernel = ContenderSetup {
+            engine: "kernel",
+            gate: false,
+            congestion_control: DEFAULT,
+            max_delay: None,
+            one_cpu: false,
+        };
         let user = ContenderSetup { engine: "user", ..kernel };
         match self {
             Self::Kernel => Some(kernel),
             Self::KernelGate => Some(ContenderSetup { gate: true, ..kernel }),
             Self::KernelCubic => Some(ContenderSetup { congestion_control: "cubic", ..kernel }),
             Self::KernelWhole => Some(ContenderSetup { max_delay: Some("off"), ..kernel }),
+            Self::KernelOne => Some(ContenderSetup { one_cpu: true, ..kernel }),
             Self::User => Some(user),
             Self::UserGate => Some(ContenderSetup { gate: true, ..user }),
             Self::UserCubic => Some(ContenderSetup { congestion_control: "cubic", ..user }),
             Self::UserWhole => Some(ContenderSetup { max_delay: Some("off"), ..user }),
+            Self::UserOne => Some(ContenderSetup { one_cpu: true, ..user }),
             Self::MoqRelayIetf | Self::MoqRelay | Self::Forwarder | Self::Batched | Self::Fanout => None,
         }
     }
@@ -123,14 +134,16 @@ impl Contender {
     }
 
     pub fn label(self) -> String {
-        let Some(ContenderSetup { engine, gate, congestion_control, max_delay }) = self.setup() else {
+        let Some(ContenderSetup { engine, gate, congestion_control, max_delay, one_cpu }) = self.setup()
+        else {
             return self.relay().to_owned();
         };
         let gate = if gate { ", gate" } else { "" };
         let other =
             if congestion_control == DEFAULT { String::new() } else { format!(", {congestion_control}") };
         let whole = if max_delay.is_some() { ", whole" } else { "" };
-        format!("{} ({engine}{gate}{other}{whole})", self.relay())
+        let one = if one_cpu { ", one CPU" } else { "" };
+        format!("{} ({engine}{gate}{other}{whole}{one})", self.relay())
     }
 
     /// Returns the command that starts the relay. `http` is the address of Millrace's status.
@@ -151,7 +164,13 @@ impl Contender {
             arguments.extend(setup.max_delay.iter().flat_map(|delay| ["--max-delay", delay]));
             arguments.extend(["--http", &http, "--http-token-file", "off"]);
             arguments.extend(["--tls-cert", &certificate, "--tls-key", &key, "--log-level", "warn"]);
-            return Ok(CommandLine::new(product()?, &arguments));
+            let program = product()?;
+            if !setup.one_cpu {
+                return Ok(CommandLine::new(program, &arguments));
+            }
+            let program = program.to_string_lossy();
+            let pinned = ["--cpu-list", "0", &program].into_iter().chain(arguments).chain(["--shards", "1"]);
+            return Ok(CommandLine::new("taskset".into(), &pinned.collect::<Vec<_>>()));
         }
         let (program, arguments) = match self {
             Self::MoqRelayIetf => {
@@ -181,6 +200,8 @@ struct ContenderSetup {
     congestion_control: &'static str,
     /// Longest delay of media before they are dropped; `None` for the default.
     max_delay: Option<&'static str>,
+    /// Whether the relay has one shard and runs on the first CPU only.
+    one_cpu: bool,
 }
 
 #[derive(Debug)]

@@ -99,6 +99,8 @@ pub fn colour(contender: Contender) -> RGBColor {
         Contender::UserCubic => RGBColor(0xbc, 0xbd, 0x22),
         Contender::KernelWhole => RGBColor(0x94, 0x67, 0xbd),
         Contender::UserWhole => RGBColor(0xc5, 0xb0, 0xd5),
+        Contender::KernelOne => RGBColor(0xff, 0x98, 0x96),
+        Contender::UserOne => RGBColor(0xff, 0xbb, 0x78),
         Contender::User => RGBColor(0xff, 0x7f, 0x0e),
         Contender::UserGate => RGBColor(0xb3, 0x59, 0x0a),
         Contender::MoqRelayIetf => RGBColor(0x1f, 0x77, 0xb4),

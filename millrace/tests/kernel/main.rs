@@ -17,6 +17,7 @@ mod open;
 #[path = "../relay/peer.rs"]
 mod peer;
 mod records;
+mod shards;
 mod share;
 #[path = "../support/site.rs"]
 mod site;

@@ -47,7 +47,7 @@ pub use state::LockedOffload;
 
 /// The provider of offloads for the connections of endpoints.
 pub trait OffloadEngine: Send + Sync {
-    /// Serves the connections of an endpoint with this socket, within a tokio runtime.
+    /// Serves the connections of an endpoint's shard with this socket, within a tokio runtime.
     ///
     /// # Errors
     /// Fails if the socket cannot be registered with the runtime.
@@ -67,11 +67,11 @@ pub trait OffloadEngine: Send + Sync {
     fn drain_trace(&self, read: &mut dyn FnMut(trace::OffloadTraceEvent)) -> u64;
 }
 
-/// An endpoint that an [`OffloadEngine`] serves.
+/// A shard of an endpoint that an [`OffloadEngine`] serves.
 pub struct Attached {
     /// The socket that the QUIC stack reads and writes.
     pub socket: Arc<dyn AsyncUdpSocket>,
-    /// The function that creates an [`OffloadClaim`] for a connection of the endpoint.
+    /// The function that creates an [`OffloadClaim`] for a connection of the shard.
     pub enter: OffloadEntry,
 }
 

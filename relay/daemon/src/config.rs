@@ -35,7 +35,7 @@ pub use self::{
     discovery::{DISCOVERY, DiscoveryConfig, DiscoveryStore, LookupConfig},
     queue::{DropPolicy, MaxDelay, QueueConfig},
     tls::{CipherSuite, ClusterConfig, IdentityConfig, PeerConfig, SYSTEM_ROOTS, UpstreamConfig},
-    values::{ByteCount, CodePoint, DraftNumber, DurationValue, ListenOn, RelayUrl, name},
+    values::{ByteCount, CodePoint, DraftNumber, DurationValue, ListenOn, RelayUrl, ShardCount, name},
 };
 
 use millrace_daemon::{
@@ -108,6 +108,8 @@ pub struct Config {
     pub drain_timeout: Duration,
     /// URI in GOAWAY to which clients move.
     pub goaway_uri: Option<Url>,
+    /// Number of sockets at each address, each with tasks of its own.
+    pub shards: usize,
     /// Whether packets are sent with UDP generic segmentation offload.
     pub gso: Gso,
     /// DSCP of all sent QUIC packets.
@@ -441,6 +443,10 @@ settings! {
     /// Relay that GOAWAY sends clients to: moqt://HOST:PORT, or https:// [default: the same address]
     #[arg(long, value_name = "URL")]
     goaway_uri: RelayUrl,
+    /// Number of sockets (shards) at each address, between which sessions are divided so that they use several CPUs;
+    /// auto is one for each CPU, up to 16 [default: auto]
+    #[arg(long, value_name = "N")]
+    shards: ShardCount,
     /// UDP segmentation offload (GSO) for sending [default: auto]
     #[arg(long, value_enum)]
     gso: Gso,
@@ -711,6 +717,7 @@ impl ConfigCheck {
             max_requests: self.at_least_one("max-requests", settings.max_requests, 1000),
             drain_timeout: settings.drain_timeout.map_or(Duration::from_secs(10), |seconds| seconds.0),
             goaway_uri: settings.goaway_uri.map(|url| url.0),
+            shards: settings.shards.unwrap_or_else(ShardCount::auto).0,
             gso: settings.gso.unwrap_or(Gso::Auto),
             dscp: settings.dscp.unwrap_or_default().0,
             ecn: settings.ecn.unwrap_or(false),

@@ -16,7 +16,9 @@ use prometheus_client::{
     registry::Unit,
 };
 
-use super::status::{EngineStatus, GateStatusReport, Keystreams, RelaySessionStatus, SentStatus, Status};
+use super::status::{
+    EngineStatus, GateStatusReport, Keystreams, RelaySessionStatus, SentStatus, ShardStatus, Status,
+};
 
 /// Returns the text of one response to `/metrics`.
 pub fn encode(status: Status) -> Result<String, fmt::Error> {
@@ -303,6 +305,7 @@ impl RelaySnapshot {
                      the rest";
         per_sender(out, "packets_sent", about, None, senders, |sent| sent.packets)?;
         per_sender(out, "sent", "UDP payload sent", Some(&Unit::Bytes), senders, |sent| sent.bytes)?;
+        self.shards(out)?;
         self.engine_counters(out)?;
         let about = "Subscriptions that continued with a lower (down) or a higher (up) rendition";
         let switches = [("down", totals.renditions_down), ("up", totals.renditions_up)];
@@ -312,6 +315,25 @@ impl RelaySnapshot {
         out.counts("refused", about, "reason", &self.0.access.refused)?;
         let about = "Streams and datagrams that were not forwarded, by reason";
         out.counts("drops", about, "reason", &self.0.drops)
+    }
+
+    /// Encodes the counts of each shard.
+    fn shards(&self, out: &mut Out<'_>) -> fmt::Result {
+        let shards = &self.0.relay.shards;
+        let names: Vec<_> =
+            shards.iter().map(|one| (one.address.to_string(), one.shard.to_string())).collect();
+        let values = |value: fn(&ShardStatus) -> u64| {
+            let labels = names.iter().map(|(addr, shard)| [("address", addr.as_str()), ("shard", shard)]);
+            labels.zip(shards.iter().map(value))
+        };
+        let about = "Connections of each shard, a socket at an address of the relay";
+        out.gauges("shard_connections", about, values(|shard| shard.connections))?;
+        let about = "UDP datagrams that each shard has received";
+        out.counters("shard_packets_received", about, values(|shard| shard.received))?;
+        let about = "Packets with media that each shard has sent, without those of engine kernel";
+        out.counters("shard_packets_sent", about, values(|shard| shard.sent.packets))?;
+        let about = "Packets that reached a shard although their session belongs to another one: always 0";
+        out.counters("shard_packets_misdirected", about, values(|shard| shard.misdirected))
     }
 
     fn engine_counters(&self, out: &mut Out<'_>) -> fmt::Result {
@@ -477,6 +499,14 @@ mod tests {
                 refused: [("token_expired".to_owned(), 6)].into(),
                 ..AccessStatus::default()
             },
+            shards: vec![ShardStatus {
+                address: ([192, 0, 2, 1], 4443).into(),
+                shard: 1,
+                connections: 22,
+                received: 23,
+                misdirected: 24,
+                sent: SentStatus { packets: 25, bytes: 26 },
+            }],
             drops: [("evicted".to_owned(), 4), ("a \"b\"".to_owned(), 5)].into(),
             totals: RelayTotals {
                 data_plane: SentStatus { packets: 9, bytes: 900 },
@@ -549,6 +579,10 @@ mod tests {
             r#"millrace_relay_kernel_records_max{table="egresses"} 9"#,
             r#"millrace_relay_rendition_switches_total{direction="down"} 0"#,
             r#"millrace_relay_kernel_keystreams_total{packets="sealed",supply="stale"} 3"#,
+            r#"millrace_relay_shard_connections{address="192.0.2.1:4443",shard="1"} 22"#,
+            r#"millrace_relay_shard_packets_received_total{address="192.0.2.1:4443",shard="1"} 23"#,
+            r#"millrace_relay_shard_packets_sent_total{address="192.0.2.1:4443",shard="1"} 25"#,
+            r#"millrace_relay_shard_packets_misdirected_total{address="192.0.2.1:4443",shard="1"} 24"#,
             "millrace_relay_token_keys 2",
             "millrace_relay_event_listeners 18",
             "millrace_relay_event_listeners_refused_total 19",

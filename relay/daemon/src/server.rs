@@ -463,6 +463,7 @@ fn transport_config(config: &Config, identity: &RelayIdentity) -> transport::Con
         idle_timeout: config.idle_timeout,
         windows: Arc::new(transport::Windows::new(config.receive_bytes)),
         max_bidi_streams: u32::try_from(config.max_requests).unwrap_or(u32::MAX),
+        shards: config.shards,
         gso: config.gso != Gso::Off,
         dscp: config.dscp,
         key_log: identity.key_log.clone(),

@@ -16,6 +16,10 @@ use super::status::{MediaShare, RelaySessionStatus, RelayTrackStatus, Status};
 pub fn render(status: &Status, before: Option<&Status>, width: usize) -> String {
     let mut out = String::new();
     summary(&mut out, status, before, width);
+    // A relay with one shard at each address has the counts of its sessions only.
+    if status.shards.iter().any(|shard| shard.shard > 0) {
+        table(&mut out, width, &SHARDS, status.shards.iter().map(shard_row));
+    }
     if !status.sessions.is_empty() {
         sessions(&mut out, &status.sessions, width);
     }
@@ -152,6 +156,20 @@ fn summary(out: &mut String, status: &Status, before: Option<&Status>, width: us
             bytes(rate(totals.kernel.bytes, before.totals.kernel.bytes) as u64)
         ));
     }
+}
+
+const SHARDS: [(&str, Fit); 6] = [
+    ("ADDRESS", Whole),
+    ("SHARD", Whole),
+    ("CONNECTIONS", Whole),
+    ("RECEIVED pkt", Whole),
+    ("MEDIA pkt", Whole),
+    ("MISDIRECTED", Whole),
+];
+
+fn shard_row(shard: &relay::ShardStatus) -> Vec<String> {
+    let counts = [shard.shard, shard.connections, shard.received, shard.sent.packets, shard.misdirected];
+    std::iter::once(shard.address.to_string()).chain(counts.map(|count| count.to_string())).collect()
 }
 
 /// Columns of a session's path. RTT, queueing delay on the path (PATH) and waiting time at the relay (HERE) are in ms.

@@ -66,7 +66,7 @@ use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use parking_lot::RwLock;
 use quinn::{Runtime as _, TokioRuntime};
 use thiserror::Error;
-use tracing::debug;
+use tracing::warn;
 
 use self::{
     attention::AttentionList,
@@ -176,7 +176,7 @@ impl Default for KernelLimits {
 #[derive(Clone)]
 struct Claimant {
     owner: Weak<dyn OffloadOwner>,
-    /// The endpoint's socket for deferred packets (packets that need not wake userspace at once), if it has one.
+    /// The shard's socket for deferred packets (packets that need not wake userspace at once), if it has one.
     deferred: Option<Arc<Deferred>>,
 }
 
@@ -448,7 +448,7 @@ impl RelayKernel {
 impl offload::OffloadEngine for RelayKernel {
     fn attach(self: Arc<Self>, socket: UdpSocket) -> io::Result<Attached> {
         let deferred = self.deferred_socket(socket.local_addr()?.ip());
-        let deferred = deferred.inspect_err(|error| debug!(%error, "cannot open the socket for packets that need not wake the relay: every packet wakes it")).ok();
+        let deferred = deferred.inspect_err(|error| warn!(%error, "cannot open the socket for packets that need not wake the relay: every packet of this shard wakes it")).ok();
         let socket = match &deferred {
             Some(deferred) => Arc::new(PairedSocket::new(socket, Arc::clone(deferred))?),
             None => TokioRuntime.wrap_udp_socket(socket)?,

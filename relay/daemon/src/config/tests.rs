@@ -53,6 +53,7 @@ fn flags_and_file_accept_the_same_values() {
             "--max-tracks=4",
             "--max-requests=5",
             "--drain-timeout=0",
+            "--shards=3",
             "--gso=off",
             "--upstream=moqt://relay.example:4443",
             "--upstream-tls-disable-verify",
@@ -83,6 +84,7 @@ fn flags_and_file_accept_the_same_values() {
         max-tracks = 4
         max-requests = 5
         drain-timeout = 0
+        shards = 3
         gso = "off"
         upstream = ["moqt://relay.example:4443"]
         upstream-tls-disable-verify = true
@@ -100,8 +102,23 @@ fn flags_and_file_accept_the_same_values() {
     assert_eq!(by_flags.cache_age, Duration::from_millis(2500));
     assert_eq!(by_flags.cipher_suites, [CipherSuite::Aes256Gcm, CipherSuite::Chacha20Poly1305]);
     assert_eq!(by_flags.drafts, [Draft::D18, Draft::D20], "in the relay's order of preference");
+    assert_eq!(by_flags.shards, 3);
     assert_eq!(by_flags.http, None);
     assert!(by_flags.upstream.unwrap().tls_root.is_none());
+}
+
+#[test]
+fn number_of_shards_is_bounded_and_follows_the_cpus_by_default() {
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    for text in ["", "shards = \"auto\""] {
+        assert_eq!(config(&[], text).unwrap().shards, cpus.min(16));
+    }
+    assert_eq!(config(&["--shards=64"], "shards = 1").unwrap().shards, 64);
+    for given in ["0", "65", "-1", "many"] {
+        let found = problems(&[], &format!("shards = \"{given}\""));
+        let message = format!("`{given}` is neither auto nor a number from 1 to 64");
+        assert_eq!(found, [("relay.toml:1: shards".to_owned(), message)]);
+    }
 }
 
 #[test]

@@ -2,13 +2,14 @@
 
 use std::{
     net::{SocketAddr, UdpSocket},
+    num::NonZero,
     str::FromStr,
     time::Duration,
 };
 
 use millrace_daemon::address;
 use millrace_moq::{Draft, UnknownDraft};
-use millrace_transport::Dscp;
+use millrace_transport::{Dscp, MAX_SHARDS};
 use url::Url;
 
 use super::{CongestionControl, EngineChoice, GateChoice, Gso};
@@ -112,6 +113,34 @@ impl FromStr for DraftNumber {
     }
 }
 
+/// A number of shards: a number, or `auto` for one for each CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShardCount(pub usize);
+
+impl ShardCount {
+    /// The largest number of shards that `auto` chooses.
+    const MOST: usize = 16;
+
+    /// Returns one shard for each CPU that this process may use, but at most 16.
+    pub fn auto() -> Self {
+        Self(std::thread::available_parallelism().map_or(1, NonZero::get).min(Self::MOST))
+    }
+}
+
+impl FromStr for ShardCount {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |text: &str| text.parse().ok().filter(|count| (1..=MAX_SHARDS).contains(count));
+        match text {
+            "auto" => Ok(Self::auto()),
+            _ => number(text)
+                .map(Self)
+                .ok_or_else(|| format!("`{text}` is neither auto nor a number from 1 to {MAX_SHARDS}")),
+        }
+    }
+}
+
 /// A relay's URL: `moqt://HOST:PORT`, or `https://HOST:PORT` for WebTransport.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RelayUrl(pub Url);
@@ -142,5 +171,5 @@ impl FromStr for RelayUrl {
     }
 }
 
-deserialize!(parsed: ByteCount, CodePoint, DraftNumber, ListenOn, DurationValue, RelayUrl);
+deserialize!(parsed: ByteCount, CodePoint, DraftNumber, ListenOn, DurationValue, RelayUrl, ShardCount);
 deserialize!(chosen: EngineChoice, GateChoice, CongestionControl, Gso);

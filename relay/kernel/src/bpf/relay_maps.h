@@ -9,7 +9,8 @@
 #include "relay_work.h"
 #include <bpf/bpf_helpers.h>
 
-#define RELAY_SOCKETS 16
+/* one for each shard of each listen address; the relay works without, but every packet wakes it then */
+#define RELAY_SOCKETS 256
 
 SEC(".rodata.config")
 const volatile struct relay_config config = {};
