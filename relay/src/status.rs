@@ -512,8 +512,8 @@ pub struct ShardStatus {
     pub connections: u64,
     /// Number of UDP datagrams that the socket has received.
     pub received: u64,
-    /// Number of packets that the socket has received although their session belongs to another shard. Always 0; any
-    /// other value means that the kernel does not distribute packets as it should, and these packets were lost.
+    /// Number of packets that the socket has received although their session belongs to another shard, and which were
+    /// lost. 0 in normal operation: any other value means that the kernel does not distribute packets as it should.
     pub misdirected: u64,
     /// Packets with media that the shard has sent. The kernel engine's are not among them.
     pub sent: SentStatus,

@@ -20,7 +20,8 @@ pub const ID_LEN: usize = 8;
 #[derive(Clone)]
 pub struct Config {
     /// Number of shards, from 1 to [`MAX_SHARDS`](crate::MAX_SHARDS). Each has a UDP socket on the endpoint's address,
-    /// and tasks of its own, so that the endpoint's connections use several CPUs.
+    /// and tasks of its own, so that the endpoint's connections use several CPUs. An endpoint has one shard where the
+    /// kernel cannot select sockets by connection ID.
     pub shards: usize,
     /// The server's certificate, or `None` for an endpoint that only connects.
     pub certificate: Option<Arc<CertifiedKey>>,

@@ -175,12 +175,13 @@ impl Endpoint {
         let accepting = config.certificate.is_some().then(|| server.clone());
         let most = if accepting.is_some() { MAX_FROM_CLIENTS } else { MAX_FROM_SERVERS };
         endpoint.max_udp_payload_size(most).unwrap_or_else(|_| unreachable!("above 1200"));
+        let sockets = sockets::share(socket, config.shards).map_err(failed)?;
+        let shards = sockets.len();
         // The shards share the keys of resets and of tokens, so that each accepts what another one has issued.
         let start = |(index, socket)| {
-            let at = ShardIndex { index, shards: config.shards };
+            let at = ShardIndex { index, shards };
             Shard::start(socket, at, id_key, &config, endpoint.clone(), accepting.clone())
         };
-        let sockets = sockets::share(socket, config.shards).map_err(failed)?;
         let shards = sockets.into_iter().enumerate().map(start).collect::<Result<_, _>>().map_err(failed)?;
         Ok(Self {
             inner: Arc::new(EndpointInner {

@@ -25,7 +25,8 @@ pub(crate) fn bind(addr: SocketAddr) -> io::Result<UdpSocket> {
 }
 
 /// Makes `first`, which [`bind`] created, the first of `shards` sockets on one address, and returns them all. A packet
-/// goes to the socket whose index is the first byte of the packet's destination connection ID, modulo `shards`.
+/// goes to the socket whose index is the first byte of the packet's destination connection ID, modulo `shards`. Where
+/// the kernel cannot do that, a warning is logged, and `first` stays the only socket.
 ///
 /// `first` was bound without SO_REUSEPORT, so no other process was bound to the address before, and none that begins in
 /// the same way can be bound to it afterwards. The kernel lets only sockets of the same user join the group. A socket
@@ -34,24 +35,36 @@ pub(crate) fn share(first: UdpSocket, shards: usize) -> io::Result<Vec<UdpSocket
     if shards == 1 {
         return Ok(vec![first]);
     }
-    let addr = first.local_addr()?;
     // Until the program is attached, the kernel would select sockets by the packets' addresses. So all packets are
     // dropped meanwhile, and those that `first` has received before.
     SockRef::from(&first).attach_filter(&NOTHING)?;
     while first.recv(&mut [0]).is_ok() {}
-    SockRef::from(&first).set_reuse_port(true)?;
-    let mut sockets = vec![first];
-    for _ in 1..shards {
-        sockets.push(make(addr, |socket| {
-            socket.attach_filter(&NOTHING)?;
-            socket.set_reuse_port(true)
-        })?);
-    }
-    let mut program = steering(shards as u32);
-    let program = sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    setsockopt(&sockets[0], sockopt::AttachReusePortCbpf, &program)?;
+    let addr = first.local_addr()?;
+    let others = join(&first, addr, shards).or_else(|error| {
+        tracing::warn!(%addr, shards, %error, "the kernel cannot share an address between sockets: one receives all packets");
+        SockRef::from(&first).set_reuse_port(false)?;
+        io::Result::Ok(Vec::new())
+    })?;
+    let sockets: Vec<_> = std::iter::once(first).chain(others).collect();
     sockets.iter().try_for_each(|socket| SockRef::from(socket).detach_filter())?;
     Ok(sockets)
+}
+
+/// Binds further sockets to the address of `first`, and attaches the program. The sockets drop all packets until their
+/// filter is detached.
+fn join(first: &UdpSocket, addr: SocketAddr, shards: usize) -> io::Result<Vec<UdpSocket>> {
+    SockRef::from(first).set_reuse_port(true)?;
+    let bind = |_| {
+        make(addr, |socket| {
+            socket.attach_filter(&NOTHING)?;
+            socket.set_reuse_port(true)
+        })
+    };
+    let others = (1..shards).map(bind).collect::<Result<_, _>>()?;
+    let mut program = steering(shards as u32);
+    let program = sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    setsockopt(first, sockopt::AttachReusePortCbpf, &program)?;
+    Ok(others)
 }
 
 /// A socket filter that drops every packet.
@@ -209,6 +222,31 @@ mod tests {
             let _sockets = share(first, 4).unwrap();
             assert!(refused(bind(addr)), "{addr}");
         }
+    }
+
+    /// The kernel refuses sockets of different users on one address, as it refuses a program that it does not know.
+    #[test]
+    fn socket_that_no_other_can_join_receives_all_packets_alone() {
+        if !nix::unistd::geteuid().is_root() {
+            println!("SKIP socket_that_no_other_can_join_receives_all_packets_alone: needs root");
+            return;
+        }
+        let nobody = || nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65_534));
+        // The user of a socket is the one of the thread that creates it.
+        let first = std::thread::spawn(move || {
+            nobody();
+            bind((HOSTS[0], 0).into()).unwrap()
+        });
+        let first = first.join().unwrap();
+        let addr = first.local_addr().unwrap();
+        let sockets = share(first, 4).unwrap();
+        assert_eq!(sockets.len(), 1);
+        let peer = bind((HOSTS[0], 0).into()).unwrap();
+        for byte in 0..8 {
+            peer.send_to(&[0x40, byte], addr).unwrap();
+        }
+        assert_eq!(received(&sockets, 8)[0].len(), 8);
+        assert_eq!(bind(addr).unwrap_err().kind(), io::ErrorKind::AddrInUse);
     }
 
     #[test]

@@ -332,7 +332,8 @@ impl RelaySnapshot {
         out.counters("shard_packets_received", about, values(|shard| shard.received))?;
         let about = "Packets with media that each shard has sent, without those of engine kernel";
         out.counters("shard_packets_sent", about, values(|shard| shard.sent.packets))?;
-        let about = "Packets that reached a shard although their session belongs to another one: always 0";
+        let about =
+            "Packets lost because they reached another shard than their session's: 0 in normal operation";
         out.counters("shard_packets_misdirected", about, values(|shard| shard.misdirected))
     }
 
