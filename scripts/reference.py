@@ -439,7 +439,7 @@ def families(prefix, text, known=None):
         name += "_total" if counts else ""
         said = match["help"] if match["help"].startswith('"') else last_binding(text[: match.start()], match["help"])
         said = re.sub(r"\\\n\s*", "", said.strip('"'))
-        names = known.get(name) or labels(call, args, helper)
+        names = known.get(name) or passed_labels(text[: match.start()], match["call"], args) or labels(call, args, helper)
         found.setdefault(name, (name, "counter" if counts else "gauge", names, said))
     return list(found.values())
 
@@ -484,6 +484,14 @@ def samples(*patterns):
         for name, said in SAMPLE.findall(read(file).replace('\\"', '"')):
             found.setdefault(name, {}).update(dict.fromkeys(re.findall(r"(\w+)=", said)))
     return {name: [label for label in names if label != "instance"] for name, names in found.items()}
+
+
+def passed_labels(before, call, args):
+    """Returns the labels of samples that a function collects in a variable and passes to `out`: `[("label", value)]` for each."""
+    if not call.startswith("out.") or not re.fullmatch(r"\s*\w+,?\s*", args):
+        return []
+    function = before[max(before.rfind("fn "), 0) :]
+    return re.findall(r'\[\(\s*"([a-z_]+)", \w+\)\]', function)[-1:]
 
 
 def labels(call, args, helper):
