@@ -285,20 +285,26 @@ struct PastObjects {
 }
 
 impl PastObjects {
+    /// Returns the last location of the range that lies in a group before `oldest`.
+    fn last_before(self, oldest: u64) -> Option<Location> {
+        let group = oldest.checked_sub(1).filter(|group| self.start.group <= *group)?;
+        Some(Location::new(group, LAST_OBJECT).min(self.last))
+    }
+
     /// Writes the objects of the range that the track's history still has. Ranges that were dropped from the history
     /// are marked in the FETCH response as unknown, not as nonexistent.
     async fn write(self, track: &BroadcastTrack, draft: Draft, stream: &mut SendStream) -> Result<(), Error> {
         let Self { request_id, order, start, last } = self;
         let objects = track.range(start, last, order);
-        let forgotten = track.oldest_group().filter(|oldest| start.group < *oldest);
+        let forgotten = track.oldest_group().and_then(|oldest| self.last_before(oldest));
         let mut encoder = FetchEncoder::new(draft, order);
         let mut out = Vec::new();
         encode_fetch_header(request_id, &mut out);
         let unknown = |last| FetchItem::Range { last, end: RangeEnd::Unknown };
         // Groups that were dropped from the track's history are older than the groups in it. In the FETCH response, the
         // range of the dropped groups comes first in ascending order, and last in descending order.
-        if let (Some(oldest), GroupOrder::Ascending) = (forgotten, order) {
-            encoder.encode(&unknown(Location::new(oldest - 1, LAST_OBJECT)), &mut out);
+        if let (Some(last), GroupOrder::Ascending) = (forgotten, order) {
+            encoder.encode(&unknown(last), &mut out);
         }
         for object in objects {
             let item = FetchItem::Object(FetchObject {
@@ -793,5 +799,29 @@ fn push_objects(objects: &[(u64, Bytes)], previous: &mut Option<u64>, chunks: &m
         chunks.push(header.into());
         chunks.push(payload.clone());
         *previous = Some(*id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_range_of_a_fetch_ends_within_the_requested_range() {
+        let past = PastObjects {
+            request_id: 0,
+            order: GroupOrder::Ascending,
+            start: Location::new(5, 1),
+            last: Location::new(7, 3),
+        };
+        for (oldest, expected) in [
+            (0, None),
+            (5, None),
+            (6, Some(Location::new(5, LAST_OBJECT))),
+            (8, Some(Location::new(7, 3))),
+            (90, Some(Location::new(7, 3))),
+        ] {
+            assert_eq!(past.last_before(oldest), expected, "{oldest}");
+        }
     }
 }
