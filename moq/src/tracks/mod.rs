@@ -4,13 +4,15 @@
 //! arrived. The [`cache::TrackCache`] bounds the memory of all tracks. A [`view::SubgroupView`] is a subgroup as it is
 //! sent to one subscriber, and a [`fetch::FetchResponse`] answers a FETCH. Both are
 //! [sources](millrace_quic::plane::source::Source) for the data plane. A [`filter::LocationWindow`] is the range of a
-//! subscription, [`malformed`] detects malformed tracks, and [`adapt`] selects a subscriber's rendition.
+//! subscription, [`malformed`] detects malformed tracks, a
+//! [`gap::GapState`] says what a track has missed, and [`adapt`] selects a subscriber's rendition.
 
 pub mod account;
 pub mod adapt;
 pub mod cache;
 pub mod fetch;
 pub mod filter;
+pub mod gap;
 pub mod malformed;
 pub mod subgroup;
 pub mod track;

@@ -14,7 +14,10 @@ use millrace_quic::plane::source::{SourceEnd, SourceExtent};
 use parking_lot::RwLock;
 
 use super::malformed::TrackMalformed;
-use crate::{DecodeError, ObjectParser, ObjectStart, Position, Status, SubgroupHeader, SubgroupId, code};
+use crate::{
+    DecodeError, FetchObject, ObjectParser, ObjectStart, Position, Status, SubgroupHeader, SubgroupId, code,
+    data::encode_object_header,
+};
 
 /// The bytes of one subgroup stream after its header. All streams that forward the subgroup share them.
 ///
@@ -192,6 +195,42 @@ impl SubgroupStream {
     /// Returns the number of objects with IDs in `ids`.
     pub fn count(&self, ids: &RangeInclusive<u64>) -> usize {
         self.state.read().index_range(ids).len()
+    }
+
+    /// Reports whether the object with this ID has arrived as a whole.
+    pub fn has(&self, id: u64) -> bool {
+        let state = self.state.read();
+        let place = state.objects.binary_search_by_key(&id, |object| object.start.id);
+        place.is_ok_and(|place| state.objects[place].start.end() <= state.len)
+    }
+
+    /// Returns the last object that has arrived as a whole.
+    fn last_whole(&self) -> Option<ObjectStart> {
+        let state = self.state.read();
+        let last = state.objects.iter().rev().find(|object| object.start.end() <= state.len);
+        last.map(|object| object.start.clone())
+    }
+
+    /// Returns the header of a fetched object, and the offset at which it continues the subgroup: behind the last whole
+    /// object. Returns `None` if the object cannot follow that one.
+    pub fn fetched_header(&self, object: &FetchObject) -> Option<(u64, Vec<u8>)> {
+        let last = self.last_whole();
+        let previous = last.as_ref().map(|last| last.id);
+        let id = object.location.object;
+        if previous.is_some_and(|previous| previous >= id)
+            || !self.header.properties && !object.properties.is_empty()
+        {
+            return None;
+        }
+        let properties = self.header.properties.then_some(&object.properties[..]);
+        let mut header = Vec::with_capacity(object.properties.len() + 32);
+        encode_object_header(previous, id, properties, object.payload_len, Status::Normal, &mut header);
+        Some((last.map_or(0, |last| last.end()), header))
+    }
+
+    /// Returns the smallest object ID that may follow the whole objects of the subgroup.
+    pub fn first_missing(&self) -> u64 {
+        self.last_whole().map_or(0, |last| last.id.saturating_add(1))
     }
 
     /// Returns the time when FIN arrived, or else the time when the first byte of the last object arrived.
@@ -384,6 +423,29 @@ impl SubgroupReceiver {
         Ok(pushed)
     }
 
+    /// Appends bytes that belong at `offset`. Those of them that have arrived before must be the same.
+    ///
+    /// # Errors
+    /// Fails if they differ, or [`push`](Self::push) fails. Nothing is stored then.
+    pub fn push_at(
+        &mut self,
+        now: Instant,
+        offset: u64,
+        bytes: &[u8],
+        judge: impl FnOnce(&[ObjectStart]) -> Result<(), TrackMalformed>,
+    ) -> Result<Pushed, PushError> {
+        let known = self.subgroup.extent().len.saturating_sub(offset);
+        let known = usize::try_from(known).map_or(bytes.len(), |known| known.min(bytes.len()));
+        let mut theirs = vec![0; known];
+        if self.subgroup.read(offset, &mut theirs) < known || theirs != bytes[..known] {
+            return Err(TrackMalformed("the source has other bytes").into());
+        }
+        match known == bytes.len() {
+            true => Ok(Pushed::default()),
+            false => self.push(now, &bytes[known..], judge),
+        }
+    }
+
     /// Ends the subgroup, because the stream ended with FIN.
     ///
     /// # Errors
@@ -404,5 +466,67 @@ impl Drop for SubgroupReceiver {
     fn drop(&mut self) {
         // If `finish` or `reset` has already ended the subgroup, this call has no effect.
         self.subgroup.state.write().end_with(SourceEnd::Reset(code::Reset::INTERNAL_ERROR.0));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Location;
+
+    fn fetched(id: u64, len: usize) -> FetchObject {
+        FetchObject {
+            location: Location::new(7, id),
+            subgroup: Some(0),
+            priority: 1,
+            properties: Bytes::new(),
+            payload_len: len as u64,
+        }
+    }
+
+    /// The publisher's stream broke off inside the payload or the header of its object 2.
+    #[test]
+    fn fetched_objects_continue_a_subgroup_that_broke_off_in_any_byte() {
+        let header = SubgroupHeader {
+            alias: 1,
+            group: 7,
+            subgroup: SubgroupId::Zero,
+            priority: None,
+            properties: false,
+            end_of_group: false,
+            first_object: true,
+        };
+        let now = Instant::now();
+        let push = |writer: &mut SubgroupReceiver, id: u64, payload: &[u8]| {
+            let (offset, header) = writer.subgroup().fetched_header(&fetched(id, payload.len())).unwrap();
+            let behind = offset + header.len() as u64;
+            writer.push_at(now, offset, &header, |_| Ok(()))?;
+            writer.push_at(now, behind, &payload[..90], |_| Ok(()))?;
+            writer.push_at(now, behind + 90, &payload[90..], |_| Ok(()))
+        };
+        let mut whole = SubgroupStream::begin(header, 3);
+        for id in [0, 2, 3] {
+            push(&mut whole, id, &[3; 200]).unwrap();
+        }
+        let mut bytes = vec![0; whole.subgroup().extent().len as usize];
+        whole.subgroup().read(0, &mut bytes);
+        let ObjectStart { start: first, payload: from, .. } = whole.subgroup().objects()[1].start.clone();
+        let end = whole.subgroup().objects()[2].start.start;
+        for cut in first..end {
+            let mut broken = SubgroupStream::begin(header, 3);
+            broken.push(now, &bytes[..cut as usize], |_| Ok(())).unwrap();
+            assert_eq!(broken.subgroup().first_missing(), 1, "{cut}");
+            assert!(broken.subgroup().has(0) && !broken.subgroup().has(2), "{cut}");
+            if cut > from {
+                assert!(push(&mut broken, 2, &[4; 200]).is_err(), "{cut}: the payload differs");
+            }
+            push(&mut broken, 2, &[3; 200]).unwrap();
+            assert!(broken.subgroup().fetched_header(&fetched(2, 200)).is_none(), "{cut}: twice");
+            push(&mut broken, 3, &[3; 200]).unwrap();
+            let mut got = vec![0; bytes.len()];
+            assert_eq!(broken.subgroup().read(0, &mut got), bytes.len());
+            assert_eq!(got, bytes, "{cut}");
+            assert_eq!(broken.subgroup().first_missing(), 4);
+        }
     }
 }

@@ -358,6 +358,48 @@ fn subgroup_cut_off_between_objects_ends_with_fin_and_otherwise_reset() {
 }
 
 #[test]
+fn first_missing_object_is_behind_the_groups_that_have_ended() {
+    let now = Instant::now();
+    let track = track();
+    let behind = Location::new(9, 0);
+    let mut ended = begin(&track, now, 5, SubgroupId::Zero);
+    push(&track, &mut ended, now, &objects(0..3, 10));
+    let from = Location::new(5, 3);
+    assert_eq!(track.first_missing(from, behind), Some(from), "the group has not ended");
+    ended.finish(now).unwrap();
+    assert_eq!(track.first_missing(from, behind), Some(Location::new(6, 0)));
+    assert_eq!(track.first_missing(from, Location::new(6, 0)), None);
+    let mut next = begin(&track, now, 6, SubgroupId::Zero);
+    push(&track, &mut next, now, &objects(0..2, 10)[..15]);
+    assert_eq!(track.first_missing(from, behind), Some(Location::new(6, 1)), "object 1 is incomplete");
+    assert!(track.has(Location::new(6, 0)) && !track.has(Location::new(6, 1)));
+}
+
+#[test]
+fn cache_does_not_answer_for_a_gap_until_it_is_bridged() {
+    let now = Instant::now();
+    let track = track();
+    for group in [5, 9] {
+        let mut writer = begin(&track, now, group, SubgroupId::Zero);
+        push(&track, &mut writer, now, &objects(0..1, 10));
+        writer.finish(now).unwrap();
+        if group == 5 {
+            track.missed_before(None);
+        }
+    }
+    let old = Location::new(5, 0);
+    let new = Location::new(9, 0);
+    assert_eq!(track.known_from(), Some(new));
+    track.missed_before(Some(Location::new(8, 0)));
+    assert_eq!(track.known_from(), Some(new));
+    track.bridged(old);
+    assert_eq!(track.known_from(), Some(old));
+    track.evict(5);
+    track.bridged(old);
+    assert_eq!(track.known_from(), Some(Location::new(6, 0)), "group 5 is not cached any more");
+}
+
+#[test]
 fn subgroup_of_an_already_evicted_group_is_refused() {
     let track = track();
     let now = Instant::now();

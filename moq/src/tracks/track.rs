@@ -220,6 +220,58 @@ impl Track {
         state.seen = false;
     }
 
+    /// Records that objects before `location` may be missing, because the track's source has changed. `None`: objects
+    /// before the next one that arrives.
+    pub fn missed_before(&self, location: Option<Location>) {
+        let mut state = self.state.lock();
+        state.known_from = location.and(state.known_from.max(location));
+    }
+
+    /// Records that the missing objects between `known` and the present start of the known range have arrived. `known`
+    /// is the former start of that range.
+    pub fn bridged(&self, known: Location) {
+        let mut state = self.state.lock();
+        let known = known.max(Location { group: state.dropped_below, object: 0 });
+        state.known_from = state.known_from.min(Some(known));
+    }
+
+    /// Reports whether the cache has the whole object at `location`, or has dropped its group.
+    pub fn has(&self, location: Location) -> bool {
+        let state = self.state.lock();
+        match state.groups.get(&location.group) {
+            Some(group) => {
+                group.datagrams.contains_key(&location.object)
+                    || group.subgroups.iter().any(|subgroup| subgroup.has(location.object))
+            }
+            None => location.group < state.dropped_below,
+        }
+    }
+
+    /// Reports whether the newest cached stream of the track has object properties.
+    pub fn has_object_properties(&self) -> bool {
+        let state = self.state.lock();
+        let newest = state.groups.values().rev().find_map(|group| group.subgroups.first());
+        newest.is_some_and(|subgroup| subgroup.header().properties)
+    }
+
+    /// Returns the first location from `from` on, and before `end`, whose object the cache may lack. Groups count as
+    /// complete if all their subgroups have ended without a reset.
+    pub fn first_missing(&self, from: Location, end: Location) -> Option<Location> {
+        let state = self.state.lock();
+        let mut at = from;
+        while at < end {
+            let Some(group) = state.groups.get(&at.group) else { return Some(at) };
+            let unfinished =
+                || group.subgroups.iter().filter(|one| !matches!(one.extent().end, SourceEnd::Fin { .. }));
+            if group.subgroups.is_empty() || unfinished().next().is_some() {
+                let missing = unfinished().map(|subgroup| subgroup.first_missing()).min();
+                return Some(Location { object: missing.unwrap_or(at.object), ..at }).filter(|at| *at < end);
+            }
+            at = Location { group: at.group.checked_add(1)?, object: 0 };
+        }
+        None
+    }
+
     /// Returns the largest location. Locations that publishers reported count only until an object arrives.
     pub fn largest(&self) -> Option<Location> {
         let state = self.state.lock();
