@@ -509,6 +509,9 @@ impl Hub {
         self.note_carried(&tracks);
         for track in tracks {
             track.drop_evicted(now, &mut outbox);
+            if track.is_established() {
+                track.copies.expire(now, self.limits.absence + self.limits.request_timeout);
+            }
             if track.end_wait(now) && track.subscription_count() > 0 {
                 self.replace_publisher(&track);
             }

@@ -2,7 +2,9 @@
 
 mod absence;
 pub mod copies;
+pub mod fill;
 mod forwarding;
+mod gap;
 
 use std::{
     sync::{
@@ -31,7 +33,7 @@ use tokio::sync::{Notify, watch};
 use tracing::info;
 
 pub use self::absence::Numbering;
-use self::{absence::Absence, copies::SharedSubgroups, forwarding::Forwarding};
+use self::{absence::Absence, copies::SharedSubgroups, forwarding::Forwarding, gap::TrackGap};
 use super::{
     catalog::ParsedCatalog,
     delays::{Delays, TrackDelays},
@@ -74,6 +76,8 @@ pub struct LiveTrack {
     pub copies: SharedSubgroups,
     /// Set while the track's subscriptions wait for a publisher to return. Locked after `upstreams`.
     absence: Mutex<Option<Absence>>,
+    /// What the track may have missed since its source was lost or has changed.
+    pub gap: TrackGap,
     /// This lock is held while the relay searches for publishers of the track, so that there is one search at a time.
     pub connecting: tokio::sync::Mutex<()>,
     /// Notified when an object of the track is complete or a subgroup has ended.
@@ -148,6 +152,7 @@ impl LiveTrack {
             forwarding: Mutex::default(),
             copies: SharedSubgroups::default(),
             absence: Mutex::default(),
+            gap: TrackGap::default(),
             connecting: tokio::sync::Mutex::default(),
             progress: Notify::new(),
             settled: Notify::new(),
@@ -234,13 +239,18 @@ impl LiveTrack {
             return;
         }
         let given_up = self.give_up_waiting();
-        if *self.paused_at.lock() == Some(publisher) || self.is_waiting() {
+        if self.is_waiting() {
+            self.gap.state.lock().open(&self.data);
+            return self.data.missed();
+        }
+        if *self.paused_at.lock() == Some(publisher) {
             return self.data.missed();
         }
         self.cache.forget(&self.data);
         self.data.restart();
         self.forwarding.lock().renumber();
         drop(upstreams);
+        self.close_gap();
         given_up.iter().for_each(|ended| self.end_subscriptions(ended));
     }
 
@@ -251,6 +261,9 @@ impl LiveTrack {
             upstream.returns(claimed, absence.unfinished);
         }
         let leads = upstreams.iter().all(|other| other.is_leaving());
+        if leads && !upstreams.is_empty() {
+            self.gap.state.lock().open(&self.data);
+        }
         upstream.set_rival(!leads);
         upstreams.push(upstream);
         self.forwarding.lock().choose(&upstreams);
@@ -293,6 +306,7 @@ impl LiveTrack {
             return; // another publisher has taken over the track
         };
         upstreams.remove(place);
+        self.gap.lost(upstream);
         if let Some(first) = upstreams.first().filter(|_| place == 0) {
             first.lead();
         }
@@ -310,6 +324,7 @@ impl LiveTrack {
         *self.paused_at.lock() = ended.paused.then_some(upstream.publisher);
         drop(upstreams);
         if !waits {
+            self.close_gap();
             self.end_subscriptions(ended);
         } else if self.subscription_count() > 0 {
             let track = self.name().typed();
@@ -340,6 +355,7 @@ impl LiveTrack {
         self.cache.forget(&self.data);
         self.data.restart();
         self.forwarding.lock().renumber();
+        self.close_gap();
         outbox.flush();
     }
 

@@ -597,6 +597,16 @@ pub struct RelayTotals {
     pub upstream_changes: u64,
     /// Times that a track moved from one relay of the cluster to another.
     pub reroutes: u64,
+    /// FETCHes that the relay sent for objects that a track missed while its source was away or changed.
+    pub gaps_asked: u64,
+    /// Objects that these FETCHes have brought.
+    pub gap_objects: u64,
+    /// FETCHes for missed objects that the source refused.
+    pub gaps_refused: u64,
+    /// FETCHes for missed objects that the source did not answer in time.
+    pub gaps_timed_out: u64,
+    /// FETCHes for missed objects whose response broke off, or had more bytes than the relay accepts.
+    pub gaps_cut: u64,
     /// Sessions with other relays that were begun because a namespace was asked for.
     pub sessions_on_demand: u64,
     /// Sessions with other relays that were closed because nobody needed them any more.

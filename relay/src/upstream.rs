@@ -11,10 +11,10 @@ use std::{
     time::Duration,
 };
 
-use millrace_moq::Location;
+use millrace_moq::{Location, code};
 use millrace_transport::{Connection, offers::Offers};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 
 /// A publisher that does not answer a probe for this long is considered lost, if the track has another publisher.
 pub const RIVAL_PATIENCE: Duration = Duration::from_millis(500);
@@ -75,6 +75,8 @@ pub struct UpstreamTrack {
     returned: Mutex<Option<Returned>>,
     /// Notified when the publisher reaches the group at which another one takes over.
     passing: Notify,
+    /// The smallest group of a stream that the publisher has begun.
+    first_group: watch::Sender<Option<u64>>,
 }
 
 /// State of a publisher that took over from another one.
@@ -158,6 +160,7 @@ impl UpstreamTrack {
             unnumbered: AtomicBool::new(false),
             returned: Mutex::default(),
             passing: Notify::new(),
+            first_group: watch::Sender::new(None),
         };
         (Arc::new(upstream), receiver)
     }
@@ -291,6 +294,28 @@ impl UpstreamTrack {
         true
     }
 
+    /// Reports whether a stream of the publisher that was reset with `code` may go on from another source: a relay
+    /// resets its streams with these codes when it has lost the source or the subscription.
+    pub fn loses(&self, code: code::Reset) -> bool {
+        let is_relay = self.is_of_upstream || self.is_of_relay;
+        is_relay && [code::Reset::INTERNAL_ERROR, code::Reset::CANCELLED].contains(&code)
+    }
+
+    /// Records that the publisher has begun a stream of `group`.
+    pub fn begins(&self, group: u64) {
+        self.first_group.send_if_modified(|first| {
+            let is_smaller = first.is_none_or(|first| group < first);
+            *first = Some(group).filter(|_| is_smaller).or(*first);
+            is_smaller
+        });
+    }
+
+    /// Waits until the publisher has begun a stream, and returns the smallest group of its streams.
+    pub async fn first_group(&self) -> Option<u64> {
+        let mut first = self.first_group.subscribe();
+        first.wait_for(|first| first.is_some()).await.ok().and_then(|first| *first)
+    }
+
     /// Reports whether the subscription that takes over still exists. If it does not, all groups come from this
     /// subscription again.
     pub fn is_handed_over(&self) -> bool {
@@ -347,7 +372,7 @@ pub struct OpenStream(Arc<UpstreamTrack>);
 impl Drop for OpenStream {
     fn drop(&mut self) {
         self.0.open_streams.fetch_sub(1, Relaxed);
-        self.0.stream_ended.notify_one();
+        self.0.stream_ended.notify_waiters();
     }
 }
 

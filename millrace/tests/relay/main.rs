@@ -11,6 +11,7 @@ mod ends;
 #[path = "../../../relay/discovery/tests/support/mod.rs"]
 mod etcd;
 mod fetch;
+mod gaps;
 mod goaway;
 mod groups;
 mod hostile;

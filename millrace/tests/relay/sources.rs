@@ -21,8 +21,8 @@ use super::peer::{TestRelay, at, with_publisher};
 const LINGER: Duration = Duration::from_secs(600);
 
 /// A forwarder of UDP packets between a client and a relay. Cutting it acts as if the relay's machine had lost power.
-struct CuttableRoute {
-    addr: SocketAddr,
+pub struct CuttableRoute {
+    pub addr: SocketAddr,
     is_cut: Arc<AtomicBool>,
     task: JoinHandle<()>,
 }
@@ -64,12 +64,12 @@ impl CuttableRoute {
         Self { addr, is_cut, task }
     }
 
-    fn cut(&self, is_cut: bool) {
+    pub fn cut(&self, is_cut: bool) {
         self.is_cut.store(is_cut, Relaxed);
     }
 
     /// Returns the URL by which the edge reaches the relay through the forwarder.
-    fn url(&self, relay: &TestRelay) -> Url {
+    pub fn url(&self, relay: &TestRelay) -> Url {
         let mut url = relay.url();
         url.set_port(Some(self.addr.port())).unwrap();
         url
@@ -83,7 +83,7 @@ impl Drop for CuttableRoute {
 }
 
 /// Starts a relay, and a forwarder in front of it.
-fn relay_behind_a_way() -> (TestRelay, CuttableRoute) {
+pub fn relay_behind_a_way() -> (TestRelay, CuttableRoute) {
     let mut sockets = None;
     let relay = TestRelay::at(|host, _| {
         let bind = || std::net::UdpSocket::bind((host.v4(), 0)).unwrap();
@@ -95,7 +95,7 @@ fn relay_behind_a_way() -> (TestRelay, CuttableRoute) {
 }
 
 /// Starts an edge relay with these upstream relays.
-fn edge_of(urls: Vec<Url>) -> TestRelay {
+pub fn edge_of(urls: Vec<Url>) -> TestRelay {
     TestRelay::at(|host, config| {
         config.listen = vec![SocketAddr::new(host.v4().into(), host.port(1))];
         config.linger = LINGER;
@@ -104,7 +104,7 @@ fn edge_of(urls: Vec<Url>) -> TestRelay {
 }
 
 /// Returns the port of the relay that the edge has a session with, if it has exactly one upstream session.
-fn only_upstream(status: &Status) -> Option<u16> {
+pub fn only_upstream(status: &Status) -> Option<u16> {
     let mut upstreams = status.sessions.iter().filter(|session| session.upstream);
     let only = upstreams.next().filter(|_| upstreams.next().is_none())?;
     let known = status.upstream.as_ref()?;

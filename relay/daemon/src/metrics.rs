@@ -279,6 +279,11 @@ impl RelaySnapshot {
                 totals.upstream_changes,
             ),
             ("cluster_reroutes", "Tracks that moved to another relay", totals.reroutes),
+            ("gaps_asked", "FETCHes for what tracks missed while their source was away", totals.gaps_asked),
+            ("gap_objects", "Objects that FETCHes for missed objects have brought", totals.gap_objects),
+            ("gaps_refused", "FETCHes for missed objects that the source refused", totals.gaps_refused),
+            ("gaps_timed_out", "FETCHes for missed objects without an answer in time", totals.gaps_timed_out),
+            ("gaps_cut", "FETCHes for missed objects that broke off or were too large", totals.gaps_cut),
             (
                 "cluster_sessions_on_demand",
                 "Sessions begun because a namespace was asked for",

@@ -39,6 +39,13 @@ pub struct OperatorCounters {
     pub upstream_changes: AtomicU64,
     /// Times that a track moved from one relay of the cluster to another.
     pub reroutes: AtomicU64,
+    /// FETCHes for what tracks have missed while their source was away or changed, the objects that came, and the
+    /// FETCHes that were refused, had no answer in time, or ended early because the answer broke off or was too large.
+    pub gaps_asked: AtomicU64,
+    pub gap_objects: AtomicU64,
+    pub gaps_refused: AtomicU64,
+    pub gaps_timed_out: AtomicU64,
+    pub gaps_cut: AtomicU64,
     /// Sessions with other relays that were begun because a namespace was asked for, and those that ended because
     /// nobody needed them.
     pub sessions_on_demand: AtomicU64,
@@ -89,7 +96,7 @@ impl OperatorCounters {
         });
     }
 
-    fn add(counter: &AtomicU64, amount: u64) {
+    pub fn add(counter: &AtomicU64, amount: u64) {
         counter.fetch_add(amount, Relaxed);
     }
 }

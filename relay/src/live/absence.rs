@@ -6,7 +6,10 @@
 //! [`LiveTrack::remove_upstream`] and [`LiveTrack::supersede`] begin a wait, [`LiveTrack::add_upstream`] and
 //! [`LiveTrack::end_wait`] end it.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use millrace_moq::{code, tracks::track::GROUP_SLACK};
 use millrace_quic::plane::source::SourceEnd;
@@ -128,6 +131,7 @@ impl LiveTrack {
             }
         };
         info!(track = %self.name().typed(), "no publisher came for the track in time: its subscriptions end");
+        self.close_gap();
         self.end_subscriptions(&over.ended);
         false
     }
@@ -146,7 +150,9 @@ impl LiveTrack {
         let Some(place) = upstreams.iter().position(|other| std::ptr::eq(&**other, silent)) else {
             return false;
         };
-        let unfinished = Unfinished::new(upstreams.remove(place));
+        let silent = upstreams.remove(place);
+        self.gap.lost(&silent);
+        let unfinished = Unfinished::new(Arc::clone(&silent));
         // If the silent publisher was the leading one, the next publisher in the list becomes the leading one.
         if let Some(first) = upstreams.first().filter(|_| place == 0) {
             first.lead();
@@ -156,7 +162,7 @@ impl LiveTrack {
             Some(_) => {}
             None => {
                 let ended = SubscriptionEnd::new(code::Done::INTERNAL_ERROR, "the publisher is silent");
-                self.begin_wait(silent, Some(unfinished), &ended, now, wait.max(TAKEOVER));
+                self.begin_wait(&silent, Some(unfinished), &ended, now, wait.max(TAKEOVER));
             }
         }
         drop(upstreams);
@@ -214,6 +220,7 @@ impl LiveTrack {
             subscription.begin_anew(now);
         }
         drop(subscriptions);
+        self.close_gap();
         outbox.flush();
     }
 

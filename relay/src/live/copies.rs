@@ -2,9 +2,14 @@
 //!
 //! Each arriving subgroup has one *holder*, whose stream is read into the cache. Streams of other publishers with the
 //! same subgroup wait. If the holder's stream breaks off, the first waiting stream gets the subgroup, and continues it
-//! behind the bytes that subscribers already have. So they get neither a gap nor anything twice.
+//! behind the bytes that subscribers already have. So they get neither a gap nor anything twice. If no stream waits, a
+//! subgroup whose source was lost is *kept* for a while, for a stream or a FETCH that comes later (`gap`).
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use millrace_moq::{
     SubgroupId, code,
@@ -17,6 +22,11 @@ use crate::upstream::UpstreamTrack;
 
 /// A group and a subgroup ID.
 type SubgroupKey = (u64, u64);
+
+/// The most subgroups of a track that are kept for a later source.
+const MAX_KEPT: usize = 64;
+/// The most bytes of an incomplete object header that a kept subgroup may hold, since no session's limit counts them.
+const MAX_INCOMPLETE: usize = 64;
 
 /// The arriving subgroups of a track, with the streams that wait for them.
 #[derive(Default)]
@@ -31,6 +41,8 @@ struct SharedSubgroup {
     holder: Arc<UpstreamTrack>,
     waiting: Vec<oneshot::Sender<OrphanedSubgroup>>,
     is_asked: bool,
+    /// The subgroup without a holder, and the time since when it is kept.
+    kept: Option<(OrphanedSubgroup, Instant)>,
 }
 
 /// A place in the queue of streams that may continue a subgroup.
@@ -64,6 +76,30 @@ impl OrphanedSubgroup {
         Self { writer: Some(writer), code, settle: Box::new(settle) }
     }
 
+    /// Reports whether the subgroup can be kept for a later source.
+    fn may_be_kept(&self) -> bool {
+        let writer = self.writer.as_ref();
+        writer.is_some_and(|writer| writer.incomplete() <= MAX_INCOMPLETE && !writer.subgroup().is_evicted())
+    }
+
+    pub fn subgroup(&self) -> Option<&Arc<SubgroupStream>> {
+        self.writer.as_ref().map(SubgroupReceiver::subgroup)
+    }
+
+    /// Returns the receiving end of the subgroup, to append what was fetched, and the subgroup.
+    pub fn writer(&mut self) -> Option<(&mut SubgroupReceiver, Arc<SubgroupStream>)> {
+        let subgroup = self.subgroup().map(Arc::clone)?;
+        Some((self.writer.as_mut()?, subgroup))
+    }
+
+    /// Ends the subgroup as complete, unless its last object is not.
+    pub fn finish(mut self, now: Instant) {
+        let Some(writer) = self.writer.take() else { return };
+        let subgroup = Arc::clone(writer.subgroup());
+        let _ = writer.finish(now); // An incomplete last object ends the subgroup as reset.
+        (self.settle)(&subgroup);
+    }
+
     /// Returns the receiving end of the subgroup, with which another publisher's stream continues it.
     pub fn adopt(mut self) -> Option<SubgroupReceiver> {
         self.writer.take()
@@ -88,20 +124,30 @@ impl SharedSubgroups {
             holder: Arc::clone(holder),
             waiting: Vec::new(),
             is_asked: false,
+            kept: None,
         };
-        self.arriving.lock().insert(key, shared);
+        // A kept subgroup that is replaced ends after the lock is released, because that takes other locks.
+        let _replaced = self.arriving.lock().insert(key, shared);
     }
 
     /// Queues a stream that has a copy of `subgroup`. Returns `None` if no holder of it is known.
     pub fn wait(&self, subgroup: &SubgroupStream) -> Option<WaitingCopy> {
         let mut arriving = self.arriving.lock();
-        let shared = arriving.get_mut(&key_of(subgroup)?)?;
+        let key = key_of(subgroup)?;
+        let shared = arriving.get_mut(&key)?;
         // Streams whose sessions have ended do not wait any more.
         shared.waiting.retain(|waiting| !waiting.is_closed());
         let (sender, given) = oneshot::channel();
-        shared.waiting.push(sender);
-        let subgroup = Arc::clone(&shared.subgroup);
-        Some(WaitingCopy { subgroup, holder: Arc::clone(&shared.holder), given })
+        let waiting =
+            WaitingCopy { subgroup: Arc::clone(&shared.subgroup), holder: Arc::clone(&shared.holder), given };
+        match shared.kept.take() {
+            Some((orphan, _)) => {
+                arriving.remove(&key);
+                let _ = sender.send(orphan); // The receiver is in `waiting`, so the send cannot fail.
+            }
+            None => shared.waiting.push(sender),
+        }
+        Some(waiting)
     }
 
     /// Asks the holder of `subgroup` to break off, so that a waiting stream continues the subgroup.
@@ -132,22 +178,61 @@ impl SharedSubgroups {
         shared.is_some_and(|shared| shared.waiting.iter().any(|waiting| !waiting.is_closed()))
     }
 
-    /// Ends the holder's part in the subgroup. The first stream that waits for it gets `orphan`.
-    pub fn release(&self, subgroup: &Arc<SubgroupStream>, orphan: Option<OrphanedSubgroup>) {
+    /// Ends the holder's part in the subgroup. The first stream that waits for it gets `orphan`. If none does, the
+    /// subgroup is kept from `keep_since` on, or ends if that is `None`.
+    pub fn release(
+        &self,
+        subgroup: &Arc<SubgroupStream>,
+        orphan: Option<OrphanedSubgroup>,
+        keep_since: Option<Instant>,
+    ) {
         let Some(key) = key_of(subgroup) else { return };
         let mut arriving = self.arriving.lock();
         // A second stream with the same subgroup may hold it by now, after the first one was reset.
         if !arriving.get(&key).is_some_and(|shared| shared.is(subgroup)) {
             return;
         }
-        let shared = arriving.remove(&key);
-        drop(arriving);
+        let Some(mut shared) = arriving.remove(&key) else { return };
         let mut orphan = orphan;
-        for waiting in shared.into_iter().flat_map(|shared| shared.waiting) {
+        for waiting in std::mem::take(&mut shared.waiting) {
             let Some(one) = orphan.take() else { return };
             // A stream whose session has ended does not wait any more, and returns the subgroup.
             orphan = waiting.send(one).err();
         }
+        let count = arriving.values().filter(|shared| shared.kept.is_some()).count();
+        if let Some(since) = keep_since.filter(|_| count < MAX_KEPT)
+            && let Some(orphan) = orphan.take_if(|orphan| orphan.may_be_kept())
+        {
+            let kept = Some((orphan, since));
+            arriving.insert(key, SharedSubgroup { is_asked: false, kept, ..shared });
+        }
+        // Whatever is not kept ends here, which takes other locks.
+        drop(arriving);
+    }
+
+    /// Removes and returns the kept subgroups whose group and time `wanted` selects.
+    fn take_kept(&self, wanted: impl Fn(u64, Instant) -> bool) -> Vec<OrphanedSubgroup> {
+        let mut arriving = self.arriving.lock();
+        let is_wanted = |key: &SubgroupKey, shared: &mut SharedSubgroup| {
+            shared.kept.as_ref().is_some_and(|(_, since)| wanted(key.0, *since))
+        };
+        arriving.extract_if(is_wanted).filter_map(|(_, shared)| Some(shared.kept?.0)).collect()
+    }
+
+    /// Returns the smallest group of which a subgroup is kept.
+    pub fn first_kept(&self) -> Option<u64> {
+        let arriving = self.arriving.lock();
+        arriving.iter().filter(|(_, shared)| shared.kept.is_some()).map(|(key, _)| key.0).min()
+    }
+
+    /// Removes and returns the kept subgroups of groups before `group`.
+    pub fn take_before(&self, group: u64) -> Vec<OrphanedSubgroup> {
+        self.take_kept(|kept, _| kept < group)
+    }
+
+    /// Ends the subgroups as incomplete that were kept for longer than `longest`.
+    pub fn expire(&self, now: Instant, longest: Duration) {
+        drop(self.take_kept(|_, since| now.saturating_duration_since(since) > longest));
     }
 }
 

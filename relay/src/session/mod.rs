@@ -30,6 +30,7 @@ mod datagrams;
 mod dialect;
 mod fetch;
 mod filters;
+mod gaps;
 mod mesh;
 mod namespaces;
 mod publish;
@@ -136,8 +137,8 @@ impl RelaySession {
         let of = || Arc::clone(&context);
         let responses = Responses::new(of());
         let subscriptions = Subscriptions::new(of(), Arc::clone(&responses));
-        let publications = Publications::new(of());
         let fetches = UpstreamFetches::new(of());
+        let publications = Publications::new(of(), Arc::clone(&fetches));
         let publisher: Arc<dyn hub::HubPublisher> = Arc::new(SessionPublisher {
             context: of(),
             publications: Arc::clone(&publications),

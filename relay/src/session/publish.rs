@@ -12,7 +12,7 @@ use millrace_moq::{
 };
 use parking_lot::Mutex;
 use tokio::{
-    sync::mpsc,
+    sync::{Semaphore, mpsc},
     task::JoinSet,
     time::{Instant as Clock, sleep, timeout},
 };
@@ -22,6 +22,7 @@ use super::{
     ask::{ask, failed, wrong_answer},
     context::SessionContext,
     rights::request_error,
+    upstream_fetch::UpstreamFetches,
     uses::{Use, UseKind},
 };
 use crate::{
@@ -39,12 +40,18 @@ use millrace_access::{AccessRefusal, policy::RightHolder, rights::Rights};
 const RIVAL_LOOKS: Duration = Duration::from_secs(1);
 /// How long after PUBLISH_DONE datagrams of the track are still accepted. QUIC may reorder them.
 const LATE_DATAGRAMS: Duration = Duration::from_millis(100);
+/// The most FETCHes for what tracks have missed that the peer is sent at a time.
+const GAPS_AT_ONCE: usize = 8;
 /// How long the relay waits for the data streams that PUBLISH_DONE has counted and that have not arrived.
 const LATE_STREAMS: Duration = Duration::from_secs(2);
 
 /// The tracks that the peer of one session publishes.
 pub struct Publications {
-    context: Arc<SessionContext>,
+    pub(super) context: Arc<SessionContext>,
+    /// The relay's FETCH requests to the peer.
+    pub(super) fetches: Arc<UpstreamFetches>,
+    /// Limits the FETCHes for what tracks have missed.
+    pub(super) gaps: Semaphore,
     /// The peer's publications, by the track alias that the peer chose.
     by_alias: Mutex<HashMap<u64, PublishedTrack>>,
     /// Streams and datagrams that wait for the control message that defines their track alias.
@@ -84,9 +91,11 @@ pub struct PublishedTrack {
 }
 
 impl Publications {
-    pub fn new(context: Arc<SessionContext>) -> Arc<Self> {
+    pub fn new(context: Arc<SessionContext>, fetches: Arc<UpstreamFetches>) -> Arc<Self> {
         Arc::new(Self {
             context,
+            fetches,
+            gaps: Semaphore::new(GAPS_AT_ONCE),
             by_alias: Mutex::default(),
             waiting: Waiters::default(),
             asking: Mutex::default(),
@@ -416,6 +425,18 @@ impl Publications {
         // Waiting SUBSCRIBEs and watchers are notified only when objects can arrive.
         if first {
             self.context.hub().track_established(&published.track);
+        }
+        if published.track.gap.is_open() {
+            let family = Arc::clone(self);
+            let published = published.clone();
+            self.context.spawn(async move {
+                // Nothing is added any more once the publisher's right has ended.
+                tokio::select! {
+                    () = family.fill_gap(&published, largest) => {}
+                    () = published.upstream.revoked() => {}
+                }
+                Ok(())
+            });
         }
         let ended = SubscriptionEnd::new(code::Done::INTERNAL_ERROR, "the publisher is gone");
         let ended = SubscriptionEnd { absent: true, ..ended };

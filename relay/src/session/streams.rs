@@ -157,6 +157,7 @@ impl StreamReceiver {
             stop(&mut recv, code::Reset::CANCELLED);
             return Ok(());
         }
+        upstream.begins(header.group);
         // The kernel needs positions in the whole stream, so the writer counts the preamble and the header, too.
         let writer = SubgroupStream::begin_behind(recv.preamble(), header, len);
         let is_bound = offloaded.ingress.is_some();
@@ -193,6 +194,7 @@ impl StreamReceiver {
             ingress,
             held,
             code: code::Reset::INTERNAL_ERROR,
+            is_lost: true,
         };
         let end = tokio::select! {
             // The stream is read first, so that its first bytes are offered to subscribers before it breaks off.
@@ -201,6 +203,9 @@ impl StreamReceiver {
             () = track.copies.asked(&subgroup) => broken_off(&mut recv),
             () = upstream.revoked() => broken_off(&mut recv),
         };
+        if let SubgroupEnd::BrokenOff(code, is_reset) = end {
+            arriving.is_lost = !is_reset || upstream.loses(code);
+        }
         if let Err(malformed) = arriving.end(end)? {
             self.context.malformed(&track, malformed);
         }
@@ -293,6 +298,8 @@ struct ArrivingSubgroup {
     held: HeldIncomplete,
     /// The code with which streams to subscribers are reset if the subgroup does not end otherwise.
     code: code::Reset,
+    /// False if the publisher itself has reset the stream. Otherwise the rest may come from another source.
+    is_lost: bool,
 }
 
 impl Drop for ArrivingSubgroup {
@@ -302,15 +309,21 @@ impl Drop for ArrivingSubgroup {
             track.settle(Instant::now(), subgroup, ingress, &mut Outbox::default());
         };
         let copies = &self.track.copies;
-        if copies.is_wanted(&self.subgroup)
+        let keep_since = self.track.may_go_on().then(Instant::now).filter(|_| self.is_lost);
+        if (keep_since.is_some() || copies.is_wanted(&self.subgroup))
             && let Some(writer) = self.writer.take()
         {
-            // Another stream continues the subgroup, so the kernel must not forward this one any more.
+            // Another stream may continue the subgroup, so the kernel must not forward this one any more.
             drop(self.ingress.take());
             let orphan = OrphanedSubgroup::new(writer, self.code, move |subgroup| settle(subgroup, None));
-            return copies.release(&self.subgroup, Some(orphan));
+            copies.release(&self.subgroup, Some(orphan), keep_since);
+            // The track's last source may have left while the subgroup was being kept.
+            if !self.track.may_go_on() {
+                drop(copies.take_before(u64::MAX));
+            }
+            return;
         }
-        copies.release(&self.subgroup, None);
+        copies.release(&self.subgroup, None, None);
         self.writer.take().into_iter().for_each(|writer| writer.reset(self.code));
         settle(&self.subgroup, self.ingress.as_ref());
     }
@@ -320,8 +333,9 @@ impl Drop for ArrivingSubgroup {
 enum SubgroupEnd {
     Fin,
     Reset(code::Reset),
-    /// The stream has ended early. Another publisher's copy may continue the subgroup.
-    BrokenOff(code::Reset),
+    /// The stream has ended early, which is the publisher's reset if the flag is set. Another publisher's copy may
+    /// continue the subgroup.
+    BrokenOff(code::Reset, bool),
     Malformed(TrackMalformed),
 }
 
@@ -381,7 +395,7 @@ impl ArrivingSubgroup {
                 Ok(Some(chunk)) => chunk.bytes,
                 Ok(None) => return Ok(SubgroupEnd::Fin),
                 Err(ReadError::Reset(code)) => {
-                    return Ok(SubgroupEnd::BrokenOff(code::Reset(code.into_inner())));
+                    return Ok(SubgroupEnd::BrokenOff(code::Reset(code.into_inner()), true));
                 }
                 Err(error) => return Err(SessionError::Lost(error.to_string())),
             };
@@ -399,7 +413,7 @@ impl ArrivingSubgroup {
 
     /// Ends the subgroup. An error in the inner `Result` reports that the subgroup's track is malformed.
     fn end(mut self, end: SubgroupEnd) -> Result<Result<(), TrackMalformed>, SessionError> {
-        if let SubgroupEnd::BrokenOff(code) = end {
+        if let SubgroupEnd::BrokenOff(code, _) = end {
             self.code = code;
             return Ok(Ok(()));
         }
@@ -413,7 +427,7 @@ impl ArrivingSubgroup {
                 writer.finish(Instant::now())?;
                 Ok(judged)
             }
-            SubgroupEnd::Reset(code) | SubgroupEnd::BrokenOff(code) => {
+            SubgroupEnd::Reset(code) | SubgroupEnd::BrokenOff(code, _) => {
                 writer.reset(code);
                 Ok(Ok(()))
             }
@@ -457,7 +471,7 @@ fn contradicted(recv: &mut RecvStream) -> SubgroupEnd {
 /// Ends a stream whose publisher is gone, or silent while another one has more of the subgroup.
 fn broken_off(recv: &mut RecvStream) -> SubgroupEnd {
     stop(recv, code::Reset::CANCELLED);
-    SubgroupEnd::BrokenOff(code::Reset::CANCELLED)
+    SubgroupEnd::BrokenOff(code::Reset::CANCELLED, false)
 }
 
 fn stop(recv: &mut RecvStream, code: code::Reset) {

@@ -1,0 +1,230 @@
+//! Tests of what a track's publisher sent while it had no session: its new session, or the next relay, is asked for it.
+
+use std::time::Duration;
+
+use millrace_client::session::SessionRequest;
+use millrace_moq::{
+    FetchItem, FetchObject, GroupOrder, Location, Message, Parameters, Properties, TrackName, code,
+    data::{FetchEncoder, RangeEnd, encode_fetch_header},
+    message::{FetchKind, FetchOk},
+};
+
+use super::groups::{expect_group, publish_group};
+use super::peer::{
+    PeerStreamEnd, ReceivedSubgroup, TestPeer, TestRelay, at, first_subscriber, header, patiently, payload,
+    with_publisher,
+};
+use super::sources::{edge_of, only_upstream, relay_behind_a_way};
+
+/// Length of each object's payload, in bytes.
+const LEN: usize = 700;
+
+/// A publisher that was away in the middle of group 1000, its subscriber, and the rest of what keeps them.
+struct Scene {
+    relay: TestRelay,
+    again: TestPeer,
+    subscriber: TestPeer,
+    /// The subscriber's stream of group 1000, of which object 0 has arrived.
+    broken: ReceivedSubgroup,
+    _requests: Vec<SessionRequest>,
+}
+
+impl Scene {
+    /// Publishes a part of group 1000 with a first session, and accepts the relay's SUBSCRIBE with a second one, which
+    /// has objects up to `largest`.
+    async fn with_publisher_back(largest: Location) -> Self {
+        let relay = TestRelay::with(|config| config.linger = Duration::from_secs(600));
+        let (mut publisher, namespace, track) = with_publisher(&relay).await;
+        let (mut subscriber, request, _ok, upstream) =
+            first_subscriber(&relay, &mut publisher, &track, 1).await;
+        let mut subgroup = publisher.subgroup(header(1, 1000)).await;
+        subgroup.object(0, LEN).await;
+        let mut broken = subscriber.next_subgroup().await;
+        assert_eq!(broken.objects(1).await, [0]);
+        relay.until_largest(at(1000, 0)).await;
+        publisher.session.close(code::Session::NO_ERROR, "");
+        relay.until("its end", |status| status.tracks[0].publishers == 0).await;
+        let mut again = relay.peer().await;
+        let returned = again.publish_namespace("live/cam").await;
+        let accepted = accept(&mut again, &track, largest).await;
+        let _requests = vec![namespace, request, upstream, returned, accepted];
+        Self { relay, again, subscriber, broken, _requests }
+    }
+
+    async fn expect_group(&mut self, group: u64) {
+        expect_group(&mut self.subscriber, group).await;
+    }
+}
+
+/// Accepts the relay's SUBSCRIBE under alias 5, for a track with objects up to `largest`.
+async fn accept(publisher: &mut TestPeer, track: &TrackName, largest: Location) -> SessionRequest {
+    let parameters = Parameters { largest_object: Some(largest), ..Parameters::default() };
+    publisher.accept_subscribe_with(track, 5, parameters, Properties::default()).await.0
+}
+
+/// Receives the relay's FETCH, and checks its range.
+async fn expect_fetch(publisher: &mut TestPeer, first: Location, last: Location) -> (SessionRequest, u64) {
+    let (message, request) = patiently(publisher.requests.recv()).await.unwrap();
+    let Message::Fetch(fetch) = message else { panic!("{message:?} instead of FETCH") };
+    let FetchKind::Standalone { range, .. } = fetch.kind else { panic!("not standalone") };
+    assert_eq!((range.start(None), range.end()), (first, Some(last)));
+    (request, fetch.request_id)
+}
+
+/// Answers a FETCH with these objects, of subgroup 0, and unknown ranges.
+async fn serve(publisher: &TestPeer, fetch: (SessionRequest, u64), items: &[Item]) {
+    let (mut request, id) = fetch;
+    let parameters = Parameters::default();
+    let ok =
+        FetchOk { end_of_track: false, last: at(1002, 1), parameters, properties: Properties::default() };
+    request.send(ok).await.unwrap();
+    let mut bytes = Vec::new();
+    encode_fetch_header(id, &mut bytes);
+    let mut encoder = FetchEncoder::new(publisher.session.draft(), GroupOrder::Ascending);
+    for item in items {
+        match *item {
+            Item::Object(location, len) => {
+                let object = FetchObject {
+                    location,
+                    subgroup: Some(0),
+                    priority: 128,
+                    properties: Default::default(),
+                    payload_len: len as u64,
+                };
+                encoder.encode(&FetchItem::Object(object), &mut bytes);
+                bytes.extend(payload(location.group, location.object, len));
+            }
+            Item::Unknown(last) => {
+                encoder.encode(&FetchItem::Range { last, end: RangeEnd::Unknown }, &mut bytes);
+            }
+        }
+    }
+    let mut stream = publisher.session.streams().open_uni().await.unwrap();
+    stream.write_all(&bytes).await.unwrap();
+    stream.finish().unwrap();
+}
+
+/// An item of a FETCH response: an object with the length of its payload, or the end of an unknown range.
+enum Item {
+    Object(Location, usize),
+    Unknown(Location),
+}
+
+const fn object(group: u64, object: u64) -> Item {
+    Item::Object(at(group, object), LEN)
+}
+
+/// The publisher returns with group 1003. The relay fetches the rest of group 1000 and groups 1001 and 1002. Each object
+/// reaches the subscriber once, the rest of group 1000 on the stream that has its beginning.
+#[tokio::test]
+async fn objects_published_while_the_publisher_was_away_are_fetched_from_it() {
+    let mut scene = Scene::with_publisher_back(at(1003, 1)).await;
+    publish_group(&scene.again, 5, 1003).await;
+    scene.expect_group(1003).await;
+    let fetch = expect_fetch(&mut scene.again, at(1000, 1), at(1002, u64::MAX)).await;
+    let items = [object(1000, 1), object(1001, 0), object(1001, 1), object(1002, 0), object(1002, 1)];
+    serve(&scene.again, fetch, &items).await;
+    assert_eq!(scene.broken.all().await, (vec![1], PeerStreamEnd::Fin));
+    for group in [1001, 1002] {
+        expect_group(&mut scene.subscriber, group).await;
+    }
+    publish_group(&scene.again, 5, 1004).await;
+    expect_group(&mut scene.subscriber, 1004).await;
+    scene.subscriber.expect_no_stream().await;
+    let status = scene.relay.until("its counters", |status| status.totals.gap_objects == 5).await;
+    assert_eq!((status.totals.gaps_asked, status.totals.gaps_refused, status.totals.gaps_cut), (1, 0, 0));
+    // The filled cache answers for all of it: this FETCH is not passed on.
+    let mut late = scene.relay.peer().await;
+    let track = super::peer::track("live/cam", "video");
+    let range = millrace_moq::Filter::range(at(1000, 0), at(1003, u64::MAX));
+    let all = super::fetch::fetched(&mut late, FetchKind::Standalone { track, range }, GroupOrder::Ascending);
+    assert_eq!(all.await.objects.len(), 8);
+}
+
+/// The publisher is back before it has begun another group. It sends the same group from its beginning.
+#[tokio::test]
+async fn copy_of_a_group_that_comes_after_its_source_was_lost_continues_the_same_stream() {
+    let mut scene = Scene::with_publisher_back(at(1000, 1)).await;
+    let mut copy = scene.again.subgroup(header(5, 1000)).await;
+    for id in 0..3 {
+        copy.object(id, LEN).await;
+    }
+    copy.finish();
+    assert_eq!(scene.broken.all().await, (vec![1, 2], PeerStreamEnd::Fin));
+    publish_group(&scene.again, 5, 1001).await;
+    expect_group(&mut scene.subscriber, 1001).await;
+    scene.subscriber.expect_no_stream().await;
+}
+
+/// Objects that the publisher does not know any more are missing, and the subgroup that they belong to is incomplete.
+#[tokio::test]
+async fn unknown_objects_of_a_gap_end_their_subgroup_as_incomplete() {
+    let mut scene = Scene::with_publisher_back(at(1003, 1)).await;
+    publish_group(&scene.again, 5, 1003).await;
+    scene.expect_group(1003).await;
+    let fetch = expect_fetch(&mut scene.again, at(1000, 1), at(1002, u64::MAX)).await;
+    serve(&scene.again, fetch, &[Item::Unknown(at(1001, 9)), object(1002, 0), object(1002, 1)]).await;
+    expect_group(&mut scene.subscriber, 1002).await;
+    assert_eq!(scene.broken.all().await, (vec![], PeerStreamEnd::Reset));
+    scene.subscriber.expect_no_stream().await;
+}
+
+#[tokio::test]
+async fn publisher_that_refuses_the_fetch_of_a_gap_continues_its_track() {
+    let mut scene = Scene::with_publisher_back(at(1003, 1)).await;
+    publish_group(&scene.again, 5, 1003).await;
+    scene.expect_group(1003).await;
+    let (mut fetch, _) = expect_fetch(&mut scene.again, at(1000, 1), at(1002, u64::MAX)).await;
+    fetch.refuse(code::Request::NOT_SUPPORTED, "no FETCH here").await.unwrap();
+    assert_eq!(scene.broken.all().await, (vec![], PeerStreamEnd::Reset));
+    publish_group(&scene.again, 5, 1004).await;
+    expect_group(&mut scene.subscriber, 1004).await;
+    let status = scene.relay.until("it is counted", |status| status.totals.gaps_refused == 1).await;
+    assert_eq!(status.totals.gap_objects, 0);
+}
+
+/// A response with an object outside the requested range is dropped, with all that follows in it.
+#[tokio::test]
+async fn response_that_leaves_the_range_of_a_gap_is_cut_off() {
+    let mut scene = Scene::with_publisher_back(at(1003, 1)).await;
+    publish_group(&scene.again, 5, 1003).await;
+    scene.expect_group(1003).await;
+    let fetch = expect_fetch(&mut scene.again, at(1000, 1), at(1002, u64::MAX)).await;
+    serve(&scene.again, fetch, &[object(1003, 7), object(1004, 0)]).await;
+    assert_eq!(scene.broken.all().await, (vec![], PeerStreamEnd::Reset));
+    let status = scene.relay.until("it is counted", |status| status.totals.gaps_cut == 1).await;
+    assert_eq!(status.totals.gap_objects, 0);
+    publish_group(&scene.again, 5, 1004).await;
+    expect_group(&mut scene.subscriber, 1004).await;
+    scene.subscriber.expect_no_stream().await;
+}
+
+/// The edge's next upstream relay has only what came after the edge had asked. It passes the edge's FETCH on to its
+/// publisher.
+#[tokio::test]
+async fn next_upstream_relay_passes_the_fetch_of_a_gap_to_its_publisher() {
+    let (first, way) = relay_behind_a_way();
+    let second = TestRelay::start();
+    let edge = edge_of(vec![way.url(&first), second.url()]);
+    edge.until("the first", |status| only_upstream(status) == Some(way.addr.port())).await;
+    let (mut before, _namespace, track) = with_publisher(&first).await;
+    let (mut after, _other_namespace, _) = with_publisher(&second).await;
+    let mut subscriber = edge.peer().await;
+    let waiting = Parameters { rendezvous_timeout: Some(60_000), ..Parameters::default() };
+    let (subscribed, (_upstream, _)) =
+        tokio::join!(subscriber.try_subscribe(&track, waiting), before.accept_subscribe(&track, 1));
+    let _request = subscribed.unwrap();
+    publish_group(&before, 1, 1000).await;
+    expect_group(&mut subscriber, 1000).await;
+    way.cut(true);
+    let _moved = accept(&mut after, &track, at(1003, 1)).await;
+    publish_group(&after, 5, 1003).await;
+    expect_group(&mut subscriber, 1003).await;
+    let fetch = expect_fetch(&mut after, at(1001, 0), at(1002, u64::MAX)).await;
+    serve(&after, fetch, &[object(1001, 0), object(1001, 1), object(1002, 0), object(1002, 1)]).await;
+    for group in [1001, 1002] {
+        expect_group(&mut subscriber, group).await;
+    }
+    subscriber.expect_no_stream().await;
+    edge.until("its counter", |status| status.totals.gap_objects == 4).await;
+}

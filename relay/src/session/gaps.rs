@@ -1,0 +1,194 @@
+//! Asks a track's new source for the objects that the track has missed (docs/notes/design/0052-gaps.md).
+
+use std::{sync::Arc, time::Duration};
+
+use millrace_moq::{FetchItem, GroupOrder, Location, code, data::RangeEnd};
+use tokio::time::{Instant as Clock, sleep, timeout, timeout_at};
+use tracing::{debug, info};
+
+use super::publish::{Publications, PublishedTrack};
+use crate::{
+    hub::{FetchAnswer, FetchPiece, FetchedObjects, OperatorCounters},
+    live::fill::GapFill,
+    upstream::UpstreamTrack,
+};
+
+/// How long the first stream of a new source is waited for, and then the end of streams of the lost ones.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How often the relay checks whether a source from which the track moves away still answers.
+const LOOKS: Duration = Duration::from_secs(1);
+/// After how many checks in a row without an answer its part is fetched as well.
+const MISSES: u32 = 2;
+/// The most bytes that are fetched for one gap, if that is no more than a quarter of the cache.
+const MAX_BYTES: usize = 64 << 20;
+/// The bytes that an object counts for in addition to its payload and properties. Each object may need a stream of its
+/// own to each subscriber, so their number is limited by this.
+const OBJECT_COST: usize = 2048;
+
+/// The reason why a gap was not filled.
+enum GapError {
+    Refused,
+    TimedOut,
+    /// The response broke off, is wrong, or has more bytes than are accepted.
+    Cut,
+}
+
+impl Publications {
+    /// Fetches what the track has missed before the first group of this publisher. `claimed` is the largest location
+    /// that the publisher named.
+    pub(super) async fn fill_gap(&self, published: &PublishedTrack, claimed: Option<Location>) {
+        let PublishedTrack { track, upstream } = published;
+        let _one_at_a_time = track.gap.filling.lock().await;
+        let first = timeout(PATIENCE, upstream.first_group()).await.ok().flatten();
+        let Some(group) = first.into_iter().chain(claimed.map(|claimed| claimed.group)).min() else { return };
+        track.gap.state.lock().ends_at(group);
+        // Until the gap is filled, other relays that ask for its objects are not told that there are none.
+        if track.missing_before(group).is_some() {
+            track.data.missed_before(Some(Location { group, object: 0 }));
+        }
+        let silent = self.await_earlier_sources(published).await;
+        if !track.gap.is_open()
+            || !track.has_source(upstream)
+            || upstream.is_leaving()
+            || upstream.stands_by()
+        {
+            return; // Another session has filled the gap, or the next source will.
+        }
+        let Some(missing) = track.missing_before(group) else { return track.end_gap(group, true) };
+        if track.subscription_count() == 0 || !track.gap.state.lock().may_ask(std::time::Instant::now()) {
+            return track.end_gap(group, false);
+        }
+        let _place = self.gaps.acquire().await;
+        let counters = &self.context.hub().counters;
+        OperatorCounters::count(&counters.gaps_asked);
+        let filled = self.fetch_missing(published, missing, group, &silent).await;
+        let session = self.context.id();
+        let name = track.name().typed();
+        let is_over = self.context.connection().quic.close_reason().is_some() || !track.has_source(upstream);
+        if filled.is_err() && is_over {
+            return; // The next source is asked.
+        }
+        match filled {
+            Ok((objects, is_whole)) => {
+                info!(session, track = %name, from = ?missing.0, group, objects, is_whole, "fetched the objects that the track missed while its source was away");
+                track.end_gap(group, is_whole);
+            }
+            Err(error) => {
+                let (counter, reason) = match error {
+                    GapError::Refused => (&counters.gaps_refused, "it refused"),
+                    GapError::TimedOut => (&counters.gaps_timed_out, "it did not answer in time"),
+                    GapError::Cut => (&counters.gaps_cut, "its answer broke off or is too large"),
+                };
+                OperatorCounters::count(counter);
+                info!(session, track = %name, reason, "the source cannot give the objects that the track missed: subscribers do without them");
+                track.end_gap(group, false);
+            }
+        }
+    }
+
+    /// Waits until the sources from which the track moves to this one are gone, as what they have still comes from
+    /// them. Returns those that do not answer.
+    async fn await_earlier_sources(
+        &self,
+        PublishedTrack { track, upstream }: &PublishedTrack,
+    ) -> Vec<Arc<UpstreamTrack>> {
+        let mut misses = 0;
+        loop {
+            let mut earlier = track.upstreams();
+            earlier.retain(|other| other.is_leaving() && !Arc::ptr_eq(other, upstream));
+            let mut answers = false;
+            for other in &earlier {
+                answers |= other.answers(LOOKS).await;
+            }
+            misses = if answers { 0 } else { misses + 1 };
+            if earlier.is_empty() || misses >= MISSES {
+                return earlier;
+            }
+            sleep(LOOKS).await;
+        }
+    }
+
+    /// Fetches the objects of `missing`, all before `group`, and adds them to the track. Returns their number, and
+    /// whether the source knew the whole range.
+    async fn fetch_missing(
+        &self,
+        PublishedTrack { track, upstream }: &PublishedTrack,
+        missing: (Location, Location),
+        group: u64,
+        silent: &[Arc<UpstreamTrack>],
+    ) -> Result<(u64, bool), GapError> {
+        let limits = self.context.hub().cache.limits();
+        let asked = self.fetches.fetch(track.name().clone(), missing.0, missing.1, GroupOrder::Ascending);
+        let FetchAnswer { objects, .. } = asked.await.map_err(|refused| {
+            debug!(session = self.context.id(), track = %track.name().typed(), reason = refused.reason, "refused a FETCH for missed objects");
+            if refused.code == code::Request::TIMEOUT { GapError::TimedOut } else { GapError::Refused }
+        })?;
+        track.gap.state.lock().answered();
+        // Only now are sources given up that may return, since what they would still send comes from this one.
+        for other in silent {
+            track.supersede(other, Duration::ZERO, std::time::Instant::now());
+        }
+        for lost in track.gap.lost_sources() {
+            let _ = timeout(PATIENCE, lost.has_seen_all(0)).await; // Streams that stay open keep their subgroups.
+        }
+        let fill = GapFill::new(track, upstream, self.context.account(), missing.0, group);
+        let mut response =
+            GapResponse { fill, missing, left: MAX_BYTES.min(limits.bytes / 4), added: 0, is_whole: true };
+        let deadline = Clock::now() + limits.age;
+        let patience = self.context.hub().limits.request_timeout;
+        timeout_at(deadline, response.receive(objects, patience)).await.unwrap_or(Err(GapError::TimedOut))?;
+        let GapResponse { fill, added, is_whole, .. } = response;
+        fill.finish(std::time::Instant::now());
+        OperatorCounters::add(&self.context.hub().counters.gap_objects, added);
+        Ok((added, is_whole))
+    }
+}
+
+/// A FETCH response with which a gap is filled.
+struct GapResponse {
+    fill: GapFill,
+    missing: (Location, Location),
+    /// Bytes that may still come.
+    left: usize,
+    added: u64,
+    is_whole: bool,
+}
+
+impl GapResponse {
+    /// Reads the response to its end. No piece may take longer than `patience`.
+    async fn receive(
+        &mut self,
+        mut objects: Box<dyn FetchedObjects>,
+        patience: Duration,
+    ) -> Result<(), GapError> {
+        loop {
+            let piece = timeout(patience, objects.next()).await.map_err(|_| GapError::TimedOut)?;
+            match piece.map_err(|_| GapError::Cut)? {
+                Some(FetchPiece::Payload(bytes)) => self.fill.extend(&bytes, std::time::Instant::now()),
+                Some(FetchPiece::Item(item)) => self.take(item)?,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    fn take(&mut self, item: FetchItem) -> Result<(), GapError> {
+        let now = std::time::Instant::now();
+        match item {
+            FetchItem::Object(object) => {
+                let payload = usize::try_from(object.payload_len).map_err(|_| GapError::Cut)?;
+                let cost = payload.saturating_add(object.properties.len() + OBJECT_COST);
+                self.left = self.left.checked_sub(cost).ok_or(GapError::Cut)?;
+                if !(self.missing.0..=self.missing.1).contains(&object.location) || !self.fill.is_current() {
+                    return Err(GapError::Cut);
+                }
+                self.added += u64::from(self.fill.begin(&object, now));
+            }
+            FetchItem::Range { end: RangeEnd::NonExistent, .. } => {}
+            FetchItem::Range { last, .. } => {
+                self.is_whole = false;
+                self.fill.skip(last.min(self.missing.1), now);
+            }
+        }
+        Ok(())
+    }
+}
