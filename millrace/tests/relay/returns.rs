@@ -174,6 +174,7 @@ async fn returning_publisher_with_group_ids_from_0_restarts_the_track() {
         publish_group(&publisher, 1, group).await;
         expect_group(&mut subscriber, group).await;
     }
+    relay.until_largest(at(2, 1)).await;
     let mut watcher = relay.peer().await;
     let next = Parameters { filter: Some(Filter::NEXT_GROUP), ..Parameters::default() };
     let (_watching, _ok) = watcher.try_subscribe(&track, next).await.unwrap();
