@@ -510,7 +510,7 @@ def labels(call, args, helper):
 
 
 STATUS = [
-    ("Relay", "`millrace status --json`, and `/status` of the relay", ["relay/daemon/src/status.rs", "relay/src/status.rs", "relay/cluster/src/status.rs"]),
+    ("Relay", "`millrace status --json`, and `/status` of the relay", ["relay/daemon/src/status.rs", "relay/status/src/lib.rs", "relay/cluster/src/status.rs"]),
     ("Gate", "`millrace gate status --json`", ["gate/src/status.rs"]),
     ("Fan-out", "`millrace fanout status --json`", ["fanout/daemon/src/status.rs"]),
     ("Grafts", "`millrace graft status --json`", ["graft/src/status.rs", "graft/src/paths.rs"]),

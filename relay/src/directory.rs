@@ -3,8 +3,9 @@
 use std::pin::Pin;
 
 use millrace_moq::{Namespace, message::RequestError};
+use millrace_relay_status as status;
 
-use crate::{ClusterPeer, status};
+use crate::config::ClusterPeer;
 
 /// The relays that have a namespace, the nearest one first.
 pub type LookedUpPeers<'a> =

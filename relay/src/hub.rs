@@ -20,6 +20,7 @@ use std::{
 
 use millrace_moq::{HopPath, Namespace, TrackName, code, message::RequestError, tracks::cache::TrackCache};
 use millrace_relay_cluster::RouteTable;
+use millrace_relay_status as status;
 use parking_lot::{Mutex, RwLock};
 use tokio::{
     sync::mpsc,
@@ -38,8 +39,7 @@ pub use self::{
     route_watch::RouteWatch,
 };
 use super::{
-    AdaptiveMode, Delays, live::LiveTrack, outbox::Outbox, status, upstream::UpstreamRequest,
-    waiters::Waiters,
+    AdaptiveMode, Delays, live::LiveTrack, outbox::Outbox, upstream::UpstreamRequest, waiters::Waiters,
 };
 
 /// The shortest and the longest pause between two searches for a track's publishers, while a SUBSCRIBE waits. The pause

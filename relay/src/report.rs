@@ -12,6 +12,7 @@ use std::{
 use millrace_moq::Namespace;
 use millrace_quic::{keys::KeySuite, plane::downstream};
 use millrace_relay_cluster::{NamespaceRoute, RouteTable};
+use millrace_relay_status::{self as status, RelayTotals, SentStatus, Status};
 use millrace_transport::{
     Endpoint, ShardReport, Windows,
     offload::{ConnectionStatus, KeystreamCounts, OffloadInterface},
@@ -20,14 +21,7 @@ use millrace_webtransport::SessionRefused;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
-use crate::{
-    RelayEngine,
-    admission::TooManySessions,
-    hub::Hub,
-    live::LiveTrack,
-    session::RelaySession,
-    status::{self, RelayTotals, SentStatus, Status},
-};
+use crate::{RelayEngine, admission::TooManySessions, hub::Hub, live::LiveTrack, session::RelaySession};
 use millrace_access::{Access, ClientUse, UnreadSetting};
 
 /// The parts of a relay that its status is built from.

@@ -23,6 +23,7 @@ use millrace_moq::{
 };
 use millrace_quic::plane::downstream;
 use millrace_relay_cluster::{self as cluster, RouteTable};
+use millrace_relay_status::{self as status, Status};
 use millrace_transport as transport;
 use millrace_transport::{BindError, Connection, Endpoint, Incoming, PathChange, WindowShare};
 use millrace_webtransport as webtransport;
@@ -41,7 +42,6 @@ use crate::{
     hub::{Hub, HubLimits},
     report::{PastCounts, StatusSources, describe_routes},
     session::{Dialed, RelaySession},
-    status::{self, Status},
     trace::EventTracer,
 };
 use millrace_access::{Access, unproven};

@@ -12,6 +12,7 @@ use std::{
 };
 
 use millrace_moq::{Namespace, code, message::RequestError};
+use millrace_relay_status as status;
 use parking_lot::Mutex;
 use tokio::{sync::mpsc, task::JoinSet, time};
 use tracing::{debug, info};
@@ -21,7 +22,6 @@ use crate::{
     ClusterPeer, NamespaceDirectory,
     hub::{NamespaceSeeker, SubscribeAnswer},
     session::PeerTerms,
-    status,
 };
 
 /// The most relays that are tried for one request, the nearest first.

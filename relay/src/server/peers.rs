@@ -10,6 +10,7 @@ use std::{
 };
 
 use millrace_moq::code;
+use millrace_relay_status as status;
 use parking_lot::Mutex;
 use tokio::{sync::watch, time};
 use tracing::{info, warn};
@@ -21,7 +22,6 @@ use crate::{
     hub::OperatorCounters,
     reconnect::Pauses,
     session::{Dialed, PeerTerms, RelaySession},
-    status,
 };
 
 /// How long this relay keeps a session after the peer has sent GOAWAY. Then it closes the session and connects again.

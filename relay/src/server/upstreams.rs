@@ -18,6 +18,7 @@ use std::{
 };
 
 use millrace_moq::code;
+use millrace_relay_status as status;
 use millrace_transport::{Connection, Health};
 use millrace_webtransport::{
     Tunnel,
@@ -32,7 +33,6 @@ use crate::{
     hub::OperatorCounters,
     reconnect::Pauses,
     session::{Dialed, RelaySession},
-    status,
 };
 
 /// How long a session is kept after the relay moved to a preferred upstream relay, so that open streams can end.

@@ -5,8 +5,6 @@
 //! passes to each viewer those that the viewer asked for. Every queue is bounded; events that do not fit are dropped,
 //! and the viewer is sent their number. Keys and payloads are never collected.
 
-pub mod event;
-
 use std::{
     collections::HashMap,
     num::NonZero,
@@ -22,6 +20,7 @@ use std::{
 use bytes::Bytes;
 use futures_core::Stream;
 use millrace_moq::TrackName;
+pub use millrace_relay_status::trace as event;
 use millrace_transport::{PathChange, PathReports, Tap, clock::monotonic_ns, trace::PacketFilter};
 use parking_lot::Mutex;
 use tokio::{

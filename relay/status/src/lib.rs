@@ -1,4 +1,8 @@
-//! The status of a running relay.
+//! What a relay reports about itself: its [status](Status), and the events of its [trace].
+
+#![deny(missing_docs)]
+
+pub mod trace;
 
 use std::{
     collections::BTreeMap,
