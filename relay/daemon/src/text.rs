@@ -404,6 +404,25 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn shards_are_shown_if_an_address_has_several() {
+        let shard = |shard, misdirected| relay::ShardStatus {
+            address: ([192, 0, 2, 1], 4443).into(),
+            shard,
+            connections: 7,
+            received: 8,
+            misdirected,
+            sent: SentStatus { packets: 9, bytes: 10 },
+        };
+        let text = |shards| render(&relay::Status { shards, ..relay::Status::default() }.into(), None, 120);
+        let shown = text(vec![shard(0, 0), shard(1, 3)]);
+        assert!(
+            shown.contains("192.0.2.1:4443      1            7             8          9            3"),
+            "{shown}"
+        );
+        assert!(!text(vec![shard(0, 0)]).contains("SHARD"));
+    }
+
+    #[test]
     fn relay_status_shows_kernel_packet_and_keystream_counters() {
         let counts = |counts: &[(&str, u64)]| {
             Some(counts.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect())
