@@ -55,6 +55,9 @@ pub enum Contender {
     Batched,
     /// Millrace's fan-out of RTP, in the kernel
     Fanout,
+    /// A bare quinn server, which holds connections and serves nothing; only for the benchmark `memory`
+    #[value(skip)]
+    Quinn,
 }
 
 impl Contender {
@@ -66,6 +69,7 @@ impl Contender {
             Self::Forwarder => "udp-forwarder",
             Self::Batched => "udp-batched",
             Self::Fanout => "millrace-fanout",
+            Self::Quinn => "quinn",
             _ => "millrace",
         }
     }
@@ -96,7 +100,12 @@ impl Contender {
             Self::UserCubic => Some(ContenderSetup { congestion_control: "cubic", ..user }),
             Self::UserWhole => Some(ContenderSetup { max_delay: Some("off"), ..user }),
             Self::UserOne => Some(ContenderSetup { one_cpu: true, ..user }),
-            Self::MoqRelayIetf | Self::MoqRelay | Self::Forwarder | Self::Batched | Self::Fanout => None,
+            Self::MoqRelayIetf
+            | Self::MoqRelay
+            | Self::Forwarder
+            | Self::Batched
+            | Self::Fanout
+            | Self::Quinn => None,
         }
     }
 
@@ -183,6 +192,11 @@ impl Contender {
             }
             // The other settings of the fan-out are in a file that `BenchSite::start` writes.
             Self::Fanout => (product()?, vec!["fanout", "run", "--http", "off", "--log-level", "warn"]),
+            Self::Quinn => {
+                let mut arguments = vec!["bench", "quinn-server", "--listen", &listen];
+                arguments.extend(["--tls-cert", &certificate, "--tls-key", &key]);
+                (env::current_exe()?, arguments)
+            }
             Self::Batched => {
                 (env::current_exe()?, vec!["bench", "udp", "forward", "--batched", "--listen", &listen])
             }

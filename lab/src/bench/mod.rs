@@ -17,6 +17,7 @@ mod hostile;
 mod isolation;
 mod matrix;
 mod max_rate;
+mod memory;
 mod moves;
 mod newcomers;
 mod owed;
@@ -68,6 +69,11 @@ enum BenchCommand {
     Watch(watch::WatchArgs),
     /// Matrix of publishers and players at the relay: which pairs work, and whether media arrive unchanged
     Matrix(matrix::MatrixArgs),
+    /// Memory of a relay per session, idle and active, beside a bare quinn server's, and CPU time of idle sessions
+    Memory(memory::MemoryArgs),
+    /// The bare quinn server of the benchmark `memory`
+    #[command(name = "quinn-server", hide = true)]
+    QuinnServer(memory::bare::QuinnServe),
     /// Effect of one subscriber's bad link on another subscriber
     Isolation(isolation::IsolationArgs),
     /// Effect of a hostile client on another client's media and on the relay
@@ -112,6 +118,8 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         BenchCommand::Adapt(args) => adapt::run(args),
         BenchCommand::Watch(args) => watch::run(args),
         BenchCommand::Matrix(args) => matrix::run(args),
+        BenchCommand::Memory(args) => memory::run(args),
+        BenchCommand::QuinnServer(args) => memory::bare::serve(&args),
         BenchCommand::Isolation(args) => isolation::run(args),
         BenchCommand::Hostile(args) => hostile::run(args),
         BenchCommand::Moves(args) => moves::run(args),

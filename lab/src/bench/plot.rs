@@ -105,7 +105,9 @@ pub fn colour(contender: Contender) -> RGBColor {
         Contender::UserGate => RGBColor(0xb3, 0x59, 0x0a),
         Contender::MoqRelayIetf => RGBColor(0x1f, 0x77, 0xb4),
         Contender::MoqRelay => RGBColor(0x2c, 0xa0, 0x2c),
-        Contender::Forwarder | Contender::Batched | Contender::Fanout => RGBColor(0x7f, 0x7f, 0x7f),
+        Contender::Forwarder | Contender::Batched | Contender::Fanout | Contender::Quinn => {
+            RGBColor(0x7f, 0x7f, 0x7f)
+        }
     }
 }
 

@@ -28,11 +28,14 @@ pub struct ReceiversArgs {
     /// The relay: moqt://HOST[:PORT]; its certificate is not verified
     url: String,
     /// Namespace of the track
-    #[arg(long, value_name = "NAMESPACE")]
-    name: String,
+    #[arg(long, value_name = "NAMESPACE", required_unless_present = "idle")]
+    name: Option<String>,
     /// Name of the track
     #[arg(long, default_value = "objects", value_name = "TRACK")]
     track: String,
+    /// Stay connected without subscribing to a track
+    #[arg(long, conflicts_with_all = ["name", "track", "move_every"])]
+    idle: bool,
     /// Number of subscribers
     #[arg(long, default_value_t = 100, value_name = "N")]
     sessions: usize,
@@ -87,7 +90,10 @@ pub fn run(args: &ReceiversArgs) -> Result<()> {
         true => println!("{}", serde_json::to_string_pretty(&report)?),
         false => show(&report),
     }
-    ensure!(report.served > 0, "no session received an object: {}", first_reason(&report));
+    match args.idle {
+        true => ensure!(report.connected > 0, "no session was connected: {}", first_reason(&report)),
+        false => ensure!(report.served > 0, "no session received an object: {}", first_reason(&report)),
+    }
     Ok(())
 }
 
@@ -104,7 +110,7 @@ impl ReceiversArgs {
             relay: resolve(&url)?,
             host: host_of(&url),
             path: path_of(&url).to_owned(),
-            track: TrackName::new(Namespace::from_path(&self.name)?, self.track.clone())?,
+            track: self.track()?,
             sessions: self.sessions,
             sockets: self.sockets,
             from: self.from.clone(),
@@ -112,6 +118,11 @@ impl ReceiversArgs {
             duration: self.duration,
             moves: self.move_every.map(|every| (every, wave)),
         })
+    }
+
+    fn track(&self) -> Result<Option<TrackName>> {
+        let Some(name) = &self.name else { return Ok(None) };
+        Ok(Some(TrackName::new(Namespace::from_path(name)?, self.track.clone())?))
     }
 }
 

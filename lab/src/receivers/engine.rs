@@ -28,8 +28,9 @@ const AT_ONCE: usize = 32;
 const TICK: Duration = Duration::from_millis(100);
 /// Largest number of batches of datagrams that are read from one socket before the next socket is read.
 const BATCHES: usize = 16;
-const KEEP_ALIVE: Duration = Duration::from_secs(5);
 const IDLE_MS: u32 = 30_000;
+/// Interval of keep-alives, a third of the idle timeout (RFC 9000, section 10.1.2).
+const KEEP_ALIVE: Duration = Duration::from_millis(IDLE_MS as u64 / 3);
 /// Receive windows of a session, bytes. Data are read at once, so a large window takes no memory.
 const WINDOW: u32 = 4 << 20;
 /// Number of request streams that the relay may open.

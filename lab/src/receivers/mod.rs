@@ -24,10 +24,10 @@ use std::{
 use millrace_moq::TrackName;
 use parking_lot::Mutex;
 
-pub use self::engine::ReceiverRun;
+pub use self::{engine::ReceiverRun, session::DRAFT};
 use self::{moves::WaveSettings, report::ReceiverCounters};
 
-/// Settings of many subscribers to one track, which run in this process.
+/// Settings of many sessions, which run in this process.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub relay: SocketAddr,
@@ -35,7 +35,8 @@ pub struct Settings {
     pub host: String,
     /// Path and query of the relay's URL.
     pub path: String,
-    pub track: TrackName,
+    /// The track that each session subscribes to; `None` for sessions that only stay connected.
+    pub track: Option<TrackName>,
     pub sessions: usize,
     pub sockets: usize,
     /// Local addresses that sockets are bound to in turn; if empty, any address.
@@ -53,6 +54,7 @@ pub struct Settings {
 pub struct ReceiverControl {
     stops: AtomicBool,
     wanted: Mutex<Option<WaveSettings>>,
+    connected: AtomicU64,
     served: AtomicU64,
     resumed: AtomicU64,
     ended_early: AtomicU64,
@@ -78,9 +80,15 @@ impl ReceiverControl {
     }
 
     fn tell(&self, figures: &ReceiverCounters) {
+        self.connected.store(figures.connected, Relaxed);
         self.served.store(figures.served, Relaxed);
         self.resumed.store(figures.resumed, Relaxed);
         self.ended_early.store(figures.ended_early(), Relaxed);
+    }
+
+    /// Returns the number of sessions that have been connected.
+    pub fn connected(&self) -> u64 {
+        self.connected.load(Relaxed)
     }
 
     /// Returns the number of sessions that have received an object.

@@ -24,10 +24,10 @@ const RENDEZVOUS_MS: u64 = 60_000;
 /// Longest wait for streams that PUBLISH_DONE has counted but that have not arrived.
 const STRAGGLERS: Duration = Duration::from_secs(2);
 
-/// The track to subscribe to, and the path and authority for SETUP.
+/// The track to subscribe to if there is one, and the path and authority for SETUP.
 #[derive(Debug)]
 pub struct Wish {
-    pub track: TrackName,
+    pub track: Option<TrackName>,
     /// Path and query for SETUP.
     pub path: String,
     /// Authority that SETUP contains.
@@ -149,7 +149,7 @@ impl ReceiverSession {
         }
     }
 
-    /// Sends SETUP and SUBSCRIBE.
+    /// Sends SETUP, and SUBSCRIBE if there is a track to subscribe to.
     fn ask(&mut self, wish: &Wish) -> Result<()> {
         let setup = SetupOptions {
             path: Some(wish.path.clone()),
@@ -158,8 +158,9 @@ impl ReceiverSession {
             ..SetupOptions::default()
         };
         self.write(Dir::Uni, setup.into())?;
+        let Some(track) = wish.track.clone() else { return Ok(()) };
         let parameters = Parameters { rendezvous_timeout: Some(RENDEZVOUS_MS), ..Parameters::default() };
-        let subscribe = Subscribe { request_id: 0, track: wish.track.clone(), parameters };
+        let subscribe = Subscribe { request_id: 0, track, parameters };
         self.request = Some(self.write(Dir::Bi, subscribe.into())?);
         Ok(())
     }

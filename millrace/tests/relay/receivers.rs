@@ -37,7 +37,7 @@ fn settings(relay: &TestRelay, track: &millrace_moq::TrackName) -> Settings {
         relay: relay.addr,
         host: "localhost".to_owned(),
         path: String::new(),
-        track: track.clone(),
+        track: Some(track.clone()),
         sessions: SESSIONS,
         sockets: 4,
         from: Vec::new(),
