@@ -231,7 +231,7 @@ impl StatusSources<'_> {
             upstream: self.hub.upstream.lock().clone(),
             cluster: self.describe_cluster(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            engine: self.describe_engine(),
+            engine: describe_engine(self.engine),
             uptime_s: self.uptime.as_secs_f64(),
             draining: self.draining,
             listen: self.endpoints.iter().map(Endpoint::local_addr).collect(),
@@ -304,36 +304,6 @@ impl StatusSources<'_> {
             refused: refused.map(|(reason, count)| (reason.to_owned(), count)).collect(),
             clients: clients.into_iter().map(client).collect(),
             networks: networks.into_iter().map(client).collect(),
-        }
-    }
-
-    fn describe_engine(&self) -> status::EngineStatus {
-        let (name, reason) = self.engine.describe();
-        let offload = self.engine.offload.as_ref().map(|offload| offload.status()).unwrap_or_default();
-        status::EngineStatus {
-            name: name.to_owned(),
-            reason,
-            interfaces: self.engine.interfaces().iter().map(interface).collect(),
-            streams: offload.streams,
-            prepared: offload.prepared,
-            deferred: offload.deferred,
-            deferred_dropped: offload.deferred_dropped,
-            ticks: offload.ticks,
-            commands_waiting: offload.commands_waiting,
-            commands: offload.commands,
-            commands_coalesced: offload.commands_coalesced,
-            records_waiting: offload.offloads_waiting,
-            records_taken: offload.offloads_taken,
-            records: offload
-                .records
-                .into_iter()
-                .map(|(table, used, max)| (table.to_owned(), fill(used, max)))
-                .collect(),
-            received: offload.received.map(outcomes),
-            frames: offload.frames.map(outcomes),
-            openings: offload.openings.map(outcomes),
-            copies: offload.copies.map(outcomes),
-            further_runs: offload.further_runs.map(outcomes),
         }
     }
 
@@ -471,6 +441,45 @@ fn describe_route(table: &RouteTable, namespace: &Namespace, route: &NamespaceRo
         local: route.is_local,
         carried: table.is_carried(namespace, route.key.link),
         suspect: table.is_suspect(route.key.link),
+    }
+}
+
+/// Returns the state of the engine, and of those sessions that send or receive media.
+pub fn media(
+    engine: &RelayEngine,
+    sessions: &[Arc<RelaySession>],
+) -> (status::EngineStatus, Vec<status::RelaySessionStatus>) {
+    let active = sessions.iter().filter(|session| !session.is_idle());
+    (describe_engine(engine), active.map(|session| describe(session)).collect())
+}
+
+fn describe_engine(engine: &RelayEngine) -> status::EngineStatus {
+    let (name, reason) = engine.describe();
+    let offload = engine.offload.as_ref().map(|offload| offload.status()).unwrap_or_default();
+    status::EngineStatus {
+        name: name.to_owned(),
+        reason,
+        interfaces: engine.interfaces().iter().map(interface).collect(),
+        streams: offload.streams,
+        prepared: offload.prepared,
+        deferred: offload.deferred,
+        deferred_dropped: offload.deferred_dropped,
+        ticks: offload.ticks,
+        commands_waiting: offload.commands_waiting,
+        commands: offload.commands,
+        commands_coalesced: offload.commands_coalesced,
+        records_waiting: offload.offloads_waiting,
+        records_taken: offload.offloads_taken,
+        records: offload
+            .records
+            .into_iter()
+            .map(|(table, used, max)| (table.to_owned(), fill(used, max)))
+            .collect(),
+        received: offload.received.map(outcomes),
+        frames: offload.frames.map(outcomes),
+        openings: offload.openings.map(outcomes),
+        copies: offload.copies.map(outcomes),
+        further_runs: offload.further_runs.map(outcomes),
     }
 }
 

@@ -38,9 +38,9 @@ use tokio::{
 use tracing::info;
 
 use crate::{
-    Admission, ClusterPeer, Config, Delays, RelayCluster, RelayEngine,
+    Admission, ClusterPeer, Config, Delays, Permit, RelayCluster, RelayEngine,
     hub::{Hub, HubLimits},
-    report::{PastCounts, StatusSources, describe_routes},
+    report::{self, PastCounts, StatusSources, describe_routes},
     session::{Dialed, RelaySession},
     trace::EventTracer,
 };
@@ -283,6 +283,13 @@ impl Server {
         self.shared.status()
     }
 
+    /// Returns the part of the status that shows which media the kernel sends: the engine, and the sessions that send or
+    /// receive media. Idle sessions are left out, so that reading it often costs little with many of them.
+    pub fn media(&self) -> (status::EngineStatus, Vec<status::RelaySessionStatus>) {
+        let sessions: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
+        report::media(&self.shared.engine, &sessions)
+    }
+
     /// Returns the routes to namespaces below `prefix`; `None` if the relay is in no cluster.
     pub fn routes(&self, prefix: &Namespace) -> Option<status::RoutesStatus> {
         let routes = self.shared.hub.with_table(|table| describe_routes(table, prefix))?;
@@ -432,56 +439,60 @@ impl ServerShared {
                 continue;
             }
             let handshake = Handshake::begin(&self, proved);
-            tokio::spawn(Arc::clone(&self).greet(incoming, handshake));
+            // The state of the handshake is freed before the session begins.
+            let established = Box::pin(Arc::clone(&self).establish(incoming, handshake));
+            let server = Arc::clone(&self);
+            tokio::spawn(async move {
+                if let Some((session, _permit)) = established.await {
+                    server.run_session(session).await;
+                }
+            });
         }
     }
 
-    async fn greet(self: Arc<Self>, incoming: Incoming, mut handshake: Handshake) {
+    /// Completes a client's handshakes, of QUIC and of WebTransport. Returns `None` if the client is refused, or has not
+    /// completed them in time.
+    async fn establish(
+        self: Arc<Self>,
+        incoming: Incoming,
+        mut handshake: Handshake,
+    ) -> Option<(Arc<RelaySession>, Permit)> {
         let remote = incoming.remote_addr();
-        let accepted = time::timeout(HANDSHAKE_TIMEOUT, incoming.accept()).await;
-        let Ok(accepted) = accepted else {
-            return info!(%remote, "a client's handshake took too long: its connection is dropped");
+        let Ok(accepted) = time::timeout(HANDSHAKE_TIMEOUT, incoming.accept()).await else {
+            info!(%remote, "a client's handshake took too long: its connection is dropped");
+            return None;
         };
-        match accepted {
-            Ok(connection) => {
-                // The completed handshake proves that the address is the client's.
-                handshake.prove();
-                let _permit = match self.admission.admit(remote.ip()) {
-                    Ok(permit) => permit,
-                    Err(crowded) => {
-                        self.past.count_refused_of_client(crowded);
-                        let code = crate::wire::var(code::Session::UNAUTHORIZED.0);
-                        return connection.quic.close(code, crowded.reason());
-                    }
-                };
-                let place = self.access.place(remote.ip());
-                if place.is_some() {
-                    // The receive window stays small until the client has proved an access right, for example by a
-                    // token.
-                    connection.share_receive_window(Arc::new(WindowShare::new(0, None)));
-                }
-                let asked = tokio::select! {
-                    asked = self.tunnel(&connection) => asked,
-                    refusal = unproven::displaced(place.as_ref()) => {
-                        self.access.count(refusal);
-                        let code = crate::wire::var(refusal.session_code().0);
-                        return connection.quic.close(code, refusal.to_string().as_bytes());
-                    }
-                };
-                let tunnel = match asked {
-                    Ok(tunnel) => tunnel,
-                    Err(refused) => {
-                        self.past.count_refused_request(&refused);
-                        let reason = refused.to_string();
-                        return info!(%remote, refused = short(&reason), "refused a client's WebTransport session");
-                    }
-                };
-                drop(handshake);
-                let session = self.begin_session(connection, None, tunnel, place);
-                self.run_session(session).await;
-            }
-            Err(error) => info!(%remote, %error, "a client's handshake failed"),
+        let connection =
+            accepted.inspect_err(|error| info!(%remote, %error, "a client's handshake failed")).ok()?;
+        // The completed handshake proves that the address is the client's.
+        handshake.prove();
+        let close =
+            |code: code::Session, reason: &[u8]| connection.quic.close(crate::wire::var(code.0), reason);
+        let permit = self.admission.admit(remote.ip()).inspect_err(|crowded| {
+            self.past.count_refused_of_client(*crowded);
+            close(code::Session::UNAUTHORIZED, crowded.reason());
+        });
+        let permit = permit.ok()?;
+        let place = self.access.place(remote.ip());
+        if place.is_some() {
+            // The receive window stays small until the client has proved an access right, for example by a token.
+            connection.share_receive_window(Arc::new(WindowShare::new(0, None)));
         }
+        let asked = tokio::select! {
+            asked = self.tunnel(&connection) => asked,
+            refusal = unproven::displaced(place.as_ref()) => {
+                self.access.count(refusal);
+                close(refusal.session_code(), refusal.to_string().as_bytes());
+                return None;
+            }
+        };
+        let tunnel = asked.inspect_err(|refused| {
+            self.past.count_refused_request(refused);
+            info!(%remote, refused = short(&refused.to_string()), "refused a client's WebTransport session");
+        });
+        let tunnel = tunnel.ok()?;
+        drop(handshake);
+        Some((self.begin_session(connection, None, tunnel, place), permit))
     }
 
     /// Accepts the WebTransport session of a client. Returns `None` for a client that uses plain QUIC.

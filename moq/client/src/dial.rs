@@ -179,8 +179,9 @@ async fn connect_to(
 pub(crate) fn transport() -> quinn::TransportConfig {
     let mut transport = quinn::TransportConfig::default();
     transport
-        .keep_alive_interval(Some(Duration::from_secs(4)))
-        .max_idle_timeout(Some(quinn::VarInt::from_u32(30_000).into()))
+        // A third of the idle timeout, so that it allows for two PINGs that are lost (RFC 9000, section 10.1.2).
+        .keep_alive_interval(Some(Duration::from_millis(IDLE_TIMEOUT_MS as u64 / 3)))
+        .max_idle_timeout(Some(quinn::VarInt::from_u32(IDLE_TIMEOUT_MS).into()))
         // A track with a stream per object needs many streams: at 20,000 objects per second and 100 ms of delay, 2,000
         // are open.
         .max_concurrent_uni_streams(quinn::VarInt::from_u32(8192))
@@ -194,6 +195,8 @@ pub(crate) fn transport() -> quinn::TransportConfig {
     transport
 }
 
+/// Time without a packet from the peer after which the connection is lost, ms, if the peer has no shorter one.
+const IDLE_TIMEOUT_MS: u32 = 30_000;
 /// The connection's flow control window, in bytes. The windows of its streams are smaller.
 const RECEIVE_WINDOW: u64 = 1 << 40;
 /// Length of a probe in bytes. A stateless reset has to be shorter than the packet that triggers it (RFC 9000, section

@@ -31,6 +31,8 @@ use super::{
 /// kPacketThreshold (RFC 9002, section 6.1.1): the initial packet threshold, which grows if the path reorders packets
 /// by more.
 const PACKET_THRESHOLD: u64 = 3;
+/// Number of packets for whose state memory is kept while fewer are in flight.
+const IDLE_SLOTS: usize = 8;
 /// Granularity of timers: kGranularity (RFC 9002, section 6.1.2).
 const GRANULARITY: Duration = Duration::from_millis(1);
 /// Number of packets sent per probe timeout (RFC 9002, section 6.2.4).
@@ -573,8 +575,16 @@ impl<T: Clone> Recovery<T> {
         }
     }
 
-    /// Forgets the numbers before the first packet in flight.
+    /// Forgets the numbers before the first packet in flight, and frees memory that only a burst needed.
     fn trim(&mut self) {
+        self.forget_past();
+        let wanted = IDLE_SLOTS.max(2 * self.sent.len());
+        if self.sent.capacity() > 2 * wanted {
+            self.sent.shrink_to(wanted);
+        }
+    }
+
+    fn forget_past(&mut self) {
         while let Some(slot) = self.sent.front() {
             match slot {
                 Slot::InFlight(_) => return,

@@ -41,11 +41,13 @@ pub struct Config {
     /// Time without a packet from the peer after which a connection is lost. The shorter of both endpoints' timeouts
     /// applies (RFC 9000, section 10.1).
     pub idle_timeout: Duration,
-    /// Time without traffic after which quinn sends a PING. `None`: idle connections time out.
-    pub keep_alive: Option<Duration>,
-    /// Bidirectional streams that the peer may have open at a time.
+    /// True if quinn sends a PING on a connection that was silent for a third of the idle timeout, or for half of it if
+    /// the peer has opened the connection. Otherwise idle connections time out.
+    pub keep_alive: bool,
+    /// Bidirectional streams that the peer may have open at a time. A client may open 32 at first, and these once the
+    /// application has counted many ([`Connection::count_stream`](crate::Connection::count_stream)).
     pub max_bidi_streams: u32,
-    /// Unidirectional streams that the peer may have open at a time.
+    /// Unidirectional streams that the peer may have open at a time; a client may open 64 at first.
     pub max_uni_streams: u32,
     /// Receive window of a stream, bytes.
     pub stream_receive_window: u32,
@@ -77,6 +79,18 @@ pub struct Config {
     pub paths: Arc<PathReports>,
 }
 
+impl Config {
+    /// Returns the time after which quinn sends a PING on a silent connection; `None`: quinn sends none.
+    ///
+    /// It is a third of the idle timeout for the end that has opened the connection, so that the timeout allows for two
+    /// PINGs that are lost (RFC 9000, section 10.1.2). It is half of the timeout for the other end. So only one end
+    /// sends PINGs if both could.
+    pub(crate) fn keep_alive_interval(&self, is_client: bool) -> Option<Duration> {
+        let part = if is_client { 3 } else { 2 };
+        Some(self.idle_timeout / part).filter(|interval| self.keep_alive && !interval.is_zero())
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -89,7 +103,7 @@ impl Default for Config {
             suites: vec![KeySuite::ChaCha20Poly1305, KeySuite::Aes128Gcm, KeySuite::Aes256Gcm],
             alpn: Vec::new(),
             idle_timeout: Duration::from_secs(30),
-            keep_alive: Some(Duration::from_secs(5)),
+            keep_alive: true,
             max_bidi_streams: 1024,
             max_uni_streams: 4096,
             stream_receive_window: 4 << 20,
@@ -106,5 +120,26 @@ impl Default for Config {
             tap: Arc::default(),
             paths: Arc::default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keep_alive_interval_is_a_third_of_the_idle_timeout_for_clients_and_half_for_servers() {
+        let of = |keep_alive, seconds, is_client| {
+            let idle_timeout = Duration::from_secs(seconds);
+            Config { keep_alive, idle_timeout, ..Config::default() }.keep_alive_interval(is_client)
+        };
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
+        assert_eq!([of(true, 30, true), of(true, 6, true)], [seconds(10), seconds(2)]);
+        assert_eq!([of(true, 30, false), of(true, 6, false)], [seconds(15), seconds(3)]);
+        assert_eq!(
+            [of(false, 30, true), of(true, 0, false)],
+            [None; 2],
+            "0 is no timeout (RFC 9000, section 18.2)"
+        );
     }
 }

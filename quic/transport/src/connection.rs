@@ -14,11 +14,12 @@ use millrace_quic::{
     silence::{self, PacketTotals, Silence},
 };
 use millrace_webtransport::{Binding, Foreign, SessionStreams};
-use parking_lot::MappedMutexGuard;
-use quinn::crypto::rustls::HandshakeData;
+use parking_lot::{MappedMutexGuard, Mutex};
+use quinn::{Dir, VarInt, crypto::rustls::HandshakeData};
 use tracing::debug;
 
 use crate::{
+    allowance::{self, OpenStream, StreamUse},
     offload::{ConnectionStatus, LockedOffload, Worth},
     registry::RegisteredConnection,
     send::PacketBatch,
@@ -75,6 +76,9 @@ pub struct Connection {
     pub(crate) foreign: Foreign,
     /// The result of the last liveness probe of the peer. The lock is held while a probe waits for its answer.
     pub(crate) probed: tokio::sync::Mutex<Option<ProbeResult>>,
+    /// The largest numbers of bidirectional and of unidirectional streams that the peer may have open at a time.
+    pub(crate) most_streams: [u32; 2],
+    pub(crate) streams_used: [Arc<Mutex<StreamUse>>; 2],
     pub(crate) _listed: RegisteredConnection,
     pub(crate) shard: usize,
 }
@@ -109,6 +113,20 @@ impl Connection {
     /// Returns a handle with which the application opens and accepts streams of quinn.
     pub fn streams(&self) -> SessionStreams<'_> {
         SessionStreams { connection: &self.quic, binding: self.binding(), foreign: &self.foreign }
+    }
+
+    /// Counts a stream that the peer has opened and the application has accepted. Lets the peer open more streams if it
+    /// needs them.
+    pub fn count_stream(&self, direction: Dir) -> OpenStream {
+        let at = direction as usize;
+        let (open, grows) = OpenStream::begin(&self.streams_used[at], Instant::now(), allowance::FIRST[at]);
+        let most = VarInt::from_u32(self.most_streams[at]);
+        match direction {
+            Dir::Bi if grows => self.quic.set_max_concurrent_bi_streams(most),
+            Dir::Uni if grows => self.quic.set_max_concurrent_uni_streams(most),
+            _ => {}
+        }
+        open
     }
 
     /// Returns counts of the peer's streams and datagrams outside its WebTransport session.

@@ -22,6 +22,7 @@ use rustls::{RootCertStore, sign::CertifiedKey};
 use thiserror::Error;
 
 use crate::{
+    allowance,
     config::Config,
     congestion,
     connection::Connection,
@@ -344,7 +345,7 @@ impl EndpointInner {
             .unwrap_or_else(|_| unreachable!("bind has used the same suite"));
         let mut server = self.server.clone();
         server.crypto = Arc::new(ServerCrypto { inner: Arc::new(inner), shared: Arc::clone(&shared) });
-        server.transport = self.transport(&shared);
+        server.transport = self.transport(&shared, false);
         let quic = incoming.accept_with(Arc::new(server))?.await?;
         Ok(self.register(quic, shared, shard))
     }
@@ -362,7 +363,7 @@ impl EndpointInner {
             .unwrap_or_else(|_| unreachable!("bind has used the same suite"));
         let crypto = ClientCrypto { inner: Arc::new(inner), shared: Arc::clone(&shared) };
         let mut client = quinn::ClientConfig::new(Arc::new(crypto));
-        client.transport_config(self.transport(&shared));
+        client.transport_config(self.transport(&shared, true));
         let quic = self.shards[shard].quic.connect_with(client, addr, server_name)?.await?;
         Ok(self.register(quic, shared, shard))
     }
@@ -394,14 +395,17 @@ impl EndpointInner {
         Some((shared, secrets))
     }
 
-    fn transport(&self, shared: &Arc<SharedConnection>) -> Arc<TransportConfig> {
+    /// Returns quinn's settings for a connection, on which this endpoint is the client or the server. A server lets its
+    /// client open few streams at first, and a client its server all.
+    fn transport(&self, shared: &Arc<SharedConnection>, is_client: bool) -> Arc<TransportConfig> {
         let config = &self.config;
+        let [bidi, uni] = if is_client { [u32::MAX; 2] } else { allowance::FIRST };
         let mut transport = TransportConfig::default();
         transport
             .max_idle_timeout(IdleTimeout::try_from(config.idle_timeout).ok())
-            .keep_alive_interval(config.keep_alive)
-            .max_concurrent_bidi_streams(config.max_bidi_streams.into())
-            .max_concurrent_uni_streams(config.max_uni_streams.into())
+            .keep_alive_interval(config.keep_alive_interval(is_client))
+            .max_concurrent_bidi_streams(config.max_bidi_streams.min(bidi).into())
+            .max_concurrent_uni_streams(config.max_uni_streams.min(uni).into())
             .stream_receive_window(config.stream_receive_window.into())
             .receive_window(shared.window.bytes().into())
             .datagram_receive_buffer_size(Some(config.datagram_receive_buffer))
@@ -429,6 +433,8 @@ impl EndpointInner {
             binding,
             foreign,
             probed: tokio::sync::Mutex::default(),
+            most_streams: [self.config.max_bidi_streams, self.config.max_uni_streams],
+            streams_used: Default::default(),
             _listed: listed,
             shard,
         };

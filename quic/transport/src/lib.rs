@@ -42,6 +42,7 @@
 #![deny(missing_docs)]
 
 mod alarm;
+mod allowance;
 pub mod clock;
 mod config;
 mod congestion;
@@ -73,6 +74,7 @@ pub mod trace;
 mod traps;
 mod windows;
 
+pub use allowance::OpenStream;
 pub use config::{Config, ID_LEN};
 pub use connection::{Connection, Health, PeerWatch};
 pub use dscp::Dscp;

@@ -93,7 +93,7 @@ async fn client(server: SocketAddr) -> (Endpoint, Arc<Connection>) {
         trust: ServerTrust::Anyone,
         alpn: vec![ALPN.to_vec()],
         idle_timeout: IDLE,
-        keep_alive: None,
+        keep_alive: false,
         ..Config::default()
     };
     let endpoint = Endpoint::bind((Ipv4Addr::LOCALHOST, 0).into(), config).unwrap();

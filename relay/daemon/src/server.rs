@@ -362,10 +362,10 @@ fn measure(relay: &Weak<millrace_relay::Server>, meter: &ShareMeter, until: &mps
     let mut routes = InterfaceRoutes::default();
     while until.recv_timeout(share::PERIOD) == Err(RecvTimeoutError::Timeout) {
         let Some(relay) = relay.upgrade() else { return };
-        let status = relay.status();
+        let (engine, sessions) = relay.media();
         // Routes and addresses of interfaces may have changed since the last measurement.
         routes.refresh();
-        meter.take(&status.engine, &status.sessions, &mut routes);
+        meter.take(&engine, &sessions, &mut routes);
     }
 }
 

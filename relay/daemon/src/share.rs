@@ -21,6 +21,8 @@ pub const PERIOD: Duration = Duration::from_secs(5);
 /// Number of earlier samples of the relay's counters that are kept. The difference to the oldest one covers ten
 /// seconds.
 const MOMENTS: usize = 2;
+/// Longest time that a share covers, seconds.
+const LONGEST: f64 = (PERIOD.as_secs() * MOMENTS as u64) as f64;
 /// Number of media bytes in ten seconds below which the kernel's share of them is not reported.
 const LEAST: u64 = 50_000;
 /// The kernel's share of the media below which the log reports that userspace sends most of it.
@@ -116,8 +118,8 @@ fn worst<'a>(now: &'a Counts, before: Option<&Counts>, harmless: &[&str]) -> Opt
 /// A sample of the relay's media counters.
 #[derive(Default)]
 struct ShareMoment {
-    /// Values of each session: bytes sent by the kernel, and bytes sent by userspace. Also counts of packet copies by
-    /// result: sent, or the reason why not.
+    /// Values of each session: bytes sent by the kernel, and bytes sent by userspace. Also counts of packet copies that
+    /// were not sent, by reason, as far as there were any.
     sessions: HashMap<u64, (u64, u64, Counts)>,
     /// Counts of publishers' packets, frames and new streams by result: forwarded, or the reason why not.
     upstream: [Counts; 3],
@@ -125,7 +127,13 @@ struct ShareMoment {
 
 impl ShareMoment {
     fn from_engine(engine: &EngineStatus, sessions: &[RelaySessionStatus]) -> Self {
-        let counts = |session: &RelaySessionStatus| session.kernel_copies.clone().unwrap_or_default();
+        // With thousands of sessions, counts that are 0 or explain nothing would take megabytes.
+        let counts = |session: &RelaySessionStatus| {
+            let copies = session.kernel_copies.iter().flatten();
+            let telling =
+                copies.filter(|(name, count)| **count > 0 && !HARMLESS_BEHIND.contains(&name.as_str()));
+            telling.map(|(name, count)| (name.clone(), *count)).collect()
+        };
         let upstream = [&engine.received, &engine.frames, &engine.openings];
         Self {
             sessions: sessions
@@ -221,6 +229,10 @@ impl ReportedShares {
         for one in sessions {
             let name = names.next().flatten();
             let old = before.sessions.get(&one.id);
+            // An older session without an earlier sample was idle until now, so its sum says nothing about this period.
+            if old.is_none() && !self.moments.is_empty() && one.age_s > LONGEST {
+                continue;
+            }
             let kernel = one.kernel.bytes.saturating_sub(old.map_or(0, |old| old.0));
             let user = one.data_plane.bytes.saturating_sub(old.map_or(0, |old| old.1));
             if kernel + user == 0 {
@@ -370,6 +382,27 @@ mod tests {
         assert_eq!(of_interface, Some(share));
         meter.take(&EngineStatus::default(), &[session(2, 9, 9, &[])], &mut InterfaceRoutes::default());
         assert_eq!(told(&meter), (None, None));
+    }
+
+    #[test]
+    fn bytes_that_a_session_sent_before_it_was_idle_do_not_count() {
+        let meter = ShareMeter::default();
+        let take = |sessions: &[RelaySessionStatus]| {
+            meter.take(&engine(&[("forwarded", 1)]), sessions, &mut InterfaceRoutes::default());
+            told(&meter).0.map(|share| share.bytes)
+        };
+        let after_an_hour = |kernel| RelaySessionStatus { age_s: 3600.0, ..session(2, kernel, 0, &[]) };
+        // A relay leaves out idle sessions.
+        assert_eq!(
+            [take(&[]), take(&[after_an_hour(9_000_000)]), take(&[after_an_hour(9_100_000)])],
+            [None; 3]
+        );
+        assert_eq!(take(&[after_an_hour(9_300_000)]), Some(300_000));
+        let new = RelaySessionStatus { age_s: 4.0, ..session(2, 70_000, 0, &[]) };
+        let meter = ShareMeter::default();
+        meter.take(&engine(&[]), &[], &mut InterfaceRoutes::default());
+        meter.take(&engine(&[]), &[new], &mut InterfaceRoutes::default());
+        assert_eq!(told(&meter).0.map(|share| share.bytes), Some(70_000));
     }
 
     #[test]

@@ -61,7 +61,7 @@ impl RelayUnderTest {
             cluster: None,
             transport: transport::Config { control_streams: 1, ..transport },
             cache: cache::CacheLimits { bytes: 1 << 20, age: Duration::from_secs(1) },
-            max_sessions: 10,
+            max_sessions: 300,
             max_tracks: STREAMS,
             offloaded_tracks: 128,
             linger: Duration::ZERO,
@@ -310,4 +310,67 @@ async fn ended_publisher_and_subscriber_leave_no_tasks_or_state() {
     subscriber.quic.close(0u32.into(), b"");
     drop((other_request, other_control, subscriber));
     assert_gone(&relay, &subscribed, before).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn client_may_keep_more_requests_open_than_at_first() {
+    const REQUESTS: usize = 200;
+    let relay = RelayUnderTest::start();
+    let (connection, _session, _control) = relay.establish().await;
+    let mut open = Vec::new();
+    for number in 0..REQUESTS {
+        let stream = time::timeout(PATIENCE, connection.quic.open_bi()).await;
+        let (mut send, recv) = stream.unwrap_or_else(|_| panic!("stopped after {number} requests")).unwrap();
+        // The first byte of a message shows the relay the stream.
+        send.write_all(&[0x03]).await.unwrap();
+        open.push((send, recv));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn future_of_an_idle_session_is_small() {
+    let relay = RelayUnderTest::start();
+    let (_connection, _session) = relay.connect().await;
+    let sessions = relay.server.shared.sessions.lock();
+    let session = sessions.values().next().unwrap();
+    let bytes = size_of_val(&session.run());
+    assert!(bytes <= 4096, "{bytes} bytes: box the state of what is rare or comes once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_sessions_are_left_out_of_the_media_status() {
+    let relay = RelayUnderTest::start();
+    let (_one, _, _control) = relay.establish().await;
+    let (two, _, _control) = relay.establish().await;
+    // exact: `establish` has waited for both sessions, and nobody has asked for anything
+    assert_eq!((relay.server.status().sessions.len(), relay.server.media().1.len()), (2, 0));
+    let _request = open_request(&two, publish(0)).await;
+    let publishers = || relay.server.media().1.iter().filter(|one| one.publisher).count();
+    until("a publisher", || publishers() == 1).await;
+}
+
+/// In one thread, timers that the sessions had each for itself would wake the runtime hundreds of times a second.
+#[tokio::test]
+async fn relay_with_hundreds_of_idle_sessions_sleeps() {
+    const SESSIONS: usize = 200;
+    const WAKE_UPS: u64 = 50;
+    let relay = RelayUnderTest::start();
+    let mut clients = Vec::new();
+    for _ in 0..SESSIONS {
+        clients.push(relay.establish().await);
+    }
+    // exact: the count of a past interval does not change
+    let wake_ups = || Handle::current().metrics().worker_park_count(0);
+    let began = Instant::now();
+    loop {
+        let before = wake_ups();
+        // exact: the interval in which wake-ups are counted
+        time::sleep(Duration::from_secs(1)).await;
+        let count = wake_ups() - before;
+        if count < WAKE_UPS {
+            break;
+        }
+        assert!(began.elapsed() < PATIENCE, "{count} wake-ups in the last second");
+    }
+    assert_eq!(relay.server.session_count().0, SESSIONS); // exact: the clients keep their sessions open
 }

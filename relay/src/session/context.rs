@@ -383,6 +383,8 @@ impl SessionContext {
         work: impl Future<Output = Result<(), SessionError>> + Send + 'static,
     ) -> bool {
         let context = Arc::clone(self);
+        // Without the box the task would have room for `work` twice: before and after it is first polled.
+        let work = Box::pin(work);
         self.tasks.spawn(async move {
             if let Err(error) = work.await {
                 context.fail(error);

@@ -4,11 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use millrace_logging::short;
 use millrace_moq::{Message, code, message::SetupOptions, param::Assignment};
-use tokio::{sync::mpsc, time::timeout};
+use tokio::{sync::oneshot, time::timeout};
 use tracing::info;
 
 use super::{context::SessionContext, rights::session_over};
-use crate::wire::{self, IncomingMessage, MessageReader, SessionError};
+use crate::wire::{self, Answers, IncomingMessage, MessageReader, SessionError};
 use millrace_access::{rights::Rights, unproven};
 
 /// The longest time from the start of a session until both SETUP messages were sent and received.
@@ -18,36 +18,15 @@ const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// longer, the end of the stream is a protocol violation.
 const CLOSE_GRACE: Duration = Duration::from_millis(250);
 
-/// Runs both control streams until the session is over. Ours begins with `setup`; the peer's comes from `streams`.
+/// Runs both control streams until the session is over. Ours begins with `setup`; the peer's comes from `stream`.
 /// `place` counts the session against the limit of sessions that have not proved an access right.
 pub async fn run(
     context: &SessionContext,
-    setup: SetupOptions,
+    setup: &SetupOptions,
     place: Option<unproven::UnprovenPlace>,
-    mut streams: mpsc::Receiver<MessageReader>,
+    stream: oneshot::Receiver<MessageReader>,
 ) -> Result<(), SessionError> {
-    let implementation = Some(concat!("millrace/", env!("CARGO_PKG_VERSION")).to_owned());
-    let max_auth_token_cache_size = Some(context.authority().token_cache());
-    let switching_algorithms =
-        context.hub().switching_sets.then_some(Assignment::ALGORITHM).into_iter().collect();
-    let hop_id = context.hub().hop().filter(|_| context.is_in_cluster());
-    let relay_cost = hop_id.and(context.hub().relay_cost);
-    let setup = SetupOptions {
-        implementation,
-        max_auth_token_cache_size,
-        switching_algorithms,
-        hop_id,
-        relay_cost,
-        ..setup
-    };
-    let begin = async {
-        // The peer's flow control has to admit the control stream and its first bytes, so this may take a while.
-        let mut send = context.answers(context.connection().streams().open_uni().await?);
-        wire::send(&mut send, setup).await?;
-        context.connection().start();
-        let (reader, rights) = read_setup(context, &mut streams).await?;
-        Ok::<_, SessionError>((send, reader, rights))
-    };
+    let begin = Box::pin(begin(context, setup.clone(), stream));
     let late = |_| SessionError::Violation {
         code: code::Session::CONTROL_MESSAGE_TIMEOUT,
         reason: "no SETUP in time".into(),
@@ -65,15 +44,7 @@ pub async fn run(
     let mut without_right = std::pin::pin!(without_right);
     loop {
         tokio::select! {
-            incoming = reader.next() => match incoming? {
-                IncomingMessage::Finished | IncomingMessage::Reset if is_closing(context).await => {
-                    return Err(SessionError::Lost("closed by the peer".into()));
-                }
-                incoming => on_message(context, incoming)?,
-            },
-            second = streams.recv() => if second.is_some() {
-                return Err(SessionError::violation("a second control stream"));
-            },
+            incoming = reader.next() => Box::pin(on_message(context, incoming?)).await?,
             refusal = rights.ended() => return Err(session_over(refusal)),
             refused = &mut without_right => return Err(refused),
             goaway = context.until_drain() => wire::send(&mut send, goaway).await?,
@@ -81,11 +52,36 @@ pub async fn run(
     }
 }
 
+/// Sends our SETUP, and reads the peer's. Returns both control streams and the peer's rights.
+async fn begin(
+    context: &SessionContext,
+    setup: SetupOptions,
+    stream: oneshot::Receiver<MessageReader>,
+) -> Result<(Answers, MessageReader, Arc<Rights>), SessionError> {
+    let switching_algorithms =
+        context.hub().switching_sets.then_some(Assignment::ALGORITHM).into_iter().collect();
+    let hop_id = context.hub().hop().filter(|_| context.is_in_cluster());
+    let setup = SetupOptions {
+        implementation: Some(concat!("millrace/", env!("CARGO_PKG_VERSION")).to_owned()),
+        max_auth_token_cache_size: Some(context.authority().token_cache()),
+        switching_algorithms,
+        hop_id,
+        relay_cost: hop_id.and(context.hub().relay_cost),
+        ..setup
+    };
+    // The peer's flow control has to admit the control stream and its first bytes, so this may take a while.
+    let mut send = context.answers(context.connection().streams().open_uni().await?);
+    wire::send(&mut send, setup).await?;
+    context.connection().start();
+    let (reader, rights) = read_setup(context, stream).await?;
+    Ok((send, reader, rights))
+}
+
 async fn read_setup(
     context: &SessionContext,
-    streams: &mut mpsc::Receiver<MessageReader>,
+    stream: oneshot::Receiver<MessageReader>,
 ) -> Result<(MessageReader, Arc<Rights>), SessionError> {
-    let mut reader = streams.recv().await.ok_or_else(|| SessionError::Lost("closed".into()))?;
+    let mut reader = stream.await.map_err(|_| SessionError::Lost("closed".into()))?;
     let IncomingMessage::Message(Message::Setup(mut setup)) = reader.next().await? else {
         return Err(SessionError::violation("the control stream does not begin with SETUP"));
     };
@@ -124,8 +120,11 @@ async fn read_setup(
     Ok((reader, rights))
 }
 
-fn on_message(context: &SessionContext, incoming: IncomingMessage) -> Result<(), SessionError> {
+async fn on_message(context: &SessionContext, incoming: IncomingMessage) -> Result<(), SessionError> {
     match incoming {
+        IncomingMessage::Finished | IncomingMessage::Reset if is_closing(context).await => {
+            Err(SessionError::Lost("closed by the peer".into()))
+        }
         IncomingMessage::GoAway(goaway) => {
             context.set_peer_goes_away(goaway.uri);
             info!(session = context.id(), "the session's peer sent GOAWAY: the peer will leave");

@@ -54,7 +54,7 @@ use millrace_moq::{Draft, code, message::SetupOptions};
 use millrace_transport::Connection;
 use millrace_webtransport::Tunnel;
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::oneshot;
 
 pub use self::context::{PeerHop, PeerTerms};
 use self::{
@@ -215,19 +215,24 @@ impl RelaySession {
     pub async fn run(&self) {
         // The guard ends the session even if this future is dropped.
         let _end = SessionEnd(self);
-        let (control, control_streams) = mpsc::channel(1);
+        let (control, control_stream) = oneshot::channel();
+        let control = Arc::new(Mutex::new(Some(control)));
         let publications = &self.requests.publications;
         let place = self.place.lock().take();
+        // Few sessions have these parts, so their futures are made only when they are polled.
+        let with_upstream =
+            async { Box::pin(attach::run(&self.context, &self.publisher, publications)).await };
+        let with_peer = async { Box::pin(mesh::run(&self.context, &self.publisher)).await };
         // All parts of the session run concurrently. The session ends with the first part that ends.
         let result = tokio::select! {
-            result = control::run(&self.context, self.setup.clone(), place, control_streams) => result,
+            result = control::run(&self.context, &self.setup, place, control_stream) => result,
             result = self.requests.accept() => result,
             result = self.streams.accept(control) => result,
             result = self.datagrams.accept() => result,
             result = self.follow_streams() => result,
             closed = self.tunnel_closed() => Err(closed),
-            result = attach::run(&self.context, &self.publisher, publications), if self.is_upstream() => result,
-            result = mesh::run(&self.context, &self.publisher), if self.context.terms().is_some() => result,
+            result = with_upstream, if self.is_upstream() => result,
+            result = with_peer, if self.context.terms().is_some() => result,
         };
         match result {
             Err(SessionError::Lost(reason)) => self.context.is_over(&reason),

@@ -1,6 +1,6 @@
 //! Accepts the peer's request streams, and passes each to the module that serves its first message.
 
-use std::sync::Arc;
+use std::{pin::Pin, sync::Arc};
 
 use bytes::BytesMut;
 use millrace_moq::{
@@ -8,6 +8,7 @@ use millrace_moq::{
     message::{FetchKind, FetchRequest, RequestError},
 };
 use millrace_webtransport::{RecvStream, SendStream};
+use quinn::Dir;
 use tracing::debug;
 
 use super::{
@@ -36,20 +37,37 @@ impl Requests {
         loop {
             let streams = self.context.connection().streams().accept_bi().await?;
             let requests = Arc::clone(self);
-            self.context.spawn(async move { requests.take(streams).await });
+            let open = self.context.connection().count_stream(Dir::Bi);
+            self.context.spawn(async move {
+                let _open = open;
+                requests.take(streams).await
+            });
         }
     }
 
+    /// Serves a request until it ends.
     async fn take(&self, streams: (SendStream, RecvStream)) -> Result<(), SessionError> {
+        // What a request needs at its beginning is in a future of its own, and freed before the request is served, which
+        // may take hours.
+        let Some((message, stream, admitted)) = Box::pin(self.begin(streams)).await? else { return Ok(()) };
+        let rights = &admitted.rights;
+        self.context.within(rights, stream, |stream| self.serve(*message, stream, rights)).await
+    }
+
+    /// Reads and admits a request. Returns `None` if it was refused, or the stream has ended before it.
+    async fn begin(
+        &self,
+        streams: (SendStream, RecvStream),
+    ) -> Result<Option<(Box<Message>, RequestStream, Admitted)>, SessionError> {
         let entered = self.context.connection().streams().enter_bi(streams.0, streams.1).await?;
-        let Some((send, recv)) = entered else { return Ok(()) };
+        let Some((send, recv)) = entered else { return Ok(None) };
         self.context.until_ready().await?;
         let mut reader = self.context.request_reader(recv, BytesMut::new());
         let message = match reader.next().await? {
             IncomingMessage::Message(message) => message,
             IncomingMessage::GoAway(goaway) => return Err(not_a_request(&goaway.into())),
             IncomingMessage::Finished => return Err(SessionError::violation("an empty request stream")),
-            IncomingMessage::Reset => return Ok(()),
+            IncomingMessage::Reset => return Ok(None),
         };
         if !message.opens_request() {
             return Err(not_a_request(&message));
@@ -62,40 +80,42 @@ impl Requests {
         // also count against the request budgets.
         let admitted = self.context.admit(&message)?;
         if let Some(refusal) = reserved(&message) {
-            return self.context.refuse(send, refusal).await;
+            return self.context.refuse(send, refusal).await.map(|()| None);
         }
         if let Some(Err(refusal)) = parameters(&message).map(without_range_filters) {
-            return self.context.refuse(send, refusal).await;
+            return self.context.refuse(send, refusal).await.map(|()| None);
         }
-        let Admitted { rights, .. } = &match admitted {
-            Ok(admitted) => admitted,
-            Err(refused) => return self.context.refuse(send, refused).await,
-        };
-        let stream = RequestStream { send, reader };
-        self.context.within(rights, stream, |stream| self.serve(message, stream, rights)).await
+        match admitted {
+            Ok(admitted) => Ok(Some((Box::new(message), RequestStream { send, reader }, admitted))),
+            Err(refused) => self.context.refuse(send, refused).await.map(|()| None),
+        }
     }
 
-    async fn serve(
-        &self,
+    /// Returns the future that serves a request. Each kind of request has a box of its own size.
+    fn serve<'a>(
+        &'a self,
         message: Message,
         stream: RequestStream,
-        rights: &Arc<Rights>,
-    ) -> Result<(), SessionError> {
+        rights: &'a Arc<Rights>,
+    ) -> Pin<Box<dyn Future<Output = Result<(), SessionError>> + Send + 'a>> {
         match message {
-            Message::Subscribe(subscribe) => self.subscriptions.serve(subscribe, stream, rights).await,
-            Message::Publish(publish) => self.publications.serve(publish, stream, rights).await,
-            Message::Fetch(fetch) => self.fetches.serve(fetch, stream, rights).await,
-            Message::TrackStatus(status) => track_status::serve(&self.context, status, stream).await,
+            Message::Subscribe(subscribe) => {
+                let established = Box::pin(self.subscriptions.establish(subscribe, stream, rights));
+                Box::pin(self.subscriptions.serve(established))
+            }
+            Message::Publish(publish) => Box::pin(self.publications.serve(publish, stream, rights)),
+            Message::Fetch(fetch) => Box::pin(self.fetches.serve(fetch, stream, rights)),
+            Message::TrackStatus(status) => Box::pin(track_status::serve(&self.context, status, stream)),
             Message::PublishNamespace(publish) => {
-                self.namespaces.serve_publish(publish, stream, rights).await
+                Box::pin(self.namespaces.serve_publish(publish, stream, rights))
             }
             Message::SubscribeNamespace(watch) => {
-                self.namespaces.serve_subscribe(watch, stream, rights).await
+                Box::pin(self.namespaces.serve_subscribe(watch, stream, rights))
             }
             Message::SubscribeTracks(watch) => {
-                self.namespaces.serve_subscribe_tracks(watch, stream, rights).await
+                Box::pin(self.namespaces.serve_subscribe_tracks(watch, stream, rights))
             }
-            other => Err(not_a_request(&other)),
+            other => Box::pin(async move { Err(not_a_request(&other)) }),
         }
     }
 }

@@ -17,9 +17,10 @@ use millrace_moq::{
 };
 use millrace_transport::offload::{OffloadIngress, OffloadOpenings};
 use millrace_webtransport::RecvStream;
-use quinn::ReadError;
+use parking_lot::Mutex;
+use quinn::{Dir, ReadError};
 use tokio::{
-    sync::{Semaphore, mpsc},
+    sync::{Semaphore, oneshot},
     time::sleep,
 };
 use tracing::warn;
@@ -46,6 +47,9 @@ const ALIAS_TIMEOUT: Duration = Duration::from_secs(10);
 /// occupy the session's receive window.
 const MAX_STANDBY: usize = 64;
 
+/// The channel for the peer's control stream; `None` once that stream has come.
+pub type ControlSender = Arc<Mutex<Option<oneshot::Sender<MessageReader>>>>;
+
 /// Receives the unidirectional streams of one session.
 pub struct StreamReceiver {
     context: Arc<SessionContext>,
@@ -65,17 +69,21 @@ impl StreamReceiver {
     }
 
     /// Accepts streams until the session is over. The peer's control stream is passed to `control`.
-    pub async fn accept(self: &Arc<Self>, control: mpsc::Sender<MessageReader>) -> Result<(), SessionError> {
+    pub async fn accept(self: &Arc<Self>, control: ControlSender) -> Result<(), SessionError> {
         loop {
             let recv = self.context.connection().streams().accept_uni().await?;
             let streams = Arc::clone(self);
-            let control = control.clone();
-            self.context.spawn(async move { streams.take(recv, control).await });
+            let control = Arc::clone(&control);
+            let open = self.context.connection().count_stream(Dir::Uni);
+            self.context.spawn(async move {
+                let _open = open;
+                streams.take(recv, control).await
+            });
         }
     }
 
     /// Reads a stream's header, and passes the stream to the code that handles its type.
-    async fn take(&self, recv: RecvStream, control: mpsc::Sender<MessageReader>) -> Result<(), SessionError> {
+    async fn take(&self, recv: RecvStream, control: ControlSender) -> Result<(), SessionError> {
         let id = recv.id();
         let mut buffer = BytesMut::new();
         let begun = self.enter(recv, &mut buffer).await;
@@ -88,8 +96,9 @@ impl StreamReceiver {
         let mut held = self.context.incomplete();
         match header {
             StreamHeader::Setup => {
-                let reader = self.context.control_reader(recv, buffer);
-                let _ = control.send(reader).await; // An error means that the session is over.
+                let first = control.lock().take();
+                let first = first.ok_or_else(|| SessionError::violation("a second control stream"))?;
+                let _ = first.send(self.context.control_reader(recv, buffer)); // An error means that the session is over.
             }
             StreamHeader::Subgroup(header) => {
                 held.set(buffer.len())?;

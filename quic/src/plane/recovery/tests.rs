@@ -537,3 +537,21 @@ fn mtu_black_hole_ends_when_a_large_probe_is_acknowledged() {
     lab.ack(&[lab.next - 1..=lab.next - 1]);
     assert_eq!((lab.recovery.mtu(), lab.recovery.mtu_probe(lab.now + 60 * RTT, 0)), (1452, None));
 }
+
+#[test]
+fn memory_for_the_state_of_packets_is_freed_after_a_burst() {
+    let mut lab = RecoveryLab::warm();
+    lab.send(1000);
+    assert!(lab.recovery.sent.capacity() >= 1000);
+    lab.now += RTT;
+    lab.ack(&[1..=1000]);
+    assert!(lab.recovery.sent.capacity() <= 4 * IDLE_SLOTS, "{}", lab.recovery.sent.capacity());
+    // Few packets in flight need no new memory each time.
+    let before = lab.recovery.sent.capacity();
+    for number in 1001..1100 {
+        lab.send(1);
+        lab.now += RTT;
+        lab.ack(&[number..=number]);
+        assert_eq!(lab.recovery.sent.capacity(), before);
+    }
+}

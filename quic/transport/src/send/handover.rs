@@ -6,6 +6,8 @@
 //! consider the earlier packets lost. So if another batch has unsent packets of the connection, a thread hands its
 //! packets to the sender of that batch.
 
+use std::mem;
+
 use parking_lot::Mutex;
 
 use super::packets::SealedPackets;
@@ -60,7 +62,8 @@ impl SendHandover {
             turn.batch = None;
             return false;
         }
-        turn.packets.move_to(0, packets);
+        // The buffer is freed, since a connection's packets are seldom handed over.
+        mem::take(&mut turn.packets).move_to(0, packets);
         true
     }
 
@@ -69,12 +72,40 @@ impl SendHandover {
     pub(super) fn finish(&self, send: impl FnOnce(&mut SealedPackets)) {
         let mut turn = self.0.lock();
         turn.batch = None;
-        send(&mut turn.packets);
+        send(&mut mem::take(&mut turn.packets));
     }
 
     /// Frees the connection because the holding batch is dropped without being sent. Packets that were handed over to
     /// it are dropped, too.
     pub(super) fn give_up(&self) {
         *self.0.lock() = HandoverTurn::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    use super::*;
+    use crate::send::PacketFlow;
+
+    #[test]
+    fn handover_keeps_no_buffer_after_its_packets_were_taken() {
+        let handover = SendHandover::default();
+        let to = PacketFlow::from(SocketAddr::from((Ipv4Addr::LOCALHOST, 9)));
+        let batch = || {
+            let mut packets = SealedPackets::default();
+            packets.push(to, |out| {
+                out.extend([7; 1200]);
+                true
+            });
+            packets
+        };
+        let [mut first, mut second] = [batch(), batch()];
+        assert!(handover.settle(1, &mut first, 0));
+        assert!(!handover.settle(2, &mut second, 0), "the first batch holds the connection");
+        assert!(handover.0.lock().packets.capacity() >= 1200);
+        assert!(handover.take(&mut first) && first.len() == 2);
+        assert_eq!(handover.0.lock().packets.capacity(), 0);
     }
 }

@@ -56,6 +56,11 @@ impl SealedPackets {
         self.packets.is_empty()
     }
 
+    #[cfg(test)]
+    pub fn capacity(&self) -> usize {
+        self.bytes.capacity()
+    }
+
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.packets.clear();

@@ -20,7 +20,7 @@ use millrace_quic::{
 use millrace_testkit::async_wait_until;
 use millrace_transport::{Config, Stats, Windows};
 use pair::{PairOptions, PairPattern, SeamPair, in_time, local_socket};
-use quinn::{TransportConfig, VarInt};
+use quinn::{Dir, TransportConfig, VarInt};
 
 async fn traffic(suite: KeySuite) {
     let pair = in_time(SeamPair::connect(PairOptions { suite, ..PairOptions::default() })).await;
@@ -345,4 +345,28 @@ async fn receive_window_grows_only_while_the_application_reads() {
     in_time(pair.server.quic.closed()).await;
     drop(pair);
     async_wait_until("the return of the window", || windows.held(), |held| *held == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn client_that_opens_many_streams_may_open_as_many_as_the_settings_allow() {
+    const STREAMS: usize = 300;
+    let pair = in_time(SeamPair::connect(PairOptions::default())).await;
+    let open = async {
+        let mut open = Vec::new();
+        for _ in 0..STREAMS {
+            let mut stream = pair.client.open_uni().await.unwrap();
+            stream.write_all(b"open").await.unwrap();
+            open.push(stream);
+        }
+        open
+    };
+    let accept = async {
+        let mut counted = Vec::new();
+        while counted.len() < STREAMS {
+            let stream = pair.server.quic.accept_uni().await.unwrap();
+            counted.push((stream, pair.server.count_stream(Dir::Uni)));
+        }
+        counted
+    };
+    in_time(async { tokio::join!(open, accept) }).await;
 }

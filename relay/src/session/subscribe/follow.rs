@@ -65,7 +65,8 @@ impl SubscriptionEntry {
                 past_end = Some(Clock::now() + LATE_STREAMS);
             }
             tokio::select! {
-                incoming = reader.next(), if reading => match self.on_message(incoming?, send, fills).await? {
+                // Messages are rare, so the state of handling one has a future of its own.
+                incoming = reader.next(), if reading => match Box::pin(self.on_message(incoming?, send, fills)).await? {
                     FollowStep::GoOn => {}
                     FollowStep::ReadAll => reading = false,
                     FollowStep::End(ended) => return Ok(ended),

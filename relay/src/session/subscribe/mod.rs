@@ -9,12 +9,13 @@ mod switching;
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
+    pin::Pin,
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
 use millrace_moq::{
-    Location, Message, Parameters, TrackName, code,
+    Location, Parameters, TrackName, code,
     message::{PublishDone, RequestError, Subscribe, SubscribeOk},
     tracks::filter::{LocationWindow, OutOfRange},
     vi64,
@@ -111,53 +112,69 @@ impl Subscriptions {
         Arc::new(Self { context, responses, state, sets, parts, decided: Waiters::default() })
     }
 
-    /// Serves SUBSCRIBE until the subscription ends.
-    pub async fn serve(
+    /// Serves SUBSCRIBE until the subscription ends. `established` comes from [`Self::establish`]; its memory is freed
+    /// before the subscription runs.
+    pub async fn serve<'a>(
+        &self,
+        established: Pin<Box<impl Future<Output = Result<Option<EstablishedSubscribe<'a>>, SessionError>>>>,
+    ) -> Result<(), SessionError> {
+        let Some(EstablishedSubscribe { entry, stream, rights, fills }) = established.await? else {
+            return Ok(());
+        };
+        entry.run(stream, rights, fills).await
+    }
+
+    /// Waits until the track is established, registers the subscription and sends the answer. Returns `None` if the
+    /// subscription was refused, or the subscriber has cancelled it.
+    pub async fn establish<'a>(
         self: &Arc<Self>,
         subscribe: Subscribe,
-        stream: RequestStream,
-        rights: &Arc<Rights>,
-    ) -> Result<(), SessionError> {
+        mut stream: RequestStream,
+        rights: &'a Arc<Rights>,
+    ) -> Result<Option<EstablishedSubscribe<'a>>, SessionError> {
         let Subscribe { request_id, track: name, mut parameters } = subscribe;
         let dialect = self.context.dialect();
         parameters.filter = dialect.filter(parameters.filter);
-        let refuse = |send, code, reason: String| self.context.refuse(send, RequestError::new(code, reason));
+        let refuse = async |send, error| self.context.refuse(send, error).await.map(|()| None);
         if let Err(refused) = self.check(parameters.assignment.as_ref())? {
-            return self.context.refuse(stream.send, refused).await;
+            return refuse(stream.send, refused).await;
         }
         let rendezvous = Duration::from_millis(parameters.rendezvous_timeout.unwrap_or(0));
         let pending = match self.begin(request_id, &name) {
             Ok(pending) => pending,
-            Err(error) => return self.context.refuse(stream.send, error).await,
+            Err(error) => return refuse(stream.send, error).await,
         };
         let hub = self.context.hub();
         let requester = self.context.requester();
         let established = tokio::select! {
             established = hub.established(&name, requester, rendezvous, parameters.new_group_request) => established,
-            _ = stream.send.stopped() => return Ok(()),
+            _ = stream.send.stopped() => return Ok(None),
         };
         let track = match established {
             Ok(track) => track,
-            Err(error) => return self.context.refuse(stream.send, error).await,
+            Err(error) => return refuse(stream.send, error).await,
         };
         // The filter, the answer and the fill use the track's largest location as it is now, even if further objects
         // arrive meanwhile.
         let largest = track.data.largest();
         let window = match self.window(&parameters, largest) {
             Ok(window) => window,
-            Err(error) => return refuse(stream.send, code::Request::INVALID_RANGE, error.to_string()).await,
+            Err(error) => {
+                let refused = RequestError::new(code::Request::INVALID_RANGE, error.to_string());
+                return refuse(stream.send, refused).await;
+            }
         };
         let options = SubscriptionOptions::new(&parameters, window, &track.data);
         let entry = self.add(request_id, track, Arc::clone(&pending.part), options, largest);
         drop(pending);
         if let Err(refused) = entry.assign(parameters.assignment.as_ref()) {
             drop(entry);
-            return self.context.refuse(stream.send, refused).await;
+            return refuse(stream.send, refused).await;
         }
         let mut fills = Fills::new(Arc::clone(&self.responses), rights);
         if let Err(refused) = fills.begin(request_id, &parameters, &entry.subscribed, largest) {
             drop(entry);
-            return self.context.refuse(stream.send, refused).await;
+            return refuse(stream.send, refused).await;
         }
         // If the subscriber uses a switching set, the relay does not adapt the rendition itself.
         let rights = Some(rights).filter(|_| parameters.assignment.is_none());
@@ -166,7 +183,8 @@ impl Subscriptions {
             parameters: dialect.largest(largest),
             properties: entry.track().data.properties_for(&parameters),
         };
-        entry.run(Some(ok.into()), stream, rights, fills).await
+        wire::send(&mut stream.send, ok).await?;
+        Ok(Some(EstablishedSubscribe { entry, stream, rights, fills }))
     }
 
     /// Returns the range of locations that the filter of a request selects.
@@ -337,6 +355,15 @@ impl Drop for PendingSubscribe {
     }
 }
 
+/// A subscription that was answered and may begin.
+pub struct EstablishedSubscribe<'a> {
+    entry: SubscriptionEntry,
+    stream: RequestStream,
+    /// The rights with which the rendition is adapted; `None` if it is not.
+    rights: Option<&'a Arc<Rights>>,
+    fills: Fills,
+}
+
 /// A registered subscription. Dropping it removes the subscription and resets its streams.
 struct SubscriptionEntry {
     family: Arc<Subscriptions>,
@@ -378,20 +405,16 @@ impl SubscriptionEntry {
         self.renditions.get().map_or(own, |renditions| renditions)
     }
 
-    /// Sends the answer, runs the subscription until either side ends it, and sends PUBLISH_DONE. The rendition is
-    /// adapted to the path's bandwidth only if `rights` are given. `fills` end with the subscription.
+    /// Runs the subscription until either side ends it, and sends PUBLISH_DONE. The rendition is adapted to the path's
+    /// bandwidth only if `rights` are given. `fills` end with the subscription.
     async fn run(
         self,
-        ok: Option<Message>,
         stream: RequestStream,
         rights: Option<&Arc<Rights>>,
         mut fills: Fills,
     ) -> Result<(), SessionError> {
         let RequestStream { mut send, mut reader } = stream;
         let result: Result<_, SessionError> = async {
-            if let Some(ok) = ok {
-                wire::send(&mut send, ok).await?;
-            }
             // The subscriber should know the alias before the first object arrives.
             self.context().connection().control_sent().await;
             self.begin();

@@ -55,7 +55,7 @@ impl Subscriptions {
         if fills.begin(request_id, asked, &entry.subscribed, largest).is_err() {
             return Ok(());
         }
-        entry.run(None, stream, None, fills).await
+        entry.run(stream, None, fills).await
     }
 }
 
