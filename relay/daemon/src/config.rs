@@ -178,6 +178,8 @@ pub enum Gso {
 
 const PORT: u16 = 4443;
 const MAX_SESSIONS: usize = 10_000;
+/// Largest default of `kernel-sessions`. The kernel allocates the memory for all of them at the start.
+const KERNEL_SESSIONS: usize = 16_384;
 const LINGER: Duration = Duration::from_secs(5);
 /// Longest value of `linger`, the time for which subscriptions wait for a lost publisher. A publisher that is away for
 /// longer will not come back.
@@ -338,10 +340,11 @@ settings! {
     /// Number of publishers' sessions that engine kernel has room for [default: 256]
     #[arg(long, value_name = "N")]
     kernel_publishers: u32,
-    /// Number of sessions that engine kernel has room for, publishers' included [default: 4096]
+    /// Number of sessions that engine kernel has room for, publishers' included [default: as
+    /// max-sessions, at most 16384]
     #[arg(long, value_name = "N")]
     kernel_sessions: u32,
-    /// Number of streams to subscribers that engine kernel has room for [default: 32768]
+    /// Number of streams to subscribers that engine kernel has room for [default: 65536]
     #[arg(long, value_name = "N")]
     kernel_streams: u32,
     /// Number of tracks whose new streams engine kernel forwards from their first byte, by opening streams to
@@ -662,6 +665,7 @@ impl ConfigCheck {
         let cluster = self.cluster(&mut settings);
         let engine = settings.engine.unwrap_or(EngineChoice::Auto);
         let limits = KernelLimits::default();
+        let max_sessions = self.at_least_one("max-sessions", settings.max_sessions, MAX_SESSIONS);
         let gate = settings.gate.unwrap_or(GateChoice::Auto);
         Config {
             listen: self.listen(settings.listen, &access),
@@ -681,7 +685,7 @@ impl ConfigCheck {
                 sessions: self.positive_or_default(
                     "kernel-sessions",
                     settings.kernel_sessions,
-                    limits.sessions,
+                    max_sessions.min(KERNEL_SESSIONS) as u32,
                 ),
                 streams: self.positive_or_default("kernel-streams", settings.kernel_streams, limits.streams),
                 tracks: self.positive_or_default("kernel-tracks", settings.kernel_tracks, limits.tracks),
@@ -711,7 +715,7 @@ impl ConfigCheck {
             receive_bytes: settings.receive_bytes.map_or(RECEIVE_BYTES, |count| count.0),
             cache_age: self.positive("cache-seconds", settings.cache_seconds, 30),
             idle_timeout: self.positive("idle-timeout", settings.idle_timeout, 30),
-            max_sessions: self.at_least_one("max-sessions", settings.max_sessions, MAX_SESSIONS),
+            max_sessions,
             max_tracks: self.at_least_one("max-tracks", settings.max_tracks, 100_000),
             linger: self.linger(settings.linger),
             max_requests: self.at_least_one("max-requests", settings.max_requests, 1000),

@@ -164,7 +164,7 @@ impl Default for KernelLimits {
         Self {
             publishers: 256,
             sessions: 4096,
-            streams: 1 << 15,
+            streams: 1 << 16,
             tracks: 1 << 10,
             copies_per_run: 64,
             runs: 64,
