@@ -6,6 +6,7 @@ mod chain;
 mod compare;
 mod contender;
 mod cost;
+mod crowd;
 mod engine;
 mod failover;
 mod fairness;
@@ -29,6 +30,7 @@ mod replay;
 mod restarts;
 mod run;
 mod site;
+mod storm;
 mod table;
 mod thesis;
 mod traffic;
@@ -80,6 +82,8 @@ enum BenchCommand {
     Hostile(hostile::HostileArgs),
     /// Time until the kernel forwards to viewers again after their addresses have changed
     Moves(moves::MoveArgs),
+    /// Time until the first object when many established sessions subscribe at once, and delay of the other viewers
+    Storm(storm::StormArgs),
     /// Time that viewers are without media when a publisher or the relay is killed and restarted
     Restarts(restarts::RestartArgs),
     /// Gap and losses of a viewer when one of two publishers of the same media is killed
@@ -123,6 +127,7 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         BenchCommand::Isolation(args) => isolation::run(args),
         BenchCommand::Hostile(args) => hostile::run(args),
         BenchCommand::Moves(args) => moves::run(args),
+        BenchCommand::Storm(args) => storm::run(args),
         BenchCommand::Restarts(args) => restarts::run(args),
         BenchCommand::Failover(args) => failover::run(args),
         BenchCommand::Viewer(args) => viewer::run(&args),

@@ -12,6 +12,7 @@ use super::figures::{RelayRow, RowLoad};
 use super::profile::LinkProfile;
 use super::run::BenchRun;
 use super::table::write_json;
+use super::traffic::MANY;
 use super::usage::warn_if_busy;
 use super::{compare, max_rate, plot, table};
 use crate::progress::BenchProgress;
@@ -25,7 +26,7 @@ pub struct RelayBenchArgs {
     /// Skip the plain UDP forwarder, which is otherwise measured as well
     #[arg(long)]
     no_forwarder: bool,
-    /// Numbers of subscribers; with --chain it is 1 by default
+    /// Numbers of subscribers; with --chain it is 1 by default. From 500 on they are those of `lab receivers`
     #[arg(
         long,
         value_delimiter = ',',
@@ -179,6 +180,11 @@ impl RelayBenchArgs {
         ensure!(self.rate_hz > 0 && self.rounds > 0, "--rate-hz and --rounds must be at least 1");
         ensure!(self.subscribers.iter().all(|n| *n > 0), "--subscribers must be at least 1");
         ensure!(self.seconds > 0.0, "--seconds must be more than 0");
+        let has_many = self.subscribers.iter().any(|n| *n >= MANY);
+        ensure!(
+            !has_many || self.transport.iter().all(|transport| *transport == LabTransport::Raw),
+            "{MANY} subscribers and more use raw QUIC: leave out --transport"
+        );
         ensure!(
             self.object_bytes >= 64,
             "--object-bytes must be at least 64: packets of smaller objects look like acknowledgements"

@@ -21,7 +21,7 @@ use super::process::{BenchProcess, InterfacePackets};
 use super::profile::LinkProfile;
 use super::replay::replay;
 use super::site::{BenchSite, PUBLISHER_LINK, SUBSCRIBERS_LINK, device};
-use super::traffic::{ReceivedObjects, RelayTraffic};
+use super::traffic::{ReceivedObjects, RelayTraffic, joining};
 use super::usage::{UsageReading, Used, peak_rss_bytes};
 use super::wire::{self, WireFigures, WireHosts};
 use crate::lab::LabNode;
@@ -86,6 +86,7 @@ impl BenchRun {
     fn run_on_link(&self, contender: Contender, load: &RowLoad) -> anyhow::Result<RelayFigures> {
         let relay = self.site.start_relay(contender)?;
         let seconds = self.seconds + self.wire_time().as_secs_f64() + self.calls_time().as_secs_f64();
+        let seconds = seconds + joining(load).as_secs_f64();
         let flowing = if self.profile.is_narrow() { NARROW_FLOWING } else { FLOWING };
         let mut traffic = self.start_traffic(contender, load, seconds + SPARE_SECONDS, flowing)?;
 

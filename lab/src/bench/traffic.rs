@@ -11,11 +11,12 @@ use serde::Deserialize;
 
 use super::contender::Contender;
 use super::figures::RowLoad;
-use super::owed::OwedFigures;
+use super::owed::{Late, OwedFigures};
 use super::process::BenchProcess;
 use super::udp;
 use crate::lab::LabNode;
 use crate::program::product;
+use crate::receivers::report::ReceiversReport;
 use crate::stats::Percentiles;
 use crate::transport::LabTransport;
 
@@ -27,6 +28,13 @@ const TRACK: &str = "objects";
 /// that a new subscriber does not wait long for the start of one. They are long enough that the cost of opening streams
 /// does not affect the results.
 const OBJECTS_PER_GROUP: u32 = 100;
+/// Number of subscribers from which they are those of `lab receivers`, thousands of which fit into a process. Fewer are
+/// clients as in applications.
+pub const MANY: usize = 500;
+/// Number of sockets of these subscribers.
+const SOCKETS: usize = 32;
+/// Number of these subscribers that connect per second at least. Programs of a development build are slow.
+const JOINS_PER_SECOND: f64 = if cfg!(debug_assertions) { 50.0 } else { 500.0 };
 /// Longest wait from the start of publisher and subscribers until objects flow.
 const FLOW_LIMIT: Duration = Duration::from_secs(60);
 const FLOW_POLL: Duration = Duration::from_millis(250);
@@ -39,6 +47,10 @@ pub struct RelayTraffic {
     publisher: BenchProcess,
     subscribers: BenchProcess,
     contender: Contender,
+    /// Whether the subscribers are those of `lab receivers`.
+    is_many: bool,
+    /// Time by which the publisher sends longer, since the subscribers may have needed it to connect.
+    joining: Duration,
 }
 
 /// Objects that the subscribers received.
@@ -114,8 +126,9 @@ impl RelayTraffic {
             let publisher = commands.publisher()?;
             (publisher, commands.subscribers()?)
         };
-        let mut traffic = Self { publisher, subscribers, contender };
-        traffic.wait_until(flows, || commands.subscribers())?;
+        let mut traffic =
+            Self { publisher, subscribers, contender, is_many: commands.is_many(), joining: joining(load) };
+        traffic.wait_until(flows, FLOW_LIMIT + joining(load), || commands.subscribers())?;
         Ok(traffic)
     }
 
@@ -124,6 +137,7 @@ impl RelayTraffic {
     fn wait_until(
         &mut self,
         mut flows: impl FnMut() -> bool,
+        limit: Duration,
         again: impl Fn() -> anyhow::Result<BenchProcess>,
     ) -> anyhow::Result<()> {
         let start = Instant::now();
@@ -135,9 +149,9 @@ impl RelayTraffic {
             if refused.is_none() && times >= FLOW_TIMES {
                 return Ok(());
             }
-            if start.elapsed() > FLOW_LIMIT {
+            if start.elapsed() > limit {
                 return Err(refused.unwrap_or_else(|| {
-                    anyhow!("traffic did not reach the requested rate within {FLOW_LIMIT:?}")
+                    anyhow!("traffic did not reach the requested rate within {limit:?}")
                 }));
             }
             if refused.is_some() {
@@ -166,10 +180,13 @@ impl RelayTraffic {
 
     /// Waits for the end of the traffic. Returns what the subscribers received.
     pub fn finish(self) -> anyhow::Result<ReceivedObjects> {
-        let published = self.publisher.finish(END_LIMIT)?;
+        let published = self.publisher.finish(END_LIMIT + self.joining)?;
         let output = self.subscribers.finish_or_interrupt(END_LIMIT)?;
         let received = match self.contender {
             plain if plain.is_plain() => received_by_sinks(&output),
+            _ if self.is_many => {
+                offered(&published).and_then(|offered_hz| received_by_many(&output, offered_hz))
+            }
             _ => offered(&published).and_then(|offered_hz| received_by_clients(&output, offered_hz)),
         };
         received.with_context(|| {
@@ -224,6 +241,41 @@ fn received_by_clients(output: &str, offered_hz: f64) -> anyhow::Result<Received
     })
 }
 
+fn received_by_many(output: &str, offered_hz: f64) -> anyhow::Result<ReceivedObjects> {
+    let report: ReceiversReport = serde_json::from_str(output)?;
+    ensure!(report.ended_early.is_empty(), "subscribers ended early: {:?}", report.ended_early);
+    let [p50, p90, p99] = report.owed_ms.map(|ms| ms.map(|ms| ms * 1e3));
+    let owed = OwedFigures {
+        objects: report.measured + report.missing,
+        delivered: report.measured,
+        on_time: report.on_time,
+        latency_us: Late { p50, p90, p99 },
+    };
+    let us = |ms: Percentiles| Percentiles {
+        p50: ms.p50 * 1e3,
+        p90: ms.p90 * 1e3,
+        p99: ms.p99 * 1e3,
+        max: ms.max * 1e3,
+    };
+    Ok(ReceivedObjects {
+        delivered: report.objects,
+        lost: report.missing,
+        rate_hz: report.rate_hz,
+        latency_us: report.latency_ms.map(us),
+        owed: Some(owed),
+        offered_hz: Some(offered_hz),
+        objects: Vec::new(),
+    })
+}
+
+/// Returns the time in which all subscribers connect, if they are many.
+pub fn joining(load: &RowLoad) -> Duration {
+    match load.subscribers {
+        many if many >= MANY => Duration::from_secs_f64(many as f64 / JOINS_PER_SECOND),
+        _ => Duration::ZERO,
+    }
+}
+
 struct Commands<'run> {
     contender: Contender,
     route: &'run TrafficRoute<'run>,
@@ -233,6 +285,10 @@ struct Commands<'run> {
 }
 
 impl Commands<'_> {
+    fn is_many(&self) -> bool {
+        !self.contender.is_plain() && self.load.subscribers >= MANY
+    }
+
     fn publisher(&self) -> anyhow::Result<BenchProcess> {
         let RowLoad { transport, object_bytes, rate_hz, .. } = self.load;
         let common = format!("--object-bytes {object_bytes} --rate-hz {rate_hz}");
@@ -263,6 +319,11 @@ impl Commands<'_> {
         let command = match self.contender {
             Contender::Fanout => (env::current_exe()?, format!("{sink} --stream {STREAM}")),
             plain if plain.is_plain() => (env::current_exe()?, sink),
+            _ if self.is_many() => {
+                let to = format!("--name {NAMESPACE} --track {TRACK} --json moqt://{relay}");
+                let many = format!("lab receivers --sessions {subscribers} --sockets {SOCKETS} {to}");
+                (env::current_exe()?, many)
+            }
             _ => (product()?, subscribing(subscribers, self.load.transport, relay)),
         };
         start("subscribers", self.route.subscribers, command.0, command.1, self.directory)

@@ -111,6 +111,7 @@ impl ReceiversArgs {
             host: host_of(&url),
             path: path_of(&url).to_owned(),
             track: self.track()?,
+            subscribes_at_once: true,
             sessions: self.sessions,
             sockets: self.sockets,
             from: self.from.clone(),

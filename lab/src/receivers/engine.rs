@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
@@ -10,6 +10,7 @@ use anyhow::Result;
 use bytes::BytesMut;
 use millrace_client::{payload, tls::CertificateTrust};
 use millrace_kernel::clock::monotonic_ns;
+use millrace_moq::Draft;
 use nix::unistd::{SysconfVar, sysconf};
 use quinn::{ClientConfig, EndpointConfig, TransportConfig, VarInt, crypto::rustls::QuicClientConfig};
 use quinn_proto::{ConnectionHandle, DatagramEvent, Endpoint, EndpointEvent};
@@ -18,7 +19,7 @@ use super::{
     ReceiverControl, Settings,
     moves::MoveWave,
     report::{Moved, ReceiverCounters, ReceiversReport},
-    session::{DRAFT, Now, ReceiverEnd, ReceiverSession, Wish},
+    session::{Now, ReceiverEnd, ReceiverSession, Wish},
     sockets::ReceiverSockets,
 };
 
@@ -57,12 +58,28 @@ pub struct ReceiverRun {
     /// Whether every session has been connected or has failed.
     have_come: bool,
     wave: Option<(MoveWave, Moved)>,
+    storm: Option<Storm>,
     next_move: Option<Instant>,
     next_tick: Instant,
     figures: ReceiverCounters,
     /// Resident memory before the first session, bytes.
     rss_before: u64,
     packet: Vec<u8>,
+}
+
+/// Connected sessions that subscribe one after the other, evenly spread over a time.
+#[derive(Clone, Copy)]
+struct Storm {
+    began: Instant,
+    within: Duration,
+    /// Index of the session that subscribes next.
+    next: usize,
+}
+
+impl Storm {
+    fn next_due(&self, sessions: usize) -> Instant {
+        self.began + self.within.mul_f64(self.next as f64 / sessions.max(1) as f64)
+    }
 }
 
 impl ReceiverRun {
@@ -72,9 +89,14 @@ impl ReceiverRun {
     ///
     /// Fails if a socket cannot be bound.
     pub fn new(settings: Settings, control: Arc<ReceiverControl>) -> Result<Self> {
-        let Settings { relay, host, path, track, streams, .. } = &settings;
+        let Settings { relay, host, path, track, streams, subscribes_at_once: at_once, .. } = &settings;
         Ok(Self {
-            wish: Wish { track: track.clone(), path: path.clone(), authority: host.clone() },
+            wish: Wish {
+                at_once: *at_once,
+                track: track.clone(),
+                path: path.clone(),
+                authority: host.clone(),
+            },
             control,
             endpoint: Endpoint::new(Arc::new(EndpointConfig::default()), None, false, None),
             client: client_config(*streams)?,
@@ -86,6 +108,7 @@ impl ReceiverRun {
             handshakes: 0,
             have_come: false,
             wave: None,
+            storm: None,
             next_move: None,
             next_tick: Instant::now(),
             figures: ReceiverCounters::new()?,
@@ -107,6 +130,7 @@ impl ReceiverRun {
             self.begin_sessions(now)?;
             self.tick(now);
             self.move_sessions(now);
+            self.subscribe_sessions(now);
             self.fire_timers(now);
             self.drive_all(now);
             self.control.tell(&self.figures);
@@ -131,7 +155,9 @@ impl ReceiverRun {
     fn patience(&self, now: Instant) -> Duration {
         let timer = self.timers.first().map(|(deadline, _)| *deadline);
         let wave = self.wave.as_ref().and_then(|(wave, _)| wave.next_due());
-        let next = [timer, wave, self.next_move].into_iter().flatten().fold(self.next_tick, Instant::min);
+        let storm = self.storm.map(|storm| storm.next_due(self.sessions.len()));
+        let next =
+            [timer, wave, self.next_move, storm].into_iter().flatten().fold(self.next_tick, Instant::min);
         next.saturating_duration_since(now)
     }
 
@@ -187,6 +213,10 @@ impl ReceiverRun {
             self.figures.bytes_per_session = taken / self.figures.connected.max(1);
             self.next_move = self.settings.moves.map(|(every, _)| now + every);
         }
+        self.figures.look(now, self.settings.sessions as u64);
+        if self.control.measures_anew.swap(false, Relaxed) {
+            self.figures.measure_anew(now);
+        }
     }
 
     /// Moves the sessions whose move to another address is due. First starts the next wave of such moves, if it is due.
@@ -217,6 +247,23 @@ impl ReceiverRun {
         if wave.next_due().is_none() {
             self.figures.moves.push(Moved { ended_ns: monotonic_ns(), ..*moved });
             self.wave = None;
+        }
+    }
+
+    /// Lets the sessions subscribe whose turn has come.
+    fn subscribe_sessions(&mut self, now: Instant) {
+        if let Some(within) = self.control.take_storm() {
+            self.storm = Some(Storm { began: now, within, next: 0 });
+        }
+        while let Some(storm) = self.storm.filter(|storm| storm.next_due(self.sessions.len()) <= now) {
+            let at = storm.next;
+            self.storm =
+                Some(Storm { next: at + 1, ..storm }).filter(|storm| storm.next < self.sessions.len());
+            let Some(Some(session)) = self.sessions.get_mut(at) else { continue };
+            if let Err(error) = session.subscribe(&self.wish, now) {
+                session.close(now, ReceiverEnd::Early(error.to_string()));
+            }
+            self.dirty.push(at);
         }
     }
 
@@ -352,7 +399,7 @@ impl ReceiverRun {
 /// Returns the configuration of the clients. They keep no state between connections, and have no larger buffers than a
 /// subscription needs.
 fn client_config(streams: u32) -> Result<ClientConfig> {
-    let mut tls = CertificateTrust::Anyone.client_config(&[DRAFT.alpn()])?;
+    let mut tls = CertificateTrust::Anyone.client_config(&Draft::ALL.map(Draft::alpn))?;
     tls.resumption = rustls::client::Resumption::disabled();
     let mut config = ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls)?));
     let mut transport = TransportConfig::default();

@@ -24,7 +24,7 @@ use std::{
 use millrace_moq::TrackName;
 use parking_lot::Mutex;
 
-pub use self::{engine::ReceiverRun, session::DRAFT};
+pub use self::engine::ReceiverRun;
 use self::{moves::WaveSettings, report::ReceiverCounters};
 
 /// Settings of many sessions, which run in this process.
@@ -37,6 +37,8 @@ pub struct Settings {
     pub path: String,
     /// The track that each session subscribes to; `None` for sessions that only stay connected.
     pub track: Option<TrackName>,
+    /// Whether sessions subscribe as soon as they are connected; otherwise when [`ReceiverControl::subscribe`] is called.
+    pub subscribes_at_once: bool,
     pub sessions: usize,
     pub sockets: usize,
     /// Local addresses that sockets are bound to in turn; if empty, any address.
@@ -54,6 +56,8 @@ pub struct Settings {
 pub struct ReceiverControl {
     stops: AtomicBool,
     wanted: Mutex<Option<WaveSettings>>,
+    storm: Mutex<Option<Duration>>,
+    measures_anew: AtomicBool,
     connected: AtomicU64,
     served: AtomicU64,
     resumed: AtomicU64,
@@ -71,12 +75,26 @@ impl ReceiverControl {
         *self.wanted.lock() = Some(wanted);
     }
 
+    /// Lets all sessions subscribe that are connected and have not yet, evenly spread over `within`.
+    pub fn subscribe(&self, within: Duration) {
+        *self.storm.lock() = Some(within);
+    }
+
+    /// Drops the latencies measured so far. It takes effect within a tenth of a second.
+    pub fn measure_anew(&self) {
+        self.measures_anew.store(true, Relaxed);
+    }
+
     fn stops(&self) -> bool {
         self.stops.load(Relaxed)
     }
 
     fn take_move(&self) -> Option<WaveSettings> {
         self.wanted.lock().take()
+    }
+
+    fn take_storm(&self) -> Option<Duration> {
+        self.storm.lock().take()
     }
 
     fn tell(&self, figures: &ReceiverCounters) {

@@ -1,6 +1,9 @@
 //! Counts and latencies of all sessions of one run of `millrace-lab lab receivers`.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
@@ -11,6 +14,8 @@ use crate::stats::Percentiles;
 /// Largest number of reasons for ended sessions that are counted separately. Any further reasons are counted together.
 const REASONS: usize = 16;
 const OTHER: &str = "other reasons";
+/// Longest latency of an object that is in time.
+const ON_TIME: Duration = Duration::from_secs(1);
 
 /// A wave, in which a share of the sessions moved to other addresses. Times are of `CLOCK_MONOTONIC`, ns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,8 +57,16 @@ pub struct ReceiversReport {
     pub bytes: u64,
     /// Time from a session's first packet to its first object.
     pub first_object_ms: Option<Percentiles>,
-    /// Time from the publisher to the subscriber, for objects with a time stamp.
+    /// Objects that arrived per second, summed over all sessions, from the time when each session had received an object.
+    pub rate_hz: f64,
+    /// Objects with a time stamp that arrived since then, and those of them that arrived within a second after they were
+    /// sent.
+    pub measured: u64,
+    pub on_time: u64,
+    /// Time from the publisher to the subscriber, for these objects.
     pub latency_ms: Option<Percentiles>,
+    /// The same, with missing objects as infinitely late: 50th, 90th and 99th percentile; `None` stands for infinity.
+    pub owed_ms: [Option<f64>; 3],
     pub moves: Vec<Moved>,
     /// Time from a session's move to another address to the next object that arrives there.
     pub resumed_ms: Option<Percentiles>,
@@ -80,6 +93,12 @@ pub struct ReceiverCounters {
     pub not_resumed: u64,
     pub moves: Vec<Moved>,
     pub bytes_per_session: u64,
+    /// Objects with a time stamp that have arrived, and those of them that arrived within a second, since all sessions
+    /// were served.
+    stamped: u64,
+    on_time: u64,
+    /// Times and numbers of objects, when all sessions were served, and when the last objects were seen to arrive.
+    rate_marks: Option<[(Instant, u64); 2]>,
     counts: SequenceCounts,
     ended_early: BTreeMap<String, u64>,
     first_object_us: Histogram<u64>,
@@ -106,6 +125,9 @@ impl ReceiverCounters {
             not_resumed: 0,
             moves: Vec::new(),
             bytes_per_session: 0,
+            stamped: 0,
+            on_time: 0,
+            rate_marks: None,
             counts: SequenceCounts::default(),
             ended_early: BTreeMap::new(),
             first_object_us: Histogram::new(3)?,
@@ -131,9 +153,43 @@ impl ReceiverCounters {
                 self.resumed += 1;
                 record(&mut self.resumed_us, time);
             }
-            ReceiverEvent::Latency(time) => record(&mut self.latency_us, time),
+            ReceiverEvent::Latency(time) => {
+                self.stamped += 1;
+                self.on_time += u64::from(time <= ON_TIME);
+                record(&mut self.latency_us, time);
+            }
             ReceiverEvent::Cut => self.streams_cut += 1,
         }
+    }
+
+    /// Notes how many objects have arrived until now, of which the rate is computed. This is called often. Once all
+    /// sessions are served, the latencies begin anew, since those of the handshakes' time say little.
+    pub fn look(&mut self, now: Instant, sessions: u64) {
+        if self.rate_marks.is_none() && self.served + self.ended_early() >= sessions {
+            self.measure_anew(now);
+        }
+        if let Some([_, last]) = self.rate_marks.as_mut().filter(|[_, last]| last.1 < self.stamped) {
+            *last = (now, self.stamped);
+        }
+    }
+
+    /// Drops the latencies measured so far, and begins to measure the rate.
+    pub fn measure_anew(&mut self, now: Instant) {
+        (self.stamped, self.on_time) = (0, 0);
+        self.latency_us.reset();
+        self.rate_marks = Some([(now, 0); 2]);
+    }
+
+    fn rate_hz(&self) -> f64 {
+        let Some([(since, _), (until, objects)]) = self.rate_marks else { return 0.0 };
+        objects as f64 / (until - since).as_secs_f64().max(f64::EPSILON)
+    }
+
+    /// Returns a percentile of the latency, in ms, with missing objects as infinitely late.
+    fn owed_ms(&self, quantile: f64) -> Option<f64> {
+        let arrived = self.latency_us.len();
+        let of_arrived = quantile * (arrived + self.counts.missing) as f64 / arrived.max(1) as f64;
+        (of_arrived <= 1.0).then(|| self.latency_us.value_at_quantile(of_arrived) as f64 / 1e3)
     }
 
     /// Counts a session that ended before its track.
@@ -170,7 +226,11 @@ impl ReceiverCounters {
             packets: self.packets,
             bytes: self.bytes,
             first_object_ms: Percentiles::from_histogram_us(&self.first_object_us),
+            rate_hz: self.rate_hz(),
+            measured: self.stamped,
+            on_time: self.on_time,
             latency_ms: Percentiles::from_histogram_us(&self.latency_us),
+            owed_ms: [0.5, 0.9, 0.99].map(|quantile| self.owed_ms(quantile)),
             moves: self.moves.clone(),
             resumed_ms: Percentiles::from_histogram_us(&self.resumed_us),
             not_resumed: self.not_resumed,
@@ -198,6 +258,24 @@ mod tests {
         assert_eq!((first.p50.round(), first.p99.round(), first.max.round()), (50.0, 99.0, 100.0));
         assert_eq!((report.sessions, report.served, report.objects, report.missing), (200, 100, 7, 1));
         assert_eq!((report.streams_cut, report.latency_ms, report.resumed_ms), (1, None, None));
+    }
+
+    #[test]
+    fn missing_objects_count_as_infinitely_late_and_not_in_the_rate() {
+        let mut figures = ReceiverCounters::new().unwrap();
+        let now = Instant::now();
+        figures.take(ReceiverEvent::FirstObject(Duration::ZERO));
+        figures.look(now, 1);
+        for ms in 1..=90 {
+            figures.take(ReceiverEvent::Latency(Duration::from_millis(20 * ms)));
+        }
+        figures.look(now + Duration::from_secs(3), 1);
+        figures.look(now + Duration::from_secs(9), 1);
+        figures.add(SequenceCounts { objects: 90, missing: 10, ..SequenceCounts::default() });
+        let report = figures.report(1);
+        assert_eq!((report.rate_hz, report.on_time), (30.0, 50));
+        let [p50, p90, p99] = report.owed_ms;
+        assert_eq!((p50.map(f64::round), p90.map(f64::round), p99), (Some(1000.0), Some(1800.0), None));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use millrace_moq::{
     DecodeError, Draft, Location, Message, ObjectDatagram, Parameters, TrackName,
     message::{SetupOptions, Subscribe},
 };
-use quinn::{Dir, StreamId, VarInt};
+use quinn::{Dir, StreamId, VarInt, crypto::rustls::HandshakeData};
 use quinn_proto::{Connection, ConnectionHandle, Event, ReadError, StreamEvent};
 
 use super::{
@@ -17,8 +17,6 @@ use super::{
     sequence::{Sequence, SequenceCounts},
 };
 
-/// MoQ draft that sessions use.
-pub const DRAFT: Draft = Draft::NEWEST;
 /// Time that SUBSCRIBE may wait for a publisher, ms.
 const RENDEZVOUS_MS: u64 = 60_000;
 /// Longest wait for streams that PUBLISH_DONE has counted but that have not arrived.
@@ -27,6 +25,8 @@ const STRAGGLERS: Duration = Duration::from_secs(2);
 /// The track to subscribe to if there is one, and the path and authority for SETUP.
 #[derive(Debug)]
 pub struct Wish {
+    /// Whether a session subscribes as soon as it is connected.
+    pub at_once: bool,
     pub track: Option<TrackName>,
     /// Path and query for SETUP.
     pub path: String,
@@ -41,6 +41,8 @@ pub struct Wish {
 pub struct ReceiverSession {
     pub connection: Box<Connection>,
     pub handle: ConnectionHandle,
+    /// MoQ draft that was negotiated by ALPN.
+    draft: Draft,
     /// Index of the socket that the session sends from. Packets that arrive at another socket are dropped.
     pub socket: usize,
     /// Whether quinn's endpoint has dropped its state of the connection.
@@ -106,6 +108,7 @@ impl ReceiverSession {
         Self {
             connection: Box::new(connection),
             handle,
+            draft: Draft::NEWEST,
             socket,
             is_drained: false,
             is_new: true,
@@ -130,7 +133,8 @@ impl ReceiverSession {
         let done = match event {
             Event::Connected => {
                 tell(ReceiverEvent::Connected);
-                self.ask(wish)
+                self.draft = agreed_draft(&self.connection).unwrap_or(self.draft);
+                self.ask(wish, now.instant)
             }
             Event::ConnectionLost { reason } => {
                 self.end(ReceiverEnd::Early(reason.to_string()));
@@ -149,8 +153,8 @@ impl ReceiverSession {
         }
     }
 
-    /// Sends SETUP, and SUBSCRIBE if there is a track to subscribe to.
-    fn ask(&mut self, wish: &Wish) -> Result<()> {
+    /// Sends SETUP, and SUBSCRIBE if that is wanted at once.
+    fn ask(&mut self, wish: &Wish, now: Instant) -> Result<()> {
         let setup = SetupOptions {
             path: Some(wish.path.clone()),
             authority: Some(wish.authority.clone()),
@@ -158,7 +162,19 @@ impl ReceiverSession {
             ..SetupOptions::default()
         };
         self.write(Dir::Uni, setup.into())?;
+        if wish.at_once {
+            let began = self.began;
+            self.subscribe(wish, now)?;
+            // The time to the first object includes the handshake.
+            self.began = began;
+        }
+        Ok(())
+    }
+
+    /// Sends SUBSCRIBE if there is a track to subscribe to.
+    pub fn subscribe(&mut self, wish: &Wish, now: Instant) -> Result<()> {
         let Some(track) = wish.track.clone() else { return Ok(()) };
+        self.began = now;
         let parameters = Parameters { rendezvous_timeout: Some(RENDEZVOUS_MS), ..Parameters::default() };
         let subscribe = Subscribe { request_id: 0, track, parameters };
         self.request = Some(self.write(Dir::Bi, subscribe.into())?);
@@ -168,7 +184,7 @@ impl ReceiverSession {
     /// Opens a stream that starts with a message.
     fn write(&mut self, direction: Dir, message: Message) -> Result<StreamId> {
         let mut bytes = Vec::new();
-        message.encode(DRAFT, &mut bytes)?;
+        message.encode(self.draft, &mut bytes)?;
         let Some(id) = self.connection.streams().open(direction) else {
             bail!("the relay allows no stream to send {}", message.name());
         };
@@ -194,7 +210,7 @@ impl ReceiverSession {
             answers.extend_from_slice(bytes);
             Ok(())
         })?;
-        while let Some(message) = Message::decode(DRAFT, &mut self.answers)? {
+        while let Some(message) = Message::decode(self.draft, &mut self.answers)? {
             match message {
                 Message::SubscribeOk(_) if !self.is_subscribed => {
                     self.is_subscribed = true;
@@ -316,6 +332,12 @@ impl ReceiverSession {
         let is_whole = self.ended == Some(ReceiverEnd::Whole) && self.total > 0;
         self.sequence.finish(is_whole.then(|| Location::new(0, self.total)))
     }
+}
+
+/// Returns the MoQ draft that both ends have agreed on.
+fn agreed_draft(connection: &Connection) -> Option<Draft> {
+    let data = connection.crypto_session().handshake_data()?.downcast::<HandshakeData>().ok()?;
+    Draft::from_alpn(&data.protocol?)
 }
 
 /// State of a stream after reading it.

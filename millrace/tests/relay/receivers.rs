@@ -38,6 +38,7 @@ fn settings(relay: &TestRelay, track: &millrace_moq::TrackName) -> Settings {
         host: "localhost".to_owned(),
         path: String::new(),
         track: Some(track.clone()),
+        subscribes_at_once: true,
         sessions: SESSIONS,
         sockets: 4,
         from: Vec::new(),

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use quinn::{Endpoint, Incoming, ServerConfig, TransportConfig, crypto::rustls::QuicServerConfig};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 
-use crate::receivers::DRAFT;
+use millrace_moq::Draft;
 
 /// Idle timeout of the connections, which is the relay's default as well.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -46,7 +46,7 @@ fn server_config(args: &QuinnServe) -> anyhow::Result<ServerConfig> {
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_no_client_auth()
         .with_single_cert(vec![certificate], key)?;
-    tls.alpn_protocols = vec![DRAFT.alpn().to_vec()];
+    tls.alpn_protocols = vec![Draft::NEWEST.alpn().to_vec()];
     let mut config = ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(tls)?));
     let mut transport = TransportConfig::default();
     transport.max_idle_timeout(Some(IDLE_TIMEOUT.try_into()?));

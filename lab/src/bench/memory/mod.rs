@@ -6,33 +6,19 @@
 
 pub mod bare;
 
-use std::{
-    fs,
-    net::{IpAddr, SocketAddr},
-    path::PathBuf,
-    sync::Arc,
-    thread::JoinHandle,
-    time::Duration,
-};
+use std::{fs, path::PathBuf, time::Duration};
 
-use anyhow::{Context as _, anyhow, bail, ensure};
-use millrace_moq::{Namespace, TrackName};
+use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 
 use super::{
-    contender::{Contender, PORT},
-    process::BenchProcess,
+    contender::Contender,
+    crowd::{Crowd, CrowdTrack},
     site::BenchSite,
     table::{columns, dash, write_json},
     usage::{UsageReading, warn_if_busy},
 };
-use crate::{
-    lab::Topology,
-    program::product,
-    progress::BenchProgress,
-    receivers::{ReceiverControl, ReceiverRun, Settings, report::ReceiversReport},
-    stats::Spread,
-};
+use crate::{lab::Topology, progress::BenchProgress, stats::Spread};
 
 #[derive(Debug, clap::Args)]
 pub struct MemoryArgs {
@@ -72,14 +58,6 @@ pub enum SessionState {
     /// A session that receives one track
     Active,
 }
-
-const NAMESPACE: &str = "bench";
-const TRACK: &str = "objects";
-/// Length of the track, seconds. The publisher is stopped long before its end.
-const SHOW_SECONDS: u32 = 3600;
-/// Longest wait until a crowd of sessions is connected and served, and longest wait for its end.
-const CROWD_LIMIT: Duration = Duration::from_secs(300);
-const SOCKETS: usize = 32;
 
 pub fn run(args: MemoryArgs) -> anyhow::Result<()> {
     let [few, many] = args.check()?;
@@ -170,7 +148,8 @@ impl MemoryRow {
 }
 
 fn render(rows: &[MemoryRow]) -> String {
-    let head = ["server", "sessions", "KiB each", "min-max", "PSS KiB each", "beyond quinn", "CPU %", "missing"];
+    let head =
+        ["server", "sessions", "KiB each", "min-max", "PSS KiB each", "beyond quinn", "CPU %", "missing"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for row in rows.iter().filter(|row| row.rounds.iter().any(Result::is_ok)) {
         let median = |of: Figure, scale: f64, digits: usize| {
@@ -203,7 +182,10 @@ impl MemoryArgs {
         let [few, many] = self.sessions[..] else { bail!("--sessions needs two numbers, such as 100,1000") };
         ensure!(0 < few && few < many, "--sessions needs a number and a larger one, such as 100,1000");
         ensure!(self.rate_hz > 0 && self.rounds > 0, "--rate-hz and --rounds must be at least 1");
-        ensure!(self.seconds > 0.0 && self.settle >= 0.0, "--seconds must be more than 0, --settle at least 0");
+        ensure!(
+            self.seconds > 0.0 && self.settle >= 0.0,
+            "--seconds must be more than 0, --settle at least 0"
+        );
         if let Some(plain) = self.relays.iter().find(|relay| relay.is_plain()) {
             bail!("{}: only relays with QUIC connections can be measured", plain.label());
         }
@@ -212,15 +194,22 @@ impl MemoryArgs {
 
     fn rows(&self) -> Vec<MemoryRow> {
         let row = |server, state| MemoryRow { server, state, rounds: Vec::new() };
-        let relays = self.relays.iter().flat_map(|relay| self.states.iter().map(move |state| (*relay, *state)));
+        let relays =
+            self.relays.iter().flat_map(|relay| self.states.iter().map(move |state| (*relay, *state)));
         let bare = row(Contender::Quinn, SessionState::Idle);
         [bare].into_iter().chain(relays.map(|(relay, state)| row(relay, state))).collect()
     }
 
-    fn round(&self, site: &BenchSite, row: &MemoryRow, [few, many]: [usize; 2]) -> anyhow::Result<MemoryFigures> {
+    fn round(
+        &self,
+        site: &BenchSite,
+        row: &MemoryRow,
+        [few, many]: [usize; 2],
+    ) -> anyhow::Result<MemoryFigures> {
         let mut server = site.start_relay(row.server)?;
+        let track = CrowdTrack { rate_hz: self.rate_hz, object_bytes: self.object_bytes };
         let is_active = row.state == SessionState::Active;
-        let publisher = is_active.then(|| self.publisher(site)).transpose()?;
+        let publisher = is_active.then(|| track.publish(site)).transpose()?;
         let first = Crowd::start(site, few, is_active, &mut server)?;
         self.settle();
         let before = ProcessMemory::read(server.id())?;
@@ -245,66 +234,6 @@ impl MemoryArgs {
 
     fn settle(&self) {
         std::thread::sleep(Duration::from_secs_f64(self.settle));
-    }
-
-    fn publisher(&self, site: &BenchSite) -> anyhow::Result<BenchProcess> {
-        let Self { rate_hz, object_bytes, .. } = self;
-        let url = format!("moqt://{}:{PORT}", site.relay()?.addr_v4());
-        let arguments = format!(
-            "publish --reconnect=false --generate --json --name {NAMESPACE} --track {TRACK} --rate-hz {rate_hz} \
-             --object-bytes {object_bytes} --objects-per-group {rate_hz} --duration {SHOW_SECONDS} \
-             --tls-disable-verify {url}"
-        );
-        let mut command = site.node("pub")?.command(product()?);
-        command.args(arguments.split_whitespace());
-        BenchProcess::start("publisher", command, site.directory())
-    }
-}
-
-/// Sessions that connect together and stay, in a thread of this process.
-struct Crowd {
-    control: Arc<ReceiverControl>,
-    thread: JoinHandle<anyhow::Result<ReceiversReport>>,
-}
-
-impl Crowd {
-    /// Connects sessions, and waits until all are connected and, if they are active, have received an object.
-    fn start(site: &BenchSite, count: usize, is_active: bool, server: &mut BenchProcess) -> anyhow::Result<Self> {
-        let host = site.relay()?.addr_v4();
-        let track = || TrackName::new(Namespace::from_path(NAMESPACE)?, TRACK);
-        let settings = Settings {
-            relay: SocketAddr::new(IpAddr::V4(host), PORT),
-            host: host.to_string(),
-            path: String::new(),
-            track: is_active.then(track).transpose()?,
-            sessions: count,
-            sockets: SOCKETS,
-            from: Vec::new(),
-            streams: 128,
-            duration: None,
-            moves: None,
-        };
-        let control = Arc::new(ReceiverControl::default());
-        // Sockets belong to the namespace that they are made in, so the thread itself may run in any.
-        let run = site.subscribers()?.enter(|| ReceiverRun::new(settings, Arc::clone(&control)))??;
-        let thread = std::thread::Builder::new().name("receivers".into()).spawn(|| run.run())?;
-        let crowd = Self { control, thread };
-        let is_up = || match is_active {
-            true => crowd.control.served() >= count as u64,
-            false => crowd.control.connected() >= count as u64,
-        };
-        server.wait_until("all sessions are served", CROWD_LIMIT, || is_up() || crowd.thread.is_finished())?;
-        ensure!(is_up(), "the sessions ended before all of them were served");
-        ensure!(crowd.control.ended_early() == 0, "the relay ended {} sessions", crowd.control.ended_early());
-        Ok(crowd)
-    }
-
-    /// Ends the sessions. Fails if the relay had ended one of them.
-    fn finish(self) -> anyhow::Result<ReceiversReport> {
-        self.control.stop();
-        let report = self.thread.join().map_err(|_| anyhow!("the receivers' thread panicked"))??;
-        ensure!(report.ended_early.is_empty(), "sessions ended early: {:?}", report.ended_early);
-        Ok(report)
     }
 }
 
