@@ -136,6 +136,7 @@ impl BenchRun {
     pub fn trial(&self, contender: Contender, load: &RowLoad) -> anyhow::Result<LoadTrial> {
         let relay = self.site.start_relay(contender)?;
         let seconds = self.seconds + self.attribution_time().as_secs_f64() + TRIAL_SPARE_SECONDS;
+        let seconds = seconds + joining(load).as_secs_f64();
         let mut traffic = self.start_traffic(contender, load, seconds, TRIAL_FLOWING)?;
         let (_, used) = self.undisturbed(&relay)?;
         let relay_cpus = self.attributed(&relay)?;
