@@ -1,6 +1,7 @@
 //! Tests of the BPF program with BPF_PROG_TEST_RUN, without a network interface: what it does with each kind of packet.
 
 use libbpf_rs::{MapCore as _, MapFlags, ProgramInput};
+use nix::sched::{CloneFlags, unshare};
 
 use super::*;
 
@@ -29,7 +30,9 @@ fn stream(ssrc: Ssrc, max_receivers: u32) -> StreamConfig {
     }
 }
 
+/// Loads the program in a network namespace of its own, which has no routes.
 fn fanout(config: Config) -> Fanout {
+    unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace");
     Fanout::load(&config).unwrap_or_else(|error| panic!("{error}"))
 }
 
