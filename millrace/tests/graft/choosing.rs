@@ -187,7 +187,9 @@ fn learned_congestion_control_results_survive_a_daemon_restart() {
     send(&site, &listener, 10);
     let after = wait_for("a choice", || selection(&daemon).paths.pop());
     assert_eq!((&after.candidate, &after.why), (&before.candidate, &before.why));
-    assert_eq!(after.tried, before.tried);
+    // The connection that was sent after the restart may have an outcome already, with another congestion control.
+    let restored: Vec<_> = after.tried.iter().filter(|tried| tried.candidate == learned).collect();
+    assert_eq!(restored, before.tried.iter().collect::<Vec<_>>());
     daemon.end();
     fs::write(site.path("learned.json"), "no JSON").unwrap();
     let daemon = GraftProcess::start(&site);
